@@ -1,0 +1,111 @@
+"""What the adviser says: a finding with its evidence, or an abstention with what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["high", "medium", "low"]
+
+# Share of the step a cure would save, from the contract in the README ("Findings").
+HIGH_SHARE = 0.15
+MEDIUM_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Step time to save, as a share of today's step (0.31: 31 % shorter), and how it was computed.
+
+    ``step_time`` is None where no figure can be given; ``how`` then says why.
+    """
+
+    step_time: float | None
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause, with the numbers it rests on and what to do. ``origin`` is "trace" or "live"."""
+
+    id: str
+    severity: Severity
+    title: str
+    why: str
+    evidence: Mapping[str, float]  # base units, the unit in the name: wait_s, share_ratio, …
+    action: str
+    source: str  # where the rule and its thresholds come from
+    gain: Gain
+    gpus: tuple[int, ...] = ()
+    snippet: str | None = None
+    origin: Literal["trace", "live"] = "trace"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "severity": self.severity,
+            "title": self.title,
+            "why": self.why,
+            "evidence": dict(self.evidence),
+            "action": self.action,
+            "snippet": self.snippet,
+            "gain": {"step_time": self.gain.step_time, "how": self.gain.how},
+            "gpus": list(self.gpus),
+            "source": self.source,
+            "origin": self.origin,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Finding:
+        """The inverse of :meth:`to_json`; raises KeyError where a required field is absent."""
+        return cls(
+            id=data["id"], severity=data["severity"], title=data["title"], why=data["why"],
+            evidence=data["evidence"], action=data["action"], source=data["source"],
+            gain=Gain(data["gain"]["step_time"], data["gain"]["how"]), gpus=tuple(data["gpus"]),
+            snippet=data["snippet"], origin=data.get("origin", "trace"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Abstained:
+    """A rule that could not judge: what it would have needed, and how to get that."""
+
+    id: str
+    missing: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"id": self.id, "missing": self.missing}
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """All a set of rules had to say: findings in order of what they save, and abstentions."""
+
+    findings: tuple[Finding, ...] = ()
+    abstained: tuple[Abstained, ...] = field(default=())
+
+
+def severity_of(share: float) -> Severity:
+    """Severity of a cause that costs this share of the step."""
+    if share >= HIGH_SHARE:
+        return "high"
+    return "medium" if share >= MEDIUM_SHARE else "low"
+
+
+_ORDER = {"high": 0, "medium": 1, "low": 2}
+
+
+def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings by severity, then by the step time they save; those without a figure last."""
+    return tuple(sorted(findings, key=lambda f: (_ORDER[f.severity], -(f.gain.step_time or 0.0), f.id)))
+
+
+def collect(outcomes: Iterable[Finding | Abstained | None]) -> Advice:
+    """Sort the outcomes of rules (None: judged, nothing wrong) into an :class:`Advice`."""
+    findings, abstained = [], []
+    for outcome in outcomes:
+        if isinstance(outcome, Finding):
+            findings.append(outcome)
+        elif isinstance(outcome, Abstained):
+            abstained.append(outcome)
+    return Advice(ranked(findings), tuple(abstained))

@@ -1,0 +1,33 @@
+"""The one exception gputop raises on purpose: what is wrong, and what mends it."""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOTHING = 3
+
+
+class GputopError(Exception):
+    """Something failed for a reason the user can act on.
+
+    ``message`` names the cause, ``fix`` what to do about it (may be empty), and
+    ``exit_code`` the status the command ends with (1 failed, 2 wrong usage, 3 nothing
+    to look at).
+    """
+
+    def __init__(self, message: str, fix: str = "", exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.fix}" if self.fix else self.message
+
+
+class NothingToSee(GputopError):
+    """There is no GPU, no profiler server or no trace event to look at (exit status 3)."""
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message, fix, EXIT_NOTHING)

@@ -1,0 +1,86 @@
+"""The metrics gputop knows, each defined once: id, label, unit and how to scale it.
+
+Sources fill these ids, history stores them, views draw them. Ratios are 0-1; bytes are
+bytes (never MiB); rates are per second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RATIO = "ratio"
+BYTES = "bytes"
+BYTES_PER_S = "bytes/s"
+WATTS = "W"
+CELSIUS = "°C"
+HERTZ = "Hz"
+COUNT = "count"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One measured quantity of a GPU or of the host.
+
+    ``full_scale`` names the metric that is this one's 100 % (memory used of memory
+    total), or is a number in the metric's own unit, or None where the largest value in
+    view is the scale.
+    """
+
+    id: str
+    label: str
+    unit: str
+    full_scale: str | float | None
+    help: str
+    lane: bool = False  # worth a spectrogram lane and history
+
+
+_GPU = (
+    Metric("sm_active", "SM active", RATIO, 1.0,
+           "share of time, averaged over all SMs, in which at least one warp was resident (GPM, DCGM)", True),
+    Metric("gpu_util", "GPU util (coarse)", RATIO, 1.0,
+           "share of time in which any kernel at all ran; says nothing about how much of the GPU it used", True),
+    Metric("gr_active", "GR active", RATIO, 1.0, "share of time in which the graphics/compute engine was active"),
+    Metric("sm_occupancy", "SM occupancy", RATIO, 1.0, "resident warps against the maximum an SM can hold"),
+    Metric("tensor_active", "Tensor active", RATIO, 1.0, "share of cycles in which the tensor pipe was active", True),
+    Metric("dram_active", "DRAM active", RATIO, 1.0, "share of cycles in which device memory moved data", True),
+    Metric("fp64_active", "FP64 active", RATIO, 1.0, "share of cycles in which the FP64 pipe was active"),
+    Metric("fp32_active", "FP32 active", RATIO, 1.0, "share of cycles in which the FP32 pipe was active"),
+    Metric("fp16_active", "FP16 active", RATIO, 1.0,
+           "share of cycles in which the FP16 pipe, tensor cores excluded, was active"),
+    Metric("memory_used_bytes", "Memory used", BYTES, "memory_total_bytes",
+           "device memory held by processes; TensorFlow reserves nearly all of it by default", True),
+    Metric("memory_reserved_bytes", "Memory reserved", BYTES, "memory_total_bytes",
+           "device memory the driver keeps for itself"),
+    Metric("memory_total_bytes", "Memory", BYTES, None, "device memory installed"),
+    Metric("pcie_rx_bytes_per_s", "PCIe RX", BYTES_PER_S, "pcie_max_bytes_per_s", "host to device", True),
+    Metric("pcie_tx_bytes_per_s", "PCIe TX", BYTES_PER_S, "pcie_max_bytes_per_s", "device to host", True),
+    Metric("pcie_max_bytes_per_s", "PCIe link", BYTES_PER_S, None,
+           "raw rate of the link as trained now: generation and width"),
+    Metric("pcie_gen", "PCIe generation", COUNT, None, "generation the link runs at now (falls when idle)"),
+    Metric("pcie_width", "PCIe width", COUNT, None, "lanes the link runs at now"),
+    Metric("nvlink_rx_bytes_per_s", "NVLink RX", BYTES_PER_S, None, "from other GPUs, all links", True),
+    Metric("nvlink_tx_bytes_per_s", "NVLink TX", BYTES_PER_S, None, "to other GPUs, all links", True),
+    Metric("power_w", "Power", WATTS, "power_limit_w", "board power", True),
+    Metric("power_limit_w", "Power limit", WATTS, None, "enforced power limit"),
+    Metric("temperature_c", "Temperature", CELSIUS, 100.0, "GPU core temperature", True),
+    Metric("sm_clock_hz", "SM clock", HERTZ, "sm_clock_max_hz", "streaming multiprocessor clock", True),
+    Metric("sm_clock_max_hz", "SM clock max", HERTZ, None, "highest SM clock"),
+    Metric("memory_clock_hz", "Memory clock", HERTZ, "memory_clock_max_hz", "device memory clock"),
+    Metric("memory_clock_max_hz", "Memory clock max", HERTZ, None, "highest memory clock"),
+)
+
+GPU_METRICS: dict[str, Metric] = {m.id: m for m in _GPU}
+LANE_METRICS: tuple[str, ...] = tuple(m.id for m in _GPU if m.lane)
+
+_HOST = (
+    Metric("cpu_ratio", "CPU", RATIO, 1.0, "busy share of all cores"),
+    Metric("iowait_ratio", "I/O wait", RATIO, 1.0, "share of CPU time idle with a disk request outstanding"),
+    Metric("memory_used_bytes", "RAM used", BYTES, "memory_total_bytes", "host memory in use (total - available)"),
+    Metric("memory_total_bytes", "RAM", BYTES, None, "host memory installed"),
+    Metric("disk_read_bytes_per_s", "Disk read", BYTES_PER_S, None, "read from all block devices"),
+    Metric("disk_write_bytes_per_s", "Disk write", BYTES_PER_S, None, "written to all block devices"),
+    Metric("net_rx_bytes_per_s", "Net in", BYTES_PER_S, None, "received on all interfaces except loopback"),
+    Metric("net_tx_bytes_per_s", "Net out", BYTES_PER_S, None, "sent on all interfaces except loopback"),
+)
+
+HOST_METRICS: dict[str, Metric] = {m.id: m for m in _HOST}

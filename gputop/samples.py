@@ -1,0 +1,137 @@
+"""One look at the node, as immutable values. Sources make these; everything else reads them.
+
+Every figure is a :class:`Reading`: a value with unit and source, or the reason why there
+is none. Nothing here imports more than the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gputop.metrics import GPU_METRICS, HOST_METRICS
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A measured value, or why there is none: ``value`` and ``reason`` are never both set.
+
+    ``source`` is what was asked ("GPM", "NVML", "psutil", "simulated"); ``coarse`` marks
+    a stand-in that measures less than its name suggests to a reader.
+    """
+
+    value: float | None
+    unit: str
+    source: str = ""
+    reason: str | None = None
+    coarse: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.value is None) == (self.reason is None):
+            raise ValueError(f"a reading has a value or a reason, not {self.value!r} and {self.reason!r}")
+
+    @classmethod
+    def missing(cls, unit: str, reason: str, source: str = "") -> Reading:
+        return cls(None, unit, source, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInfo:
+    """What does not change while gputop runs. ``index`` is NVML's; devices are keyed by ``uuid``."""
+
+    index: int
+    uuid: str
+    name: str
+    pci_bus_id: str = ""
+    pcie_gen_max: int | None = None
+    pcie_width_max: int | None = None
+
+
+OK = "ok"
+LOST = "lost"
+NOT_RESPONDING = "not responding"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process as one GPU sees it. ``memory_bytes`` counts on that GPU only."""
+
+    pid: int
+    kind: str  # "C" compute, "G" graphics, "C+G"
+    memory_bytes: Reading
+    sm_ratio: Reading  # share of the GPU's SM time over the driver's last sampling window
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One look at one GPU. A metric that was not asked for reads as missing, never as 0."""
+
+    info: GpuInfo
+    readings: Mapping[str, Reading]
+    processes: tuple[GpuProcess, ...] = ()
+    processes_reason: str | None = None  # why the process list could not be read
+    clock_event_reasons: tuple[str, ...] = ()  # active throttle reasons: "power cap", "thermal", …
+    state: str = OK
+    message: str = ""  # with a state other than ok: the cause and the fix
+
+    def __getitem__(self, metric_id: str) -> Reading:
+        reading = self.readings.get(metric_id)
+        if reading is not None:
+            return reading
+        return Reading.missing(GPU_METRICS[metric_id].unit, self.message or "not sampled")
+
+    def activity(self) -> tuple[str, Reading]:
+        """The best measure of how busy the SMs are: ``sm_active``, else coarse ``gpu_util``.
+
+        Returns the metric's id with its reading, so that a view can label the coarse one.
+        """
+        fine = self["sm_active"]
+        if fine.value is not None:
+            return "sm_active", fine
+        coarse = self["gpu_util"]
+        return ("gpu_util", coarse) if coarse.value is not None else ("sm_active", fine)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSample:
+    """A process that holds a GPU, as the host sees it, joined with what its GPUs say."""
+
+    pid: int
+    user: str | None
+    command: str | None  # None: it vanished or may not be read; see ``reason``
+    cpu_cores: Reading  # cores in use: 1.0 is one core full
+    rss_bytes: Reading
+    threads: int | None = None
+    gpus: Mapping[int, GpuProcess] = field(default_factory=dict)  # by GPU index
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    """One look at the host. ``cpu_count`` is logical cores."""
+
+    hostname: str
+    readings: Mapping[str, Reading]
+    cpu_count: int | None = None
+
+    def __getitem__(self, metric_id: str) -> Reading:
+        reading = self.readings.get(metric_id)
+        return reading or Reading.missing(HOST_METRICS[metric_id].unit, "not sampled")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSample:
+    """One tick: all GPUs, the host and the processes that hold GPUs.
+
+    ``time_s`` is Unix time; ``interval_s`` the time since the tick before (None at the first).
+    ``source`` names where it comes from for the header ("NVML + GPM, driver 580.65").
+    """
+
+    time_s: float
+    gpus: tuple[GpuSample, ...]
+    host: HostSample
+    processes: tuple[ProcessSample, ...] = ()
+    interval_s: float | None = None
+    source: str = ""
+    simulated: bool = False
+    own_cpu_ratio: float | None = None  # what gputop itself used since the tick before, in cores

@@ -1,0 +1,189 @@
+"""A trace as columns: what every reader produces and every analysis reads.
+
+One row per event, struct of arrays. Names are dictionary-coded (an index into
+``Trace.names``), so each distinct name is classified once. Times are int64 nanoseconds
+since ``Trace.origin_ns`` (Unix time of the first event, or 0 where the format has no
+wall clock). Absent integers are -1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
+I16 = npt.NDArray[np.int16]
+U8 = npt.NDArray[np.uint8]
+
+
+class Kind(IntEnum):
+    """What a device event is. COMPUTE is every kernel that is not a collective."""
+
+    COMPUTE = 0
+    COLLECTIVE = 1
+    H2D = 2
+    D2H = 3
+    D2D = 4
+    P2P = 5
+    COPY_OTHER = 6
+    MEMSET = 7
+
+
+class MemoryKind(IntEnum):
+    """Where the host (or device) end of a copy lies, as CUPTI reports it."""
+
+    UNKNOWN = 0
+    PAGEABLE = 1
+    PINNED = 2
+    DEVICE = 3
+    MANAGED = 4
+    ARRAY = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row of the timeline: a stream of a GPU or a host thread."""
+
+    host: str
+    gpu: int  # index into Trace.gpus, -1 for a host thread
+    name: str  # "Stream #13(Kernel)" or the thread's name
+
+
+@dataclass(frozen=True, slots=True)
+class TraceGpu:
+    """A GPU of the trace. ``ordinal`` is the process's own number (CUDA_VISIBLE_DEVICES renumbers)."""
+
+    host: str
+    ordinal: int
+    rank: int = 0  # of the process, where several files form one job
+    name: str = ""
+    compute_capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class DeviceEvents:
+    """Everything that ran on the GPUs, sorted by ``start_ns``.
+
+    ``launch_ns`` is the start of the host call with the same correlation id (-1: not in the
+    trace), ``launch_line`` the index of its thread in ``Trace.lines``.
+    """
+
+    gpu: I16
+    line: I32
+    name: I32
+    kind: U8
+    start_ns: I64
+    end_ns: I64
+    correlation: I64
+    launch_ns: I64
+    launch_line: I32
+    tf_op: I32  # index into Trace.names, -1: none
+    bytes: I64  # of copies and memsets
+    src: U8  # MemoryKind
+    dst: U8
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @classmethod
+    def empty(cls, n: int = 0) -> DeviceEvents:
+        def full(dtype: type, value: int) -> npt.NDArray:
+            return np.full(n, value, dtype)
+
+        return cls(
+            gpu=full(np.int16, 0), line=full(np.int32, -1), name=full(np.int32, -1), kind=full(np.uint8, 0),
+            start_ns=full(np.int64, 0), end_ns=full(np.int64, 0), correlation=full(np.int64, -1),
+            launch_ns=full(np.int64, -1), launch_line=full(np.int32, -1), tf_op=full(np.int32, -1),
+            bytes=full(np.int64, -1), src=full(np.uint8, 0), dst=full(np.uint8, 0),
+        )
+
+
+@dataclass(slots=True)
+class HostEvents:
+    """Everything recorded on host threads, sorted by ``start_ns``.
+
+    ``stats`` holds the few stats analyses need, sparse: name → (rows, values), rows sorted.
+    String values are indices into ``Trace.names``; integers are themselves.
+    Kept: step_num, group_id, _r, is_func, eager_op (string), tf_function_call (string),
+    tracing_count, iter_num, buffered_elements, function_name (string).
+    """
+
+    line: I32
+    name: I32
+    start_ns: I64
+    end_ns: I64
+    stats: dict[str, tuple[I64, I64]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @classmethod
+    def empty(cls) -> HostEvents:
+        return cls(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+@dataclass(slots=True)
+class AllocatorEvents:
+    """MemoryAllocation/MemoryDeallocation records, sorted by ``time_ns``.
+
+    ``allocator`` and ``tf_op`` are indices into ``Trace.names`` (-1: none); byte columns as in
+    traces of TF's BFC allocator: in use, still available, and highest ever in use.
+    """
+
+    time_ns: I64
+    allocator: I32
+    in_use_bytes: I64
+    available_bytes: I64
+    peak_bytes: I64
+    tf_op: I32
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+    @classmethod
+    def empty(cls) -> AllocatorEvents:
+        z64 = np.empty(0, np.int64)
+        return cls(z64, np.empty(0, np.int32), z64, z64, z64, np.empty(0, np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class QualityNote:
+    """Something about the trace that limits what can be concluded from it."""
+
+    id: str  # dropped_events, empty_device_plane, truncated, capture_error, no_steps, …
+    message: str
+
+
+@dataclass(slots=True)
+class Trace:
+    """One capture of one job: all its hosts, GPUs and threads on one clock."""
+
+    format: str  # xspace, chrome or nsys
+    paths: list[str]
+    hosts: list[str]
+    names: list[str]
+    lines: list[Line]
+    gpus: list[TraceGpu]
+    device: DeviceEvents
+    host: HostEvents
+    allocator: AllocatorEvents
+    origin_ns: int = 0
+    profile_window_ns: tuple[int, int] | None = None  # of the capture itself, where recorded
+    simulated: bool = False
+    quality: list[QualityNote] = field(default_factory=list)
+
+    @property
+    def window_ns(self) -> tuple[int, int]:
+        """First to last event of GPUs and host, relative to the origin; (0, 0) if there is none."""
+        starts = [int(e.start_ns[0]) for e in (self.device, self.host) if len(e)]
+        ends = [int(e.end_ns.max()) for e in (self.device, self.host) if len(e)]
+        return (min(starts), max(ends)) if starts else (0, 0)
+
+    @property
+    def event_count(self) -> int:
+        return len(self.device) + len(self.host) + len(self.allocator)

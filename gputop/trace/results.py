@@ -1,0 +1,187 @@
+"""What the analyses of a trace yield, typed; ``to_json`` is the contract ``gputop.analysis/1``.
+
+Times are seconds, shares ratios 0-1, unknown is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gputop.advice.finding import Abstained, Finding
+from gputop.trace.model import QualityNote
+
+SCHEMA = "gputop.analysis/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The training steps found. ``bounds_ns`` are (start, end) pairs relative to the trace's origin.
+
+    ``anchor`` says what marked them, ``confidence`` how sure that is ("high", "medium", "low");
+    ``iterations_per_step`` is above 1 where one anchor packs several optimizer steps.
+    ``dropped`` counts incomplete and warm-up steps left out.
+    """
+
+    anchor: str
+    confidence: str
+    bounds_ns: tuple[tuple[int, int], ...]
+    median_s: float
+    mean_s: float
+    p95_s: float
+    dropped: int = 0
+    iterations_per_step: float = 1.0
+
+    @property
+    def count(self) -> int:
+        return len(self.bounds_ns)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "anchor": self.anchor, "confidence": self.confidence, "count": self.count,
+            "median_s": self.median_s, "mean_s": self.mean_s, "p95_s": self.p95_s,
+            "dropped": self.dropped, "iterations_per_step": self.iterations_per_step,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Mean step, exclusive: the eight parts sum to the mean step time. Seconds.
+
+    ``input`` is waiting for the input pipeline with no GPU busy, ``launch`` GPU idle while
+    the host issues work too slowly, ``host`` GPU idle while the host does something else,
+    ``idle`` the rest. Device parts are averaged over the GPUs that took part.
+    """
+
+    input: float
+    h2d: float
+    compute: float
+    collectives: float
+    d2h: float
+    launch: float
+    host: float
+    idle: float
+
+    def to_json(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @property
+    def total(self) -> float:
+        return sum(self.to_json().values())
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """One GPU over the analysed window (steps where found, else first to last device event)."""
+
+    gpu: int
+    window_s: float
+    busy: float
+    compute: float
+    collectives: float
+    collectives_exposed: float
+    copies: float
+    idle_host_fault: float | None  # share of the idle time whose next launch began after the idle did
+    launch_delay_median_s: float | None
+    kernels: int
+    kernels_per_s: float
+    kernel_median_s: float | None
+    compute_s_per_step: float | None  # union of compute kernels
+    copies_s: Mapping[str, float] = field(default_factory=dict)  # summed by h2d, d2h, d2d, p2p
+    copies_bytes: Mapping[str, int | None] = field(default_factory=dict)
+    copies_count: Mapping[str, int] = field(default_factory=dict)
+    copies_pageable_s: float | None = None  # part of h2d+d2h with a pageable host end; None: kind unknown
+    tensor_core_time: float | None = None
+    kernel_time_by_type: Mapping[str, float] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        out = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        for name in ("copies_s", "copies_bytes", "copies_count", "kernel_time_by_type"):
+            if out[name] is not None:
+                out[name] = dict(out[name])
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """Collectives matched across GPUs by order. ``waiting`` = 1 - transfer / summed."""
+
+    count_per_step: float | None
+    summed_s: float
+    transfer_s: float | None
+    waiting: float | None
+    last_to_arrive: Mapping[int, int] | None  # GPU -> how many collectives it was last at
+    reason: str | None = None  # why they could not be matched
+
+    def to_json(self) -> dict[str, Any]:
+        last = self.last_to_arrive
+        return {
+            "count_per_step": self.count_per_step, "summed_s": self.summed_s,
+            "transfer_s": self.transfer_s, "waiting": self.waiting,
+            "last_to_arrive": None if last is None else {str(k): v for k, v in last.items()},
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorUse:
+    allocator: str
+    peak_bytes: int
+    capacity_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"allocator": self.allocator, "peak_bytes": self.peak_bytes, "capacity_bytes": self.capacity_bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class InputPipeline:
+    """Waiting for input. ``wait_s_per_step`` is the mean time a step sat in IteratorGetNext."""
+
+    wait_s_per_step: float
+    wait_ratio: float  # of the step
+    stages: Mapping[str, float]  # tf.data stage -> self time, seconds in the window
+    how: str  # which events it rests on
+
+
+@dataclass(slots=True)
+class Analysis:
+    """Everything found in one trace."""
+
+    paths: list[str]
+    format: str
+    hosts: list[str]
+    window_s: float
+    events: int
+    simulated: bool
+    quality: list[QualityNote]
+    steps: Steps | None
+    breakdown: Breakdown | None
+    gpus: list[GpuUse]
+    collectives: Collectives | None
+    memory: list[AllocatorUse]
+    input: InputPipeline | None
+    findings: tuple[Finding, ...] = ()
+    abstained: tuple[Abstained, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "simulated": self.simulated,
+            "trace": {
+                "paths": self.paths, "format": self.format, "hosts": self.hosts, "window_s": self.window_s,
+                "events": self.events,
+                "quality": [{"id": q.id, "message": q.message} for q in self.quality],
+            },
+            "steps": self.steps.to_json() if self.steps else None,
+            "breakdown": self.breakdown.to_json() if self.breakdown else None,
+            "input": None if self.input is None else {
+                "wait_s_per_step": self.input.wait_s_per_step, "wait_ratio": self.input.wait_ratio,
+                "stages": dict(self.input.stages), "how": self.input.how,
+            },
+            "gpus": [g.to_json() for g in self.gpus],
+            "collectives": self.collectives.to_json() if self.collectives else None,
+            "memory": [m.to_json() for m in self.memory],
+            "findings": [f.to_json() for f in self.findings],
+            "abstained": [a.to_json() for a in self.abstained],
+        }
