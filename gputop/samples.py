@@ -50,6 +50,7 @@ class GpuInfo:
 OK = "ok"
 LOST = "lost"
 NOT_RESPONDING = "not responding"
+FAILED = "failed"  # it could not be opened or read; the message says why
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class GpuSample:
     processes: tuple[GpuProcess, ...] = ()
     processes_reason: str | None = None  # why the process list could not be read
     clock_event_reasons: tuple[str, ...] = ()  # active throttle reasons: "power cap", "thermal", …
+    clock_events_reason: str | None = None  # why the throttle reasons could not be read
     state: str = OK
     message: str = ""  # with a state other than ok: the cause and the fix
 
@@ -104,6 +106,8 @@ class ProcessSample:
     threads: int | None = None
     gpus: Mapping[int, GpuProcess] = field(default_factory=dict)  # by GPU index
     reason: str | None = None
+    parent_pid: int | None = None  # None: not known
+    started_s: float | None = None  # Unix time; None: not known
 
 
 @dataclass(frozen=True, slots=True)

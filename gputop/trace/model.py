@@ -70,7 +70,7 @@ class DeviceEvents:
     """Everything that ran on the GPUs, sorted by ``start_ns``.
 
     ``launch_ns`` is the start of the host call with the same correlation id (-1: not in the
-    trace), ``launch_line`` the index of its thread in ``Trace.lines``.
+    trace), ``launch_end_ns`` its end, ``launch_line`` the index of its thread in ``Trace.lines``.
     """
 
     gpu: I16
@@ -86,6 +86,7 @@ class DeviceEvents:
     bytes: I64  # of copies and memsets
     src: U8  # MemoryKind
     dst: U8
+    launch_end_ns: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # empty: not read
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -100,6 +101,7 @@ class DeviceEvents:
             start_ns=full(np.int64, 0), end_ns=full(np.int64, 0), correlation=full(np.int64, -1),
             launch_ns=full(np.int64, -1), launch_line=full(np.int32, -1), tf_op=full(np.int32, -1),
             bytes=full(np.int64, -1), src=full(np.uint8, 0), dst=full(np.uint8, 0),
+            launch_end_ns=full(np.int64, -1),
         )
 
 

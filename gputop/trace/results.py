@@ -51,7 +51,8 @@ class Breakdown:
 
     ``input`` is waiting for the input pipeline with no GPU busy, ``launch`` GPU idle while
     the host issues work too slowly, ``host`` GPU idle while the host does something else,
-    ``idle`` the rest. Device parts are averaged over the GPUs that took part.
+    ``idle`` the rest. Device parts are averaged over the GPUs that took part. Without a GPU
+    in the trace all that is not ``input`` is ``host``: the CPU's computing too.
     """
 
     input: float
@@ -73,7 +74,11 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """One GPU over the analysed window (steps where found, else first to last device event)."""
+    """One GPU from its first to its last device event; shares are of that ``window_s``.
+
+    The step's :class:`Breakdown` and ``compute_s_per_step`` go by steps instead. A GPU on
+    which nothing ran has shares of 0 over the window of the others.
+    """
 
     gpu: int
     window_s: float
@@ -94,6 +99,7 @@ class GpuUse:
     copies_pageable_s: float | None = None  # part of h2d+d2h with a pageable host end; None: kind unknown
     tensor_core_time: float | None = None
     kernel_time_by_type: Mapping[str, float] | None = None
+    copies_exposed: float | None = None  # copies of any direction with neither compute nor collectives beside them
 
     def to_json(self) -> dict[str, Any]:
         out = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -127,11 +133,13 @@ class Collectives:
 @dataclass(frozen=True, slots=True)
 class AllocatorUse:
     allocator: str
-    peak_bytes: int
+    peak_bytes: int  # highest ever in use since the allocator was made
     capacity_bytes: int
+    peak_in_window_bytes: int | None = None  # highest in use while the trace ran
 
     def to_json(self) -> dict[str, Any]:
-        return {"allocator": self.allocator, "peak_bytes": self.peak_bytes, "capacity_bytes": self.capacity_bytes}
+        return {"allocator": self.allocator, "peak_bytes": self.peak_bytes, "capacity_bytes": self.capacity_bytes,
+                "peak_in_window_bytes": self.peak_in_window_bytes}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,56 @@
+# make run    start gputop: live where there is an NVIDIA driver, else the simulated node
+# make test   the whole test suite, real TensorFlow on the CPU included
+# make lint   ruff and the type checker
+# make screenshots, make bench
+# Everything is set up in VENV on first use; only Python (3.10 or newer, with venv) is needed.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: run test lint screenshots bench clean
+
+$(VENV)/.made:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gputop needs Python 3.10 or newer: make PYTHON=python3.12 run")'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.run: $(VENV)/.made pyproject.toml
+	$(PIP) install -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	$(PIP) install -e '.[test]'
+	touch $@
+
+$(VENV)/.lint: $(VENV)/.run
+	$(PIP) install -e '.[lint]'
+	touch $@
+
+run: $(VENV)/.run
+	@if $(BIN)/python -c 'import ctypes; ctypes.CDLL("libnvidia-ml.so.1")' 2>/dev/null; then \
+	  exec $(BIN)/gputop; \
+	else \
+	  echo "No NVIDIA driver on this machine: starting the simulated node (gputop --demo)."; \
+	  exec $(BIN)/gputop --demo; \
+	fi
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+screenshots: $(VENV)/.run
+	$(BIN)/python screenshots/make.py
+
+bench: $(VENV)/.run
+	$(PIP) install nvitop
+	$(BIN)/python benchmarks/monitor_cost.py
+	$(BIN)/python benchmarks/history.py
+	$(BIN)/python benchmarks/decode.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

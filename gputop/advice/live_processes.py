@@ -1,0 +1,294 @@
+"""Live rules that look at which process holds which GPU: idle, unused, shared, uneven, reserved."""
+
+from __future__ import annotations
+
+from gputop.advice.finding import Abstained, Finding, Gain, Severity, severity_of
+from gputop.advice.live_thresholds import limit
+from gputop.advice.live_view import View, gpus_text, name_of, percent, same_job
+from gputop.samples import GpuSample, ProcessSample
+
+_NO_FIGURE = "telemetry shows no steps: a capture (c) gives the figure"
+
+
+def idle_gpu(view: View) -> Finding | Abstained | None:
+    """A process holds GPUs that do nothing, while its others work or all together."""
+    processes = view.processes
+    if not processes:
+        return view.no_process("idle_gpu")
+    window_s = limit("idle_gpu.window_s")
+    judged = False
+    partly: list[tuple[ProcessSample, list[int], float, int]] = []
+    wholly: list[tuple[ProcessSample, list[int]]] = []
+    for process in processes:
+        if view.age_s(process) < limit("idle_gpu.age_s"):
+            continue
+        gpus = view.compute_gpus(process)
+        means = {g.info.index: a[1] for g in gpus if (a := view.activity(g, window_s)) is not None}
+        judged |= bool(means)
+        idle = [i for i, mean in means.items() if mean <= view.limit("idle_gpu", "", i)]
+        busy = [mean for i, mean in means.items() if i not in idle]
+        if idle and busy and max(busy) >= limit("idle_gpu.peer_busy"):
+            partly.append((process, idle, sum(busy) / len(busy), len(means)))
+        elif idle and not busy and len(means) == len(gpus) and _long_idle(view, gpus):
+            wholly.append((process, idle))
+    if partly:
+        return _partly_idle(partly, window_s)
+    if wholly:
+        return _wholly_idle(wholly)
+    if not judged:
+        return Abstained("idle_gpu", f"{window_s:.0f} s of activity readings of a process that is past its start-up "
+                                     f"({limit('idle_gpu.age_s'):.0f} s)")
+    return None
+
+
+def _long_idle(view: View, gpus: list[GpuSample]) -> bool:
+    """Whether none of these GPUs did anything over the longer window."""
+    looks = [(g.info.index, view.activity(g, limit("idle_gpu.all_window_s"))) for g in gpus]
+    return all(a is not None and a[1] <= view.limit("idle_gpu", "", i) for i, a in looks)
+
+
+def _partly_idle(found: list[tuple[ProcessSample, list[int], float, int]], window_s: float) -> Finding:
+    process, idle, busy, held = max(found, key=lambda f: len(f[1]) / f[3])
+    gpus = sorted({i for _, indices, _, _ in found for i in indices})
+    share = len(idle) / held
+    used = sorted(set(process.gpus) - set(idle))
+    return Finding(
+        id="idle_gpu", severity=severity_of(share), origin="live", gpus=tuple(gpus),
+        evidence={"window_s": window_s, "idle_gpus_count": float(len(idle)), "held_gpus_count": float(held),
+                  "busy_gpus_activity_ratio": busy},
+        title=f"{gpus_text(idle)} held but not used",
+        why=f"{name_of(process)} holds {held} GPUs; {gpus_text(idle)} did nothing over the last {window_s:.0f} s while "
+            f"the others were active {percent(busy)} of the time.",
+        action="Spread the training over all GPUs with a distribution strategy, or hide the idle ones from the process "
+               "so that others can have them.",
+        snippet="strategy = tf.distribute.MirroredStrategy()\n"
+                "with strategy.scope():\n    model = build_and_compile()\n\n"
+                f"# or give the idle GPUs back:\n# CUDA_VISIBLE_DEVICES={','.join(map(str, used))} python …",
+        source="TensorFlow guide: a process takes the memory of all visible GPUs but runs on one unless distributed; "
+               "limits: gputop",
+        gain=Gain(None, f"at best the work spreads over {held} GPUs instead of {held - len(idle)}; {_NO_FIGURE}"),
+    )
+
+
+def _wholly_idle(found: list[tuple[ProcessSample, list[int]]]) -> Finding:
+    window_s = limit("idle_gpu.all_window_s")
+    process, idle = max(found, key=lambda f: len(f[1]))
+    gpus = sorted({i for _, indices in found for i in indices})
+    cores = process.cpu_cores.value
+    evidence = {"window_s": window_s, "idle_gpus_count": float(len(idle)), "held_gpus_count": float(len(idle))}
+    if cores is not None:
+        evidence["cpu_cores"] = cores
+    doing = "" if cores is None else f" It uses {cores:.1f} CPU cores."
+    return Finding(
+        id="idle_gpu", severity="medium", origin="live", gpus=tuple(gpus), evidence=evidence,
+        title=f"{gpus_text(gpus)} held, all idle for {window_s:.0f} s",
+        why=f"{name_of(process)} holds {gpus_text(idle)} and has not used "
+            f"{'it' if len(idle) == 1 else 'them'} for {window_s:.0f} s: it compiles, loads, waits or is stuck.{doing}",
+        action="Look at what its Python threads do; if it is a forgotten notebook, stop it to free the GPUs.",
+        snippet=f"py-spy dump --pid {process.pid}",
+        source="limits: gputop",
+        gain=Gain(None, "no step runs"),
+    )
+
+
+def unused_gpu(view: View) -> Finding | Abstained | None:
+    """GPUs without any compute process while a job works on others."""
+    if not view.processes:
+        return view.no_process("unused_gpu")
+    window_s = limit("unused_gpu.window_s")
+    unused = []
+    for gpu in view.working:
+        since_s = view.history.held_since(gpu.info.uuid, None)
+        if gpu.processes_reason is None and since_s is not None and view.sample.time_s - since_s >= window_s:
+            unused.append(gpu)
+    working = [a[1] for g in view.working if g not in unused and (a := view.activity(g, window_s)) is not None]
+    if not working:
+        return Abstained("unused_gpu", f"{window_s:.0f} s of activity readings")
+    if not unused or max(working) < limit("unused_gpu.peer_busy"):
+        return None
+    return Finding(
+        id="unused_gpu", severity="low", origin="live", gpus=tuple(g.info.index for g in unused),
+        evidence={"window_s": window_s, "unused_gpus_count": float(len(unused)),
+                  "gpus_count": float(len(view.sample.gpus)), "busiest_activity_ratio": max(working)},
+        title=f"{gpus_text(unused)} free",
+        why=f"No process has used {gpus_text(unused)} for {window_s:.0f} s while others are busy.",
+        action="If they belong to your allocation, make them visible to the job and distribute the training over them.",
+        source="NVML process lists; limits: gputop",
+        gain=Gain(None, "may be on purpose; " + _NO_FIGURE),
+    )
+
+
+def gpu0_oversubscribed(view: View) -> Finding | Abstained | None:
+    """The first GPU of a process works clearly more than the others, which wait for it."""
+    processes = [p for p in view.processes if len(view.compute_gpus(p)) > 1]
+    if not processes:
+        if not view.processes:
+            return view.no_process("gpu0_oversubscribed")
+        return Abstained("gpu0_oversubscribed", "a process that holds several GPUs")
+    judged = False
+    for process in processes:
+        gpus = view.compute_gpus(process)
+        for metric in ("sm_active", "gpu_util"):
+            uneven = _uneven(view, gpus, metric)
+            if uneven:
+                return _oversubscribed(process, gpus, *uneven, metric)
+            if uneven is not None and metric == "sm_active":
+                judged = True
+                break
+            # Waiting in a collective counts as coarse utilization: that can show the fault, never exclude it.
+    if not judged:
+        return Abstained("gpu0_oversubscribed", f"{limit('window_s'):.0f} s of SM activity of all GPUs of the job")
+    return None
+
+
+def _uneven(view: View, gpus: list[GpuSample], metric: str) -> tuple[float, float, float] | tuple[()] | None:
+    """Mean activity of the first GPU, that of the others, and the share of slices in which the first
+    stands out; empty where it does not, None where that cannot be told."""
+    window_s, rule = limit("window_s"), "gpu0_oversubscribed"
+    if any(view.mean(g, metric, window_s) is None for g in gpus):
+        return None
+    lanes = [view.slices(g, metric, window_s).mean.astype(float).tolist() for g in gpus]
+    index = gpus[0].info.index
+    ratio, gap = view.limit(rule, "ratio_", index), view.limit(rule, "gap_", index)
+    firsts, others, above = [], [], 0
+    for first, *peers in zip(*lanes, strict=True):
+        mean = sum(peers) / len(peers)
+        if not (first == first and mean == mean) or min(peers) < limit(f"{rule}.peer_active"):
+            continue  # nothing measured, or a phase in which the others take no part
+        firsts.append(first)
+        others.append(mean)
+        # Above each of them: one slow peer does not make GPU 0 the busy one.
+        above += first >= ratio * mean and first - max(peers) >= gap
+    if len(firsts) < len(lanes[0]) * view.limit(rule, "slices_", index):
+        return ()
+    share = above / len(firsts)
+    if share < view.limit(rule, "slices_", index):
+        return ()
+    return sum(firsts) / len(firsts), sum(others) / len(others), share
+
+
+def _oversubscribed(process: ProcessSample, gpus: list[GpuSample], first: float, peers: float, share: float,
+                    metric: str) -> Finding:
+    window_s, count = limit("window_s"), len(gpus)
+    even = (first + (count - 1) * peers) / count
+    what = "SM activity" if metric == "sm_active" else "coarse utilization"
+    index, others = gpus[0].info.index, gpus_text(gpus[1:])
+    return Finding(
+        id="gpu0_oversubscribed", severity=severity_of(1 - even / first), origin="live", gpus=(index,),
+        evidence={"window_s": window_s, f"first_gpu_{metric}_ratio": first, f"peers_{metric}_ratio": peers,
+                  "times_peers": first / peers, "slices_share_ratio": share},
+        title=f"GPU {index} works {first / peers:.1f}× as much as its peers",
+        why=f"{what} of {name_of(process)} over the last {window_s:.0f} s: {percent(first)} on GPU {index}, "
+            f"{percent(peers)} on {others}, which wait for it at every step.",
+        action=f"Keep everything that is not a replica's share off GPU {index}: metrics, summaries, evaluation and "
+               "variables on the CPU or mirrored; capture (c) to see which operations they are.",
+        snippet="strategy = tf.distribute.MirroredStrategy(  # not ReductionToOneDevice\n"
+                "    cross_device_ops=tf.distribute.NcclAllReduce())\n"
+                "# metrics and summaries off the GPU:\n"
+                "with tf.device('/CPU:0'):\n    ...",
+        source="compares the GPUs of one process; limits: gputop, above the straggler limits of HTA and TraceML (20 %)",
+        gain=Gain(None, _NO_FIGURE),
+    )
+
+
+def shared_gpu(view: View) -> Finding | Abstained | None:
+    """Processes of different jobs compute on one GPU."""
+    if not view.processes:
+        return view.no_process("shared_gpu")
+    if any("nvidia-cuda-mps" in (p.command or "") for p in view.sample.processes):
+        return Abstained("shared_gpu", "how MPS divides the GPU: sharing through MPS is on purpose")
+    unread = [p for p in view.processes if p.command is None]
+    shared: dict[int, tuple[ProcessSample, ProcessSample]] = {}
+    for gpu in view.working:
+        here = sorted((p for p in view.processes if _takes_part(view, p, gpu)), key=lambda p: -_sm(p, gpu))
+        pairs = [(a, b) for i, a in enumerate(here) for b in here[i + 1:]
+                 if None not in (a.command, b.command) and not same_job(a, b)]
+        if pairs:
+            shared[gpu.info.index] = pairs[0]
+    if not shared:
+        if unread:
+            return Abstained("shared_gpu", f"the command of pid {unread[0].pid}: {unread[0].reason or 'not readable'}")
+        return None
+    by_index = {g.info.index: g for g in view.working}
+    index, (a, b) = max(shared.items(), key=lambda s: _sm(s[1][1], by_index[s[0]]))
+    gpu = by_index[index]
+    evidence = {"together_s": min(_together_s(view, p, gpu) for p in (a, b)), "shared_gpus_count": float(len(shared))}
+    for name, process in (("first", a), ("second", b)):
+        sm = process.gpus[index].sm_ratio.value
+        if sm is not None:
+            evidence[f"{name}_sm_ratio"] = sm
+    before = next((f.severity for f in view.previous if f.id == "shared_gpu"), None)
+    return Finding(
+        id="shared_gpu", severity=_sharing(_sm(b, gpu), before), origin="live", gpus=tuple(sorted(shared)),
+        evidence=evidence, title=f"{gpus_text(shared)} shared by two jobs",
+        why=f"{name_of(a)} of {a.user or 'an unknown user'} and {name_of(b)} of {b.user or 'an unknown user'} are both "
+            f"on GPU {index}: their kernels take turns and neither gets all of its memory.",
+        action="Give each job GPUs of its own.",
+        snippet="CUDA_VISIBLE_DEVICES=0,1 python first.py\nCUDA_VISIBLE_DEVICES=2,3 python second.py",
+        source="NVML process list and process utilization; CUDA time-slices contexts of different processes",
+        gain=Gain(None, "depends on how much the other job uses; " + _NO_FIGURE),
+    )
+
+
+def _takes_part(view: View, process: ProcessSample, gpu: GpuSample) -> bool:
+    """Whether the process is more than passing by: there for a while, with memory or kernels."""
+    held = process.gpus.get(gpu.info.index)
+    if held is None or "C" not in held.kind or _together_s(view, process, gpu) < limit("shared_gpu.together_s"):
+        return False
+    memory, total = held.memory_bytes.value, gpu["memory_total_bytes"].value
+    holds = bool(memory and total and memory / total >= limit("shared_gpu.memory_ratio"))
+    return holds or _sm(process, gpu) >= limit("shared_gpu.sm_medium")
+
+
+def _together_s(view: View, process: ProcessSample, gpu: GpuSample) -> float:
+    since_s = view.history.held_since(gpu.info.uuid, process.pid)
+    return 0.0 if since_s is None else view.sample.time_s - since_s
+
+
+def _sm(process: ProcessSample, gpu: GpuSample) -> float:
+    """SM share of the process on this GPU; 0 for one that is not known, which sorts it last."""
+    return process.gpus[gpu.info.index].sm_ratio.value or 0.0
+
+
+def _sharing(second_sm: float, before: Severity | None) -> Severity:
+    """Severity by the share of the lesser job; one that is shown falls only at half of its limit."""
+    high, medium = limit("shared_gpu.sm_high"), limit("shared_gpu.sm_medium")
+    if second_sm >= (high / 2 if before == "high" else high):
+        return "high"
+    return "medium" if second_sm >= (medium / 2 if before in ("high", "medium") else medium) else "low"
+
+
+def memory_preallocated(view: View) -> Finding | Abstained | None:
+    """Nearly all memory is held and does not move: reserved at start, whatever the job needs."""
+    if not view.processes:
+        return view.no_process("memory_preallocated")
+    window_s = limit("window_s")
+    reserved: dict[int, float] = {}
+    judged = False
+    for gpu in {g.info.index: g for p in view.processes for g in view.compute_gpus(p)}.values():
+        index, total = gpu.info.index, gpu["memory_total_bytes"].value
+        used = view.readings(gpu, "memory_used_bytes", window_s)
+        if used is None or not total:
+            continue
+        judged = True
+        share = float(used[-1]) / total
+        flat = float(used.max() - used.min()) / total <= limit("memory_preallocated.flat")
+        if flat and share >= view.limit("memory_preallocated", "", index):
+            reserved[index] = share
+    if not judged:
+        return Abstained("memory_preallocated", f"{window_s:.0f} s of memory used and the total of a held GPU")
+    if not reserved:
+        return None
+    most = max(reserved.values())
+    return Finding(
+        id="memory_preallocated", severity="low", origin="live", gpus=tuple(sorted(reserved)),
+        evidence={"window_s": window_s, "memory_used_of_total_ratio": most},
+        title=f"{gpus_text(reserved)}: memory used says nothing about head-room",
+        why=f"{percent(most)} of the memory is held and has not moved for {window_s:.0f} s. TensorFlow reserves nearly "
+            "all of it at start (JAX 75 %), so this figure hides what the job really needs.",
+        action="Capture (c): the allocator's peak in the trace is the true head-room, for a larger batch for example; "
+               "to let TensorFlow take only what it needs, set the variable below.",
+        snippet="TF_FORCE_GPU_ALLOW_GROWTH=true python train.py",
+        source="TensorFlow GPU guide: memory is mapped at start; limits: gputop",
+        gain=Gain(None, "this explains a figure; nothing is wrong"),
+    )

@@ -1,0 +1,154 @@
+"""What the live rules look at: windows of history, the processes on each GPU, what is shown already."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gputop.advice.finding import Abstained, Finding
+from gputop.advice.live_thresholds import limit
+from gputop.history import History, Lane
+from gputop.samples import OK, GpuSample, NodeSample, ProcessSample
+
+NO_PROCESS = "no compute process holds a GPU: start the job, or look at the node it runs on"
+
+# Servers that hold a GPU for others to share, not jobs.
+_SERVICES = ("nvidia-cuda-mps", "nvidia-persistenced", "nv-hostengine", "dcgm")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One tick's view of the node for all live rules."""
+
+    history: History
+    sample: NodeSample
+    previous: tuple[Finding, ...]
+
+    # -- what is shown ------------------------------------------------------------------------
+
+    def shown(self, finding_id: str) -> frozenset[int]:
+        """The GPUs for which this finding is on screen."""
+        return frozenset(g for f in self.previous if f.id == finding_id for g in f.gpus)
+
+    def limit(self, finding_id: str, name: str, gpu: int) -> float:
+        """The threshold ``name`` to leave where the finding is shown for ``gpu``, else to enter."""
+        return limit(f"{finding_id}.{name}{'leave' if gpu in self.shown(finding_id) else 'enter'}")
+
+    # -- readings -----------------------------------------------------------------------------
+
+    @property
+    def working(self) -> list[GpuSample]:
+        """GPUs that can be read."""
+        return [g for g in self.sample.gpus if g.state == OK]
+
+    def mean(self, gpu: GpuSample, metric: str, seconds: float) -> float | None:
+        """Mean over the last ``seconds``; None where too little of them was seen."""
+        values = self.readings(gpu, metric, seconds)
+        return None if values is None else float(np.mean(values, dtype=np.float64))
+
+    def readings(self, gpu: GpuSample, metric: str, seconds: float) -> np.ndarray | None:
+        """The readings of the last ``seconds``; None where they do not cover the window."""
+        times, values = self.history.window(gpu.info.uuid, metric, seconds, end_s=self.sample.time_s)
+        here = ~np.isnan(values)
+        times, values = times[here], values[here]
+        if len(values) < limit("min_readings"):
+            return None
+        # A reading stands for the time to the next one, so the span lacks one step.
+        span_s = (times[-1] - times[0]) * len(times) / (len(times) - 1)
+        recent = self.sample.time_s - times[-1] <= (1 - limit("coverage")) * seconds
+        return values if recent and span_s >= limit("coverage") * seconds else None
+
+    def activity(self, gpu: GpuSample, seconds: float) -> tuple[str, float] | None:
+        """How busy the GPU was: SM activity, or else coarse utilization; (metric, mean)."""
+        for metric in ("sm_active", "gpu_util"):
+            mean = self.mean(gpu, metric, seconds)
+            if mean is not None:
+                return metric, mean
+        return None
+
+    def slices(self, gpu: GpuSample, metric: str, seconds: float) -> Lane:
+        slice_s = limit("slice_s")
+        return self.history.lane(gpu.info.uuid, metric, end_s=self.sample.time_s, slice_s=slice_s,
+                                 slices=round(seconds / slice_s))
+
+    # -- processes ----------------------------------------------------------------------------
+
+    @property
+    def processes(self) -> list[ProcessSample]:
+        """The processes that compute on a GPU, services left out."""
+        return [p for p in self.sample.processes if self.compute_gpus(p) and not is_service(p)]
+
+    def compute_gpus(self, process: ProcessSample) -> list[GpuSample]:
+        """The readable GPUs ``process`` computes on, lowest index first."""
+        held = [g for g in self.working if g.info.index in process.gpus]
+        return sorted((g for g in held if "C" in process.gpus[g.info.index].kind), key=lambda g: g.info.index)
+
+    def age_s(self, process: ProcessSample) -> float:
+        """For how long the process is known to exist at least."""
+        since = [self.history.held_since(g.info.uuid, process.pid) for g in self.compute_gpus(process)]
+        known = [s for s in (*since, process.started_s) if s is not None]
+        return max(0.0, self.sample.time_s - min(known)) if known else 0.0
+
+    def no_process(self, finding_id: str) -> Abstained:
+        """Why there is no process to judge."""
+        unread = [g for g in self.sample.gpus if g.processes_reason is not None]
+        if unread:
+            return Abstained(finding_id, f"the processes on {gpus_text(unread)}: {unread[0].processes_reason}")
+        return Abstained(finding_id, NO_PROCESS)
+
+
+def is_service(process: ProcessSample) -> bool:
+    return any(name in (process.command or "") for name in _SERVICES)
+
+
+def same_job(a: ProcessSample, b: ProcessSample) -> bool:
+    """Whether two processes belong to one job: parent and child, ranks, workers of one program.
+
+    Ranks run one command, but for numbers, as one user, on different GPUs. The same command
+    word for word is taken for a worker of the other, also on the same GPU.
+    """
+    if a.parent_pid == b.pid or b.parent_pid == a.pid:
+        return True
+    if a.user != b.user or a.command is None or b.command is None:
+        return False
+    if a.command == b.command:
+        return True
+    return _pattern(a.command) == _pattern(b.command) and set(a.gpus) != set(b.gpus)
+
+
+def _pattern(command: str) -> str:
+    return re.sub(r"\d+", "#", command)
+
+
+# -- words --------------------------------------------------------------------------------------
+
+def gpus_text(gpus: Iterable[GpuSample | int]) -> str:
+    """ "GPU 3", "GPUs 0-2, 5"."""
+    indices = sorted({g if isinstance(g, int) else g.info.index for g in gpus})
+    return ("GPU " if len(indices) == 1 else "GPUs ") + ranges_text(indices)
+
+
+def ranges_text(indices: Sequence[int]) -> str:
+    """Sorted numbers with runs folded: "0-2, 5"."""
+    runs: list[list[int]] = []
+    for i in indices:
+        if runs and i == runs[-1][1] + 1:
+            runs[-1][1] = i
+        else:
+            runs.append([i, i])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
+
+
+def name_of(process: ProcessSample) -> str:
+    """A short name: the script or program, with the pid."""
+    words = (process.command or "").split()
+    scripts = [w for w in words if w.endswith(".py")]
+    name = (scripts or words or ["process"])[0].rsplit("/", 1)[-1]
+    return f"{name} (pid {process.pid})"
+
+
+def percent(ratio: float) -> str:
+    return f"{ratio * 100:.0f} %"

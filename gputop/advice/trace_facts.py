@@ -1,0 +1,52 @@
+"""What every rule on traces is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gputop.trace.breakdown import breakdown
+from gputop.trace.device_time import GpuTimeline
+from gputop.trace.model import Trace
+from gputop.trace.query import uses
+from gputop.trace.results import Analysis, GpuUse
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFacts:
+    """A trace, its analysis, and where the time goes as shares.
+
+    ``shares`` has the parts of a :class:`~gputop.trace.results.Breakdown` as ratios of the
+    step, or of the device window where there are no steps (``basis`` says which); None where
+    the trace does not tell. ``period_s`` is the length of one step or of the window.
+    """
+
+    trace: Trace
+    analysis: Analysis
+    shares: Mapping[str, float] | None
+    basis: str  # "step" or "window"
+    period_s: float
+    framework: str  # tensorflow, jax, pytorch or unknown
+    params: int | None = None
+
+    @property
+    def active(self) -> list[GpuUse]:
+        """The GPUs that ran kernels."""
+        return [gpu for gpu in self.analysis.gpus if gpu.kernels]
+
+    @classmethod
+    def of(
+        cls, trace: Trace, lines: Sequence[GpuTimeline], analysis: Analysis, params: int | None = None,
+    ) -> TraceFacts:
+        parts, basis = analysis.breakdown, "step"
+        if parts is None and analysis.steps is None and (lines or not trace.gpus):
+            basis = "window"
+            lo, hi = trace.window_ns
+            if lines:
+                lo = min(line.window_ns[0] for line in lines)
+                hi = max(line.window_ns[1] for line in lines)
+            parts = breakdown(trace, lines, [(lo, hi)]) if hi > lo else None
+        shares = None
+        if parts is not None and parts.total > 0:
+            shares = {name: seconds / parts.total for name, seconds in parts.to_json().items()}
+        return cls(trace, analysis, shares, basis, parts.total if parts else 0.0, uses(trace), params)

@@ -1,0 +1,160 @@
+"""From a profiler server to a record on disk with its findings; used by the monitor and headless.
+
+Plain functions: whoever calls them brings the thread they may block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from gputop.advice.finding import Finding
+from gputop.errors import GputopError, NothingToSee
+
+HOW_TO_SERVE = (
+    "In the job: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009); "
+    "then gputop finds it, or name it with --attach HOST:PORT."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A profiler server a capture can go to, or one asked for that does not answer (``problem``)."""
+
+    address: str
+    description: str = ""
+    pid: int | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureStatus:
+    """Where the current or last capture stands."""
+
+    phase: Literal["connecting", "recording", "receiving", "saving", "analysing", "done", "failed"]
+    address: str
+    asked_s: float
+    elapsed_s: float = 0.0
+    message: str = ""  # done: what came of it; failed: the cause
+    fix: str = ""
+
+    @property
+    def running(self) -> bool:
+        return self.phase not in ("done", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRecord:
+    """A finished capture: its raw trace on disk and, where the analysis succeeded, what it says."""
+
+    address: str
+    path: Path
+    time_s: float  # Unix time of its end
+    asked_s: float
+    took_s: float
+    notes: tuple[str, ...] = ()  # errors and warnings of the profiler server
+    analysis: dict[str, Any] | None = None  # the document of ``analyze --json``
+    report: str = ""
+    problem: GputopError | None = None  # why there is no analysis
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(Finding.from_json(f) for f in self.analysis["findings"]) if self.analysis else ()
+
+    @property
+    def step_s(self) -> float | None:
+        """Median step time, where the trace has steps."""
+        steps = self.analysis.get("steps") if self.analysis else None
+        return steps["median_s"] if steps else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"address": self.address, "path": str(self.path), "time_s": self.time_s, "asked_s": self.asked_s,
+                "took_s": self.took_s, "notes": list(self.notes)}
+
+
+def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool,
+                 busy: str | None = None) -> tuple[tuple[Server, ...], tuple[str, ...]]:
+    """The servers a capture can go to, those asked for first, and what could not be looked at.
+
+    ``own`` are servers the source itself brings; ``busy`` is an address that is being captured
+    from, which must not be probed meanwhile.
+    """
+    from gputop.profiler.client import parse_address, probe
+
+    found: dict[str, Server] = {}
+    discovered: dict[str, Server] = {a: Server(a, text) for a, text in own.items()}
+    notes: tuple[str, ...] = ()
+    if discover:
+        from gputop.profiler.discovery import find_servers as discover_servers
+
+        discovery = discover_servers(None)
+        notes = tuple(discovery.notes)
+        discovered |= {s.address: Server(s.address, s.command or "", s.pid) for s in discovery.servers}
+    for text in attached:
+        try:
+            address = parse_address(text)
+        except GputopError as error:
+            found[text] = Server(text, problem=error.message)
+            continue
+        if address in discovered:
+            found[address] = discovered[address]
+            continue
+        try:
+            if address != busy:
+                probe(address, timeout_s=2.0)
+            found[address] = Server(address, "attached")
+        except GputopError as error:
+            found[address] = Server(address, problem=error.message)
+    return tuple((found | {a: s for a, s in discovered.items() if a not in found}).values()), notes
+
+
+def choose_server(servers: Iterable[Server]) -> Server:
+    """The first server that answers; raises NothingToSee with what to do where there is none."""
+    first: Server | None = None
+    for server in servers:
+        if server.problem is None:
+            return server
+        first = first or server
+    if first is not None:
+        raise NothingToSee(f"no profiler server at {first.address}: {first.problem}", HOW_TO_SERVE)
+    raise NothingToSee("no profiler server found on this node", HOW_TO_SERVE)
+
+
+def capture_and_analyse(server: Server, asked_s: float, logdir: Path, stop: threading.Event,
+                        closing: threading.Event, on_status: Callable[[CaptureStatus], None]) -> CaptureRecord:
+    """Capture, save and analyse; blocks. ``stop`` ends the recording early and keeps its data.
+
+    Raises GputopError where there is no trace to keep. A trace that cannot be analysed is a
+    record with its ``problem``: the file is safe on disk. ``closing`` gives up the analysis.
+    """
+    from gputop.profiler.client import Progress, capture
+    from gputop.trace.worker import analyze_in_worker
+
+    def on_progress(p: Progress) -> None:
+        on_status(CaptureStatus(p.phase, server.address, asked_s, p.elapsed_s))
+
+    result = capture(server.address, seconds=asked_s, logdir=logdir, pid=server.pid, on_progress=on_progress,
+                     stop=stop)
+    record = CaptureRecord(server.address, result.path, time.time(), asked_s, result.took_s,
+                           (*result.errors, *result.warnings))
+    on_status(CaptureStatus("analysing", server.address, asked_s, result.took_s))
+    try:
+        document = analyze_in_worker([result.path], closing)
+    except GputopError as error:
+        return replace(record, problem=error)
+    report = document.pop("report", "")
+    return replace(record, analysis=document, report=report)
+
+
+def normal_address(text: str) -> str:
+    """``text`` as addresses are kept, or itself where it is none."""
+    from gputop.profiler.client import parse_address
+
+    with contextlib.suppress(GputopError):
+        return parse_address(text)
+    return text

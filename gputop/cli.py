@@ -1,0 +1,267 @@
+"""The commands. Thin: parse, choose a source, hand over; heavy imports happen where they are used."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from gputop import __version__
+from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError, NothingToSee
+
+if TYPE_CHECKING:
+    from gputop.session import Options, Session
+    from gputop.sources import Source
+
+_EPILOG = """\
+exit status: 0 done; 1 it failed, the message says why and what to do; 2 wrong usage; 3 nothing to look at
+(no GPU, no profiler server, no trace events)"""
+
+_SIMULATED_DEFAULT = "default"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"gputop: {message}\n")
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return value
+
+
+def _interval(text: str) -> float:
+    value = float(text)
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600 seconds")
+    return value
+
+
+def _watch_options(*, after_command: bool) -> _Parser:
+    """What to watch and how. After a command the defaults are left out, so that they do not
+    overwrite the same options given before it."""
+    watch = _Parser(add_help=False)
+    watch.add_argument("--source", choices=("auto", "nvml", "simulated"), default="auto",
+                       help="where the figures come from (default: the NVIDIA driver)")
+    watch.add_argument("--interval", type=_interval, default=1.0, metavar="S", help="seconds between samples (1.0)")
+    watch.add_argument("--gpus", default="", metavar="LIST", help="only these GPUs: 0,2-3,GPU-uuid")
+    watch.add_argument("--attach", action="append", default=[], metavar="HOST:PORT",
+                       help="a profiler server to capture from; may be repeated (default: find those of this node)")
+    watch.add_argument("--logdir", type=Path, default=None, metavar="DIR",
+                       help="where traces and snapshots go, a TensorBoard logdir (./gputop-traces)")
+    watch.add_argument("--demo", nargs="?", const=_SIMULATED_DEFAULT, metavar="SCENARIO",
+                       help="a simulated node; --demo list shows the scenarios")
+
+    if after_command:
+        for action in watch._actions:
+            action.default = argparse.SUPPRESS
+    return watch
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line: options of the monitor, and the headless commands beside it."""
+    watch = _watch_options(after_command=True)
+    main_parser = _Parser(prog="gputop", parents=[_watch_options(after_command=False)], epilog=_EPILOG,
+                          formatter_class=argparse.RawDescriptionHelpFormatter,
+                          description="Why the GPUs are not at 100 %, and what to do about it. "
+                                      "Without a command: the live monitor.")
+    main_parser.add_argument("--version", action="version", version=f"gputop {__version__}")
+    commands = main_parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+
+    snapshot = commands.add_parser("snapshot", parents=[watch], help="one look, headless")
+    snapshot.add_argument("--format", choices=("json", "text"), default="text")
+    snapshot.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to stdout")
+    snapshot.add_argument("--seconds", type=_positive, default=2.0, metavar="S", help="how long to look (2)")
+
+    capture = commands.add_parser("capture", parents=[watch], help="one trace, headless, with its findings")
+    capture.add_argument("--seconds", type=_positive, default=10.0, metavar="S", help="length of the trace (10)")
+    capture.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+    analyze = commands.add_parser("analyze", help="analyse a trace that exists")
+    analyze.add_argument("paths", nargs="+", metavar="PATH",
+                         help=".xplane.pb, run folder, TensorBoard logdir, Chrome/kineto .json[.gz], Nsight .sqlite")
+    analyze.add_argument("--params", type=int, default=None, metavar="N", help="parameters of the model")
+    analyze.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return main_parser
+
+
+def _source(args: argparse.Namespace) -> Source:
+    gpus = tuple(g for g in args.gpus.split(",") if g)
+    if args.demo is not None or args.source == "simulated":
+        from gputop.sources.simulated import SimulatedSource
+
+        if args.demo in (None, _SIMULATED_DEFAULT):
+            return SimulatedSource(gpus=gpus)
+        return SimulatedSource(args.demo, gpus=gpus)
+    from gputop.sources.nvml import NvmlSource
+
+    return NvmlSource(gpus)
+
+
+def _options(args: argparse.Namespace) -> Options:
+    from gputop.session import DEFAULT_LOGDIR, Options
+
+    for address in args.attach:
+        from gputop.profiler.client import parse_address
+
+        parse_address(address)  # wrong usage is said before anything starts
+    return Options(interval_s=args.interval, attach=tuple(args.attach), logdir=args.logdir or Path(DEFAULT_LOGDIR))
+
+
+def _monitor(args: argparse.Namespace) -> int:
+    from gputop.session import Session
+    from gputop.tui.app import run
+
+    source = _source(args)
+    if not source.simulated and not _has_driver():
+        source.open()  # raises with the exact cause, before the screen is taken
+    if not sys.stdout.isatty():
+        raise GputopError("the monitor needs a terminal", "Headless: gputop snapshot --format json|text",
+                          EXIT_USAGE)
+    return run(Session(source, _options(args)))
+
+
+def _has_driver() -> bool:
+    """Whether NVML's library can be loaded at all: a cheap look before the first frame."""
+    import ctypes
+
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _start(session: Session, seconds: float) -> None:
+    """Run a session until it has looked for ``seconds``; raises its failure."""
+    ready = threading.Event()
+
+    def listener(change: str) -> None:
+        sample, history = session.sample, session.history
+        looked = (history is not None and sample is not None and sample.time_s - session.started_s >= seconds)
+        if change == "failed" or looked:
+            ready.set()
+
+    session.listen(listener)
+    session.start()
+    if not ready.wait(seconds + 30.0):
+        raise GputopError(f"no sample within {seconds + 30:.0f} s: the driver does not answer",
+                          "See whether nvidia-smi returns; a hung driver needs a GPU reset or a reboot.")
+    if session.failure is not None:
+        raise session.failure
+
+
+def _snapshot(args: argparse.Namespace) -> int:
+    from gputop.export.files import write_private
+    from gputop.export.snapshot import document, to_json, to_text
+    from gputop.session import Session
+
+    session = Session(_source(args), _options(args))
+    with contextlib.closing(session):
+        _start(session, args.seconds)
+        text = to_json(document(session)) if args.format == "json" else to_text(session)
+    if args.output is None:
+        sys.stdout.write(text)
+    else:
+        write_private(args.output, text.encode())
+        _say(f"wrote {args.output}")
+    return EXIT_OK
+
+
+def _capture(args: argparse.Namespace) -> int:
+    from gputop.captures import CaptureStatus, capture_and_analyse, choose_server, find_servers
+
+    options = _options(args)
+    own: dict[str, str] = {}
+    if args.demo is not None or args.source == "simulated":
+        source = _source(args)
+        source.open()
+        own.update(source.profiler_endpoints())
+    servers, notes = find_servers(options.attach, own, discover=not own and not options.attach)
+    for note in notes:
+        _say(note)
+    server = choose_server(servers)
+    stop = threading.Event()
+    # The first ctrl-c ends the recording and keeps its data; the second one quits.
+
+    def interrupted(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stop.set()
+
+    signal.signal(signal.SIGINT, interrupted)
+    said: list[str] = []
+
+    def on_status(status: CaptureStatus) -> None:
+        if status.phase not in said:
+            said.append(status.phase)
+            hint = f" for {args.seconds:g} s; ctrl-c stops it and keeps the data"
+            _say(f"{status.phase} {status.address}{hint if status.phase == 'recording' else ''}")
+
+    record = capture_and_analyse(server, args.seconds, options.logdir, stop, threading.Event(), on_status)
+    _say(f"trace written: {record.path}")
+    for note in record.notes:
+        _say(f"profiler: {note}")
+    if record.problem is not None:
+        raise record.problem
+    if args.json:
+        json.dump({**(record.analysis or {}), "capture": record.to_json()}, sys.stdout, indent=1, allow_nan=False)
+        print()
+    else:
+        print(record.report)
+    return EXIT_OK
+
+
+def _say(message: str) -> None:
+    print(f"gputop: {message}", file=sys.stderr)
+
+
+def _analyze(args: argparse.Namespace) -> int:
+    from gputop.trace.analysis import analyze
+    from gputop.trace.report import text_report
+
+    analysis = analyze(args.paths, params=args.params)
+    if args.json:
+        json.dump(analysis.to_json(), sys.stdout, indent=1, allow_nan=False)
+        print()
+    else:
+        width = 100
+        with contextlib.suppress(OSError):
+            width = min(120, max(60, os.get_terminal_size(sys.stdout.fileno()).columns))
+        print(text_report(analysis, width))
+    return EXIT_OK
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status of the contract."""
+    args = parser().parse_args(argv)
+    commands = {None: _monitor, "snapshot": _snapshot, "capture": _capture, "analyze": _analyze}
+    try:
+        if getattr(args, "demo", None) == "list":
+            from gputop.simulation.scenarios import describe
+
+            print(describe())
+            return EXIT_OK
+        return commands[args.command](args)
+    except GputopError as error:
+        kind = "nothing to look at: " if isinstance(error, NothingToSee) else ""
+        _say(f"{kind}{error.message}")
+        if error.fix:
+            print(f"  {error.fix}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `gputop snapshot | head`: nobody reads on, which is no fault
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+

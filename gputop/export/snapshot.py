@@ -1,0 +1,172 @@
+"""A snapshot: what is known about the node now, as a typed JSON document and as text for a ticket."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gputop import __version__
+from gputop.errors import GputopError
+from gputop.export.files import unused, write_private
+from gputop.metrics import GPU_METRICS, LANE_METRICS
+from gputop.samples import OK, GpuProcess, NodeSample, Reading
+from gputop.tui.format import bytes_, clean, fit, rate_gb, reading, seconds
+
+if TYPE_CHECKING:
+    from gputop.history import History
+    from gputop.session import Session
+
+SCHEMA = "gputop.snapshot/1"
+HISTORY_S = 300.0
+HISTORY_SLICES = 60
+
+
+def document(session: Session) -> dict[str, Any]:
+    """The snapshot as JSON-ready values: base units, unknown is null with its reason.
+
+    Raises GputopError before the first sample.
+    """
+    sample = session.sample
+    if sample is None:
+        raise GputopError("nothing was sampled yet", "Wait a second and try again.")
+    record = session.last_capture
+    return {
+        "schema": SCHEMA,
+        "gputop": __version__,
+        "simulated": sample.simulated,
+        "time_s": sample.time_s,
+        "interval_s": session.interval_s,
+        "source": sample.source,
+        "own_cpu_ratio": sample.own_cpu_ratio,
+        "host": {"hostname": sample.host.hostname, "cpu_count": sample.host.cpu_count,
+                 "readings": _readings(sample.host.readings)},
+        "gpus": [{
+            **asdict(g.info), "state": g.state, "message": g.message or None,
+            "clock_event_reasons": list(g.clock_event_reasons),
+            "readings": _readings({m: g[m] for m in GPU_METRICS}),
+            "processes": [_process_on_gpu(p) for p in g.processes], "processes_reason": g.processes_reason,
+        } for g in sample.gpus],
+        "processes": [{
+            "pid": p.pid, "user": p.user, "command": p.command, "reason": p.reason,
+            "cpu_cores": _reading(p.cpu_cores), "rss_bytes": _reading(p.rss_bytes), "threads": p.threads,
+            "gpus": sorted(p.gpus),
+        } for p in sample.processes],
+        "history": _history(session.history, sample),
+        "servers": [asdict(s) for s in session.servers],
+        "capture": None if record is None else {**record.to_json(), "analysis": record.analysis},
+        "findings": [f.to_json() for f in session.findings],
+        "abstained": [a.to_json() for a in session.live.abstained],
+    }
+
+
+def _reading(r: Reading) -> dict[str, Any]:
+    return {"value": r.value, "unit": r.unit, "source": r.source or None, "reason": r.reason, "coarse": r.coarse}
+
+
+def _readings(readings: Mapping[str, Reading]) -> dict[str, Any]:
+    return {name: _reading(r) for name, r in readings.items()}
+
+
+def _process_on_gpu(p: GpuProcess) -> dict[str, Any]:
+    return {"pid": p.pid, "kind": p.kind, "memory_bytes": _reading(p.memory_bytes), "sm_ratio": _reading(p.sm_ratio)}
+
+
+def _history(history: History | None, sample: NodeSample) -> dict[str, Any] | None:
+    """The last minutes of every lane in slices; a slice without a sample is null."""
+    if history is None or history.newest_s is None:
+        return None
+    slice_s = HISTORY_S / HISTORY_SLICES
+    end_s = (history.newest_s // slice_s + 1) * slice_s
+    gpus: dict[str, dict[str, Any]] = {}
+    for gpu in sample.gpus:
+        lanes: dict[str, Any] = {}
+        for metric in LANE_METRICS:
+            lane = history.lane(gpu.info.uuid, metric, end_s=end_s, slice_s=slice_s, slices=HISTORY_SLICES)
+            if lane.count.any():
+                lanes[metric] = {name: _numbers(getattr(lane, name)) for name in ("mean", "min", "max")}
+        gpus[gpu.info.uuid] = lanes
+    return {"start_s": end_s - HISTORY_S, "slice_s": slice_s, "slices": HISTORY_SLICES, "gpus": gpus}
+
+
+def _numbers(values: Any) -> list[float | None]:
+    return [None if math.isnan(v) else float(f"{v:.6g}") for v in values.tolist()]
+
+
+def to_json(doc: Mapping[str, Any]) -> str:
+    return json.dumps(doc, indent=1, allow_nan=False) + "\n"
+
+
+def to_text(session: Session) -> str:
+    """The snapshot as plain text, 100 columns wide, to paste into a ticket."""
+    sample = session.sample
+    if sample is None:
+        raise GputopError("nothing was sampled yet", "Wait a second and try again.")
+    out: list[str] = []
+    if sample.simulated:
+        out.append("*** SIMULATED: no hardware was measured ***")
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(sample.time_s))
+    out += [f"gputop {__version__}  {clean(sample.host.hostname)}  {stamp}  {clean(sample.source)}", ""]
+    head = ("GPU", "SM", "tensor", "DRAM", "memory", "PCIe RX/TX", "power", "temp", "clock")
+    widths = (4, 7, 7, 6, 14, 18, 6, 6, 9)
+    out.append("".join(fit(h, w, right=i > 0) for i, (h, w) in enumerate(zip(head, widths, strict=True))) + "  name")
+    for g in sample.gpus:
+        if g.state != OK:
+            out.append(f"{g.info.index:<4}{clean(g.state)}: {clean(g.message)}")
+            continue
+        which, activity = g.activity()
+        rx, tx = g["pcie_rx_bytes_per_s"], g["pcie_tx_bytes_per_s"]
+        pcie = "/".join("N/A" if r.value is None else rate_gb(r.value) for r in (rx, tx))
+        pcie += "" if pcie == "N/A/N/A" else " GB/s"
+        cells = (str(g.info.index), ("~" if which == "gpu_util" else "") + reading(activity),
+                 reading(g["tensor_active"]), reading(g["dram_active"]),
+                 f"{reading(g['memory_used_bytes'])}/{reading(g['memory_total_bytes'])}", pcie,
+                 reading(g["power_w"]), reading(g["temperature_c"]), reading(g["sm_clock_hz"]))
+        out.append("".join(fit(c, w, right=i > 0) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
+                   + "  " + clean(g.info.name) + "".join(f" [{r}]" for r in g.clock_event_reasons if r != "idle"))
+    if any(g.activity()[0] == "gpu_util" for g in sample.gpus if g.state == OK):
+        out.append("~ coarse utilization: share of time in which any kernel ran; SM activity cannot be read here")
+    h = sample.host
+    out += ["", f"Host  CPU {reading(h['cpu_ratio'])}  RAM {reading(h['memory_used_bytes'])}/"
+                f"{reading(h['memory_total_bytes'])}  disk read {reading(h['disk_read_bytes_per_s'])}"
+                f"  net in {reading(h['net_rx_bytes_per_s'])}"]
+    for p in sample.processes:
+        gpus = ",".join(map(str, sorted(p.gpus)))
+        used = [x.memory_bytes.value for x in p.gpus.values() if x.memory_bytes.value is not None]
+        out.append(f"  pid {p.pid}  {clean(p.user or '?')}  GPU {gpus}  {bytes_(sum(used)) if used else 'N/A'}"
+                   f"  {clean(p.command if p.command is not None else 'N/A: ' + (p.reason or 'unknown'))}")
+    record = session.last_capture
+    if record is not None:
+        out += ["", f"Captured from {clean(record.address)}, {seconds(record.took_s)}: {record.path}"]
+        out += [f"  {clean(n)}" for n in record.notes]
+        out += ["", record.report] if record.report else []
+    out += ["", "What to do" + ("" if session.findings else ": nothing found in the live figures")]
+    for f in session.findings:
+        out += [f"- [{f.severity}] {clean(f.title)}", f"    {clean(f.why)}", f"    -> {clean(f.action)}"]
+    return "\n".join(out) + "\n"
+
+
+def write_snapshot(session: Session, folder: Path, svg: str | None = None) -> list[Path]:
+    """Write the snapshot as json, text and, where given, the screen as svg; returns the paths.
+
+    Raises GputopError where the folder cannot be written.
+    """
+    doc = document(session)
+    host = re.sub(r"[^A-Za-z0-9.-]+", "_", doc["host"]["hostname"]) or "host"
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(doc["time_s"]))
+    mark = "-SIMULATED" if doc["simulated"] else ""
+    base = unused(folder / f"gputop-{host}{mark}-{stamp}.json")
+    contents = {".json": to_json(doc), ".txt": to_text(session)}
+    if svg is not None:
+        contents[".svg"] = svg
+    paths = []
+    for suffix, content in contents.items():
+        path = base.with_suffix(suffix)
+        write_private(path, content.encode())
+        paths.append(path)
+    return paths

@@ -1,0 +1,245 @@
+"""What the node did: samples go in, slices of time and windows of readings come out.
+
+Fixed memory per GPU (about 3 MB when full, see ``benchmarks/history.py``), from single
+samples of the last minutes to minutes of the last day. One thread appends; any thread may
+read meanwhile: a short lock keeps each answer whole.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gputop.history_tiers import F32, F64, LEVELS, Columns, Grid, Lane, Rings
+from gputop.metrics import GPU_METRICS, LANE_METRICS
+from gputop.samples import OK, GpuSample, NodeSample, Reading
+
+__all__ = ["LEVELS", "RAW_SAMPLES", "TIERS", "History", "Lane"]
+
+RAW_SAMPLES = 6000  # 10 minutes at 10 Hz, 100 minutes at 1 Hz
+TIERS = ((1.0, 3600), (10.0, 2160), (60.0, 1440))  # seconds, slices kept: 1 h, 6 h, 24 h
+
+_REASONS_KNOWN = np.uint32(1)  # flag: the clock event reasons of this sample could be read
+_REASONS = 31  # clock event reasons that can be told apart: one bit each
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    rings: Rings
+    gpu: int  # row of the GPU there
+
+
+class History:
+    """Readings of all GPUs over time.
+
+    ``metrics`` are the ids kept. ``raw_samples`` single samples are kept, and ``tiers``,
+    pairs of slice length in seconds and number of slices, finest first. A GPU is named by
+    its uuid or by its place in :attr:`uuids`; one that was never seen has no readings.
+
+    A missing reading is NaN, never 0. When the clock is set back, what lies in the future
+    of the new time is forgotten.
+    """
+
+    def __init__(self, metrics: Sequence[str] = LANE_METRICS, raw_samples: int = RAW_SAMPLES,
+                 tiers: Sequence[tuple[float, int]] = TIERS) -> None:
+        constant = [m for m in metrics if isinstance(GPU_METRICS[m].full_scale, (int, float))]
+        scaled = [m for m in metrics if isinstance(GPU_METRICS[m].full_scale, str)]
+        rest = [m for m in metrics if GPU_METRICS[m].full_scale is None]
+        self._columns = Columns(
+            (*constant, *scaled, *rest),
+            tuple(float(GPU_METRICS[m].full_scale or 0) for m in constant),
+            tuple(str(GPU_METRICS[m].full_scale) for m in scaled),
+        )
+        self._column = {metric: i for i, metric in enumerate(self._columns.ids)}
+        self._raw_samples = raw_samples
+        self._tiers = tuple(tiers)
+        self._lock = threading.Lock()
+        self._rings: list[Rings] = []  # one for the GPUs of the first sample, one for those of each later arrival
+        self._places: dict[str, _Place] = {}
+        self._reason_bits: dict[str, int] = {}
+        self._held_since: dict[str, dict[int | None, float]] = {}
+        self._last_ok_s: dict[str, float] = {}
+        self._newest_s: float | None = None
+        self._version = 0
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def append(self, sample: NodeSample) -> None:
+        """Add one look at the node. Raises ValueError for a time that is not finite."""
+        if not math.isfinite(sample.time_s):
+            raise ValueError(f"a sample needs a finite time, not {sample.time_s}")
+        with self._lock:
+            self._welcome(sample)
+            for rings in self._rings:
+                self._append_to(rings, sample)
+            for gpu in sample.gpus:
+                if gpu.state == OK:
+                    self._last_ok_s[gpu.info.uuid] = sample.time_s
+                    self._note_holders(gpu, sample.time_s)
+            self._newest_s = sample.time_s
+            self._version += 1
+
+    def _welcome(self, sample: NodeSample) -> None:
+        """Make room for GPUs not seen before: rings of their own, so that no old array is copied."""
+        new = list(dict.fromkeys(g.info.uuid for g in sample.gpus if g.info.uuid not in self._places))
+        if new:
+            rings = Rings(len(new), self._columns, self._raw_samples, self._tiers)
+            self._rings.append(rings)
+            self._places.update((uuid, _Place(rings, i)) for i, uuid in enumerate(new))
+
+    def _append_to(self, rings: Rings, sample: NodeSample) -> None:
+        columns = self._columns
+        values = np.full((rings.gpus, len(columns.ids)), np.nan, np.float32)
+        scales = np.full((rings.gpus, len(columns.scale_ids)), np.nan, np.float32)
+        flags = np.zeros(rings.gpus, np.uint32)
+        for gpu in sample.gpus:
+            place = self._places[gpu.info.uuid]
+            if place.rings is rings:
+                values[place.gpu] = _numbers(gpu.readings, columns.ids)
+                scales[place.gpu] = _numbers(gpu.readings, columns.scale_ids)
+                flags[place.gpu] = self._flags_of(gpu)
+        values[np.isinf(values)] = np.nan
+        scales[~((scales > 0) & np.isfinite(scales))] = np.nan  # no share of nothing
+        rings.append(sample.time_s, values, scales, flags)
+
+    def _flags_of(self, gpu: GpuSample) -> np.uint32:
+        if gpu.state != OK or gpu.clock_events_reason is not None:
+            return np.uint32(0)
+        flags = int(_REASONS_KNOWN)
+        for reason in gpu.clock_event_reasons:
+            bit = self._reason_bits.get(reason)
+            if bit is None and len(self._reason_bits) < _REASONS:
+                bit = self._reason_bits[reason] = 1 << (len(self._reason_bits) + 1)
+            flags |= bit or 0
+        return np.uint32(flags)
+
+    def _note_holders(self, gpu: GpuSample, time_s: float) -> None:
+        if gpu.processes_reason is not None:
+            return  # not seen is not the same as gone
+        before = self._held_since.get(gpu.info.uuid, {})
+        pids: list[int | None] = [p.pid for p in gpu.processes if "C" in p.kind]
+        self._held_since[gpu.info.uuid] = {pid: min(before.get(pid, time_s), time_s) for pid in pids or [None]}
+
+    # -- reading ------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Grows with each sample: tells a view whether anything changed."""
+        return self._version
+
+    @property
+    def newest_s(self) -> float | None:
+        """Unix time of the newest sample; None before the first."""
+        return self._newest_s
+
+    @property
+    def oldest_s(self) -> float | None:
+        """Unix time from which on there is anything at any resolution; None before the first sample."""
+        with self._lock:
+            return min((rings.oldest_s for rings in self._rings), default=None)
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """All GPUs ever seen, in the order in which they were."""
+        return tuple(self._places)
+
+    @property
+    def gpu_count(self) -> int:
+        return len(self._places)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self._columns.ids
+
+    def lane(self, gpu: int | str, metric: str, *, end_s: float, slice_s: float, slices: int,
+             full_scale: float | None = None) -> Lane:
+        """``slices`` slices of ``slice_s`` seconds, the last holding the moment just before ``end_s``.
+
+        Slices start at whole multiples of ``slice_s`` (Unix time), so a picture that scrolls
+        moves by whole slices. The finest resolution that still has all of it is used, or a
+        coarser one where that gives the same numbers; a slice shorter than what is kept
+        shows the stored slice it lies in. ``full_scale`` sets 100 % for a metric that has
+        no scale of its own (default: the largest reading in view). Raises KeyError for a
+        metric that is not kept, ValueError for slices under 0.1 s or fewer than one.
+        """
+        if not slice_s >= 0.1 or slices < 1:
+            raise ValueError(f"cannot cut history into {slices} slices of {slice_s} s")
+        column = self._column[metric]
+        grid = Grid.ending(end_s, slice_s, slices)
+        place = self._find(gpu)
+        if place is None:
+            return _empty_lane(grid)
+        with self._lock:
+            return place.rings.lane(place.gpu, column, grid, full_scale)
+
+    def window(self, gpu: int | str, metric: str, seconds: float, *,
+               end_s: float | None = None) -> tuple[F64, F32]:
+        """Times and readings of single samples of the last ``seconds`` before ``end_s`` (the newest).
+
+        Copies; NaN where a sample had no reading; shorter where single samples are gone.
+        """
+        column = self._column[metric]
+        place = self._find(gpu)
+        if place is None or self._newest_s is None:
+            return np.empty(0, np.float64), np.empty(0, np.float32)
+        end_s = self._newest_s if end_s is None else end_s
+        with self._lock:
+            return (place.rings.times(end_s - seconds, end_s),
+                    place.rings.values(place.gpu, column, end_s - seconds, end_s))
+
+    def clock_event_share(self, gpu: int | str, reasons: Sequence[str], seconds: float) -> float | None:
+        """Share of the last ``seconds``' samples in which any of these clock event reasons was active.
+
+        None where the reasons could not be read in that time.
+        """
+        place = self._find(gpu)
+        if place is None or self._newest_s is None:
+            return None
+        with self._lock:
+            wanted = np.uint32(sum(self._reason_bits.get(reason, 0) for reason in set(reasons)))
+            flags = place.rings.flags(place.gpu, self._newest_s - seconds, self._newest_s)
+        known = flags[(flags & _REASONS_KNOWN) != 0]
+        return float(np.mean((known & wanted) != 0)) if len(known) else None
+
+    def held_since(self, gpu: int | str, pid: int | None) -> float | None:
+        """Since when, without a break, compute process ``pid`` was seen on this GPU.
+
+        With None for ``pid``: since when no compute process was seen there. None if it is not so.
+        """
+        uuid = self._uuid(gpu)
+        with self._lock:
+            return self._held_since.get(uuid, {}).get(pid) if uuid is not None else None
+
+    def last_ok_s(self, gpu: int | str) -> float | None:
+        """When the GPU last answered; None if it never did."""
+        uuid = self._uuid(gpu)
+        return self._last_ok_s.get(uuid) if uuid is not None else None
+
+    def _uuid(self, gpu: int | str) -> str | None:
+        if isinstance(gpu, str):
+            return gpu
+        uuids = self.uuids
+        return uuids[gpu] if 0 <= gpu < len(uuids) else None
+
+    def _find(self, gpu: int | str) -> _Place | None:
+        uuid = self._uuid(gpu)
+        return self._places.get(uuid) if uuid is not None else None
+
+
+def _numbers(readings: Mapping[str, Reading], ids: Sequence[str]) -> list[float]:
+    """Values of the readings, NaN where there is none."""
+    out = []
+    for metric in ids:
+        reading = readings.get(metric)
+        out.append(math.nan if reading is None or reading.value is None else reading.value)
+    return out
+
+
+def _empty_lane(grid: Grid) -> Lane:
+    nothing = np.full(grid.slices, np.nan, np.float32)
+    return Lane(grid.starts_s(), np.zeros(grid.slices, np.int64), nothing, nothing.copy(), nothing.copy(),
+                np.zeros((grid.slices, LEVELS), np.float32), None, 0.0)

@@ -1,0 +1,374 @@
+"""The arrays behind :mod:`gputop.history`: ring buffers of a fixed set of GPUs at several resolutions.
+
+One ring keeps every sample; each tier keeps count, sum, minimum, maximum and a histogram of
+levels per slice of time. A slice's number is ``floor(time / length)`` and its row that number
+modulo the ring's size, so nothing is ever shifted, and a gap in time costs nothing: a row
+whose stored number is not the one asked for is empty.
+
+The rows of all tiers lie in common arrays, so that one sample updates every tier with one
+NumPy call per figure. Arrays come from ``np.zeros`` and are first touched when time reaches
+them: memory grows with what is kept, up to a fixed bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+LEVELS = 8
+
+# Slice numbers of times like 0.3 / 0.1 may fall a rounding error beside the whole number.
+# At Unix times and slices of 0.1 s or more the error stays below this.
+_SLOP = 1e-5
+
+_EMPTY = np.iinfo(np.int64).min  # the slot number of a row that holds nothing
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One metric of one GPU over consecutive slices of time, oldest first.
+
+    ``count`` is the number of readings a slice rests on; ``mean``, ``min`` and ``max`` are in
+    the metric's unit, NaN where there is no reading. ``levels[i, k]`` is the share of the
+    readings of slice i between k/8 and (k+1)/8 of full scale; a row sums to 1, or to 0 where
+    no reading had a scale. ``full_scale`` is 100 % in the metric's unit, averaged over the
+    view (the largest reading in view for a metric without one); None where nothing is known.
+    ``resolution_s`` is the length of the stored slices it was made of, 0 for single samples.
+    """
+
+    start_s: F64
+    count: Array  # int64
+    mean: F32
+    min: F32
+    max: F32
+    levels: F32
+    full_scale: float | None
+    resolution_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """``slices`` slices of ``slice_s`` seconds; the first is number ``first`` (starts at first * slice_s)."""
+
+    first: int
+    slices: int
+    slice_s: float
+
+    @classmethod
+    def ending(cls, end_s: float, slice_s: float, slices: int) -> Grid:
+        """The grid whose last slice holds the moment just before ``end_s``."""
+        return cls(math.ceil(end_s / slice_s - _SLOP) - slices, slices, slice_s)
+
+    @property
+    def begin_s(self) -> float:
+        return self.first * self.slice_s
+
+    def starts_s(self) -> F64:
+        return np.arange(self.first, self.first + self.slices) * np.float64(self.slice_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which metric sits in which column: those with a constant scale first, then those whose scale
+    is another reading, then those without. The histogram exists for the first two kinds."""
+
+    ids: tuple[str, ...]
+    constants: tuple[float, ...]  # full scale of the first columns
+    scale_ids: tuple[str, ...]  # reading that is the full scale of the next columns
+
+    @property
+    def levelled(self) -> int:
+        return len(self.constants) + len(self.scale_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """``rows`` slices of ``slice_s`` seconds, kept in rows ``offset`` and up of the common arrays."""
+
+    slice_s: float
+    rows: int
+    offset: int
+
+
+def level_of(ratio: Array) -> Array:
+    """Level 0 to LEVELS-1 of finite ratios; what exceeds full scale is at the highest level."""
+    return np.clip(ratio * LEVELS, 0, LEVELS - 1).astype(np.intp)
+
+
+class Rings:
+    """History of ``gpus`` GPUs. Not locked: :class:`gputop.history.History` does that."""
+
+    def __init__(self, gpus: int, columns: Columns, raw_samples: int, tiers: Sequence[tuple[float, int]]) -> None:
+        metrics, scales, levelled = len(columns.ids), len(columns.scale_ids), columns.levelled
+        self.columns = columns
+        self.gpus = gpus
+        self.first_s = math.inf
+        self.newest_s = -math.inf
+
+        self._times = np.zeros(raw_samples, np.float64)
+        self._values = np.zeros((raw_samples, gpus, metrics), np.float32)
+        self._scales = np.zeros((raw_samples, gpus, scales), np.float32)
+        self._flags = np.zeros((raw_samples, gpus), np.uint32)
+        self._head = 0  # where the next sample goes
+        self._kept = 0
+        self._overwritten_s = -math.inf  # time of the newest sample the ring has lost
+
+        offset = 0
+        self._tiers: list[Tier] = []
+        for slice_s, rows in tiers:
+            self._tiers.append(Tier(slice_s, rows, offset))
+            offset += rows
+        self._slots = np.full(offset, _EMPTY, np.int64)
+        self._count = np.zeros((offset, gpus, metrics), np.uint16)
+        self._sum = np.zeros((offset, gpus, metrics), np.float32)
+        self._min = np.zeros((offset, gpus, metrics), np.float32)
+        self._max = np.zeros((offset, gpus, metrics), np.float32)
+        self._levels = np.zeros((offset, gpus * levelled * LEVELS), np.uint16)
+        self._scale_sum = np.zeros((offset, gpus, scales), np.float32)
+
+        self._full = np.empty((gpus, levelled), np.float32)
+        self._full[:, : len(columns.constants)] = columns.constants
+        self._level_base = np.arange(gpus * levelled).reshape(gpus, levelled) * LEVELS
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def append(self, time_s: float, values: F32, scales: F32, flags: npt.NDArray[np.uint32]) -> None:
+        """Add one sample: ``values[gpu, column]``, ``scales[gpu, scale]``; NaN is missing."""
+        if time_s < self.newest_s:
+            self._forget_from(time_s)
+        self.first_s = min(self.first_s, time_s)
+        self.newest_s = time_s
+        head, size = self._head, len(self._times)
+        if self._kept == size:
+            self._overwritten_s = float(self._times[head])
+        self._times[head] = time_s
+        self._values[head] = values
+        self._scales[head] = scales
+        self._flags[head] = flags
+        self._head = (head + 1) % size
+        self._kept = min(size, self._kept + 1)
+        self._add_to_tiers(self._rows_at(time_s), values, scales)
+
+    def _rows_at(self, time_s: float) -> list[int]:
+        """The row of each tier this time falls into, emptied if it held an older slice."""
+        rows = []
+        for tier in self._tiers:
+            slot = math.floor(time_s / tier.slice_s)
+            row = tier.offset + slot % tier.rows
+            if self._slots[row] != slot:
+                self._slots[row] = slot
+                self._count[row] = 0
+                self._sum[row] = 0
+                self._min[row] = np.nan
+                self._max[row] = np.nan
+                self._levels[row] = 0
+                self._scale_sum[row] = 0
+            rows.append(row)
+        return rows
+
+    def _add_to_tiers(self, rows: list[int], values: F32, scales: F32) -> None:
+        here = ~np.isnan(values)
+        self._count[rows] += here
+        self._sum[rows] += np.where(here, values, np.float32(0))
+        self._min[rows] = np.fmin(self._min[rows], values)
+        self._max[rows] = np.fmax(self._max[rows], values)
+
+        full, constants, levelled = self._full, len(self.columns.constants), self.columns.levelled
+        full[:, constants:] = scales
+        ratio = values[:, :levelled] / full
+        known = ~np.isnan(ratio)
+        places = self._level_base[known] + level_of(ratio[known])
+        self._levels[np.array(rows)[:, None], places] += 1
+        # A scale counts where its metric does, so that both are means over the same samples.
+        self._scale_sum[rows] += np.where(known[:, constants:], scales, np.float32(0))
+
+    def _forget_from(self, time_s: float) -> None:
+        """The clock was set back to ``time_s``: what lies after it would hide what comes next.
+
+        Slices that began before ``time_s`` keep what they have.
+        """
+        oldest = self._head - self._kept
+        self._kept = sum(stop - start for start, stop in self._raw_parts(-math.inf, time_s))
+        self._head = (oldest + self._kept) % len(self._times)
+        for tier in self._tiers:
+            slots = self._slots[tier.offset: tier.offset + tier.rows]
+            slots[slots > math.floor(time_s / tier.slice_s)] = _EMPTY
+        self.first_s = min(self.first_s, time_s)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def _raw_parts(self, begin_s: float, end_s: float, closed: bool = False) -> list[tuple[int, int]]:
+        """Where the ring holds begin_s <= time < end_s (<= with ``closed``), in order of time."""
+        size = len(self._times)
+        oldest = (self._head - self._kept) % size
+        stop = oldest + self._kept
+        parts = [(oldest, stop)] if stop <= size else [(oldest, size), (0, stop - size)]
+        out = []
+        for start, stop in parts:
+            times = self._times[start:stop]
+            low = start + int(np.searchsorted(times, begin_s, "left"))
+            high = start + int(np.searchsorted(times, end_s, "right" if closed else "left"))
+            if low < high:
+                out.append((low, high))
+        return out
+
+    def times(self, begin_s: float, end_s: float) -> F64:
+        """Times of the samples kept between ``begin_s`` and ``end_s``, both included."""
+        return _joined([self._times[a:b] for a, b in self._raw_parts(begin_s, end_s, closed=True)], np.float64)
+
+    def values(self, gpu: int, column: int, begin_s: float, end_s: float) -> F32:
+        """The readings that belong to :meth:`times`."""
+        parts = self._raw_parts(begin_s, end_s, closed=True)
+        return _joined([self._values[a:b, gpu, column] for a, b in parts], np.float32)
+
+    def flags(self, gpu: int, begin_s: float, end_s: float) -> npt.NDArray[np.uint32]:
+        """The flags that belong to :meth:`times`."""
+        parts = self._raw_parts(begin_s, end_s, closed=True)
+        return _joined([self._flags[a:b, gpu] for a, b in parts], np.uint32)
+
+    @property
+    def oldest_s(self) -> float:
+        """Start of the oldest slice that is still kept at any resolution, or the first sample."""
+        return max(self.first_s, min(self._reach_s(tier) for tier in self._tiers))
+
+    def _reach_s(self, tier: Tier) -> float:
+        """The time from which on nothing of this tier is lost."""
+        return (math.floor(self.newest_s / tier.slice_s) - tier.rows + 1) * tier.slice_s
+
+    def lane(self, gpu: int, column: int, grid: Grid, full_scale: float | None) -> Lane:
+        """See :meth:`gputop.history.History.lane`."""
+        has_levels = column < self.columns.levelled
+        begin_s = max(grid.begin_s, self.first_s)
+        raw_covers = begin_s > self._overwritten_s
+        if raw_covers and not has_levels:
+            return self._lane_of_samples(gpu, column, grid, full_scale)
+        covering = [tier for tier in self._tiers if begin_s >= self._reach_s(tier)]
+        for tier in reversed(covering):
+            parts = grid.slice_s / tier.slice_s
+            if parts > 1 - _SLOP and abs(parts - round(parts)) < _SLOP:
+                return self._lane_of_tier(gpu, column, grid, full_scale, tier)
+        if raw_covers:
+            return self._lane_of_samples(gpu, column, grid, full_scale)
+        return self._lane_of_tier(gpu, column, grid, full_scale, covering[0] if covering else self._tiers[-1])
+
+    def _lane_of_samples(self, gpu: int, column: int, grid: Grid, full_scale: float | None) -> Lane:
+        parts = self._raw_parts(grid.begin_s - _SLOP, (grid.first + grid.slices) * grid.slice_s + _SLOP)
+        times = _joined([self._times[a:b] for a, b in parts], np.float64)
+        values = _joined([self._values[a:b, gpu, column] for a, b in parts], np.float32)
+        place = np.floor(times / grid.slice_s + _SLOP).astype(np.int64) - grid.first
+        here = ~np.isnan(values) & (place >= 0) & (place < grid.slices)
+        place, values = place[here], values[here]
+
+        count = np.bincount(place, minlength=grid.slices)
+        mean = _quotient(np.bincount(place, weights=values, minlength=grid.slices), count)
+        low = np.full(grid.slices, np.nan, np.float32)
+        high = low.copy()
+        if len(values):
+            starts = np.flatnonzero(np.diff(place, prepend=-1))
+            low[place[starts]] = np.minimum.reduceat(values, starts)
+            high[place[starts]] = np.maximum.reduceat(values, starts)
+
+        constants, levelled = self.columns.constants, self.columns.levelled
+        scale: Array | float | None
+        mean_scale: float | None
+        if column < len(constants):
+            scale = mean_scale = constants[column]
+        elif column < levelled:
+            scale = scales = _joined([self._scales[a:b, gpu, column - len(constants)] for a, b in parts],
+                                     np.float32)[here]
+            known = scales[~np.isnan(scales)]
+            mean_scale = float(known.mean(dtype=np.float64)) if len(known) else None
+        else:
+            scale = mean_scale = full_scale or _largest(high)
+        levels = _histogram(values, scale, place, np.ones(len(values)), grid.slices)
+        return Lane(grid.starts_s(), count, mean, low, high, levels, mean_scale, 0.0)
+
+    def _lane_of_tier(self, gpu: int, column: int, grid: Grid, full_scale: float | None, tier: Tier) -> Lane:
+        numbers = grid.first + np.arange(grid.slices + 1)
+        if grid.slice_s > tier.slice_s * (1 - _SLOP):
+            # A stored slice belongs where it starts: exact where the lengths divide.
+            edges = np.ceil(numbers * (grid.slice_s / tier.slice_s) - _SLOP).astype(np.int64)
+            slots = np.arange(edges[0], edges[-1])
+            groups = edges[:-1] - edges[0]
+        else:
+            # Finer than what is kept: each slice shows the stored one it lies in.
+            slots = np.floor((numbers[:-1] + 0.5) * grid.slice_s / tier.slice_s).astype(np.int64)
+            groups = np.arange(grid.slices)
+        rows = tier.offset + slots % tier.rows
+        filled = self._slots[rows] == slots
+        if grid.slice_s < tier.slice_s:
+            starts_s = grid.starts_s()
+            filled &= (starts_s <= self.newest_s) & (starts_s > self.first_s - grid.slice_s)
+
+        counts = np.where(filled, self._count[rows, gpu, column], 0)
+        sums = np.where(filled, self._sum[rows, gpu, column], np.float32(0))
+        count = np.add.reduceat(counts.astype(np.int64), groups)
+        low = np.fmin.reduceat(np.where(filled, self._min[rows, gpu, column], np.float32(np.nan)), groups)
+        high = np.fmax.reduceat(np.where(filled, self._max[rows, gpu, column], np.float32(np.nan)), groups)
+        mean = _quotient(np.add.reduceat(sums, groups, dtype=np.float64), count)
+
+        constants, levelled = self.columns.constants, self.columns.levelled
+        scale: float | None
+        if column >= levelled:
+            # No histogram is kept without a scale: each stored slice counts at its mean.
+            scale = full_scale or _largest(high)
+            some = counts > 0
+            place = np.repeat(np.arange(grid.slices), np.diff(groups, append=len(slots)))[some]
+            levels = _histogram(sums[some] / counts[some], scale, place, counts[some], grid.slices)
+            return Lane(grid.starts_s(), count, mean, low, high, levels, scale, tier.slice_s)
+
+        first = (gpu * levelled + column) * LEVELS
+        stored = np.where(filled[:, None], self._levels[rows, first: first + LEVELS], 0)
+        shares = np.add.reduceat(stored.astype(np.float32), groups, axis=0)
+        if column < len(constants):
+            scale = constants[column]
+        else:
+            known = int(stored.sum())
+            scales = np.where(filled, self._scale_sum[rows, gpu, column - len(constants)], 0)
+            scale = float(scales.sum(dtype=np.float64)) / known if known else None
+        return Lane(grid.starts_s(), count, mean, low, high, _shares(shares), scale, tier.slice_s)
+
+
+def _joined(parts: Sequence[Array], dtype: npt.DTypeLike) -> Array:
+    """A copy of the parts, one after the other."""
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
+def _quotient(total: Array, count: Array) -> F32:
+    out = np.full(len(count), np.nan, np.float32)
+    np.divide(total, count, out=out, where=count > 0, casting="same_kind")
+    return out
+
+
+def _largest(values: F32) -> float | None:
+    """The largest value above zero; None where there is none."""
+    largest = np.fmax.reduce(values, initial=np.float32(0))
+    return float(largest) or None
+
+
+def _histogram(values: Array, scale: Array | float | None, place: Array, weight: Array, slices: int) -> F32:
+    """Share of ``values`` (by ``weight``) at each level of ``scale``, per slice ``place``."""
+    if scale is None:
+        scale = 1.0  # all zero, or nothing there
+    ratio = values / np.asarray(scale, np.float32)
+    known = ~np.isnan(ratio)
+    cells = place[known] * LEVELS + level_of(ratio[known])
+    filled = np.bincount(cells, weights=weight[known], minlength=slices * LEVELS).astype(np.float32)
+    return _shares(filled.reshape(slices, LEVELS))
+
+
+def _shares(filled: F32) -> F32:
+    """Each row divided by its sum; rows of zeros stay."""
+    total = filled.sum(axis=1, keepdims=True)
+    total[total == 0] = 1
+    filled /= total
+    return filled

@@ -1,0 +1,231 @@
+"""Addresses of profiler servers, and harmless looks at what answers there.
+
+A look comes in two steps. A bare socket first: does the other side speak HTTP/2 at all?
+That needs no gRPC, answers at once and can name what speaks instead. Then one call to a
+method of the profiler service with bytes that cannot be parsed: a server that has the
+service refuses them (INTERNAL) before any of its own code runs, one that has not answers
+UNIMPLEMENTED. Seen so on TensorFlow 2.15 and 2.21 and JAX 0.10. The service's own harmless-looking
+methods tell less: ``Monitor`` is UNIMPLEMENTED on every server but TPUs', and ``Terminate``
+of a session that does not exist succeeds but is remembered by the server for good.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gputop.errors import EXIT_USAGE, GputopError
+from gputop.profiler.messages import SERVICE
+
+if TYPE_CHECKING:
+    import grpc
+
+HOW_TO_SERVE = "tf.profiler.experimental.server.start(PORT) or jax.profiler.start_server(PORT)"
+_RIGHT_PORT = f"Give the port the job passed to {HOW_TO_SERVE}."
+_LOOPBACK = "127.0.0.1"
+
+# RFC 9113: the client's preface, followed by an empty SETTINGS frame. The server's first
+# frame is SETTINGS too; gRPC's servers send it as soon as the connection stands.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+_FRAME_HEADER_BYTES = 9
+_SETTINGS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """A profiler server that answered a probe. ``round_trip_s`` is one call's time there and back."""
+
+    address: str
+    round_trip_s: float
+
+
+def parse_address(text: str) -> str:
+    """``host:port`` in one spelling: this host is 127.0.0.1, IPv6 stands in brackets.
+
+    Accepts ``host:port``, ``[::1]:port``, ``:port``, ``port``. Raises GputopError (wrong usage).
+    """
+    rest = text.strip().removeprefix("grpc://")
+    if "://" in rest or "/" in rest:
+        raise _usage(text, "it is a URL")
+    if rest.startswith("["):
+        host, bracket, port_text = rest[1:].partition("]")
+        if not bracket or not port_text.startswith(":"):
+            raise _usage(text, "after [IPv6] must come :PORT")
+        port_text = port_text[1:]
+    elif rest.count(":") > 1:
+        raise _usage(text, "an IPv6 address needs brackets: [::1]:6009")
+    elif ":" in rest:
+        host, port_text = rest.split(":")
+    elif rest.isdecimal():
+        host, port_text = "", rest
+    else:
+        raise _usage(text, "the port is missing")
+    if not (port_text.isascii() and port_text.isdecimal() and 1 <= int(port_text) <= 65535):
+        raise _usage(text, "a port is a number from 1 to 65535")
+    if re.search(r"[\s\x00-\x1f]", host):
+        raise _usage(text, "a host name has no blanks")
+    if host.lower() in ("", "localhost", "0.0.0.0", "::"):
+        host = _LOOPBACK
+    elif ":" in host:
+        try:
+            host = f"[{ipaddress.IPv6Address(host.partition('%')[0])}]"
+        except ValueError:
+            raise _usage(text, f"{host} is no IPv6 address") from None
+    return f"{host}:{int(port_text)}"
+
+
+def _usage(text: str, why: str) -> GputopError:
+    return GputopError(f"{text!r} is not an address: {why}", "Write HOST:PORT, for example localhost:6009.", EXIT_USAGE)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host (without brackets) and port of an address from :func:`parse_address`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def probe(address: str, timeout_s: float = 3.0) -> ServerInfo:
+    """Make sure a profiler server answers at ``address``, without disturbing it.
+
+    Raises GputopError with what is there instead, within about ``timeout_s`` per step.
+    """
+    address = parse_address(address)
+    check_http2(address, timeout_s)
+    return _check_service(address, timeout_s)
+
+
+def check_http2(address: str, timeout_s: float, *, listen_only: bool = False) -> None:
+    """Raise GputopError unless what answers at ``address`` begins to speak HTTP/2.
+
+    ``listen_only`` sends nothing: for ports nobody has said are profiler servers.
+    """
+    host, port = split_address(address)
+    deadline = time.monotonic() + timeout_s
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as sock:
+            if not listen_only:
+                sock.sendall(_PREFACE)
+            first = _first_bytes(sock, deadline)
+    except ConnectionRefusedError:
+        raise GputopError(
+            f"nothing listens at {address}",
+            f"Start the profiler server in the job, {HOW_TO_SERVE}, and check host and port.",
+        ) from None
+    except socket.gaierror as error:
+        raise GputopError(f"unknown host {host!r}: {error.strerror}", "Check the name, or give the IP address.") from None
+    except TimeoutError:
+        raise GputopError(
+            f"no answer from {address} within {timeout_s:g} s",
+            "Check the address; a firewall or a container that does not publish the port may swallow the connection.",
+        ) from None
+    except OSError as error:
+        raise GputopError(f"cannot connect to {address}: {error.strerror or error}", "Check host and network.") from None
+    _judge(address, first, timeout_s)
+
+
+def _first_bytes(sock: socket.socket, deadline: float) -> bytes | None:
+    """What the other side says first: enough for a frame header; None if it stays silent."""
+    first = b""
+    while len(first) < _FRAME_HEADER_BYTES:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return first or None
+        sock.settimeout(left)
+        try:
+            more = sock.recv(256)
+        except TimeoutError:
+            return first or None
+        except ConnectionError:  # reset: it did not like our greeting
+            return first
+        if not more:
+            return first
+        first += more
+    return first
+
+
+def _judge(address: str, first: bytes | None, timeout_s: float) -> None:
+    if first is None:
+        raise GputopError(
+            f"{address} accepts the connection but stays silent for {timeout_s:g} s: no profiler server, or one that hangs",
+            _RIGHT_PORT,
+        )
+    if len(first) >= _FRAME_HEADER_BYTES and first[3] == _SETTINGS and first[5:9] == b"\0\0\0\0":
+        return
+    if first[:2] == b"\x15\x03":
+        raise GputopError(f"{address} wants TLS; profiler servers speak plain gRPC", _RIGHT_PORT)
+    if first.startswith(b"HTTP/") or first.lstrip()[:1] == b"<":
+        raise GputopError(f"{address} is a web server (TensorBoard, Jupyter, …), not a profiler server", _RIGHT_PORT)
+    if first.startswith(b"SSH-"):
+        raise GputopError(f"{address} is an SSH server, not a profiler server", _RIGHT_PORT)
+    if not first:
+        raise GputopError(f"{address} closes the connection at once: it does not speak gRPC", _RIGHT_PORT)
+    said = first[:24].decode("ascii", "backslashreplace")
+    raise GputopError(f"{address} does not speak gRPC; it says {said!r}", _RIGHT_PORT)
+
+
+def _check_service(address: str, timeout_s: float) -> ServerInfo:
+    grpc = load_grpc()
+    with open_channel(address) as channel:
+        unparsable = channel.unary_unary(f"/{SERVICE}/Terminate")
+        start = time.monotonic()
+        try:
+            unparsable(b"\xff", timeout=timeout_s)
+            code, details = grpc.StatusCode.OK, ""
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details() or ""
+        took = time.monotonic() - start
+    if code in (grpc.StatusCode.OK, grpc.StatusCode.INTERNAL):
+        return ServerInfo(address, took)
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        raise no_profiler_service(address)
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        raise GputopError(
+            f"the gRPC server at {address} did not answer within {timeout_s:g} s",
+            "The process may be stopped or out of CPU time; look at it and try again.",
+        )
+    raise GputopError(f"{address} answers {code.name}: {details[:300]}", _RIGHT_PORT)
+
+
+def no_profiler_service(address: str) -> GputopError:
+    return GputopError(
+        f"{address} is a gRPC server without the profiler service (TensorFlow Serving, a tf.distribute worker, …)",
+        _RIGHT_PORT,
+    )
+
+
+def load_grpc() -> Any:
+    """The grpc package, imported late and kept from writing to the terminal that the screen owns."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    import grpc
+
+    return grpc
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """A plain channel to ``address`` that takes answers of any size and never asks an HTTP proxy."""
+    options = [
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.enable_http_proxy", 0),  # clusters set http_proxy; it cannot reach the training nodes
+        ("grpc.enable_retries", 0),
+    ]
+    channel: grpc.Channel = load_grpc().insecure_channel(address, options=options)
+    return channel
+
+
+def is_local(host: str) -> bool:
+    """Whether ``host`` is this machine: loopback, its own name, or an address of its interfaces."""
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False
+    if any(ipaddress.ip_address(str(a).partition("%")[0]).is_loopback for a in addresses):
+        return True
+    import psutil
+
+    own = {a.address.partition("%")[0] for interface in psutil.net_if_addrs().values() for a in interface}
+    return bool(own & {str(a).partition("%")[0] for a in addresses})

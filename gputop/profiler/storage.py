@@ -1,0 +1,226 @@
+"""Where traces land: run folders in a TensorBoard logdir, and fetching what a server wrote itself.
+
+Layout, as XProf and TensorBoard open it: ``<logdir>/plugins/profile/<run>/<host>.xplane.pb``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from gputop.errors import EXIT_USAGE, GputopError
+from gputop.profiler.probe import is_local, split_address
+
+_RUN_NAME = "%Y_%m_%d_%H_%M_%S"  # TensorBoard's
+_RESERVE_BYTES = 64 * 1024
+_CHUNK_BYTES = 8 * 1024 * 1024
+
+
+@dataclass
+class RunFolder:
+    """A run's folder, made before the job is disturbed, with a file in it that can be written.
+
+    End it with :meth:`save`, :meth:`adopt` or :meth:`discard`.
+    """
+
+    path: Path
+    host: str
+    _temporary: Path
+    _made: list[Path] = field(default_factory=list)  # folders this capture made, outermost first
+
+    @classmethod
+    def create(cls, logdir: str | Path, host: str) -> RunFolder:
+        """Make a new run folder; raises GputopError where the logdir cannot be written."""
+        if "://" in str(logdir):
+            raise GputopError(f"{logdir} is not a folder of this machine", "Give a local --logdir.", EXIT_USAGE)
+        profiles = Path(logdir).expanduser().absolute() / "plugins" / "profile"
+        host = re.sub(r"[^A-Za-z0-9._-]", "_", host) or "host"
+        made: list[Path] = []
+        try:
+            for folder in (*reversed(profiles.parents), profiles):
+                if not folder.is_dir():
+                    folder.mkdir(exist_ok=True)
+                    made.append(folder)
+            path = _new_folder(profiles, datetime.now().strftime(_RUN_NAME))
+            made.append(path)
+            handle, temporary = tempfile.mkstemp(prefix=".gputop-", suffix=".partial", dir=path)
+            run = cls(path, host, Path(temporary), made)
+            try:
+                # A full disk or a spent quota lets files be made, not filled.
+                os.write(handle, bytes(_RESERVE_BYTES))
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            for leftover in made[-1].glob(".gputop-*") if made else ():
+                leftover.unlink(missing_ok=True)
+            _remove_empty(made)
+            raise GputopError(
+                f"cannot write traces to {logdir}: {error.strerror or error} ({error.filename or profiles})",
+                "Choose a folder you can write to with --logdir DIR. The job was not disturbed.",
+            ) from None
+        return run
+
+    @property
+    def file(self) -> Path:
+        """Where the trace will be."""
+        return self.path / f"{self.host}.xplane.pb"
+
+    def save(self, data: bytes) -> Path:
+        """Write the trace, whole or not at all."""
+        return self._fill(memoryview(data), len(data))
+
+    def adopt(self, source: Path) -> Path:
+        """Take over a trace the server wrote: in place already, or copied from ``source``."""
+        if self.file.exists() and source.samefile(self.file):
+            self._temporary.unlink(missing_ok=True)
+            return self.file
+        with source.open("rb") as opened:
+            return self._fill(opened, source.stat().st_size)
+
+    def discard(self) -> None:
+        """Remove what this capture made, as far as it is empty. Does nothing after a save."""
+        self._temporary.unlink(missing_ok=True)
+        _remove_empty(self._made)
+
+    def _fill(self, source: object, size: int) -> Path:
+        try:
+            with self._temporary.open("wb") as out:
+                if isinstance(source, memoryview):
+                    for begin in range(0, len(source), _CHUNK_BYTES):
+                        out.write(source[begin : begin + _CHUNK_BYTES])
+                else:
+                    shutil.copyfileobj(source, out, _CHUNK_BYTES)  # type: ignore[misc]
+                out.flush()
+                os.fsync(out.fileno())
+            self._temporary.chmod(0o666 & ~_umask())  # mkstemp's files are for nobody else's eyes
+            if self.file.exists():
+                raise FileExistsError(17, "there is a trace already", str(self.file))
+            self._temporary.rename(self.file)
+        except OSError as error:
+            self._temporary.unlink(missing_ok=True)
+            raise GputopError(
+                f"the trace ({size / 1e6:.1f} MB) could not be saved as {self.file}: {error.strerror or error}",
+                "Make room or choose another --logdir, and capture again; nothing partial was left behind.",
+            ) from None
+        return self.file
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    for attempt in range(1, 1000):
+        path = parent / (name if attempt == 1 else f"{name}_{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(17, "no free run name", str(parent / name))
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in reversed(folders):
+        try:
+            folder.rmdir()
+        except OSError:  # not empty, or gone
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDisk:
+    """Where a server that writes traces itself (TensorFlow up to 2.20) is told to write, and how to get there.
+
+    ``root`` is ``repository_root`` as the server sees it. ``temporary``: a folder of its own
+    under /tmp, to be removed afterwards.
+    """
+
+    root: str
+    run: str
+    host: str
+    pid: int | None
+    temporary: bool
+
+    @classmethod
+    def choose(cls, run: RunFolder, address: str, pid: int | None) -> ServerDisk:
+        """The logdir where the server can write there (or is on another machine: file systems
+        may be shared), else a folder under /tmp, which exists and is writable nearly everywhere."""
+        host, port = split_address(address)
+        if is_local(host):
+            pid = pid or listening_pid(port)
+            if pid is None or not _shares_files(pid):
+                return cls(f"/tmp/gputop-{secrets.token_hex(8)}", run.path.name, run.host, pid, True)
+        return cls(str(run.path.parent), run.path.name, run.host, pid, False)
+
+    @property
+    def file(self) -> str:
+        """Path in the server's own view."""
+        return f"{self.root}/{self.run}/{self.host}.xplane.pb"
+
+    def find(self, address: str) -> Path:
+        """The file the server wrote; raises GputopError naming where it was looked for."""
+        places = [Path(self.file)]
+        if self.pid is not None:
+            places.append(Path(f"/proc/{self.pid}/root{self.file}"))
+        looked = []
+        for place in places:
+            try:
+                with place.open("rb"):
+                    return place
+            except OSError as error:
+                looked.append(f"{place} ({error.strerror})")
+        raise GputopError(
+            f"{address} recorded the trace but wrote it to its own disk, as {self.file}; "
+            f"it cannot be read from here: {' and '.join(looked)}",
+            "TensorFlow up to 2.20 writes traces itself. Run gputop as the job's user (or root) on the job's "
+            "machine, give a --logdir on a file system both share, or copy that file here and run "
+            "`gputop analyze` on it.",
+        )
+
+    def clean_up(self, source: Path) -> str | None:
+        """Remove a copied temporary trace; returns a warning where that is not allowed."""
+        if not self.temporary:
+            return None
+        try:
+            source.unlink()
+        except OSError as error:
+            return f"the server's own copy of the trace stays at {source}: {error.strerror}"
+        with contextlib.suppress(OSError):
+            source.parent.rmdir()
+            source.parent.parent.rmdir()
+        return None
+
+
+def listening_pid(port: int) -> int | None:
+    """The process that listens on a local port, if it may be known."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return int(connection.pid)
+    return None
+
+
+def _shares_files(pid: int) -> bool:
+    """Whether the process sees our file system, and may write where we may."""
+    import psutil
+
+    try:
+        uid = psutil.Process(pid).uids().effective
+        same = os.stat(f"/proc/{pid}/ns/mnt").st_ino == os.stat("/proc/self/ns/mnt").st_ino
+        same = same and os.path.samestat(os.stat(f"/proc/{pid}/root"), os.stat("/"))
+    except (psutil.Error, OSError):
+        return False
+    return same and uid in (0, os.geteuid())

@@ -1,0 +1,193 @@
+"""What is being watched now: the sampler, its history, profiler servers, captures, findings.
+
+A :class:`Session` owns every thread that touches hardware, sockets or files. Views read its
+attributes, which are replaced and never changed in place, and ask it for actions; after each
+change it calls the listeners, from whichever thread the change was made on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from gputop.advice.finding import Advice, Finding
+from gputop.advice.merge import merge_findings
+from gputop.captures import CaptureRecord, CaptureStatus, Server, capture_and_analyse, choose_server, find_servers
+from gputop.errors import GputopError
+from gputop.samples import NodeSample
+from gputop.sources import Source
+
+if TYPE_CHECKING:
+    from gputop.history import History
+
+DEFAULT_CAPTURE_S = 10.0
+DISCOVERY_PERIOD_S = 10.0
+DEFAULT_LOGDIR = "gputop-traces"
+
+Change = Literal["sample", "servers", "capture", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line decided."""
+
+    interval_s: float = 1.0
+    attach: tuple[str, ...] = ()
+    logdir: Path = field(default_factory=lambda: Path(DEFAULT_LOGDIR))
+    capture_s: float = DEFAULT_CAPTURE_S
+    discover: bool = True
+
+
+class Session:
+    """Everything that is known about the node, kept up to date by background threads."""
+
+    def __init__(self, source: Source, options: Options | None = None, clock: Callable[[], float] = time.time) -> None:
+        from gputop.sampler import Sampler
+
+        self.source = source
+        self.options = options or Options()
+        self.sample: NodeSample | None = None
+        self.history: History | None = None
+        self.live = Advice()
+        self.findings: tuple[Finding, ...] = ()
+        self.servers: tuple[Server, ...] = ()
+        self.servers_known = False
+        self.discovery_notes: tuple[str, ...] = ()
+        self.status: CaptureStatus | None = None
+        self.last_capture: CaptureRecord | None = None
+        self.failure: GputopError | None = None
+        self.clock = clock
+        self.started_s = clock()
+        self._listeners: list[Callable[[Change], None]] = []
+        self._attached: list[str] = list(self.options.attach)
+        self._stop_capture = threading.Event()
+        self._closing = threading.Event()
+        self._look_now = threading.Event()
+        self._findings_lock = threading.Lock()
+        self._sampler = Sampler(source, self.options.interval_s, self.take, self._on_failure)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def listen(self, listener: Callable[[Change], None]) -> None:
+        """Call ``listener`` after each change, from the thread that made it."""
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        self._sampler.start()
+        threading.Thread(target=self._watch_servers, name="gputop-discovery", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop everything; returns at once, whatever a driver or a server is doing."""
+        self._closing.set()
+        self._look_now.set()
+        self._stop_capture.set()
+        self._sampler.stop()
+
+    def _tell(self, change: Change) -> None:
+        if not self._closing.is_set():
+            for listener in self._listeners:
+                listener(change)
+
+    # -- samples ------------------------------------------------------------------------------
+
+    @property
+    def interval_s(self) -> float:
+        return self._sampler.interval_s
+
+    def set_interval(self, seconds: float) -> None:
+        self._sampler.set_interval(seconds)
+
+    def take(self, sample: NodeSample) -> None:
+        """Bring history and findings up to this sample; called by the sampler's thread."""
+        if self.history is None:
+            from gputop.history import History  # NumPy: not before the first frame
+
+            self.history = History()
+        self.history.append(sample)
+        self.sample = sample
+        if self.clock() - sample.time_s > 5 * max(1.0, self.interval_s):
+            return  # the past, filled in at the start: nothing to judge or to draw yet
+        from gputop.advice.live import live_advice
+
+        self.live = live_advice(self.history, sample, self.live.findings)
+        self._refresh_findings()
+        self._tell("sample")
+
+    def _on_failure(self, error: GputopError) -> None:
+        self.failure = error
+        self._tell("failed")
+
+    def _refresh_findings(self) -> None:
+        with self._findings_lock:  # the sampler's and the capture's thread both come here
+            record = self.last_capture
+            self.findings = merge_findings(record.findings if record else (), self.live.findings)
+
+    # -- profiler servers ---------------------------------------------------------------------
+
+    def attach(self, address: str) -> str:
+        """Watch a profiler server; raises GputopError (usage) for an address that cannot be one."""
+        from gputop.profiler.client import parse_address
+
+        parsed = parse_address(address)
+        if parsed not in self._attached:
+            self._attached.append(parsed)
+        self._look_now.set()
+        return parsed
+
+    def _watch_servers(self) -> None:
+        while not self._closing.is_set():
+            if self.sample is not None or self._attached:
+                status = self.status
+                servers, notes = find_servers(tuple(self._attached), self.source.profiler_endpoints(),
+                                              self.options.discover and not self.source.simulated,
+                                              status.address if status and status.running else None)
+                changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
+                self.servers, self.discovery_notes, self.servers_known = servers, notes, True
+                if changed:
+                    self._tell("servers")
+            # Until the first sample there are no processes to look at: look again soon.
+            self._look_now.wait(DISCOVERY_PERIOD_S if self.sample is not None else 0.1)
+            self._look_now.clear()
+
+    # -- capture ------------------------------------------------------------------------------
+
+    def start_capture(self) -> None:
+        """Start a capture in the background; raises GputopError where none can start."""
+        if self.status is not None and self.status.running:
+            raise GputopError("a capture is running", "Press x to stop it and keep what it has.")
+        server = choose_server(self.servers)
+        self._stop_capture.clear()
+        self._set_status(CaptureStatus("connecting", server.address, self.options.capture_s))
+        threading.Thread(target=self._capture, args=(server,), name="gputop-capture", daemon=True).start()
+
+    def stop_capture(self) -> bool:
+        """End the running capture early, its data kept. False if there was none."""
+        if self.status is None or not self.status.running:
+            return False
+        self._stop_capture.set()
+        return True
+
+    def _set_status(self, status: CaptureStatus) -> None:
+        self.status = status
+        self._tell("capture")
+
+    def _capture(self, server: Server) -> None:
+        asked_s = self.options.capture_s
+        try:
+            record = capture_and_analyse(server, asked_s, self.options.logdir, self._stop_capture, self._closing,
+                                         self._set_status)
+        except GputopError as error:
+            self._set_status(CaptureStatus("failed", server.address, asked_s, message=error.message, fix=error.fix))
+            return
+        self.last_capture = record
+        self._refresh_findings()
+        if record.problem is None:
+            self._set_status(CaptureStatus("done", server.address, asked_s, record.took_s, str(record.path)))
+        else:
+            self._set_status(CaptureStatus("failed", server.address, asked_s, record.took_s,
+                                           f"{record.problem.message} (the trace is kept: {record.path})",
+                                           record.problem.fix))

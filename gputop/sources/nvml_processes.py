@@ -1,0 +1,161 @@
+"""The processes that hold one GPU, as NVML lists them. PIDs are the host's."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from gputop.metrics import BYTES, RATIO
+from gputop.samples import GpuProcess, Reading
+from gputop.sources import nvml_status as status
+
+LIST_PERIOD_S = 1.9  # 0.3 ms a call; a little under two ticks of 1 s, so that jitter does not make it three
+SHARE_PERIOD_S = 2.9  # 1.7 ms a call
+_NOT_AVAILABLE = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
+_SHARE_CALL = "nvmlDeviceGetProcessUtilization"
+_NO_MEMORY = Reading.missing(BYTES, "the driver does not tell it for this process", "NVML")
+_NO_NEW_SHARE = Reading.missing(RATIO, "the driver has no new value for this process", "NVML")
+_NOT_ASKED = Reading.missing(RATIO, "not sampled yet", "NVML")
+
+
+class _ProcessInfoV1(ctypes.Structure):
+    """nvmlProcessInfo_v1_t: what drivers before R450 fill. nvidia-ml-py no longer has it."""
+
+    _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))
+
+
+class ProcessReader:
+    """Lists the processes of one GPU and their share of its SMs. Used by one thread."""
+
+    def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self._clock = clock
+        self._list_due_s = self._share_due_s = clock()
+        # Asking "since ever" returns stale samples of processes long gone.
+        self._share_seen_us = int((wall_clock() - SHARE_PERIOD_S) * 1e6)
+        self._share_refused: Reading | None = None
+        self._default_share = _NOT_ASKED
+        self._shares: dict[int, Reading] = {}
+        # nvidia-ml-py asks for the newest symbol only; older drivers have the call under older names.
+        self._versions = {
+            kind: [
+                *(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_{version}") for version in ("v3", "v2")),
+                self._plain_call(f"nvmlDeviceGet{kind}RunningProcesses"),
+            ]
+            for kind in ("Compute", "Graphics")
+        }
+        self._refused: dict[str, str] = {}
+        self._processes: tuple[GpuProcess, ...] = ()
+        self._reason: str | None = None
+
+    def read(self) -> tuple[tuple[GpuProcess, ...], str | None]:
+        """The processes, and why they cannot be listed (else None). Raises NVMLError if the device is gone.
+
+        Between the periods the last list is returned.
+        """
+        now_s = self._clock()
+        if now_s < self._list_due_s:
+            return self._processes, self._reason
+        self._list_due_s = now_s + LIST_PERIOD_S
+        held: dict[int, tuple[str, int | None]] = {}
+        self._reason = None
+        for kind, letter in (("Compute", "C"), ("Graphics", "G")):
+            for pid, used in self._list(kind):
+                before = held.get(pid)
+                # A process in both lists is reported with the same memory in each.
+                held[pid] = (letter, used) if before is None else (f"{before[0]}+{letter}", before[1] or used)
+        if held and now_s >= self._share_due_s:
+            self._share_due_s = now_s + SHARE_PERIOD_S
+            self._read_shares()
+        self._processes = tuple(
+            GpuProcess(
+                pid,
+                kind,
+                _NO_MEMORY if used is None else Reading(float(used), BYTES, "NVML"),
+                self._shares.get(pid, self._default_share),
+            )
+            for pid, (kind, used) in held.items()
+        )
+        return self._processes, self._reason
+
+    def _list(self, kind: str) -> list[tuple[int, int | None]]:
+        """(PID, bytes) of one kind. Compute-only GPUs may refuse the graphics list: no fault of the list."""
+        refused = self._refused.get(kind)
+        if refused is not None:
+            if kind == "Compute":
+                self._reason = refused
+            return []
+        nvml = self._nvml
+        versions = self._versions[kind]
+        while True:
+            try:
+                return [(process.pid, _known(process.usedGpuMemory)) for process in versions[0](self._handle)]
+            except nvml.NVMLError as error:
+                code = error.value
+                if code in status.DEVICE_GONE:
+                    raise
+            if code == status.FUNCTION_NOT_FOUND and len(versions) > 1:
+                del versions[0]
+                continue
+            why = status.reason(code, f"nvmlDeviceGet{kind}RunningProcesses")
+            if code in status.REFUSED:
+                self._refused[kind] = why
+            if kind == "Compute":
+                self._reason = why
+            return []
+
+    def _plain_call(self, symbol: str) -> Callable[[Any], list[Any]]:
+        """The call as drivers before R450 have it; their structure has no MIG instances."""
+        nvml = self._nvml
+
+        def call(handle: Any) -> list[Any]:
+            function = nvml._nvmlGetFunctionPointer(symbol)
+            room = 64
+            while True:
+                count = ctypes.c_uint(room)
+                processes = (_ProcessInfoV1 * room)()
+                code = function(handle, ctypes.byref(count), processes)
+                if code != status.INSUFFICIENT_SIZE:
+                    break
+                room = count.value + room
+            if code != status.SUCCESS:
+                raise nvml.NVMLError(code)
+            return list(processes[: count.value])
+
+        return call
+
+    def _read_shares(self) -> None:
+        """SM share by PID, of the driver's samples since the last look."""
+        if self._share_refused is not None:
+            return
+        nvml = self._nvml
+        self._shares = {}
+        try:
+            samples = nvml.nvmlDeviceGetProcessUtilization(self._handle, self._share_seen_us)
+        except nvml.NVMLError as error:
+            code = error.value
+            if code in status.DEVICE_GONE:
+                raise
+            # NOT_FOUND says that there is nothing new; SUCCESS comes back as an error when the list is empty.
+            if code not in (status.NOT_FOUND, status.SUCCESS):
+                missing = Reading.missing(RATIO, status.reason(code, _SHARE_CALL), "NVML")
+                if code in status.REFUSED:
+                    self._share_refused = missing
+                self._default_share = missing
+                return
+            samples = ()
+        self._default_share = _NO_NEW_SHARE
+        newest: dict[int, int] = {}
+        for sample in samples:
+            stamp, pid, percent = sample.timeStamp, sample.pid, sample.smUtil
+            self._share_seen_us = max(self._share_seen_us, stamp)
+            # Drivers have been seen to return garbage of several thousand percent.
+            if stamp >= newest.get(pid, 0) and percent <= 100:
+                newest[pid] = stamp
+                self._shares[pid] = Reading(percent / 100, RATIO, "NVML")
+
+
+def _known(used_bytes: int | None) -> int | None:
+    return None if used_bytes == _NOT_AVAILABLE else used_bytes

@@ -1,0 +1,116 @@
+"""NVML return codes: which end a device, which end a field, and what to tell the user.
+
+Codes are plain numbers here (NVML's ABI), so that nothing of nvidia-ml-py is needed to
+read this table; newer codes are missing from older releases of that package.
+"""
+
+from __future__ import annotations
+
+from gputop.errors import GputopError, NothingToSee
+
+SUCCESS = 0
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+NOT_FOUND = 6
+INSUFFICIENT_SIZE = 7
+DRIVER_NOT_LOADED = 9
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+RESET_REQUIRED = 16
+LIB_RM_VERSION_MISMATCH = 18
+NO_DATA = 21
+ARGUMENT_VERSION_MISMATCH = 25
+DEPRECATED = 26
+UNKNOWN = 999
+
+# The device is gone: its handle must not be used again.
+DEVICE_GONE = frozenset((GPU_IS_LOST, RESET_REQUIRED))
+# Refused for good: asking again costs time (a refused field can take over 1 ms) and gives the same answer.
+REFUSED = frozenset((NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, DEPRECATED))
+
+_REASONS = {
+    NOT_SUPPORTED: "not supported by this GPU",
+    NO_PERMISSION: "no permission: run as root, or have the driver loaded with NVreg_RestrictProfilingToAdminUsers=0",
+    NOT_FOUND: "nothing found",
+    FUNCTION_NOT_FOUND: "this driver is too old to have it",
+    ARGUMENT_VERSION_MISMATCH: "this driver does not know this version of the call",
+    DEPRECATED: "withdrawn from this driver",
+    NO_DATA: "the driver has no value at the moment",
+    UNKNOWN: "the driver reports an unknown error",
+}
+
+
+def reason(code: int, call: str, mig: bool = False) -> str:
+    """Why ``call`` gave no value, for a reading."""
+    text = _REASONS.get(code, f"NVML error {code}")
+    if mig and code == NOT_SUPPORTED:
+        text = "not supported while the GPU is in MIG mode"
+    return f"{text} ({call})"
+
+
+def lost_message(code: int, index: int) -> str:
+    """Cause and fix for a GPU that stopped answering for good."""
+    if code == RESET_REQUIRED:
+        return (
+            f"GPU {index} needs a reset: the driver refuses all calls to it. Stop its processes and run "
+            f"`nvidia-smi --gpu-reset -i {index}`; if that fails, reboot. `dmesg | grep Xid` names the cause."
+        )
+    return (
+        f"GPU {index} is lost: it no longer answers on the PCIe bus. Take the node out of service and reboot it "
+        f"(power-cycle if it stays away); `dmesg | grep Xid` names the cause. Restart gputop afterwards."
+    )
+
+
+_DEMO = "`gputop --demo` shows a simulated node without any driver."
+
+
+def open_error(code: int) -> GputopError:
+    """What a failed nvmlInit means to the user."""
+    if code == LIBRARY_NOT_FOUND:
+        return NothingToSee(
+            "There is no NVIDIA driver on this machine: libnvidia-ml.so.1 cannot be loaded.",
+            "Install the driver; in a container start it with GPU access (docker run --gpus all, "
+            f"NVIDIA_DRIVER_CAPABILITIES with utility). {_DEMO}",
+        )
+    if code == DRIVER_NOT_LOADED:
+        return NothingToSee(
+            "The NVIDIA driver is installed but its kernel module is not loaded.",
+            f"Load it with `sudo modprobe nvidia`; if that fails, `dmesg | grep -i nvidia` says why. {_DEMO}",
+        )
+    if code == LIB_RM_VERSION_MISMATCH:
+        return GputopError(
+            "The NVIDIA kernel module and libnvidia-ml.so.1 are of different versions: the driver was upgraded "
+            "while the old module stayed loaded.",
+            "Reboot, or stop all GPU programs and reload the module (`sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset "
+            "nvidia && sudo modprobe nvidia`). In a container restart the container.",
+        )
+    if code == NO_PERMISSION:
+        return GputopError(
+            "The NVIDIA driver refuses access (NVML: no permission).",
+            "Look at the rights of /dev/nvidiactl and /dev/nvidia* (NVreg_DeviceFileMode, often a group such as "
+            "`video`), and at the device cgroup of the container or job.",
+        )
+    return GputopError(
+        f"NVML could not be started (error {code}).",
+        "See whether `nvidia-smi` works; `dmesg | grep -i nvrm` names driver faults.",
+    )
+
+
+def no_gpus() -> GputopError:
+    """The driver runs but shows no GPU."""
+    return NothingToSee(
+        "The NVIDIA driver runs, but it shows no GPU to this process.",
+        "Look at `lspci | grep -i nvidia`; in a container or batch job ask for GPUs "
+        f"(docker run --gpus all, sbatch --gres=gpu:N). {_DEMO}",
+    )
+
+
+def no_access_message(code: int, index: int) -> str:
+    """Cause and fix for a GPU that NVML counts but does not hand out."""
+    if code == NO_PERMISSION:
+        return (
+            f"GPU {index} may not be opened by this user. Look at the rights of /dev/nvidia{index} and at the "
+            "device cgroup of the container or job."
+        )
+    return f"GPU {index} could not be opened (NVML error {code}). `nvidia-smi` and `dmesg | grep -i nvrm` tell more."

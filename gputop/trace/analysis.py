@@ -1,0 +1,78 @@
+"""From trace files to an :class:`~gputop.trace.results.Analysis`: load, analyse, advise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from gputop.advice.trace import advise
+from gputop.advice.trace_facts import TraceFacts
+from gputop.trace.breakdown import breakdown
+from gputop.trace.collectives import collectives
+from gputop.trace.device_time import gpu_use, timelines, unused_gpu
+from gputop.trace.input_pipeline import input_pipeline
+from gputop.trace.load import load
+from gputop.trace.memory import memory
+from gputop.trace.model import QualityNote, Trace
+from gputop.trace.results import Analysis, Steps
+from gputop.trace.steps import find_steps
+
+_FEW_STEPS = 5  # below, a mean is a mean of accidents (TraceML asks for 20 to be sure)
+
+
+def analyze(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], params: int | None = None) -> Analysis:
+    """Read a trace and say what is wrong with the job in it.
+
+    ``paths``: an ``.xplane.pb``, a run folder or TensorBoard logdir, Chrome/kineto JSON files
+    (several are the ranks of one job), or an Nsight Systems ``.sqlite``. ``params``: number of
+    the model's trainable parameters, for rules on AllReduce. Raises
+    :class:`gputop.errors.GputopError`; NothingToSee where the trace holds no event.
+    """
+    several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    return analyze_trace(load([os.fspath(p) for p in several]), params)
+
+
+def analyze_trace(trace: Trace, params: int | None = None) -> Analysis:
+    """The same of a trace in memory; a pure function of it."""
+    steps = find_steps(trace)
+    lines = timelines(trace)
+    used = {line.gpu: gpu_use(trace, line, steps) for line in lines}
+    gpus = [used.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if lines else []
+    # A GPU trace whose device planes are empty does not tell where the step goes.
+    readable = bool(lines) or not trace.gpus
+    window = trace.window_ns
+    analysis = Analysis(
+        paths=list(trace.paths), format=trace.format, hosts=list(trace.hosts),
+        window_s=(window[1] - window[0]) / 1e9, events=trace.event_count, simulated=trace.simulated,
+        quality=[*trace.quality, *_notes(trace, steps, bool(lines))],
+        steps=steps,
+        breakdown=breakdown(trace, lines, steps.bounds_ns) if steps and readable else None,
+        gpus=sorted(gpus, key=lambda use: use.gpu),
+        collectives=collectives(trace, lines, steps),
+        memory=memory(trace),
+        input=input_pipeline(trace, steps),
+    )
+    advice = advise(TraceFacts.of(trace, lines, analysis, params))
+    analysis.findings, analysis.abstained = advice.findings, advice.abstained
+    return analysis
+
+
+def _notes(trace: Trace, steps: Steps | None, device_events: bool) -> list[QualityNote]:
+    """What the analyses themselves have to add to the reader's notes."""
+    known = {note.id for note in trace.quality}
+    notes = []
+    if steps is None:
+        notes.append(QualityNote("no_steps", (
+            "No training steps found: neither step markers nor calls of a step function nor a kernel sequence that "
+            "surely repeats. Shares are of the whole window. Capture longer than two steps, or mark steps with "
+            "tf.profiler.experimental.Trace('train', step_num=step, _r=1).")))
+    elif steps.count < _FEW_STEPS:
+        notes.append(QualityNote("few_steps", f"Only {steps.count} whole step(s) in the window: take the figures "
+                                              "as a sample, or capture longer."))
+    if not device_events and trace.gpus and "empty_device_plane" not in known:
+        notes.append(QualityNote("empty_device_plane", (
+            "The trace lists GPUs but no GPU event: the profiler had no right to CUPTI's data, or nothing ran. "
+            "`gputop doctor` says how to grant it.")))
+    if not trace.gpus:
+        notes.append(QualityNote("no_gpu", "No GPU in this trace: time that is not input wait counts as host."))
+    return notes

@@ -1,0 +1,210 @@
+"""What each GPU did with its time: busy, compute, collectives, copies, and whose fault idle is.
+
+All by unions on one timeline per GPU, never by sums over streams. The window of a GPU is
+from its first device event to its last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.trace.copies import Copies, copies
+from gputop.trace.intervals import Spans, coverage, intersect, merge, subtract, union
+from gputop.trace.kernels import UNKNOWN, classify
+from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.results import GpuUse, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTimeline:
+    """One GPU's device events: their rows, and unions of them by what they are.
+
+    ``other`` is what the GPU does on its own account: copies within it and memsets.
+    ``gaps`` lists idle intervals between device events, ``host_fault`` whether the launch
+    of the event that ends each began after the gap did, ``known`` whether that launch is
+    in the trace.
+    """
+
+    gpu: int  # index into Trace.gpus
+    rows: I64
+    compute: Spans
+    collectives: Spans
+    h2d: Spans
+    d2h: Spans
+    p2p: Spans
+    other: Spans
+    busy: Spans
+    gaps: Spans
+    host_fault: npt.NDArray[np.bool_]
+    known: npt.NDArray[np.bool_]
+
+    @property
+    def window_ns(self) -> tuple[int, int]:
+        return (int(self.busy.start[0]), int(self.busy.end[-1])) if len(self.busy.start) else (0, 0)
+
+    @property
+    def copies(self) -> Spans:
+        return merge(self.h2d, self.d2h, self.p2p, self.other)
+
+
+def timelines(trace: Trace) -> list[GpuTimeline]:
+    """One for each GPU of the trace that ran anything, in the trace's order."""
+    device = trace.device
+    out = []
+    for gpu in range(len(trace.gpus)):
+        rows = np.flatnonzero(device.gpu == gpu)
+        if not len(rows) or not (device.end_ns[rows] > device.start_ns[rows]).any():
+            continue
+        kind = device.kind[rows]
+
+        def of(*kinds: Kind, rows: I64 = rows, kind: npt.NDArray = kind) -> Spans:
+            chosen = rows[np.isin(kind, kinds)]
+            return union(device.start_ns[chosen], device.end_ns[chosen])
+
+        busy = union(device.start_ns[rows], device.end_ns[rows])
+        gaps = Spans(busy.end[:-1], busy.start[1:])
+        launch = _launch_after(trace, rows, gaps)
+        out.append(GpuTimeline(
+            gpu, rows, of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
+            of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy, gaps,
+            host_fault=launch > gaps.start, known=launch >= 0,
+        ))
+    return out
+
+
+def _launch_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
+    """When the event that ends each gap was launched, -1 where the trace does not tell.
+
+    Of several that start at once the earliest launch counts: the GPU could have run that one.
+    """
+    device = trace.device
+    rows = rows[device.end_ns[rows] > device.start_ns[rows]]
+    start, launch = device.start_ns[rows], device.launch_ns[rows]
+    unknown = np.iinfo(np.int64).max
+    order = np.lexsort((np.where(launch < 0, unknown, launch), start))
+    first = order[np.searchsorted(start[order], gaps.end)]
+    return launch[first]
+
+
+def gpu_use(trace: Trace, line: GpuTimeline, steps: Steps | None) -> GpuUse:
+    """The figures of one GPU."""
+    device = trace.device
+    lo, hi = line.window_ns
+    window = hi - lo
+    kernels = line.rows[device.kind[line.rows] <= Kind.COLLECTIVE]
+    length = device.end_ns[kernels] - device.start_ns[kernels]
+    copied = line.copies
+    by_type, tensor = kernel_types(trace, line)
+    moved: Copies = copies(trace, line.rows)
+    per_step = None
+    if steps is not None:
+        bounds = np.array(steps.bounds_ns)
+        per_step = int(coverage(line.compute, bounds[:, 0], bounds[:, 1]).sum()) / steps.count / 1e9
+    return GpuUse(
+        gpu=gpu_number(trace, line.gpu),
+        window_s=window / 1e9,
+        busy=line.busy.total / window,
+        compute=line.compute.total / window,
+        collectives=line.collectives.total / window,
+        collectives_exposed=subtract(line.collectives, line.compute).total / window,
+        copies=copied.total / window,
+        copies_exposed=subtract(subtract(copied, line.compute), line.collectives).total / window,
+        idle_host_fault=_host_fault_share(line),
+        launch_delay_median_s=_launch_delay(trace, line.rows),
+        kernels=len(kernels),
+        kernels_per_s=len(kernels) / (window / 1e9),
+        kernel_median_s=float(np.median(length)) / 1e9 if len(kernels) else None,
+        compute_s_per_step=per_step,
+        copies_s=moved.seconds, copies_bytes=moved.bytes, copies_count=moved.count,
+        copies_pageable_s=moved.pageable_s,
+        tensor_core_time=tensor, kernel_time_by_type=by_type,
+    )
+
+
+def unused_gpu(trace: Trace, gpu: int) -> GpuUse:
+    """A GPU of the trace on which nothing ran, over the window of those on which something did."""
+    device = trace.device
+    window = int(device.end_ns.max() - device.start_ns.min()) / 1e9
+    return GpuUse(
+        gpu=gpu_number(trace, gpu), window_s=window, busy=0.0, compute=0.0, collectives=0.0, collectives_exposed=0.0,
+        copies=0.0, copies_exposed=0.0, idle_host_fault=None, launch_delay_median_s=None, kernels=0,
+        kernels_per_s=0.0, kernel_median_s=None, compute_s_per_step=None,
+    )
+
+
+def gpu_number(trace: Trace, gpu: int) -> int:
+    """What a GPU is called in results: its ordinal, or its place in the trace where several ranks share ordinals."""
+    unique = len({g.ordinal for g in trace.gpus}) == len(trace.gpus)
+    return trace.gpus[gpu].ordinal if unique else gpu
+
+
+def _host_fault_share(line: GpuTimeline) -> float | None:
+    """Share of the idle time whose next launch began after the idle did; of the gaps with a known launch.
+
+    None where there is no idle time, or where the launches of less than half of it are known.
+    """
+    length = line.gaps.end - line.gaps.start
+    known = int(length[line.known].sum())
+    if known == 0 or known * 2 < int(length.sum()):
+        return None
+    return int(length[line.host_fault & line.known].sum()) / known
+
+
+def _launch_delay(trace: Trace, rows: I64) -> float | None:
+    """Median time from the end of the launching call (its start, where the end is not read) to the device's start."""
+    device = trace.device
+    launched = device.launch_end_ns if len(device.launch_end_ns) == len(device) else device.launch_ns
+    launched = np.where(launched < 0, device.launch_ns, launched)[rows]
+    known = launched >= 0
+    if not known.any():
+        return None
+    return float(np.median(device.start_ns[rows][known] - launched[known])) / 1e9
+
+
+def kernel_types(trace: Trace, line: GpuTimeline) -> tuple[dict[str, float] | None, float | None]:
+    """Share of kernel time by number type, collectives apart, and the share on tensor cores.
+
+    The latter is None where no kernel's name says anything either way.
+    """
+    device = trace.device
+    rows = line.rows[device.kind[line.rows] == Kind.COMPUTE]
+    total = int((device.end_ns[rows] - device.start_ns[rows]).sum())
+    if total <= 0:
+        return None, None
+    names, which = np.unique(device.name[rows], return_inverse=True)
+    times = np.bincount(which, weights=(device.end_ns[rows] - device.start_ns[rows]))
+    by_type: dict[str, float] = {}
+    tensor, told = 0.0, False
+    for name, time in zip(names, times, strict=True):
+        kernel = classify(trace.names[name] if name >= 0 else "")
+        dtype = kernel.dtype or UNKNOWN
+        by_type[dtype] = by_type.get(dtype, 0.0) + float(time) / total
+        told = told or kernel.tensor_core is not None
+        tensor += float(time) / total if kernel.tensor_core else 0.0
+    return dict(sorted(by_type.items(), key=lambda item: -item[1])), tensor if told else None
+
+
+def idle_by_host(line: GpuTimeline) -> Spans:
+    """Idle intervals of the GPU that the host could have filled."""
+    chosen = line.host_fault & line.known
+    return Spans(line.gaps.start[chosen], line.gaps.end[chosen])
+
+
+def waits_for_another(line: GpuTimeline, others: list[GpuTimeline], at_least_ns: int, share: float) -> Spans:
+    """Long idle intervals of this GPU that another one works through: it waits for that GPU, not for launches.
+
+    A gap counts where one single other GPU is busy for at least ``share`` of it.
+    """
+    length = line.gaps.end - line.gaps.start
+    long = length >= at_least_ns
+    gaps = Spans(line.gaps.start[long], line.gaps.end[long])
+    waiting = [Spans(np.empty(0, np.int64), np.empty(0, np.int64))]
+    for other in others:
+        if other is line or not len(gaps.start):
+            continue
+        covered = coverage(other.busy, gaps.start, gaps.end) >= share * (gaps.end - gaps.start)
+        waiting.append(intersect(Spans(gaps.start[covered], gaps.end[covered]), other.busy))
+    return merge(*waiting)

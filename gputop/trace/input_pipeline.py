@@ -1,0 +1,96 @@
+"""Waiting for input, and which stage of tf.data takes the time."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from gputop.trace.intervals import Spans, coverage, union
+from gputop.trace.model import I64, Trace
+from gputop.trace.query import host_rows, name_mask
+from gputop.trace.results import InputPipeline, Steps
+
+# The step's own wait. tf.data's stages run on other threads and cost nothing while a batch lies ready.
+GET_NEXT = r"(?:MultiDevice)?IteratorGetNext\w*Op::DoCompute$"
+_LOADER = r"enumerate\(DataLoader\)#"
+_STAGE = r"Iterator::"
+
+
+def waits(trace: Trace) -> Spans | None:
+    """When the training loop waited for a batch; None where the trace shows no such calls."""
+    for pattern in (GET_NEXT, _LOADER):
+        rows = host_rows(trace, pattern)
+        if len(rows):
+            return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+    return None
+
+
+def input_pipeline(trace: Trace, steps: Steps | None) -> InputPipeline | None:
+    """Mean wait per step, as the union of the calls within the steps, and tf.data's stages.
+
+    Without steps the share is that of the whole window and ``wait_s_per_step`` the mean per call.
+    None where the trace has no events of an input pipeline.
+    """
+    wait = waits(trace)
+    if wait is None:
+        return None
+    how = "tf.data IteratorGetNext" if len(host_rows(trace, GET_NEXT)) else "PyTorch DataLoader"
+    if steps is not None:
+        bounds = np.array(steps.bounds_ns)
+        waited = int(coverage(wait, bounds[:, 0], bounds[:, 1]).sum())
+        length, count = int((bounds[:, 1] - bounds[:, 0]).sum()), steps.count
+        how += ", union of the calls within steps"
+    else:
+        lo, hi = trace.window_ns
+        waited, length, count = wait.total, hi - lo, len(wait.start)
+        how += ", union of the calls in the window; per call, for want of steps"
+    return InputPipeline(waited / count / 1e9, waited / length, stage_self_times(trace), how)
+
+
+def stage_self_times(trace: Trace) -> dict[str, float]:
+    """tf.data stage → seconds in its own code in the window, longest first, summed over threads.
+
+    A stage is the last part of ``Iterator::Root::Prefetch::Map``, its position stripped. Self
+    time is an event's length minus that of the stages directly inside it on the same thread; a
+    parallel stage waiting for its own workers counts as that stage. ``Root`` and ``Prefetch``
+    only hand on or wait, so they are left out.
+    """
+    host = trace.host
+    rows = np.flatnonzero(name_mask(trace, _STAGE)[host.name] & (host.end_ns > host.start_ns))
+    if not len(rows):
+        return {}
+    own = _self_times(host.line[rows].astype(np.int64), host.start_ns[rows], host.end_ns[rows])
+    names, which = np.unique(host.name[rows], return_inverse=True)
+    totals: dict[str, float] = {}
+    for name, total in zip(names, np.bincount(which, weights=own), strict=True):
+        stage = re.sub(r"\[\d+\]$", "", trace.names[name].rsplit("::", 1)[-1])
+        if stage not in ("Root", "Prefetch"):
+            totals[stage] = totals.get(stage, 0.0) + float(total) / 1e9
+    return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _self_times(line: I64, start: I64, end: I64) -> I64:
+    """Length of each event minus that of its direct children; events of one line nest or are apart."""
+    order = np.lexsort((-end, start, line))
+    line, start, end = line[order], start[order], end[order]
+    # Depth: how many earlier events of the line are still open. Ends are sorted within lines.
+    depth = np.empty(len(order), np.int64)
+    for first, last in _runs(line):
+        ends = np.sort(end[first:last])
+        depth[first:last] = np.arange(last - first) - np.searchsorted(ends, start[first:last], side="right")
+    own = end - start
+    lengths = own.copy()
+    for level in range(1, int(depth.max()) + 1):
+        children = np.flatnonzero(depth == level)
+        parents = np.flatnonzero(depth == level - 1)
+        parent = parents[np.maximum(np.searchsorted(parents, children) - 1, 0)]
+        np.subtract.at(own, parent, lengths[children])
+    out = np.empty_like(own)
+    out[order] = np.maximum(own, 0)
+    return out
+
+
+def _runs(line: I64) -> list[tuple[int, int]]:
+    edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(line)]
+    return list(zip(edges[:-1], edges[1:], strict=True))

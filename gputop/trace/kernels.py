@@ -1,0 +1,116 @@
+"""What a device event is, judged by its name: kernel, collective or copy, number type, tensor cores.
+
+The tensor-core test was checked by eye on 514 real kernel names of cuBLAS, cuDNN, CUTLASS,
+XLA and flash attention; a name that says nothing gives "unknown" and None, never a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from gputop.trace.model import Kind, MemoryKind
+
+UNKNOWN = "unknown"
+
+
+class Class(NamedTuple):
+    """``dtype``: fp64, fp32, tf32, bf16, fp16, fp8, int8 or "unknown".
+
+    ``tensor_core``: whether a matrix kernel runs on tensor cores; None where the name does
+    not tell, as for element-wise kernels, collectives and copies.
+    """
+
+    kind: Kind
+    dtype: str = UNKNOWN
+    tensor_core: bool | None = None
+
+
+# Exact names of copies: CUPTI by way of TF and XLA, ROCm's tracer.
+_COPIES = {
+    "MemcpyH2D": Kind.H2D, "MemcpyD2H": Kind.D2H, "MemcpyD2D": Kind.D2D, "MemcpyP2P": Kind.P2P,
+    "MemcpyOther": Kind.COPY_OTHER, "Memset": Kind.MEMSET,
+    "CopyHostToDevice": Kind.H2D, "CopyDeviceToHost": Kind.D2H, "CopyDeviceToDevice": Kind.D2D,
+    "CopyPeerToPeer": Kind.P2P, "FillBuffer": Kind.MEMSET,
+}
+# Kineto and Nsight Systems: "Memcpy HtoD (Pageable -> Device)", "[CUDA memcpy Device-to-Host]".
+_SPELLED_COPY = re.compile(r"\[?(?:CUDA )?mem(?P<what>cpy|set)\b[ ]?(?P<way>HtoD|DtoH|DtoD|PtoP|"
+                           r"Host-to-Device|Device-to-Host|Device-to-Device|Peer-to-Peer)?", re.IGNORECASE)
+_WAYS = {"htod": Kind.H2D, "dtoh": Kind.D2H, "dtod": Kind.D2D, "ptop": Kind.P2P, "host-to-device": Kind.H2D,
+         "device-to-host": Kind.D2H, "device-to-device": Kind.D2D, "peer-to-peer": Kind.P2P}
+_ROCM_COPY = re.compile(r"__amd_rocclr_(copy|fill)(Buffer|Image)", re.IGNORECASE)
+_COLLECTIVE = re.compile(r"nccl|rccl", re.IGNORECASE)
+
+_FFMA = re.compile(r"_ffma_|sgemm|dgemm|scudnn|winograd|simt", re.IGNORECASE)
+_TENSOR_CORE = re.compile(
+    r"hmma|imma|gmma|h884|s884|h1688|s1688|c1688|16816|16832|8816|tensorop|nvjet|flash_(fwd|bwd)|fmha|xmma_"
+    r"|_(bf16|f16|fp16|tf32|e4m3|e5m2)", re.IGNORECASE,
+)
+# In this order: the type of the operands counts, and accumulators are often named beside it.
+_DTYPES = tuple((dtype, re.compile(pattern, re.IGNORECASE)) for dtype, pattern in (
+    ("fp8", r"e4m3|e5m2|float8|fp8"),
+    ("tf32", r"tf32|tensorop_s1688"),
+    ("bf16", r"bf16|bfloat16|nvjet_tst"),
+    ("fp16", r"f16|fp16|h884|h1688|h16816|\bhalf\b|__half|c10::Half|Eigen::half|nvjet_hsh|hgemm"),
+    ("int8", r"imma|i8816|i16832|\bint8|signed char"),
+    ("fp64", r"dgemm|_f64|\bdouble\b|d884"),
+    ("fp32", r"sgemm|scudnn|_ffma_|_f32|\bfloat\b"),
+))
+
+_SIZE = re.compile(r"\b(?:size|num_bytes):(\d{1,18})\b")
+_END = re.compile(r"\bkind_(src|dst):(\w+)")
+_MEMORY = {"pageable": MemoryKind.PAGEABLE, "pinned": MemoryKind.PINNED, "device": MemoryKind.DEVICE,
+           "managed": MemoryKind.MANAGED, "array": MemoryKind.ARRAY}
+
+
+def classify(name: str) -> Class:
+    """What the device event of this name is. Never fails: an unknown name is a COMPUTE kernel."""
+    copy = _COPIES.get(name)
+    if copy is not None:
+        return Class(copy)
+    rocm = _ROCM_COPY.match(name)
+    if rocm:
+        return Class(Kind.MEMSET if rocm[1].lower() == "fill" else Kind.COPY_OTHER)
+    spelled = _SPELLED_COPY.match(name)
+    if spelled:
+        if spelled["what"].lower() == "set":
+            return Class(Kind.MEMSET)
+        return Class(_WAYS.get((spelled["way"] or "").lower(), Kind.COPY_OTHER))
+    if _COLLECTIVE.search(name):
+        return Class(Kind.COLLECTIVE)
+    dtype = next((dtype for dtype, pattern in _DTYPES if pattern.search(name)), UNKNOWN)
+    if _FFMA.search(name):
+        return Class(Kind.COMPUTE, dtype, False)
+    return Class(Kind.COMPUTE, dtype, True if _TENSOR_CORE.search(name) else None)
+
+
+def copy_way(api_call: str) -> Kind | None:
+    """The direction that a host call such as ``cuMemcpyHtoDAsync_v2`` or ``hipMemcpyDtoDAsync`` names."""
+    for way in ("HtoD", "DtoH", "DtoD"):
+        if "emcpy" + way in api_call:
+            return _WAYS[way.lower()]
+    return None
+
+
+class CopyDetails(NamedTuple):
+    """Bytes (-1: not told) and the memory at both ends of a copy."""
+
+    bytes: int = -1
+    src: MemoryKind = MemoryKind.UNKNOWN
+    dst: MemoryKind = MemoryKind.UNKNOWN
+
+
+@lru_cache(maxsize=65536)
+def copy_details(text: str) -> CopyDetails:
+    """Parse ``kind_src:pinned kind_dst:device size:4096 dest:0 async:1``, or the older ``num_bytes:4096``."""
+    size = _SIZE.search(text)
+    ends = {m[1]: memory_kind(m[2]) for m in _END.finditer(text)}
+    return CopyDetails(int(size[1]) if size else -1, ends.get("src", MemoryKind.UNKNOWN),
+                       ends.get("dst", MemoryKind.UNKNOWN))
+
+
+def memory_kind(text: str) -> MemoryKind:
+    """CUPTI's name for a kind of memory, in any case; ``Device Static`` is device memory."""
+    words = text.lower().split()
+    return _MEMORY.get(words[0], MemoryKind.UNKNOWN) if words else MemoryKind.UNKNOWN

@@ -1,0 +1,46 @@
+"""Small look-ups on a trace that several analyses need."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.trace.model import I64, HostEvents, Trace
+
+Mask = npt.NDArray[np.bool_]
+
+
+def name_mask(trace: Trace, pattern: str) -> Mask:
+    """Which of ``trace.names`` the pattern matches at their beginning. A row of it is False for name -1."""
+    match = re.compile(pattern).match
+    mask = np.zeros(len(trace.names) + 1, bool)  # the extra last entry answers index -1
+    mask[:-1] = [match(name) is not None for name in trace.names]
+    return mask
+
+
+def host_rows(trace: Trace, pattern: str) -> I64:
+    """Rows of the host events whose name matches, in order of time."""
+    return np.flatnonzero(name_mask(trace, pattern)[trace.host.name])
+
+
+def stat(host: HostEvents, name: str) -> tuple[I64, I64]:
+    """Rows and values of one stat; both empty where the trace has none of it."""
+    none = np.empty(0, np.int64)
+    return host.stats.get(name, (none, none))
+
+
+def uses(trace: Trace) -> str:
+    """The framework that left its mark in the trace: tensorflow, jax, pytorch or unknown.
+
+    For advice that names an API; XLA's own kernels run under both TensorFlow and JAX.
+    """
+    for framework, pattern in (
+        ("pytorch", r"aten::|ProfilerStep#|autograd::engine"),
+        ("jax", r"PjitFunction\(|jit\(|PJRT_LoadedExecutable|\$api\.py"),
+        ("tensorflow", r"TFE_Py_|EagerExecute|FunctionRun|ExecutorState::|Iterator::|IteratorGetNext"),
+    ):
+        if name_mask(trace, pattern).any():
+            return framework
+    return "unknown"

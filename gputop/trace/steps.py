@@ -1,0 +1,269 @@
+"""Training steps: where each begins and ends, and what that rests on.
+
+Anchors are tried in order of trust. A step runs from the start of one anchor to the start
+of the next, so that the gap between two calls belongs to the step before it. Where nothing
+marks steps and nothing surely repeats, there are none: :func:`find_steps` returns None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.trace.input_pipeline import GET_NEXT
+from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.query import host_rows, name_mask, stat
+from gputop.trace.results import Steps
+
+# Keras 3 names its step functions so (fit, and by the same names evaluate); Keras 2 without markers: train_function.
+_KERAS_OPS = r"__inference_(?:(?:one|multi)_step_on_(?:iterator|data)\w*|train_function)_\d+$"
+_KERAS_EVENTS = r"(?:one|multi)_step_on_iterator$"
+# A step that takes this many times the median of those after it, at the head of the window, is warm-up
+# (compilation, autotuning, a launch queue that still fills). gputop's own figure.
+_WARM_UP_FACTOR = 2.0
+# Markers whose own end meets the next one's start within this share of the step are contiguous: then the
+# last marker is a whole step too.
+_CONTIGUOUS_SHARE = 0.02
+# A repeating kernel sequence counts as steps only if it is this long, this often, this alike, this regular.
+_MIN_PERIOD_KERNELS = 10
+_MIN_PERIOD_NAMES = 3
+_MIN_PERIODS = 3
+_MIN_MATCH = 0.98
+_MAX_VARIATION = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchors:
+    """What marks steps: ``edges_ns`` are all starts that end a step, ``start_ns`` those of steps themselves."""
+
+    what: str
+    confidence: str
+    start_ns: I64
+    end_ns: I64
+    edges_ns: I64
+    min_steps: int
+    packs_iterations: bool = False
+
+
+def find_steps(trace: Trace) -> Steps | None:
+    """The steps of the window by the most trusted anchor there is, or None where nothing is sure enough."""
+    finders: tuple[Callable[[Trace], _Anchors | None], ...] = (
+        _step_markers, _profiler_steps, _keras_functions, _jax_executions, _root_functions, _kernel_sequence,
+    )
+    for finder in finders:
+        anchors = finder(trace)
+        if anchors is None:
+            continue
+        bounds, whole = _bounds(anchors)
+        bounds, dropped = _without_warm_up(bounds)
+        if len(bounds) >= anchors.min_steps:
+            return _steps(trace, anchors, bounds, dropped + len(anchors.start_ns) - whole)
+    return None
+
+
+def _bounds(anchors: _Anchors) -> tuple[I64, int]:
+    """(start, end) of the steps that are whole, shape (n, 2), and their number."""
+    edges = np.unique(anchors.edges_ns)
+    start = np.unique(anchors.start_ns)
+    after = np.searchsorted(edges, start, side="right")
+    has_next = after < len(edges)
+    bounds = np.stack((start[has_next], edges[after[has_next]]), axis=1)
+    if not has_next.all() and len(start):
+        own_end = int(anchors.end_ns[np.argmax(anchors.start_ns)])
+        order = np.argsort(anchors.start_ns, kind="stable")
+        gaps = anchors.start_ns[order][1:] - anchors.end_ns[order][:-1]
+        length = own_end - int(start[-1])
+        if anchors.min_steps == 1 and length > 0 and (
+            not len(gaps) or abs(float(np.median(gaps))) <= _CONTIGUOUS_SHARE * length
+        ):
+            bounds = np.concatenate((bounds, [[int(start[-1]), own_end]]))
+    return bounds, len(bounds)
+
+
+def _without_warm_up(bounds: I64) -> tuple[I64, int]:
+    """Leave out the leading steps that are far off the median of the rest."""
+    length = bounds[:, 1] - bounds[:, 0]
+    dropped = 0
+    while len(length) - dropped >= 3:
+        rest = float(np.median(length[dropped + 1:]))
+        if rest / _WARM_UP_FACTOR <= length[dropped] <= rest * _WARM_UP_FACTOR:
+            break
+        dropped += 1
+    return bounds[dropped:], dropped
+
+
+def _steps(trace: Trace, anchors: _Anchors, bounds: I64, dropped: int) -> Steps:
+    seconds = (bounds[:, 1] - bounds[:, 0]) / 1e9
+    return Steps(
+        anchor=anchors.what,
+        confidence=anchors.confidence if len(bounds) >= 2 else "low",
+        bounds_ns=tuple((int(a), int(b)) for a, b in bounds),
+        median_s=float(np.median(seconds)),
+        mean_s=float(seconds.mean()),
+        p95_s=float(np.percentile(seconds, 95)),
+        dropped=dropped,
+        iterations_per_step=_iterations(trace, bounds) if anchors.packs_iterations else 1.0,
+    )
+
+
+def _iterations(trace: Trace, bounds: I64) -> float:
+    """Optimizer steps in one anchor (Keras' steps_per_execution), by its calls of IteratorGetNext.
+
+    Every replica of a MirroredStrategy has its own iterator, so the count is divided by the
+    GPUs that ran kernels where that leaves whole iterations.
+    """
+    start = trace.host.start_ns[host_rows(trace, GET_NEXT)]
+    calls = np.searchsorted(start, bounds[:, 1]) - np.searchsorted(start, bounds[:, 0])
+    count = float(np.median(calls))
+    gpus = len(np.unique(trace.device.gpu[trace.device.kind == Kind.COMPUTE]))
+    if gpus > 1 and count % gpus == 0:
+        count /= gpus
+    return max(count, 1.0)
+
+
+def _step_markers(trace: Trace) -> _Anchors | None:
+    """Events with ``step_num``: Keras 2 (``train``), tf.profiler.experimental.Trace, JAX StepTraceAnnotation."""
+    rows, _ = stat(trace.host, "step_num")
+    if not len(rows):
+        return None
+    host = trace.host
+    rows = rows[host.line[rows] == _most_common(host.line[rows])]
+    # Of train, test and predict, the name that takes most time; the others end its steps.
+    name = _longest(host.name[rows], host.end_ns[rows] - host.start_ns[rows])
+    own = rows[host.name[rows] == name]
+    return _Anchors(f"{trace.names[name]} markers with step_num", "high", host.start_ns[own], host.end_ns[own],
+                    host.start_ns[rows], min_steps=1)
+
+
+def _profiler_steps(trace: Trace) -> _Anchors | None:
+    """Kineto's ``ProfilerStep#<n>``; where several ranks mark the same step, the first one in and the last one out."""
+    rows = host_rows(trace, r"ProfilerStep#\d+$")
+    if not len(rows):
+        return None
+    names, which = np.unique(trace.host.name[rows], return_inverse=True)
+    start = np.full(len(names), np.iinfo(np.int64).max)
+    end = np.full(len(names), np.iinfo(np.int64).min)
+    np.minimum.at(start, which, trace.host.start_ns[rows])
+    np.maximum.at(end, which, trace.host.end_ns[rows])
+    return _Anchors("ProfilerStep# markers", "high", start, end, start, min_steps=1)
+
+
+def _keras_functions(trace: Trace) -> _Anchors | None:
+    """Calls of Keras' step functions. Not bare FunctionRun: most of those sit on tf.data threads."""
+    host = trace.host
+    rows, op = _calls_of_functions(trace)
+    keras = name_mask(trace, _KERAS_OPS)[op]
+    rows, op = rows[keras], op[keras]
+    if len(rows):
+        what = "calls of Keras' step function (EagerExecute)"
+    else:
+        rows, _ = stat(host, "tf_function_call")
+        rows = rows[name_mask(trace, _KERAS_EVENTS)[host.name[rows]]]
+        op, what = host.name[rows], "calls of Keras' step function (tf_function_call)"
+    if len(rows) < 2:
+        return None
+    # Training and validation are functions of their own; the one that takes most time is taken for training.
+    own = rows[op == _longest(op, host.end_ns[rows] - host.start_ns[rows])]
+    return _Anchors(what, "high", host.start_ns[own], host.end_ns[own], host.start_ns[rows],
+                    min_steps=2, packs_iterations=True)
+
+
+def _jax_executions(trace: Trace) -> _Anchors | None:
+    """Calls of the jitted function that takes most time, from Python."""
+    return _repeating(trace, host_rows(trace, r"PjitFunction\("), "calls of {}")
+
+
+def _root_functions(trace: Trace) -> _Anchors | None:
+    """Custom loops: the tf.function called from Python that takes most time."""
+    rows, op = _calls_of_functions(trace)
+    return _repeating(trace, rows, "calls of the tf.function {}", op)
+
+
+def _repeating(trace: Trace, rows: I64, what: str, key: npt.NDArray | None = None) -> _Anchors | None:
+    host = trace.host
+    if not len(rows):
+        return None
+    key = host.name[rows] if key is None else key
+    line = host.line[rows]
+    names, counts = np.unique(key, return_counts=True)
+    often = np.isin(key, names[counts >= _MIN_PERIODS])
+    if not often.any():
+        return None
+    rows, key, line = rows[often], key[often], line[often]
+    chosen = _longest(key, host.end_ns[rows] - host.start_ns[rows])
+    rows, line = rows[key == chosen], line[key == chosen]
+    rows = rows[line == _most_common(line)]
+    return _Anchors(what.format(trace.names[chosen]), "medium", host.start_ns[rows], host.end_ns[rows],
+                    host.start_ns[rows], min_steps=2)
+
+
+def _calls_of_functions(trace: Trace) -> tuple[I64, I64]:
+    """Rows of EagerExecute events that run a tf.function, and the function's name; TensorFlow's own threads left out."""
+    host = trace.host
+    functions, is_func = stat(host, "is_func")
+    rows, op = stat(host, "eager_op")
+    keep = np.isin(rows, functions[is_func == 1])
+    rows, op = rows[keep], op[keep]
+    pool = np.array([line.name.startswith("tf_") for line in trace.lines], bool)
+    outside = ~pool[host.line[rows]] if len(rows) else np.zeros(0, bool)
+    return rows[outside], op[outside]
+
+
+def _kernel_sequence(trace: Trace) -> _Anchors | None:
+    """The sequence of kernels that one GPU repeats; beginning after the widest gap within it."""
+    device = trace.device
+    kernels = np.flatnonzero(device.kind <= Kind.COLLECTIVE)
+    if not len(kernels):
+        return None
+    gpu = _most_common(device.gpu[kernels])
+    kernels = kernels[device.gpu[kernels] == gpu]
+    names = device.name[kernels]
+    period = _period(names)
+    if period is None:
+        return None
+    start, end = device.start_ns[kernels], device.end_ns[kernels]
+    reach = np.maximum.accumulate(end)
+    gap = np.concatenate(([0], start[1:] - reach[:-1]))
+    whole = len(names) // period
+    phase = int(np.argmax(np.median(gap[: whole * period].reshape(whole, period)[1:], axis=0)))
+    first = start[phase::period]
+    length = np.diff(first)
+    if len(length) < _MIN_PERIODS - 1 or length.std() > _MAX_VARIATION * length.mean():
+        return None
+    return _Anchors(f"a sequence of {period} kernels that GPU {trace.gpus[gpu].ordinal} repeats", "low",
+                    first, first, first, min_steps=2)
+
+
+def _period(names: npt.NDArray) -> int | None:
+    """Length of the sequence that repeats over all of ``names``, or None.
+
+    Candidates are the distances between equal names, rarest names first: those that occur
+    once a step give its length directly, those of a repeated layer fail the comparison.
+    """
+    kinds, which, counts = np.unique(names, return_inverse=True, return_counts=True)
+    tried: set[int] = set()
+    for kind in np.argsort(counts, kind="stable"):
+        if counts[kind] < _MIN_PERIODS or len(tried) == 16:
+            continue
+        period = int(np.median(np.diff(np.flatnonzero(which == kind))))
+        if period in tried or period < _MIN_PERIOD_KERNELS or period * _MIN_PERIODS > len(names):
+            continue
+        tried.add(period)
+        alike = float(np.mean(names[period:] == names[:-period]))
+        if alike >= _MIN_MATCH and len(np.unique(names[:period])) >= _MIN_PERIOD_NAMES:
+            return period
+    return None
+
+
+def _most_common(values: npt.NDArray) -> int:
+    kinds, counts = np.unique(values, return_counts=True)
+    return int(kinds[np.argmax(counts)])
+
+
+def _longest(key: npt.NDArray, length_ns: I64) -> int:
+    """The key whose events take most time together."""
+    kinds, which = np.unique(key, return_inverse=True)
+    return int(kinds[np.argmax(np.bincount(which, weights=length_ns))])

@@ -1,0 +1,276 @@
+"""One XPlane: its tables, its lines, and the events of a line as columns.
+
+Field numbers: openxla/xla, ``xla/tsl/profiler/protobuf/xplane.proto``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gputop.trace.columns import Lookup, Names
+from gputop.trace.model import I64
+from gputop.trace.wire import LENGTH, U64, VARINT, Block, Bools, read_fields, signed, tag
+
+PLANE_ID, PLANE_NAME, PLANE_LINE = tag(1, VARINT), tag(2, LENGTH), tag(3, LENGTH)
+PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT = tag(4, LENGTH), tag(5, LENGTH), tag(6, LENGTH)
+MAP_KEY, MAP_VALUE = tag(1, VARINT), tag(2, LENGTH)
+METADATA_NAME, METADATA_DISPLAY_NAME = tag(2, LENGTH), tag(4, LENGTH)
+LINE_NAME, LINE_DISPLAY_NAME = tag(2, LENGTH), tag(11, LENGTH)
+LINE_TIMESTAMP_NS, LINE_EVENT = tag(3, VARINT), tag(4, LENGTH)
+EVENT_METADATA_ID, EVENT_OFFSET_PS, EVENT_DURATION_PS = tag(1, VARINT), tag(2, VARINT), tag(3, VARINT)
+EVENT_STAT, EVENT_OCCURRENCES = tag(4, LENGTH), tag(5, VARINT)
+STAT_METADATA_ID, STAT_DOUBLE, STAT_UINT64 = tag(1, VARINT), tag(2, 1), tag(3, VARINT)
+STAT_INT64, STAT_STR, STAT_BYTES, STAT_REF = tag(4, VARINT), tag(5, LENGTH), tag(6, LENGTH), tag(7, VARINT)
+_STAT_VALUES = (STAT_DOUBLE, STAT_UINT64, STAT_INT64, STAT_STR, STAT_BYTES, STAT_REF)
+
+# Events decoded at a time: the columns of a chunk stay in the processor's cache and the
+# memory a line needs on the way does not grow with its length.
+_CHUNK = 1 << 15
+_PS_PER_NS = 1000
+_MAX_NS = 1 << 61  # a time beyond the year 2043 is damage, and sums of two still fit an int64
+
+
+@dataclass(slots=True)
+class XLine:
+    name: str
+    timestamp_ns: int
+    begin: I64  # of its events in the file
+    end: I64
+
+
+@dataclass(slots=True)
+class XPlane:
+    """A plane without its events. ``stats`` holds the plane's own, by name."""
+
+    name: str
+    event_names: dict[int, str]
+    stat_names: dict[int, str]
+    stats: dict[str, int | float | str]
+    lines: list[XLine]
+    damaged: bool
+
+
+@dataclass(slots=True)
+class Stats:
+    """Some stats of a chunk of events: ``row`` the event, ``value_tag`` which member of the
+    oneof (0: none), ``value`` its bits, ``begin`` and ``end`` where a string lies in ``block``.
+    """
+
+    row: I64
+    value_tag: I64
+    value: U64
+    begin: I64
+    end: I64
+    block: Block
+
+    def integers(self) -> tuple[I64, I64]:
+        """Rows and values of those that are whole numbers."""
+        whole = (self.value_tag == STAT_UINT64) | (self.value_tag == STAT_INT64)
+        return self.row[whole], self.value[whole].view(np.int64)
+
+    def strings(self, names: Names, by_reference: Lookup) -> tuple[I64, I64]:
+        """Rows and indices into ``names`` of those that are strings, inline or by reference."""
+        out = by_reference(self.value.view(np.int64))
+        out[self.value_tag != STAT_REF] = -1
+        for i in np.flatnonzero(self.value_tag == STAT_STR):
+            out[i] = names[self.block.text(int(self.begin[i]), int(self.end[i]))]
+        found = out >= 0
+        return self.row[found], out[found]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Events of one line, as columns. ``name`` indexes the reader's names."""
+
+    name: I64
+    start_ns: I64
+    end_ns: I64
+    stats: dict[str, Stats] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Losses:
+    """What was left out, and how much of it."""
+
+    malformed: int = 0
+    unnamed: int = 0
+
+
+def read_plane(data: bytes, begin: int, end: int) -> XPlane:
+    """The plane that lies there. Damage ends what is read, it does not raise."""
+    found = read_fields(data, begin, end, (
+        PLANE_NAME, PLANE_LINE, PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT))
+    stat_names, damaged_stats = _read_table(data, *found.pairs(PLANE_STAT_METADATA, whole=True))
+    event_names, damaged_events = _read_table(data, *found.pairs(PLANE_EVENT_METADATA, whole=True))
+    lines, damaged = [], found.damaged or damaged_stats or damaged_events
+    for line_begin, line_end in zip(*(a.tolist() for a in found.pairs(PLANE_LINE)), strict=True):
+        line, cut = _read_line(data, line_begin, line_end)
+        lines.append(line)
+        damaged = damaged or cut
+    stats = {}
+    for stat_begin, stat_end in zip(*(a.tolist() for a in found.pairs(PLANE_STAT, whole=True)), strict=True):
+        name, value = _read_stat(data, stat_begin, stat_end, stat_names)
+        if value is not None:
+            stats[name] = value
+    return XPlane(_text(data, found.last(PLANE_NAME)), event_names, stat_names, stats, lines, damaged)
+
+
+def _read_line(data: bytes, begin: int, end: int) -> tuple[XLine, bool]:
+    found = read_fields(data, begin, end, (LINE_NAME, LINE_DISPLAY_NAME, LINE_TIMESTAMP_NS, LINE_EVENT))
+    name = _text(data, found.last(LINE_DISPLAY_NAME)) or _text(data, found.last(LINE_NAME))
+    events = found.pairs(LINE_EVENT, whole=True)
+    return XLine(name, signed(found.values.get(LINE_TIMESTAMP_NS, 0)), *events), found.damaged
+
+
+def _read_table(data: bytes, begin: I64, end: I64) -> tuple[dict[int, str], bool]:
+    """Names by id from the entries of a metadata map; whether some were damaged."""
+    if not len(begin):
+        return {}, False
+    block = Block(data, int(begin[0]), int(end[-1]))
+    broken = np.zeros(len(begin), bool)
+    key = np.zeros(len(begin), np.int64)
+    value = np.zeros((2, len(begin)), np.int64)  # begin and end; an entry may have none
+    for fields in block.walk(begin - block.base, end - block.base, broken):
+        at = fields.of(MAP_KEY)
+        key[fields.rows[at]] = fields.value[at].view(np.int64)
+        at = fields.of(MAP_VALUE)
+        value[0, fields.rows[at]], value[1, fields.rows[at]] = fields.begin[at], fields.end[at]
+    names = np.zeros((4, len(begin)), np.int64)
+    for fields in block.walk(value[0], value[1], broken):
+        for row, wanted in ((0, METADATA_NAME), (2, METADATA_DISPLAY_NAME)):
+            at = fields.of(wanted)
+            names[row, fields.rows[at]], names[row + 1, fields.rows[at]] = fields.begin[at], fields.end[at]
+    raw = block.bytes.tobytes()
+    table = {}
+    for k, a, b, c, d, bad in zip(key.tolist(), *names.tolist(), broken.tolist(), strict=True):
+        if not bad:
+            table[k] = (raw[a:b] or raw[c:d]).decode("utf-8", "replace")
+    return table, bool(broken.any())
+
+
+def _read_stat(data: bytes, begin: int, end: int, stat_names: dict[int, str]) -> tuple[str, int | float | str | None]:
+    block, broken = Block(data, begin, end), np.zeros(1, bool)
+    stat_id, value = 0, None
+    for fields in block.walk(np.zeros(1, np.int64), np.array([end - begin]), broken):
+        for this, bits, a, b in zip(fields.tag.tolist(), fields.value, fields.begin, fields.end, strict=True):
+            if this == STAT_METADATA_ID:
+                stat_id = int(bits.view(np.int64))
+            elif this == STAT_DOUBLE:
+                value = float(bits.view(np.float64))
+            elif this == STAT_INT64:
+                value = int(bits.view(np.int64))
+            elif this == STAT_UINT64:
+                value = int(bits)
+            elif this == STAT_STR:
+                value = block.text(int(a), int(b))
+            elif this == STAT_REF:
+                value = stat_names.get(int(bits))
+    return stat_names.get(stat_id, ""), value
+
+
+def read_events(
+    data: bytes, plane: XPlane, line: XLine, *, names: Lookup, stats: Sequence[str], losses: Losses,
+    skip: Lookup | None = None,
+) -> Iterator[Chunk]:
+    """The line's events in the file's order, some ten thousand at a time.
+
+    ``names`` maps metadata ids to indices of names; events without a name are left out and
+    counted in ``losses``, as are malformed ones. ``stats`` names those wanted. ``skip`` maps
+    the metadata ids of events nobody wants to 1; they are not even decoded.
+    """
+    codes = {name: code for code, name in enumerate(stats)}
+    wanted = Lookup({i: codes[name] for i, name in plane.stat_names.items() if name in codes})
+    for first in range(0, len(line.begin), _CHUNK):
+        begin, end = line.begin[first:first + _CHUNK], line.end[first:first + _CHUNK]
+        block = Block(data, int(begin[0]), int(end[-1]))
+        begin, end = begin - block.base, end - block.base
+        if skip is not None:
+            keep = skip(block.first_varint(EVENT_METADATA_ID, begin)) != 1
+            begin, end = begin[keep], end[keep]
+        if len(begin):
+            yield _decode_events(block, begin, end, line.timestamp_ns, names, skip, wanted, stats, losses)
+
+
+def _decode_events(
+    block: Block, begin: I64, end: I64, timestamp_ns: int, names: Lookup, skip: Lookup | None,
+    wanted: Lookup, stats: Sequence[str], losses: Losses,
+) -> Chunk:
+    n = len(begin)
+    broken, aggregate = np.zeros(n, bool), np.zeros(n, bool)
+    metadata, offset, duration = (np.zeros(n, np.int64) for _ in range(3))
+    columns = {EVENT_METADATA_ID: metadata, EVENT_OFFSET_PS: offset, EVENT_DURATION_PS: duration}
+    stat_rows, stat_begins, stat_ends = [], [], []
+    for fields in block.walk(begin, end, broken):
+        for this, column in columns.items():
+            _store(column, fields.rows, fields.value.view(np.int64), fields.of(this))
+        at = fields.of(EVENT_STAT)
+        if at.any():
+            rows, first, last = fields.rows[at], fields.begin[at], fields.end[at]
+            # -1: the id is not where writers put it, so the stat is read in full to know
+            peeked = block.first_varint(STAT_METADATA_ID, first)
+            maybe = (wanted(peeked) >= 0) | (peeked < 0)
+            stat_rows.append(rows[maybe])
+            stat_begins.append(first[maybe])
+            stat_ends.append(last[maybe])
+        # offset and occurrences are one oneof: the later of the two counts
+        _store(aggregate, fields.rows, np.ones(len(fields.rows), bool), fields.of(EVENT_OCCURRENCES))
+        _store(aggregate, fields.rows, np.zeros(len(fields.rows), bool), fields.of(EVENT_OFFSET_PS))
+
+    name = names(metadata)
+    start_ns = timestamp_ns + offset // _PS_PER_NS
+    end_ns = timestamp_ns + (offset + duration) // _PS_PER_NS
+    nonsense = (offset <= -_MAX_NS) | (offset >= _MAX_NS) | (duration < 0) | (duration >= _MAX_NS)
+    if abs(timestamp_ns) >= _MAX_NS:
+        nonsense[:] = True
+    malformed = broken | nonsense
+    unwanted = aggregate if skip is None else aggregate | (skip(metadata) == 1)
+    losses.malformed += int(malformed.sum())
+    losses.unnamed += int((~malformed & ~unwanted & (name < 0)).sum())
+    keep = ~malformed & ~unwanted & (name >= 0)
+    found = _decode_stats(block, stat_rows, stat_begins, stat_ends, keep, wanted, stats) if stat_rows else {}
+    return Chunk(name[keep], start_ns[keep], end_ns[keep], found)
+
+
+def _store(column: np.ndarray, rows: I64, values: np.ndarray, at: Bools) -> None:
+    if at.all():
+        column[rows] = values
+    elif at.any():
+        column[rows[at]] = values[at]
+
+
+def _decode_stats(
+    block: Block, stat_rows: list[I64], begins: list[I64], ends: list[I64], keep: Bools,
+    wanted: Lookup, stats: Sequence[str],
+) -> dict[str, Stats]:
+    place = np.cumsum(keep) - 1  # an event's row once the others are gone
+    rows = np.concatenate(stat_rows)
+    of_kept = keep[rows]
+    rows, begin, end = place[rows[of_kept]], np.concatenate(begins)[of_kept], np.concatenate(ends)[of_kept]
+    n = len(rows)
+    broken = np.zeros(n, bool)
+    stat_id, value_tag, text_begin, text_end = (np.zeros(n, np.int64) for _ in range(4))
+    value = np.zeros(n, np.uint64)
+    for fields in block.walk(begin, end, broken):
+        at = fields.of(STAT_METADATA_ID)
+        _store(stat_id, fields.rows, fields.value.view(np.int64), at)
+        if at.all():
+            continue
+        is_value = np.isin(fields.tag, _STAT_VALUES)
+        at = fields.rows[is_value]
+        value_tag[at] = fields.tag[is_value]
+        value[at], text_begin[at], text_end[at] = fields.value[is_value], fields.begin[is_value], fields.end[is_value]
+    code = wanted(stat_id)
+    code[broken] = -1
+    out = {}
+    for number, name in enumerate(stats):
+        at = np.flatnonzero(code == number)
+        if len(at):
+            out[name] = Stats(rows[at], value_tag[at], value[at], text_begin[at], text_end[at], block)
+    return out
+
+
+def _text(data: bytes, span: tuple[int, int] | None) -> str:
+    return data[span[0]:span[1]].decode("utf-8", "replace") if span else ""

@@ -1,0 +1,335 @@
+"""XSpaces, as the profiler servers of TensorFlow and JAX make them, into a Trace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gputop.errors import GputopError
+from gputop.trace import kernels
+from gputop.trace.columns import Lookup, Names, Parts, launches
+from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
+from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages
+from gputop.trace.wire import LENGTH, read_fields, tag
+from gputop.trace.xplane import Chunk, Losses, Stats, XPlane, read_events, read_plane
+
+_PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = (tag(number, LENGTH) for number in (1, 2, 3, 4))
+_GPU_PLANE = re.compile(r"/device:GPU:(\d{1,5})(?!\d)")
+_SIMULATED_PLANE = "/gputop:simulated"
+# Lines that xprof derives and adds to a file it has opened; each repeats what the streams hold.
+_DERIVED_LINES = frozenset((
+    "Steps", "XLA Modules", "XLA Ops", "Async XLA Ops", "XLA TraceMe", "Framework Ops", "Framework Name Scope",
+    "Source code", "Launch Stats", "Host Offload Ops",
+))
+_NOISE = "ThreadpoolListener"  # up to 97 % of the events of a host, and of no use to anybody
+_ALLOCATOR = frozenset(("MemoryAllocation", "MemoryDeallocation"))
+
+_DEVICE_STATS = ("correlation_id", "memcpy_details", "tf_op", "hlo_op", "hlo_module")
+_INTEGER_STATS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements")
+_STRING_STATS = ("eager_op", "tf_function_call", "function_name")
+_LAUNCH_STATS = ("correlation_id", "device_id", "memcpy_details")
+_ALLOCATOR_STATS = ("allocator_name", "bytes_allocated", "bytes_available", "peak_bytes_in_use", "tf_op")
+_HOST_STATS = (*_INTEGER_STATS, *_STRING_STATS, *_LAUNCH_STATS, *_ALLOCATOR_STATS)
+
+
+@dataclass(slots=True)
+class _HostCalls:
+    """Host events with a correlation id: what a device event was launched by."""
+
+    correlation: list[I64] = field(default_factory=list)
+    device_id: list[I64] = field(default_factory=list)
+    start_ns: list[I64] = field(default_factory=list)
+    line: list[I64] = field(default_factory=list)
+    name: list[I64] = field(default_factory=list)
+    details: list[I64] = field(default_factory=list)
+
+    def columns(self) -> list[I64]:
+        """The six columns sorted by start."""
+        all_ = [np.concatenate(c) if c else np.empty(0, np.int64) for c in (
+            self.correlation, self.device_id, self.start_ns, self.line, self.name, self.details)]
+        order = np.argsort(all_[2], kind="stable")
+        return [c[order] for c in all_]
+
+
+def read_xspaces(files: Sequence[tuple[str, str, bytes]], *, damaged: Sequence[str] = ()) -> Trace:
+    """One Trace from the XSpaces of one capture, one per host.
+
+    ``files`` holds the path, the host's name where the XSpace has none, and the bytes;
+    ``damaged`` the paths already known to be incomplete (a cut-off gzip stream). Raises
+    GputopError where a file is no XSpace, NothingToSee where none has an event.
+    """
+    parts = Parts()
+    clocks, windows, simulated, losses = [], [], False, Losses()
+    cut = set(damaged)
+    for path, fallback_host, data in files:
+        reader = _XSpace(data, path, fallback_host, parts, losses)
+        if reader.damaged:
+            cut.add(path)
+        reader.read()
+        clocks.append(reader.wall_clock)
+        simulated = simulated or reader.simulated
+        if reader.window_ns is not None:
+            windows.append(reader.window_ns)
+    events = sum(len(p) for group in (parts.device, parts.host, parts.allocator) for p in group)
+    if cut:
+        parts.note("truncated", f"{', '.join(sorted(cut))}: cut off or damaged. {events} events could be read; what "
+                                "follows the damage is missing. Capture again, or copy the file again.")
+    if losses.malformed:
+        parts.note("truncated", f"{losses.malformed} malformed events were left out.")
+    if losses.unnamed:
+        parts.note("truncated" if cut else "unnamed_events",
+                   f"{losses.unnamed} events were left out because the file does not hold their names.")
+    wall_clock = all(clocks)
+    if len(files) > 1 and not wall_clock:
+        parts.note("no_common_clock", "Not every host's file says when it was captured: times of different hosts "
+                                      "cannot be compared.")
+    window = (min(w[0] for w in windows), max(w[1] for w in windows)) if windows else None
+    window = note_clipping(parts, window)
+    fix = (f"{INSUFFICIENT_RIGHTS[1]}" if any(q.id == "empty_device_plane" for q in parts.quality) else
+           "Capture while the job trains, for at least a few steps, with host_tracer_level 2.")
+    return parts.finish("xspace", [path for path, _, _ in files], wall_clock=wall_clock,
+                        profile_window_ns=window, simulated=simulated, empty_fix=fix)
+
+
+class _XSpace:
+    """One file on its way into ``parts``."""
+
+    def __init__(self, data: bytes, path: str, fallback_host: str, parts: Parts, losses: Losses) -> None:
+        self._data, self._parts, self._losses = data, parts, losses
+        found = read_fields(data, 0, len(data), (_PLANES, _ERRORS, _WARNINGS, _HOSTNAMES))
+        begins, ends = found.pairs(_PLANES)
+        self._planes = [read_plane(data, b, e) for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
+        self._planes = [p for p in self._planes if p.name or p.lines or p.stats]
+        self.damaged = found.damaged or any(p.damaged for p in self._planes)
+        texts = {which: self._texts(found.pairs(which, whole=True)) for which in (_ERRORS, _WARNINGS, _HOSTNAMES)}
+        if not self._planes and not texts[_ERRORS] and not texts[_WARNINGS] and (data and not texts[_HOSTNAMES]):
+            raise GputopError(f"{path} is not an XSpace: no plane can be read from it.",
+                              "Give the <host>.xplane.pb that the profiler wrote; if it is one, copy or capture it again.")
+        self._errors, self._warnings = texts[_ERRORS], texts[_WARNINGS]
+        self._host = next((h for h in texts[_HOSTNAMES] if h), fallback_host)
+        self.simulated = any(p.name == _SIMULATED_PLANE for p in self._planes)
+        self._base_ns, self.wall_clock, self.window_ns = self._clock()
+
+    def _texts(self, spans: tuple[I64, I64]) -> list[str]:
+        return [self._data[b:e].decode("utf-8", "replace") for b, e in zip(*(s.tolist() for s in spans), strict=True)]
+
+    def _clock(self) -> tuple[int, bool, tuple[int, int] | None]:
+        """What to add to the lines' times, whether the result is Unix time, and the capture's window.
+
+        A profiler session makes its lines relative to its start, which it keeps in the plane
+        "Task Environment"; older files hold Unix times.
+        """
+        stats = next((p.stats for p in self._planes if p.name == "Task Environment"), {})
+        start, stop = stats.get("profile_start_time"), stats.get("profile_stop_time")
+        latest = max((ln.timestamp_ns for p in self._planes for ln in p.lines if len(ln.begin)), default=0)
+        absolute = latest > 10**18  # after 2001
+        if not isinstance(start, int) or not 0 < start < 1 << 61:
+            return 0, absolute, None
+        window = (start, stop) if isinstance(stop, int) and start <= stop < 1 << 61 else None
+        return (0 if absolute else start), True, window
+
+    def read(self) -> None:
+        """Read all events. Ends with what is worth saying about the file."""
+        parts, first_gpu = self._parts, len(self._parts.gpus)
+        if self._host not in parts.hosts:
+            parts.hosts.append(self._host)
+        calls = _HostCalls()
+        for plane in self._planes:
+            if plane.name.startswith("/host:") and plane.name != "/host:metadata":
+                self._read_host(plane, calls)
+        device = []
+        for plane in sorted(self._planes, key=lambda p: _ordinal(p) or 0):
+            if _ordinal(plane) is not None:
+                device.append(self._read_device(plane))
+        if device:
+            events = DeviceEvents(*(np.concatenate([getattr(d, name) for d in device])
+                                    for name in DeviceEvents.__dataclass_fields__))
+            columns = calls.columns()
+            self._join(events, columns, first_gpu)
+            if len(events):
+                parts.device.append(events)
+            note_empty_planes(parts, self._host, [len(d) for d in device], self._errors + self._warnings, columns[4])
+        note_messages(parts, self._errors, self._warnings)
+
+    def _read_device(self, plane: XPlane) -> DeviceEvents:
+        parts, stats = self._parts, plane.stats
+        major, minor, memory = (stats.get(k) for k in ("compute_cap_major", "compute_cap_minor", "memory_size"))
+        name = stats.get("gpu_device_name") or stats.get("device_name") or ""
+        gpu = len(parts.gpus)
+        parts.gpus.append(TraceGpu(
+            self._host, _ordinal(plane) or 0, name=str(name),
+            compute_capability=(major, minor) if isinstance(major, int) and isinstance(minor, int) else None,
+            memory_bytes=memory if isinstance(memory, int) else None,
+        ))
+        names, references = _lookups(plane, parts.names)
+        pieces = [DeviceEvents.empty()]
+        for xline in plane.lines:
+            if xline.name in _DERIVED_LINES:
+                continue
+            line = -1
+            for chunk in read_events(self._data, plane, xline, names=names, stats=_DEVICE_STATS, losses=self._losses):
+                if line < 0:
+                    line = parts.add_line(Line(self._host, gpu, xline.name))
+                pieces.append(self._device_chunk(chunk, references, gpu, line))
+        return DeviceEvents(*(np.concatenate([getattr(p, name) for p in pieces])
+                              for name in DeviceEvents.__dataclass_fields__))
+
+    def _device_chunk(self, chunk: Chunk, references: Lookup, gpu: int, line: int) -> DeviceEvents:
+        names, n = self._parts.names, len(chunk.name)
+        out = DeviceEvents.empty(n)
+        out.gpu[:], out.line[:], out.name[:] = gpu, line, chunk.name
+        out.start_ns, out.end_ns = chunk.start_ns + self._base_ns, chunk.end_ns + self._base_ns
+        distinct, where = np.unique(chunk.name, return_inverse=True)
+        out.kind[:] = np.array([kernels.classify(names.list[i]).kind for i in distinct.tolist()], np.uint8)[where]
+        out.correlation = _integers(chunk, "correlation_id", n)
+        _set_copies(out, _strings(chunk, "memcpy_details", n, names, references), names)
+        out.tf_op = _op_names(chunk, n, names, references).astype(np.int32)
+        return out
+
+    def _read_host(self, plane: XPlane, calls: _HostCalls) -> None:
+        parts = self._parts
+        names, references = _lookups(plane, parts.names)
+        skip = Lookup({i: 1 for i, name in plane.event_names.items() if name.startswith(_NOISE)}, 0)
+        allocator_names = np.array(sorted(parts.names[name] for name in _ALLOCATOR), np.int64)
+        for xline in plane.lines:
+            if xline.name in _DERIVED_LINES:
+                continue
+            line = -1
+            for chunk in read_events(self._data, plane, xline, names=names, stats=_HOST_STATS, losses=self._losses,
+                                     skip=skip):
+                if line < 0:
+                    line = parts.add_line(Line(self._host, -1, xline.name))
+                chunk.start_ns += self._base_ns
+                chunk.end_ns += self._base_ns
+                is_allocator = np.isin(chunk.name, allocator_names)
+                if is_allocator.any():
+                    self._allocator_chunk(chunk, np.flatnonzero(is_allocator), references)
+                self._host_chunk(chunk, ~is_allocator, references, line, calls)
+
+    def _host_chunk(
+        self, chunk: Chunk, keep: np.ndarray, references: Lookup, line: int, calls: _HostCalls,
+    ) -> None:
+        names, n = self._parts.names, len(chunk.name)
+        events = HostEvents(np.full(int(keep.sum()), line, np.int32), chunk.name[keep].astype(np.int32),
+                            chunk.start_ns[keep], chunk.end_ns[keep])
+        place = np.cumsum(keep) - 1
+        for stat in (*_INTEGER_STATS, *_STRING_STATS):
+            found = chunk.stats.get(stat)
+            if found is None:
+                continue
+            rows, values = (_whole_numbers(found, names, references) if stat in _INTEGER_STATS
+                            else found.strings(names, references))
+            kept = keep[rows]
+            if kept.any():
+                events.stats[stat] = (place[rows[kept]], values[kept])
+        self._parts.host.append(events)
+        correlation = _integers(chunk, "correlation_id", n)
+        rows = np.flatnonzero(correlation > 0)
+        if len(rows):
+            calls.correlation.append(correlation[rows])
+            calls.device_id.append(_integers(chunk, "device_id", n)[rows])
+            calls.start_ns.append(chunk.start_ns[rows])
+            calls.line.append(np.full(len(rows), line, np.int64))
+            calls.name.append(chunk.name[rows])
+            calls.details.append(_strings(chunk, "memcpy_details", n, names, references)[rows])
+
+    def _allocator_chunk(self, chunk: Chunk, rows: I64, references: Lookup) -> None:
+        names, n = self._parts.names, len(chunk.name)
+        self._parts.allocator.append(AllocatorEvents(
+            time_ns=chunk.start_ns[rows],
+            allocator=_strings(chunk, "allocator_name", n, names, references)[rows].astype(np.int32),
+            in_use_bytes=_integers(chunk, "bytes_allocated", n)[rows],
+            available_bytes=_integers(chunk, "bytes_available", n)[rows],
+            peak_bytes=_integers(chunk, "peak_bytes_in_use", n)[rows],
+            tf_op=_strings(chunk, "tf_op", n, names, references)[rows].astype(np.int32),
+        ))
+
+    def _join(self, device: DeviceEvents, calls: list[I64], first_gpu: int) -> None:
+        """Fill in the launches, and what only the host's side tells about a copy (ROCm)."""
+        correlation, device_id, start_ns, line, name, details = calls
+        names = self._parts.names
+        ordinals = np.array([g.ordinal for g in self._parts.gpus] or [0], np.int64)
+        call = launches(device.correlation, ordinals[device.gpu], correlation, device_id)
+        rows = np.flatnonzero(call >= 0)
+        call = call[rows]
+        device.launch_ns[rows], device.launch_line[rows] = start_ns[call], line[call]
+        is_copy = (device.kind[rows] >= Kind.H2D) & (device.kind[rows] <= Kind.COPY_OTHER) & (device.bytes[rows] < 0)
+        rows, call = rows[is_copy], call[is_copy]
+        told = DeviceEvents.empty(len(rows))
+        _set_copies(told, details[call], names)
+        device.bytes[rows], device.src[rows], device.dst[rows] = told.bytes, told.src, told.dst
+        for i in np.unique(name[call]).tolist():
+            way = kernels.copy_way(names.list[i])
+            if way is not None:
+                at = rows[(name[call] == i) & (device.kind[rows] == Kind.COPY_OTHER)]
+                device.kind[at] = way
+
+
+def _ordinal(plane: XPlane) -> int | None:
+    match = _GPU_PLANE.match(plane.name)
+    return int(match[1]) if match else None
+
+
+def _lookups(plane: XPlane, names: Names) -> tuple[Lookup, Lookup]:
+    """Event metadata ids, and stat metadata ids as they are referred to, to indices of names."""
+    return (Lookup({i: names[name] for i, name in plane.event_names.items()}),
+            Lookup({i: names[name] for i, name in plane.stat_names.items()}))
+
+
+def _integers(chunk: Chunk, stat: str, n: int) -> I64:
+    """A stat as a full column, -1 where absent."""
+    out = np.full(n, -1, np.int64)
+    if stat in chunk.stats:
+        rows, values = chunk.stats[stat].integers()
+        out[rows] = values
+    return out
+
+
+def _strings(chunk: Chunk, stat: str, n: int, names: Names, references: Lookup) -> I64:
+    out = np.full(n, -1, np.int64)
+    if stat in chunk.stats:
+        rows, values = chunk.stats[stat].strings(names, references)
+        out[rows] = values
+    return out
+
+
+def _whole_numbers(found: Stats, names: Names, references: Lookup) -> tuple[I64, I64]:
+    """Integers, also those that TraceMe passed on as strings."""
+    rows, values = found.integers()
+    text_rows, texts = found.strings(names, references)
+    numbers = [(row, int(names.list[i])) for row, i in zip(text_rows.tolist(), texts.tolist(), strict=True)
+               if re.fullmatch(r"-?\d{1,18}", names.list[i])]
+    if numbers:
+        extra = np.array(numbers, np.int64)
+        rows, values = np.concatenate([rows, extra[:, 0]]), np.concatenate([values, extra[:, 1]])
+        order = np.argsort(rows, kind="stable")
+        rows, values = rows[order], values[order]
+    return rows, values
+
+
+def _set_copies(out: DeviceEvents, details: I64, names: Names) -> None:
+    rows = np.flatnonzero(details >= 0)
+    distinct, where = np.unique(details[rows], return_inverse=True)
+    parsed = [kernels.copy_details(names.list[i]) for i in distinct.tolist()]
+    if parsed:
+        out.bytes[rows], out.src[rows], out.dst[rows] = np.array(parsed, np.int64).T[:, where]
+
+
+def _op_names(chunk: Chunk, n: int, names: Names, references: Lookup) -> I64:
+    """``tf_op``, or ``module/op`` of XLA, whose tf_op only says that it is XLA."""
+    op = _strings(chunk, "tf_op", n, names, references)
+    hlo = _strings(chunk, "hlo_op", n, names, references)
+    module = _strings(chunk, "hlo_module", n, names, references)
+    empty = np.array([names[text] for text in ("", "XlaModule:")], np.int64)
+    op[np.isin(op, empty)] = -1
+    rows = np.flatnonzero((op < 0) & (hlo >= 0))
+    if len(rows):
+        pair = (module[rows] + 1) * (len(names.list) + 1) + hlo[rows]
+        distinct, first, where = np.unique(pair, return_index=True, return_inverse=True)
+        text = [names.list[m] + "/" + names.list[h] if m >= 0 else names.list[h]
+                for m, h in zip(module[rows[first]].tolist(), hlo[rows[first]].tolist(), strict=True)]
+        op[rows] = np.array([names[t] for t in text], np.int64)[where]
+    return op

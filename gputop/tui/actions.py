@@ -1,0 +1,151 @@
+"""The panel "What to do": findings in order of what they save, the selected one unfolded."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+
+from gputop.advice.finding import Finding
+from gputop.tui.format import bytes_, clean, fit, rate, ratio, seconds
+from gputop.tui.lines import LinesWidget, Run, spread, wrap
+from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
+
+
+def gain_text(finding: Finding) -> str:
+    """What a cure would bring: "−38 % step", or nothing where no figure can be given."""
+    gain = finding.gain.step_time
+    return "" if not gain or gain < 0.005 else f"−{100 * gain:.0f} % step"
+
+
+def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, room: int) -> list[list[Run]]:
+    """One finding as at most ``room`` lines: title with gain and, unfolded, evidence and action."""
+    style = SEVERITY_STYLE[finding.severity]
+    title_style = BOLD if selected else PLAIN
+    gain = gain_text(finding) or ("live" if finding.origin == "live" else finding.severity)
+    pointer = "›" if selected else " "
+    lines: list[list[Run]] = [spread(
+        [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style), (clean(finding.title), title_style)],
+        [(gain + " ", style)], width)]
+    if unfolded and room > 1:
+        action_lines = wrap(clean(finding.action), width - 6, max(1, room - 2))
+        why_room = max(0, room - 1 - len(action_lines))
+        lines += [[("   " + text, DIM)] for text in wrap(clean(finding.why), width - 4, why_room)] if why_room else []
+        for i, text in enumerate(action_lines):
+            lines.append([("   → " if i == 0 else "     ", ACCENT), (text, PLAIN)])
+    return lines[:room]
+
+
+class ActionsPanel(LinesWidget, can_focus=True):
+    """A list of findings; up and down select, enter asks for the details."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("enter", "details", "details", show=False),
+    ]
+
+    class Opened(Message):
+        """The details of a finding are wanted."""
+
+        def __init__(self, finding: Finding) -> None:
+            super().__init__()
+            self.finding = finding
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.findings: tuple[Finding, ...] = ()
+        self.empty: tuple[str, ...] = ()
+        self.selected_id: str | None = None
+        self._owner: list[str] = []  # finding id of each drawn line
+
+    @property
+    def selected(self) -> Finding | None:
+        """The selected finding; where it has gone, the first."""
+        for finding in self.findings:
+            if finding.id == self.selected_id:
+                return finding
+        return self.findings[0] if self.findings else None
+
+    def update_view(self, findings: tuple[Finding, ...], title: str, empty: tuple[str, ...]) -> None:
+        """``empty`` is what to say where there are no findings: why, and what to do."""
+        self.findings, self.empty = findings, empty
+        self.border_title = title
+        self._draw()
+
+    def _draw(self) -> None:
+        width, height = self.size.width, self.size.height
+        if width <= 0 or height <= 0:
+            return
+        lines: list[list[Run]] = []
+        self._owner = []
+        if not self.findings:
+            for text in self.empty:
+                lines += [[(" " + part, PLAIN)] for part in wrap(clean(text), width - 2, height)]
+            self.show(lines[:height])
+            return
+        chosen = self.selected
+        index = self.findings.index(chosen) if chosen else 0
+        # The selected finding gets what the one-line titles of the others leave, two lines at least.
+        others = min(len(self.findings) - 1, max(0, height - 3))
+        room = max(1, height - others)
+        first = max(0, min(index, len(self.findings) - 1 - others))
+        for i, finding in enumerate(self.findings[first:first + others + 1]):
+            own = finding_lines(finding, width, first + i == index, first + i == index and self.has_focus,
+                                room if first + i == index else 1)
+            lines += own
+            self._owner += [finding.id] * len(own)
+        hidden = len(self.findings) - others - 1
+        self.border_subtitle = f"{hidden} more, scroll with ↑↓" if hidden > 0 else ""
+        self.show(lines[:height])
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def on_focus(self) -> None:
+        self._draw()
+
+    def on_blur(self) -> None:
+        self._draw()
+
+    def action_move(self, by: int) -> None:
+        chosen = self.selected
+        if chosen is not None:
+            index = min(len(self.findings) - 1, max(0, self.findings.index(chosen) + by))
+            self.selected_id = self.findings[index].id
+            self._draw()
+
+    def action_details(self) -> None:
+        if self.selected is not None:
+            self.post_message(self.Opened(self.selected))
+
+    def on_click(self, event: events.Click) -> None:
+        row = event.get_content_offset(self)
+        if row is None or not 0 <= row.y < len(self._owner):
+            return
+        finding_id = self._owner[row.y]
+        if self.selected is not None and self.selected.id == finding_id:
+            self.action_details()
+        else:
+            self.selected_id = finding_id
+            self._draw()
+
+
+def evidence_lines(finding: Finding) -> list[str]:
+    """The evidence, a line a number."""
+    return [fit(name, 34) + " " + evidence_value(name, value) for name, value in finding.evidence.items()]
+
+
+def evidence_value(name: str, value: float) -> str:
+    """A number of the evidence in the unit its name ends in."""
+    if name.endswith("_bytes_per_s"):
+        return rate(value)
+    if name.endswith("_bytes"):
+        return bytes_(value)
+    if name.endswith(("_ratio", "_share")):
+        return ratio(value)
+    if name.endswith("_s"):
+        return seconds(value)
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"

@@ -1,0 +1,348 @@
+"""The monitor. It reads the session and asks it for actions; it never reads hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.containers import Container, VerticalScroll
+from textual.message import Message
+from textual.screen import Screen
+
+from gputop.advice.finding import Finding
+from gputop.errors import EXIT_OK, GputopError
+from gputop.session import Change, Session
+from gputop.tui import rows
+from gputop.tui.actions import ActionsPanel
+from gputop.tui.format import clean, seconds
+from gputop.tui.gpu_table import METRICS, GpuTable
+from gputop.tui.lines import LinesWidget
+from gputop.tui.processes import ProcessPanel
+
+INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+SPANS_S = (60.0, 120.0, 240.0, 600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
+MAX_ROWS_PER_GPU = 4
+
+
+class GputopApp(App[int]):
+    """The main screen over a :class:`~gputop.session.Session`."""
+
+    TITLE = "gputop"
+    CSS_PATH = "gputop.tcss"
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("c", "capture", "capture"),
+        Binding("x", "stop_capture", "stop capture", show=False),
+        Binding("t", "last_capture", "trace"),
+        Binding("r", "recommendations", "recommend", show=False),
+        Binding("s", "snapshot", "snapshot"),
+        Binding("m", "metric(1)", "metric"),
+        Binding("M", "metric(-1)", "previous metric", show=False),
+        Binding("a", "attach", "attach"),
+        Binding("plus,equals_sign", "interval(-1)", "faster", show=False),
+        Binding("minus", "interval(1)", "slower", show=False),
+        Binding("space", "pause", "pause", show=False),
+        Binding("left", "scroll(-1)", "back in time", show=False),
+        Binding("right", "scroll(1)", "forward in time", show=False),
+        Binding("end", "scroll_to_now", "back to now", show=False),
+        Binding("left_square_bracket", "zoom(1)", "more time", show=False),
+        Binding("right_square_bracket", "zoom(-1)", "less time", show=False),
+        Binding("o", "sort", "sort", show=False),
+        Binding("slash", "filter", "filter", show=False),
+        Binding("question_mark", "help", "help"),
+        Binding("q", "quit", "quit"),
+    ]
+
+    class Changed(Message):
+        """Something in the session is new; posted from the thread that made it."""
+
+        def __init__(self, change: Change) -> None:
+            super().__init__()
+            self.change = change
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self.paused = False
+        self.error: GputopError | None = None
+        self._span = SPANS_S.index(240.0)
+        self._queued: set[str] = set()
+
+    # -- building -----------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        yield LinesWidget(id="header")
+        with VerticalScroll(id="gpus-box", can_focus=False):
+            yield GpuTable(id="gpus")
+        yield LinesWidget(id="host")
+        yield LinesWidget(id="job")
+        with Container(id="panels"):
+            yield ActionsPanel(id="actions")
+            yield ProcessPanel(id="processes")
+
+    def on_mount(self) -> None:
+        self.session.listen(self._session_changed)
+        self.call_after_refresh(self._after_first_frame)
+
+    async def _after_first_frame(self) -> None:
+        # What costs time and is not needed to draw comes after the first frame.
+        from textual.widgets import Footer
+
+        self.session.start()
+        await self.mount(Footer(show_command_palette=False))
+        self.query_one("#actions").focus()
+        self._refresh_all()
+
+    def _session_changed(self, change: Change) -> None:
+        # One message of a kind at a time: a stalled terminal must not pile them up.
+        if change not in self._queued:
+            self._queued.add(change)
+            self.post_message(self.Changed(change))
+
+    def on_gputop_app_changed(self, message: Changed) -> None:
+        self._queued.discard(message.change)
+        if message.change == "failed":
+            self.error = self.session.failure
+            self.exit(self.error.exit_code if self.error else 1)
+        elif message.change == "sample":
+            self._refresh_all()
+        else:
+            self._refresh_job()
+            if message.change == "capture":
+                self._tell_capture()
+
+    # -- drawing ------------------------------------------------------------------------------
+
+    def on_resize(self) -> None:
+        self._fit()
+        self._refresh_all()
+
+    def _fit(self) -> None:
+        """Lines per GPU and which panels there are, from the size of the terminal."""
+        width, height = self.size
+        base = self.screen_stack[0]
+        base.set_class(width < 100, "narrow")
+        base.set_class(height < 20, "short")
+        base.set_class(height < 12 or width < 40, "tiny")
+        gpus = max(1, len(self.session.sample.gpus) if self.session.sample else 8)
+        table = self.query_one(GpuTable)
+        spare = height - 5 - 11  # header, title, host, job, footer; what the panels need to be of use
+        per_gpu = min(MAX_ROWS_PER_GPU, max(1, spare // gpus))
+        if table.rows_per_gpu != per_gpu:
+            table.rows_per_gpu = per_gpu
+            table.refresh(layout=True)
+        box = self.query_one("#gpus-box")
+        reserve = 1 if base.has_class("tiny") else 4 if base.has_class("short") else 11
+        box.styles.max_height = max(2, height - reserve)
+
+    def _refresh_all(self) -> None:
+        session = self.session
+        sample = session.sample
+        header = self.query_one("#header", LinesWidget)
+        header.show([rows.header(sample, session.interval_s, self.paused, header.size.width)])
+        self._refresh_job()
+        if self.paused or sample is None:
+            return
+        table = self.query_one(GpuTable)
+        if table._sample is None:
+            self._fit()
+        table.update_view(sample, session.history)
+        host = self.query_one("#host", LinesWidget)
+        host.show([rows.host(sample, host.size.width)])
+        attached = frozenset(s.pid for s in session.servers if s.pid is not None)
+        reasons = {g.processes_reason for g in sample.gpus if g.processes_reason}
+        self.query_one(ProcessPanel).update_view(sample.processes, attached, "; ".join(sorted(reasons)))
+        self._refresh_actions()
+
+    def _refresh_actions(self) -> None:
+        session = self.session
+        record = session.last_capture
+        title = "What to do"
+        if record is not None:
+            title += f" · capture {seconds(max(0.0, session.clock() - record.time_s))} ago + live"
+        empty: tuple[str, ...]
+        if record is not None:
+            empty = (("The trace could not be analysed; it is kept on disk. Press t for why.",)
+                     if record.analysis is None else
+                     ("The capture shows nothing that costs step time. Press t for what limits the job now.",))
+        elif any(s.problem is None for s in session.servers):
+            empty = ("Nothing found in the live figures so far.",
+                     "Press c to capture a trace: it tells where the step's time goes.")
+        else:
+            empty = ("Nothing found in the live figures so far. A trace tells more, but no profiler server was found.",
+                     "In the job: tf.profiler.experimental.server.start(6009), or press a to attach to HOST:PORT.")
+        self.query_one(ActionsPanel).update_view(session.findings, title, empty)
+
+    def _refresh_job(self) -> None:
+        session = self.session
+        job = self.query_one("#job", LinesWidget)
+        job.show([rows.job(session.servers, session.servers_known, session.status, session.last_capture,
+                           session.clock(), job.size.width)])
+
+    def _tell_capture(self) -> None:
+        status = self.session.status
+        if status is None or status.running:
+            return
+        if status.phase == "failed":
+            self.notify(f"{clean(status.message)}\n{clean(status.fix)}", title="Capture failed", severity="error",
+                        timeout=15, markup=False)
+        else:
+            self.notify(f"{clean(status.message)}\nt shows where the step's time goes.", title="Trace captured",
+                        timeout=8, markup=False)
+            self._refresh_actions()
+
+    # -- actions ------------------------------------------------------------------------------
+
+    def _try(self, error: GputopError) -> None:
+        self.notify(f"{clean(error.message)}\n{clean(error.fix)}", severity="warning", timeout=10, markup=False)
+
+    def action_capture(self) -> None:
+        try:
+            self.session.start_capture()
+        except GputopError as error:
+            self._try(error)
+
+    def action_stop_capture(self) -> None:
+        if self.session.stop_capture():
+            self.notify("Stopping the capture; what it has is kept.", timeout=4)
+        else:
+            self.notify("No capture is running.", timeout=4)
+
+    def action_last_capture(self) -> None:
+        from rich.text import Text
+
+        from gputop.tui.screens import Popup
+
+        record = self.session.last_capture
+        if record is None:
+            self.notify("No capture yet: press c.", timeout=5)
+            return
+        notes = "".join(f"profiler: {clean(n)}\n" for n in record.notes)
+        body = record.report if record.problem is None else f"{clean(record.problem.message)}\n{record.problem.fix}"
+        self.push_screen(Popup("Last capture", Text(f"{record.path}\n{notes}\n{body}")))
+
+    def action_recommendations(self) -> None:
+        self.query_one("#actions").focus()
+
+    def on_actions_panel_opened(self, message: ActionsPanel.Opened) -> None:
+        self._open_finding(message.finding)
+
+    def _open_finding(self, finding: Finding) -> None:
+        from gputop.tui.screens import Popup, finding_text
+
+        self.push_screen(Popup(finding.title, finding_text(finding)))
+
+    def on_gpu_table_opened(self, message: GpuTable.Opened) -> None:
+        from gputop.tui.screens import Popup, gpu_text
+
+        self.push_screen(Popup(f"GPU {message.gpu.info.index}", gpu_text(message.gpu)))
+
+    def action_help(self) -> None:
+        from gputop.tui.screens import Popup, help_text
+
+        self.push_screen(Popup("Help", help_text()))
+
+    def action_attach(self) -> None:
+        from gputop.tui.screens import Ask
+
+        def attach(address: str | None) -> None:
+            if address:
+                try:
+                    self.notify(f"Looking for a profiler server at {self.session.attach(address)}…", timeout=4,
+                                markup=False)
+                except GputopError as error:
+                    self._try(error)
+
+        hint = ("The profiler server of a TensorFlow or JAX process. In the job:\n"
+                "tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009)")
+        self.push_screen(Ask("Attach to HOST:PORT", hint, placeholder="localhost:6009"), attach)
+
+    def action_filter(self) -> None:
+        from gputop.tui.screens import Ask
+
+        panel = self.query_one(ProcessPanel)
+
+        def apply(pattern: str | None) -> None:
+            if pattern is not None:
+                panel.pattern = pattern
+                panel.draw()
+
+        hint = "part of a pid, user or command; empty shows all"
+        self.push_screen(Ask("Filter processes", hint, panel.pattern), apply)
+
+    def action_sort(self) -> None:
+        self.notify(f"Processes by {self.query_one(ProcessPanel).next_sort()}", timeout=2)
+
+    def action_snapshot(self) -> None:
+        from gputop.export.snapshot import write_snapshot
+
+        try:
+            paths = write_snapshot(self.session, self.session.options.logdir, self.export_screenshot())
+        except GputopError as error:
+            self._try(error)
+        else:
+            self.notify("\n".join(str(p) for p in paths), title="Snapshot written", timeout=8, markup=False)
+
+    def action_metric(self, by: int) -> None:
+        table = self.query_one(GpuTable)
+        table.metric = METRICS[(METRICS.index(table.metric) + by) % len(METRICS)]
+        self._redraw_table()
+
+    def action_interval(self, by: int) -> None:
+        nearest = min(range(len(INTERVALS_S)), key=lambda i: abs(INTERVALS_S[i] - self.session.interval_s))
+        self.session.set_interval(INTERVALS_S[min(len(INTERVALS_S) - 1, max(0, nearest + by))])
+        self._refresh_all()
+
+    def action_pause(self) -> None:
+        self.paused = not self.paused
+        self._refresh_all()
+
+    def action_scroll(self, by: int) -> None:
+        """A quarter of the picture at a time; past the newest sample it follows again."""
+        table, history = self.query_one(GpuTable), self.session.history
+        if history is None or history.newest_s is None or history.oldest_s is None:
+            return
+        newest, span = history.newest_s, table.span_shown_s
+        end = (table.end_s if table.end_s is not None else newest) + by * span / 4
+        table.end_s = None if end >= newest else max(end, min(newest, history.oldest_s + span / 4))
+        self._redraw_table()
+
+    def action_scroll_to_now(self) -> None:
+        self.query_one(GpuTable).end_s = None
+        self._redraw_table()
+
+    def action_zoom(self, by: int) -> None:
+        self._span = min(len(SPANS_S) - 1, max(0, self._span + by))
+        self.query_one(GpuTable).span_s = SPANS_S[self._span]
+        self._redraw_table()
+
+    def _redraw_table(self) -> None:
+        table = self.query_one(GpuTable)
+        table.update_view(table._sample, self.session.history)
+
+    def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
+        yield from super().get_system_commands(screen)
+        for title, text, action in (
+            ("Capture", "Capture a trace and analyse it", self.action_capture),
+            ("Stop capture", "End the running capture, keeping what it has", self.action_stop_capture),
+            ("Last capture", "Where the step's time goes, GPU by GPU", self.action_last_capture),
+            ("Attach", "Attach to a profiler server, HOST:PORT", self.action_attach),
+            ("Snapshot", "Write what is on screen to files", self.action_snapshot),
+            ("Filter processes", "Show only some processes", self.action_filter),
+        ):
+            yield SystemCommand(title, text, action)
+
+
+def run(session: Session) -> int:
+    """Run the monitor until the user quits; returns the exit status."""
+    app = GputopApp(session)
+    try:
+        status = app.run()
+    finally:
+        session.close()
+    if app.error is not None:
+        raise app.error
+    return EXIT_OK if status is None else status
+

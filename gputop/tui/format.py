@@ -1,0 +1,109 @@
+"""Figures as text of a fixed width: units always said, unknown always told from zero."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from gputop.metrics import BYTES, BYTES_PER_S, CELSIUS, HERTZ, RATIO, WATTS
+from gputop.samples import Reading
+
+NA = "N/A"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
+
+
+def clean(text: str) -> str:
+    """Text from outside (process names, ops) without control characters, so it cannot drive the terminal."""
+    return _CONTROL.sub("�", text)
+
+
+def ratio(value: float) -> str:
+    return f"{100 * value:.0f}%"
+
+
+def bytes_(value: float) -> str:
+    """Binary units, three significant digits: 71.2G, 820M."""
+    for unit in ("B", "K", "M", "G", "T"):
+        if abs(value) < 999.5 or unit == "T":
+            digits = 0 if unit == "B" or abs(value) >= 99.95 else 1
+            return f"{value:.{digits}f}{unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def rate_gb(value: float) -> str:
+    """Bytes per second as decimal GB/s, the unit of PCIe and NVLink."""
+    gigabytes = value / 1e9
+    if gigabytes >= 99.5:
+        return f"{gigabytes:.0f}"
+    return f"{gigabytes:.1f}"
+
+
+def rate(value: float) -> str:
+    """Bytes per second in a unit that fits the size: 1.2 GB/s, 340 kB/s."""
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if value >= size * 0.9995:
+            return f"{value / size:.1f} {unit}" if value < 99.5 * size else f"{value / size:.0f} {unit}"
+    return f"{value:.0f} B/s"
+
+
+def seconds(value: float) -> str:
+    """A duration a person reads at a glance: 412 ms, 1.24 s, 3 min."""
+    if value < 0.0009995:
+        return f"{value * 1e6:.0f} µs"
+    if value < 0.9995:
+        return f"{value * 1e3:.0f} ms" if value >= 0.00995 else f"{value * 1e3:.1f} ms"
+    if value < 99.5:
+        return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s"
+    return f"{value / 60:.0f} min" if value < 5970 else f"{value / 3600:.1f} h"
+
+
+def reading(r: Reading) -> str:
+    """A reading with its unit, or N/A."""
+    if r.value is None:
+        return NA
+    if r.unit == RATIO:
+        return ratio(r.value)
+    if r.unit == BYTES:
+        return bytes_(r.value)
+    if r.unit == BYTES_PER_S:
+        return rate(r.value)
+    if r.unit == WATTS:
+        return f"{r.value:.0f}W"
+    if r.unit == CELSIUS:
+        return f"{r.value:.0f}°C"
+    if r.unit == HERTZ:
+        return f"{r.value / 1e6:.0f}MHz"
+    return f"{r.value:g}"
+
+
+def fit(text: str, width: int, *, right: bool = False) -> str:
+    """Exactly ``width`` cells: padded, or cut with an ellipsis. Wide characters count double."""
+    if text.isascii():
+        size = len(text)
+        if size > width:
+            text = text[: max(0, width - 1)] + "…" if width > 0 else ""
+            size = width
+        return text.rjust(width) if right else text.ljust(width)
+    out: list[str] = []
+    used = 0
+    for char in text:
+        cells = _cells(char)
+        if used + cells > width:
+            while out and used > width - 1:
+                used -= _cells(out.pop())
+            if width > 0:
+                out.append("…")
+                used += 1
+            break
+        out.append(char)
+        used += cells
+    pad = " " * max(0, width - used)
+    body = "".join(out)
+    return pad + body if right else body + pad
+
+
+def _cells(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1

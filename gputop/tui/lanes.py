@@ -1,0 +1,172 @@
+"""The spectrogram's cells: history slices turned into glyphs and styles, kept while they last.
+
+A column is one slice of time on a fixed grid (slice boundaries are multiples of the slice's
+length), so a picture that scrolls moves by whole columns and never shimmers. Only the newest
+slices change between two ticks; all others are drawn once.
+
+One row or two: height and colour both say the mean level. More rows: each half row is a band
+of levels, and its brightness the share of samples that reach it. So a GPU that is busy half
+of the time is dim to the top, and one that is half busy is bright up to the middle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.segment import Segment
+from rich.style import Style
+
+from gputop.tui.palette import BLANK, BLANK_STYLE, SHADES, STEPS, bar_style, cell_style, step_of
+
+if TYPE_CHECKING:
+    from gputop.history import History, Lane
+
+Cell = tuple[str, Style]
+Column = tuple[Cell, ...]  # top to bottom
+
+# Lengths a slice may have, seconds: what a person can read off an axis.
+SLICES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+DEFAULT_SPAN_S = 240.0
+_GHOST = 4  # shade of a background that every sample reaches, of SHADES
+
+
+@dataclass(frozen=True, slots=True)
+class TimeView:
+    """Which part of the past is on screen. ``end_s`` None follows the newest sample."""
+
+    slice_s: float = 5.0
+    end_s: float | None = None
+
+
+def slice_for(span_s: float, columns: int) -> float:
+    """The shortest slice with which ``columns`` of them cover at least ``span_s``."""
+    for slice_s in SLICES_S:
+        if slice_s * max(1, columns) >= span_s:
+            return slice_s
+    return SLICES_S[-1]
+
+
+def blank_column(rows: int) -> Column:
+    """No sample: a dot on the lowest row, so that it cannot pass for a measured zero."""
+    return ((" ", BLANK_STYLE),) * (rows - 1) + ((BLANK, BLANK_STYLE),)
+
+
+def column(rows: int, mean: float, reach: Sequence[float], muted: bool = False) -> Column:
+    """One slice as ``rows`` cells; ``mean`` 0-1 and ``reach[i]`` the share of samples at level i or above."""
+    if rows <= 2:
+        # Too low for bands: a bar of the mean in eighths; above it, in the background, a ghost of the
+        # share of samples that reach there.
+        cells = []
+        for row in range(rows - 1, -1, -1):
+            eighths = min(8, max(0, round(mean * rows * 8) - 8 * row))
+            if row == 0:
+                eighths = max(1, eighths)  # a measured zero is the lowest bar, never nothing
+            ghost = round(_share_between(reach, row / rows, (row + 1) / rows) * _GHOST) if rows > 1 else 0
+            top = step_of((row + eighths / 8) / rows)
+            cells.append((" ▁▂▃▄▅▆▇█"[eighths], bar_style(top, step_of((row + 1) / rows), ghost, muted)))
+        return tuple(cells)
+    bands = 2 * rows
+    halves = []
+    for band in range(bands):
+        share = _share_between(reach, band / bands, (band + 1) / bands)
+        if band == 0:
+            share = 0.4 + 0.6 * reach[1]  # the track of a measured slice: zero is dim, not nothing
+        shade = 0 if share < 0.02 else max(1, round(share * (SHADES - 1)))
+        halves.append((round(band / (bands - 1) * (STEPS - 1)), shade))
+    return tuple(("▀", cell_style(halves[i + 1], halves[i], muted)) for i in range(bands - 2, -1, -2))
+
+
+def _share_between(reach: Sequence[float], low: float, high: float) -> float:
+    """Mean of ``reach`` over the levels from ``low`` to ``high`` (0-1)."""
+    levels = len(reach)
+    first, last = low * levels, high * levels
+    total = sum(reach[i] * (min(last, i + 1) - max(first, i)) for i in range(int(first), min(levels, math.ceil(last))))
+    return total / (last - first)
+
+
+class LaneCache:
+    """The columns of one lane, oldest first, brought up to date by :meth:`update`."""
+
+    def __init__(self, muted: bool = False) -> None:
+        self.columns: deque[Column] = deque()
+        self._means: deque[float] = deque()  # level 0-1 of each column, NaN: nothing measured
+        self._muted = muted
+        self._key: tuple[object, ...] = ()
+        self._last_index = 0  # slice number (start / slice_s) of the newest column
+
+    def update(self, history: History | None, gpu: str, metrics: Sequence[str], view: TimeView,
+               width: int, rows: int) -> int:
+        """Bring the lane to the newest sample; returns how many columns at the right changed.
+
+        Of several ``metrics`` the larger level of each slice is drawn (both directions of a
+        full-duplex link: the busier one is what saturates). ``width`` is returned where
+        everything changed.
+        """
+        key = (gpu, tuple(metrics), view.slice_s, view.end_s, width, rows, history is None)
+        if history is None or width <= 0 or history.newest_s is None:
+            fresh = key != self._key
+            self._key = key
+            self.columns = deque([blank_column(rows)] * max(0, width), maxlen=max(0, width))
+            self._means.clear()
+            return width if fresh else 0
+        end_s = view.end_s if view.end_s is not None else history.newest_s
+        index = int(end_s // view.slice_s)
+        behind = index - self._last_index
+        if key != self._key or not 0 <= behind < width:
+            count = width
+            self.columns, self._means = deque(maxlen=width), deque(maxlen=width)
+        else:
+            # The slice before may have been incomplete when it was drawn last.
+            count = min(width, behind + 2)
+            for _ in range(count - behind):
+                self.columns.pop()
+                self._means.pop()
+        self._key, self._last_index = key, index
+        lanes = [history.lane(gpu, metric, end_s=(index + 1) * view.slice_s, slice_s=view.slice_s, slices=count)
+                 for metric in metrics]
+        self._extend(lanes, rows, count)
+        return width if behind or count == width else count
+
+    def _extend(self, lanes: Sequence[Lane], rows: int, count: int) -> None:
+        """Append the slices, taking the lane with the higher mean level where there are several."""
+        prepared = [_levels(lane) for lane in lanes]
+        for i in range(count):
+            mean, reach = math.nan, prepared[0][1][i]
+            for means, reaches in prepared:
+                if means[i] == means[i] and not means[i] <= mean:  # NaN: nothing measured
+                    mean, reach = means[i], reaches[i]
+            self._means.append(mean)
+            self.columns.append(blank_column(rows) if mean != mean
+                                else column(rows, min(1.0, max(0.0, mean)), reach, self._muted))
+
+    def mean(self) -> float | None:
+        """Mean level 0-1 over what is shown; None where nothing was measured."""
+        known = [m for m in self._means if m == m]
+        return sum(known) / len(known) if known else None
+
+    def row(self, y: int) -> list[Segment]:
+        """Row ``y`` (0 is the top) as segments, neighbours of one style merged."""
+        out: list[Segment] = []
+        text, style = "", None
+        for col in self.columns:
+            glyph, cell = col[y]
+            if cell is style:
+                text += glyph
+            else:
+                if text:
+                    out.append(Segment(text, style))
+                text, style = glyph, cell
+        if text:
+            out.append(Segment(text, style))
+        return out
+
+
+def _levels(lane: Lane) -> tuple[list[float], list[list[float]]]:
+    """Mean level 0-1 and, per slice, the share of samples reaching each level."""
+    means = (lane.mean / (lane.full_scale or 1.0)).tolist()
+    reaches = lane.levels[:, ::-1].cumsum(axis=1)[:, ::-1].tolist()
+    return means, reaches

@@ -1,0 +1,116 @@
+"""The processes that hold GPUs, sorted and filtered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+
+from gputop.samples import ProcessSample
+from gputop.tui.format import bytes_, clean, fit, ratio
+from gputop.tui.lines import LinesWidget, Run
+from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN
+
+SORTS = ("gpu memory", "sm", "cpu", "pid")
+
+
+def gpu_list(indices: Iterable[int]) -> str:
+    """GPU indices as short ranges: 0,1,2,5 → "0-2,5"."""
+    out: list[str] = []
+    run: list[int] = []
+    for i in [*sorted(indices), None]:
+        if run and i != run[-1] + 1:
+            out.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+            run = []
+        if i is not None:
+            run.append(i)
+    return ",".join(out)
+
+
+def memory_bytes(process: ProcessSample) -> float | None:
+    """GPU memory over all GPUs; None where none of them says."""
+    known = [p.memory_bytes.value for p in process.gpus.values() if p.memory_bytes.value is not None]
+    return sum(known) if known else None
+
+
+def sm_ratio(process: ProcessSample) -> float | None:
+    """Mean SM share over the GPUs it holds; None where none of them says."""
+    known = [p.sm_ratio.value for p in process.gpus.values() if p.sm_ratio.value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def arrange(processes: Iterable[ProcessSample], sort: str, pattern: str) -> list[ProcessSample]:
+    """Those whose pid, user or command holds ``pattern``, largest first (pids ascending)."""
+    wanted = pattern.casefold()
+    kept = [p for p in processes if not wanted or wanted in f"{p.pid} {p.user or ''} {p.command or ''}".casefold()]
+    keys = {"gpu memory": memory_bytes, "sm": sm_ratio, "cpu": lambda p: p.cpu_cores.value}
+    if sort == "pid":
+        return sorted(kept, key=lambda p: p.pid)
+    key = keys[sort]
+    return sorted(kept, key=lambda p: (-(key(p) if key(p) is not None else -1.0), p.pid))
+
+
+class ProcessPanel(LinesWidget, can_focus=True):
+    """A table of processes; up and down scroll it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("down,j", "move(1)", "down", show=False),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.sort = SORTS[0]
+        self.pattern = ""
+        self._top = 0
+        self._processes: tuple[ProcessSample, ...] = ()
+        self._attached_pids: frozenset[int] = frozenset()
+        self._reason = ""
+
+    def update_view(self, processes: tuple[ProcessSample, ...], attached: frozenset[int], reason: str = "") -> None:
+        """``attached`` are pids with a profiler server; ``reason`` why no process could be listed."""
+        self._processes, self._attached_pids, self._reason = processes, attached, reason
+        self.draw()
+
+    def draw(self) -> None:
+        width, height = self.size.width, self.size.height
+        if width <= 0 or height <= 0:
+            return
+        rows = arrange(self._processes, self.sort, self.pattern)
+        self.border_title = "Processes" + (f" matching “{clean(self.pattern)}”" if self.pattern else "")
+        self.border_subtitle = f"by {self.sort}" if len(rows) > 1 else ""
+        wide = width >= 60
+        user = f"{'user':<9}" if wide else ""
+        head = f" {'pid':>7} {user}{'GPU':<5} {'mem':>6} {'sm':>4} {'cpu':>5}  command"
+        lines: list[list[Run]] = [[(fit(head, width), DIM)]]
+        if not rows:
+            text = self._reason or ("no process matches the filter: / to change it" if self.pattern
+                                    else "no process holds a GPU")
+            lines.append([(fit(" " + clean(text), width), DIM)])
+        self._top = max(0, min(self._top, len(rows) - (height - 1)))
+        lines += [self._row(p, width, wide) for p in rows[self._top:self._top + height - 1]]
+        self.show(lines)
+
+    def _row(self, p: ProcessSample, width: int, wide: bool) -> list[Run]:
+        memory, sm, cpu = memory_bytes(p), sm_ratio(p), p.cpu_cores.value
+        figures = (f"{p.pid:>8} " + (fit(clean(p.user or "?"), 8) + " " if wide else "")
+                   + f"{fit(gpu_list(p.gpus), 5)} {'N/A' if memory is None else bytes_(memory):>6}"
+                   + f" {'N/A' if sm is None else ratio(sm):>4} {'N/A' if cpu is None else ratio(cpu):>5}  ")
+        mark = "⏺ " if p.pid in self._attached_pids else ""
+        command = clean(p.command if p.command is not None else f"N/A: {p.reason or 'command unknown'}")
+        room = max(0, width - len(figures) - len(mark))
+        return [(figures, PLAIN), (mark, ACCENT), (fit(command, room), BOLD if mark else PLAIN)]
+
+    def on_resize(self) -> None:
+        self.draw()
+
+    def action_move(self, by: int) -> None:
+        self._top = max(0, self._top + by)
+        self.draw()
+
+    def next_sort(self) -> str:
+        """Sort by the next column; returns its name."""
+        self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+        self.draw()
+        return self.sort

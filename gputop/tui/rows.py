@@ -1,0 +1,139 @@
+"""The single lines of the main screen: header, host, training job. Pure: values in, runs out."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from rich.style import Style
+
+from gputop.captures import CaptureRecord, CaptureStatus, Server
+from gputop.samples import NodeSample, Reading
+from gputop.tui.format import bytes_, clean, rate, ratio, seconds
+from gputop.tui.lines import Run, spread
+from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
+
+SIMULATED_STYLE = Style(color="black", bgcolor="yellow", bold=True)
+
+
+def short_gpu_name(name: str) -> str:
+    """"NVIDIA H100 80GB HBM3" → "H100 80GB": maker and memory technology say nothing here."""
+    words = [w for w in name.split() if w not in ("NVIDIA", "Tesla", "GeForce", "Quadro") and not w.startswith("HBM")]
+    return clean(" ".join(words)) or clean(name)
+
+
+def header(sample: NodeSample | None, interval_s: float, paused: bool, width: int) -> list[Run]:
+    """Node, GPUs, where the figures come from, what gputop itself costs, the time."""
+    if sample is None:
+        return [(" gputop ", BOLD), ("  opening the GPUs…", DIM)]
+    left: list[Run] = [(" gputop ", BOLD), (" " + clean(sample.host.hostname) + " ", PLAIN)]
+    if sample.simulated:
+        left.insert(1, (" SIMULATED ", SIMULATED_STYLE))
+    kinds = Counter(short_gpu_name(g.info.name) for g in sample.gpus)
+    left.append((" " + " + ".join(f"{n}×{name}" for name, n in kinds.items()) + " ", PLAIN))
+    right: list[Run] = [(time.strftime("%H:%M:%S", time.localtime(sample.time_s)) + " ", PLAIN)]
+    if paused:
+        right.insert(0, ("PAUSED  ", WARN))
+    source = clean(sample.source)
+    cost = "" if sample.own_cpu_ratio is None else f"own cost {100 * sample.own_cpu_ratio:.1f}% cpu"
+    used = sum(len(t) for t, _ in (*left, *right))
+    for extra in (f" {source} ", f" every {interval_s:g} s ", f" {cost} "):
+        if extra.strip() and used + len(extra) < width:
+            left.append((extra, DIM))
+            used += len(extra)
+    return spread(left, right, width)
+
+
+def bar(level: float, width: int) -> Run:
+    """A horizontal bar, 0-1, in eighths of a cell."""
+    eighths = round(min(1.0, max(0.0, level)) * width * 8)
+    full, part = divmod(eighths, 8)
+    text = "█" * full + ("▏▎▍▌▋▊▉"[part - 1] if part else "")
+    return text.ljust(width), bar_style(step_of(level))
+
+
+def _labelled(label: str, r: Reading, text: str) -> list[Run]:
+    return [(f" {label} ", DIM), ("N/A" if r.value is None else text, DIM if r.value is None else PLAIN)]
+
+
+def host(sample: NodeSample | None, width: int) -> list[Run]:
+    """CPU, memory, disk and network of the node; parts that do not fit are left out from the right."""
+    if sample is None:
+        return []
+    h = sample.host
+    cpu, memory, total = h["cpu_ratio"], h["memory_used_bytes"], h["memory_total_bytes"]
+    parts: list[list[Run]] = []
+    runs: list[Run] = [(" Host ", BOLD), (" CPU ", DIM)]
+    if cpu.value is None:
+        runs.append(("N/A", DIM))
+    else:
+        runs += [bar(cpu.value, 8 if width < 110 else 16), (f" {ratio(cpu.value):>4}", PLAIN)]
+        if h.cpu_count:
+            runs.append((f" of {h.cpu_count} cores", DIM))
+    parts.append(runs)
+    wait = h["iowait_ratio"]
+    ram = "" if memory.value is None or total.value is None else f"{bytes_(memory.value)}/{bytes_(total.value)}"
+    parts.append(_labelled("RAM", memory, ram))
+    for label, metric in (("disk ↓", "disk_read_bytes_per_s"), ("net ↓", "net_rx_bytes_per_s"),
+                          ("disk ↑", "disk_write_bytes_per_s"), ("net ↑", "net_tx_bytes_per_s")):
+        r = h[metric]
+        parts.append(_labelled(label, r, "" if r.value is None else rate(r.value)))
+    parts.append(_labelled("I/O wait", wait, "" if wait.value is None else ratio(wait.value)))
+    out: list[Run] = []
+    used = 0
+    for part in parts:
+        size = sum(len(t) for t, _ in part) + 1
+        if used + size > width and out:
+            break
+        out += [*part, (" ", PLAIN)]
+        used += size
+    return out
+
+
+def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, record: CaptureRecord | None,
+        now_s: float, width: int) -> list[Run]:
+    """The training job: its profiler server and step time; while a capture runs, its progress."""
+    if status is not None and status.running:
+        return _progress(status, width)
+    left: list[Run] = [(" Job  ", BOLD)]
+    if status is not None and status.phase == "failed":
+        text = clean(" ".join([status.message + ".", status.fix]).replace("\n", " "))
+        return spread([(" Job  ", BOLD), ("capture failed: ", BAD), (text, PLAIN)], [], width)
+    answering = [s for s in servers if s.problem is None]
+    if answering:
+        first = answering[0]
+        left += [("⏺ ", ACCENT), (clean(first.address), PLAIN), ("  " + clean(first.description), DIM)]
+        if len(answering) > 1:
+            left.append((f"  +{len(answering) - 1} more", DIM))
+    elif servers:
+        left += [("✗ ", BAD), (clean(servers[0].address), PLAIN), ("  " + clean(servers[0].problem or ""), WARN)]
+    elif known:
+        left.append(("no profiler server found: press a to attach, ? for how to start one", DIM))
+    else:
+        left.append(("looking for profiler servers…", DIM))
+    right: list[Run] = []
+    if record is not None:
+        ago = f"{seconds(max(0.0, now_s - record.time_s))} ago"
+        if record.step_s is not None:
+            right = [(seconds(record.step_s) + "/step", BOLD), (f"  captured {ago} ", DIM)]
+        else:
+            right = [(f"no steps in the capture of {ago} ", DIM)]
+    elif answering:
+        right = [("c: capture a trace ", ACCENT)]
+    return spread(left, right, width)
+
+
+_PHASES = {"connecting": "connecting to", "recording": "recording", "receiving": "receiving the trace of",
+           "saving": "saving the trace of", "analysing": "analysing the trace of"}
+
+
+def _progress(status: CaptureStatus, width: int) -> list[Run]:
+    share = min(1.0, status.elapsed_s / status.asked_s) if status.asked_s else 1.0
+    left: list[Run] = [(" Job  ", BOLD), ("● ", BAD), (f"{_PHASES[status.phase]} {clean(status.address)} ", PLAIN)]
+    right: list[Run] = []
+    if status.phase == "recording":
+        right = [bar(share, max(6, min(30, width - 60))),
+                 (f" {status.elapsed_s:4.1f} of {status.asked_s:g} s", PLAIN), ("  x: stop ", ACCENT)]
+    elif status.phase != "connecting":
+        right = [(f"{status.elapsed_s:.1f} s ", DIM)]
+    return spread(left, right, width)

@@ -1,0 +1,148 @@
+"""The screens that open over the monitor: details of a finding, help, attach, the last capture."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+from gputop.advice.finding import Finding
+from gputop.samples import GpuSample
+from gputop.tui.actions import evidence_lines, gain_text
+from gputop.tui.format import clean, reading
+from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, SEVERITY_MARK, SEVERITY_STYLE, WARN
+
+# The keys of the monitor, once: bindings, footer and help are made from this.
+KEYS: tuple[tuple[str, str], ...] = (
+    ("c", "capture a trace from the job's profiler server and analyse it"),
+    ("x", "stop the running capture, keeping what it has"),
+    ("t", "the last capture: where the step's time goes, GPU by GPU"),
+    ("r", "go to the recommendations; ↑ ↓ select, enter opens the details"),
+    ("enter", "details of what is selected: evidence, gain, code to paste"),
+    ("a", "attach to a profiler server, HOST:PORT"),
+    ("s", "write a snapshot of what is on screen (json and text)"),
+    ("m  M", "next, previous metric in the main lane"),
+    ("+  -", "sample more, less often"),
+    ("space", "pause the screen; sampling goes on"),
+    ("←  →", "scroll into the past and back; end: back to now"),
+    ("[  ]", "zoom: show more, less time"),
+    ("o", "sort the processes by the next column"),
+    ("/", "filter the processes"),
+    ("tab", "next panel"),
+    ("ctrl+p", "all commands"),
+    ("q", "quit"),
+)
+
+_HOW_TO_SERVE = """\
+To let gputop capture, the job needs a profiler server: one line at its start, no cost until used.
+  TensorFlow   tf.profiler.experimental.server.start(6009)
+  JAX          jax.profiler.start_server(6009)
+"""
+
+_READING = """\
+Each row is a GPU, each column a slice of time, newest at the right. Height and colour are the level.
+With more than one line per GPU, brightness is the share of samples that reach a level: a GPU busy half
+of the time is dim to the top, a half busy one bright to the middle. A dot: nothing was measured.
+"~" marks coarse utilization (any kernel ran), where SM activity cannot be read.
+"""
+
+
+class Popup(ModalScreen[None]):
+    """A box over the monitor that any of esc, q and its own key closes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "close")]
+
+    def __init__(self, title: str, content: Text, footer: str = "esc: close") -> None:
+        super().__init__()
+        self._title, self._content, self._footer = title, content, footer
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="popup") as box:
+            box.border_title, box.border_subtitle = clean(self._title), self._footer
+            yield Static(self._content, markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one("#popup").focus()
+
+
+def finding_text(finding: Finding) -> Text:
+    """Everything about one finding. Built with styles, never markup: names come from outside."""
+    out = Text()
+    gain = gain_text(finding) or "no figure"
+    out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
+    gpus = f"   GPU {', '.join(map(str, finding.gpus))}" if finding.gpus else ""
+    origin = "a trace" if finding.origin == "trace" else "the live figures"
+    out.append(f"   {finding.id}{gpus}   from {origin}\n\n", DIM)
+    out.append(clean(finding.why) + "\n\n")
+    out.append("What to do\n", BOLD)
+    out.append(clean(finding.action) + "\n")
+    if finding.snippet:
+        out.append("\n")
+        for line in finding.snippet.splitlines():
+            out.append("  " + clean(line) + "\n", ACCENT)
+    out.append("\nGain  ", BOLD)
+    out.append(gain, SEVERITY_STYLE[finding.severity])
+    out.append(f"  {clean(finding.gain.how)}\n")
+    if finding.evidence:
+        out.append("\nEvidence\n", BOLD)
+        for line in evidence_lines(finding):
+            out.append("  " + clean(line) + "\n")
+    out.append("\nRule  ", BOLD)
+    out.append(clean(finding.source), DIM)
+    return out
+
+
+def help_text() -> Text:
+    out = Text()
+    for key, what in KEYS:
+        out.append(f"{key:>7}  ", ACCENT)
+        out.append(what + "\n")
+    out.append("\n" + _READING, DIM)
+    out.append("\n" + _HOW_TO_SERVE, DIM)
+    return out
+
+
+def gpu_text(gpu: GpuSample) -> Text:
+    """Every reading of one GPU with its source, or why there is none."""
+    from gputop.metrics import GPU_METRICS
+
+    out = Text()
+    out.append(f"{clean(gpu.info.name)}   {gpu.info.uuid}   {gpu.info.pci_bus_id}\n", DIM)
+    if gpu.message:
+        out.append(f"{gpu.state}: {clean(gpu.message)}\n", BAD)
+    out.append("\n")
+    for metric in GPU_METRICS.values():
+        r = gpu[metric.id]
+        out.append(f"{metric.label:<20}")
+        out.append(f"{reading(r):>12}  ", DIM if r.value is None else BOLD)
+        out.append(clean(r.reason or r.source) + (" (coarse)" if r.coarse else "") + "\n", DIM)
+    if gpu.clock_event_reasons:
+        out.append("\nClocks held down by: " + ", ".join(gpu.clock_event_reasons), WARN)
+    return out
+
+
+class Ask(ModalScreen[str | None]):
+    """One line of input; dismissed with the text, or None on escape."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
+
+    def __init__(self, title: str, hint: str, value: str = "", placeholder: str = "") -> None:
+        super().__init__()
+        self._title, self._hint, self._value, self._placeholder = title, hint, value, placeholder
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="ask") as box:
+            box.border_title, box.border_subtitle = self._title, "enter: ok   esc: cancel"
+            yield Input(value=self._value, placeholder=self._placeholder)
+            yield Static(self._hint, markup=False)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.dismiss(event.value.strip())
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)

@@ -1,0 +1,93 @@
+"""Samples and sessions for tests of the views: every figure follows from the tick's number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from gputop.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
+from gputop.session import Options, Session
+
+START_S = 1_800_000_000.0
+GIB = 2**30
+
+Change = Callable[[GpuSample, int], GpuSample]
+
+
+def reading(value: float | None, unit: str = "ratio", source: str = "test") -> Reading:
+    return Reading.missing(unit, "the test says so") if value is None else Reading(value, unit, source)
+
+
+def gpu_sample(index: int, tick: int, *, fine: bool = True) -> GpuSample:
+    """A GPU in a sawtooth of period 20 ticks, shifted by its index."""
+    level = ((tick + 2 * index) % 20) / 20
+    readings = {
+        "sm_active": Reading(level, "ratio", "GPM") if fine else Reading.missing("ratio", "GPM needs Hopper or newer"),
+        "gpu_util": Reading(min(1.0, level + 0.2), "ratio", "NVML", coarse=True),
+        "tensor_active": reading(level / 2), "dram_active": reading(level / 3),
+        "memory_used_bytes": reading(71.2 * GIB, "bytes"), "memory_total_bytes": reading(79.6 * GIB, "bytes"),
+        "pcie_rx_bytes_per_s": reading(12.1e9 * level, "bytes/s"), "pcie_tx_bytes_per_s": reading(0.4e9, "bytes/s"),
+        "pcie_max_bytes_per_s": reading(63e9, "bytes/s"),
+        "nvlink_rx_bytes_per_s": reading(90e9, "bytes/s"), "nvlink_tx_bytes_per_s": reading(90e9, "bytes/s"),
+        "power_w": reading(300 + 380 * level, "W"), "power_limit_w": reading(700, "W"),
+        "temperature_c": reading(50 + index, "°C"),
+        "sm_clock_hz": reading(1.755e9, "Hz"), "sm_clock_max_hz": reading(1.98e9, "Hz"),
+    }
+    process = GpuProcess(41231, "C", reading(70.8 * GIB, "bytes"), reading(level))
+    info = GpuInfo(index, f"GPU-test-{index}", "NVIDIA H100 80GB HBM3", f"0000:{index:02x}:00.0", 5, 16)
+    return GpuSample(info, readings, (process,))
+
+
+def node_sample(tick: int, gpus: int = 8, *, fine: bool = True, change: Change | None = None) -> NodeSample:
+    looks = [gpu_sample(i, tick, fine=fine) for i in range(gpus)]
+    if change is not None:
+        looks = [change(g, tick) for g in looks]
+    host = HostSample("node-07", {
+        "cpu_ratio": reading(0.31), "iowait_ratio": reading(0.02),
+        "memory_used_bytes": reading(212 * GIB, "bytes"), "memory_total_bytes": reading(1008 * GIB, "bytes"),
+        "disk_read_bytes_per_s": reading(1.2e9, "bytes/s"), "disk_write_bytes_per_s": reading(3e6, "bytes/s"),
+        "net_rx_bytes_per_s": reading(90e6, "bytes/s"), "net_tx_bytes_per_s": reading(None, "bytes/s"),
+    }, 96)
+    held = {g.info.index: g.processes[0] for g in looks if g.processes}
+    process = ProcessSample(41231, "ana", "python train.py --batch 256", reading(6.4, "cores"),
+                            reading(40 * GIB, "bytes"), 212, held)
+    return NodeSample(START_S + tick, tuple(looks), host, (process,), 1.0, "NVML + GPM, driver 580.65", False, 0.008)
+
+
+class StillSource:
+    """A source whose session is fed by the test; it never samples by itself."""
+
+    simulated = False
+    label = "test"
+    gpus: Sequence = ()
+    host = None
+
+    def open(self) -> None: ...
+
+    def prefill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
+        return ()
+
+    def profiler_endpoints(self) -> Mapping[str, str]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+class StillSession(Session):
+    """A session whose clock stands at its newest sample and whose threads never start."""
+
+    def __init__(self, ticks: int = 300, logdir: Path | None = None, gpus: int = 8, fine: bool = True,
+                 change: Change | None = None) -> None:
+        self.tick = 0
+        self._make = lambda tick: node_sample(tick, gpus, fine=fine, change=change)
+        options = Options(logdir=logdir) if logdir else Options()
+        super().__init__(StillSource(), options, clock=lambda: START_S + self.tick)
+        self.feed(ticks)
+        self.servers_known = True
+
+    def start(self) -> None: ...
+
+    def feed(self, ticks: int = 1) -> None:
+        for _ in range(ticks):
+            self.take(self._make(self.tick))
+            self.tick += 1

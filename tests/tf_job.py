@@ -1,0 +1,182 @@
+"""A real Keras training job with a profiler server, for tests: started here, run as a script.
+
+``start_tf_job`` starts this file in a process of its own (TensorFlow stays out of the test
+process) and waits for its ready line. The job trains until it is killed, and prints one JSON
+line per step, so that a test can hold a trace against what the job itself saw.
+
+    with start_tf_job("slow input") as job:
+        capture(job.address, ...)
+        job.step_times()
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+MODES = ("fast", "slow input")
+READY_TIMEOUT_S = 240.0  # TensorFlow's import alone takes tens of seconds on a busy machine
+WARM_UP_STEPS = 5  # the first ones hold tracing and allocation
+SLOW_INPUT_S = 0.05  # per batch; the step itself computes for 20-40 ms on two cores
+
+
+@dataclass
+class TfJob:
+    """A running job. ``address`` is its profiler server's, ``versions`` of TensorFlow and Keras."""
+
+    address: str
+    pid: int
+    versions: dict[str, str]
+    _process: subprocess.Popen[str]
+    _steps: list[float] = field(default_factory=list)
+    _progress: threading.Condition = field(default_factory=threading.Condition)
+    _ended: bool = False
+
+    def step_times(self) -> list[float]:
+        """Unix times in seconds at which the job's steps ended so far, oldest first."""
+        with self._progress:
+            return list(self._steps)
+
+    def wait_steps(self, count: int, timeout_s: float = 60.0) -> None:
+        """Wait until ``count`` more steps ended; AssertionError where the job does not get there."""
+        with self._progress:
+            wanted = len(self._steps) + count
+            self._progress.wait_for(lambda: len(self._steps) >= wanted or self._ended, timeout_s)
+            assert len(self._steps) >= wanted, "the job stopped stepping"
+
+    def kill(self) -> None:
+        """End the job as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def start_tf_job(mode: str = "fast", *, python: str = sys.executable, port: int | None = None) -> Iterator[TfJob]:
+    """Run a training job in ``mode`` ("fast" or "slow input") until the block ends."""
+    assert mode in MODES
+    command = [python, str(Path(__file__).resolve()), mode, str(port or _free_port())]
+    # The job ends by itself when its stdin closes, so it does not outlive a killed test run.
+    # Keras is imported as a namespace of TensorFlow; the script's folder must not shadow anything.
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONSAFEPATH": "1"}
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
+    errors: list[str] = []
+    ready: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    jobs: list[TfJob] = []
+    readers = (
+        threading.Thread(target=_read_steps, args=(process, ready, jobs), daemon=True),
+        threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True),
+    )
+    for reader in readers:
+        reader.start()
+    try:
+        line = ready.get(timeout=READY_TIMEOUT_S)
+        if line is None:
+            readers[1].join()
+            raise RuntimeError(f"the training job ended with {process.wait()}:\n" + "".join(errors[-40:]))
+        yield jobs[0]
+    finally:
+        process.kill()
+        process.wait()
+        for reader in readers:
+            reader.join()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _read_steps(
+    process: subprocess.Popen[str], ready: queue.Queue[dict[str, Any] | None], jobs: list[TfJob]
+) -> None:
+    assert process.stdout is not None
+    for text in process.stdout:
+        if not text.endswith("}\n"):  # cut off by the kill
+            continue
+        line = json.loads(text)
+        if "ready" in line:
+            jobs.append(TfJob(f"127.0.0.1:{line['port']}", line["pid"], line["versions"], process))
+            ready.put(line)
+        elif jobs:
+            with jobs[0]._progress:
+                jobs[0]._steps.append(line["end_s"])
+                jobs[0]._progress.notify_all()
+    for job in jobs:
+        with job._progress:
+            job._ended = True
+            job._progress.notify_all()
+    ready.put(None)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _train(mode: str, port: int) -> None:
+    """The job itself. Few and large operations, so that a trace of seconds stays small."""
+    import tensorflow as tf
+
+    tf.keras.utils.set_random_seed(0)
+    features = tf.random.normal([256, 768])
+    labels = tf.random.normal([256, 768])
+
+    def load(_index: Any) -> Any:
+        if mode == "slow input":
+            # Sleeps as a read from slow storage would, in one thread and without prefetching.
+            tf.py_function(lambda: time.sleep(SLOW_INPUT_S), [], [])
+        return features, labels
+
+    dataset = tf.data.Dataset.range(1_000_000_000).map(load)
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False  # TensorFlow would hide some of the wait
+    dataset = dataset.with_options(options)
+    if mode == "fast":
+        dataset = dataset.prefetch(2)
+
+    model = tf.keras.Sequential(
+        [tf.keras.Input([768]), *(tf.keras.layers.Dense(768, activation="relu") for _ in range(3))]
+    )
+    model.compile(optimizer="sgd", loss="mse")
+
+    class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == WARM_UP_STEPS:
+                versions = {"tensorflow": tf.__version__, "keras": metadata.version("keras")}
+                _say({"ready": True, "port": port, "pid": os.getpid(), "versions": versions})
+            _say({"step": batch, "end_s": time.time()})
+
+    tf.profiler.experimental.server.start(port)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    model.fit(dataset, steps_per_epoch=1_000_000_000, verbose=0, callbacks=[Steps()])
+
+
+def _exit_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
+def _say(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("port", type=int)
+    arguments = parser.parse_args()
+    _train(arguments.mode, arguments.port)
