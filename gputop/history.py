@@ -152,6 +152,11 @@ class History:
         return len(self._places)
 
     @property
+    def reserved_bytes(self) -> int:
+        """The most memory the GPUs seen so far can take."""
+        return sum(rings.reserved_bytes for rings in self._rings)
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         return self._columns.ids
 
@@ -190,6 +195,23 @@ class History:
         with self._lock:
             return (place.rings.times(end_s - seconds, end_s),
                     place.rings.values(place.gpu, column, end_s - seconds, end_s))
+
+    def windows(self, metric: str, seconds: float, *, end_s: float | None = None) -> tuple[F64, F32]:
+        """As :meth:`window` for all GPUs at once: times[n], values[n, gpu] in the order of :attr:`uuids`."""
+        column = self._column[metric]
+        if self._newest_s is None:
+            return np.empty(0, np.float64), np.empty((0, 0), np.float32)
+        end_s = self._newest_s if end_s is None else end_s
+        with self._lock:
+            # Every ring has every sample since it began: a younger one has the last of these times.
+            times = self._rings[0].times(end_s - seconds, end_s)
+            values = np.full((len(times), len(self._places)), np.nan, np.float32)
+            done = 0
+            for rings in self._rings:
+                part = rings.values(slice(None), column, end_s - seconds, end_s)
+                values[len(times) - len(part):, done: done + rings.gpus] = part
+                done += rings.gpus
+        return times, values
 
     def clock_event_share(self, gpu: int | str, reasons: Sequence[str], seconds: float) -> float | None:
         """Share of the last ``seconds``' samples in which any of these clock event reasons was active.

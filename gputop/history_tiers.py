@@ -6,13 +6,15 @@ modulo the ring's size, so nothing is ever shifted, and a gap in time costs noth
 whose stored number is not the one asked for is empty.
 
 The rows of all tiers lie in common arrays, so that one sample updates every tier with one
-NumPy call per figure. Arrays come from ``np.zeros`` and are first touched when time reaches
-them: memory grows with what is kept, up to a fixed bound.
+NumPy call per figure. The arrays are first touched when time reaches them: memory grows with
+what is kept, up to a fixed bound.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +101,19 @@ class Tier:
     offset: int
 
 
+def _zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    """Zeros that take memory page by page as they are written.
+
+    Not ``np.zeros``: that asks for huge pages, and one row written here and there then takes
+    2 MB each, 30 MB at the first sample.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages does not know the advice
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
+
+
 def level_of(ratio: Array) -> Array:
     """Level 0 to LEVELS-1 of finite ratios; what exceeds full scale is at the highest level."""
     return np.clip(ratio * LEVELS, 0, LEVELS - 1).astype(np.intp)
@@ -114,10 +129,10 @@ class Rings:
         self.first_s = math.inf
         self.newest_s = -math.inf
 
-        self._times = np.zeros(raw_samples, np.float64)
-        self._values = np.zeros((raw_samples, gpus, metrics), np.float32)
-        self._scales = np.zeros((raw_samples, gpus, scales), np.float32)
-        self._flags = np.zeros((raw_samples, gpus), np.uint32)
+        self._times = _zeros((raw_samples,), np.float64)
+        self._values = _zeros((raw_samples, gpus, metrics), np.float32)
+        self._scales = _zeros((raw_samples, gpus, scales), np.float32)
+        self._flags = _zeros((raw_samples, gpus), np.uint32)
         self._head = 0  # where the next sample goes
         self._kept = 0
         self._overwritten_s = -math.inf  # time of the newest sample the ring has lost
@@ -128,13 +143,14 @@ class Rings:
             self._tiers.append(Tier(slice_s, rows, offset))
             offset += rows
         self._slots = np.full(offset, _EMPTY, np.int64)
-        self._count = np.zeros((offset, gpus, metrics), np.uint16)
-        self._sum = np.zeros((offset, gpus, metrics), np.float32)
-        self._min = np.zeros((offset, gpus, metrics), np.float32)
-        self._max = np.zeros((offset, gpus, metrics), np.float32)
-        self._levels = np.zeros((offset, gpus * levelled * LEVELS), np.uint16)
-        self._scale_sum = np.zeros((offset, gpus, scales), np.float32)
+        self._count = _zeros((offset, gpus, metrics), np.uint16)
+        self._sum = _zeros((offset, gpus, metrics), np.float32)
+        self._min = _zeros((offset, gpus, metrics), np.float32)
+        self._max = _zeros((offset, gpus, metrics), np.float32)
+        self._levels = _zeros((offset, gpus * levelled * LEVELS), np.uint16)
+        self._scale_sum = _zeros((offset, gpus, scales), np.float32)
 
+        self.reserved_bytes = sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
         self._full = np.empty((gpus, levelled), np.float32)
         self._full[:, : len(columns.constants)] = columns.constants
         self._level_base = np.arange(gpus * levelled).reshape(gpus, levelled) * LEVELS
@@ -225,9 +241,9 @@ class Rings:
         """Times of the samples kept between ``begin_s`` and ``end_s``, both included."""
         return _joined([self._times[a:b] for a, b in self._raw_parts(begin_s, end_s, closed=True)], np.float64)
 
-    def values(self, gpu: int, column: int, begin_s: float, end_s: float) -> F32:
-        """The readings that belong to :meth:`times`."""
-        parts = self._raw_parts(begin_s, end_s, closed=True)
+    def values(self, gpu: int | slice, column: int, begin_s: float, end_s: float) -> F32:
+        """The readings that belong to :meth:`times`; with a slice of GPUs [time, gpu]."""
+        parts = self._raw_parts(begin_s, end_s, closed=True) or [(0, 0)]
         return _joined([self._values[a:b, gpu, column] for a, b in parts], np.float32)
 
     def flags(self, gpu: int, begin_s: float, end_s: float) -> npt.NDArray[np.uint32]:

@@ -20,6 +20,7 @@ from gputop.metrics import HOST_METRICS
 from gputop.samples import (
     FAILED,
     NOT_RESPONDING,
+    OK,
     GpuInfo,
     GpuProcess,
     GpuSample,
@@ -34,19 +35,20 @@ from gputop.sources.host_processes import missing_process
 MIN_INTERVAL_S = 0.1
 FIRST_DEADLINE_S = 1.0  # the first call of a GPU without persistence mode also starts it
 MAX_DEADLINE_S = 0.5
-HANG_S = 1.0  # a call that takes longer than this is called hanging; the usual ones take microseconds
+HANG_S = 2.0  # a call that takes longer than this is called hanging; the usual ones take microseconds
+CLOSE_DEADLINE_S = 0.2
 OPEN_DEADLINE_S = 15.0
 
 _WAKE = object()  # a letter to the coordinator that only ends its waiting
 
 
 class _Worker:
-    """A thread that does one call at a time and posts ``(worker, result)`` to the mailbox."""
+    """A thread that does one call at a time and posts ``(worker, result, seconds)`` to the mailbox."""
 
     def __init__(self, name: str, mailbox: queue.SimpleQueue[Any], clock: Callable[[], float]) -> None:
         self.started_s: float | None = None  # when the call under way began; None: idle
-        self.late = False  # it missed its last deadline, so nobody waits for it until it is back
-        self.result: Any = None  # the newest one not yet used
+        self.took_s = 0.0  # how long its last finished call took
+        self.result: Any = None  # the newest one not yet used; an exception is one, too
         self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._mailbox = mailbox
         self._clock = clock
@@ -62,11 +64,12 @@ class _Worker:
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
             call, args = order
+            began_s = self._clock()
             try:
                 result = call(*args)
             except Exception as error:  # noqa: BLE001  thread boundary: one broken probe must not end the others
                 result = error
-            self._mailbox.put((self, result))
+            self._mailbox.put((self, result, self._clock() - began_s))
 
 
 class Sampler:
@@ -89,7 +92,6 @@ class Sampler:
         prefill: bool = True,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        cpu_clock: Callable[[], float] = time.process_time,
         open_deadline_s: float = OPEN_DEADLINE_S,
     ) -> None:
         self._source = source
@@ -99,7 +101,6 @@ class Sampler:
         self._prefill = prefill
         self._clock = clock
         self._wall_clock = wall_clock
-        self._cpu_clock = cpu_clock
         self._open_deadline_s = open_deadline_s
         self._mailbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopping = False
@@ -147,7 +148,7 @@ class Sampler:
         except GputopError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  thread boundary: else the screen would freeze without a word
-            self._fail(GputopError(f"gputop stopped sampling: {error!r}", "This is a fault of gputop: please report it."))
+            self._fail(GputopError(f"gputop stopped sampling: {error!r}", "A fault of gputop: please report it."))
         finally:
             self._end()
 
@@ -164,7 +165,7 @@ class Sampler:
             if not self._receive(due_s) and due_s is not None and not self._stopping:
                 self._fail(
                     GputopError(
-                        f"The NVIDIA driver does not respond: opening it has taken {self._open_deadline_s:.0f} s so far.",
+                        f"The NVIDIA driver does not respond: opening it has taken {self._open_deadline_s:.0f} s.",
                         "See whether `nvidia-smi` hangs, too, and look for Xid errors in `dmesg`; a wedged driver "
                         "needs a reboot.",
                     )
@@ -189,19 +190,14 @@ class Sampler:
 
     def _run_ticks(self) -> None:
         tick_s = self._clock()
-        while True:
-            sample = self._tick(tick_s)
-            if self._stopping or sample is None:
+        while not self._stopping:
+            sample = self._tick()
+            if self._stopping:
                 return
             self._on_sample(sample)
-            while not self._stopping:
-                due_s = tick_s + self._interval_s
-                if self._clock() >= due_s:
-                    break
+            while not self._stopping and (now_s := self._clock()) < (due_s := tick_s + self._interval_s):
                 self._receive(due_s)
-            # Ticks keep to a raster; those that a slow consumer made us miss are left out.
-            behind_s = self._clock() - due_s
-            tick_s = due_s + max(0, math.floor(behind_s / self._interval_s)) * self._interval_s
+            tick_s = next_tick(tick_s, now_s, self._interval_s)
 
     def _receive(self, until_s: float | None) -> bool:
         """Take one letter from the mailbox; False if none came until then (None: wait for ever)."""
@@ -210,28 +206,143 @@ class Sampler:
         except queue.Empty:
             return False
         if letter is not _WAKE:
-            worker, worker.result = letter
+            worker, worker.result, worker.took_s = letter
             worker.started_s = None
         return True
 
-    def _await(self, workers: list[_Worker], until_s: float) -> None:
-        while not self._stopping and any(worker.started_s is not None for worker in workers):
-            if not self._receive(until_s):
-                break
-        for worker in workers:
-            worker.late = worker.started_s is not None
+    def _order(self, worker: _Worker, allowed_s: float, call: Callable[..., Any], *args: Any) -> bool:
+        """Give a worker its call of this tick; returns whether to wait for it."""
+        if worker.started_s is not None:
+            return False  # still in the call of an earlier tick
+        if worker.took_s > HANG_S:
+            worker.result = None  # begun long ago: too old to be shown
+            worker.took_s = 0.0
+        # One that is always slow is shown a tick late rather than making every tick late.
+        slow = worker.took_s > allowed_s
+        worker.order(call, *args)
+        return not slow
 
-    def _tick(self, tick_s: float) -> NodeSample | None:
+    def _await(self, workers: list[_Worker], allowed_s: float, ending: bool = False) -> None:
+        until_s = self._clock() + allowed_s
+        while (ending or not self._stopping) and any(worker.started_s is not None for worker in workers):
+            if not self._receive(until_s):
+                return
+
+    def _tick(self) -> NodeSample:
         host = self._host
         assert host is not None
-        time_s, began_s, cpu_s = self._wall_clock(), self._clock(), self._cpu_clock()
-        allowed_s = min(MAX_DEADLINE_S, 0.8 * self._interval_s) if self._last_s is not None else FIRST_DEADLINE_S
-        deadline_s = began_s + allowed_s
-        waited_for: list[_Worker] = []
-        for probe, worker in self._gpus:
-            if worker.started_s is None:
-                worker.order(probe.read, time_s)
-                if not worker.late:
-                    waited_for.append(worker)
-        ...
-        return None
+        time_s, began_s, cpu_s = self._wall_clock(), self._clock(), time.process_time()
+        interval_s = None if self._last_s is None else began_s - self._last_s
+        own_cpu = (cpu_s - self._last_cpu_s) / interval_s if interval_s else None
+        self._last_s, self._last_cpu_s = began_s, cpu_s
+        allowed_s = FIRST_DEADLINE_S if interval_s is None else min(MAX_DEADLINE_S, 0.8 * self._interval_s)
+
+        probe_host = self._source.host
+        waited_for = [worker for probe, worker in self._gpus if self._order(worker, allowed_s, probe.read, time_s)]
+        if self._order(host, allowed_s, probe_host.read, time_s):
+            waited_for.append(host)
+        self._await(waited_for, allowed_s)
+        gpus = tuple(self._gpu_sample(probe.info, worker) for probe, worker in self._gpus)
+        host_sample = self._host_sample(host)
+
+        if self._order(host, allowed_s, probe_host.processes, time_s, gpus):
+            self._await([host], allowed_s)
+        return NodeSample(
+            time_s,
+            gpus,
+            host_sample,
+            self._process_samples(host, gpus),
+            interval_s,
+            self._source.label,
+            self._source.simulated,
+            own_cpu,
+        )
+
+    # -- from results to samples ---------------------------------------------------------------
+
+    def _gpu_sample(self, info: GpuInfo, worker: _Worker) -> GpuSample:
+        result, worker.result = worker.result, None
+        if isinstance(result, GpuSample):
+            return result
+        if isinstance(result, Exception):
+            state = FAILED
+            message = f"GPU {info.index} could not be read: {result!r}. This is a fault of gputop: please report it."
+        else:
+            waited_s = 0.0 if worker.started_s is None else self._clock() - worker.started_s
+            if waited_s <= HANG_S:
+                state, message = OK, f"no value at this tick: the driver has taken {waited_s:.1f} s so far"
+            else:
+                state = NOT_RESPONDING
+                message = (
+                    f"GPU {info.index} does not respond: a driver call has hung for {waited_s:.0f} s. Look for Xid "
+                    "errors in `dmesg`; if it does not come back, stop the jobs on this node and reboot it."
+                )
+        return GpuSample(info, {}, processes_reason=message, clock_events_reason=message, state=state, message=message)
+
+    def _host_sample(self, worker: _Worker) -> HostSample:
+        result, worker.result = worker.result, None
+        if isinstance(result, HostSample):
+            return result
+        why = _host_reason(result)
+        return HostSample(self._hostname, {m.id: Reading.missing(m.unit, why) for m in HOST_METRICS.values()})
+
+    def _process_samples(self, worker: _Worker, gpus: tuple[GpuSample, ...]) -> tuple[ProcessSample, ...]:
+        result, worker.result = worker.result, None
+        if isinstance(result, tuple):
+            return result
+        held: dict[int, dict[int, GpuProcess]] = {}
+        for gpu in gpus:
+            for process in gpu.processes:
+                held.setdefault(process.pid, {})[gpu.info.index] = process
+        why = _host_reason(result)
+        return tuple(missing_process(pid, on_gpus, why) for pid, on_gpus in held.items())
+
+    def _end(self) -> None:
+        """Let idle workers go; close the source unless a call is under way in it."""
+        workers = [worker for _, worker in self._gpus]
+        if self._host is not None:
+            workers.append(self._host)
+        if self._opener is not None and not self._gpus:
+            workers.append(self._opener)
+        for worker in workers:
+            worker.end()
+        # The stop may have come in the middle of a tick, a moment before the last answers.
+        self._await(workers, CLOSE_DEADLINE_S, ending=True)
+        if all(worker.started_s is None for worker in workers):
+            self._source.close()
+
+
+def _host_reason(result: object) -> str:
+    if isinstance(result, Exception):
+        return f"could not be read: {result!r}"
+    return "the host did not answer in time"
+
+
+def next_tick(tick_s: float, now_s: float, interval_s: float) -> float:
+    """When the tick that is due at ``now_s`` should have been: on the raster of ``tick_s``.
+
+    Keeping to the raster, ticks do not drift; those that a slow consumer made us miss are
+    left out rather than made up for.
+    """
+    missed = math.floor((now_s - tick_s) / interval_s)
+    return tick_s + max(1, missed) * interval_s
+
+
+def read_once(source: Source, settle_s: float = 0.5) -> NodeSample:
+    """Open ``source``, look at it twice ``settle_s`` apart, close it and return the second look.
+
+    Two looks, because rates and GPM's metrics need two. Raises :class:`GputopError` if the
+    source cannot be opened.
+    """
+    answers: queue.SimpleQueue[NodeSample | GputopError] = queue.SimpleQueue()
+    sampler = Sampler(source, settle_s, answers.put, answers.put, prefill=False)
+    sampler.start()
+    try:
+        while True:
+            answer = answers.get()
+            if isinstance(answer, GputopError):
+                raise answer
+            if answer.interval_s is not None:
+                return answer
+    finally:
+        sampler.stop()

@@ -12,8 +12,9 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from gputop.session import Options, Session
 from gputop.sources.simulated import SimulatedSource
+
+from gputop.session import Options, Session
 from gputop.tui.app import GputopApp
 
 HERE = Path(__file__).parent

@@ -48,9 +48,7 @@ def _silent_s(view: View, gpu: GpuSample) -> float | None:
 def no_fine_metrics(view: View) -> Finding | Abstained | None:
     """Only coarse utilization: a kernel on one SM counts like one on all."""
     window_s = limit("no_fine_metrics.window_s")
-    coarse = [g for g in view.working
-              if view.mean(g, "gpu_util", window_s) is not None and view.mean(g, "sm_active", window_s) is None
-              and g["sm_active"].value is None]
+    coarse = [g for g in view.working if _only_coarse(view, g, window_s)]
     if not coarse:
         if any(view.mean(g, "sm_active", window_s) is not None for g in view.working):
             return None
@@ -67,6 +65,13 @@ def no_fine_metrics(view: View) -> Finding | Abstained | None:
         source="NVML: definition of utilization; GPM: Hopper and newer; DCGM field 1002",
         gain=Gain(None, "this is about what can be seen, not about the job"),
     )
+
+
+def _only_coarse(view: View, gpu: GpuSample, window_s: float) -> bool:
+    # A history filled in at the start has coarse utilization alone: that memory was read shows
+    # that the GPU itself was looked at all the time.
+    watched = all(view.mean(gpu, m, window_s) is not None for m in ("gpu_util", "memory_used_bytes"))
+    return watched and view.readings_count(gpu, "sm_active", window_s) == 0
 
 
 def power_capped(view: View) -> Finding | Abstained | None:

@@ -147,19 +147,19 @@ def _uneven(view: View, gpus: list[GpuSample], metric: str) -> tuple[float, floa
     window_s, rule = limit("window_s"), "gpu0_oversubscribed"
     if any(view.mean(g, metric, window_s) is None for g in gpus):
         return None
-    lanes = [view.slices(g, metric, window_s).mean.astype(float).tolist() for g in gpus]
+    slices = view.slice_means(gpus, metric, window_s)
     index = gpus[0].info.index
     ratio, gap = view.limit(rule, "ratio_", index), view.limit(rule, "gap_", index)
     firsts, others, above = [], [], 0
-    for first, *peers in zip(*lanes, strict=True):
+    for first, *peers in slices:
         mean = sum(peers) / len(peers)
-        if not (first == first and mean == mean) or min(peers) < limit(f"{rule}.peer_active"):
-            continue  # nothing measured, or a phase in which the others take no part
+        if min(peers) < limit(f"{rule}.peer_active"):
+            continue  # a phase in which the others take no part
         firsts.append(first)
         others.append(mean)
         # Above each of them: one slow peer does not make GPU 0 the busy one.
         above += first >= ratio * mean and first - max(peers) >= gap
-    if len(firsts) < len(lanes[0]) * view.limit(rule, "slices_", index):
+    if len(firsts) < window_s / limit("slice_s") * view.limit(rule, "slices_", index):
         return ()
     share = above / len(firsts)
     if share < view.limit(rule, "slices_", index):
@@ -179,7 +179,7 @@ def _oversubscribed(process: ProcessSample, gpus: list[GpuSample], first: float,
                   "times_peers": first / peers, "slices_share_ratio": share},
         title=f"GPU {index} works {first / peers:.1f}× as much as its peers",
         why=f"{what} of {name_of(process)} over the last {window_s:.0f} s: {percent(first)} on GPU {index}, "
-            f"{percent(peers)} on {others}, which wait for it at every step.",
+            f"{percent(peers)} on {others}. In synchronous training they wait for it at every step.",
         action=f"Keep everything that is not a replica's share off GPU {index}: metrics, summaries, evaluation and "
                "variables on the CPU or mirrored; capture (c) to see which operations they are.",
         snippet="strategy = tf.distribute.MirroredStrategy(  # not ReductionToOneDevice\n"
@@ -267,13 +267,12 @@ def memory_preallocated(view: View) -> Finding | Abstained | None:
     judged = False
     for gpu in {g.info.index: g for p in view.processes for g in view.compute_gpus(p)}.values():
         index, total = gpu.info.index, gpu["memory_total_bytes"].value
-        used = view.readings(gpu, "memory_used_bytes", window_s)
-        if used is None or not total:
+        mean, span = view.mean(gpu, "memory_used_bytes", window_s), view.span(gpu, "memory_used_bytes", window_s)
+        if mean is None or span is None or not total:
             continue
         judged = True
-        share = float(used[-1]) / total
-        flat = float(used.max() - used.min()) / total <= limit("memory_preallocated.flat")
-        if flat and share >= view.limit("memory_preallocated", "", index):
+        share = mean / total
+        if span / total <= limit("memory_preallocated.flat") and share >= view.limit("memory_preallocated", "", index):
             reserved[index] = share
     if not judged:
         return Abstained("memory_preallocated", f"{window_s:.0f} s of memory used and the total of a held GPU")

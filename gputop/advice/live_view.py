@@ -7,11 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from gputop.advice.finding import Abstained, Finding
 from gputop.advice.live_thresholds import limit
-from gputop.history import History, Lane
+from gputop.history import History
 from gputop.samples import OK, GpuSample, NodeSample, ProcessSample
+
+F64 = npt.NDArray[np.float64]
 
 NO_PROCESS = "no compute process holds a GPU: start the job, or look at the node it runs on"
 
@@ -20,18 +23,54 @@ _SERVICES = ("nvidia-cuda-mps", "nvidia-persistenced", "nv-hostengine", "dcgm")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """One tick's view of the node for all live rules."""
+class Window:
+    """One metric of all GPUs over a window: times[n], values[n, gpu], readings and mean per GPU.
 
-    history: History
-    sample: NodeSample
-    previous: tuple[Finding, ...]
+    The mean is NaN where the readings do not cover the window.
+    """
+
+    times: F64
+    values: npt.NDArray[np.float32]
+    count: npt.NDArray[np.int64]
+    mean: F64
+
+
+def _window(times: F64, values: npt.NDArray[np.float32], seconds: float, end_s: float) -> Window:
+    here = ~np.isnan(values)
+    count = here.sum(axis=0)
+    mean = np.full(values.shape[1], np.nan)
+    enough = np.flatnonzero(count >= limit("min_readings"))
+    if len(enough):
+        some = here[:, enough]
+        first = times[some.argmax(axis=0)]
+        last = times[len(times) - 1 - some[::-1].argmax(axis=0)]
+        # A reading stands for the time to the next one, so first to last lacks one step.
+        seen_s = (last - first) * count[enough] / (count[enough] - 1)
+        good = (seen_s >= limit("coverage") * seconds) & (end_s - last <= (1 - limit("coverage")) * seconds)
+        total = np.where(some, values[:, enough], np.float32(0)).sum(axis=0, dtype=np.float64)
+        mean[enough] = np.where(good, total / count[enough], np.nan)
+    return Window(times, values, count, mean)
+
+
+class View:
+    """One tick's view of the node for all live rules. Asks history once for each metric and window."""
+
+    def __init__(self, history: History, sample: NodeSample, previous: tuple[Finding, ...]) -> None:
+        self.history = history
+        self.sample = sample
+        self.previous = previous
+        self.working = [g for g in sample.gpus if g.state == OK]  # GPUs that can be read
+        self._column = {uuid: i for i, uuid in enumerate(history.uuids)}
+        self._shown: dict[str, frozenset[int]] = {}
+        self._windows: dict[tuple[str, float], Window] = {}
 
     # -- what is shown ------------------------------------------------------------------------
 
     def shown(self, finding_id: str) -> frozenset[int]:
         """The GPUs for which this finding is on screen."""
-        return frozenset(g for f in self.previous if f.id == finding_id for g in f.gpus)
+        if finding_id not in self._shown:
+            self._shown[finding_id] = frozenset(g for f in self.previous if f.id == finding_id for g in f.gpus)
+        return self._shown[finding_id]
 
     def limit(self, finding_id: str, name: str, gpu: int) -> float:
         """The threshold ``name`` to leave where the finding is shown for ``gpu``, else to enter."""
@@ -39,27 +78,25 @@ class View:
 
     # -- readings -----------------------------------------------------------------------------
 
-    @property
-    def working(self) -> list[GpuSample]:
-        """GPUs that can be read."""
-        return [g for g in self.sample.gpus if g.state == OK]
+    def window(self, metric: str, seconds: float) -> Window:
+        key, end_s = (metric, seconds), self.sample.time_s
+        if key not in self._windows:
+            times, values = self.history.windows(metric, seconds, end_s=end_s)
+            self._windows[key] = _window(times, values, seconds, end_s)
+        return self._windows[key]
 
     def mean(self, gpu: GpuSample, metric: str, seconds: float) -> float | None:
         """Mean over the last ``seconds``; None where too little of them was seen."""
-        values = self.readings(gpu, metric, seconds)
-        return None if values is None else float(np.mean(values, dtype=np.float64))
+        mean = float(self.window(metric, seconds).mean[self._column[gpu.info.uuid]])
+        return None if mean != mean else mean
 
-    def readings(self, gpu: GpuSample, metric: str, seconds: float) -> np.ndarray | None:
-        """The readings of the last ``seconds``; None where they do not cover the window."""
-        times, values = self.history.window(gpu.info.uuid, metric, seconds, end_s=self.sample.time_s)
-        here = ~np.isnan(values)
-        times, values = times[here], values[here]
-        if len(values) < limit("min_readings"):
-            return None
-        # A reading stands for the time to the next one, so the span lacks one step.
-        span_s = (times[-1] - times[0]) * len(times) / (len(times) - 1)
-        recent = self.sample.time_s - times[-1] <= (1 - limit("coverage")) * seconds
-        return values if recent and span_s >= limit("coverage") * seconds else None
+    def span(self, gpu: GpuSample, metric: str, seconds: float) -> float | None:
+        """Largest less smallest reading of the last ``seconds``; None where too little of them was seen."""
+        values = self.window(metric, seconds).values[:, self._column[gpu.info.uuid]]
+        return None if self.mean(gpu, metric, seconds) is None else float(np.nanmax(values) - np.nanmin(values))
+
+    def readings_count(self, gpu: GpuSample, metric: str, seconds: float) -> int:
+        return int(self.window(metric, seconds).count[self._column[gpu.info.uuid]])
 
     def activity(self, gpu: GpuSample, seconds: float) -> tuple[str, float] | None:
         """How busy the GPU was: SM activity, or else coarse utilization; (metric, mean)."""
@@ -69,10 +106,20 @@ class View:
                 return metric, mean
         return None
 
-    def slices(self, gpu: GpuSample, metric: str, seconds: float) -> Lane:
-        slice_s = limit("slice_s")
-        return self.history.lane(gpu.info.uuid, metric, end_s=self.sample.time_s, slice_s=slice_s,
-                                 slices=round(seconds / slice_s))
+    def slice_means(self, gpus: Sequence[GpuSample], metric: str, seconds: float) -> list[list[float]]:
+        """Means of these GPUs in each slice of the last ``seconds``, oldest first; slices with a GPU
+        without readings are left out."""
+        window, slice_s = self.window(metric, seconds), limit("slice_s")
+        values = window.values[:, [self._column[g.info.uuid] for g in gpus]].astype(np.float64)
+        place = np.floor((self.sample.time_s - window.times) / slice_s)
+        out = []
+        for number in range(round(seconds / slice_s) - 1, -1, -1):
+            part = values[place == number]
+            here = ~np.isnan(part)
+            counts = here.sum(axis=0)
+            if counts.all():
+                out.append((np.where(here, part, 0.0).sum(axis=0) / counts).tolist())
+        return out
 
     # -- processes ----------------------------------------------------------------------------
 

@@ -133,7 +133,7 @@ def _build() -> dict[str, type[Message]]:
             file.dependency.append("gputop/tensorflow.profiler.proto")
         for name, fields in schema.items():
             _add_message(file, package, name, fields)
-        pool.Add(file) if not hasattr(pool, "AddSerializedFile") else pool.AddSerializedFile(file.SerializeToString())
+        pool.AddSerializedFile(file.SerializeToString())
 
     out: dict[str, type[Message]] = {}
     get_class = getattr(message_factory, "GetMessageClass", None)  # protobuf >= 4.22
@@ -158,7 +158,7 @@ def _add_message(file: FileDescriptorProto, package: str, name: str, fields: tup
             label, type_name = _REPEATED, _add_map_entry(message, package, field_name, type_name)
         if "/" in type_name:
             type_name, oneof = type_name.split("/")
-        field = message.field.add(name=field_name, number=int(number), label=label)  # type: ignore[arg-type]
+        field = message.field.add(name=field_name, number=int(number), label=label)
         _set_type(field, package, type_name)
         if oneof is not None:
             if oneof not in oneofs:

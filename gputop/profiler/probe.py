@@ -117,14 +117,14 @@ def check_http2(address: str, timeout_s: float, *, listen_only: bool = False) ->
             f"Start the profiler server in the job, {HOW_TO_SERVE}, and check host and port.",
         ) from None
     except socket.gaierror as error:
-        raise GputopError(f"unknown host {host!r}: {error.strerror}", "Check the name, or give the IP address.") from None
+        raise GputopError(f"unknown host {host!r}: {error.strerror}", "Check the name, or give its address.") from None
     except TimeoutError:
         raise GputopError(
             f"no answer from {address} within {timeout_s:g} s",
             "Check the address; a firewall or a container that does not publish the port may swallow the connection.",
         ) from None
     except OSError as error:
-        raise GputopError(f"cannot connect to {address}: {error.strerror or error}", "Check host and network.") from None
+        raise GputopError(f"no connection to {address}: {error.strerror or error}", "Check host and network.") from None
     _judge(address, first, timeout_s)
 
 
@@ -151,7 +151,8 @@ def _first_bytes(sock: socket.socket, deadline: float) -> bytes | None:
 def _judge(address: str, first: bytes | None, timeout_s: float) -> None:
     if first is None:
         raise GputopError(
-            f"{address} accepts the connection but stays silent for {timeout_s:g} s: no profiler server, or one that hangs",
+            f"{address} accepts the connection but stays silent for {timeout_s:g} s: "
+            "no profiler server, or a process that hangs",
             _RIGHT_PORT,
         )
     if len(first) >= _FRAME_HEADER_BYTES and first[3] == _SETTINGS and first[5:9] == b"\0\0\0\0":

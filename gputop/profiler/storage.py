@@ -6,14 +6,15 @@ Layout, as XProf and TensorBoard open it: ``<logdir>/plugins/profile/<run>/<host
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import secrets
 import shutil
-import tempfile
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from gputop.errors import EXIT_USAGE, GputopError
 from gputop.profiler.probe import is_local, split_address
@@ -50,17 +51,15 @@ class RunFolder:
                     made.append(folder)
             path = _new_folder(profiles, datetime.now().strftime(_RUN_NAME))
             made.append(path)
-            handle, temporary = tempfile.mkstemp(prefix=".gputop-", suffix=".partial", dir=path)
-            run = cls(path, host, Path(temporary), made)
-            try:
+            run = cls(path, host, path / f".{host}.partial", made)
+            with run._temporary.open("xb") as file:
                 # A full disk or a spent quota lets files be made, not filled.
-                os.write(handle, bytes(_RESERVE_BYTES))
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+                file.write(bytes(_RESERVE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
-            for leftover in made[-1].glob(".gputop-*") if made else ():
-                leftover.unlink(missing_ok=True)
+            if made:
+                (made[-1] / f".{host}.partial").unlink(missing_ok=True)
             _remove_empty(made)
             raise GputopError(
                 f"cannot write traces to {logdir}: {error.strerror or error} ({error.filename or profiles})",
@@ -75,7 +74,7 @@ class RunFolder:
 
     def save(self, data: bytes) -> Path:
         """Write the trace, whole or not at all."""
-        return self._fill(memoryview(data), len(data))
+        return self._fill(io.BytesIO(data), len(data))  # shares the bytes, does not copy them
 
     def adopt(self, source: Path) -> Path:
         """Take over a trace the server wrote: in place already, or copied from ``source``."""
@@ -90,17 +89,12 @@ class RunFolder:
         self._temporary.unlink(missing_ok=True)
         _remove_empty(self._made)
 
-    def _fill(self, source: object, size: int) -> Path:
+    def _fill(self, source: BinaryIO, size: int) -> Path:
         try:
             with self._temporary.open("wb") as out:
-                if isinstance(source, memoryview):
-                    for begin in range(0, len(source), _CHUNK_BYTES):
-                        out.write(source[begin : begin + _CHUNK_BYTES])
-                else:
-                    shutil.copyfileobj(source, out, _CHUNK_BYTES)  # type: ignore[misc]
+                shutil.copyfileobj(source, out, _CHUNK_BYTES)
                 out.flush()
                 os.fsync(out.fileno())
-            self._temporary.chmod(0o666 & ~_umask())  # mkstemp's files are for nobody else's eyes
             if self.file.exists():
                 raise FileExistsError(17, "there is a trace already", str(self.file))
             self._temporary.rename(self.file)
@@ -111,12 +105,6 @@ class RunFolder:
                 "Make room or choose another --logdir, and capture again; nothing partial was left behind.",
             ) from None
         return self.file
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def _new_folder(parent: Path, name: str) -> Path:
@@ -208,8 +196,8 @@ def listening_pid(port: int) -> int | None:
 
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-                return int(connection.pid)
+            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr[1] == port:
+                return connection.pid
     return None
 
 
@@ -219,8 +207,8 @@ def _shares_files(pid: int) -> bool:
 
     try:
         uid = psutil.Process(pid).uids().effective
-        same = os.stat(f"/proc/{pid}/ns/mnt").st_ino == os.stat("/proc/self/ns/mnt").st_ino
-        same = same and os.path.samestat(os.stat(f"/proc/{pid}/root"), os.stat("/"))
+        same = Path(f"/proc/{pid}/ns/mnt").samefile("/proc/self/ns/mnt")
+        same = same and Path(f"/proc/{pid}/root").samefile("/")
     except (psutil.Error, OSError):
         return False
     return same and uid in (0, os.geteuid())

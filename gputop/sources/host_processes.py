@@ -80,6 +80,7 @@ class ProcessTable:
         self._known: dict[int, _Known] = {}
         self._table_due_s = clock()
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
+        self._boot_s = float(psutil.boot_time())
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         try:
             self._nested = os.fspath((proc / "self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE
@@ -127,7 +128,18 @@ class ProcessTable:
         known = self._known[pid]
         rss = Reading(float(stat.rss_pages * self._page_bytes), BYTES, SOURCE)
         cores = self._cpu_cores(pid, stat, known)
-        return ProcessSample(pid, known.user, known.command, cores, rss, stat.threads, held, known.reason)
+        return ProcessSample(
+            pid,
+            known.user,
+            known.command,
+            cores,
+            rss,
+            stat.threads,
+            held,
+            known.reason,
+            stat.parent,
+            self._boot_s + stat.start / self._ticks_per_s,
+        )
 
     def _cpu_cores(self, pid: int, stat: Stat, known: _Known) -> Reading:
         now_s = self._clock()

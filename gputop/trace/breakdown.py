@@ -6,7 +6,7 @@ parts are averaged over those GPUs:
 1. ``compute``: a kernel that is no collective runs, or the GPU copies or clears its own memory;
 2. ``collectives``: a collective or a GPU-to-GPU copy runs (so this is the exposed part);
 3. ``h2d``, then ``d2h``: a copy from or to the host runs;
-4. ``input``: no GPU runs anything and the training loop waits for a batch;
+4. ``input``: the training loop waits for a batch and none of its GPUs runs anything;
 5. ``idle``: this GPU waits for another one that works through a long gap of its own;
 6. ``launch``: the event that ends the gap was launched after the gap began, and the host was
    launching work meanwhile (launches close together, inside a tf.function where one is traced);
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gputop.trace.device_time import GpuTimeline, idle_by_host, waits_for_another
-from gputop.trace.input_pipeline import waits
+from gputop.trace.input_pipeline import Loop, loops
 from gputop.trace.intervals import EMPTY, Spans, chained, intersect, merge, subtract, union
 from gputop.trace.model import Trace
 from gputop.trace.query import stat
@@ -42,16 +42,16 @@ _PARTS = ("input", "h2d", "compute", "collectives", "d2h", "launch", "host", "id
 def breakdown(trace: Trace, lines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]]) -> Breakdown:
     """Mean over ``bounds`` (disjoint, in order), in seconds."""
     within = union([a for a, _ in bounds], [b for _, b in bounds])
-    waiting = waits(trace) or EMPTY
+    waiting = loops(trace)
     parts = dict.fromkeys(_PARTS, 0)
-    busy = merge(*(line.busy for line in lines))
     lines = [line for line in lines if intersect(line.busy, within).total]
     if not lines:
-        parts["input"] = intersect(waiting, within).total
+        parts["input"] = intersect(merge(EMPTY, *(loop.waits for loop in waiting)), within).total
         parts["host"] = within.total - parts["input"]
+    starved = _starved(trace, lines, waiting)
     launching = _launching(trace) if lines else EMPTY
     for line in lines:
-        for name, length in _gpu_parts(line, lines, within, subtract(waiting, busy), launching).items():
+        for name, length in _gpu_parts(line, lines, within, starved[line.gpu], launching).items():
             parts[name] += length
     unit = 1e9 * len(bounds) * max(len(lines), 1)
     return Breakdown(**{name: length / unit for name, length in parts.items()})
@@ -62,7 +62,7 @@ def _gpu_parts(
 ) -> dict[str, int]:
     """Exclusive nanoseconds of one GPU within ``within``; they sum to its length."""
     left = within
-    parts = {}
+    parts: dict[str, int] = {}
 
     def take(name: str, spans: Spans) -> None:
         nonlocal left
@@ -81,6 +81,21 @@ def _gpu_parts(
     take("host", by_host)
     take("idle", left)
     return parts
+
+
+def _starved(trace: Trace, lines: Sequence[GpuTimeline], waiting: Sequence[Loop]) -> dict[int, Spans]:
+    """For each GPU when the loop that feeds it waits for a batch and none of that loop's GPUs is busy.
+
+    A loop bound to a thread feeds the GPUs that thread launches on, any other loop those of its host.
+    """
+    out = {line.gpu: EMPTY for line in lines}
+    for loop in waiting:
+        fed = [line for line in lines if loop.line >= 0 and (trace.device.launch_line[line.rows] == loop.line).any()]
+        fed = fed or [line for line in lines if trace.gpus[line.gpu].host == loop.host]
+        starved = subtract(loop.waits, merge(EMPTY, *(line.busy for line in fed)))
+        for line in fed:
+            out[line.gpu] = merge(out[line.gpu], starved)
+    return out
 
 
 def _launching(trace: Trace) -> Spans:

@@ -16,7 +16,7 @@ import numpy as np
 
 from gputop.errors import GputopError
 from gputop.trace import kernels
-from gputop.trace.columns import Parts, launches
+from gputop.trace.columns import Launches, Parts
 from gputop.trace.model import DeviceEvents, HostEvents, Kind, Line, MemoryKind, Trace, TraceGpu
 
 _DEVICE_CATEGORIES = {"kernel": Kind.COMPUTE, "gpu_memcpy": Kind.COPY_OTHER, "memcpy": Kind.COPY_OTHER,
@@ -68,7 +68,8 @@ def read_chrome(files: Sequence[tuple[str, bytes]], *, damaged: Sequence[str] = 
     clock_ns = _common_clock(loaded, starts, parts)
     for file, start, at_ns in zip(loaded, starts, clock_ns, strict=True):
         _Rank(file, start, at_ns, parts).read()
-    return parts.finish("chrome", [f.path for f in loaded], wall_clock=all(t > 10**18 for t in clock_ns),
+    is_unix = all(t > 10**18 for t in clock_ns)  # after 2001, so not since the machine started
+    return parts.finish("chrome", [f.path for f in loaded], to_unix_ns=0 if is_unix else None,
                         empty_fix="Export the trace again from a run that was profiled while it trained.")
 
 
@@ -227,10 +228,11 @@ class _Rank:
         calls = np.flatnonzero(correlation > 0)
         calls = calls[np.argsort(host.start_ns[calls], kind="stable")]
         none = np.full(len(calls), -1, np.int64)
-        found = launches(device.correlation, np.full(len(device), -1, np.int64), correlation[calls], none)
+        found = Launches(correlation[calls], none, ()).find(device.correlation, device.correlation)
         rows = np.flatnonzero(found >= 0)
         call = calls[found[rows]]
-        device.launch_ns[rows], device.launch_line[rows] = host.start_ns[call], host.line[call]
+        device.launch_ns[rows], device.launch_end_ns[rows] = host.start_ns[call], host.end_ns[call]
+        device.launch_line[rows] = host.line[call]
 
     def _ns(self, ts: list[float], dur: list[float]) -> tuple[np.ndarray, np.ndarray]:
         """Starts and ends. Relative to the first event before the step to nanoseconds, since a

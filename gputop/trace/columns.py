@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -71,34 +71,34 @@ class Parts:
             self.quality.append(note)
 
     def finish(
-        self, format_: str, paths: Sequence[str], *, wall_clock: bool,
+        self, format_: str, paths: Sequence[str], *, to_unix_ns: int | None,
         profile_window_ns: tuple[int, int] | None = None, simulated: bool = False, empty_fix: str = "",
     ) -> Trace:
-        """Sort, shift to the first event and assemble.
+        """Sort, shift to the first event and assemble. ``to_unix_ns`` makes the columns' times Unix times.
 
         Raises NothingToSee, with ``empty_fix`` as its remedy, where there is no event at all;
         the notes on quality say why and go into the message.
         """
+        stats = _joined_stats(self.host)
         device = _joined(self.device, DeviceEvents.empty())
-        allocator = _joined(self.allocator, AllocatorEvents.empty())
-        starts = [part.start_ns for part in self.host] + [device.start_ns, allocator.time_ns]
-        if not any(len(s) for s in starts):
-            raise no_events(paths, [note.message for note in self.quality], empty_fix)
-        first = min(int(s.min()) for s in starts if len(s))
-        for times in (*starts, device.end_ns, *(part.end_ns for part in self.host)):
-            times -= first
-        device.launch_ns[device.launch_line >= 0] -= first
-
         host = _joined(self.host, HostEvents.empty())
-        order = np.argsort(host.start_ns, kind="stable")
-        stats = _joined_stats(self.host, order)
-        host = _take(host, order)
-        host.stats = stats
+        allocator = _joined(self.allocator, AllocatorEvents.empty())
+        starts = [times for times in (device.start_ns, host.start_ns, allocator.time_ns) if len(times)]
+        if not starts:
+            raise no_events(paths, [note.message for note in self.quality], empty_fix)
+        first = min(int(times.min()) for times in starts)
+        for times in (device.start_ns, device.end_ns, host.start_ns, host.end_ns, allocator.time_ns):
+            times -= first
+        launched = device.launch_line >= 0
+        device.launch_ns[launched] -= first
+        device.launch_end_ns[launched] -= first
+        _sort(device, device.start_ns)
+        _sort(allocator, allocator.time_ns)
+        host.stats = _rows_after(stats, _sort(host, host.start_ns))
         return Trace(
             format=format_, paths=list(paths), hosts=self.hosts, names=self.names.list, lines=self.lines,
-            gpus=self.gpus, device=_take(device, np.argsort(device.start_ns, kind="stable")), host=host,
-            allocator=_take(allocator, np.argsort(allocator.time_ns, kind="stable")),
-            origin_ns=first if wall_clock else 0,
+            gpus=self.gpus, device=device, host=host, allocator=allocator,
+            origin_ns=0 if to_unix_ns is None else first + to_unix_ns,
             profile_window_ns=profile_window_ns and (profile_window_ns[0] - first, profile_window_ns[1] - first),
             simulated=simulated, quality=self.quality,
         )
@@ -109,75 +109,95 @@ def no_events(paths: Sequence[str], reasons: Sequence[str], fix: str) -> Nothing
     return NothingToSee(f"There is no trace event in {', '.join(paths)}{because}", fix)
 
 
-def launches(
-    device_correlation: I64, device_id: I64, host_correlation: I64, host_device_id: I64,
-) -> npt.NDArray[np.intp]:
-    """For each device event the row of the first host call with its correlation id, or -1.
+class Launches:
+    """Host calls by correlation id. Rows must be sorted by start: the first call with an id counts.
 
-    Device ids take part where both sides number devices alike; ROCm's tracer puts another
-    numbering on the host side, and CUPTI's ids are unique in a process anyway. Host rows must
-    be sorted by start.
+    Device ids (-1: not told) take part where they are among ``devices``, the numbers of the
+    trace's own GPUs. ROCm's tracer numbers devices otherwise on the host's side, and
+    correlation ids are unique in a process anyway.
     """
-    told = host_device_id >= 0
-    by_device = bool(told.any()) and bool(np.isin(host_device_id[told], np.unique(device_id)).all())
-    keys, rows = _keys(host_correlation, host_device_id if by_device else None)
-    wanted, wanted_rows = _keys(device_correlation, device_id if by_device else None)
-    out = np.full(len(device_correlation), -1, np.intp)
-    out[wanted_rows] = _find(keys, rows, wanted)
-    if by_device and not told.all():  # some calls do not say for which device they are
-        keys, rows = _keys(np.where(told, -1, host_correlation), None)
-        wanted, wanted_rows = _keys(np.where(out < 0, device_correlation, -1), None)
-        out[wanted_rows] = _find(keys, rows, wanted)
-    return out
+
+    def __init__(self, correlation: I64, device_id: I64, devices: Iterable[int]) -> None:
+        told = device_id >= 0
+        self._by_device = bool(told.any()) and set(np.unique(device_id[told]).tolist()) <= set(devices)
+        self._exact = _Keys(correlation, device_id) if self._by_device else None
+        self._plain = _Keys(np.where(told, -1, correlation) if self._by_device else correlation, None)
+
+    def find(self, correlation: I64, device_id: I64) -> npt.NDArray[np.intp]:
+        """For each device event the row of the call that launched it, or -1."""
+        found = self._plain.find(correlation, None)
+        return found if self._exact is None else np.where(
+            (exact := self._exact.find(correlation, device_id)) >= 0, exact, found)
 
 
-def _keys(correlation: I64, device: I64 | None) -> tuple[I64, npt.NDArray[np.intp]]:
-    """One integer per usable row, and those rows."""
+class _Keys:
+    """Rows by (correlation, device), as one sorted integer."""
+
+    def __init__(self, correlation: I64, device_id: I64 | None) -> None:
+        keys = _key(correlation, device_id)
+        rows = np.flatnonzero(keys >= 0)
+        order = np.argsort(keys[rows], kind="stable")
+        self._rows = rows[order]
+        self._keys = keys[self._rows]
+
+    def find(self, correlation: I64, device_id: I64 | None) -> npt.NDArray[np.intp]:
+        wanted = _key(correlation, device_id)
+        if not len(self._keys):
+            return np.full(len(wanted), -1, np.intp)
+        at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+        return np.where((self._keys[at] == wanted) & (wanted >= 0), self._rows[at], -1)
+
+
+def _key(correlation: I64, device_id: I64 | None) -> I64:
+    """-1 where there is no usable id."""
     usable = (correlation > 0) & (correlation < _MAX_CORRELATION)
-    if device is not None:
-        usable &= (device >= 0) & (device < _DEVICES)
-    rows = np.flatnonzero(usable)
-    key = correlation[rows]
-    return (key if device is None else key * _DEVICES + device[rows]), rows
-
-
-def _find(keys: I64, rows: npt.NDArray[np.intp], wanted: I64) -> npt.NDArray[np.intp]:
-    if not len(keys):
-        return np.full(len(wanted), -1, np.intp)
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[at] == wanted, rows[order[at]], -1)
+    if device_id is None:
+        return np.where(usable, correlation, -1)
+    usable &= (device_id >= 0) & (device_id < _DEVICES)
+    return np.where(usable, correlation * _DEVICES + device_id, -1)
 
 
 def _joined(parts: list[_Events], empty: _Events) -> _Events:
-    """One set of columns from many, without the stats."""
+    """One set of columns from many, without the stats; the pieces are used up."""
     if not parts:
         return empty
-    return type(empty)(**{
+    columns: dict[str, Any] = {
         f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(empty) if f.name != "stats"
-    })
+    }
+    parts.clear()
+    return type(empty)(**columns)
 
 
-def _take(events: _Events, order: npt.NDArray[np.intp]) -> _Events:
-    return type(events)(**{f.name: getattr(events, f.name)[order] for f in fields(events) if f.name != "stats"})
+def _sort(events: _Events, by: I64) -> npt.NDArray[np.intp]:
+    """Sort in place, a column at a time so that only one is ever held twice; returns the order."""
+    order = np.argsort(by, kind="stable")
+    for f in fields(events):
+        if f.name != "stats":
+            setattr(events, f.name, getattr(events, f.name)[order])
+    return order
 
 
-def _joined_stats(parts: Iterable[HostEvents], order: npt.NDArray[np.intp]) -> dict[str, tuple[I64, I64]]:
-    """The sparse stats of all pieces, with rows as they are after sorting by ``order``."""
+def _joined_stats(parts: Iterable[HostEvents]) -> dict[str, tuple[I64, I64]]:
+    """The sparse stats of all pieces, with rows as they are after joining."""
     pieces: dict[str, list[tuple[I64, I64]]] = {}
     base = 0
     for part in parts:
         for name, (rows, values) in part.stats.items():
             pieces.setdefault(name, []).append((rows + base, values))
         base += len(part)
+    return {name: (np.concatenate([rows for rows, _ in found]), np.concatenate([values for _, values in found]))
+            for name, found in sorted(pieces.items())}
+
+
+def _rows_after(stats: dict[str, tuple[I64, I64]], order: npt.NDArray[np.intp]) -> dict[str, tuple[I64, I64]]:
+    """Stats with their rows as they are after sorting by ``order``."""
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     out = {}
-    for name, found in sorted(pieces.items()):
-        rows = place[np.concatenate([rows for rows, _ in found])]
+    for name, (rows, values) in stats.items():
+        rows = place[rows]
         by_row = np.argsort(rows, kind="stable")
-        out[name] = (rows[by_row], np.concatenate([values for _, values in found])[by_row])
+        out[name] = (rows[by_row], values[by_row])
     return out
 
 

@@ -113,7 +113,7 @@ def gpu_use(trace: Trace, line: GpuTimeline, steps: Steps | None) -> GpuUse:
         copies=copied.total / window,
         copies_exposed=subtract(subtract(copied, line.compute), line.collectives).total / window,
         idle_host_fault=_host_fault_share(line),
-        launch_delay_median_s=_launch_delay(trace, line.rows),
+        launch_delay_median_s=_launch_delay(trace, kernels),
         kernels=len(kernels),
         kernels_per_s=len(kernels) / (window / 1e9),
         kernel_median_s=float(np.median(length)) / 1e9 if len(kernels) else None,
@@ -154,7 +154,7 @@ def _host_fault_share(line: GpuTimeline) -> float | None:
 
 
 def _launch_delay(trace: Trace, rows: I64) -> float | None:
-    """Median time from the end of the launching call (its start, where the end is not read) to the device's start."""
+    """Median time from the end of a kernel's launching call (its start, where the end is not read) to its own start."""
     device = trace.device
     launched = device.launch_end_ns if len(device.launch_end_ns) == len(device) else device.launch_ns
     launched = np.where(launched < 0, device.launch_ns, launched)[rows]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,35 +19,60 @@ _LOADER = r"enumerate\(DataLoader\)#"
 _STAGE = r"Iterator::"
 
 
-def waits(trace: Trace) -> Spans | None:
-    """When the training loop waited for a batch; None where the trace shows no such calls."""
-    for pattern in (GET_NEXT, _LOADER):
+class Loop(NamedTuple):
+    """A training loop and when it waited for a batch. ``line`` is its thread, -1 where it may use any of the host's."""
+
+    host: str
+    line: int
+    waits: Spans
+
+
+def loops(trace: Trace) -> list[Loop]:
+    """One per process that has a training loop; none where no calls for a batch are traced.
+
+    The replicas of one TensorFlow process each have an iterator and are one loop; the ranks
+    of a PyTorch job are a loop each.
+    """
+    lines = trace.lines
+    hosts = {host: i for i, host in enumerate(sorted({line.host for line in lines}))}
+    for pattern, loop_of_line in (
+        (GET_NEXT, np.array([hosts[line.host] for line in lines], np.int64)),
+        (_LOADER, np.arange(len(lines))),
+    ):
         rows = host_rows(trace, pattern)
         if len(rows):
-            return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
-    return None
+            loop = loop_of_line[trace.host.line[rows]]
+            names = list(hosts)
+            return [
+                Loop(names[i] if pattern == GET_NEXT else lines[i].host, -1 if pattern == GET_NEXT else int(i),
+                     union(trace.host.start_ns[rows[loop == i]], trace.host.end_ns[rows[loop == i]]))
+                for i in np.unique(loop)
+            ]
+    return []
 
 
 def input_pipeline(trace: Trace, steps: Steps | None) -> InputPipeline | None:
     """Mean wait per step, as the union of the calls within the steps, and tf.data's stages.
 
-    Without steps the share is that of the whole window and ``wait_s_per_step`` the mean per call.
-    None where the trace has no events of an input pipeline.
+    Mean over the loops where several ranks are traced. Without steps the share is that of
+    the whole window and ``wait_s_per_step`` the mean per wait. None where the trace has no
+    events of an input pipeline.
     """
-    wait = waits(trace)
-    if wait is None:
+    found = [loop.waits for loop in loops(trace)]
+    if not found:
         return None
     how = "tf.data IteratorGetNext" if len(host_rows(trace, GET_NEXT)) else "PyTorch DataLoader"
     if steps is not None:
         bounds = np.array(steps.bounds_ns)
-        waited = int(coverage(wait, bounds[:, 0], bounds[:, 1]).sum())
-        length, count = int((bounds[:, 1] - bounds[:, 0]).sum()), steps.count
+        waited = sum(int(coverage(loop, bounds[:, 0], bounds[:, 1]).sum()) for loop in found)
+        length, count = int((bounds[:, 1] - bounds[:, 0]).sum()) * len(found), steps.count * len(found)
         how += ", union of the calls within steps"
     else:
         lo, hi = trace.window_ns
-        waited, length, count = wait.total, hi - lo, len(wait.start)
+        waited, length = sum(loop.total for loop in found), (hi - lo) * len(found)
+        count = sum(len(loop.start) for loop in found)
         how += ", union of the calls in the window; per call, for want of steps"
-    return InputPipeline(waited / count / 1e9, waited / length, stage_self_times(trace), how)
+    return InputPipeline(waited / max(count, 1) / 1e9, waited / max(length, 1), stage_self_times(trace), how)
 
 
 def stage_self_times(trace: Trace) -> dict[str, float]:
@@ -93,4 +120,4 @@ def _self_times(line: I64, start: I64, end: I64) -> I64:
 
 def _runs(line: I64) -> list[tuple[int, int]]:
     edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(line)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))

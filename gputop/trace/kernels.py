@@ -64,6 +64,7 @@ _MEMORY = {"pageable": MemoryKind.PAGEABLE, "pinned": MemoryKind.PINNED, "device
            "managed": MemoryKind.MANAGED, "array": MemoryKind.ARRAY}
 
 
+@lru_cache(maxsize=65536)
 def classify(name: str) -> Class:
     """What the device event of this name is. Never fails: an unknown name is a COMPUTE kernel."""
     copy = _COPIES.get(name)
@@ -103,10 +104,13 @@ class CopyDetails(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def copy_details(text: str) -> CopyDetails:
-    """Parse ``kind_src:pinned kind_dst:device size:4096 dest:0 async:1``, or the older ``num_bytes:4096``."""
+    """Parse ``kind_src:pinned kind_dst:device size:4096 dest:0 async:1``, or the older ``num_bytes:4096``.
+
+    A size of 0 is ROCm's way not to tell it.
+    """
     size = _SIZE.search(text)
     ends = {m[1]: memory_kind(m[2]) for m in _END.finditer(text)}
-    return CopyDetails(int(size[1]) if size else -1, ends.get("src", MemoryKind.UNKNOWN),
+    return CopyDetails((int(size[1]) or -1) if size else -1, ends.get("src", MemoryKind.UNKNOWN),
                        ends.get("dst", MemoryKind.UNKNOWN))
 
 

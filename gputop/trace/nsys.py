@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from gputop.errors import GputopError
 from gputop.trace import kernels
-from gputop.trace.columns import Parts, launches
+from gputop.trace.columns import Launches, Lookup, Parts
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 
 _KERNELS, _COPIES, _MEMSETS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
@@ -26,10 +29,13 @@ _COPY_KINDS = {1: Kind.H2D, 2: Kind.D2H, 3: Kind.H2D, 4: Kind.D2H, 5: Kind.D2D, 
 _COPY_NAMES = {Kind.H2D: "MemcpyH2D", Kind.D2H: "MemcpyD2H", Kind.D2D: "MemcpyD2D", Kind.P2P: "MemcpyP2P",
                Kind.COPY_OTHER: "MemcpyOther", Kind.MEMSET: "Memset"}
 _PROCESS = ~0xFFFFFF  # a global thread id is the global process id plus the thread's 24 bits
+_MEMORY_KINDS = {0: 1, 1: 2, 2: 3, 3: 5, 4: 4, 5: 3, 6: 4}  # ENUM_CUDA_MEM_KIND to MemoryKind
 _RANGES = (59, 60)  # NVTX: push/pop and start/end ranges
 # PyTorch's emit_nvtx numbers each call, which would make every name unique.
 _NUMBERING = re.compile(r", (?:op_id|seq) = .*", re.DOTALL)
+_EXPORT = "The command: nsys export --type sqlite report.nsys-rep"
 _MAX_NS = 1 << 61
+_BATCH = 1 << 16
 
 
 def read_nsys(path: Path) -> Trace:
@@ -50,69 +56,199 @@ def read_nsys(path: Path) -> Trace:
         connection.close()
 
 
+class _Calls(NamedTuple):
+    """CUDA calls, sorted by start."""
+
+    correlation: I64
+    process: I64
+    start_ns: I64
+    end_ns: I64
+    line: npt.NDArray[np.int32]
+
+
 class _Report:
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
         self._db, self._path = connection, path
         self._parts = Parts()
         self._damage: list[str] = []
-        rows = self._rows("SELECT name FROM sqlite_master WHERE type = 'table'")
-        tables = [row[0] for row in rows if isinstance(row[0], str)]
-        self._columns = {t: {r[1] for r in self._rows(f'PRAGMA table_info("{t}")')} for t in tables
+        self._thread_names: dict[int, str] = {}
+        self._thread_lines: dict[int, int] = {}
+        tables = [row[0] for rows in self._fetch("SELECT name FROM sqlite_master WHERE type = 'table'") for row in rows]
+        self._columns = {t: {r[1] for rows in self._fetch(f'PRAGMA table_info("{t}")') for r in rows} for t in tables
                          if re.fullmatch(r"\w+", t)}
         if self._damage and not self._columns:
-            raise GputopError(f"{path} is damaged: {self._damage[0]}.", "Export the report again: nsys export --type sqlite")
+            raise GputopError(f"{path} is damaged: {self._damage[0]}.", f"Export it again. {_EXPORT}")
         if not set(self._columns) & {*_ACTIVITIES, "StringIds", "TARGET_INFO_GPU"}:
             raise GputopError(f"{path} is an SQLite file, but no export of Nsight Systems.",
-                              "Make one with: nsys export --type sqlite report.nsys-rep")
-        self._strings = {i: s for i, s in self._select("StringIds", {"id": -1, "value": ""}, texts=("value",))}
+                              _EXPORT)
+        self._strings = {i: s for i, s in self._select("StringIds", ("id", "value"))
+                         if isinstance(i, int) and isinstance(s, str)}
 
     def read(self) -> Trace:
         parts = self._parts
-        host = self._text("TARGET_INFO_SYSTEM_ENV", "value", "name = 'Hostname'")
-        parts.hosts.append(host)
+        host = next((str(v) for n, v in self._select("TARGET_INFO_SYSTEM_ENV", ("name", "value"), text=True)
+                     if n == "Hostname"), "")
+        if host:
+            parts.hosts.append(host)
         calls = self._read_calls(host)
         self._read_ranges(host)
         self._read_devices(host, calls)
         if self._damage:
-            parts.note("truncated", f"{self._path} is damaged ({self._damage[0]}): some of its tables could not be read "
-                                    "to the end.")
-        start = self._integers("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": 0, "systemClockNs": 0})
-        offset = int(start[0, 0] - start[0, 1]) if len(start) and 0 < start[0, 0] < _MAX_NS else 0
-        trace = parts.finish("nsys", [self._path], wall_clock=False,
-                             empty_fix="Record with `nsys profile --trace=cuda,nvtx` while the job trains.")
-        first = self._first_ns
-        trace.origin_ns = first + offset if offset else 0
-        return trace
+            parts.note("truncated", f"{self._path} is damaged ({self._damage[0]}): what could still be read is kept.")
+        return parts.finish("nsys", [self._path], to_unix_ns=self._to_unix(),
+                            empty_fix="Record with `nsys profile --trace=cuda,nvtx` while the job trains.")
 
-    @property
-    def _first_ns(self) -> int:
-        return self._first
+    def _to_unix(self) -> int | None:
+        """Event times are on the system's clock, or (older versions) count from the session's start."""
+        for utc, clock in self._integers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs", "systemClockNs"), 0).tolist():
+            if 0 < utc < _MAX_NS and 0 <= clock < _MAX_NS:
+                return utc - clock
+        return None
 
-    def _read_devices(self, host: str, calls: tuple[I64, I64, I64, I64]) -> None:
-        common = {"start": -1, "end": -1, "deviceId": -1, "streamId": -1, "correlationId": -1, "globalPid": -1}
-        kernel = self._integers(_KERNELS, {**common, "demangledName": -1, "shortName": -1})
-        copy = self._integers(_COPIES, {**common, "bytes": -1, "copyKind": 0, "srcKind": -1, "dstKind": -1})
-        memset = self._integers(_MEMSETS, {**common, "bytes": -1, "memKind": -1})
-        memory = self._memory_kinds()
+    def _read_calls(self, host: str) -> _Calls:
+        rows = self._integers(_CALLS, ("start", "end", "globalTid", "nameId", "correlationId"))
+        rows = rows[_sane(rows[:, 0], rows[:, 1])]
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        line = self._host_lines(rows[:, 2], host)
+        name = self._names_of(rows[:, 3])
+        if len(rows):
+            self._parts.host.append(HostEvents(line, name, rows[:, 0].copy(), rows[:, 1].copy()))
+        return _Calls(rows[:, 4], rows[:, 2] & _PROCESS, rows[:, 0], rows[:, 1], line)
+
+    def _read_ranges(self, host: str) -> None:
         names = self._parts.names
+        columns = ("start", "end", "eventType", "globalTid", "textId")
+        numbers = self._integers("NVTX_EVENTS", columns)
+        texts = [row[0] for row in self._select("NVTX_EVENTS", ("text",), text=True)]
+        n = min(len(numbers), len(texts))  # they differ only where the file is damaged
+        numbers, texts = numbers[:n], texts[:n]
+        keep = np.isin(numbers[:, 2], _RANGES) & _sane(numbers[:, 0], numbers[:, 1])
+        rows = numbers[keep]
+        if len(rows):
+            name = np.array([names[_NUMBERING.sub("", texts[i] or self._strings.get(int(numbers[i, 4]), ""))]
+                             for i in np.flatnonzero(keep).tolist()], np.int32)
+            self._parts.host.append(HostEvents(
+                self._host_lines(rows[:, 3], host), name, rows[:, 0].copy(), rows[:, 1].copy()))
+
+    def _read_devices(self, host: str, calls: _Calls) -> None:
+        common = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+        kernel = self._integers(_KERNELS, (*common, "demangledName", "shortName"))
+        copy = self._integers(_COPIES, (*common, "bytes", "copyKind", "srcKind", "dstKind"))
+        memset = self._integers(_MEMSETS, (*common, "bytes", "memKind"))
+        kernel, copy, memset = (rows[_sane(rows[:, 0], rows[:, 1])] for rows in (kernel, copy, memset))
+        names, memory = self._parts.names, self._memory_kinds()
         out = DeviceEvents.empty(len(kernel) + len(copy) + len(memset))
         a, b = len(kernel), len(kernel) + len(copy)
-        kernel_names = np.where(np.isin(kernel[:, 6], list(self._strings)), kernel[:, 6], kernel[:, 7])
-        for i in np.unique(kernel_names).tolist():
-            text = self._strings.get(i, "")
-            at = np.flatnonzero(kernel_names == i)
-            out.name[at], out.kind[at] = names[text], kernels.classify(text).kind
+        known = np.isin(kernel[:, 6], np.fromiter(self._strings, np.int64, len(self._strings)))
+        out.name[:a] = self._names_of(np.where(known, kernel[:, 6], kernel[:, 7]))
+        for i in np.unique(out.name[:a]).tolist():
+            out.kind[:a][out.name[:a] == i] = kernels.classify(names.list[i]).kind
         for i in np.unique(copy[:, 7]).tolist():
             kind = _COPY_KINDS.get(i, Kind.COPY_OTHER)
             at = a + np.flatnonzero(copy[:, 7] == i)
             out.name[at], out.kind[at] = names[_COPY_NAMES[kind]], kind
+        if len(memset):
+            out.name[b:], out.kind[b:] = names[_COPY_NAMES[Kind.MEMSET]], Kind.MEMSET
         out.bytes[a:b], out.bytes[b:] = copy[:, 6], memset[:, 6]
         out.src[a:b], out.dst[a:b], out.dst[b:] = memory(copy[:, 8]), memory(copy[:, 9]), memory(memset[:, 7])
-        if len(memset):
-            out.name[b:], out.kind[b:] = names["Memset"], Kind.MEMSET
         rows = np.concatenate([kernel[:, :6], copy[:, :6], memset[:, :6]])
-        out.start_ns, out.end_ns, out.correlation = rows[:, 0].copy(), rows[:, 1].copy(), rows[:, 4].copy()
-        out = self._place(out, rows, host)
+        out.start_ns, out.end_ns, out.correlation = (rows[:, i].copy() for i in (0, 1, 4))
         if len(out):
-            self._join(out, rows, calls)
+            self._place(out, rows, host)
+            self._join(out, rows[:, 5], calls)
             self._parts.device.append(out)
+
+    def _place(self, out: DeviceEvents, rows: I64, host: str) -> None:
+        """GPUs and streams. A process may number its devices on its own; the report then says which GPU each is."""
+        about = {row[0]: row for row in self._select(
+            "TARGET_INFO_GPU", ("id", "name", "totalMemory", "computeMajor", "computeMinor"))}
+        physical = {(pid, cuda): gpu for gpu, cuda, pid in self._select(
+            "TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId", "pid"))}
+        triples, where = np.unique(rows[:, [2, 3, 5]], axis=0, return_inverse=True)
+        where = where.reshape(-1)
+        owners = {}
+        for device, _, process in triples.tolist():
+            owners[device, process] = physical.get((process >> 24 & 0xFFFFFF, device), device)
+        ranks = {process: i for i, process in enumerate(sorted({process for _, process in owners}))}
+        index: dict[int, int] = {}
+        for (_, process), ordinal in sorted(owners.items(), key=lambda item: item[1]):
+            if ordinal not in index:
+                index[ordinal] = len(self._parts.gpus)
+                self._parts.gpus.append(_gpu(host, ordinal, ranks[process], about.get(ordinal)))
+        for i, (device, stream, process) in enumerate(triples.tolist()):
+            gpu, at = index[owners[device, process]], where == i
+            out.gpu[at] = gpu
+            out.line[at] = self._parts.add_line(Line(host, gpu, f"Stream #{stream}"))
+
+    def _join(self, out: DeviceEvents, process: I64, calls: _Calls) -> None:
+        """Launches by correlation id, which counts per process."""
+        processes = np.unique(process)
+        told = np.isin(calls.process, processes)
+        index = np.searchsorted(processes, calls.process)
+        calls_of = Launches(np.where(told, calls.correlation, -1), np.where(told, index, -1), range(len(processes)))
+        found = calls_of.find(out.correlation, np.searchsorted(processes, process))
+        rows = np.flatnonzero(found >= 0)
+        call = found[rows]
+        out.launch_ns[rows], out.launch_end_ns[rows] = calls.start_ns[call], calls.end_ns[call]
+        out.launch_line[rows] = calls.line[call]
+
+    def _memory_kinds(self) -> Callable[[I64], npt.NDArray[np.uint8]]:
+        """The report's own table of memory kinds, else the schema's documented numbers."""
+        table = {i: kernels.memory_kind(label) for i, label in self._select("ENUM_CUDA_MEM_KIND", ("id", "label"))
+                 if isinstance(i, int) and isinstance(label, str)}
+        lookup = Lookup(table or _MEMORY_KINDS, 0)
+        return lambda kinds: lookup(kinds).astype(np.uint8)
+
+    def _host_lines(self, global_tids: I64, host: str) -> npt.NDArray[np.int32]:
+        if not self._thread_names:
+            self._thread_names = {tid: self._strings.get(i, "") for tid, i in self._select(
+                "ThreadNames", ("globalTid", "nameId"))} or {-1: ""}
+        for tid in np.unique(global_tids).tolist():
+            if tid not in self._thread_lines:
+                name = self._thread_names.get(tid) or "thread"
+                self._thread_lines[tid] = self._parts.add_line(Line(host, -1, f"{name}/{tid & 0xFFFFFF}"))
+        return Lookup(self._thread_lines)(global_tids).astype(np.int32)
+
+    def _names_of(self, string_ids: I64) -> npt.NDArray[np.int32]:
+        names = self._parts.names
+        used = np.unique(string_ids).tolist()
+        return Lookup({i: names[self._strings.get(i, "")] for i in used})(string_ids).astype(np.int32)
+
+    def _integers(self, table: str, columns: Sequence[str], absent: int = -1) -> I64:
+        """A table as int64 columns; an absent column, a NULL and what is no number become ``absent``."""
+        present = self._columns.get(table, set())
+        casts = [f'COALESCE(CAST("{c}" AS INTEGER), {absent})' if c in present else str(absent) for c in columns]
+        if not present:
+            return np.empty((0, len(columns)), np.int64)
+        pieces = [np.empty((0, len(columns)), np.int64)]
+        for rows in self._fetch(f'SELECT {", ".join(casts)} FROM "{table}"'):
+            pieces.append(np.array(rows, np.int64).reshape(len(rows), len(columns)))
+        return np.concatenate(pieces)
+
+    def _select(self, table: str, columns: Sequence[str], *, text: bool = False) -> list[tuple[Any, ...]]:
+        """A small table as Python values; an absent column is None, ``text`` makes everything else a string."""
+        present = self._columns.get(table, set())
+        if not present:
+            return []
+        wanted = [(f'CAST("{c}" AS TEXT)' if text else f'"{c}"') if c in present else "NULL" for c in columns]
+        return [row for rows in self._fetch(f'SELECT {", ".join(wanted)} FROM "{table}"') for row in rows]
+
+    def _fetch(self, query: str) -> Iterator[list[tuple[Any, ...]]]:
+        """Rows in batches; a damaged file ends them early and is remembered."""
+        try:
+            cursor = self._db.execute(query)
+            while rows := cursor.fetchmany(_BATCH):
+                yield rows
+        except sqlite3.Error as error:
+            self._damage.append(str(error))
+
+
+def _sane(start: I64, end: I64) -> npt.NDArray[np.bool_]:
+    return (start >= 0) & (end >= start) & (end < _MAX_NS)
+
+
+def _gpu(host: str, ordinal: int, rank: int, about: tuple[Any, ...] | None) -> TraceGpu:
+    _, name, memory, major, minor = about or (None,) * 5
+    return TraceGpu(host, ordinal, rank, str(name or ""),
+                    (major, minor) if isinstance(major, int) and isinstance(minor, int) else None,
+                    memory if isinstance(memory, int) and memory > 0 else None)

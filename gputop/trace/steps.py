@@ -51,7 +51,7 @@ class _Anchors:
 def find_steps(trace: Trace) -> Steps | None:
     """The steps of the window by the most trusted anchor there is, or None where nothing is sure enough."""
     finders: tuple[Callable[[Trace], _Anchors | None], ...] = (
-        _step_markers, _profiler_steps, _keras_functions, _jax_executions, _root_functions, _kernel_sequence,
+        _profiler_steps, _step_markers, _keras_functions, _jax_executions, _root_functions, _kernel_sequence,
     )
     for finder in finders:
         anchors = finder(trace)
@@ -59,7 +59,8 @@ def find_steps(trace: Trace) -> Steps | None:
             continue
         bounds, whole = _bounds(anchors)
         bounds, dropped = _without_warm_up(bounds)
-        if len(bounds) >= anchors.min_steps:
+        # Calls whose lengths never settle are not the steps of a loop.
+        if len(bounds) >= anchors.min_steps and (anchors.confidence == "high" or dropped <= len(bounds)):
             return _steps(trace, anchors, bounds, dropped + len(anchors.start_ns) - whole)
     return None
 
@@ -162,7 +163,7 @@ def _keras_functions(trace: Trace) -> _Anchors | None:
     else:
         rows, _ = stat(host, "tf_function_call")
         rows = rows[name_mask(trace, _KERAS_EVENTS)[host.name[rows]]]
-        op, what = host.name[rows], "calls of Keras' step function (tf_function_call)"
+        op, what = host.name[rows].astype(np.int64), "calls of Keras' step function (tf_function_call)"
     if len(rows) < 2:
         return None
     # Training and validation are functions of their own; the one that takes most time is taken for training.
@@ -194,14 +195,17 @@ def _repeating(trace: Trace, rows: I64, what: str, key: npt.NDArray | None = Non
         return None
     rows, key, line = rows[often], key[often], line[often]
     chosen = _longest(key, host.end_ns[rows] - host.start_ns[rows])
-    rows, line = rows[key == chosen], line[key == chosen]
-    rows = rows[line == _most_common(line)]
+    chosen_rows, line = rows[key == chosen], line[key == chosen]
+    rows = chosen_rows[line == _most_common(line)]
+    # A call can be recorded twice, one event inside the other: only the outer one counts.
+    reach = np.maximum.accumulate(host.end_ns[rows])
+    rows = rows[np.concatenate(([True], host.end_ns[rows][1:] > reach[:-1]))]
     return _Anchors(what.format(trace.names[chosen]), "medium", host.start_ns[rows], host.end_ns[rows],
                     host.start_ns[rows], min_steps=2)
 
 
 def _calls_of_functions(trace: Trace) -> tuple[I64, I64]:
-    """Rows of EagerExecute events that run a tf.function, and the function's name; TensorFlow's own threads left out."""
+    """Rows of EagerExecute events that run a tf.function, and its name; not on TensorFlow's own threads."""
     host = trace.host
     functions, is_func = stat(host, "is_func")
     rows, op = stat(host, "eager_op")
@@ -243,7 +247,7 @@ def _period(names: npt.NDArray) -> int | None:
     Candidates are the distances between equal names, rarest names first: those that occur
     once a step give its length directly, those of a repeated layer fail the comparison.
     """
-    kinds, which, counts = np.unique(names, return_inverse=True, return_counts=True)
+    _, which, counts = np.unique(names, return_inverse=True, return_counts=True)
     tried: set[int] = set()
     for kind in np.argsort(counts, kind="stable"):
         if counts[kind] < _MIN_PERIODS or len(tried) == 16:

@@ -66,18 +66,23 @@ class Fields:
 def read_fields(data: bytes, begin: int, end: int, wanted: Collection[int]) -> Fields:
     """Walk one message from ``begin`` to ``end`` and note where its wanted fields lie.
 
-    A plain loop, because each field's place follows from the one before: some 5 million
-    fields a second.
+    A plain loop, because each field's place follows from the one before; runs of one field,
+    such as the events of a line, take a shorter way.
     """
     out = Fields({t: array("q") for t in wanted if t & 7 == LENGTH})
-    sinks = {t: spans.append for t, spans in out.spans.items()}
-    pos, end = begin, min(end, len(data))
+    pos, end, before = begin, min(end, len(data)), -1
     while pos < end:
         this = data[pos]
         pos += 1
         if this >= 0x80:
             this, pos = _read_varint(data, pos - 1, end)
+        elif this == before and this in out.spans:
+            places, pos = _run(data, pos - 1, end, this)
+            out.spans[this].frombytes(_spans(data, places))
+            before = -1
+            continue
         kind = this & 7
+        before = this
         if pos >= end or this < 8:  # nothing follows the tag, or field number 0
             out.damaged = True
             break
@@ -91,10 +96,10 @@ def read_fields(data: bytes, begin: int, end: int, wanted: Collection[int]) -> F
                 out.damaged, out.cut, stop = True, this, end
                 if length < 0:
                     break
-            sink = sinks.get(this)
-            if sink is not None:
-                sink(pos)
-                sink(stop)
+            spans = out.spans.get(this)
+            if spans is not None:
+                spans.append(pos)
+                spans.append(stop)
             pos = stop
         elif kind == VARINT:
             value, pos = _read_varint(data, pos, end)
@@ -111,6 +116,38 @@ def read_fields(data: bytes, begin: int, end: int, wanted: Collection[int]) -> F
             out.damaged = True
             break
     return out
+
+
+def _run(data: bytes, pos: int, end: int, wanted: int) -> tuple[list[int], int]:
+    """Where the fields of a run begin, as far as they have this tag, lengths below 16 kB and
+    end before ``end``; and where the run stops, which may be at once."""
+    places: list[int] = []
+    append = places.append
+    last = end - 3
+    while pos < last and data[pos] == wanted:
+        length = data[pos + 1]
+        if length < 0x80:
+            stop = pos + length + 2
+        else:
+            high = data[pos + 2]
+            if high >= 0x80:
+                break
+            stop = pos + (length & 0x7F) + (high << 7) + 3
+        if stop > end:
+            break
+        append(pos)
+        pos = stop
+    return places, pos
+
+
+def _spans(data: bytes, places: list[int]) -> bytes:
+    """Begin and end of the contents of the fields of a run, as int64 pairs."""
+    at = np.array(places, np.int64)
+    raw = np.frombuffer(data, np.uint8)
+    low, high = raw[at + 1].astype(np.int64), raw[at + 2].astype(np.int64)
+    long = low >= 0x80
+    begin = at + 2 + long
+    return np.stack([begin, begin + np.where(long, (low & 0x7F) + (high << 7), low)], axis=1).tobytes()
 
 
 def _read_varint(data: bytes, pos: int, end: int) -> tuple[int, int]:
@@ -188,7 +225,8 @@ class Block:
             kind = tags & np.uint64(7)
             is_length = kind == np.uint64(LENGTH)
             # A length is added only after it is known to fit; nothing overflows.
-            bad = (after < 0) | (after > stop) | (tags < _EIGHT) | (is_length & (value > (stop - after).astype(np.uint64)))
+            room = (stop - after).astype(np.uint64)
+            bad = (after < 0) | (after > stop) | (tags < _EIGHT) | (is_length & (value > room))
             plain = kind == np.uint64(VARINT)
             finish = np.where(is_length & ~bad, after + value.astype(np.int64), after)
             if not (plain | is_length).all():

@@ -153,7 +153,8 @@ def _read_table(data: bytes, begin: I64, end: I64) -> tuple[dict[int, str], bool
 
 def _read_stat(data: bytes, begin: int, end: int, stat_names: dict[int, str]) -> tuple[str, int | float | str | None]:
     block, broken = Block(data, begin, end), np.zeros(1, bool)
-    stat_id, value = 0, None
+    stat_id = 0
+    value: int | float | str | None = None
     for fields in block.walk(np.zeros(1, np.int64), np.array([end - begin]), broken):
         for this, bits, a, b in zip(fields.tag.tolist(), fields.value, fields.begin, fields.end, strict=True):
             if this == STAT_METADATA_ID:
@@ -254,21 +255,21 @@ def _decode_stats(
     stat_id, value_tag, text_begin, text_end = (np.zeros(n, np.int64) for _ in range(4))
     value = np.zeros(n, np.uint64)
     for fields in block.walk(begin, end, broken):
-        at = fields.of(STAT_METADATA_ID)
-        _store(stat_id, fields.rows, fields.value.view(np.int64), at)
-        if at.all():
+        is_id = fields.of(STAT_METADATA_ID)
+        _store(stat_id, fields.rows, fields.value.view(np.int64), is_id)
+        if is_id.all():
             continue
-        is_value = np.isin(fields.tag, _STAT_VALUES)
-        at = fields.rows[is_value]
-        value_tag[at] = fields.tag[is_value]
-        value[at], text_begin[at], text_end[at] = fields.value[is_value], fields.begin[is_value], fields.end[is_value]
+        of_value = np.flatnonzero(np.isin(fields.tag, _STAT_VALUES))
+        at = fields.rows[of_value]
+        value_tag[at], value[at] = fields.tag[of_value], fields.value[of_value]
+        text_begin[at], text_end[at] = fields.begin[of_value], fields.end[of_value]
     code = wanted(stat_id)
     code[broken] = -1
     out = {}
     for number, name in enumerate(stats):
-        at = np.flatnonzero(code == number)
-        if len(at):
-            out[name] = Stats(rows[at], value_tag[at], value[at], text_begin[at], text_end[at], block)
+        these = np.flatnonzero(code == number)
+        if len(these):
+            out[name] = Stats(rows[these], value_tag[these], value[these], text_begin[these], text_end[these], block)
     return out
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from gputop.errors import GputopError
 from gputop.trace import kernels
-from gputop.trace.columns import Lookup, Names, Parts, launches
+from gputop.trace.columns import Launches, Lookup, Names, Parts
 from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages
 from gputop.trace.wire import LENGTH, read_fields, tag
@@ -42,14 +42,15 @@ class _HostCalls:
     correlation: list[I64] = field(default_factory=list)
     device_id: list[I64] = field(default_factory=list)
     start_ns: list[I64] = field(default_factory=list)
+    end_ns: list[I64] = field(default_factory=list)
     line: list[I64] = field(default_factory=list)
     name: list[I64] = field(default_factory=list)
     details: list[I64] = field(default_factory=list)
 
     def columns(self) -> list[I64]:
-        """The six columns sorted by start."""
+        """The seven columns sorted by start."""
         all_ = [np.concatenate(c) if c else np.empty(0, np.int64) for c in (
-            self.correlation, self.device_id, self.start_ns, self.line, self.name, self.details)]
+            self.correlation, self.device_id, self.start_ns, self.end_ns, self.line, self.name, self.details)]
         order = np.argsort(all_[2], kind="stable")
         return [c[order] for c in all_]
 
@@ -90,7 +91,7 @@ def read_xspaces(files: Sequence[tuple[str, str, bytes]], *, damaged: Sequence[s
     window = note_clipping(parts, window)
     fix = (f"{INSUFFICIENT_RIGHTS[1]}" if any(q.id == "empty_device_plane" for q in parts.quality) else
            "Capture while the job trains, for at least a few steps, with host_tracer_level 2.")
-    return parts.finish("xspace", [path for path, _, _ in files], wall_clock=wall_clock,
+    return parts.finish("xspace", [path for path, _, _ in files], to_unix_ns=0 if wall_clock else None,
                         profile_window_ns=window, simulated=simulated, empty_fix=fix)
 
 
@@ -107,7 +108,7 @@ class _XSpace:
         texts = {which: self._texts(found.pairs(which, whole=True)) for which in (_ERRORS, _WARNINGS, _HOSTNAMES)}
         if not self._planes and not texts[_ERRORS] and not texts[_WARNINGS] and (data and not texts[_HOSTNAMES]):
             raise GputopError(f"{path} is not an XSpace: no plane can be read from it.",
-                              "Give the <host>.xplane.pb that the profiler wrote; if it is one, copy or capture it again.")
+                              "Give the <host>.xplane.pb that the profiler wrote, or copy it again.")
         self._errors, self._warnings = texts[_ERRORS], texts[_WARNINGS]
         self._host = next((h for h in texts[_HOSTNAMES] if h), fallback_host)
         self.simulated = any(p.name == _SIMULATED_PLANE for p in self._planes)
@@ -133,7 +134,7 @@ class _XSpace:
 
     def read(self) -> None:
         """Read all events. Ends with what is worth saying about the file."""
-        parts, first_gpu = self._parts, len(self._parts.gpus)
+        parts = self._parts
         if self._host not in parts.hosts:
             parts.hosts.append(self._host)
         calls = _HostCalls()
@@ -145,13 +146,13 @@ class _XSpace:
             if _ordinal(plane) is not None:
                 device.append(self._read_device(plane))
         if device:
-            events = DeviceEvents(*(np.concatenate([getattr(d, name) for d in device])
-                                    for name in DeviceEvents.__dataclass_fields__))
             columns = calls.columns()
-            self._join(events, columns, first_gpu)
-            if len(events):
-                parts.device.append(events)
-            note_empty_planes(parts, self._host, [len(d) for d in device], self._errors + self._warnings, columns[4])
+            launches = Launches(columns[0], columns[1], [_ordinal(p) or 0 for p in self._planes])
+            for events in device:
+                if len(events):
+                    self._join(events, launches, columns)
+                    parts.device.append(events)
+            note_empty_planes(parts, self._host, [len(d) for d in device], self._errors + self._warnings, columns[5])
         note_messages(parts, self._errors, self._warnings)
 
     def _read_device(self, plane: XPlane) -> DeviceEvents:
@@ -232,6 +233,7 @@ class _XSpace:
             calls.correlation.append(correlation[rows])
             calls.device_id.append(_integers(chunk, "device_id", n)[rows])
             calls.start_ns.append(chunk.start_ns[rows])
+            calls.end_ns.append(chunk.end_ns[rows])
             calls.line.append(np.full(len(rows), line, np.int64))
             calls.name.append(chunk.name[rows])
             calls.details.append(_strings(chunk, "memcpy_details", n, names, references)[rows])
@@ -247,15 +249,16 @@ class _XSpace:
             tf_op=_strings(chunk, "tf_op", n, names, references)[rows].astype(np.int32),
         ))
 
-    def _join(self, device: DeviceEvents, calls: list[I64], first_gpu: int) -> None:
+    def _join(self, device: DeviceEvents, launches: Launches, calls: list[I64]) -> None:
         """Fill in the launches, and what only the host's side tells about a copy (ROCm)."""
-        correlation, device_id, start_ns, line, name, details = calls
+        _, _, start_ns, end_ns, line, name, details = calls
         names = self._parts.names
-        ordinals = np.array([g.ordinal for g in self._parts.gpus] or [0], np.int64)
-        call = launches(device.correlation, ordinals[device.gpu], correlation, device_id)
+        ordinal = self._parts.gpus[int(device.gpu[0])].ordinal  # the events are those of one plane
+        call = launches.find(device.correlation, np.full(len(device), ordinal))
         rows = np.flatnonzero(call >= 0)
         call = call[rows]
-        device.launch_ns[rows], device.launch_line[rows] = start_ns[call], line[call]
+        device.launch_ns[rows], device.launch_end_ns[rows] = start_ns[call], end_ns[call]
+        device.launch_line[rows] = line[call]
         is_copy = (device.kind[rows] >= Kind.H2D) & (device.kind[rows] <= Kind.COPY_OTHER) & (device.bytes[rows] < 0)
         rows, call = rows[is_copy], call[is_copy]
         told = DeviceEvents.empty(len(rows))
@@ -328,7 +331,7 @@ def _op_names(chunk: Chunk, n: int, names: Names, references: Lookup) -> I64:
     rows = np.flatnonzero((op < 0) & (hlo >= 0))
     if len(rows):
         pair = (module[rows] + 1) * (len(names.list) + 1) + hlo[rows]
-        distinct, first, where = np.unique(pair, return_index=True, return_inverse=True)
+        _, first, where = np.unique(pair, return_index=True, return_inverse=True)
         text = [names.list[m] + "/" + names.list[h] if m >= 0 else names.list[h]
                 for m, h in zip(module[rows[first]].tolist(), hlo[rows[first]].tolist(), strict=True)]
         op[rows] = np.array([names[t] for t in text], np.int64)[where]

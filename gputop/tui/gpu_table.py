@@ -104,6 +104,7 @@ class GpuTable(Widget, can_focus=True):
         self._history: History | None = None
         self._fields: list[Field] = []
         self._lanes: dict[tuple[str, str], LaneCache] = {}
+        self._activity: dict[str, str] = {}
         self._figures: dict[str, dict[str, tuple[str, Style]]] = {}
         self._title: list[tuple[str, Style]] = []
 
@@ -121,7 +122,17 @@ class GpuTable(Widget, can_focus=True):
 
     def metrics_of(self, gpu: GpuSample) -> tuple[str, ...]:
         """The metric of the main lane for this GPU, after the ladder."""
-        return (gpu.activity()[0],) if self.metric == ACTIVITY else (self.metric,)
+        if self.metric != ACTIVITY:
+            return (self.metric,)
+        which, now = gpu.activity()
+        uuid = gpu.info.uuid
+        if now.value is not None:
+            self._activity[uuid] = which
+        elif uuid not in self._activity and self._history is not None:
+            # Lost or not responding since before this screen: the lane shows what there was.
+            _, fine = self._history.window(uuid, "sm_active", self.span_shown_s)
+            self._activity[uuid] = "gpu_util" if all(v != v for v in fine.tolist()) else "sm_active"
+        return (self._activity.get(uuid, which),)
 
     def update_view(self, sample: NodeSample | None, history: History | None) -> None:
         """Take over the newest sample and repaint what differs from the screen."""

@@ -82,7 +82,7 @@ class ProcessPanel(LinesWidget, can_focus=True):
         self.border_subtitle = f"by {self.sort}" if len(rows) > 1 else ""
         wide = width >= 60
         user = f"{'user':<9}" if wide else ""
-        head = f" {'pid':>7} {user}{'GPU':<5} {'mem':>6} {'sm':>4} {'cpu':>5}  command"
+        head = f" {'pid':>7} {user}{'GPU':<7} {'mem':>6} {'sm':>4} {'cpu':>5}  command"
         lines: list[list[Run]] = [[(fit(head, width), DIM)]]
         if not rows:
             text = self._reason or ("no process matches the filter: / to change it" if self.pattern
@@ -95,7 +95,7 @@ class ProcessPanel(LinesWidget, can_focus=True):
     def _row(self, p: ProcessSample, width: int, wide: bool) -> list[Run]:
         memory, sm, cpu = memory_bytes(p), sm_ratio(p), p.cpu_cores.value
         figures = (f"{p.pid:>8} " + (fit(clean(p.user or "?"), 8) + " " if wide else "")
-                   + f"{fit(gpu_list(p.gpus), 5)} {'N/A' if memory is None else bytes_(memory):>6}"
+                   + f"{fit(gpu_list(p.gpus), 7)} {'N/A' if memory is None else bytes_(memory):>6}"
                    + f" {'N/A' if sm is None else ratio(sm):>4} {'N/A' if cpu is None else ratio(cpu):>5}  ")
         mark = "⏺ " if p.pid in self._attached_pids else ""
         command = clean(p.command if p.command is not None else f"N/A: {p.reason or 'command unknown'}")

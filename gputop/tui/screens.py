@@ -25,7 +25,7 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("r", "go to the recommendations; ↑ ↓ select, enter opens the details"),
     ("enter", "details of what is selected: evidence, gain, code to paste"),
     ("a", "attach to a profiler server, HOST:PORT"),
-    ("s", "write a snapshot of what is on screen (json and text)"),
+    ("s", "write a snapshot of what is on screen: json, text, svg"),
     ("m  M", "next, previous metric in the main lane"),
     ("+  -", "sample more, less often"),
     ("space", "pause the screen; sampling goes on"),
@@ -39,17 +39,17 @@ KEYS: tuple[tuple[str, str], ...] = (
 )
 
 _HOW_TO_SERVE = """\
-To let gputop capture, the job needs a profiler server: one line at its start, no cost until used.
+To let gputop capture, the job starts a profiler server; it costs nothing until it is used.
   TensorFlow   tf.profiler.experimental.server.start(6009)
   JAX          jax.profiler.start_server(6009)
 """
 
-_READING = """\
-Each row is a GPU, each column a slice of time, newest at the right. Height and colour are the level.
-With more than one line per GPU, brightness is the share of samples that reach a level: a GPU busy half
-of the time is dim to the top, a half busy one bright to the middle. A dot: nothing was measured.
-"~" marks coarse utilization (any kernel ran), where SM activity cannot be read.
-"""
+_READING = (
+    "Each row is a GPU, each column a slice of time, newest at the right; height and colour are the level, "
+    "ø is the mean of what is shown. On several lines, brightness is the share of samples that reach a level: "
+    "a GPU busy half of the time is dim to the top, a half busy one bright to the middle. A dot: nothing was "
+    "measured. ~ marks coarse utilization (any kernel ran), where SM activity cannot be read.\n"
+)
 
 
 class Popup(ModalScreen[None]):

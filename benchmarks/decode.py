@@ -1,0 +1,148 @@
+"""How fast, and in how much memory, an XSpace becomes columns: gputop's reader against the
+way everybody starts with, protobuf's own parser and a loop over its objects.
+
+    python benchmarks/decode.py [--events N] [FILE.xplane.pb]
+
+Without a file it makes an XSpace of N events like those of a GPU training job: half of them
+device events with correlation id, kernel details and op name, half host events, most of
+which are launches. Each reader runs in a process of its own, twice; the faster run counts.
+Both must find the same number of events. Prints CPU seconds, peak memory and the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+_STATS = ("correlation_id", "tf_op", "memcpy_details", "step_num", "device_id")
+
+
+def make(path: Path, events: int, gpus: int = 8) -> None:
+    """Write an XSpace with that many events on ``gpus`` GPUs and as many launching threads."""
+    from gputop.profiler import messages
+
+    space = messages.XSpace(hostnames=["benchmark"])
+    host = space.planes.add(name="/host:CPU")
+    stat_names = ("correlation_id", "kernel_details", "tf_op", "device_id", "context_id", "long_name",
+                  "regs:32 static_shared:0 dynamic_shared:0 grid:128,1,1 block:256,1,1 occ_pct:75",
+                  *(f"model/layer_{i}/dense/MatMul:MatMul" for i in range(200)))
+    calls = ("cuLaunchKernel", "MatMul", "cuMemcpyHtoDAsync_v2", "EagerExecute")
+    kernels = tuple(f"void cutlass::Kernel<cutlass_80_tensorop_bf16_s16816gemm_{i}>(Params)" for i in range(400))
+    each = events // (2 * gpus)
+    for gpu in range(gpus):
+        device = space.planes.add(id=gpu, name=f"/device:GPU:{gpu}")
+        for plane, names in ((device, kernels), (host, calls)):
+            for i, name in enumerate(stat_names, 1):
+                plane.stat_metadata[i].id, plane.stat_metadata[i].name = i, name
+            for i, name in enumerate(names, 1):
+                plane.event_metadata[i].id, plane.event_metadata[i].name = i, name
+        stream = device.lines.add(id=13, name="Stream #13(Kernel,MemcpyH2D)", timestamp_ns=1000)
+        thread = host.lines.add(id=gpu + 1, name=f"tf_Compute/{gpu}", timestamp_ns=900)
+        for i in range(each):
+            at = i * 20_000_000
+            correlation = gpu * each + i + 1
+            launch = thread.events.add(metadata_id=1 + i % len(calls), offset_ps=at, duration_ps=4_321_000)
+            launch.stats.add(metadata_id=4, uint64_value=gpu)
+            launch.stats.add(metadata_id=1, uint64_value=correlation)
+            kernel = 1 + i % len(kernels)
+            event = stream.events.add(metadata_id=kernel, offset_ps=at + 9_876_543, duration_ps=15_000_123)
+            event.stats.add(metadata_id=1, uint64_value=correlation)
+            event.stats.add(metadata_id=5, str_value="$$1")
+            event.stats.add(metadata_id=2, ref_value=7)
+            event.stats.add(metadata_id=3, ref_value=8 + i % 200)
+    path.write_bytes(space.SerializeToString())
+
+
+def read_ours(path: Path) -> int:
+    from gputop.trace.load import load
+
+    return load([path]).event_count
+
+
+def read_objects(path: Path) -> int:
+    """protobuf's parser (upb where it is installed) and a loop that keeps five stats of each event."""
+    from gputop.profiler import messages
+
+    space = messages.XSpace.FromString(path.read_bytes())
+    rows = []
+    for plane in space.planes:
+        stat_names = {i: m.name for i, m in plane.stat_metadata.items()}
+        names = {i: m.name for i, m in plane.event_metadata.items()}
+        for number, line in enumerate(plane.lines):
+            for event in line.events:
+                start = line.timestamp_ns + event.offset_ps // 1000
+                kept = {}
+                for stat in event.stats:
+                    name = stat_names[stat.metadata_id]
+                    if name in _STATS:
+                        value = getattr(stat, stat.WhichOneof("value"))
+                        kept[name] = stat_names.get(value) if stat.WhichOneof("value") == "ref_value" else value
+                name = names[event.metadata_id]
+                if not name.startswith("ThreadpoolListener"):
+                    rows.append((number, name, start, start + event.duration_ps // 1000, kept))
+    return len(rows)
+
+
+_READERS = {"gputop": read_ours, "protobuf and a loop": read_objects}
+
+
+def measure(reader: str, path: Path) -> dict[str, float]:
+    """One run in a fresh process."""
+    done = subprocess.run([sys.executable, __file__, "--run", reader, str(path)], check=True, capture_output=True,
+                          text=True)
+    return json.loads(done.stdout)
+
+
+def run(reader: str, path: Path) -> None:
+    import numpy  # noqa: F401  both processes hold the same libraries before the clock starts
+
+    from gputop.profiler import messages
+    from gputop.trace import chrome, load, nsys, xspace  # noqa: F401
+
+    messages.XSpace()
+    before, start = peak_bytes(), time.process_time()
+    events = _READERS[reader](path)
+    print(json.dumps({"seconds": time.process_time() - start, "events": events, "before_bytes": before,
+                      "peak_bytes": peak_bytes()}))
+
+
+def peak_bytes() -> int:
+    """The most memory this process ever held. Not getrusage's figure, which a child inherits from its parent."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--run", choices=list(_READERS), help=argparse.SUPPRESS)
+    parser.add_argument("file", type=Path, nargs="?")
+    args = parser.parse_args()
+    if args.run:
+        run(args.run, args.file)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = args.file
+        if path is None:
+            path = Path(folder) / "benchmark.xplane.pb"
+            make(path, args.events)
+        size = path.stat().st_size
+        results = {}
+        for reader in _READERS:
+            best = min((measure(reader, path) for _ in range(2)), key=lambda m: m["seconds"])
+            results[reader] = best
+            print(f"{reader:20} {best['events']:>10,.0f} events  {best['seconds']:6.2f} s  "
+                  f"{best['events'] / best['seconds'] / 1e6:5.2f} M events/s  peak {best['peak_bytes'] / 1e6:6.0f} MB "
+                  f"({(best['peak_bytes'] - best['before_bytes']) / size:4.1f} x the file's {size / 1e6:.0f} MB)")
+    ours, theirs = results.values()
+    print(f"ratios: {theirs['seconds'] / ours['seconds']:.1f} times as fast, "
+          f"{theirs['peak_bytes'] / ours['peak_bytes']:.1f} times less memory")
+
+
+if __name__ == "__main__":
+    main()

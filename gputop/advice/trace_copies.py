@@ -1,0 +1,89 @@
+"""Copies: does the GPU spend its time moving data instead of computing?"""
+
+from __future__ import annotations
+
+from gputop.advice.finding import Abstained, Finding, Gain, severity_of
+from gputop.advice.thresholds import limit, source
+from gputop.advice.trace_facts import TraceFacts
+from gputop.trace.results import GpuUse
+
+_H2D = (
+    "Move fewer bytes to the GPU: send the compact type (uint8, bfloat16) and convert there, keep tables and constants "
+    "on the GPU, and copy the next batch while this one computes."
+)
+_PAGEABLE = (
+    "Most of the copy time is from or to pageable memory: feed by tf.data instead of NumPy arrays and copy ahead, so "
+    "that copies use pinned buffers and run beside compute."
+)
+_D2H = "Read results back less often: keep losses and metrics on the GPU and fetch them every so many steps."
+_D2D = "Avoid copies within the GPU: fix layouts and concatenations at their origin, or let XLA fuse them away."
+_SNIPPETS = {
+    "h2d": "ds = ds.apply(tf.data.experimental.prefetch_to_device('/GPU:0'))  # last; one GPU\n"
+           "x = keras.layers.Rescaling(1 / 255)(inputs)  # inputs arrive as uint8, converted on the GPU",
+    "d2h": "model.compile(optimizer, loss, steps_per_execution=16)  # logs come back every 16 steps",
+    "d2d": "model.compile(optimizer, loss, jit_compile=True)",
+}
+
+
+def copies_excessive(facts: TraceFacts) -> Finding | Abstained | None:
+    """Copies take a large part of the step with no compute and no collective beside them."""
+    gpus = [gpu for gpu in facts.analysis.gpus if gpu.busy]
+    if not gpus or facts.shares is None:
+        return Abstained("copies_excessive", "GPU activity in the trace")
+    # Copies within the GPU count as its own work in the breakdown; what they take is judged from their sum.
+    shares = {"h2d": facts.shares["h2d"], "d2h": facts.shares["d2h"], "d2d": _within_gpu(gpus)}
+    worst = max(shares, key=lambda way: shares[way])
+    to_host = shares["h2d"] + shares["d2h"]
+    share = shares["d2d"] if worst == "d2d" else to_host
+    if share < limit("copies_excessive.share"):
+        return None
+    evidence = {f"{way}_share_ratio": value for way, value in shares.items() if value}
+    evidence.update(_rates(gpus, worst, facts))
+    pageable = _pageable(gpus)
+    if pageable is not None and worst != "d2d":
+        evidence["pageable_ratio"] = pageable
+    action = {"h2d": _H2D, "d2h": _D2H, "d2d": _D2D}[worst]
+    pinned = ""
+    if worst == "h2d" and pageable is not None:
+        if pageable >= limit("copies_excessive.pageable"):
+            action = _PAGEABLE
+        else:
+            pinned = " The memory is pinned already, so only fewer bytes or overlap help."
+    rate = evidence.get(f"{worst}_bytes_per_s")
+    name = {"h2d": "to the GPU", "d2h": "back to the host", "d2d": "within the GPU"}[worst]
+    why = f"For {share:.0%} of the {facts.basis} the GPUs copy data and do nothing else, most of it {name}"
+    why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
+    return Finding(
+        id="copies_excessive", severity=severity_of(share), title=f"Copies take {share:.0%} of the {facts.basis}",
+        why=why + pinned, evidence=evidence, action=action,
+        snippet=_SNIPPETS[worst] if facts.framework == "tensorflow" else None,
+        gain=Gain(share, "at most: all copying that nothing hides, if it were avoided or overlapped with compute"),
+        gpus=tuple(gpu.gpu for gpu in gpus), source=source("copies_excessive.share"),
+    )
+
+
+def _within_gpu(gpus: list[GpuUse]) -> float:
+    """Mean share of copies within the GPU, no more than the copies that nothing hides."""
+    return sum(min(gpu.copies_s.get("d2d", 0.0) / gpu.window_s, gpu.copies_exposed or 0.0)
+               for gpu in gpus) / len(gpus)
+
+
+def _rates(gpus: list[GpuUse], way: str, facts: TraceFacts) -> dict[str, float]:
+    """Bytes, number and rate of the copies that way, per GPU; per step where there are steps."""
+    seconds = sum(gpu.copies_s.get(way, 0.0) for gpu in gpus)
+    sizes = [gpu.copies_bytes.get(way) for gpu in gpus if way in gpu.copies_s]
+    windows = sum(gpu.window_s for gpu in gpus)
+    scale = facts.period_s / windows if windows else 0.0
+    per = "per_step" if facts.basis == "step" else "in_window"
+    out = {f"{way}_count_{per}": sum(gpu.copies_count.get(way, 0) for gpu in gpus) * scale}
+    told = [size for size in sizes if size is not None]
+    if told and len(told) == len(sizes) and seconds:
+        out[f"{way}_bytes_{per}"] = sum(told) * scale
+        out[f"{way}_bytes_per_s"] = sum(told) / seconds
+    return out
+
+
+def _pageable(gpus: list[GpuUse]) -> float | None:
+    told = [gpu for gpu in gpus if gpu.copies_pageable_s is not None]
+    seconds = sum(gpu.copies_s.get(way, 0.0) for gpu in told for way in ("h2d", "d2h"))
+    return sum(gpu.copies_pageable_s or 0.0 for gpu in told) / seconds if seconds else None

@@ -1,0 +1,288 @@
+"""Capturing a trace from a profiler server of TensorFlow or JAX.
+
+The service is ``tensorflow.ProfilerService`` over plain gRPC. TensorFlow 2.21 and JAX hand
+the trace over in their answer; TensorFlow up to 2.20 ignores that wish and writes a file on
+its own disk. One request serves both.
+"""
+
+from __future__ import annotations
+
+import mmap
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from gputop.errors import EXIT_USAGE, GputopError, NothingToSee
+from gputop.profiler import messages
+from gputop.profiler.outline import Outline, outline
+from gputop.profiler.probe import (
+    ServerInfo,
+    is_local,
+    load_grpc,
+    no_profiler_service,
+    open_channel,
+    parse_address,
+    probe,
+    split_address,
+)
+from gputop.profiler.storage import RunFolder, ServerDisk
+
+if TYPE_CHECKING:
+    import grpc
+
+__all__ = ["CaptureResult", "Progress", "ServerInfo", "capture", "parse_address", "probe"]
+
+Phase = Literal["connecting", "recording", "receiving", "saving"]
+
+_TICK_S = 0.125  # between two reports of progress
+_TERMINATE_TIMEOUT_S = 5.0
+_MAX_SECONDS = 3600.0
+# Gathering what was recorded took three times as long as recording it on a job of tiny
+# operations (TensorFlow 2.21); both limits below leave room for that.
+_DEADLINE_FACTOR, _DEADLINE_EXTRA_S = 5.0, 60.0
+_GRACE_FACTOR, _GRACE_EXTRA_S = 5.0, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a capture stands. ``elapsed_s`` counts from the request; ``asked_s`` is the recording asked for."""
+
+    phase: Phase
+    elapsed_s: float
+    asked_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureResult:
+    """A captured trace on disk.
+
+    ``took_s`` is request to answer, recording included; ``delivered`` how the trace came;
+    ``errors`` and ``warnings`` are the profiler's own words about what is missing, and ours
+    about the hand-over.
+    """
+
+    address: str
+    path: Path
+    run_dir: Path
+    session_id: str
+    asked_s: float
+    took_s: float
+    bytes: int
+    stopped_early: bool
+    delivered: Literal["response", "server disk"]
+    errors: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def capture(
+    address: str,
+    *,
+    seconds: float = 10.0,
+    logdir: str | Path,
+    on_progress: Callable[[Progress], None] | None = None,
+    stop: threading.Event | None = None,
+    abort: threading.Event | None = None,
+    pid: int | None = None,
+    host_name: str | None = None,
+    host_tracer_level: int = 2,
+    device_tracer_level: int = 1,
+    python_tracer_level: int = 0,
+    timeout_s: float = 3.0,
+    stop_grace_s: float | None = None,
+) -> CaptureResult:
+    """Record ``seconds`` of a job and save the raw trace below ``logdir``. Blocks.
+
+    ``on_progress`` is called on the calling thread, about eight times a second while the
+    server works. Setting ``stop`` ends the recording early and keeps its data; setting
+    ``abort`` gives it up. ``pid`` is the server's process where known: it helps to fetch a
+    trace that the server wrote itself. ``host_name`` names the file (default: the host).
+    ``timeout_s`` is for connecting; ``stop_grace_s`` for how long the server may take to
+    hand over after ``stop``.
+
+    Raises GputopError with cause and fix. NothingToSee where the trace holds no events; the
+    message says where it was saved all the same.
+    """
+    if not 0.001 <= seconds <= _MAX_SECONDS:
+        raise GputopError(f"a capture lasts 0.001 to {_MAX_SECONDS:g} s, not {seconds:g}", exit_code=EXIT_USAGE)
+    address = parse_address(address)
+    report = on_progress or (lambda _progress: None)
+    host = split_address(address)[0]
+    run = RunFolder.create(logdir, host_name or (socket.gethostname() if is_local(host) else host))
+    try:
+        report(Progress("connecting", 0.0, seconds))
+        probe(address, timeout_s)
+        disk = ServerDisk.choose(run, address, pid)
+        levels = (host_tracer_level, device_tracer_level, python_tracer_level)
+        call = _Call(address, seconds, _request(run, disk, seconds, levels), stop_grace_s)
+        response = call.run(report, stop or threading.Event(), abort or threading.Event())
+        report(Progress("saving", call.took_s, seconds))
+        return _save(address, run, disk, call, response)
+    finally:
+        run.discard()
+
+
+def _request(run: RunFolder, disk: ServerDisk, seconds: float, levels: tuple[int, int, int]) -> Any:
+    duration_ms = max(1, round(seconds * 1000))
+    request = messages.ProfileRequest(
+        duration_ms=duration_ms, repository_root=disk.root, session_id=run.path.name, host_name=run.host,
+        emit_xspace=True,
+    )
+    options = request.opts
+    options.version = 1  # without it servers fall back to their own defaults
+    options.duration_ms = duration_ms
+    options.host_tracer_level, options.device_tracer_level, options.python_tracer_level = levels
+    options.include_dataset_ops = True
+    options.enable_hlo_proto = True  # XProf's own views of XLA programs need it
+    options.repository_path = disk.root
+    return request
+
+
+class _Call:
+    """One Profile call, watched from the calling thread."""
+
+    def __init__(self, address: str, seconds: float, request: Any, grace_s: float | None) -> None:
+        self.address = address
+        self.seconds = seconds
+        self.request = request
+        self.grace_s = grace_s
+        self.took_s = 0.0
+        self._terminating: Any = None  # kept: gRPC cancels a call whose future is dropped
+
+    @property
+    def stopped_early(self) -> bool:
+        return self._terminating is not None and self.took_s < self.seconds
+
+    def run(self, report: Callable[[Progress], None], stop: threading.Event, abort: threading.Event) -> Any:
+        """The server's answer; raises GputopError."""
+        grpc = load_grpc()
+        with open_channel(self.address) as channel:
+            profile = channel.unary_unary(
+                f"/{messages.SERVICE}/Profile",
+                request_serializer=lambda request: request.SerializeToString(),
+                response_deserializer=messages.RawProfileResponse.FromString,
+            )
+            started = time.monotonic()
+            call = profile.future(self.request, timeout=self.seconds * _DEADLINE_FACTOR + _DEADLINE_EXTRA_S)
+            try:
+                self._watch(channel, call, started, report, stop, abort)
+                self.took_s = time.monotonic() - started
+                return call.result()
+            except grpc.RpcError as error:
+                took = time.monotonic() - started
+                raise self._explain(error.code(), error.details() or "", took) from error
+            finally:
+                call.cancel()  # no effect once it is done; otherwise the server stops recording
+
+    def _watch(
+        self, channel: grpc.Channel, call: Any, started: float, report: Callable[[Progress], None],
+        stop: threading.Event, abort: threading.Event,
+    ) -> None:
+        done = threading.Event()
+        call.add_done_callback(lambda _call: done.set())
+        hand_over_by = None
+        while not done.wait(_TICK_S):
+            elapsed = time.monotonic() - started
+            if abort.is_set():
+                raise GputopError(f"the capture from {self.address} was given up; its data is lost")
+            if stop.is_set() and hand_over_by is None and elapsed < self.seconds:
+                self._terminating = _terminate(channel, self.request.session_id)
+                grace = _GRACE_EXTRA_S + _GRACE_FACTOR * elapsed if self.grace_s is None else self.grace_s
+                hand_over_by = elapsed + grace
+            if hand_over_by is not None and elapsed > hand_over_by:
+                raise GputopError(
+                    f"{self.address} was told to stop recording but did not hand over its trace within "
+                    f"{grace:.0f} s; the call was cancelled and the data is lost",
+                    "The job may be short of CPU time or memory; capture fewer seconds.",
+                )
+            recording = elapsed < self.seconds and hand_over_by is None
+            report(Progress("recording" if recording else "receiving", elapsed, self.seconds))
+
+    def _explain(self, code: Any, details: str, took_s: float) -> GputopError:
+        said = f": {details[:300]}" if details else ""
+        text = details.lower()
+        if code.name == "ALREADY_EXISTS" or ("another" in text and "profil" in text and "session" in text):
+            return GputopError(
+                f"{self.address} is busy: another profiling session is running in that process",
+                "Wait for it to end. TensorBoard callbacks with profile_batch, Nsight and other captures count too.",
+            )
+        if code.name == "UNIMPLEMENTED":
+            return no_profiler_service(self.address)
+        if code.name == "UNAVAILABLE":
+            return GputopError(
+                f"the profiler server at {self.address} went away {took_s:.1f} s after the capture began{said}",
+                "See the job's own output for why it ended. A capture needs host memory: try fewer seconds.",
+            )
+        if code.name == "DEADLINE_EXCEEDED":
+            return GputopError(
+                f"{self.address} did not hand over its trace within {took_s:.0f} s and was cancelled",
+                "Very many events take long to gather: capture fewer seconds.",
+            )
+        if self.request.repository_root in details:
+            return GputopError(
+                f"{self.address} could not write the trace to its own disk ({self.request.repository_root}){said}",
+                "TensorFlow up to 2.20 writes traces itself: give a --logdir that the job's user can write.",
+            )
+        if "deserializing response" in text or code.name == "RESOURCE_EXHAUSTED":
+            return GputopError(
+                f"the trace from {self.address} is too large or damaged{said}",
+                "A protobuf message holds 2 GB at most: capture fewer seconds.",
+            )
+        return GputopError(f"{self.address} answered {code.name}{said}", "See the job's own output.")
+
+
+def _terminate(channel: grpc.Channel, session_id: str) -> Any:
+    """Tell the server to end a session. Whether it worked shows in the Profile call, not here."""
+    terminate = channel.unary_unary(
+        f"/{messages.SERVICE}/Terminate", request_serializer=lambda request: request.SerializeToString()
+    )
+    return terminate.future(messages.TerminateRequest(session_id=session_id), timeout=_TERMINATE_TIMEOUT_S)
+
+
+def _save(address: str, run: RunFolder, disk: ServerDisk, call: _Call, response: Any) -> CaptureResult:
+    warnings: list[str] = []
+    delivered: Literal["response", "server disk"] = "response"
+    if response.xspace:
+        path = run.save(response.xspace)
+        about = outline(response.xspace)
+    else:
+        delivered = "server disk"
+        try:
+            source = disk.find(address)
+        except GputopError:
+            if response.empty_trace:  # TensorFlow 2.21 has nothing to hand over then, and writes nothing
+                raise _empty(address, None, ()) from None
+            raise
+        path = run.adopt(source)
+        left = disk.clean_up(source)
+        if left:
+            warnings.append(left)
+        about = _outline_file(path)
+    if about.damaged:
+        warnings.append("the trace ends early or is damaged; what is readable of it was kept")
+    if response.empty_trace or not about.has_events:
+        raise _empty(address, path, (*about.errors, *about.warnings))
+    return CaptureResult(
+        address=address, path=path, run_dir=run.path, session_id=run.path.name, asked_s=call.seconds,
+        took_s=call.took_s, bytes=path.stat().st_size, stopped_early=call.stopped_early, delivered=delivered,
+        errors=about.errors, warnings=(*about.warnings, *warnings),
+    )
+
+
+def _outline_file(path: Path) -> Outline:
+    if path.stat().st_size == 0:
+        return outline(b"")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return outline(cast(bytes, data))  # indexes and slices as bytes do, without being read whole
+
+
+def _empty(address: str, path: Path | None, said: tuple[str, ...]) -> NothingToSee:
+    words = f"; the profiler said: {'; '.join(said)[:500]}" if said else ""
+    kept = f" (kept as {path})" if path else ""
+    return NothingToSee(
+        f"the trace from {address} holds no events{kept}{words}",
+        "The job did nothing while it was recorded, or no tracer may run: capture while it trains, and longer.",
+    )

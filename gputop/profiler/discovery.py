@@ -1,0 +1,212 @@
+"""Finding the profiler servers of this machine's training processes by themselves.
+
+The way: sockets that listen on all interfaces → the processes that hold them → those that
+have TensorFlow, JAX or CUDA mapped → the ports that greet as gRPC servers do → the one call
+of :mod:`gputop.profiler.probe`. Each step is taken once per socket and remembered, so
+a look every few seconds costs the reading of a few files, and no port is asked again and again.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gputop.errors import GputopError
+from gputop.profiler import sockets
+from gputop.profiler.probe import check_http2, probe
+from gputop.profiler.sockets import Listener
+
+Framework = Literal["TensorFlow", "JAX"]
+
+_TIMEOUT_S = 1.0
+_ATTEMPTS = 3  # a server in a process that is starting or stopped may be slow to greet
+_MAPPED = re.compile(r"(/\S*/)(tensorflow|jaxlib|libtpu|torch_xla)/\S+\.so|/libcuda\.so|/libtensorflow\S*\.so")
+_DISTRIBUTION = {
+    "TensorFlow": re.compile(r"(?:tensorflow(?:_cpu|_gpu|_rocm|_intel)?|tf_nightly\w*)-([^-]+)\.dist-info"),
+    "JAX": re.compile(r"jax-([^-]+)\.dist-info"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilerServer:
+    """A server that answered. ``framework`` and ``version`` are those of the libraries the process has mapped."""
+
+    address: str
+    pid: int
+    user: str | None
+    command: str
+    framework: Framework | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """The servers found, by address, and what could not be looked at and why."""
+
+    servers: tuple[ProfilerServer, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Verdict:
+    """What is known of one listening socket."""
+
+    holders: tuple[int, ...]  # pids, the oldest first
+    relevant: bool | None = None  # whether a holder may be a training job; None: not looked yet
+    server: ProfilerServer | None = None
+    attempts_left: int = _ATTEMPTS
+    note: str | None = None
+
+
+class Finder:
+    """Looks for servers and remembers what it has seen. One call at a time; safe from any thread."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._lock = threading.Lock()
+        self._verdicts: dict[Listener, _Verdict] = {}
+
+    def find(self, pids: Iterable[int] | None = None) -> Discovery:
+        """See :func:`find_servers`."""
+        with self._lock:
+            wanted = None if pids is None else sockets.with_children(self._proc, pids) - {os.getpid()}
+            listening, notes = self._listening(wanted)
+            self._remember(listening)
+            servers: dict[str, ProfilerServer] = {}
+            for listener, reach in listening.items():
+                verdict = self._verdicts[listener]
+                if not verdict.holders or os.getpid() in verdict.holders:
+                    continue
+                if wanted is not None and wanted.isdisjoint(verdict.holders):
+                    continue
+                if verdict.server is None and verdict.attempts_left > 0:
+                    self._judge(listener, verdict, reach, named=wanted is not None)
+                if verdict.server is not None:
+                    servers.setdefault(verdict.server.address, verdict.server)
+                elif verdict.note is not None:
+                    notes.append(verdict.note)
+        ordered = sorted(servers.values(), key=lambda server: (server.pid, server.address))
+        return Discovery(tuple(ordered), tuple(dict.fromkeys(notes)))
+
+    def _listening(self, wanted: set[int] | None) -> tuple[dict[Listener, list[str]], list[str]]:
+        """Listening sockets with the hosts they are reached at, and notes on processes of others."""
+        notes: list[str] = []
+        representative: dict[int, int] = {}
+        for pid in sorted(sockets.process_ids(self._proc) if wanted is None else wanted):
+            try:
+                representative.setdefault(sockets.network_namespace(self._proc, pid), pid)
+            except PermissionError:
+                if wanted is not None:
+                    notes.append(
+                        f"process {pid} belongs to {self._user(pid) or 'another user'}: its sockets may not be read. "
+                        "Run gputop as that user or root, or attach to HOST:PORT."
+                    )
+            except OSError:  # gone
+                continue
+        own = sockets.network_namespace(self._proc, os.getpid())
+        listening: dict[Listener, list[str]] = {}
+        for namespace, pid in representative.items():
+            hosts = ["127.0.0.1"] if namespace == own else sockets.addresses_of(self._proc, pid)
+            for listener in sockets.listeners(self._proc, pid, namespace):
+                listening[listener] = hosts
+        return listening, notes
+
+    def _remember(self, listening: dict[Listener, list[str]]) -> None:
+        for gone in self._verdicts.keys() - listening.keys():
+            del self._verdicts[gone]
+        new = listening.keys() - self._verdicts.keys()
+        if new:
+            holders = sockets.holders(self._proc, {listener.inode for listener in new})
+            for listener in new:
+                self._verdicts[listener] = _Verdict(tuple(holders[listener.inode]))
+
+    def _judge(self, listener: Listener, verdict: _Verdict, hosts: list[str], *, named: bool) -> None:
+        """One attempt to find out whether a socket is a profiler server's."""
+        if verdict.relevant is False and not named:
+            return
+        pid = verdict.holders[0]
+        verdict.relevant, framework, version = self._libraries(pid)
+        if not verdict.relevant and not named:
+            return
+        verdict.attempts_left -= 1
+        problem = "its address is not known"
+        for host in hosts:
+            address = f"{host}:{listener.port}"
+            try:
+                check_http2(address, _TIMEOUT_S, listen_only=True)
+                probe(address, _TIMEOUT_S)
+            except GputopError as error:
+                problem = error.message
+                continue
+            verdict.server = ProfilerServer(address, pid, self._user(pid), self._command(pid), framework, version)
+            verdict.note = None
+            return
+        if hosts != ["127.0.0.1"] and verdict.relevant:
+            verdict.note = (
+                f"process {pid} listens on port {listener.port} inside a container and cannot be reached from here "
+                f"({problem}). If that is its profiler server, publish the port or run the container with --net=host."
+            )
+
+    def _libraries(self, pid: int) -> tuple[bool, Framework | None, str | None]:
+        """Whether the process may be a training job, and by its mapped libraries, of what."""
+        try:
+            maps = (self._proc / str(pid) / "maps").read_text(errors="replace")
+        except OSError:
+            return False, None, None
+        packages: dict[str, str] = {}
+        relevant = False
+        for match in _MAPPED.finditer(maps):
+            relevant = True
+            if match[2]:
+                packages.setdefault(match[2], match[1])
+        # A JAX job often maps TensorFlow too, for tf.data; the other way round is rare.
+        framework: Framework
+        for package, framework in (("jaxlib", "JAX"), ("tensorflow", "TensorFlow")):
+            if package in packages:
+                return True, framework, self._version(pid, framework, packages[package])
+        return relevant, None, None
+
+    def _version(self, pid: int, framework: Framework, site_packages: str) -> str | None:
+        try:
+            names = [entry.name for entry in Path(f"{self._proc}/{pid}/root{site_packages}").iterdir()]
+        except OSError:
+            return None
+        matches = (_DISTRIBUTION[framework].fullmatch(name) for name in sorted(names))
+        return next((match[1] for match in matches if match), None)
+
+    def _user(self, pid: int) -> str | None:
+        try:
+            uid = (self._proc / str(pid)).stat().st_uid
+        except OSError:
+            return None
+        try:
+            return pwd.getpwuid(uid).pw_name
+        except KeyError:  # a user of a container
+            return str(uid)
+
+    def _command(self, pid: int) -> str:
+        try:
+            raw = (self._proc / str(pid) / "cmdline").read_bytes()
+        except OSError:
+            return ""
+        return " ".join(raw.decode("utf-8", "replace").rstrip("\0").split("\0"))
+
+
+_finder = Finder()
+
+
+def find_servers(pids: Iterable[int] | None = None) -> Discovery:
+    """The profiler servers of the given processes and their children, or (None) of all
+    processes that may be looked at and have TensorFlow, JAX or CUDA mapped.
+
+    gputop's own process is left out. Blocks for up to some seconds where a port that was not
+    seen before does not answer; otherwise cheap, made to be called every few seconds from a
+    background thread. Never raises for what it cannot read: that is in the notes.
+    """
+    return _finder.find(pids)

@@ -1,0 +1,112 @@
+"""Who listens where, read from /proc: without psutil's look at every open file each time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_LISTEN = "0A"  # TCP_LISTEN in include/net/tcp_states.h
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+_LOCAL_ADDRESS = re.compile(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL")
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A TCP socket that accepts connections on all interfaces. ``namespace`` is its network's inode."""
+
+    inode: int
+    port: int
+    namespace: int
+
+
+def process_ids(proc: Path) -> list[int]:
+    with os.scandir(proc) as entries:
+        return [int(entry.name) for entry in entries if entry.name.isdecimal()]
+
+
+def stat_fields(proc: Path, pid: int) -> tuple[int, int] | None:
+    """Parent's pid and start time in clock ticks since boot (proc_pid_stat(5), fields 4 and 22)."""
+    try:
+        text = (proc / str(pid) / "stat").read_text(errors="replace")
+        after_name = text[text.rindex(")") + 2 :].split()  # the name may hold blanks and brackets
+        return int(after_name[1]), int(after_name[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def with_children(proc: Path, pids: Iterable[int]) -> set[int]:
+    """``pids`` and all their descendants."""
+    children: dict[int, list[int]] = {}
+    for pid in process_ids(proc):
+        fields = stat_fields(proc, pid)
+        if fields is not None:
+            children.setdefault(fields[0], []).append(pid)
+    found: set[int] = set()
+    queue = list(pids)
+    while queue:
+        pid = queue.pop()
+        if pid not in found:
+            found.add(pid)
+            queue += children.get(pid, ())
+    return found
+
+
+def network_namespace(proc: Path, pid: int) -> int:
+    """Raises OSError: PermissionError where the process belongs to someone else."""
+    return (proc / str(pid) / "ns" / "net").stat().st_ino
+
+
+def listeners(proc: Path, pid: int, namespace: int) -> list[Listener]:
+    """Wildcard listeners of the process's network. Others are not of interest: the profiler
+    servers of TensorFlow and JAX bind to all interfaces, NCCL's and other inner sockets to one."""
+    found = []
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (proc / str(pid) / "net" / table).read_text().splitlines()[1:]
+        except OSError:  # no IPv6 here, or the process is gone
+            continue
+        for line in lines:
+            columns = line.split()
+            address, _, port = columns[1].partition(":")
+            if columns[3] == _LISTEN and not address.strip("0"):
+                found.append(Listener(int(columns[9]), int(port, 16), namespace))
+    return found
+
+
+def holders(proc: Path, inodes: set[int]) -> dict[int, list[int]]:
+    """Which processes have these sockets open, as far as that may be read, the oldest first."""
+    found: dict[int, list[int]] = {inode: [] for inode in inodes}
+    for pid in process_ids(proc):
+        for link in _links(f"{proc}/{pid}/fd"):
+            match = _SOCKET.fullmatch(link)
+            if match and int(match[1]) in found and pid not in found[int(match[1])]:
+                found[int(match[1])].append(pid)
+    for pids in found.values():
+        pids.sort(key=lambda pid: (stat_fields(proc, pid) or (0, 0))[1])
+    return found
+
+
+def _links(folder: str) -> list[str]:
+    """What a folder's links point to; strings all along, a job may have thousands of files open."""
+    links = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    links.append(os.readlink(entry.path))  # noqa: PTH115
+    except OSError:  # someone else's process, or gone
+        pass
+    return links
+
+
+def addresses_of(proc: Path, pid: int) -> list[str]:
+    """IPv4 addresses of the process's network, loopback left out: how a container is reached."""
+    try:
+        text = (proc / str(pid) / "net" / "fib_trie").read_text()
+    except OSError:
+        return []
+    return [a for a in dict.fromkeys(_LOCAL_ADDRESS.findall(text)) if not a.startswith("127.")]

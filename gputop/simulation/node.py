@@ -1,0 +1,213 @@
+"""The simulated node: what its sensors show while the simulated job runs.
+
+Readings are made from the loop's integrals over the time since the reading before; nothing
+is drawn at random here.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gputop.metrics import (
+    BYTES,
+    BYTES_PER_S,
+    CELSIUS,
+    COUNT,
+    GPU_METRICS,
+    HERTZ,
+    HOST_METRICS,
+    RATIO,
+    WATTS,
+)
+from gputop.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
+from gputop.simulation.figures import F64, GPU_QUANTITIES
+from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.scenarios import GPU_COUNT, GiB
+
+SECOND_NS = 10**9
+HOSTNAME = "demo-node"
+SOURCE = "simulated"
+PID = 4_194_904  # above Linux's highest pid (2^22), so that it can be no process of this machine
+COMMAND = "python train.py --model vit_b16 --strategy mirrored"
+USER = "demo"
+CPU_COUNT = 224
+
+_MiB = 1 << 20
+_MEMORY_TOTAL = 81_559 * _MiB
+_MEMORY_RESERVED = 551 * _MiB
+_MEMORY_USED = 78_214 * _MiB  # TensorFlow's reservation and the CUDA context
+_POWER_LIMIT_W = 700.0
+_IDLE_W = 112.0  # a GPU with a context, clocks up
+_POWER_WINDOW_NS = SECOND_NS  # NVML's power usage is a mean over one second
+_SM_CLOCK_MHZ, _SM_CLOCK_FLOOR_MHZ, _MEMORY_CLOCK_MHZ = 1_980, 1_755, 2_619
+_CLOCK_STEP_MHZ = 15
+_CLOCK_DROPS_ABOVE = 0.9  # of the power limit
+_PCIE_GEN5_X16 = 32e9 * 16 * 128 / 130 / 8
+_AIR_C = (27.0, 28.5, 30.0, 29.0, 27.5, 29.5, 31.0, 30.5)  # the air that reaches each GPU
+_KELVIN_PER_W = 0.056
+_WARMING_S = 18.0  # time constant of the heat sink
+_LONG_PAUSE_S = 600  # without a look; then the past is not followed second by second
+
+_HOST_MEMORY = 2_048 * GiB
+_SYSTEM_MEMORY = 41 * GiB
+_JOB_MEMORY = 23 * GiB  # interpreter, libraries, pinned buffers
+_SYSTEM_CPU_CORES = 0.8
+_JOB_THREADS = 148  # beside tf.data's
+_LOG_BYTES_PER_BATCH = 3_000
+_ACK_SHARE = 0.004  # of received network traffic goes back as acknowledgements
+
+_RATIOS = frozenset(name for name in GPU_QUANTITIES if name in GPU_METRICS)
+_COLUMN = {name: i for i, name in enumerate(GPU_QUANTITIES)}
+_DYNAMIC_J = _COLUMN["dynamic_j"]
+_REMEMBERED = 8
+
+
+def gpu_infos() -> tuple[GpuInfo, ...]:
+    return tuple(
+        GpuInfo(
+            index=i, uuid=f"GPU-5104a7ed-0000-4000-8000-00000000000{i}", name="NVIDIA H100 80GB HBM3",
+            pci_bus_id=f"00000000:{0x1B + 0x10 * i:02X}:00.0", pcie_gen_max=5, pcie_width_max=16,
+        )
+        for i in range(GPU_COUNT)
+    )
+
+
+_CONSTANT = {
+    name: Reading(float(value), GPU_METRICS[name].unit, SOURCE) for name, value in {
+        "fp64_active": 0, "memory_used_bytes": _MEMORY_USED, "memory_reserved_bytes": _MEMORY_RESERVED,
+        "memory_total_bytes": _MEMORY_TOTAL, "pcie_max_bytes_per_s": _PCIE_GEN5_X16, "pcie_gen": 5, "pcie_width": 16,
+        "power_limit_w": _POWER_LIMIT_W, "sm_clock_max_hz": _SM_CLOCK_MHZ * 1e6,
+        "memory_clock_hz": _MEMORY_CLOCK_MHZ * 1e6, "memory_clock_max_hz": _MEMORY_CLOCK_MHZ * 1e6,
+    }.items()
+}
+_PROCESS_MEMORY = Reading(float(_MEMORY_USED - 4 * _MiB), BYTES, SOURCE)
+
+
+class _Heat:
+    """Temperature of one GPU, second by second: a first-order response to its power."""
+
+    def __init__(self, node: Node, gpu: int) -> None:
+        self._node = node
+        self._gpu = gpu
+        self._second = -_LONG_PAUSE_S  # not looked at yet
+        self._before_c = self._now_c = 0.0
+
+    def at(self, time_ns: int) -> float:
+        second = time_ns // SECOND_NS
+        if not 0 <= second - self._second < _LONG_PAUSE_S:  # the first look, a look back, or after a long pause
+            self._second = max(0, second - 90)  # five time constants earlier: what was before is forgotten
+            self._before_c = self._now_c = self._settled(self._second)
+        decay = math.exp(-1 / _WARMING_S)
+        while self._second < second:
+            self._second += 1
+            target = self._settled(self._second)
+            self._before_c, self._now_c = self._now_c, target + (self._now_c - target) * decay
+        share = (time_ns - second * SECOND_NS) / SECOND_NS
+        return self._before_c + (self._now_c - self._before_c) * share
+
+    def _settled(self, second: int) -> float:
+        """Where the temperature would end if the power of the last second went on."""
+        return _AIR_C[self._gpu] + _KELVIN_PER_W * self._node.power_w(self._gpu, second * SECOND_NS)
+
+
+class Node:
+    """Eight GPUs and their host. One thread at a time per GPU and for the host, as probes are read."""
+
+    def __init__(self, loop: TrainingLoop) -> None:
+        self.loop = loop
+        self.infos = gpu_infos()
+        self._heat = [_Heat(self, gpu) for gpu in range(GPU_COUNT)]
+        self._recent: list[dict[int, F64]] = [{} for _ in range(GPU_COUNT)]
+
+    def _integrals(self, gpu: int, time_ns: int) -> F64:
+        """The loop's, remembered for a moment: windows and means meet at the same times."""
+        recent = self._recent[gpu]
+        found = recent.get(time_ns)
+        if found is None:
+            if len(recent) >= _REMEMBERED:
+                del recent[next(iter(recent))]
+            found = recent[time_ns] = self.loop.gpu_integrals(gpu, time_ns)
+        return found
+
+    def power_w(self, gpu: int, time_ns: int) -> float:
+        """Mean board power of the second before."""
+        start = max(0, time_ns - _POWER_WINDOW_NS)
+        if time_ns <= start:
+            return _IDLE_W
+        joules = self._integrals(gpu, time_ns)[_DYNAMIC_J] - self._integrals(gpu, start)[_DYNAMIC_J]
+        return min(_IDLE_W + float(joules) / ((time_ns - start) / 1e9), _POWER_LIMIT_W)
+
+    def gpu(self, gpu: int, start_ns: int, end_ns: int) -> GpuSample:
+        """That GPU over the time from ``start_ns`` to ``end_ns``, which is later."""
+        seconds = (end_ns - start_ns) / 1e9
+        rate = ((self._integrals(gpu, end_ns) - self._integrals(gpu, start_ns)) / seconds).tolist()
+        readings = dict(_CONSTANT)
+        for name, value in zip(GPU_QUANTITIES, rate):
+            if name in _RATIOS:
+                readings[name] = Reading(min(value, 1.0), RATIO, SOURCE)
+        readings["pcie_rx_bytes_per_s"] = Reading(rate[_COLUMN["pcie_rx_bytes"]], BYTES_PER_S, SOURCE)
+        readings["pcie_tx_bytes_per_s"] = Reading(rate[_COLUMN["pcie_tx_bytes"]], BYTES_PER_S, SOURCE)
+        # A ring and a gather within one switch: what goes out of one GPU comes in at another.
+        nvlink = Reading(rate[_COLUMN["nvlink_bytes"]], BYTES_PER_S, SOURCE)
+        readings["nvlink_rx_bytes_per_s"] = readings["nvlink_tx_bytes_per_s"] = nvlink
+        # What NVML calls utilization, of the GPU and of a process: the share of time in which any kernel ran.
+        coarse = readings["gpu_util"] = Reading(readings["gr_active"].value, RATIO, SOURCE, coarse=True)
+        power = self.power_w(gpu, end_ns)
+        readings["power_w"] = Reading(power, WATTS, SOURCE)
+        readings["temperature_c"] = Reading(float(round(self._heat[gpu].at(end_ns))), CELSIUS, SOURCE)
+        readings["sm_clock_hz"] = Reading(_clock_mhz(power) * 1e6, HERTZ, SOURCE)
+        process = GpuProcess(PID, "C", _PROCESS_MEMORY, coarse)
+        reasons = ("power cap",) if power >= _POWER_LIMIT_W else ()
+        return GpuSample(self.infos[gpu], readings, (process,), clock_event_reasons=reasons)
+
+    def host(self, start_ns: int, end_ns: int) -> tuple[HostSample, float]:
+        """The host over that time, and the cores the job used."""
+        seconds = (end_ns - start_ns) / 1e9
+        before, after = self.loop.host_integrals(start_ns), self.loop.host_integrals(end_ns)
+        rate = {name: (after[name] - before[name]) / seconds for name in after}
+        scenario = self.loop.scenario
+        cores = rate["input_s"] * scenario.input_workers + rate["launch_cpu_s"] + rate["python_cpu_s"]
+        dataset = rate["batches"] * scenario.batch_per_gpu * GPU_COUNT * scenario.record_bytes
+        from_network = dataset if scenario.dataset_on_network else 0.0
+        values = {
+            "cpu_ratio": min((cores + _SYSTEM_CPU_CORES) / CPU_COUNT, 1.0),
+            # The checkpoint's writer is the one thread that waits for the disk.
+            "iowait_ratio": rate["write_bytes"] / scenario.checkpoint_write_bytes_per_s / CPU_COUNT,
+            "memory_used_bytes": _SYSTEM_MEMORY + self.job_memory_bytes(),
+            "memory_total_bytes": _HOST_MEMORY,
+            "disk_read_bytes_per_s": dataset - from_network,
+            "disk_write_bytes_per_s": rate["write_bytes"],
+            "net_rx_bytes_per_s": from_network,
+            "net_tx_bytes_per_s": from_network * _ACK_SHARE + rate["batches"] * _LOG_BYTES_PER_BATCH,
+        }
+        readings = {k: Reading(float(v), HOST_METRICS[k].unit, SOURCE) for k, v in values.items()}
+        return HostSample(HOSTNAME, readings, CPU_COUNT), cores
+
+    def job_memory_bytes(self) -> int:
+        """Resident memory of the job: itself and its prefetch buffer."""
+        scenario = self.loop.scenario
+        batch = scenario.batch_per_gpu * GPU_COUNT * scenario.example_bytes
+        return _JOB_MEMORY + (scenario.prefetch_batches + 1) * batch
+
+    def process(self, cores: float, gpus: dict[int, GpuProcess]) -> ProcessSample:
+        """The training job as the host sees it."""
+        return ProcessSample(
+            PID, USER, COMMAND, Reading(round(cores, 3), COUNT, SOURCE),
+            Reading(float(self.job_memory_bytes()), BYTES, SOURCE),
+            threads=_JOB_THREADS + self.loop.scenario.input_workers, gpus=gpus,
+        )
+
+    def sample(self, gpus: list[int], start_ns: int, end_ns: int, time_s: float, label: str) -> NodeSample:
+        """All of it over that time."""
+        samples = tuple(self.gpu(gpu, start_ns, end_ns) for gpu in gpus)
+        host, cores = self.host(start_ns, end_ns)
+        held = {s.info.index: s.processes[0] for s in samples}
+        return NodeSample(
+            time_s, samples, host, (self.process(cores, held),), (end_ns - start_ns) / 1e9, label, simulated=True)
+
+
+def _clock_mhz(power_w: float) -> int:
+    """Boost clock: the driver lowers it in steps as the board nears its power limit."""
+    over = max(0.0, power_w / _POWER_LIMIT_W - _CLOCK_DROPS_ABOVE) / (1 - _CLOCK_DROPS_ABOVE)
+    clock = _SM_CLOCK_MHZ - over * (_SM_CLOCK_MHZ - _SM_CLOCK_FLOOR_MHZ)
+    return int(clock // _CLOCK_STEP_MHZ) * _CLOCK_STEP_MHZ

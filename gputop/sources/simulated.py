@@ -1,0 +1,170 @@
+"""A simulated node (``--demo``): eight GPUs and a training job that do not exist.
+
+All figures follow from :mod:`gputop.simulation`; every reading's source is "simulated".
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from gputop.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample
+from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.node import COMMAND, HOSTNAME, SECOND_NS, Node
+from gputop.simulation.scenarios import DEFAULT_SCENARIO, find_scenario
+from gputop.sources.selection import select_gpus
+
+if TYPE_CHECKING:
+    from gputop.simulation.server import SimulatedProfilerServer
+
+PREFILL_S = 300.0
+_PREFILL_STEP_S = 1.0  # at least; finer ticks are for live samples
+_LEAD_S = 20.0  # how far into an epoch the job is when one begins to watch: the next pause is a minute away
+_FIRST_WINDOW_NS = SECOND_NS  # what a first reading looks back on
+_SHORTEST_WINDOW_NS = SECOND_NS // 100
+
+
+class _Window:
+    """The time since the last reading."""
+
+    def __init__(self) -> None:
+        self._start = self._end = 0
+
+    def until(self, end_ns: int) -> tuple[int, int]:
+        if not self._end:
+            self._start, self._end = end_ns - _FIRST_WINDOW_NS, end_ns
+        elif end_ns - self._end >= _SHORTEST_WINDOW_NS:
+            self._start, self._end = self._end, end_ns
+        elif end_ns < self._end:  # the clock was set back
+            self._start, self._end = end_ns - _FIRST_WINDOW_NS, end_ns
+        return self._start, self._end
+
+
+class _SimulatedGpu:
+    def __init__(self, source: SimulatedSource, node: Node, gpu: int) -> None:
+        self.info = node.infos[gpu]
+        self._source, self._node, self._gpu = source, node, gpu
+        self._window = _Window()
+
+    def read(self, now_s: float) -> GpuSample:
+        return self._node.gpu(self._gpu, *self._window.until(self._source.loop_ns(now_s)))
+
+
+class _SimulatedHost:
+    def __init__(self, source: SimulatedSource, node: Node) -> None:
+        self._source, self._node = source, node
+        self._window = _Window()
+        self._job_cores: float | None = None
+
+    def read(self, now_s: float) -> HostSample:
+        sample, self._job_cores = self._node.host(*self._window.until(self._source.loop_ns(now_s)))
+        return sample
+
+    def processes(self, now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
+        held = {sample.info.index: sample.processes[0] for sample in gpus if sample.processes}
+        if not held:
+            return ()
+        if self._job_cores is None:
+            self.read(now_s)
+        return (self._node.process(self._job_cores or 0.0, held),)
+
+
+class SimulatedSource:
+    """The simulated node as a source of samples.
+
+    ``gpus`` restricts which GPUs are shown (indices, ranges, UUIDs); the job uses all. Raises
+    GputopError (exit status 2) for an unknown scenario, and from ``open`` for unknown GPUs.
+    """
+
+    simulated = True
+
+    def __init__(
+        self, scenario: str = DEFAULT_SCENARIO, *, gpus: Sequence[str] = (), clock: Callable[[], float] = time.time
+    ) -> None:
+        self._scenario = find_scenario(scenario)
+        self._wanted = gpus
+        self._clock = clock
+        self._node: Node | None = None
+        self._origin_ns = 0
+        self._gpus: tuple[_SimulatedGpu, ...] = ()
+        self._host: _SimulatedHost | None = None
+        self._shown: list[int] = []
+        self._server_lock = threading.Lock()
+        self._server: SimulatedProfilerServer | None = None
+        self._closed = False
+
+    @property
+    def label(self) -> str:
+        return f"SIMULATED: {self._scenario.title}"
+
+    def open(self) -> None:
+        node = Node(TrainingLoop(self._scenario))
+        self._shown = select_gpus(self._wanted, [(info.index, info.uuid) for info in node.infos])
+        past_ns = int((PREFILL_S + 30.0) * 1e9)
+        self._origin_ns = int((self._clock() - _LEAD_S) * 1e9) - node.loop.epoch_start(past_ns)
+        self._gpus = tuple(_SimulatedGpu(self, node, gpu) for gpu in self._shown)
+        self._host = _SimulatedHost(self, node)
+        self._node = node
+
+    def _opened(self) -> Node:
+        if self._node is None:
+            raise RuntimeError("the source is not open")
+        return self._node
+
+    def loop_ns(self, now_s: float) -> int:
+        """Unix seconds as time of the loop; its first moments stand for all that is earlier."""
+        return max(int(now_s * 1e9) - self._origin_ns, 2 * _FIRST_WINDOW_NS)
+
+    @property
+    def infos(self) -> Sequence[GpuInfo]:
+        return [gpu.info for gpu in self._gpus]
+
+    @property
+    def gpus(self) -> Sequence[_SimulatedGpu]:
+        return self._gpus
+
+    @property
+    def host(self) -> _SimulatedHost:
+        self._opened()
+        assert self._host is not None
+        return self._host
+
+    def prefill(self, now_s: float, interval_s: float) -> Iterator[NodeSample]:
+        """The last five minutes of the same job, one sample per interval (at most one a second)."""
+        node = self._opened()
+        step_s = max(interval_s, _PREFILL_STEP_S)
+        count = int(PREFILL_S / step_s)
+        for i in range(count, 0, -1):
+            time_s = now_s - i * step_s
+            end_ns = self.loop_ns(time_s)
+            start_ns = max(end_ns - int(step_s * 1e9), 0)
+            yield node.sample(self._shown, start_ns, end_ns, time_s, self.label)
+
+    def profiler_endpoints(self) -> Mapping[str, str]:
+        """The job's profiler server. It starts when it is first asked for: gRPC is slow to import.
+
+        Raises GputopError if it cannot start.
+        """
+        if self._node is None:
+            return {}
+        with self._server_lock:
+            if self._server is None and not self._closed:
+                from gputop.simulation.server import SimulatedProfilerServer
+
+                self._server = SimulatedProfilerServer(self._capture, self._clock)
+            return {self._server.address: f"{COMMAND} (SIMULATED)"} if self._server else {}
+
+    def _capture(self, start_unix_ns: int, end_unix_ns: int) -> bytes:
+        from gputop.simulation.xspace import build_xspace
+
+        origin = self._origin_ns
+        return build_xspace(self._opened().loop, start_unix_ns - origin, end_unix_ns - origin, origin, HOSTNAME)
+
+    def close(self) -> None:
+        with self._server_lock:
+            self._closed = True
+            if self._server is not None:
+                self._server.stop()
+                self._server = None

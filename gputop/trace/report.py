@@ -1,0 +1,218 @@
+"""An analysis as text, for a terminal or a ticket."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from gputop.advice.finding import HIGH_SHARE, Finding
+from gputop.trace.results import Analysis, GpuUse
+
+_PARTS = {
+    "compute": "compute", "collectives": "collectives, exposed", "h2d": "copies to GPU", "d2h": "copies to host",
+    "input": "waiting for input", "launch": "waiting for launches", "host": "host work", "idle": "other idle",
+}
+# The parts of the step whose cause a finding names; a large part without one is said to be unexplained.
+_EXPLAINED_BY = {"input": "input_bound", "launch": "launch_bound", "host": "step_gap_host", "collectives": "collective"}
+_BAR = 24
+_ABOUT = {"xspace": "TensorFlow/JAX profiler", "chrome": "Chrome/kineto trace", "nsys": "Nsight Systems report"}
+
+
+def text_report(analysis: Analysis, width: int = 80) -> str:
+    """Everything an analysis says, in lines of at most ``width`` columns (snippets and paths excepted).
+
+    Plain text: control characters out of the trace (escape codes, newlines in names) are taken out.
+    """
+    lines: list[str] = []
+    for section in (_head, _quality, _steps, _breakdown, _gpus, _collectives, _memory, _advice):
+        part = [line.rstrip() for line in section(analysis, max(width, 40))]
+        if part:
+            lines += ["", *part] if lines else part
+    return "\n".join(lines) + "\n"
+
+
+def _clean(text: object) -> str:
+    """Text from a trace made harmless to a terminal."""
+    return "".join(c if c.isprintable() else " " for c in str(text))
+
+
+def _wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
+    indent = " " * len(first) if rest is None else rest
+    return textwrap.wrap(_clean(text), width, initial_indent=first, subsequent_indent=indent,
+                         break_long_words=False, break_on_hyphens=False)
+
+
+def _head(a: Analysis, width: int) -> Iterator[str]:
+    if a.simulated:
+        yield "SIMULATED: this trace comes from gputop's simulation, not from real GPUs."
+    paths = [_clean(p) for p in a.paths]
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    yield f"Trace    {paths[0] if paths else '(in memory)'}{more}"
+    yield from _wrap(f"{_ABOUT.get(a.format, a.format)}, {a.events:,} events over {seconds(a.window_s)}, "
+                     f"{_number(len(a.gpus), 'GPU')}" + (f", host {', '.join(a.hosts)}" if a.hosts else ""),
+                     width, "         ")
+
+
+def _quality(a: Analysis, width: int) -> Iterator[str]:
+    for note in a.quality:
+        yield from _wrap(note.message, width, "Note     ")
+
+
+def _steps(a: Analysis, width: int) -> Iterator[str]:
+    s = a.steps
+    if s is None:
+        yield "Step     not found"
+        return
+    yield f"Step     {seconds(s.median_s)} median, {seconds(s.mean_s)} mean, {seconds(s.p95_s)} 95th percentile"
+    text = f"{_number(s.count, 'step')} by {s.anchor}, confidence {s.confidence}"
+    if s.dropped:
+        text += f"; {s.dropped} incomplete or warm-up left out"
+    if s.iterations_per_step > 1:
+        text += (f"; each packs {s.iterations_per_step:.4g} iterations, "
+                 f"{seconds(s.median_s / s.iterations_per_step)} per iteration")
+    yield from _wrap(text, width, "         ")
+
+
+def _breakdown(a: Analysis, width: int) -> Iterator[str]:
+    if a.breakdown is None:
+        return
+    parts, total = a.breakdown.to_json(), a.breakdown.total
+    yield f"Where the mean step of {seconds(total)} goes" + (", mean over the GPUs" if len(a.gpus) > 1 else "")
+    for name, label in _PARTS.items():
+        share = parts[name] / total if total else 0.0
+        if share >= 0.0005:
+            yield f"  {label:<21}{seconds(parts[name]):>10} {share:>6.1%}  {'█' * round(share * _BAR)}"
+
+
+def _gpus(a: Analysis, width: int) -> Iterator[str]:
+    if not a.gpus:
+        return
+    yield "GPU   busy compute coll. exposed copies  host's fault  launch  kernels/s"
+    yield "                                         of idle time   delay"
+    for gpu in a.gpus:
+        yield _gpu(gpu)
+
+
+def _gpu(g: GpuUse) -> str:
+    if not g.busy:
+        return f"{g.gpu:>3}  nothing ran on it"
+    fault = "?" if g.idle_host_fault is None else f"{g.idle_host_fault:.0%}"
+    delay = "?" if g.launch_delay_median_s is None else seconds(g.launch_delay_median_s)
+    return (f"{g.gpu:>3} {g.busy:>6.1%} {g.compute:>7.1%} {g.collectives:>5.1%} {g.collectives_exposed:>7.1%} "
+            f"{g.copies:>6.1%} {fault:>13} {delay:>7} {g.kernels_per_s:>10,.0f}")
+
+
+def _collectives(a: Analysis, width: int) -> Iterator[str]:
+    c = a.collectives
+    if c is None:
+        return
+    text = f"{seconds(c.summed_s)} summed over GPUs"
+    if c.count_per_step is not None:
+        text += f", {c.count_per_step:.3g} per step"
+    if c.transfer_s is None or c.waiting is None:
+        text += f"; how much of it is waiting is not known: {c.reason}"
+    else:
+        text += f": {seconds(c.transfer_s)} transfer, {c.waiting:.1%} waiting for the last GPU to arrive"
+        if c.last_to_arrive:
+            late = sorted(c.last_to_arrive.items(), key=lambda item: -item[1])
+            text += " (" + ", ".join(f"GPU {gpu} last at {n}" for gpu, n in late[:4]) + ")"
+    yield from _wrap(text, width, "Collectives  ")
+
+
+def _memory(a: Analysis, width: int) -> Iterator[str]:
+    fullest = sorted(a.memory, key=lambda use: -use.peak_bytes / max(use.capacity_bytes, 1))
+    for use in fullest[:3]:
+        share = f", {use.peak_bytes / use.capacity_bytes:.0%}" if use.capacity_bytes else ""
+        yield (f"Memory   {_clean(use.allocator)}: peak {use.peak_bytes / 2**30:.2f} of "
+               f"{use.capacity_bytes / 2**30:.2f} GiB{share}")
+    if len(fullest) > 3:
+        yield f"         and {len(fullest) - 3} more, less full"
+
+
+def _advice(a: Analysis, width: int) -> Iterator[str]:
+    if not any(f.severity in ("high", "medium") for f in a.findings):
+        yield from _wrap(limit_of(a), width)
+        if a.findings:
+            yield ""
+    for i, finding in enumerate(a.findings, 1):
+        yield from _finding(i, finding, width, "step" if a.steps else "window")
+        yield ""
+    yield from _wrap(_unexplained(a), width)
+    if a.abstained:
+        missing: dict[str, list[str]] = {}
+        for abstained in a.abstained:
+            missing.setdefault(abstained.missing, []).append(abstained.id)
+        text = "; ".join(f"{', '.join(ids)} (needs {what})" for what, ids in missing.items())
+        yield from _wrap(f"Not judged: {text}.", width)
+
+
+def _unexplained(a: Analysis) -> str:
+    """The largest idle part of the step that no finding names, where it is large; else nothing."""
+    if a.breakdown is None or not a.gpus:
+        return ""
+    parts, total = a.breakdown.to_json(), a.breakdown.total
+    named = {f.id for f in a.findings}
+    name = max(("launch", "host", "idle", "collectives"), key=lambda part: parts[part])
+    share = parts[name] / total if total else 0.0
+    if share < HIGH_SHARE or any(i.startswith(_EXPLAINED_BY.get(name, "?")) for i in named):
+        return ""
+    return f"Unexplained: {_PARTS[name]} takes {share:.0%} of the step and no rule here names its cause."
+
+
+def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
+    gpus = f" · GPU {_ranges(f.gpus)}" if f.gpus else ""
+    yield from _wrap(f"{f.severity.upper()} {f.title} [{f.id}]{gpus}", width, f"{number}. ")
+    yield from _wrap(f.why, width, "   ")
+    yield from _wrap(f"→ {f.action}", width, "   ", "     ")
+    if f.snippet:
+        yield from (f"       {_clean(line)}" for line in f.snippet.splitlines())
+    saves = "no figure" if f.gain.step_time is None else f"{f.gain.step_time:.0%} of the {basis}"
+    yield from _wrap(f"saves: {saves}; {f.gain.how}", width, "   ", "     ")
+    yield from _wrap("evidence: " + ", ".join(f"{name} {_figure(value)}" for name, value in f.evidence.items()),
+                     width, "   ", "     ")
+
+
+def limit_of(a: Analysis) -> str:
+    """What bounds a job with which nothing is wrong, in a sentence."""
+    active = [gpu for gpu in a.gpus if gpu.kernels]
+    if not active:
+        return "Nothing to advise: no GPU worked in this trace, and the loop does not wait for its input." \
+            if a.input else "Nothing to advise from this trace: it shows neither GPU work nor an input pipeline."
+    busy = sum(gpu.busy for gpu in active) / len(active)
+    compute = sum(gpu.compute for gpu in active) / len(active)
+    text = f"Nothing found to mend: the GPUs are busy {busy:.0%} of the time"
+    if busy >= 0.9 and compute >= 0.8 * busy:
+        return text + ": bound by compute. What is left is the compute itself: number types, kernels, the model."
+    parts = {"compute": compute, "collectives": sum(g.collectives_exposed for g in active) / len(active),
+             "copies": sum(g.copies for g in active) / len(active), "idle": 1 - busy}
+    largest = max(parts, key=lambda name: parts[name])
+    return text + f"; the largest part of it all is {largest} ({parts[largest]:.0%})."
+
+
+def seconds(s: float) -> str:
+    """A time at a readable scale, three digits."""
+    for limit, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
+        if abs(s) < limit:
+            return f"{s * scale:.3g} {unit}"
+    return f"{s:.3g} s" if s < 1000 else f"{s:.0f} s"
+
+
+def _figure(value: float) -> str:
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.3g}"
+
+
+def _number(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """0, 1, 2, 5 → "0-2, 5"."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,0 +1,129 @@
+"""Analysis in a process of its own: ``python -m gputop.trace.worker PATH…`` prints the JSON document.
+
+Parsing a trace holds the interpreter's lock and up to gigabytes; the monitor must neither
+stand still for it nor keep the memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gputop.errors import EXIT_FAILED, EXIT_OK, GputopError
+
+# A trace of two million events takes about 10 s (traces.md §5); whatever is not done by then never will be.
+TIMEOUT_S = 600.0
+_POLL_S = 0.1
+# Like `python -m gputop.trace.worker`, but the user's working directory may not shadow modules.
+_CHILD = """\
+import sys
+sys.path[:] = [p for p in sys.path if p] + [sys.argv.pop(1)]
+from gputop.trace.worker import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def analyze_in_worker(
+    paths: Sequence[str], stop: threading.Event | None = None, timeout_s: float = TIMEOUT_S,
+) -> dict[str, Any]:
+    """Analyse these files in a subprocess; returns the document ``gputop.analysis/1`` with the
+    text report under ``report``.
+
+    Blocks; call it from a worker thread. Set ``stop`` to give up early. Raises GputopError
+    with the child's own message, or one that says how the child ended.
+    """
+    command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2]), *map(str, paths)]
+    try:
+        return _analyze(command, stop, timeout_s)
+    except OSError as error:
+        raise GputopError(f"The analysis could not be started: {error}", "The trace is kept: run `gputop analyze` on "
+                          "it.") from error
+
+
+def _analyze(command: list[str], stop: threading.Event | None, timeout_s: float) -> dict[str, Any]:
+    with tempfile.TemporaryFile() as errors, subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL,
+    ) as child:
+        try:
+            output = _read(child, stop, timeout_s)
+        finally:
+            if child.poll() is None:
+                child.kill()
+        code = child.wait()
+        errors.seek(0)
+        tail = errors.read()[-2000:].decode(errors="replace").strip()
+    return _document(output, code, tail)
+
+
+def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_s: float) -> bytes:
+    """The child's whole output, looking at ``stop`` several times a second."""
+    assert child.stdout is not None
+    chunks: list[bytes] = []
+    waited = 0.0
+    with selectors.DefaultSelector() as ready:
+        ready.register(child.stdout, selectors.EVENT_READ)
+        while True:
+            if stop is not None and stop.is_set():
+                raise GputopError("The analysis was stopped.", "The trace itself is kept.")
+            if waited >= timeout_s:
+                raise GputopError(f"The analysis was not done after {timeout_s:.0f} s.",
+                                  "Capture a shorter window, or run `gputop analyze` on a larger machine.")
+            if not ready.select(_POLL_S):
+                waited += _POLL_S
+                continue
+            chunk = os.read(child.stdout.fileno(), 1 << 16)
+            if not chunk:
+                return b"".join(chunks)
+            chunks.append(chunk)
+
+
+def _document(output: bytes, code: int, stderr: str) -> dict[str, Any]:
+    try:
+        document = json.loads(output) if output else None
+    except ValueError:
+        document = None
+    if code == -signal.SIGKILL:
+        raise GputopError("The analysis was killed by the kernel, most likely for want of memory.",
+                          "The trace is kept: run `gputop analyze` on it on a machine with more memory, "
+                          "or capture a shorter window.")
+    if isinstance(document, dict) and "error" in document:
+        error = document["error"]
+        raise GputopError(error["message"], error["fix"], error["exit_code"])
+    if code != 0 or not isinstance(document, dict):
+        last = stderr.splitlines()[-1] if stderr else "it left no message"
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        raise GputopError(f"The analysis {how}: {last}", "The trace is kept; please report this with the trace.")
+    return document
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Analyse and print the document with the text ``report`` in it; errors are JSON too, the status the command's."""
+    from gputop.trace.analysis import analyze
+    from gputop.trace.report import text_report
+
+    try:
+        analysis = analyze(list(arguments))
+        document, status = {**analysis.to_json(), "report": text_report(analysis)}, EXIT_OK
+    except GputopError as error:
+        document = {"error": {"message": error.message, "fix": error.fix, "exit_code": error.exit_code}}
+        status = error.exit_code
+    except MemoryError:
+        document = {"error": {"message": "The analysis ran out of memory.",
+                              "fix": "Capture a shorter window, or analyse the trace on a larger machine.",
+                              "exit_code": EXIT_FAILED}}
+        status = EXIT_FAILED
+    json.dump(document, sys.stdout, allow_nan=False)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

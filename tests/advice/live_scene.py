@@ -1,0 +1,126 @@
+"""Nodes for the tests of the live rules: what runs where, and how busy each GPU is, over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gputop.advice.finding import Advice, Finding
+from gputop.advice.live import live_advice
+from gputop.history import History
+from gputop.metrics import GPU_METRICS
+from gputop.samples import (
+    GpuInfo,
+    GpuProcess,
+    GpuSample,
+    HostSample,
+    NodeSample,
+    ProcessSample,
+    Reading,
+)
+
+START_S = 1_800_000_000.0
+TOTAL = 80e9
+
+Level = float | Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A process on some GPUs, alive from ``since_s`` to ``until_s`` of the scenario."""
+
+    pid: int = 100
+    gpus: Sequence[int] = tuple(range(8))
+    command: str | None = "python train.py"
+    user: str = "ana"
+    memory: float = 0.5 * TOTAL
+    sm: float | None = None
+    since_s: float = 0.0
+    until_s: float = 1e9
+    parent: int | None = None
+    started_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a node does: activity per GPU (a number, or a function of time), and its jobs."""
+
+    active: Mapping[int, Level] = field(default_factory=dict)
+    jobs: Sequence[Job] = (Job(),)
+    gpus: int = 8
+    fine: bool = True
+    util: Level = 1.0
+    other: Mapping[str, Level | None] = field(default_factory=dict)
+    events: Sequence[str] | None = ()
+    change: Callable[[GpuSample, float], GpuSample] = lambda gpu, t: gpu
+    interval_s: float = 1.0
+
+    def sample(self, t: float) -> NodeSample:
+        jobs = [j for j in self.jobs if j.since_s <= t < j.until_s]
+        held = {j.pid: {g: GpuProcess(j.pid, "C", read("memory_used_bytes", j.memory), read("sm_active", j.sm))
+                        for g in j.gpus} for j in jobs}
+        gpus = tuple(self.change(self.gpu(i, t, [h[i] for h in held.values() if i in h]), t) for i in range(self.gpus))
+        processes = tuple(
+            ProcessSample(j.pid, j.user, j.command, Reading(1.5, "cores"), Reading(1e9, "bytes"), 10, held[j.pid],
+                          None if j.command else "no permission", j.parent, j.started_s) for j in jobs)
+        return NodeSample(START_S + t, gpus, HostSample("test", {}), processes, self.interval_s)
+
+    def gpu(self, index: int, t: float, processes: Sequence[GpuProcess]) -> GpuSample:
+        level = at(self.active.get(index, 0.9 if processes else 0.0), t)
+        used = sum(p.memory_bytes.value or 0 for p in processes)
+        values: dict[str, float | None] = {
+            "sm_active": level if self.fine else None, "gpu_util": at(self.util, t) if level else 0.0,
+            "memory_used_bytes": used + 0.5e9, "memory_total_bytes": TOTAL, "power_w": 400.0, "power_limit_w": 700.0,
+            "sm_clock_hz": 1.98e9, "sm_clock_max_hz": 1.98e9,
+        }
+        values.update({m: None if v is None else at(v, t) for m, v in self.other.items()})
+        return GpuSample(GpuInfo(index, f"GPU-{index}", "H100"), {m: read(m, v) for m, v in values.items()},
+                         tuple(processes), None, tuple(self.events or ()),
+                         "the test says so" if self.events is None else None)
+
+
+def at(level: Level, t: float) -> float:
+    return level(t) if callable(level) else level
+
+
+def read(metric: str, value: float | None) -> Reading:
+    unit = GPU_METRICS[metric].unit
+    return Reading.missing(unit, "the test says so") if value is None else Reading(value, unit)
+
+
+def play(scene: Scene, seconds: float, history: History | None = None, start: float = 0.0,
+         previous: tuple[Finding, ...] = ()) -> tuple[History, list[Advice]]:
+    """The advice of each tick from ``start`` for ``seconds``."""
+    history = history or History(raw_samples=2000, tiers=((1.0, 600), (10.0, 60)))
+    out = []
+    for tick in range(round(seconds / scene.interval_s)):
+        sample = scene.sample(start + tick * scene.interval_s)
+        history.append(sample)
+        out.append(live_advice(history, sample, previous))
+        previous = out[-1].findings
+    return history, out
+
+
+def after(scene: Scene, seconds: float) -> Advice:
+    """The advice at the end alone, from nothing shown."""
+    history = History(raw_samples=2000, tiers=((1.0, 600), (10.0, 60)))
+    sample = None
+    for tick in range(round(seconds / scene.interval_s)):
+        sample = scene.sample(tick * scene.interval_s)
+        history.append(sample)
+    assert sample is not None
+    return live_advice(history, sample)
+
+
+def ids(advice: Advice) -> list[str]:
+    return [f.id for f in advice.findings]
+
+
+def get(advice: Advice, finding_id: str) -> Finding:
+    return next(f for f in advice.findings if f.id == finding_id)
+
+
+def abstained(advice: Advice) -> dict[str, str]:
+    return {a.id: a.missing for a in advice.abstained}
+
+

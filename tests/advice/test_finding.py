@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gputop.advice.finding import Abstained, Finding, Gain, collect, ranked, severity_of
+from gputop.advice.merge import merge_findings
+
+F = Finding("input_bound", "high", "t", "w", {"wait_s": 0.2}, "a", "s", Gain(0.5, "how"), (0, 1), "x = 1")
+
+
+def test_json_round_trip() -> None:
+    assert Finding.from_json(F.to_json()) == F
+
+
+def test_severity_follows_the_contract() -> None:
+    assert [severity_of(x) for x in (0.15, 0.149, 0.05, 0.049, 0.0)] == ["high", "medium", "medium", "low", "low"]
+
+
+def test_ranked_by_severity_then_by_what_it_saves() -> None:
+    low = replace(F, id="l", severity="low", gain=Gain(0.9, ""))
+    more, unknown = replace(F, id="m", gain=Gain(0.6, "")), replace(F, id="u", gain=Gain(None, ""))
+    assert [f.id for f in ranked([low, unknown, F, more])] == ["m", "input_bound", "u", "l"]
+
+
+def test_collect_parts_findings_from_abstentions() -> None:
+    advice = collect([None, F, Abstained("launch_bound", "no GPU in the trace")])
+    assert advice.findings == (F,) and advice.abstained[0].id == "launch_bound"
+
+
+def test_one_cause_seen_live_and_in_a_trace_is_one_entry() -> None:
+    live = replace(F, id="gpu0_oversubscribed", origin="live", gain=Gain(None, ""))
+    idle = replace(live, id="idle_gpu")
+    trace = replace(F, id="gpu0_oversubscribed")
+    assert [(f.id, f.origin) for f in merge_findings([trace], [live, idle])] == [
+        ("gpu0_oversubscribed", "trace"), ("idle_gpu", "live")]
+    assert [f.id for f in merge_findings([replace(F, id="replica_imbalance")], [live])] == ["replica_imbalance"]

@@ -1,0 +1,123 @@
+"""Live rules that look at the GPUs alone: each on its fault, on what looks like it, over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from gputop.advice.live import live_advice
+from gputop.history import History
+from gputop.samples import LOST, NOT_RESPONDING, GpuSample
+from tests.advice.live_scene import Scene, abstained, after, get, ids, play, read
+
+# -- hardware_error ---------------------------------------------------------------------------------
+
+def sick(state: str, since_s: float, until_s: float = 1e9) -> Callable[[GpuSample, float], GpuSample]:
+    def change(gpu: GpuSample, t: float) -> GpuSample:
+        if gpu.info.index == 3 and since_s <= t < until_s:
+            return GpuSample(gpu.info, {}, state=state, message="the driver says so", processes_reason="gone")
+        return gpu
+
+    return change
+
+
+def test_a_lost_gpu_is_reported_at_once_and_the_rest_is_judged() -> None:
+    _, advice = play(Scene({0: 0.0}, change=sick(LOST, 150)), 160)
+    assert "hardware_error" not in ids(advice[149]) and "hardware_error" in ids(advice[150])
+    finding = get(advice[-1], "hardware_error")
+    assert (finding.severity, finding.gpus, finding.evidence["lost_count"]) == ("high", (3,), 1.0)
+    assert "the driver says so" in finding.why
+    assert get(advice[-1], "idle_gpu").gpus == (0,)
+
+
+def test_a_short_silence_is_no_error() -> None:
+    _, advice = play(Scene(change=sick(NOT_RESPONDING, 50, 58)), 70)
+    assert all("hardware_error" not in ids(a) for a in advice)
+    _, advice = play(Scene(change=sick(NOT_RESPONDING, 50)), 70)
+    shown = [i for i, a in enumerate(advice) if "hardware_error" in ids(a)]
+    assert shown == list(range(59, 70))  # 10 s after the last answer, at 49
+    assert get(advice[-1], "hardware_error").evidence["silent_s"] == 20.0
+
+
+def test_a_gpu_that_never_answered_is_reported_too() -> None:
+    assert "hardware_error" in ids(after(Scene(change=sick(NOT_RESPONDING, 0)), 30))
+
+
+# -- power_capped -----------------------------------------------------------------------------------
+
+def test_clocks_held_down_by_the_power_limit() -> None:
+    advice = after(Scene(events=["power cap"], other={"power_w": 698.0, "sm_clock_hz": 1.6e9}), 40)
+    finding = get(advice, "power_capped")
+    assert finding.gpus == tuple(range(8)) and finding.severity == "low"
+    assert finding.evidence["sm_clock_of_max_ratio"] == pytest.approx(1.6 / 1.98)
+    assert finding.evidence["power_cap_share_ratio"] == 1.0
+    low = after(Scene(events=["power cap"], other={"power_w": 300.0, "sm_clock_hz": 1.2e9}), 40)
+    assert get(low, "power_capped").severity == "medium"
+
+
+def test_power_at_the_limit_tells_where_the_reasons_cannot_be_read() -> None:
+    assert "power_capped" in ids(after(Scene(events=None, other={"power_w": 695.0, "sm_clock_hz": 1.6e9}), 40))
+
+
+@pytest.mark.parametrize(("events", "power", "clock"), [
+    (["power cap"], 690.0, 1.9e9),  # capped, but hardly slower
+    ([], 600.0, 1.4e9),  # slower for another reason
+    (["idle"], 90.0, 0.3e9),  # idle
+    (["thermal"], 500.0, 1.2e9),
+])
+def test_near_misses_of_the_power_limit(events: list[str], power: float, clock: float) -> None:
+    assert "power_capped" not in ids(after(Scene(events=events, other={"power_w": power, "sm_clock_hz": clock}), 40))
+
+
+def test_a_short_peak_is_no_cap_and_a_dip_does_not_end_one() -> None:
+    def capped_in(spans: Sequence[tuple[float, float]]) -> Scene:
+        def inside(t: float) -> bool:
+            return any(a <= t < b for a, b in spans)
+
+        return Scene(
+            other={"power_w": lambda t: 699.0 if inside(t) else 500.0, "sm_clock_hz": lambda t: 1.5e9 if inside(t)
+                   else 1.9e9},
+            change=lambda g, t: replace(g, clock_event_reasons=("power cap",) if inside(t) else ()))
+
+    assert all("power_capped" not in ids(a) for a in play(capped_in([(60, 70)]), 120)[1])
+    _, advice = play(capped_in([(0, 100), (110, 200)]), 300)
+    shown = ["power_capped" in ids(a) for a in advice]
+    assert all(shown[40:200]) and not any(shown[235:])
+
+
+def test_without_clocks_it_abstains() -> None:
+    advice = after(Scene(other={"sm_clock_hz": None}), 40)
+    assert "SM clock" in abstained(advice)["power_capped"]
+
+
+# -- no_fine_metrics -----
+
+def test_coarse_only() -> None:
+    advice = after(Scene(fine=False), 40)
+    finding = get(advice, "no_fine_metrics")
+    assert finding.gpus == tuple(range(8)) and "the test says so" in finding.why
+    no_util = after(Scene(fine=False, other={"gpu_util": None}), 40)
+    assert "no_fine_metrics" in abstained(no_util)
+
+
+def test_the_first_blank_ticks_of_gpm_are_not_coarse_only() -> None:
+    """A prefilled history holds coarse utilization alone; GPM answers from the third tick on."""
+    history = History()
+    for t in range(14):
+        for_now = Scene(fine=False, other={"memory_used_bytes": None}).sample(t)
+        history.append(for_now)
+    for t in range(14, 30):
+        sample = Scene(fine=t > 16).sample(t)
+        history.append(sample)
+        assert "no_fine_metrics" not in ids(live_advice(history, sample))
+
+
+def test_a_missing_value_now_and_then_is_not_coarse_only() -> None:
+    scene = Scene(other={"sm_active": 0.9}, change=lambda g, t: g if t % 7 else replace(
+        g, readings={**g.readings, "sm_active": read("sm_active", None)}))
+    _, advice = play(scene, 60)
+    assert all("no_fine_metrics" not in ids(a) for a in advice)
+
+

@@ -1,0 +1,33 @@
+"""What tests of several modules share: real training jobs, started once and only where asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+
+from tests.tf_job import TfJob, start_tf_job
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("tensorflow") is not None:
+        return
+    absent = pytest.mark.skip(reason="TensorFlow is not installed")
+    for item in items:
+        if item.get_closest_marker("tensorflow"):
+            item.add_marker(absent)
+
+
+@pytest.fixture(scope="session")
+def tf_fast_job() -> Iterator[TfJob]:
+    """A Keras job whose input is always ready."""
+    with start_tf_job("fast") as job:
+        yield job
+
+
+@pytest.fixture(scope="session")
+def tf_slow_job() -> Iterator[TfJob]:
+    """A Keras job that waits for its input most of the time."""
+    with start_tf_job("slow input") as job:
+        yield job

@@ -1,0 +1,101 @@
+"""A profiler server of our own making, real gRPC on a loopback port, with every way to go wrong.
+
+In this process as a context manager; as a script (``python -m tests.profiler.fake_server``)
+in one of its own, where it prints its port and can be killed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from gputop.profiler import messages
+
+
+def make_xspace(events: int = 3, errors: tuple[str, ...] = (), warnings: tuple[str, ...] = ()) -> bytes:
+    """A small XSpace: one host plane, ``events`` events."""
+    space = messages.XSpace(errors=errors, warnings=warnings, hostnames=["fake"])
+    plane = space.planes.add(name="/host:CPU")
+    plane.event_metadata[1].id = 1
+    plane.event_metadata[1].name = "step"
+    line = plane.lines.add(id=-7, name="python", timestamp_ns=1_000)
+    for index in range(events):
+        line.events.add(metadata_id=1, offset_ps=index * 10, duration_ps=5)
+    return bytes(space.SerializeToString())
+
+
+@dataclass
+class FakeProfiler:
+    """What the server does with a Profile call, and what it saw."""
+
+    xspace: bytes = field(default_factory=make_xspace)
+    empty_trace: bool = False
+    writes_disk: bool = False  # as TensorFlow up to 2.20
+    writes_to: Path | None = None  # another disk than the one asked for
+    refuse: tuple[grpc.StatusCode, str] | None = None
+    obeys_terminate: bool = True
+    has_service: bool = True
+    address: str = ""
+    requests: list[Any] = field(default_factory=list)
+    terminated: list[str] = field(default_factory=list)
+    recording: threading.Event = field(default_factory=threading.Event)
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def profile(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.requests.append(request)
+        self.recording.set()
+        if self.refuse is not None:
+            context.abort(*self.refuse)
+        context.add_callback(self._stop.set)  # cancelled by the client
+        self._stop.wait(request.opts.duration_ms / 1000)
+        if self.writes_disk or self.writes_to:
+            folder = (self.writes_to or Path(request.repository_root)) / request.session_id
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{request.host_name}.xplane.pb").write_bytes(self.xspace)
+            return messages.RawProfileResponse(empty_trace=self.empty_trace)
+        return messages.RawProfileResponse(empty_trace=self.empty_trace, xspace=self.xspace)
+
+    def terminate(self, request: Any, _context: grpc.ServicerContext) -> Any:
+        self.terminated.append(request.session_id)
+        if self.obeys_terminate:
+            self._stop.set()
+        return messages.TerminateResponse()
+
+
+@contextmanager
+def serve(profiler: FakeProfiler | None = None, host: str = "127.0.0.1") -> Iterator[FakeProfiler]:
+    """Run a server in this process; ``address`` of what is yielded says where."""
+    profiler = profiler or FakeProfiler()
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    methods = {
+        name: grpc.unary_unary_rpc_method_handler(
+            method,
+            request_deserializer=getattr(messages, f"{name}Request").FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
+        for name, method in (("Profile", profiler.profile), ("Terminate", profiler.terminate))
+    }
+    service = messages.SERVICE if profiler.has_service else "some.OtherService"
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    port = server.add_insecure_port(f"{host}:0")
+    profiler.address = f"127.0.0.1:{port}"
+    server.start()
+    try:
+        yield profiler
+    finally:
+        profiler._stop.set()
+        server.stop(None).wait()
+
+
+if __name__ == "__main__":
+    with serve(host="[::]") as running:
+        print(running.address, flush=True)
+        sys.stdin.read()  # until the test ends

@@ -1,0 +1,161 @@
+"""What stands at an address: told apart and named, with nothing asked that could disturb it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gputop.errors import EXIT_USAGE, GputopError
+from gputop.profiler.probe import check_http2, is_local, parse_address, probe, split_address
+from tests.profiler.fake_server import FakeProfiler, serve
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("6009", "127.0.0.1:6009"),
+        (":6009", "127.0.0.1:6009"),
+        ("localhost:6009", "127.0.0.1:6009"),
+        ("0.0.0.0:6009", "127.0.0.1:6009"),
+        ("[::]:6009", "127.0.0.1:6009"),
+        ("[::1]:6009", "[::1]:6009"),
+        ("grpc://node-7:06009", "node-7:6009"),
+        (" node-7.example.org:65535 ", "node-7.example.org:65535"),
+        ("[2001:DB8::0:1]:1", "[2001:db8::1]:1"),
+    ],
+)
+def test_parse_address(text, address):
+    assert parse_address(text) == address
+    assert parse_address(address) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("node", "port is missing"),
+        ("node:", "port is a number"),
+        ("node:0", "port is a number"),
+        ("node:65536", "port is a number"),
+        ("node:six", "port is a number"),
+        ("node:-6", "port is a number"),
+        ("node:²", "port is a number"),
+        ("::1:6009", "brackets"),
+        ("[::1]", "must come :PORT"),
+        ("[::g]:1", "IPv6"),
+        ("a b:1", "blanks"),
+        ("http://node:6006", "URL"),
+        ("", "port is missing"),
+    ],
+)
+def test_wrong_addresses_are_wrong_usage(text, why):
+    with pytest.raises(GputopError, match=why) as caught:
+        parse_address(text)
+    assert caught.value.exit_code == EXIT_USAGE
+    assert caught.value.fix
+
+
+def test_split_address():
+    assert split_address("[::1]:6009") == ("::1", 6009)
+    assert split_address("node:1") == ("node", 1)
+
+
+def test_is_local():
+    assert is_local("127.0.0.1")
+    assert is_local("::1")
+    assert is_local(socket.gethostname())
+    assert not is_local("192.0.2.1")  # for documentation only, RFC 5737
+
+
+@contextlib.contextmanager
+def talking(reply: bytes | None, close: bool = True) -> Iterator[tuple[str, list[bytes]]]:
+    """A port that answers each connection with ``reply`` (None: nothing) and notes what it was sent."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    heard: list[bytes] = []
+    held: list[socket.socket] = []
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            held.append(connection)
+            if reply is not None:
+                connection.sendall(reply)
+            if close:
+                connection.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(OSError):
+                    heard.append(connection.recv(1000))
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}", heard
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+        for connection in held:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "cause"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "web server"),
+        (b"<!DOCTYPE HTML>\n<html>", "web server"),
+        (b"\x15\x03\x01\x00\x02\x02\x16", "TLS"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "SSH"),
+        (b"", "closes the connection"),
+        (b"220 ready \x1b[31m", r"does not speak gRPC; it says '220 ready"),
+        (b"\x00\x00\x00\x05\x00\x00\x00\x00\x00", "does not speak gRPC"),
+    ],
+)
+def test_ports_that_speak_something_else_are_named(reply, cause):
+    with talking(reply) as (address, _), pytest.raises(GputopError, match=cause) as caught:
+        probe(address, timeout_s=10)
+    assert address in caught.value.message
+    assert "server.start" in caught.value.fix
+    assert "\x1b" not in caught.value.message.replace("\\x1b", "")
+
+
+def test_silent_port():
+    with talking(None, close=False) as (address, _), pytest.raises(GputopError, match="stays silent"):
+        probe(address, timeout_s=0.1)
+
+
+def test_nothing_listens():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(GputopError, match="nothing listens") as caught:
+        probe(f"127.0.0.1:{port}")
+    assert "jax.profiler.start_server" in caught.value.fix
+
+
+def test_unknown_host():
+    with pytest.raises(GputopError, match="unknown host"):
+        probe("no-such-host.invalid:6009")
+
+
+def test_listening_only_sends_nothing():
+    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+    with talking(settings) as (address, heard):
+        check_http2(address, 10, listen_only=True)
+    assert heard == [b""]
+
+
+def test_profiler_server_is_recognised_and_nothing_in_it_runs():
+    with serve() as server:
+        info = probe(server.address)
+        assert info.address == server.address
+        assert info.round_trip_s > 0
+        assert server.requests == [] and server.terminated == []
+
+
+def test_other_grpc_server():
+    with serve(FakeProfiler(has_service=False)) as server, pytest.raises(GputopError, match="without the profiler"):
+        probe(server.address)

@@ -1,0 +1,199 @@
+"""GPM and the PCIe ladder, over the fake driver library with its clock in the test's hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.samples import GpuSample, Reading
+from gputop.sources import gpm, pcie
+from gputop.sources.gpm import ONLY_GPM
+from gputop.sources.nvml import NvmlSource
+from tests.nvml_fake import FakeNvml
+from tests.sources.conftest import Clock
+
+MIB = 1 << 20
+RX, TX = "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s"
+
+
+class Node:
+    """One GPU, set up by settings of the fake and read at times the test chooses."""
+
+    def __init__(self, fake: FakeNvml, *settings: str) -> None:
+        fake.configure("gpus 1", *settings)
+        self.clock = Clock(fake)
+        self.source = NvmlSource(clock=self.clock, wall_clock=self.clock)
+        self.source.open()
+
+    def look(self, after_s: float = 0.0) -> GpuSample:
+        self.clock.advance(after_s)
+        return self.source.gpus[0].read(0.0)
+
+
+def near(reading: Reading, value: float) -> bool:
+    return reading.value is not None and reading.value == pytest.approx(value, rel=1e-6)
+
+
+def test_first_look_has_no_value_and_says_why(fake: FakeNvml) -> None:
+    sample = Node(fake).look()
+    for _, metric, _ in gpm.METRICS:
+        assert sample[metric].reason == gpm.FIRST
+
+
+def test_units_and_directions(fake: FakeNvml) -> None:
+    node = Node(
+        fake,
+        "set sm_active 62.5",
+        "set pcie_tx_mib 100",
+        "set pcie_rx_mib 2000",
+        "set nvlink_tx_mib 3000",
+        "set nvlink_rx_mib 4000",
+    )
+    node.look()
+    sample = node.look(after_s=1.0)
+    assert near(sample["sm_active"], 0.625)
+    assert near(sample[TX], 100 * MIB)
+    assert near(sample[RX], 2000 * MIB)
+    assert near(sample["nvlink_tx_bytes_per_s"], 3000 * MIB)
+    assert near(sample["nvlink_rx_bytes_per_s"], 4000 * MIB)
+    assert {sample[m].source for _, m, _ in gpm.METRICS} == {"GPM"}
+    assert sample.activity()[0] == "sm_active"
+
+
+def test_each_look_covers_the_time_since_the_last(fake: FakeNvml) -> None:
+    node = Node(fake, "set pcie_rx_mib 1000")
+    for after_s in (0.0, 1.0, 0.5, 2.0):
+        sample = node.look(after_s)
+    assert near(sample[RX], 1000 * MIB)
+    assert fake.calls("nvmlGpmSampleGet") == 4
+
+
+def test_looks_closer_than_100_ms_repeat_the_last_value_instead_of_0(fake: FakeNvml) -> None:
+    node = Node(fake, "set pcie_rx_mib 1000")
+    node.look()
+    value = node.look(after_s=1.0)[RX]
+    assert node.look(after_s=0.05)[RX] == value
+    assert fake.calls("nvmlGpmSampleGet") == 2
+    assert near(node.look(after_s=0.06)[RX], 1000 * MIB)
+
+
+def test_rounding_above_100_percent_is_capped(fake: FakeNvml) -> None:
+    node = Node(fake, "set sm_active 100.3")
+    node.look()
+    assert node.look(after_s=1.0)["sm_active"].value == 1.0
+
+
+def test_a_refused_metric_is_pruned_alone(fake: FakeNvml) -> None:
+    node = Node(fake, "refuse gpm:60 3", "refuse gpm:61 3", "set sm_active 50")
+    node.look()
+    for _ in range(2):
+        sample = node.look(after_s=1.0)
+        assert "not supported" in (sample["nvlink_rx_bytes_per_s"].reason or "")
+        assert near(sample["sm_active"], 0.5)
+
+
+def test_a_metric_without_data_comes_back(fake: FakeNvml) -> None:
+    node = Node(fake, "refuse gpm:2 21", "set sm_active 50")
+    node.look()
+    assert node.look(after_s=1.0)["sm_active"].reason
+    fake.allow_everything()
+    assert near(node.look(after_s=1.0)["sm_active"], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        (("gpm 0",), "Hopper"),
+        (("refuse nvmlGpmQueryDeviceSupport 13",), "R520"),
+        (("refuse nvmlGpmSampleGet 4",), "permission"),
+        (("set mig 1", "refuse nvmlGpmSampleGet 3"), "MIG"),
+    ],
+)
+def test_without_gpm_the_reason_says_what_would_give_it(fake: FakeNvml, settings: tuple[str, ...], word: str) -> None:
+    node = Node(fake, *settings, "set util 80")
+    node.look()
+    sample = node.look(after_s=1.0)
+    for metric in ONLY_GPM:
+        assert word in (sample[metric].reason or "")
+    assert sample.activity() == ("gpu_util", Reading(0.8, "ratio", "NVML", coarse=True))
+    assert "GPM" not in node.source.label
+    assert sample[RX].source == pcie.COUNTER
+
+
+# -- the PCIe ladder ---------------------------------------------------------------------------
+
+
+def test_counters_give_rates_in_their_directions(fake: FakeNvml) -> None:
+    node = Node(fake, "gpm 0", "set pcie_tx_mib 100", "set pcie_rx_mib 2000")
+    assert "needs two" in (node.look()[RX].reason or "")
+    sample = node.look(after_s=2.0)
+    assert near(sample[TX], 100 * MIB)
+    assert near(sample[RX], 2000 * MIB)
+    assert fake.calls("nvmlDeviceGetPcieThroughput") == 0
+
+
+def test_a_32_bit_counter_wraps(fake: FakeNvml) -> None:
+    # 1.0 x1: 250 MB/s, so that a second cannot hold more than one wrap.
+    slow_link = ("set pcie_gen 1", "set pcie_width 1", "set pcie_tx_mib 10", "set pcie_rx_mib 100")
+    node = Node(fake, "gpm 0", "set counter_bits 32", *slow_link)
+    # 1000 s * 100 MiB/s: each 40.96 s are a wrap.
+    rates = [node.look(after_s=1.0)[RX] for _ in range(50)]
+    assert all(near(rate, 100 * MIB) for rate in rates[1:])
+
+
+def test_a_32_bit_counter_on_a_fast_link_is_not_trusted(fake: FakeNvml) -> None:
+    node = Node(fake, "gpm 0", "set counter_bits 32", "set pcie_rx_mib 9000", "set pcie_tx_mib 1")
+    node.look()
+    sample = node.look(after_s=1.0)
+    assert sample[RX].value is None
+    sample = node.look(after_s=1.0)
+    assert sample[RX].source == pcie.WINDOW
+    assert sample[RX].value == pytest.approx(9000 * MIB, rel=1e-3)
+
+
+def test_32_bits_in_a_field_of_64_are_found_out(fake: FakeNvml) -> None:
+    slow_link = ("set pcie_gen 1", "set pcie_width 1", "set pcie_tx_mib 10", "set pcie_rx_mib 100")
+    node = Node(fake, "gpm 0", "set counter_bits 33", *slow_link)
+    rates = [node.look(after_s=1.0)[RX] for _ in range(100)]
+    assert all(near(rate, 100 * MIB) for rate in rates[1:])
+
+
+def test_a_restarted_counter_is_no_traffic(fake: FakeNvml) -> None:
+    node = Node(fake, "gpm 0", "set counter_start 9007199254740992", "set pcie_rx_mib 100")
+    node.look()
+    fake.change("set counter_start 0")
+    assert "restarted" in (node.look(after_s=1.0)[RX].reason or "")
+    assert near(node.look(after_s=1.0)[RX], 100 * MIB)
+
+
+def test_the_20_ms_call_is_the_last_resort_and_rare(fake: FakeNvml) -> None:
+    node = Node(fake, "gpm 0", "refuse field:197 3", "refuse field:198 3", "set pcie_rx_mib 1500")
+    assert node.look()[RX].value is None
+    assert fake.calls("nvmlDeviceGetPcieThroughput") == 0, "the first frame must not wait for it"
+    for _ in range(10):
+        sample = node.look(after_s=1.0)
+    assert sample[RX].source == pcie.WINDOW
+    assert sample[RX].coarse
+    assert sample[RX].value == pytest.approx(1500 * MIB, rel=1e-3)
+    assert fake.calls("nvmlDeviceGetPcieThroughput") == 2 * 2
+    assert fake.calls("nvmlDeviceGetFieldValues") == 1
+
+
+def test_no_way_at_all_names_every_refusal(fake: FakeNvml) -> None:
+    node = Node(fake, "gpm 0", "refuse nvmlDeviceGetFieldValues 13", "refuse nvmlDeviceGetPcieThroughput 3")
+    node.look()
+    node.look(after_s=1.0)
+    why = node.look(after_s=1.0)[RX].reason or ""
+    assert "197/198" in why
+    assert "nvmlDeviceGetPcieThroughput" in why
+    assert fake.calls("nvmlDeviceGetPcieThroughput") == 1
+
+
+@pytest.mark.parametrize(
+    ("generation", "lanes", "gigabytes"), [(1, 1, 0.25), (2, 16, 8.0), (3, 16, 15.75), (4, 16, 31.51), (5, 16, 63.02)]
+)
+def test_link_rates(generation: int, lanes: int, gigabytes: float) -> None:
+    assert pcie.link_bytes_per_s(generation, lanes) == pytest.approx(gigabytes * 1e9, rel=1e-3)
+
+
+def test_an_unknown_generation_has_no_rate() -> None:
+    assert pcie.link_bytes_per_s(9, 16) is None

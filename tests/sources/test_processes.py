@@ -1,0 +1,95 @@
+"""Processes as NVML lists them, over the fake driver library."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.sources.nvml import NvmlSource
+from gputop.sources.nvml_processes import LIST_PERIOD_S, SHARE_PERIOD_S
+from tests.nvml_fake import FakeNvml
+from tests.sources.conftest import Clock
+
+MIB = 1 << 20
+
+
+def opened(fake: FakeNvml, *settings: str) -> tuple[NvmlSource, Clock]:
+    fake.configure("gpus 1", *settings)
+    clock = Clock(fake)
+    source = NvmlSource(clock=clock, wall_clock=clock)
+    source.open()
+    return source, clock
+
+
+def test_compute_and_graphics_are_merged(fake: FakeNvml) -> None:
+    source, _ = opened(fake, "process 0 10 1000 C 40", "process 0 11 50 G 3", "process 0 12 20 B -1")
+    sample = source.gpus[0].read(0.0)
+    assert sample.processes_reason is None
+    found = {p.pid: p for p in sample.processes}
+    assert {pid: p.kind for pid, p in found.items()} == {10: "C", 11: "G", 12: "C+G"}
+    assert found[10].memory_bytes.value == 1000 * MIB
+    assert found[10].sm_ratio.value == 0.4
+    assert found[12].sm_ratio.value is None
+
+
+def test_memory_that_the_driver_does_not_tell_is_missing(fake: FakeNvml) -> None:
+    source, _ = opened(fake, "process 0 10 -1 C 40")
+    (process,) = source.gpus[0].read(0.0).processes
+    assert process.memory_bytes.value is None
+
+
+@pytest.mark.parametrize("refused", [("_v3",), ("_v3", "_v2")])
+def test_older_drivers_have_the_call_under_older_names(fake: FakeNvml, refused: tuple[str, ...]) -> None:
+    rules = [f"refuse nvmlDeviceGet{kind}RunningProcesses{v} 13" for v in refused for kind in ("Compute", "Graphics")]
+    source, clock = opened(fake, *rules, "process 0 10 1000 C 40", "process 0 11 -1 G 1")
+    for _ in range(2):
+        first, second = source.gpus[0].read(0.0).processes
+        assert (first.pid, first.memory_bytes.value) == (10, 1000 * MIB)
+        assert (second.pid, second.memory_bytes.value) == (11, None)
+        clock.advance(LIST_PERIOD_S)
+    assert fake.calls("nvmlDeviceGetComputeRunningProcesses_v3") == 1
+
+
+def test_a_refused_list_says_why_and_a_refused_graphics_list_is_no_fault(fake: FakeNvml) -> None:
+    source, clock = opened(fake, "refuse nvmlDeviceGetComputeRunningProcesses_v3 4")
+    source.gpus[0].read(0.0)
+    clock.advance(LIST_PERIOD_S)
+    assert "permission" in (source.gpus[0].read(0.0).processes_reason or "")
+    source, _ = opened(fake, "refuse nvmlDeviceGetGraphicsRunningProcesses_v3 3", "process 0 10 1 C 1")
+    sample = source.gpus[0].read(0.0)
+    assert sample.processes_reason is None
+    assert len(sample.processes) == 1
+
+
+def test_slow_calls_have_their_own_period(fake: FakeNvml) -> None:
+    source, clock = opened(fake, "process 0 10 1000 C 40")
+    for _ in range(12):
+        source.gpus[0].read(0.0)
+        clock.advance(1.0)
+    assert fake.calls("nvmlDeviceGetComputeRunningProcesses_v3") == 2 * 6  # nvidia-ml-py asks for the size first
+    assert fake.calls("nvmlDeviceGetProcessUtilization") == 2 * 3
+    assert SHARE_PERIOD_S > LIST_PERIOD_S
+
+
+def test_nothing_new_is_not_a_share_of_0(fake: FakeNvml) -> None:
+    source, clock = opened(fake, "process 0 10 1000 C 40", "refuse nvmlDeviceGetProcessUtilization 6")
+    (process,) = source.gpus[0].read(0.0).processes
+    assert "no new value" in (process.sm_ratio.reason or "")
+    fake.allow_everything()
+    clock.advance(4.0)
+    (process,) = source.gpus[0].read(0.0).processes
+    assert process.sm_ratio.value == 0.4
+
+
+def test_refused_shares_are_asked_for_once(fake: FakeNvml) -> None:
+    source, clock = opened(fake, "process 0 10 1000 C 40", "refuse nvmlDeviceGetProcessUtilization 3")
+    for _ in range(4):
+        (process,) = source.gpus[0].read(0.0).processes
+        clock.advance(5.0)
+    assert "not supported" in (process.sm_ratio.reason or "")
+    assert fake.calls("nvmlDeviceGetProcessUtilization") == 1
+
+
+def test_an_impossible_share_is_dropped(fake: FakeNvml) -> None:
+    source, _ = opened(fake, "process 0 10 1000 C 4096")
+    (process,) = source.gpus[0].read(0.0).processes
+    assert process.sm_ratio.value is None

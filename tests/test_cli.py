@@ -1,0 +1,160 @@
+"""The command line from outside: what each command prints where, and with which exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gputop import __version__
+from gputop.cli import main, parser
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path(__file__).parent / "data"
+
+
+def gputop(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "gputop", *args], capture_output=True, text=True, timeout=120,
+                          cwd=ROOT, env={**os.environ, **(env or {})})
+
+
+def no_driver(tmp_path: Path) -> dict[str, str]:
+    """An environment in which NVML's library cannot be loaded, whatever this machine has."""
+    broken = tmp_path / "libnvidia-ml.so.1"
+    broken.write_text("not a library")
+    return {"LD_LIBRARY_PATH": str(tmp_path)}
+
+
+def test_without_a_driver_it_says_so_and_offers_the_demo(tmp_path: Path) -> None:
+    done = gputop(env=no_driver(tmp_path))
+    assert done.returncode == 3
+    assert "driver" in done.stderr and "gputop --demo" in done.stderr and done.stdout == ""
+
+
+def test_snapshot_without_a_driver_is_nothing_to_look_at(tmp_path: Path) -> None:
+    done = gputop("snapshot", "--format", "json", env=no_driver(tmp_path))
+    assert done.returncode == 3 and done.stdout == "" and "--demo" in done.stderr
+
+
+@pytest.mark.parametrize("args", [
+    ["--interval", "0"], ["--interval", "soon"], ["nonsense"], ["--source", "magic"], ["analyze"],
+    ["capture", "--seconds", "-1"], ["snapshot", "--format", "pdf"],
+])
+def test_wrong_usage_is_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    assert caught.value.code == 2
+    assert "gputop:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [
+    ["capture", "--attach", "no:port"], ["--demo", "no-such-scenario", "snapshot"],
+    ["--demo", "healthy", "--gpus", "99", "snapshot"],
+])
+def test_wrong_values_are_wrong_usage_too(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == 2
+    assert "gputop:" in capsys.readouterr().err
+
+
+def test_the_monitor_needs_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--demo"]) == 2
+    assert "snapshot" in capsys.readouterr().err
+
+
+def test_options_count_before_and_after_the_command() -> None:
+    before = parser().parse_args(["--interval", "0.5", "--attach", "a:1", "snapshot"])
+    after = parser().parse_args(["snapshot", "--interval", "0.5", "--attach", "a:1"])
+    assert before.interval == after.interval == 0.5 and before.attach == after.attach == ["a:1"]
+    assert parser().parse_args(["snapshot"]).interval == 1.0
+    assert parser().parse_args(["--demo"]).demo == "default"
+    assert parser().parse_args(["--demo", "healthy"]).demo == "healthy"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert __version__ in capsys.readouterr().out
+
+
+def test_demo_list_names_the_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--demo", "list"]) == 0
+    out = capsys.readouterr().out
+    for scenario in ("healthy", "input-bound", "gpu0-oversubscribed", "launch-bound"):
+        assert scenario in out
+
+
+def test_snapshot_of_the_demo_is_one_json_document_marked_simulated() -> None:
+    done = gputop("snapshot", "--demo", "healthy", "--format", "json", "--seconds", "0.3", "--interval", "0.1")
+    assert done.returncode == 0, done.stderr
+    doc = json.loads(done.stdout)
+    assert doc["schema"] == "gputop.snapshot/1" and doc["simulated"] is True and len(doc["gpus"]) == 8
+    assert doc["gpus"][0]["readings"]["sm_active"]["source"] == "simulated"
+
+
+def test_snapshot_as_text_into_a_file(tmp_path: Path) -> None:
+    target = tmp_path / "node.txt"
+    done = gputop("snapshot", "--demo", "--seconds", "0.2", "--interval", "0.1", "--gpus", "0,2-3", "-o", str(target))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "" and str(target) in done.stderr
+    text = target.read_text()
+    assert text.startswith("*** SIMULATED") and [line[:1] for line in text.splitlines()[4:7]] == ["0", "2", "3"]
+
+
+def test_capture_from_the_demo_names_its_cause(tmp_path: Path) -> None:
+    done = gputop("capture", "--demo", "input-bound", "--seconds", "2", "--logdir", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    doc = json.loads(done.stdout)
+    assert doc["schema"] == "gputop.analysis/1" and doc["simulated"] is True
+    assert doc["findings"][0]["id"] == "input_bound" and doc["findings"][0]["severity"] == "high"
+    trace = Path(doc["capture"]["path"])
+    assert trace.is_file() and trace.parent.parent.parts[-2:] == ("plugins", "profile")
+    again = gputop("analyze", str(tmp_path), "--json")
+    assert again.returncode == 0
+    assert json.loads(again.stdout)["findings"] == doc["findings"]
+
+
+def test_capture_where_nothing_listens_is_nothing_to_look_at(tmp_path: Path, unused_port: int) -> None:
+    done = gputop("capture", "--attach", f"127.0.0.1:{unused_port}", "--logdir", str(tmp_path))
+    assert done.returncode == 3, done.stderr
+    assert f"127.0.0.1:{unused_port}" in done.stderr and "server.start(6009)" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.mark.parametrize(("name", "content", "status"), [
+    ("missing.xplane.pb", None, 1), ("empty.xplane.pb", b"", 3), ("notes.txt", b"hello", 1),
+    ("cut.json.gz", b"\x1f\x8b\x08", 1), ("trace.nsys-rep", b"xx", 1),
+])
+def test_analyze_of_what_is_no_trace(tmp_path: Path, name: str, content: bytes | None, status: int,
+                                     capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["analyze", str(path), "--json"]) == status
+    shown = capsys.readouterr()
+    assert shown.out == "" and name in shown.err
+
+
+def test_analyze_prints_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(DATA / "keras3_slow_input.xplane.pb.gz")]) == 0
+    out = capsys.readouterr().out
+    assert "input_bound" in out or "input" in out
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    trace = DATA / "keras3_fast.xplane.pb.gz"
+    command = f"{sys.executable} -m gputop analyze {trace} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "0" and "Traceback" not in done.stderr

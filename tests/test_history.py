@@ -1,0 +1,388 @@
+"""History against slow, obvious reference code, and in the situations that break ring buffers."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputop.history import LEVELS, RAW_SAMPLES, TIERS, History, Lane
+from gputop.metrics import GPU_METRICS, LANE_METRICS
+from gputop.samples import LOST, GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, Reading
+
+START_S = 1_800_000_000.0
+SMALL = {"raw_samples": 60, "tiers": ((1.0, 50), (10.0, 15), (60.0, 6))}
+GIB = 2.0**30
+Row = tuple[float, float, float]  # time, value, full scale; NaN is missing
+
+
+def gpu(uuid: str, values: Mapping[str, float | None], **more: object) -> GpuSample:
+    readings = {m: Reading(v, GPU_METRICS[m].unit) if v is not None and v == v
+                else Reading.missing(GPU_METRICS[m].unit, "the test says so") for m, v in values.items()}
+    return GpuSample(GpuInfo(0, uuid, "test"), readings, **more)  # type: ignore[arg-type]
+
+
+def node(time_s: float, *gpus: GpuSample) -> NodeSample:
+    return NodeSample(time_s, gpus, HostSample("test", {}))
+
+
+def one(time_s: float, value: float | None, metric: str = "sm_active") -> NodeSample:
+    return node(time_s, gpu("GPU-a", {metric: value}))
+
+
+def reference(rows: Sequence[Row], first: int, slice_s: float, slices: int) -> list[dict[str, object]]:
+    out = []
+    for number in range(first, first + slices):
+        here = [(v, scale) for t, v, scale in rows if math.floor(t / slice_s) == number and v == v]
+        values = [v for v, _ in here]
+        scaled = [(v, scale) for v, scale in here if scale == scale]
+        levels = [0.0] * LEVELS
+        for v, scale in scaled:
+            level = int(np.float32(v) / np.float32(scale) * LEVELS)
+            levels[max(0, min(LEVELS - 1, level))] += 1 / len(scaled)
+        out.append({
+            "count": len(values), "mean": sum(values) / len(values) if values else math.nan,
+            "min": min(values, default=math.nan), "max": max(values, default=math.nan), "levels": levels,
+        })
+    return out
+
+
+def assert_same(lane: Lane, expected: Sequence[Mapping[str, object]]) -> None:
+    assert lane.count.tolist() == [e["count"] for e in expected]
+    for name in ("mean", "min", "max", "levels"):
+        got = getattr(lane, name)
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, np.array([e[name] for e in expected]), rtol=3e-5, atol=1e-7, err_msg=name)
+
+
+def ticks(seed: int, count: int, gaps: bool = True) -> list[float]:
+    """Times on a grid of 1/8 s, so that no slice boundary is a matter of rounding."""
+    rng = random.Random(seed)
+    time, out = 0, []
+    for _ in range(count):
+        time += rng.choice([1, 1, 1, 2, 3, 8]) if not gaps or rng.random() < 0.97 else rng.randrange(40, 600)
+        out.append(START_S + time / 8)
+    return out
+
+
+def fill(history: History, times: Sequence[float], metric: str, seed: int) -> list[Row]:
+    """Random readings with holes; returns what went in."""
+    rng = random.Random(seed)
+    scale_id = GPU_METRICS[metric].full_scale
+    rows = []
+    for time_s in times:
+        value = math.nan if rng.random() < 0.1 else rng.random() * 1.1
+        scale = {str: rng.choice([1.0, 1.0, 2.0, math.nan]), float: 1.0}.get(type(scale_id), math.nan)
+        values = {metric: value}
+        if isinstance(scale_id, str):
+            values[scale_id] = scale
+        history.append(node(time_s, gpu("GPU-other", {metric: 0.5}), gpu("GPU-a", values)))
+        rows.append((time_s, value, scale if value == value else math.nan))
+    return rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 60), slices=st.integers(1, 80),
+       slice_s=st.sampled_from([0.125, 0.5, 1.0, 1.5, 2.0, 2.5, 7.0, 10.0, 60.0]),
+       metric=st.sampled_from(["sm_active", "memory_used_bytes", "power_w"]), back=st.integers(0, 40))
+def test_what_single_samples_hold_is_exact_at_any_slice(
+    seed: int, count: int, slices: int, slice_s: float, metric: str, back: int,
+) -> None:
+    history = History(**SMALL)
+    times = ticks(seed, count)
+    rows = fill(history, times, metric, seed)
+    last = math.floor(times[-1] / slice_s) - back
+    lane = history.lane("GPU-a", metric, end_s=(last + 1) * slice_s, slice_s=slice_s, slices=slices)
+    assert lane.start_s.tolist() == pytest.approx([n * slice_s for n in range(last - slices + 1, last + 1)], abs=1e-6)
+    assert_same(lane, reference(rows, last - slices + 1, slice_s, slices))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(61, 600),
+       metric=st.sampled_from(["sm_active", "pcie_rx_bytes_per_s"]),
+       tier=st.sampled_from(SMALL["tiers"]), parts=st.integers(1, 7), gaps=st.booleans())
+def test_tiers_hold_the_same_as_the_samples_they_replace(
+    seed: int, count: int, metric: str, tier: tuple[float, int], parts: int, gaps: bool,
+) -> None:
+    history = History(**SMALL)
+    times = ticks(seed, count, gaps)
+    rows = fill(history, times, metric, seed)
+    slice_s = tier[0] * parts
+    slices = max(1, (tier[1] - parts) // parts)  # as far back as this tier reaches
+    last = math.floor(times[-1] / slice_s)
+    lane = history.lane("GPU-a", metric, end_s=(last + 1) * slice_s, slice_s=slice_s, slices=slices)
+    assert_same(lane, reference(rows, last - slices + 1, slice_s, slices))
+
+
+def test_a_view_longer_than_the_fine_tier_takes_a_coarser_one_and_shows_it_in_each_slice() -> None:
+    history = History(**SMALL)
+    for i in range(100):
+        history.append(one(START_S + i, (i // 10) / 10))
+    lane = history.lane("GPU-a", "sm_active", end_s=START_S + 100, slice_s=2.0, slices=50)
+    assert lane.resolution_s == 10.0
+    np.testing.assert_allclose(lane.mean, [(i * 2 // 10) / 10 for i in range(50)], rtol=1e-6)
+    np.testing.assert_allclose(lane.levels.sum(axis=1), 1.0)
+    beyond = history.lane("GPU-a", "sm_active", end_s=START_S + 110, slice_s=2.0, slices=55)
+    assert beyond.count[-5:].tolist() == [0] * 5  # the future is empty, also in the slice being filled
+
+
+def test_slices_do_not_move_with_the_end() -> None:
+    history = History(**SMALL)
+    for i in range(40):
+        history.append(one(START_S + i / 8, i / 40))
+    whole = history.lane("GPU-a", "sm_active", end_s=START_S + 5, slice_s=0.5, slices=10)
+    later = history.lane("GPU-a", "sm_active", end_s=START_S + 5.3, slice_s=0.5, slices=11)
+    assert later.start_s[:-1].tolist() == whole.start_s.tolist()
+    assert later.mean[:-1].tolist() == whole.mean.tolist()
+
+
+def test_ticks_of_a_tenth_each_fall_into_a_slice_of_their_own() -> None:
+    history = History(**SMALL)
+    for i in range(60):
+        history.append(one(START_S + i * 0.1, i / 60))
+    lane = history.lane("GPU-a", "sm_active", end_s=START_S + 6.0, slice_s=0.1, slices=60)
+    assert lane.count.tolist() == [1] * 60
+    np.testing.assert_allclose(lane.mean, np.arange(60) / 60, rtol=1e-6)
+
+
+def test_half_of_the_time_busy_is_not_half_busy() -> None:
+    history = History(**SMALL)
+    for i in range(20):
+        history.append(node(START_S + i / 2, gpu("half the time", {"sm_active": float(i % 2)}),
+                            gpu("half busy", {"sm_active": 0.5})))
+    ends = {"end_s": START_S + 10, "slice_s": 10.0, "slices": 1}
+    assert history.lane("half the time", "sm_active", **ends).levels.tolist() == [[0.5, 0, 0, 0, 0, 0, 0, 0.5]]
+    assert history.lane("half busy", "sm_active", **ends).levels.tolist() == [[0, 0, 0, 0, 1, 0, 0, 0]]
+
+
+def test_missing_is_nan_and_never_zero() -> None:
+    history = History(**SMALL)
+    for i in range(5):
+        history.append(one(START_S + i, None))
+    lane = history.lane("GPU-a", "sm_active", end_s=START_S + 5, slice_s=1.0, slices=5)
+    assert lane.count.tolist() == [0] * 5
+    assert np.isnan(lane.mean).all() and np.isnan(lane.min).all() and np.isnan(lane.max).all()
+    assert not lane.levels.any()
+    times, values = history.window("GPU-a", "sm_active", 60)
+    assert len(times) == 5 and np.isnan(values).all()
+
+
+def test_what_is_not_a_number_does_not_spread() -> None:
+    history = History(**SMALL)
+    history.append(node(START_S, gpu("GPU-a", {"power_w": math.inf, "power_limit_w": 0.0})))
+    history.append(node(START_S + 0.5, gpu("GPU-a", {"power_w": 300.0, "power_limit_w": 0.0})))
+    lane = history.lane("GPU-a", "power_w", end_s=START_S + 1, slice_s=1.0, slices=1)
+    assert (lane.count[0], lane.max[0], lane.full_scale) == (1, 300.0, None)
+    with pytest.raises(ValueError, match="finite time"):
+        history.append(one(math.nan, 0.5))
+
+
+def test_scales_of_the_three_kinds() -> None:
+    history = History(**SMALL)
+    for i in range(4):
+        history.append(node(START_S + i, gpu("GPU-a", {
+            "temperature_c": 50.0, "memory_used_bytes": 10 * GIB, "memory_total_bytes": 80 * GIB,
+            "nvlink_rx_bytes_per_s": 1e9 * (i + 1)})))
+    ends = {"end_s": START_S + 4, "slice_s": 1.0, "slices": 4}
+    assert history.lane("GPU-a", "temperature_c", **ends).full_scale == 100.0
+    memory = history.lane("GPU-a", "memory_used_bytes", **ends)
+    assert memory.full_scale == pytest.approx(80 * GIB)
+    assert memory.levels[0].tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
+    link = history.lane("GPU-a", "nvlink_rx_bytes_per_s", **ends)
+    assert link.full_scale == pytest.approx(4e9)
+    assert link.levels.argmax(axis=1).tolist() == [2, 4, 6, 7]
+    given_scale = history.lane("GPU-a", "nvlink_rx_bytes_per_s", full_scale=8e9, **ends)
+    assert given_scale.levels.argmax(axis=1).tolist() == [1, 2, 3, 4]
+
+
+def test_a_metric_without_a_scale_has_levels_beyond_the_single_samples_too() -> None:
+    history = History(**SMALL)
+    for i in range(200):
+        history.append(one(START_S + i, 1.2e9 if i % 20 < 10 else 4e9, "nvlink_tx_bytes_per_s"))
+    lane = history.lane("GPU-a", "nvlink_tx_bytes_per_s", end_s=START_S + 200, slice_s=20.0, slices=7)
+    assert lane.resolution_s == 10.0
+    assert lane.full_scale == 4e9
+    np.testing.assert_allclose(lane.levels[-1], [0, 0, 0.5, 0, 0, 0, 0, 0.5])
+
+
+def test_all_zero_is_the_lowest_level() -> None:
+    history = History(**SMALL)
+    history.append(one(START_S, 0.0, "nvlink_tx_bytes_per_s"))
+    lane = history.lane("GPU-a", "nvlink_tx_bytes_per_s", end_s=START_S + 1, slice_s=1.0, slices=1)
+    assert lane.levels.tolist() == [[1, 0, 0, 0, 0, 0, 0, 0]]
+    assert lane.full_scale is None
+
+
+@pytest.mark.parametrize("back_s", [0.25, 7.0, 45.0, 500.0, 40_000.0])
+def test_a_clock_set_back_forgets_the_future_and_goes_on(back_s: float) -> None:
+    history = History(**SMALL)
+    rows = [(START_S + i * 0.5, (i % 9) / 9, 1.0) for i in range(50)]
+    for time_s, value, _ in rows:
+        history.append(one(time_s, value))
+    again_s = rows[-1][0] + 0.5 - back_s
+    after = [(again_s + i * 0.5, (i % 7) / 7, 1.0) for i in range(80)]
+    for time_s, value, _ in after:
+        history.append(one(time_s, value))
+    kept = [r for r in rows if r[0] < again_s] + after
+    times, values = history.window("GPU-a", "sm_active", 20.0)
+    wanted = [r for r in kept if r[0] >= kept[-1][0] - 20.0]
+    assert times.tolist() == [r[0] for r in wanted]
+    np.testing.assert_allclose(values, [r[1] for r in wanted], rtol=1e-6)
+    # Slices that hold none of the forgotten samples are exact.
+    first, last = math.floor(again_s) + 1, math.floor(kept[-1][0])
+    lane = history.lane("GPU-a", "sm_active", end_s=last + 1, slice_s=1.0, slices=last - first + 1)
+    assert_same(lane, reference(kept, first, 1.0, last - first + 1))
+    assert history.newest_s == kept[-1][0]
+
+
+def test_a_jump_ahead_and_back_loses_only_the_jump() -> None:
+    history = History(**SMALL)
+    for i in range(10):
+        history.append(one(START_S + i, 0.5))
+    history.append(one(START_S + 1e7, 1.0))
+    history.append(one(START_S + 10, 0.5))
+    lane = history.lane("GPU-a", "sm_active", end_s=START_S + 11, slice_s=1.0, slices=12)
+    assert lane.count.sum() >= 10  # the one row that the jump took may be among them
+    assert np.nanmax(lane.max) == 0.5
+    assert history.window("GPU-a", "sm_active", 100)[1].tolist() == [0.5] * 11
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=st.lists(st.tuples(st.floats(-100, 100), st.floats(0, 1)), min_size=1, max_size=150))
+def test_any_sequence_of_times_leaves_sorted_consistent_data(steps: list[tuple[float, float]]) -> None:
+    history = History(**SMALL)
+    time_s = START_S
+    for step_s, value in steps:
+        time_s += step_s
+        history.append(one(time_s, value))
+    times, values = history.window("GPU-a", "sm_active", 1e6)
+    assert times[-1] == time_s == history.newest_s
+    assert (np.diff(times) >= 0).all() and len(times) == len(values) <= 60
+    assert history.oldest_s is not None and history.oldest_s <= time_s
+    for slice_s in (0.7, 1.0, 10.0):
+        lane = history.lane("GPU-a", "sm_active", end_s=time_s + slice_s, slice_s=slice_s, slices=40)
+        some = lane.count > 0
+        assert some.any()
+        assert (lane.min[some] <= lane.mean[some] + 1e-6).all() and (lane.mean[some] <= lane.max[some] + 1e-6).all()
+        np.testing.assert_allclose(lane.levels.sum(axis=1), some.astype(float), rtol=1e-5)
+
+
+def test_a_gpu_that_comes_later_and_one_that_goes() -> None:
+    history = History(**SMALL)
+    for i in range(10):
+        gpus = [gpu("GPU-a", {"sm_active": 0.25})] if i < 5 else [gpu("GPU-b", {"sm_active": 0.75})]
+        history.append(node(START_S + i, *gpus))
+    assert history.uuids == ("GPU-a", "GPU-b") and history.gpu_count == 2
+    ends = {"end_s": START_S + 10, "slice_s": 1.0, "slices": 10}
+    assert history.lane(0, "sm_active", **ends).count.tolist() == [1] * 5 + [0] * 5
+    assert history.lane("GPU-b", "sm_active", **ends).count.tolist() == [0] * 5 + [1] * 5
+    assert history.oldest_s == START_S
+
+
+def test_before_the_first_sample_and_for_unknown_names() -> None:
+    history = History(**SMALL)
+    assert (history.newest_s, history.oldest_s, history.gpu_count, history.version) == (None, None, 0, 0)
+    lane = history.lane(0, "sm_active", end_s=START_S, slice_s=1.0, slices=3)
+    assert lane.count.tolist() == [0, 0, 0] and lane.levels.shape == (3, LEVELS)
+    assert history.window("GPU-none", "sm_active", 10)[0].size == 0
+    history.append(one(START_S, 0.5))
+    assert history.version == 1
+    with pytest.raises(KeyError):
+        history.lane(0, "no such metric", end_s=START_S, slice_s=1.0, slices=1)
+    with pytest.raises(ValueError, match="0 slices"):
+        history.lane(0, "sm_active", end_s=START_S, slice_s=1.0, slices=0)
+    with pytest.raises(ValueError, match="slices of"):
+        history.lane(0, "sm_active", end_s=START_S, slice_s=math.nan, slices=1)
+
+
+def test_window_ends_where_asked_and_is_a_copy() -> None:
+    history = History(**SMALL)
+    for i in range(100):
+        history.append(one(START_S + i, i / 100))
+    times, values = history.window("GPU-a", "sm_active", 5.0, end_s=START_S + 80)
+    assert times.tolist() == [START_S + i for i in range(75, 81)]
+    values[:] = 0
+    assert history.window("GPU-a", "sm_active", 0.0, end_s=START_S + 80)[1].tolist() == [np.float32(0.8)]
+    assert history.window("GPU-a", "sm_active", 1000.0)[0][0] == START_S + 40  # single samples before are gone
+
+
+def test_clock_events_and_holders() -> None:
+    def look(i: int, pids: Sequence[int], **more: object) -> NodeSample:
+        none = Reading.missing("bytes", "the test says so")
+        processes = tuple(GpuProcess(pid, "C", none, none) for pid in pids)
+        return node(START_S + i, gpu("GPU-a", {}, processes=processes, **more))
+
+    history = History(**SMALL)
+    assert history.clock_event_share("GPU-a", ["power cap"], 10) is None
+    for i in range(8):
+        history.append(look(i, [7] if i < 4 else [7, 8], clock_event_reasons=("power cap",) if i % 2 else ("idle",)))
+    assert history.clock_event_share("GPU-a", ["power cap"], 7) == 0.5
+    assert history.clock_event_share("GPU-a", ["power cap", "idle"], 7) == 1.0
+    assert history.clock_event_share("GPU-a", ["thermal"], 7) == 0.0
+    assert history.held_since("GPU-a", 7) == START_S and history.held_since("GPU-a", 8) == START_S + 4
+    assert history.held_since("GPU-a", None) is None
+
+    history.append(look(8, [], processes_reason="no permission", clock_events_reason="not supported"))
+    history.append(look(9, [], state=LOST, message="gone"))
+    assert history.held_since("GPU-a", 7) == START_S  # not seen is not gone
+    assert history.clock_event_share("GPU-a", ["idle"], 1) is None
+    assert history.last_ok_s("GPU-a") == START_S + 8
+    history.append(look(10, []))
+    assert history.held_since("GPU-a", 7) is None and history.held_since("GPU-a", None) == START_S + 10
+
+
+def test_reading_while_writing() -> None:
+    """Each second has one value: a torn answer would mix two."""
+    failed: list[BaseException] = []
+    done = threading.Event()
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                newest_s = history.newest_s
+                assert newest_s is not None
+                lane = history.lane("GPU-a", "sm_active", end_s=newest_s + 1, slice_s=1.0, slices=20)
+                some = lane.count > 0
+                np.testing.assert_allclose(lane.mean[some], (lane.start_s[some] % 97) / 97, rtol=1e-5)
+                assert (lane.min[some] == lane.max[some]).all()
+                times, values = history.window("GPU-a", "sm_active", 10)
+                np.testing.assert_allclose(values, np.floor(times) % 97 / 97, rtol=1e-5)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the test's thread shall see it
+            failed.append(error)
+
+    start = START_S - START_S % 97
+    history = History(**SMALL)
+    history.append(one(start, 0.0))
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for i in range(3000):
+        history.append(one(start + i / 10, math.floor(start + i / 10) % 97 / 97))
+    done.set()
+    for reader in readers:
+        reader.join(timeout=30)
+    assert not failed, failed[0]
+
+
+def test_memory_is_bounded_and_taken_only_as_time_goes_on() -> None:
+    assert RAW_SAMPLES >= 6000 and max(s * n for s, n in TIERS) >= 12 * 3600
+    rng = random.Random(1)
+    gpus = [gpu(f"GPU-{i}", {m: rng.random() for m in GPU_METRICS}) for i in range(16)]
+    process = psutil.Process()
+    before = process.memory_info().rss
+    history = History(LANE_METRICS)
+    history.append(node(START_S, *gpus))
+    assert process.memory_info().rss - before < 2e6
+    reserved = history.reserved_bytes
+    assert reserved < 100e6
+    for i in range(1, 400):
+        history.append(node(START_S + i * 300, *gpus))  # a day and more
+    assert history.reserved_bytes == reserved
+    assert process.memory_info().rss - before < reserved + 2e6

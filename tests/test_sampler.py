@@ -1,0 +1,331 @@
+"""The sampler's clock and threads, with probes that do what the test says, and over the fake NVML."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from gputop import sampler as sampler_module
+from gputop.errors import GputopError, NothingToSee
+from gputop.sampler import MIN_INTERVAL_S, Sampler, next_tick, read_once
+from gputop.samples import (
+    FAILED,
+    NOT_RESPONDING,
+    OK,
+    GpuInfo,
+    GpuProcess,
+    GpuSample,
+    HostSample,
+    NodeSample,
+    ProcessSample,
+    Reading,
+)
+from gputop.sources import Source
+from gputop.sources.nvml import NvmlSource
+from tests.nvml_fake import FakeNvml, build
+
+WAIT_S = 20.0  # how long a test waits for something that must come
+
+
+class Probe:
+    """A GPU that answers at once, unless its gate is closed."""
+
+    def __init__(self, index: int) -> None:
+        self.info = GpuInfo(index, f"GPU-{index}", "H100")
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reads = 0
+        self.fault: Exception | None = None
+
+    def read(self, now_s: float) -> GpuSample:
+        self.reads += 1
+        if not self.gate.wait(WAIT_S):
+            raise TimeoutError
+        if self.fault is not None:
+            raise self.fault
+        held = GpuProcess(7, "C", Reading(1.0, "bytes"), Reading(0.5, "ratio"))
+        return GpuSample(self.info, {"power_w": Reading(float(self.reads), "W")}, (held,))
+
+
+class Host:
+    def __init__(self) -> None:
+        self.fault: Exception | None = None
+
+    def read(self, now_s: float) -> HostSample:
+        if self.fault is not None:
+            raise self.fault
+        return HostSample("node", {"cpu_ratio": Reading(0.5, "ratio")}, 4)
+
+    def processes(self, now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
+        if self.fault is not None:
+            raise self.fault
+        on = {gpu.info.index: gpu.processes[0] for gpu in gpus if gpu.processes}
+        return (ProcessSample(7, "ana", "train.py", Reading(1.0, "count"), Reading(1.0, "bytes"), gpus=on),)
+
+
+class Node:
+    """A source of ``count`` probes."""
+
+    simulated = False
+    label = "test"
+
+    def __init__(self, count: int = 2, past: Iterable[NodeSample] = ()) -> None:
+        self.gpus = tuple(Probe(i) for i in range(count))
+        self.host = Host()
+        self.past = tuple(past)
+        self.fault: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.closed = threading.Event()
+
+    def open(self) -> None:
+        self.gate.wait(WAIT_S)
+        if self.fault is not None:
+            raise self.fault
+
+    def prefill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
+        return self.past
+
+    def profiler_endpoints(self) -> Mapping[str, str]:
+        return {}
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class Run:
+    """A sampler at work and what it hands out."""
+
+    def __init__(self, source: Source, interval_s: float = MIN_INTERVAL_S, open_deadline_s: float = WAIT_S) -> None:
+        self.out: queue.SimpleQueue[NodeSample | GputopError] = queue.SimpleQueue()
+        self.sampler = Sampler(source, interval_s, self.out.put, self.out.put, open_deadline_s=open_deadline_s)
+        self.sampler.start()
+
+    def sample(self) -> NodeSample:
+        answer = self.out.get(timeout=WAIT_S)
+        assert isinstance(answer, NodeSample), answer
+        return answer
+
+    def error(self) -> GputopError:
+        answer = self.out.get(timeout=WAIT_S)
+        assert isinstance(answer, GputopError), answer
+        return answer
+
+    def until(self, wanted: Callable[[NodeSample], bool]) -> NodeSample:
+        for _ in range(200):
+            sample = self.sample()
+            if wanted(sample):
+                return sample
+        raise AssertionError("it never came")
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., Run]]:
+    started: list[Run] = []
+
+    def begin(*args: object, **options: float) -> Run:
+        started.append(Run(*args, **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.sampler.stop()
+
+
+def states(sample: NodeSample) -> list[str]:
+    return [gpu.state for gpu in sample.gpus]
+
+
+# -- the usual course ----------------------------------------------------------------------------
+
+
+def test_a_sample_holds_everything_of_its_tick(run: Callable[..., Run]) -> None:
+    node = Node()
+    going = run(node)
+    first, second = going.sample(), going.sample()
+    assert first.interval_s is None
+    assert first.own_cpu_ratio is None
+    assert second.interval_s is not None and second.interval_s > 0
+    assert second.own_cpu_ratio is not None and second.own_cpu_ratio >= 0
+    assert second.time_s > first.time_s
+    assert first.source == "test"
+    assert [gpu["power_w"].value for gpu in first.gpus] == [1.0, 1.0]
+    assert [gpu["power_w"].value for gpu in second.gpus] == [2.0, 2.0]
+    assert first.host["cpu_ratio"].value == 0.5
+    (process,) = first.processes
+    assert sorted(process.gpus) == [0, 1]
+
+
+def test_samples_of_the_past_come_first(run: Callable[..., Run]) -> None:
+    past = [NodeSample(float(i), (), HostSample("node", {})) for i in range(3)]
+    going = run(Node(past=past))
+    assert [going.sample() for _ in past] == past
+    assert len(going.sample().gpus) == 2
+
+
+def test_stop_ends_the_callbacks_and_closes_the_source() -> None:
+    node = Node()
+    going = Run(node)
+    going.sample()
+    going.sampler.stop(WAIT_S)
+    assert node.closed.is_set()
+    while not going.out.empty():
+        going.out.get()
+    with pytest.raises(queue.Empty):
+        going.out.get(timeout=3 * MIN_INTERVAL_S)
+
+
+def test_stop_may_come_from_the_callback_and_before_the_start() -> None:
+    node = Node()
+    ends: list[Callable[[], None]] = []
+    sampler = Sampler(node, MIN_INTERVAL_S, lambda sample: ends[0](), pytest.fail)
+    ends.append(sampler.stop)
+    sampler.start()
+    assert node.closed.wait(WAIT_S)
+    Sampler(Node(), 1.0, pytest.fail, pytest.fail).stop()
+
+
+def test_the_interval_can_change_and_has_a_lower_bound(run: Callable[..., Run]) -> None:
+    going = run(Node(), 3600.0)
+    going.sample()
+    going.sampler.set_interval(0.0)  # and it does not wait for the hour to pass
+    assert going.sampler.interval_s == MIN_INTERVAL_S
+    interval_s = [going.sample().interval_s for _ in range(3)][-1]
+    assert interval_s is not None and interval_s < 3600
+
+
+def test_ticks_keep_to_their_raster() -> None:
+    assert next_tick(10.0, 11.03, 1.0) == 11.0  # the wait was 30 ms late: the next does not inherit it
+    assert next_tick(10.0, 11.0, 1.0) == 11.0
+    assert next_tick(10.0, 14.5, 1.0) == 14.0  # a slow consumer: 11, 12 and 13 are left out
+    assert next_tick(10.0, 10.9999999, 1.0) == 11.0
+
+
+# -- faults --------------------------------------------------------------------------------------
+
+
+def test_a_hanging_gpu_holds_up_nobody_and_comes_back(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "HANG_S", 0.3)
+    node = Node(3)
+    going = run(node)
+    going.sample()
+    node.gpus[1].gate.clear()
+    late = going.until(lambda sample: sample.gpus[1].message != "")
+    assert states(late) == [OK, OK, OK]
+    assert "so far" in (late.gpus[1]["power_w"].reason or "")
+    sample = going.until(lambda sample: sample.gpus[1].state == NOT_RESPONDING)
+    assert states(sample) == [OK, NOT_RESPONDING, OK]
+    assert "dmesg" in sample.gpus[1].message
+    assert sample.gpus[1]["power_w"].reason == sample.gpus[1].message
+    others = [going.sample().gpus[0]["power_w"].value for _ in range(3)]
+    assert len(set(others)) == 3, "the others stand still"
+    assert node.gpus[1].reads <= node.gpus[0].reads - 3, "a second call was sent into the hanging driver"
+    node.gpus[1].gate.set()
+    assert going.until(lambda sample: states(sample) == [OK] * 3 and not sample.gpus[1].message)
+
+
+def test_stop_returns_while_a_gpu_hangs_and_leaves_the_driver_alone() -> None:
+    node = Node()
+    going = Run(node)
+    going.sample()
+    node.gpus[0].gate.clear()
+    going.until(lambda sample: sample.gpus[0].message != "")
+    going.sampler.stop(WAIT_S)
+    assert not node.closed.is_set(), "closed under a call that is still in the driver"
+    node.gpus[0].gate.set()
+
+
+def test_a_broken_probe_is_shown_and_the_others_go_on(run: Callable[..., Run]) -> None:
+    node = Node()
+    node.gpus[0].fault = ZeroDivisionError("oops")
+    going = run(node)
+    sample = going.sample()
+    assert states(sample) == [FAILED, OK]
+    assert "ZeroDivisionError" in sample.gpus[0].message
+    assert states(going.sample()) == [FAILED, OK]
+
+
+def test_a_broken_host_is_missing_with_its_reason(run: Callable[..., Run]) -> None:
+    node = Node()
+    node.host.fault = OSError("no /proc")
+    sample = run(node).sample()
+    assert states(sample) == [OK, OK]
+    assert "no /proc" in (sample.host["cpu_ratio"].reason or "")
+    (process,) = sample.processes
+    assert process.pid == 7
+    assert "no /proc" in (process.reason or "")
+    assert sorted(process.gpus) == [0, 1]
+
+
+def test_a_source_that_cannot_be_opened(run: Callable[..., Run]) -> None:
+    node = Node()
+    node.fault = NothingToSee("no driver", "gputop --demo")
+    going = run(node)
+    assert going.error() is node.fault
+
+
+def test_an_unforeseen_fault_ends_the_sampling_with_a_word(run: Callable[..., Run]) -> None:
+    node = Node()
+    node.fault = RuntimeError("oops")
+    assert "oops" in run(node).error().message
+
+
+def test_a_driver_that_hangs_at_the_start_is_reported_and_may_still_come(run: Callable[..., Run]) -> None:
+    node = Node()
+    node.gate.clear()
+    going = run(node, open_deadline_s=0.05)
+    assert "does not respond" in going.error().message
+    node.gate.set()
+    assert len(going.sample().gpus) == 2
+
+
+# -- read_once -------------------------------------------------------------------------------------
+
+
+def test_read_once_gives_the_second_look_without_the_past() -> None:
+    node = Node(past=[NodeSample(1.0, (), HostSample("node", {}), interval_s=1.0)])
+    sample = read_once(node, settle_s=MIN_INTERVAL_S)
+    assert sample.interval_s is not None
+    assert sample.gpus[0]["power_w"].value == 2.0
+    assert node.closed.is_set()
+
+
+def test_read_once_raises_what_opening_raised() -> None:
+    node = Node()
+    node.fault = NothingToSee("no driver")
+    with pytest.raises(NothingToSee):
+        read_once(node)
+
+
+# -- over the fake driver --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeNvml]:
+    with FakeNvml(build(tmp_path)) as fake:
+        yield fake
+
+
+def test_rates_and_gpm_have_values_after_read_once(fake: FakeNvml) -> None:
+    sample = read_once(NvmlSource(), settle_s=0.2)
+    assert len(sample.gpus) == 8
+    for gpu in sample.gpus:
+        for metric in ("sm_active", "pcie_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "power_w", "gpu_util"):
+            assert gpu[metric].value is not None, (metric, gpu[metric].reason)
+    assert sample.host["cpu_ratio"].unit == "ratio"
+
+
+def test_a_wedged_driver_call(fake: FakeNvml, run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "HANG_S", 0.3)
+    going = run(NvmlSource())
+    assert states(going.sample()) == [OK] * 8
+    fake.hang(5)
+    assert fake.await_hanging(5)
+    sample = going.until(lambda sample: sample.gpus[5].state != OK)
+    assert states(sample) == [OK] * 5 + [NOT_RESPONDING] + [OK] * 2
+    fake.release(5)
+    assert going.until(lambda sample: sample.gpus[5]["power_w"].value is not None)

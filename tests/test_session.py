@@ -1,0 +1,138 @@
+"""The session over a source of its own threads: samples, servers, captures and how each fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gputop.captures import CaptureRecord, Server, choose_server, find_servers
+from gputop.errors import GputopError, NothingToSee
+from gputop.session import Options, Session
+from tests.fakes import StillSession, StillSource
+
+
+class Watched:
+    """Waits for a session to get somewhere, by its own events."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._changed = threading.Condition()
+        session.listen(self._on_change)
+
+    def _on_change(self, change: str) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def until(self, done: Callable[[], object], timeout_s: float = 30.0) -> None:
+        with self._changed:
+            assert self._changed.wait_for(done, timeout_s), "the session did not get there"
+
+
+def simulated(tmp_path: Path, **options: object) -> Session:
+    from gputop.sources.simulated import SimulatedSource
+
+    return Session(SimulatedSource("gpu0-oversubscribed"),
+                   Options(interval_s=0.1, logdir=tmp_path, **options))  # type: ignore[arg-type]
+
+
+def test_a_session_goes_from_samples_to_a_named_cause(tmp_path: Path) -> None:
+    session = simulated(tmp_path, capture_s=2.0)
+    watched = Watched(session)
+    session.start()
+    try:
+        watched.until(lambda: session.sample is not None and session.servers)
+        phases: list[str] = []
+        session.listen(lambda change: phases.append(session.status.phase) if session.status else None)
+        session.start_capture()
+        with pytest.raises(GputopError, match="a capture is running"):
+            session.start_capture()
+        watched.until(lambda: session.status is not None and not session.status.running)
+        assert session.status is not None and session.status.phase == "done", session.status
+        assert {"recording", "analysing", "done"} <= set(phases)
+        record = session.last_capture
+        assert record is not None and record.path.is_file() and record.step_s is not None
+        assert session.findings[0].id == "gpu0_oversubscribed" and session.findings[0].severity == "high"
+        assert [f.id for f in session.findings].count("gpu0_oversubscribed") == 1, "live and trace are one entry"
+    finally:
+        session.close()
+
+
+def test_a_stopped_capture_keeps_its_data(tmp_path: Path) -> None:
+    session = simulated(tmp_path, capture_s=60.0)
+    watched = Watched(session)
+    session.start()
+    try:
+        watched.until(lambda: session.servers)
+        session.start_capture()
+        watched.until(lambda: session.status is not None and session.status.elapsed_s > 1.0)
+        assert session.stop_capture()
+        watched.until(lambda: session.status is not None and not session.status.running)
+        assert session.status is not None and session.status.phase == "done", session.status
+        assert session.last_capture is not None and session.last_capture.took_s < 30
+        assert not session.stop_capture()
+    finally:
+        session.close()
+
+
+def test_a_logdir_that_cannot_be_written_fails_the_capture_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    session = simulated(tmp_path / "file" / "sub")
+    watched = Watched(session)
+    session.start()
+    try:
+        watched.until(lambda: session.servers)
+        session.start_capture()
+        watched.until(lambda: session.status is not None and not session.status.running)
+        assert session.status is not None and session.status.phase == "failed"
+        assert "file" in session.status.message and session.status.fix
+        before = session.sample
+        watched.until(lambda: session.sample is not before)
+    finally:
+        session.close()
+
+
+def test_a_source_that_does_not_open_is_the_session_s_failure() -> None:
+    class Closed(StillSource):
+        def open(self) -> None:
+            raise NothingToSee("no NVIDIA driver", "gputop --demo")
+
+    session = Session(Closed())
+    watched = Watched(session)
+    session.start()
+    watched.until(lambda: session.failure is not None)
+    assert session.failure is not None and session.failure.exit_code == 3
+    session.close()
+
+
+def test_the_past_is_taken_into_history_without_being_judged() -> None:
+    session = StillSession(ticks=0)
+    told: list[str] = []
+    session.listen(told.append)
+    session.clock = lambda: session.started_s + 1000
+    session.feed(10)
+    assert session.history is not None and session.history.newest_s is not None
+    assert told == []
+
+
+def test_asked_for_servers_come_first_and_broken_ones_say_why() -> None:
+    servers, _ = find_servers(["nonsense:port"], {"127.0.0.1:6009": "simulated"}, discover=False)
+    assert [s.problem is None for s in servers] == [False, True]
+    assert choose_server(servers).address == "127.0.0.1:6009"
+    servers, _ = find_servers(["127.0.0.1:6009"], {"127.0.0.1:6009": "own"}, discover=False)
+    assert servers == (Server("127.0.0.1:6009", "own"),)
+
+
+def test_no_server_to_choose_says_how_to_start_one() -> None:
+    with pytest.raises(NothingToSee, match="no profiler server found") as caught:
+        choose_server([])
+    assert "server.start(6009)" in caught.value.fix
+    with pytest.raises(NothingToSee, match="connection refused"):
+        choose_server([Server("127.0.0.1:1", problem="connection refused")])
+
+
+def test_a_record_without_an_analysis_has_no_findings() -> None:
+    record = CaptureRecord("a:1", Path("x"), 0.0, 1.0, 1.0)
+    assert record.findings == () and record.step_s is None

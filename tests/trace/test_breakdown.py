@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputop.trace.analysis import analyze_trace
+from gputop.trace.breakdown import breakdown
+from gputop.trace.device_time import timelines
+from gputop.trace.model import Kind
+from tests.trace.build import Builder, keras_steps
+
+KINDS = list(Kind)
+
+
+def parts(b: Builder, lo: float, hi: float) -> dict[str, float]:
+    """Breakdown of one stretch, in µs."""
+    trace = b.build()
+    found = breakdown(trace, timelines(trace), [(round(lo * 1000), round(hi * 1000))])
+    return {name: round(s * 1e6, 6) for name, s in found.to_json().items() if s}
+
+
+def test_each_instant_goes_to_one_part_in_order_of_precedence():
+    b = (Builder().run(0, 0, 30).run(0, 20, 30, "nccl", kind=Kind.COLLECTIVE)
+         .run(0, 40, 30, "MemcpyH2D", kind=Kind.H2D).run(0, 60, 30, "MemcpyD2H", kind=Kind.D2H))
+    assert parts(b, 0, 100) == {"compute": 30, "collectives": 20, "h2d": 20, "d2h": 20, "idle": 10}
+
+
+def test_input_counts_only_while_no_gpu_works():
+    b = Builder(gpus=2).run(0, 0, 50).run(1, 0, 20)
+    b.host("IteratorGetNextOp::DoCompute", 30, 60)
+    # GPU 0 is free from 50, GPU 1 from 20; no GPU is busy from 50, the wait ends at 90.
+    assert parts(b, 0, 100) == {"compute": 35, "input": 40, "idle": 25}
+
+
+def test_idle_between_close_launches_is_launch_and_the_long_pause_is_host():
+    b = Builder()
+    for burst in (100, 5100):
+        for i in range(5):
+            b.run(0, burst + i * 20, 4, launch=burst + i * 20 - 10)
+    found = parts(b, 100, 5184)
+    assert found["launch"] == pytest.approx(8 * 16 + 10)  # and the last launch before the second burst's first kernel
+    assert found["host"] == pytest.approx(5000 - 84 - 10)
+    assert found["compute"] == 40
+
+
+def test_gaps_between_tf_functions_are_host_work_however_short():
+    b = keras_steps(Builder(), 2, 200, 100)
+    for t in (10, 60, 210, 260):
+        b.run(0, t + 10, 20, launch=t)
+    found = parts(b, 0, 300)
+    # Idle 40-70 within the call; 90-220 of which 100-200 lies between the calls; 240-270 within.
+    assert found["host"] == pytest.approx(100) and found["launch"] == pytest.approx(30 + 30 + 30)
+
+
+def test_work_that_was_queued_is_not_the_hosts_fault():
+    b = Builder().run(0, 60, 10, launch=0).run(0, 90, 10, launch=20)
+    assert parts(b, 60, 100) == {"compute": 20, "idle": 20}
+
+
+def test_waiting_for_a_busier_gpu_is_not_launching():
+    b = Builder(gpus=2)
+    for i in range(3):
+        b.run(0, 100 + i * 10_000, 9_500, launch=80 + i * 10_000)
+        b.run(1, 100 + i * 10_000, 4_000, launch=80 + i * 10_000)
+    found = parts(b, 100, 20_100)
+    assert found["compute"] == 13_500 and found["idle"] == 5_500
+    assert found.get("launch", 0) + found.get("host", 0) == pytest.approx(1_000)  # the half millisecond of both
+
+
+def test_gpus_that_took_no_part_are_not_averaged_in():
+    assert parts(Builder(gpus=8).run(3, 0, 60), 0, 100) == {"compute": 60, "idle": 40}
+
+
+def test_without_gpus_the_rest_is_host():
+    b = Builder(gpus=0).host("IteratorGetNextOp::DoCompute", 10, 40)
+    assert parts(b, 0, 100) == {"input": 40, "host": 60}
+
+
+events = st.lists(st.tuples(
+    st.integers(0, 2), st.integers(0, 5000), st.integers(1, 1500), st.integers(0, len(KINDS) - 1),
+    st.one_of(st.none(), st.integers(0, 3000)),
+), max_size=25)
+hosts = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 800)), max_size=6)
+
+
+def made(device, waiting) -> Builder:
+    b = keras_steps(Builder(gpus=3), 6, 1000, 700)
+    for gpu, start, length, kind, before in device:
+        b.run(gpu, start, length, KINDS[kind].name, kind=KINDS[kind], launch=None if before is None else max(start - before, 0))
+    for start, length in waiting:
+        b.host("IteratorGetNextOp::DoCompute", start, length, line="tf_data_iterator_get_next/1")
+    return b
+
+
+@settings(max_examples=60, deadline=None)
+@given(events, hosts)
+def test_parts_sum_to_the_step(device, waiting):
+    analysis = analyze_trace(made(device, waiting).build())
+    if device:
+        assert analysis.breakdown is not None and analysis.steps is not None
+        assert analysis.breakdown.total == pytest.approx(analysis.steps.mean_s, abs=1e-12)
+        assert min(analysis.breakdown.to_json().values()) >= 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(events, hosts, st.integers(0, 1000))
+def test_the_order_of_events_lines_and_names_does_not_matter(device, waiting, seed):
+    b = made(device, waiting)
+    assert analyze_trace(b.build()).to_json() == analyze_trace(b.build(shuffle=seed)).to_json()

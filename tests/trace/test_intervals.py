@@ -1,0 +1,85 @@
+"""Interval sets against sets of integers, where every instant is an element."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputop.trace.intervals import (
+    EMPTY,
+    Spans,
+    chained,
+    complement,
+    coverage,
+    covered_before,
+    intersect,
+    merge,
+    subtract,
+    union,
+)
+
+pairs = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
+
+
+def instants(spans: Spans) -> set[int]:
+    return {t for a, b in zip(spans.start, spans.end, strict=True) for t in range(a, b)}
+
+
+def plain(intervals: list[tuple[int, int]]) -> set[int]:
+    return {t for a, b in intervals for t in range(a, b)}
+
+
+def made(intervals: list[tuple[int, int]]) -> Spans:
+    return union([a for a, _ in intervals], [b for _, b in intervals])
+
+
+def is_normal(spans: Spans) -> bool:
+    return bool((spans.end > spans.start).all() and (spans.start[1:] > spans.end[:-1]).all())
+
+
+@given(pairs)
+def test_union(a):
+    spans = made(a)
+    assert is_normal(spans) and instants(spans) == plain(a) and spans.total == len(plain(a))
+
+
+@given(pairs, pairs)
+def test_set_operations(a, b):
+    x, y = made(a), made(b)
+    for spans, expected in (
+        (merge(x, y), plain(a) | plain(b)),
+        (intersect(x, y), plain(a) & plain(b)),
+        (subtract(x, y), plain(a) - plain(b)),
+    ):
+        assert is_normal(spans) and instants(spans) == expected
+
+
+@given(pairs, st.integers(0, 60), st.integers(0, 60))
+def test_complement_and_coverage(a, lo, hi):
+    x = made(a)
+    assert instants(complement(x, lo, hi)) == set(range(lo, hi)) - plain(a)
+    assert covered_before(x, [lo]).tolist() == [len([t for t in plain(a) if t < lo])]
+    if hi >= lo:
+        assert coverage(x, [lo], [hi]).tolist() == [len([t for t in plain(a) if lo <= t < hi])]
+
+
+@given(st.lists(st.integers(0, 100), max_size=15), st.integers(0, 20))
+def test_chained(times, reach):
+    spans = chained(times, reach)
+    ordered = sorted(times)
+    expected = {t for a, b in pairwise(ordered) if b - a <= reach for t in range(a, b)}
+    assert instants(spans) == expected
+
+
+def test_nothing():
+    assert union([], []).total == 0 and merge().total == 0
+    assert intersect(EMPTY, made([(0, 5)])).total == 0 and subtract(EMPTY, made([(0, 5)])).total == 0
+    assert np.array_equal(covered_before(EMPTY, [3, 4]), [0, 0])
+
+
+def test_int64_nanoseconds_stay_exact():
+    year = 31_536_000_000_000_000
+    assert union([year, year + 1], [year + 1, year + 3]).total == 3

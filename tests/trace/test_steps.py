@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import pytest
+
+from gputop.trace.steps import find_steps
+from tests.trace.build import Builder, keras_steps
+
+
+def test_keras2_markers_win_and_evaluation_ends_a_step():
+    b = Builder(gpus=0)
+    for i in range(5):
+        b.host("train", i * 100, 90, step_num=i, _r=1)
+    b.host("test", 520, 50, step_num=0, _r=1)
+    keras_steps(b, 5, 100, 80)
+    steps = find_steps(b.build())
+    assert steps is not None and "train" in steps.anchor and steps.confidence == "high"
+    assert steps.count == 5
+    assert steps.bounds_ns[-1] == (400_000, 520_000)
+
+
+def test_keras3_calls_reach_to_the_next_call_and_the_last_is_left_out():
+    steps = find_steps(keras_steps(Builder(gpus=0), 6, 100, 60, first=7).build())
+    assert steps is not None and steps.count == 5 and steps.dropped == 1
+    assert steps.median_s == pytest.approx(100e-6)
+    assert steps.bounds_ns[0] == (7_000, 107_000)
+
+
+def test_keras3_by_the_traced_function_where_eager_execute_is_absent():
+    b = Builder(gpus=0)
+    for i in range(4):
+        b.host("one_step_on_iterator", i * 50, 30, tf_function_call="notTraced-nonXla")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.count == 3 and "tf_function_call" in steps.anchor
+
+
+def test_validation_is_a_function_of_its_own():
+    b = keras_steps(Builder(gpus=0), 6, 100, 60)
+    for i in range(6):
+        b.host("EagerExecute", 600 + i * 20, 10, is_func=1, eager_op="__inference_multi_step_on_iterator_77")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.count == 6  # the last training step ends where validation begins
+    assert steps.mean_s == pytest.approx(100e-6)
+
+
+def test_functions_on_tf_data_threads_are_no_steps():
+    b = Builder(gpus=0)
+    for i in range(50):
+        b.host("EagerExecute", i * 10, 5, line="tf_data_private_threadpool/1", is_func=1, eager_op="__inference_map_3")
+    assert find_steps(b.build()) is None
+
+
+def test_compilation_is_warm_up():
+    b = Builder(gpus=0)
+    b.host("EagerExecute", 0, 5000, is_func=1, eager_op="__inference_one_step_on_iterator_1")
+    keras_steps(b, 0, 0, 0)
+    for i in range(6):
+        b.host("EagerExecute", 5000 + i * 100, 60, is_func=1, eager_op="__inference_one_step_on_iterator_1")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.count == 5 and steps.dropped == 2
+    assert steps.mean_s == pytest.approx(100e-6)
+
+
+def test_steps_per_execution_is_counted_by_get_next():
+    b = keras_steps(Builder(gpus=0), 4, 100, 90)
+    for i in range(16):
+        b.host("IteratorGetNextAsOptionalOp::DoCompute", i * 25 + 3, 2, line="tf_data_iterator_get_next/1")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.iterations_per_step == 4
+
+
+def test_replicas_are_not_iterations():
+    b = keras_steps(Builder(gpus=4), 4, 100, 90)
+    for i in range(4):
+        for gpu in range(4):
+            b.run(gpu, i * 100 + 10, 50)
+            b.host("IteratorGetNextOp::DoCompute", i * 100 + 3, 2, line=f"tf_data_iterator_get_next/{gpu}")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.iterations_per_step == 1
+
+
+def test_custom_loop_by_its_root_function():
+    b = Builder(gpus=0)
+    for i in range(8):
+        b.host("EagerExecute", i * 100, 60, is_func=1, eager_op="__inference_train_7")
+        b.host("EagerExecute", i * 100 + 70, 5, is_func=1, eager_op="__inference_metric_9")
+    steps = find_steps(b.build())
+    assert steps is not None and "__inference_train_7" in steps.anchor and steps.confidence == "medium"
+    assert steps.count == 7
+
+
+def test_two_calls_of_a_function_are_no_loop():
+    b = Builder(gpus=0)
+    for i in range(2):
+        b.host("EagerExecute", i * 100, 60, is_func=1, eager_op="__inference_train_7")
+    assert find_steps(b.build()) is None
+
+
+def test_jax_calls_recorded_twice_count_once():
+    b = Builder(gpus=0)
+    for i in range(6):
+        b.host("PjitFunction(step)", i * 100, 60).host("PjitFunction(step)", i * 100 + 1, 58)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.count == 5 and steps.mean_s == pytest.approx(100e-6)
+
+
+def test_profiler_steps_that_touch_count_to_the_last():
+    b = Builder(gpus=0, format="chrome")
+    for i in range(3):
+        b.host(f"ProfilerStep#{i + 4}", i * 100, 99.5, step_num=i + 4)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.count == 3 and steps.confidence == "high"
+
+
+def test_one_marked_step_has_low_confidence():
+    steps = find_steps(Builder(gpus=0, format="chrome").host("ProfilerStep#1", 0, 100).build())
+    assert steps is not None and steps.count == 1 and steps.confidence == "low"
+
+
+def _sequence(names: list[str], gaps: float = 50) -> Builder:
+    b = Builder(format="nsys")
+    t = 0.0
+    for name in names:
+        if name == "first":
+            t += gaps
+        b.run(0, t, 8, name)
+        t += 10
+    return b
+
+
+def test_a_kernel_sequence_that_repeats_begins_after_its_widest_gap():
+    step = ["first", *(f"layer{i % 4}" for i in range(16)), "update"]
+    steps = find_steps(_sequence((step * 7)[5:]).build())  # cut into in the middle of a step
+    assert steps is not None and steps.confidence == "low" and "18 kernels" in steps.anchor
+    assert steps.mean_s == pytest.approx((18 * 10 + 50) * 1e-6)
+
+
+@pytest.mark.parametrize("names", [
+    ["gemm"] * 100,  # a benchmark, no step in sight
+    [f"k{(i * i) % 41}" for i in range(120)],  # no period of the whole
+    ["first", *(f"layer{i}" for i in range(20))] * 2,  # too few repetitions
+])
+def test_without_a_sure_period_there_are_no_steps(names):
+    assert find_steps(_sequence(names).build()) is None
+
+
+def test_irregular_repetitions_are_no_steps():
+    b, t = Builder(format="nsys"), 0.0
+    for i in range(6):
+        for j in range(12):
+            b.run(0, t, 5, f"k{j}")
+            t += 10
+        t += 1500 * (i % 2)
+    assert find_steps(b.build()) is None
+
+
+def test_an_empty_trace_has_no_steps():
+    assert find_steps(Builder(gpus=1).build()) is None

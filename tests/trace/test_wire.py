@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputop.trace.wire import FIXED32, FIXED64, LENGTH, VARINT, Block, read_fields, signed, tag
+
+UINT64 = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1), st.sampled_from([2**k for k in range(64)]))
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def encoded(number: int, kind: int, value: int | bytes) -> bytes:
+    head = varint(tag(number, kind))
+    if isinstance(value, bytes):
+        return head + varint(len(value)) + value
+    if kind == VARINT:
+        return head + varint(value)
+    return head + value.to_bytes(8 if kind == FIXED64 else 4, "little")
+
+
+FIELD = st.one_of(
+    st.tuples(st.integers(1, 3000), st.just(VARINT), UINT64),
+    st.tuples(st.integers(1, 3000), st.just(LENGTH), st.binary(max_size=300)),
+    st.tuples(st.integers(1, 40), st.just(FIXED64), UINT64),
+    st.tuples(st.integers(1, 40), st.just(FIXED32), st.integers(0, 2**32 - 1)),
+)
+MESSAGE = st.lists(FIELD, max_size=8)
+
+
+def walked(messages: list[bytes], junk: bytes = b"") -> tuple[list[list[tuple[int, int, int | bytes]]], list[bool]]:
+    """Each message's fields as the block walk sees them, and which messages are broken."""
+    data = junk + b"".join(messages) + junk
+    ends = np.cumsum([len(m) for m in messages])
+    begins = ends - [len(m) for m in messages]
+    block = Block(data, len(junk), len(data))
+    broken = np.zeros(len(messages), bool)
+    out: list[list[tuple[int, int, int | bytes]]] = [[] for _ in messages]
+    for fields in block.walk(begins, ends, broken):
+        for row, this, value, a, b in zip(*(x.tolist() for x in (
+                fields.rows, fields.tag, fields.value, fields.begin, fields.end)), strict=True):
+            content = block.bytes[a:b].tobytes() if this & 7 == LENGTH else value
+            out[row].append((this >> 3, this & 7, content))
+    return out, broken.tolist()
+
+
+@given(st.lists(MESSAGE, min_size=1, max_size=12), st.binary(max_size=9))
+def test_walk_sees_every_field_of_every_message(messages, junk):
+    got, broken = walked([b"".join(encoded(*f) for f in m) for m in messages], junk)
+    assert got == [[tuple(f) for f in m] for m in messages]
+    assert not any(broken)
+
+
+@given(st.lists(MESSAGE.filter(bool), min_size=1, max_size=6), st.data())
+def test_a_cut_message_is_broken_and_the_others_are_not(messages, data):
+    raw = [b"".join(encoded(*f) for f in m) for m in messages]
+    which = data.draw(st.integers(0, len(raw) - 1))
+    last = len(encoded(*messages[which][-1]))
+    raw[which] = raw[which][: len(raw[which]) - data.draw(st.integers(1, last - 1))]
+    got, broken = walked(raw)
+    assert broken == [i == which for i in range(len(raw))]
+    assert got[which] == [tuple(f) for f in messages[which][:-1]]
+
+
+@given(st.lists(st.binary(max_size=60), max_size=20))
+def test_walk_survives_any_bytes(messages):
+    got, _ = walked([m for m in messages if m] or [b"\x08\x01"])
+    for message in got:
+        for number, _, _ in message:
+            assert number >= 1
+
+
+@given(st.binary(max_size=200), st.integers(-5, 210), st.integers(-5, 400))
+def test_walk_rejects_spans_outside_the_data(data, begin, end):
+    block = Block(data, 0, len(data))
+    broken = np.zeros(1, bool)
+    for fields in block.walk(np.array([begin]), np.array([end]), broken):
+        assert (fields.end <= len(data)).all()
+    assert broken[0] or (0 <= begin <= end <= len(data))
+
+
+@given(st.lists(st.one_of(FIELD, st.tuples(st.just(4), st.just(LENGTH), st.binary(max_size=200))), max_size=60))
+def test_read_fields_finds_the_wanted(message):
+    data = b"\x00" + b"".join(encoded(*f) for f in message)
+    found = read_fields(data, 1, len(data), (tag(4, LENGTH), tag(7, LENGTH), tag(1, VARINT), tag(3, VARINT)))
+    assert not found.damaged
+    for number in (4, 7):
+        begin, end = found.pairs(tag(number, LENGTH))
+        assert [data[a:b] for a, b in zip(begin, end, strict=True)] == [
+            v for n, kind, v in message if n == number and kind == LENGTH]
+    for number in (1, 3):
+        values = [v for n, kind, v in message if n == number and kind == VARINT]
+        assert found.values.get(tag(number, VARINT)) == (values[-1] if values else None)
+
+
+@given(st.lists(st.binary(max_size=20000), min_size=2, max_size=8))
+@settings(max_examples=25)
+def test_runs_of_one_field_with_lengths_of_one_to_three_bytes(contents):
+    data = b"".join(encoded(4, LENGTH, c) for c in contents) + encoded(5, VARINT, 7)
+    found = read_fields(data, 0, len(data), (tag(4, LENGTH), tag(5, VARINT)))
+    begin, end = found.pairs(tag(4, LENGTH))
+    assert [data[a:b] for a, b in zip(begin, end, strict=True)] == contents
+    assert found.values == {tag(5, VARINT): 7}
+
+
+@given(st.lists(st.binary(max_size=30), min_size=1, max_size=6), st.integers(1, 29))
+def test_read_fields_keeps_what_came_before_a_cut(contents, missing):
+    raw = [encoded(4, LENGTH, c) for c in contents]
+    data = b"".join(raw)[: -min(missing, len(raw[-1]) - 1)] if len(raw[-1]) > 2 else b"".join(raw)[:-1]
+    found = read_fields(data, 0, len(data), (tag(4, LENGTH),))
+    begin, end = found.pairs(tag(4, LENGTH), whole=True)
+    assert found.damaged
+    assert [data[a:b] for a, b in zip(begin, end, strict=True)] == contents[:-1]
+
+
+@given(st.binary(max_size=300))
+def test_read_fields_survives_any_bytes(data):
+    found = read_fields(data, 0, len(data), (tag(1, LENGTH), tag(2, VARINT)))
+    begin, end = found.pairs(tag(1, LENGTH))
+    assert (begin <= end).all()
+    assert (end <= len(data)).all()
+
+
+def test_first_varint_looks_only_at_the_first_field():
+    messages = [encoded(1, VARINT, 5), encoded(1, VARINT, 300), encoded(1, VARINT, 70000), encoded(2, VARINT, 5), b""]
+    ends = np.cumsum([len(m) for m in messages])
+    block = Block(b"".join(messages), 0, int(ends[-1]))
+    assert block.first_varint(tag(1, VARINT), ends - [len(m) for m in messages]).tolist() == [5, 300, -1, -1, -1]
+
+
+def test_signed():
+    assert signed(2**64 - 1) == -1
+    assert signed(5) == 5

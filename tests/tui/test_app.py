@@ -1,0 +1,310 @@
+"""The app under a pilot: keys, sizes, faults. What it looks like is in the SVG snapshots."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gputop.advice.finding import Advice, Finding, Gain
+from gputop.captures import CaptureRecord, CaptureStatus, Server
+from gputop.errors import GputopError, NothingToSee
+from gputop.samples import LOST, GpuSample
+from gputop.tui.actions import ActionsPanel
+from gputop.tui.app import GputopApp
+from gputop.tui.gpu_table import METRICS, GpuTable
+from gputop.tui.lines import LinesWidget
+from gputop.tui.processes import ProcessPanel
+from gputop.tui.screens import Ask, Popup
+from tests.fakes import START_S, StillSession
+
+SIZES = [(80, 24), (120, 40), (200, 50)]
+
+HEAVY = Finding(
+    "gpu0_oversubscribed", "high", "GPU 0 does 2.2× the work of the others",
+    "Kernel time per step is 91 ms on GPU 0 and 41 ms on GPUs 1–7, which wait for it at every all-reduce.",
+    {"kernel_time_gpu0_s": 0.091, "kernel_time_others_s": 0.041, "work_ratio": 2.2},
+    "Keep metrics, variables and preprocessing off GPU 0; give each program its own GPUs.",
+    "test", Gain(0.38, "all replicas as fast as the others"), (0,), 'CUDA_VISIBLE_DEVICES=1 python eval.py')
+SMALL = replace(HEAVY, id="copies_excessive", severity="low", title="Copies take 3 % of the step",
+                gain=Gain(0.03, "copies overlapped"))
+
+
+class FoundSession(StillSession):
+    """With findings of a capture and a server that answers."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.servers = (Server("127.0.0.1:6009", "python train.py --batch 256", 41231),)
+        self.last_capture = CaptureRecord(
+            "127.0.0.1:6009", Path("/traces/run/node-07.xplane.pb"), START_S + self.tick - 12, 10.0, 10.4,
+            analysis={"steps": {"median_s": 0.412}, "findings": [HEAVY.to_json(), SMALL.to_json()]},
+            report="breakdown of the step")
+        self.live = Advice()
+        self._refresh_findings()
+
+
+def text_of(widget: LinesWidget) -> str:
+    return "\n".join("".join(text for text, _ in line) for line in widget._lines)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda s: f"{s[0]}x{s[1]}")
+def test_main_screen(snap_compare: object, size: tuple[int, int]) -> None:
+    assert snap_compare(GputopApp(FoundSession()), terminal_size=size)  # type: ignore[operator]
+
+
+def test_main_screen_with_coarse_figures_and_a_lost_gpu(snap_compare: object) -> None:
+    def lose(gpu: GpuSample, tick: int) -> GpuSample:
+        if gpu.info.index != 3 or tick < 200:
+            return gpu
+        return replace(gpu, readings={}, processes=(), state=LOST,
+                       message="the GPU fell off the bus (Xid 79). Drain the node and reset it")
+
+    app = GputopApp(StillSession(fine=False, change=lose))
+    assert snap_compare(app, terminal_size=(120, 40))  # type: ignore[operator]
+
+
+def test_details_of_a_finding(snap_compare: object) -> None:
+    assert snap_compare(GputopApp(FoundSession()), terminal_size=(100, 36), press=["enter"])  # type: ignore[operator]
+
+
+def test_help(snap_compare: object) -> None:
+    app = GputopApp(StillSession())
+    assert snap_compare(app, terminal_size=(100, 40), press=["question_mark"])  # type: ignore[operator]
+
+
+async def test_the_top_finding_and_the_step_time_are_on_the_smallest_screen() -> None:
+    app = GputopApp(FoundSession())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        shown = text_of(app.query_one(ActionsPanel))
+        assert "GPU 0 does 2.2× the work of the others" in shown and "−38 % step" in shown
+        assert "→ Keep metrics" in shown
+        assert "412 ms/step" in text_of(app.query_one("#job", LinesWidget))
+
+
+async def test_keys_change_metric_interval_zoom_scroll_and_pause() -> None:
+    session = StillSession()
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        table = app.query_one(GpuTable)
+        await pilot.press("m")
+        assert table.metric == METRICS[1]
+        await pilot.press("M", "M")
+        assert table.metric == METRICS[-1]
+        await pilot.press("m")
+        await pilot.press("plus")
+        assert session.interval_s == 0.5
+        await pilot.press("minus", "minus")
+        assert session.interval_s == 2.0
+        span = table.span_s
+        await pilot.press("left_square_bracket")
+        assert table.span_s > span
+        await pilot.press("right_square_bracket", "right_square_bracket")
+        assert table.span_s < span
+        await pilot.press("left")
+        assert table.end_s is not None and table.end_s < START_S + session.tick
+        await pilot.press("right", "right")
+        assert table.end_s is None
+        await pilot.press("left", "end")
+        assert table.end_s is None
+        shown = text_of(app.query_one("#header", LinesWidget))
+        assert "PAUSED" not in shown
+        await pilot.press("space")
+        assert "PAUSED" in text_of(app.query_one("#header", LinesWidget))
+        await pilot.press("space")
+        assert "PAUSED" not in text_of(app.query_one("#header", LinesWidget))
+
+
+async def test_new_samples_reach_the_screen_and_pausing_holds_it() -> None:
+    session = StillSession()
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        table = app.query_one(GpuTable)
+        first = table._sample
+        session.feed()
+        await pilot.pause()
+        assert table._sample is not first
+        held = table._sample
+        await pilot.press("space")
+        session.feed()
+        await pilot.pause()
+        assert table._sample is held
+
+
+async def test_selecting_findings_and_opening_one() -> None:
+    app = GputopApp(FoundSession())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        panel = app.query_one(ActionsPanel)
+        await pilot.press("r")
+        assert panel.has_focus and panel.selected is not None and panel.selected.id == HEAVY.id
+        await pilot.press("down")
+        assert panel.selected.id == SMALL.id
+        await pilot.press("down", "enter")
+        assert isinstance(app.screen, Popup)
+        await pilot.press("escape")
+        assert not isinstance(app.screen, Popup)
+
+
+async def test_details_of_a_gpu_by_keys_and_by_mouse() -> None:
+    app = GputopApp(StillSession())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        table = app.query_one(GpuTable)
+        table.focus()
+        await pilot.press("down", "down", "enter")
+        assert table.selected == 2 and isinstance(app.screen, Popup)
+        await pilot.press("escape")
+        await pilot.click(GpuTable, offset=(20, 1))
+        assert table.selected == 0
+        await pilot.click(GpuTable, offset=(20, 1))
+        assert isinstance(app.screen, Popup)
+
+
+async def test_sort_and_filter_processes() -> None:
+    app = GputopApp(StillSession())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        panel = app.query_one(ProcessPanel)
+        assert "train.py" in text_of(panel) or "python" in text_of(panel)
+        await pilot.press("o")
+        assert panel.sort == "sm"
+        await pilot.press("slash")
+        assert isinstance(app.screen, Ask)
+        await pilot.press(*"nobody", "enter")
+        assert "no process matches" in text_of(panel)
+        await pilot.press("slash", "escape")
+        assert panel.pattern == "nobody"
+
+
+async def test_capture_without_a_server_says_how_to_get_one() -> None:
+    app = GputopApp(StillSession())
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await pilot.pause()
+        await pilot.press("c")
+        await pilot.pause()
+        messages = [n.message for n in app._notifications]
+        assert any("no profiler server" in m and "server.start(6009)" in m for m in messages)
+        await pilot.press("x", "t")
+        await pilot.pause()
+        messages = [n.message for n in app._notifications]
+        assert any("No capture is running" in m for m in messages) and any("No capture yet" in m for m in messages)
+
+
+async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
+    session = FoundSession()
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        job = app.query_one("#job", LinesWidget)
+        session._set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
+        await pilot.pause()
+        assert "4.2 of 10 s" in text_of(job) and "x: stop" in text_of(job)
+        session._set_status(CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
+        await pilot.pause()
+        assert "capture failed: the job died. Restart it." in text_of(job)
+
+
+async def test_the_last_capture_opens() -> None:
+    app = GputopApp(FoundSession())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("t")
+        assert isinstance(app.screen, Popup)
+
+
+async def test_attach_rejects_what_is_no_address_and_takes_what_is() -> None:
+    session = StillSession()
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("a", *"no:port", "enter")
+        await pilot.pause()
+        assert session._attached == []
+        await pilot.press("a", *"localhost:6009", "enter")
+        await pilot.pause()
+        assert len(session._attached) == 1
+
+
+async def test_snapshot_key_writes_json_text_and_svg(tmp_path: Path) -> None:
+    app = GputopApp(StillSession(logdir=tmp_path))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press("s")
+        await pilot.pause()
+    written = sorted(p.suffix for p in tmp_path.iterdir())
+    assert written == [".json", ".svg", ".txt"]
+    document = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert document["schema"] == "gputop.snapshot/1" and len(document["gpus"]) == 8
+
+
+async def test_snapshot_into_a_folder_that_cannot_be_written_says_so_and_goes_on(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    app = GputopApp(StillSession(logdir=blocked / "sub"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press("s")
+        await pilot.pause()
+        assert any("cannot write" in n.message for n in app._notifications)
+        assert app.is_running
+
+
+@pytest.mark.parametrize("size", [(20, 5), (1, 1), (40, 12), (79, 23), (300, 90)])
+async def test_every_size_draws_and_quits(size: tuple[int, int]) -> None:
+    app = GputopApp(FoundSession())
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        await pilot.resize_terminal(120, 40)
+        await pilot.pause()
+        await pilot.resize_terminal(*size)
+        await pilot.pause()
+        await pilot.press("q")
+    assert app.return_code == 0
+
+
+async def test_sixteen_gpus_scroll() -> None:
+    app = GputopApp(StillSession(gpus=16))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        table = app.query_one(GpuTable)
+        table.focus()
+        await pilot.press(*["down"] * 15)
+        await pilot.pause()
+        assert table.selected == 15 and app.query_one("#gpus-box").scroll_offset.y > 0
+
+
+async def test_markup_and_escape_codes_in_names_are_shown_literally() -> None:
+    def rename(gpu: GpuSample, tick: int) -> GpuSample:
+        return replace(gpu, info=replace(gpu.info, name="[bold red]\x1b[2Jevil[/]"))
+
+    app = GputopApp(StillSession(change=rename))
+    async with app.run_test(size=(200, 50)) as pilot:
+        await pilot.pause()
+        header = text_of(app.query_one("#header", LinesWidget))
+        assert "[bold red]�[2Jevil[/]" in header
+        await pilot.press("tab")
+        app.query_one(GpuTable).focus()
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, Popup)
+
+
+async def test_a_source_that_fails_ends_the_app_with_its_reason() -> None:
+    session = StillSession()
+    app = GputopApp(session)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        session._on_failure(NothingToSee("no GPU", "plug one in"))
+        await pilot.pause()
+    assert app.error is not None and app.return_value == 3
+
+
+def test_a_failing_capture_start_is_an_error_of_ours() -> None:
+    session = StillSession()
+    session.status = CaptureStatus("recording", "127.0.0.1:1", 10.0)
+    with pytest.raises(GputopError, match="a capture is running"):
+        session.start_capture()

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from gputop.samples import Reading
+from gputop.tui import format as fmt
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (0, "0B"), (999, "999B"), (1024, "1.0K"), (820 * 2**20, "820M"), (71.2 * 2**30, "71.2G"), (2**40, "1.0T"),
+])
+def test_bytes(value: float, text: str) -> None:
+    assert fmt.bytes_(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (0, "0 B/s"), (340e3, "340 kB/s"), (1.2e9, "1.2 GB/s"), (999.9e6, "1.0 GB/s"),
+])
+def test_rate(value: float, text: str) -> None:
+    assert fmt.rate(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (2e-6, "2 µs"), (0.0021, "2.1 ms"), (0.412, "412 ms"), (1.239, "1.24 s"), (39.04, "39.0 s"), (180, "3 min"),
+    (7200, "2.0 h"),
+])
+def test_seconds(value: float, text: str) -> None:
+    assert fmt.seconds(value) == text
+
+
+def test_unknown_is_told_from_zero() -> None:
+    assert fmt.reading(Reading.missing("W", "no permission")) == "N/A"
+    assert fmt.reading(Reading(0.0, "W")) == "0W"
+
+
+def test_a_reading_has_a_value_or_a_reason() -> None:
+    with pytest.raises(ValueError, match="a value or a reason"):
+        Reading(None, "W")
+    with pytest.raises(ValueError, match="a value or a reason"):
+        Reading(1.0, "W", reason="both")
+
+
+@pytest.mark.parametrize(("text", "width", "shown"), [
+    ("abc", 5, "abc  "), ("abcdef", 4, "abc…"), ("日本語", 5, "日本…"), ("日本語", 6, "日本語"), ("", 2, "  "),
+    ("abc", 0, ""),
+])
+def test_fit_counts_cells(text: str, width: int, shown: str) -> None:
+    assert fmt.fit(text, width) == shown
+
+
+def test_fit_to_the_right() -> None:
+    assert fmt.fit("7%", 5, right=True) == "   7%"
+
+
+def test_clean_leaves_no_way_to_drive_the_terminal() -> None:
+    assert fmt.clean("a\x1b[31mb\r\nc\u202ed\x9b2J") == "a�[31mb�c�d�2J"

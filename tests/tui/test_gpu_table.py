@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from gputop.samples import LOST, GpuSample, Reading
+from gputop.tui.gpu_table import ACTIVITY, figures_of, plan
+from gputop.tui.rows import short_gpu_name
+from tests.fakes import gpu_sample
+
+
+@pytest.mark.parametrize("width", [10, 20, 30, 49, 50, 79, 80, 99, 100, 110, 149, 150, 200, 400])
+def test_columns_never_overlap_and_never_leave_the_screen(width: int) -> None:
+    fields = plan(width)
+    for left, right in itertools.pairwise(fields):
+        assert left.x + left.width <= right.x
+    assert fields[-1].x + fields[-1].width <= max(width, 4)
+    assert next(f for f in fields if f.key == "main").width >= min(6, width - 4)
+
+
+def _without(sample: GpuSample, metric: str) -> GpuSample:
+    readings = dict(sample.readings)
+    readings[metric] = Reading.missing(readings[metric].unit, "not supported")
+    return replace(sample, readings=readings)
+
+
+def test_coarse_utilization_is_marked() -> None:
+    assert figures_of(gpu_sample(0, 10), ACTIVITY)["now"][0] == "50%"
+    assert figures_of(gpu_sample(0, 10, fine=False), ACTIVITY)["now"][0] == "~70%"
+
+
+def test_what_is_not_known_is_na() -> None:
+    figures = figures_of(_without(gpu_sample(0, 10), "power_w"), ACTIVITY)
+    assert figures["power"][0] == "N/A"
+    half = figures_of(_without(gpu_sample(0, 10), "pcie_tx_bytes_per_s"), ACTIVITY)
+    assert half["pcie"][0] == "6.0/N/A" or half["pcie"][0] == "6.1/N/A"
+
+
+def test_a_lost_gpu_says_so_and_cannot_drive_the_terminal() -> None:
+    lost = replace(gpu_sample(3, 1), state=LOST, message="fell off the bus\x1b[2J: reset it")
+    assert figures_of(lost, ACTIVITY)["message"][0] == "lost: fell off the bus�[2J: reset it"
+
+
+def test_power_at_its_limit_and_reasons_are_marked() -> None:
+    hot = replace(gpu_sample(0, 19), clock_event_reasons=("idle", "power cap"))
+    readings = {**hot.readings, "power_w": Reading(699.0, "W")}
+    figures = figures_of(replace(hot, readings=readings), ACTIVITY)
+    assert figures["flags"][0].strip() == "power cap"
+    assert figures["power"][1] != figures_of(gpu_sample(0, 1), ACTIVITY)["power"][1]
+
+
+@pytest.mark.parametrize(("name", "short"), [
+    ("NVIDIA H100 80GB HBM3", "H100 80GB"), ("Tesla V100-SXM2-16GB", "V100-SXM2-16GB"),
+    ("NVIDIA GeForce RTX 4090", "RTX 4090"), ("NVIDIA", "NVIDIA"),
+])
+def test_short_gpu_names(name: str, short: str) -> None:
+    assert short_gpu_name(name) == short

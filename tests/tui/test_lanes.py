@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+from gputop.history import History
+from gputop.tui.lanes import LaneCache, TimeView, blank_column, column, slice_for
+from gputop.tui.palette import SHADES, STEPS, level_rgb
+from tests.fakes import START_S, node_sample
+
+BUSY_HALF_OF_THE_TIME = [1.0] + [0.5] * 7  # share of samples reaching each of 8 levels
+HALF_BUSY = [1.0] * 4 + [0.0] * 4
+
+
+def _luminance(rgb: tuple[int, int, int]) -> float:
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in rgb)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_the_ramp_rises_in_lightness_so_that_it_reads_without_hue() -> None:
+    light = [_luminance(level_rgb(step)) for step in range(STEPS)]
+    assert all(a < b for a, b in itertools.pairwise(light))
+
+
+def test_a_shade_fades_from_the_ground() -> None:
+    light = [_luminance(level_rgb(STEPS - 1, shade)) for shade in range(SHADES)]
+    assert all(a < b for a, b in itertools.pairwise(light))
+
+
+def test_one_row_shows_the_mean_as_height() -> None:
+    assert [column(1, mean, [1.0] * 8)[0][0] for mean in (0.0, 0.3, 0.5, 1.0)] == ["▁", "▂", "▄", "█"]
+
+
+def test_a_measured_zero_is_not_the_blank_of_no_sample() -> None:
+    for rows in (1, 2, 4):
+        assert column(rows, 0.0, [1.0] + [0.0] * 7) != blank_column(rows)
+
+
+def test_half_busy_and_busy_half_of_the_time_differ() -> None:
+    for rows in (2, 3, 4):
+        assert column(rows, 0.5, HALF_BUSY) != column(rows, 0.5, BUSY_HALF_OF_THE_TIME)
+
+
+def test_slice_for_covers_the_span() -> None:
+    assert slice_for(240, 57) == 5.0
+    assert slice_for(240, 240) == 1.0
+    assert slice_for(1e9, 10) == 600.0
+
+
+def test_only_the_newest_columns_change_within_a_slice() -> None:
+    history, lane = History(), LaneCache()
+    view = TimeView(slice_s=5.0)
+    for tick in range(60):
+        history.append(node_sample(tick, 1))
+    assert lane.update(history, "GPU-test-0", ("sm_active",), view, 20, 1) == 20
+    before = list(lane.columns)
+    history.append(node_sample(60, 1))  # START_S is a multiple of 5 s: a new slice begins
+    assert lane.update(history, "GPU-test-0", ("sm_active",), view, 20, 1) == 20
+    assert list(lane.columns)[:-2] == before[1:-1]
+    history.append(node_sample(61, 1))
+    assert lane.update(history, "GPU-test-0", ("sm_active",), view, 20, 1) == 2
+
+
+def test_a_cached_lane_equals_one_drawn_at_once() -> None:
+    history, grown = History(), LaneCache()
+    view = TimeView(slice_s=2.0)
+    for tick in range(100):
+        history.append(node_sample(tick, 1))
+        grown.update(history, "GPU-test-0", ("sm_active",), view, 30, 4)
+    at_once = LaneCache()
+    at_once.update(history, "GPU-test-0", ("sm_active",), view, 30, 4)
+    assert list(grown.columns) == list(at_once.columns)
+    assert math.isclose(grown.mean() or 0, at_once.mean() or 1)
+
+
+def test_of_two_directions_the_busier_is_drawn() -> None:
+    history = History()
+    for tick in range(20):
+        history.append(node_sample(tick, 1))
+    view = TimeView(slice_s=1.0, end_s=START_S + 19)
+    both, rx = LaneCache(), LaneCache()
+    both.update(history, "GPU-test-0", ("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s"), view, 20, 1)
+    rx.update(history, "GPU-test-0", ("pcie_rx_bytes_per_s",), view, 20, 1)
+    assert both.mean() >= rx.mean()
+
+
+def test_without_a_history_the_lane_is_blank() -> None:
+    lane = LaneCache()
+    assert lane.update(None, "x", ("sm_active",), TimeView(), 7, 2) == 7
+    assert list(lane.columns) == [blank_column(2)] * 7
+    assert lane.mean() is None
