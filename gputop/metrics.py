@@ -77,10 +77,10 @@ _HOST = (
     Metric("iowait_ratio", "I/O wait", RATIO, 1.0, "share of CPU time idle with a disk request outstanding"),
     Metric("memory_used_bytes", "RAM used", BYTES, "memory_total_bytes", "host memory in use (total - available)"),
     Metric("memory_total_bytes", "RAM", BYTES, None, "host memory installed"),
-    Metric("disk_read_bytes_per_s", "Disk read", BYTES_PER_S, None, "read from all block devices"),
-    Metric("disk_write_bytes_per_s", "Disk write", BYTES_PER_S, None, "written to all block devices"),
-    Metric("net_rx_bytes_per_s", "Net in", BYTES_PER_S, None, "received on all interfaces except loopback"),
-    Metric("net_tx_bytes_per_s", "Net out", BYTES_PER_S, None, "sent on all interfaces except loopback"),
+    Metric("disk_read_bytes_per_s", "Disk read", BYTES_PER_S, None, "read from all disks"),
+    Metric("disk_write_bytes_per_s", "Disk write", BYTES_PER_S, None, "written to all disks"),
+    Metric("net_rx_bytes_per_s", "Net in", BYTES_PER_S, None, "received by all network cards"),
+    Metric("net_tx_bytes_per_s", "Net out", BYTES_PER_S, None, "sent by all network cards"),
 )
 
 HOST_METRICS: dict[str, Metric] = {m.id: m for m in _HOST}

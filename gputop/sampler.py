@@ -165,7 +165,7 @@ class Sampler:
             if not self._receive(due_s) and due_s is not None and not self._stopping:
                 self._fail(
                     GputopError(
-                        f"The NVIDIA driver does not respond: opening it has taken {self._open_deadline_s:.0f} s.",
+                        f"{self._source.label} does not respond: opening it has taken {self._open_deadline_s:.0f} s.",
                         "See whether `nvidia-smi` hangs, too, and look for Xid errors in `dmesg`; a wedged driver "
                         "needs a reboot.",
                     )

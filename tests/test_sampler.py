@@ -136,6 +136,15 @@ def run() -> Iterator[Callable[..., Run]]:
         each.sampler.stop()
 
 
+def complete(sample: NodeSample) -> bool:
+    """On a loaded machine even a probe that answers at once can miss a tick."""
+    return all(gpu["power_w"].value is not None for gpu in sample.gpus)
+
+
+def complete_without(sample: NodeSample, index: int) -> bool:
+    return all(gpu["power_w"].value is not None for gpu in sample.gpus if gpu.info.index != index)
+
+
 def states(sample: NodeSample) -> list[str]:
     return [gpu.state for gpu in sample.gpus]
 
@@ -146,7 +155,8 @@ def states(sample: NodeSample) -> list[str]:
 def test_a_sample_holds_everything_of_its_tick(run: Callable[..., Run]) -> None:
     node = Node()
     going = run(node)
-    first, second = going.sample(), going.sample()
+    first = going.sample()
+    second = going.until(complete)
     assert first.interval_s is None
     assert first.own_cpu_ratio is None
     assert second.interval_s is not None and second.interval_s > 0
@@ -154,7 +164,7 @@ def test_a_sample_holds_everything_of_its_tick(run: Callable[..., Run]) -> None:
     assert second.time_s > first.time_s
     assert first.source == "test"
     assert [gpu["power_w"].value for gpu in first.gpus] == [1.0, 1.0]
-    assert [gpu["power_w"].value for gpu in second.gpus] == [2.0, 2.0]
+    assert all(gpu["power_w"].value > 1.0 for gpu in second.gpus)  # type: ignore[operator]
     assert first.host["cpu_ratio"].value == 0.5
     (process,) = first.processes
     assert sorted(process.gpus) == [0, 1]
@@ -209,19 +219,19 @@ def test_ticks_keep_to_their_raster() -> None:
 
 
 def test_a_hanging_gpu_holds_up_nobody_and_comes_back(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler_module, "HANG_S", 0.3)
+    monkeypatch.setattr(sampler_module, "HANG_S", 0.8)
     node = Node(3)
     going = run(node)
     going.sample()
     node.gpus[1].gate.clear()
-    late = going.until(lambda sample: sample.gpus[1].message != "")
+    late = going.until(lambda sample: not complete(sample) and complete_without(sample, 1))
     assert states(late) == [OK, OK, OK]
     assert "so far" in (late.gpus[1]["power_w"].reason or "")
     sample = going.until(lambda sample: sample.gpus[1].state == NOT_RESPONDING)
     assert states(sample) == [OK, NOT_RESPONDING, OK]
     assert "dmesg" in sample.gpus[1].message
     assert sample.gpus[1]["power_w"].reason == sample.gpus[1].message
-    others = [going.sample().gpus[0]["power_w"].value for _ in range(3)]
+    others = [going.until(lambda sample: complete_without(sample, 1)).gpus[0]["power_w"].value for _ in range(3)]
     assert len(set(others)) == 3, "the others stand still"
     assert node.gpus[1].reads <= node.gpus[0].reads - 3, "a second call was sent into the hanging driver"
     node.gpus[1].gate.set()
@@ -246,7 +256,7 @@ def test_a_broken_probe_is_shown_and_the_others_go_on(run: Callable[..., Run]) -
     sample = going.sample()
     assert states(sample) == [FAILED, OK]
     assert "ZeroDivisionError" in sample.gpus[0].message
-    assert states(going.sample()) == [FAILED, OK]
+    assert going.until(lambda sample: states(sample) == [FAILED, OK])
 
 
 def test_a_broken_host_is_missing_with_its_reason(run: Callable[..., Run]) -> None:
@@ -288,7 +298,7 @@ def test_a_driver_that_hangs_at_the_start_is_reported_and_may_still_come(run: Ca
 
 def test_read_once_gives_the_second_look_without_the_past() -> None:
     node = Node(past=[NodeSample(1.0, (), HostSample("node", {}), interval_s=1.0)])
-    sample = read_once(node, settle_s=MIN_INTERVAL_S)
+    sample = read_once(node, settle_s=0.5)
     assert sample.interval_s is not None
     assert sample.gpus[0]["power_w"].value == 2.0
     assert node.closed.is_set()
@@ -311,7 +321,7 @@ def fake(tmp_path: Path) -> Iterator[FakeNvml]:
 
 
 def test_rates_and_gpm_have_values_after_read_once(fake: FakeNvml) -> None:
-    sample = read_once(NvmlSource(), settle_s=0.2)
+    sample = read_once(NvmlSource(), settle_s=0.5)
     assert len(sample.gpus) == 8
     for gpu in sample.gpus:
         for metric in ("sm_active", "pcie_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "power_w", "gpu_util"):

@@ -10,6 +10,8 @@ from gputop.advice.trace_facts import TraceFacts
 
 _SNIPPETS = {
     "tensorflow": "model.compile(optimizer, loss, jit_compile=True)  # custom loop: @tf.function(jit_compile=True)",
+    # Keras does not compile whole steps under tf.distribute; clusters leave the collectives out.
+    "tensorflow, several GPUs": "TF_XLA_FLAGS=--tf_xla_auto_jit=2 python train.py",
     "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # the whole step, update included",
     "pytorch": 'model = torch.compile(model, mode="reduce-overhead")  # fuses kernels, replays them as a CUDA graph',
 }
@@ -44,13 +46,14 @@ def launch_bound(facts: TraceFacts) -> Finding | Abstained | None:
     short = kernel_s < limit("launch_bound.short_kernel_s")
     why = f"For {share:.0%} of the {facts.basis} a GPU is idle and its next kernel is not launched yet."
     if short:
-        why += f" Half of the kernels run for less than {kernel_s * 1e6:.0f} µs, about what one launch costs."
+        why += f" Half of the kernels run for less than {kernel_s * 1e6:.2g} µs, while launching one takes 20-40 µs."
     return Finding(
         id="launch_bound", severity=severity_of(share),
         title=f"GPU waits for launches {share:.0%} of the {facts.basis}", why=why, evidence=evidence,
         action="Launch fewer, larger kernels: compile the step so that kernels are fused; then raise the batch size "
                "if memory allows.",
-        snippet=_SNIPPETS.get(facts.framework),
+        snippet=_SNIPPETS.get(f"{facts.framework}, several GPUs" if len(gpus) > 1 else facts.framework,
+                              _SNIPPETS.get(facts.framework)),
         gain=Gain(share, "at most: all gaps between launches, if kernels were always queued ahead"),
         gpus=tuple(gpu.gpu for gpu in gpus),
         source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle by fault of the host",

@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
+StatValue = int | float | str
+Stats = Mapping[str, StatValue]
 
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 _CHUNK_ROWS = 32_768
@@ -44,7 +46,7 @@ def field_bytes(number: int, value: bytes | str) -> bytes:
     return varint(number << 3 | _BYTES) + varint(len(data)) + data
 
 
-def stat(metadata_id: int, value: int | float | str) -> bytes:
+def stat(metadata_id: int, value: StatValue) -> bytes:
     """An XStat with its own value, without the field it is in."""
     head = field_varint(1, metadata_id)
     if isinstance(value, str):
@@ -81,7 +83,7 @@ def events(
             *(part for column in columns for part in _stat_parts(column, rows)),
             *(_same(field_bytes(4, constant), len(offset_ps[rows])) for constant in constant_stats),
         ]
-        length = sum(part.length for part in parts)
+        length = np.sum([part.length for part in parts], axis=0)
         pieces.append(_join([_same(bytes([4 << 3 | _BYTES]), len(offset_ps[rows])), _varints(length), *parts]))
     return b"".join(pieces)
 
@@ -157,17 +159,18 @@ class Plane:
         """Ids of strings that events refer to, in the order given."""
         return np.array([self.stat_id(name) for name in names], np.int64)
 
-    def add_stat(self, name: str, value: int | float | str) -> None:
+    def add_stat(self, name: str, value: StatValue) -> None:
         self._own_stats.append(stat(self.stat_id(name), value))
 
-    def event_stats(self, values: Mapping[str, int | float | str]) -> list[bytes]:
+    def event_stats(self, values: Stats) -> list[bytes]:
         """Stats of one event the way TraceMe metadata ends up: strings by reference, the rest as numbers."""
         return [
-            stat_ref(self.stat_id(name), self.stat_id(value)) if isinstance(value, str) else stat(self.stat_id(name), value)
+            stat_ref(self.stat_id(name), self.stat_id(value)) if isinstance(value, str)
+            else stat(self.stat_id(name), value)
             for name, value in values.items()
         ]
 
-    def event(self, name: str, offset_ns: int, duration_ns: int, values: Mapping[str, int | float | str] | None = None) -> bytes:
+    def event(self, name: str, offset_ns: int, duration_ns: int, values: Stats | None = None) -> bytes:
         """One XEvent as the field ``events`` of an XLine."""
         body = (field_varint(1, self.event_id(name)) + field_varint(2, offset_ns * 1000)
                 + field_varint(3, duration_ns * 1000))

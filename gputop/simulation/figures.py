@@ -30,8 +30,8 @@ HOST_QUANTITIES = ("launch_cpu_s", "write_bytes")
 # tensor-core GEMMs draws some 650 W of an H100's 700 W.
 _SM_W, _TENSOR_W, _DRAM_W, _FP32_W = 190.0, 420.0, 110.0, 90.0
 
-_ACTIVITY = ("sm", "occupancy", "tensor", "dram", "fp32", "fp16")
-_TABLE = np.array([[getattr(kernels.KERNELS[key], name) for name in _ACTIVITY] for key in kernels.KERNEL_KEYS])
+_ACTIVITY = ("sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp32_active", "fp16_active")
+_TABLE = np.array([[k.sm, k.occupancy, k.tensor, k.dram, k.fp32, k.fp16] for k in kernels.KERNELS.values()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ def gpu_curve(ops: StepOps, scenario: Scenario) -> Curve:
     column = {name: rates[:, i] for i, name in enumerate(GPU_QUANTITIES)}
 
     row, active = _running(ops, Stream.COMPUTE, middle)
-    activity = _TABLE[ops.program.kernel[row]] * active[:, None] * scenario.sm_fill if len(row) else 0.0
-    for i, name in enumerate(("sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp32_active", "fp16_active")):
-        if len(row):
-            column[name] += activity[:, i]  # type: ignore[index]
-    column["gr_active"] += active
+    if len(row):
+        activity = _TABLE[ops.program.kernel[row]] * active[:, None] * scenario.sm_fill
+        for i, name in enumerate(_ACTIVITY):
+            column[name] += activity[:, i]
+        column["gr_active"] += active
 
     row, active = _running(ops, Stream.COLLECTIVE, middle)
     if len(row):

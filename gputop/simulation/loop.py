@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from gputop.simulation.figures import GPU_QUANTITIES, HOST_QUANTITIES, Curve, F64, gpu_curve, host_curve
+from gputop.simulation.figures import F64, GPU_QUANTITIES, HOST_QUANTITIES, Curve, gpu_curve, host_curve
 from gputop.simulation.program import StepKind, Stream, programs
 from gputop.simulation.scenarios import GPU_COUNT, Scenario
 from gputop.simulation.step import I64, SimulatedStep, simulate_step
@@ -125,7 +125,7 @@ class _Producer:
 class TrainingLoop:
     """The job. All methods may be called from any thread."""
 
-    def __init__(self, scenario: Scenario, seed: int = 20_24) -> None:
+    def __init__(self, scenario: Scenario, seed: int = 2024) -> None:
         self.scenario = scenario
         self._seed = seed
         self._lock = threading.RLock()
@@ -176,13 +176,12 @@ class TrainingLoop:
         gap = (scenario.host_gap_s * 1e9 * np.exp(0.2 * rng.standard_normal(n))).astype(np.int64)
         choice = rng.integers(0, 1 << 30, n)
         steps: list[StepRecord] = []
-        gpu, host = [self._gpu_total], [self._host_total]
         evaluation: _Producer | None = None
         time = self._end_ns
         for i, kind in enumerate(kinds):
             ids = self._template_ids[kind]
             template = ids[int(choice[i]) % len(ids)]
-            asks, made = time + CALL_NS, (0, 0)
+            asks = time + CALL_NS
             if kind is StepKind.TRAIN:
                 begun, ended, begin = self._producer.take(asks, int(work[i]))
             elif kind is StepKind.EVAL:
@@ -190,20 +189,22 @@ class TrainingLoop:
                 begun, ended, begin = evaluation.take(asks, int(work[i] * EVAL_INPUT_SHARE))
             else:
                 begun, ended, begin = 0, 0, asks
-            made = (begun, ended)
             end = begin + self.templates[template].step.body_ns
             following = end + int(gap[i])
             steps.append(StepRecord(
-                self._step_number, kind, template, self._batch, time, asks, begin, end, following, *made))
-            gpu.append(gpu[-1] + self.templates[template].gpu_total)
-            python_s = (CALL_NS + following - end) / 1e9
-            host.append(host[-1] + np.append(self.templates[template].host.total[-1], python_s))
+                self._step_number, kind, template, self._batch, time, asks, begin, end, following,
+                begun, ended))
             self._step_number += 1
             self._batch += kind is not StepKind.CHECKPOINT
             time = following
         for kind in self._input:
             self._extend_input(kind, [s for s in steps if s.kind is kind])
-        self._epochs.append(_Epoch(steps, [s.start_ns for s in steps], np.stack(gpu), np.stack(host)))
+        ran = [self.templates[s.template] for s in steps]
+        gpu = np.cumsum([self._gpu_total, *(t.gpu_total for t in ran)], axis=0)
+        python_s = [(CALL_NS + s.next_ns - s.end_ns) / 1e9 for s in steps]
+        host = np.cumsum(
+            [self._host_total, *(np.append(t.host.total[-1], p) for t, p in zip(ran, python_s, strict=True))], axis=0)
+        self._epochs.append(_Epoch(steps, [s.start_ns for s in steps], gpu, host))
         self._epoch_starts.append(self._end_ns)
         self._epoch_number += 1
         self._end_ns, self._gpu_total, self._host_total = time, gpu[-1], host[-1]
@@ -251,10 +252,11 @@ class TrainingLoop:
         launch, written = before[:2] + self.templates[step.template].host.at(time_ns - step.begin_ns)
         python = min(max(time_ns - step.start_ns, 0), CALL_NS) + max(0, time_ns - step.end_ns)
         with self._lock:
-            made = sum(curve.at(time_ns) for curve in self._input.values())
+            made = np.sum([curve.at(time_ns) for curve in self._input.values()], axis=0)
         return {
-            "launch_cpu_s": float(launch), "write_bytes": float(written), "python_cpu_s": float(before[2] + python / 1e9),
-            "input_s": float(made[0]), "batches": float(made[1]),  # type: ignore[index]
+            "launch_cpu_s": float(launch), "write_bytes": float(written),
+            "python_cpu_s": float(before[2] + python / 1e9),
+            "input_s": float(made[0]), "batches": float(made[1]),
         }
 
     def steps(self, start_ns: int, end_ns: int) -> list[StepRecord]:

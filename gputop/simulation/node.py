@@ -142,7 +142,7 @@ class Node:
         seconds = (end_ns - start_ns) / 1e9
         rate = ((self._integrals(gpu, end_ns) - self._integrals(gpu, start_ns)) / seconds).tolist()
         readings = dict(_CONSTANT)
-        for name, value in zip(GPU_QUANTITIES, rate):
+        for name, value in zip(GPU_QUANTITIES, rate, strict=True):
             if name in _RATIOS:
                 readings[name] = Reading(min(value, 1.0), RATIO, SOURCE)
         readings["pcie_rx_bytes_per_s"] = Reading(rate[_COLUMN["pcie_rx_bytes"]], BYTES_PER_S, SOURCE)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -73,12 +75,14 @@ class _Builder:
         self.rows: list[tuple[int, int, int, int, float, int]] = []
         self.ops: dict[str, int] = {}
 
-    def add(self, stream: Stream, phase: Phase, duration_ns: float, kernel: int = -1, op: str = "", size: int = 0) -> None:
+    def add(
+        self, stream: Stream, phase: Phase, duration_ns: float, kernel: int = -1, op: str = "", size: int = 0
+    ) -> None:
         op_index = self.ops.setdefault(op, len(self.ops)) if op else -1
         self.rows.append((stream, phase, kernel, op_index, duration_ns, size))
 
     def build(self) -> Program:
-        columns = list(zip(*self.rows)) if self.rows else [()] * 6
+        columns = list(zip(*self.rows, strict=True)) if self.rows else [()] * 6
         stream, phase, kernel, op, duration, size = columns
         return Program(
             np.array(stream, np.int8), np.array(phase, np.int8), np.array(kernel, np.int16), np.array(op, np.int32),
@@ -98,8 +102,9 @@ def programs(scenario: Scenario, kind: StepKind) -> tuple[Program, ...]:
 def _step(scenario: Scenario, kind: StepKind, gpu0: bool) -> Program:
     out = _Builder()
     images = scenario.batch_per_gpu * scenario.example_bytes
-    out.add(Stream.H2D, Phase.INPUT, images / scenario.copy_bytes_per_s * 1e9, size=images, op="IteratorGetNext:IteratorGetNext")
-    out.add(Stream.H2D, Phase.INPUT, SMALL_COPY_NS, size=scenario.batch_per_gpu * 4, op="IteratorGetNext:IteratorGetNext")
+    labels = scenario.batch_per_gpu * 4
+    for size, nanoseconds in ((images, images / scenario.copy_bytes_per_s * 1e9), (labels, SMALL_COPY_NS)):
+        out.add(Stream.H2D, Phase.INPUT, nanoseconds, size=size, op="IteratorGetNext:IteratorGetNext")
 
     layers = scenario.layers
     forward = [(k, f"vit/encoder_{i}/{op}") for i in range(layers) for k, op in kernels.FORWARD]
@@ -121,19 +126,23 @@ def _step(scenario: Scenario, kind: StepKind, gpu0: bool) -> Program:
             issue(extra, Phase.EXTRA, scenario.gpu0_extra_s * 1e9 / sum(kernels.KERNELS[k].weight for k, _ in extra))
         elif scenario.gpu0_extra_s:
             nanoseconds = scenario.gather_bytes / NVLINK_BYTES_PER_S * 1e9
-            out.add(Stream.P2P, Phase.GATHER, nanoseconds, size=scenario.gather_bytes, op="concat_predictions/ConcatV2:ConcatV2")
+            op = "concat_predictions/ConcatV2:ConcatV2"
+            out.add(Stream.P2P, Phase.GATHER, nanoseconds, size=scenario.gather_bytes, op=op)
         _backward(out, scenario, backward, issue, scale)
         issue(apply, Phase.APPLY, scale)
     out.add(Stream.D2H, Phase.OUTPUT, SMALL_COPY_NS, size=_LOSS_BYTES, op="Identity:Identity")
     return out.build()
 
 
-def _backward(out: _Builder, scenario: Scenario, items: list[tuple[str, str]], issue, scale: float) -> None:  # type: ignore[no-untyped-def]
+def _backward(
+    out: _Builder, scenario: Scenario, items: list[tuple[str, str]],
+    issue: Callable[[list[tuple[str, str]], Phase, float], None], scale: float,
+) -> None:
     """Gradients, and after every n-th part of them the all-reduce of that part."""
     buckets = scenario.allreduce_buckets
     size = scenario.gradient_bytes // buckets
     bounds = [round(i * len(items) / buckets) for i in range(buckets + 1)]
-    for bucket, (first, last) in enumerate(zip(bounds, bounds[1:])):
+    for bucket, (first, last) in enumerate(pairwise(bounds)):
         issue(items[first:last], Phase.BACKWARD, scale)
         duration = size / scenario.allreduce_bytes_per_s * 1e9
         op = f"CollectiveReduceV2_{bucket}:CollectiveReduceV2"

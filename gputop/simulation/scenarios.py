@@ -74,7 +74,7 @@ _ALL = (
     Scenario(
         id="input-bound",
         title="The GPUs wait for the input pipeline",
-        description="decoding and augmenting on the CPU takes longer than the GPUs' work; the prefetch buffer runs empty",
+        description="decoding and augmenting on the CPU takes longer than the GPUs' work; the prefetch buffer is empty",
         batch_per_gpu=160, layers=12, compute_s=0.150,
         input_s=0.34, input_workers=88, prefetch_batches=2, dataset_on_network=True,
         steps_per_epoch=220, eval_steps=30, allocator_peak_bytes=62 * GiB,
@@ -92,7 +92,7 @@ _ALL = (
     Scenario(
         id="healthy",
         title="All GPUs busy, nothing to mend",
-        description="input arrives ahead of the GPUs, launches run ahead of the kernels, collectives hide behind compute",
+        description="input and launches run ahead of the GPUs, collectives hide behind compute",
         batch_per_gpu=256, layers=12, compute_s=0.285, input_s=0.17, steps_per_epoch=250, eval_steps=50,
     ),
 )

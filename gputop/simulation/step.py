@@ -102,15 +102,15 @@ def simulate_step(
     """Run one step on all GPUs."""
     gpus = [_Gpu(i, program, scenario, rng) for i, program in enumerate(programs)]
     forward = [g.run(Phase.FORWARD, Stream.COMPUTE, g.run(Phase.INPUT, Stream.H2D, 0)) for g in gpus]
-    gathered = [g.run(Phase.GATHER, Stream.P2P, end) for g, end in zip(gpus, forward)]
+    gathered = [g.run(Phase.GATHER, Stream.P2P, end) for g, end in zip(gpus, forward, strict=True)]
     extra = []
-    for g, end in zip(gpus, forward):
+    for g, end in zip(gpus, forward, strict=True):
         waits = len(g.rows(Phase.EXTRA, Stream.COMPUTE)) > 0
         extra.append(g.run(Phase.EXTRA, Stream.COMPUTE, max(gathered) if waits else end))
-    backward = [g.run(Phase.BACKWARD, Stream.COMPUTE, end + STREAM_GAP_NS) for g, end in zip(gpus, extra)]
+    backward = [g.run(Phase.BACKWARD, Stream.COMPUTE, end + STREAM_GAP_NS) for g, end in zip(gpus, extra, strict=True)]
     reduced = _all_reduce(gpus)
     body, issued = 0, 0
-    for g, end in zip(gpus, backward):
+    for g, end in zip(gpus, backward, strict=True):
         applied = g.run(Phase.APPLY, Stream.COMPUTE, max(reduced, end) + STREAM_GAP_NS)
         body = max(body, g.run(Phase.OUTPUT, Stream.D2H, applied))
         issued = max(issued, g.issued)
@@ -125,12 +125,12 @@ def _all_reduce(gpus: Sequence[_Gpu]) -> int:
     end = 0
     for i in range(len(rows[0])):
         starts = []
-        for g, own in zip(gpus, rows):
+        for g, own in zip(gpus, rows, strict=True):
             row = own[i]
             gradients = int(g.end[row - 1])  # the kernel launched before it
             starts.append(max(int(g.launch_end[row]) + LAUNCH_LATENCY_NS, gradients, end + STREAM_GAP_NS))
         transfer = int(gpus[0].duration[rows[0][i]])
         end = max(starts) + transfer
-        for g, own, start in zip(gpus, rows, starts):
+        for g, own, start in zip(gpus, rows, starts, strict=True):
             g.start[own[i]], g.end[own[i]], g.transfer[own[i]] = start, end, transfer
     return end

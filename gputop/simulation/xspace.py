@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gputop.simulation import kernels
-from gputop.simulation.encode import INT, REF, UINT, Column, Plane, events, field_bytes, stat, stat_ref
+from gputop.simulation.encode import INT, REF, UINT, Column, Plane, Stats, events, field_bytes, stat, stat_ref
 from gputop.simulation.loop import OpSlice, TrainingLoop
 from gputop.simulation.program import Phase, Program, StepKind, Stream
 from gputop.simulation.scenarios import GPU_COUNT
@@ -27,9 +27,9 @@ _CUPTI_START_NS = 850_000  # the GPU tracer comes up after the session has begun
 _STREAM_NUMBERS = {Stream.COMPUTE: 13, Stream.H2D: 14, Stream.D2H: 15, Stream.P2P: 16, Stream.COLLECTIVE: 24}
 _COPIES = {Stream.H2D: "MemcpyH2D", Stream.D2H: "MemcpyD2H", Stream.P2P: "MemcpyP2P"}
 _ALLOCATIONS = 12  # recorded allocations and deallocations of activations per step and GPU
-_H100 = {
-    "device_vendor": "Nvidia", "clock_rate": 1_980_000, "core_count": 132,
-    "memory_bandwidth": 3_352_320_000_000, "memory_size": 85_024_112_640, "compute_cap_major": 9, "compute_cap_minor": 0,
+_H100: Stats = {
+    "device_vendor": "Nvidia", "clock_rate": 1_980_000, "core_count": 132, "memory_bandwidth": 3_352_320_000_000,
+    "memory_size": 85_024_112_640, "compute_cap_major": 9, "compute_cap_minor": 0,
 }
 
 
@@ -105,7 +105,8 @@ class _Capture:
             program: Program = self._loop.templates[part.template].step.gpus[gpu].program
             if id(program) not in maps:
                 prefix = f"replica_{gpu}/" if gpu else ""
-                maps[id(program)] = np.array([names.setdefault(prefix + n, len(names)) for n in program.op_names], np.int64)
+                ids = [names.setdefault(prefix + n, len(names)) for n in program.op_names]
+                maps[id(program)] = np.array(ids, np.int64)
             name.append(program.kernel[part.rows])
             op.append(maps[id(program)][program.op[part.rows]])
             size.append(program.bytes[part.rows])
@@ -113,8 +114,8 @@ class _Capture:
             correlation.append(1_000 + run * self._stride + part.rows)
         return _Ops(
             stream, np.concatenate(name).astype(np.int64), list(names), np.concatenate(op), np.concatenate(size),
-            *(np.concatenate([getattr(p, column) for p in slices])
-              for column in ("start_ns", "end_ns", "launch_ns", "launch_end_ns")),
+            np.concatenate([p.start_ns for p in slices]), np.concatenate([p.end_ns for p in slices]),
+            np.concatenate([p.launch_ns for p in slices]), np.concatenate([p.launch_end_ns for p in slices]),
             np.concatenate(correlation),
         )
 
@@ -183,7 +184,9 @@ class _Capture:
             return "kernel_details", plane.ref_ids([k.details for k in kernels.KERNELS.values()])[ops.name]
         host = "pinned" if self._loop.scenario.copy_pinned else "pageable"
         source, target, to = {
-            Stream.H2D: (host, "device", gpu), Stream.D2H: ("device", "pageable", 0), Stream.P2P: ("device", "device", 0),
+            Stream.H2D: (host, "device", gpu),
+            Stream.D2H: ("device", "pageable", 0),
+            Stream.P2P: ("device", "device", 0),
         }[ops.stream]
         sizes, row = np.unique(ops.bytes, return_inverse=True)
         texts = [f"kind_src:{source} kind_dst:{target} size:{size} dest:{to} async:1" for size in sizes.tolist()]

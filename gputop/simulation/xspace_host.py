@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputop.simulation.encode import Plane
+from gputop.simulation.encode import Plane, Stats, StatValue
 from gputop.simulation.loop import StepRecord, TrainingLoop
 from gputop.simulation.program import StepKind
 from gputop.simulation.scenarios import GPU_COUNT
@@ -30,7 +30,7 @@ def python_line(plane: Plane, loop: TrainingLoop, steps: Sequence[StepRecord], s
             continue
         execute = step.wait_ns - 40_000
         done = step.begin_ns + loop.templates[step.template].step.issued_ns + 20_000
-        calls = (
+        calls: tuple[tuple[str, int, int, Stats], ...] = (
             ("one_step_on_iterator", step.start_ns + 60_000, done + 50_000,
              {"tf_function_call": "notTraced-nonXla", "tracing_count": 1}),
             ("EagerExecute", execute, done, {"eager_op": function, "is_func": 1}),
@@ -50,7 +50,7 @@ class InputLines:
         self._start = start_ns
         self._end = end_ns
 
-    def _event(self, name: str, begin: int, end: int, values: dict[str, int | float | str] | None = None) -> list[bytes]:
+    def _event(self, name: str, begin: int, end: int, values: Stats | None = None) -> list[bytes]:
         if begin < self._start or end > self._end:
             return []  # a TraceMe is recorded only if both its ends lie within the session
         return [self._plane.event(name, begin - self._start, end - begin, values)]
@@ -77,7 +77,8 @@ class InputLines:
                 # Workers end one after the other: elements differ in size.
                 length = step.made_ns - step.made_from_ns
                 idle = length * ((worker * 37 + step.batch * 11) % 64) // 1024
-                runs += self._event("InstantiatedCapturedFunction::Run", step.made_from_ns + idle // 2, step.made_ns - idle)
+                begin, end = step.made_from_ns + idle // 2, step.made_ns - idle
+                runs += self._event("InstantiatedCapturedFunction::Run", begin, end)
             self._plane.add_line(thread, f"tf_data_private_threadpool/{thread}", 0, runs)
 
     def _batch_size(self) -> int:
@@ -89,7 +90,7 @@ class InputLines:
         for step in steps:
             if step.kind is StepKind.CHECKPOINT:
                 continue
-            values: dict[str, int | float | str] = {"buffer_limit": limit}
+            values: dict[str, StatValue] = {"buffer_limit": limit}
             if step.made_ns <= step.wait_ns:
                 later = [s for s in made if s.kind is step.kind and s.batch > step.batch and s.made_ns <= step.wait_ns]
                 values["buffered_elements"] = min(limit, 1 + len(later))

@@ -19,10 +19,21 @@ _NO_NEW_SHARE = Reading.missing(RATIO, "the driver has no new value for this pro
 _NOT_ASKED = Reading.missing(RATIO, "not sampled yet", "NVML")
 
 
-class _ProcessInfoV1(ctypes.Structure):
-    """nvmlProcessInfo_v1_t: what drivers before R450 fill. nvidia-ml-py no longer has it."""
+class _ProcessInfo(ctypes.Structure):
+    """nvmlProcessInfo_t of the calls that end in _v3 and _v2 (R450 and newer)."""
 
-    _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used_bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class _ProcessInfoV1(ctypes.Structure):
+    """nvmlProcessInfo_v1_t of the plain call, the only one of older drivers."""
+
+    _fields_ = (("pid", ctypes.c_uint), ("used_bytes", ctypes.c_ulonglong))
 
 
 class ProcessReader:
@@ -38,14 +49,16 @@ class ProcessReader:
         self._share_refused: Reading | None = None
         self._default_share = _NOT_ASKED
         self._shares: dict[int, Reading] = {}
-        # nvidia-ml-py asks for the newest symbol only; older drivers have the call under older names.
-        self._versions = {
+        # nvidia-ml-py knows the newest symbol only, and makes two calls where one does.
+        self._versions: dict[str, list[tuple[str, type[ctypes.Structure]]]] = {
             kind: [
-                *(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_{version}") for version in ("v3", "v2")),
-                self._plain_call(f"nvmlDeviceGet{kind}RunningProcesses"),
+                (f"nvmlDeviceGet{kind}RunningProcesses_v3", _ProcessInfo),
+                (f"nvmlDeviceGet{kind}RunningProcesses_v2", _ProcessInfo),
+                (f"nvmlDeviceGet{kind}RunningProcesses", _ProcessInfoV1),
             ]
             for kind in ("Compute", "Graphics")
         }
+        self._room = 32
         self._refused: dict[str, str] = {}
         self._processes: tuple[GpuProcess, ...] = ()
         self._reason: str | None = None
@@ -91,7 +104,7 @@ class ProcessReader:
         versions = self._versions[kind]
         while True:
             try:
-                return [(process.pid, _known(process.usedGpuMemory)) for process in versions[0](self._handle)]
+                return self._call(*versions[0])
             except nvml.NVMLError as error:
                 code = error.value
                 if code in status.DEVICE_GONE:
@@ -106,25 +119,22 @@ class ProcessReader:
                 self._reason = why
             return []
 
-    def _plain_call(self, symbol: str) -> Callable[[Any], list[Any]]:
-        """The call as drivers before R450 have it; their structure has no MIG instances."""
+    def _call(self, symbol: str, structure: type[ctypes.Structure]) -> list[tuple[int, int | None]]:
         nvml = self._nvml
-
-        def call(handle: Any) -> list[Any]:
-            function = nvml._nvmlGetFunctionPointer(symbol)
-            room = 64
-            while True:
-                count = ctypes.c_uint(room)
-                processes = (_ProcessInfoV1 * room)()
-                code = function(handle, ctypes.byref(count), processes)
-                if code != status.INSUFFICIENT_SIZE:
-                    break
-                room = count.value + room
-            if code != status.SUCCESS:
-                raise nvml.NVMLError(code)
-            return list(processes[: count.value])
-
-        return call
+        function = nvml._nvmlGetFunctionPointer(symbol)
+        while True:
+            count = ctypes.c_uint(self._room)
+            found = (structure * self._room)()
+            code = function(self._handle, ctypes.byref(count), found)
+            if code != status.INSUFFICIENT_SIZE:
+                break
+            self._room = count.value + 16  # some may start meanwhile
+        if code != status.SUCCESS:
+            raise nvml.NVMLError(code)
+        return [
+            (found[i].pid, None if found[i].used_bytes == _NOT_AVAILABLE else found[i].used_bytes)
+            for i in range(count.value)
+        ]
 
     def _read_shares(self) -> None:
         """SM share by PID, of the driver's samples since the last look."""
@@ -155,7 +165,3 @@ class ProcessReader:
             if stamp >= newest.get(pid, 0) and percent <= 100:
                 newest[pid] = stamp
                 self._shares[pid] = Reading(percent / 100, RATIO, "NVML")
-
-
-def _known(used_bytes: int | None) -> int | None:
-    return None if used_bytes == _NOT_AVAILABLE else used_bytes

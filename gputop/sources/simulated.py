@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PREFILL_S = 300.0
 _PREFILL_STEP_S = 1.0  # at least; finer ticks are for live samples
-_LEAD_S = 20.0  # how far into an epoch the job is when one begins to watch: the next pause is a minute away
+_LEAD_S = 32.0  # how far into an epoch the job is when one begins to watch: both sides of now are plain training
 _FIRST_WINDOW_NS = SECOND_NS  # what a first reading looks back on
 _SHORTEST_WINDOW_NS = SECOND_NS // 100
 

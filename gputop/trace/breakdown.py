@@ -7,7 +7,7 @@ parts are averaged over those GPUs:
 2. ``collectives``: a collective or a GPU-to-GPU copy runs (so this is the exposed part);
 3. ``h2d``, then ``d2h``: a copy from or to the host runs;
 4. ``input``: the training loop waits for a batch and none of its GPUs runs anything;
-5. ``idle``: this GPU waits for another one that works through a long gap of its own;
+5. ``idle``: this GPU waits for another one, which works all the while;
 6. ``launch``: the event that ends the gap was launched after the gap began, and the host was
    launching work meanwhile (launches close together, inside a tf.function where one is traced);
 7. ``host``: the same, but the host was doing something else;
@@ -31,8 +31,8 @@ from gputop.trace.results import Breakdown
 
 # Launches further apart than this are not one stretch of launching (nsys-ai counts GPU gaps from 1 ms).
 LAUNCHING_GAP_NS = 1_000_000
-# A gap this long that one other GPU is busy for this share of is spent waiting for that GPU. Below, gaps between
-# launches coincide with other GPUs' kernels by chance. gputop's own figures.
+# A stretch of idle time this long in which one other GPU is busy for this share is spent waiting for that GPU.
+# Below, gaps between launches coincide with other GPUs' kernels by chance. gputop's own figures.
 WAIT_FOR_GPU_NS = 1_000_000
 WAIT_FOR_GPU_SHARE = 0.8
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.trace.device_time import GpuTimeline, gpu_number
-from gputop.trace.model import Kind, Trace
+from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.results import Collectives, Steps
 
 # A collective ends on all GPUs together; further apart the match is wrong (traces.md §3: 7 µs were measured).
@@ -39,6 +39,7 @@ def collectives(trace: Trace, lines: list[GpuTimeline], steps: Steps | None) -> 
     rows = [r for r in rows if len(r)]
     if len(rows) < 2:
         return unmatched("only one GPU of the job is in the trace")
+    rows = _seen_by_all(trace, rows)
     counts = sorted({len(r) for r in rows})
     if len(counts) > 1:
         return unmatched(f"the GPUs ran different numbers of them, {counts[0]} to {counts[-1]}")
@@ -50,8 +51,21 @@ def collectives(trace: Trace, lines: list[GpuTimeline], steps: Steps | None) -> 
     if apart > _END_TOLERANCE_NS:
         return unmatched(f"matched by order their ends lie up to {apart / 1e6:.1f} ms apart, so the order differs")
     transfer = int((end - start).min(axis=1).sum()) * len(rows)
+    matched = int((end - start).sum())
     last = np.bincount(np.argmax(start, axis=1), minlength=len(rows))
     return Collectives(
-        per_step, summed / 1e9, transfer / 1e9, 1 - transfer / summed if summed else None,
+        per_step, summed / 1e9, transfer / 1e9, 1 - transfer / matched if matched else None,
         {gpu_number(trace, line.gpu): int(n) for line, n in zip(lines, last, strict=True) if n},
     )
+
+
+def _seen_by_all(trace: Trace, rows: list[I64]) -> list[I64]:
+    """Leave out what only some GPUs have at the window's edges: a collective ends on all of them together.
+
+    Where that leaves a GPU none, all stay: then no match will be made.
+    """
+    end = trace.device.end_ns
+    lo = max(int(end[r].min()) for r in rows) - _END_TOLERANCE_NS
+    hi = min(int(end[r].max()) for r in rows) + _END_TOLERANCE_NS
+    kept = [r[(end[r] >= lo) & (end[r] <= hi)] for r in rows]
+    return kept if all(len(r) for r in kept) else rows

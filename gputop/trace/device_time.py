@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.trace.copies import Copies, copies
-from gputop.trace.intervals import Spans, coverage, intersect, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, merge, subtract, union
 from gputop.trace.kernels import UNKNOWN, classify
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.results import GpuUse, Steps
@@ -194,17 +194,21 @@ def idle_by_host(line: GpuTimeline) -> Spans:
 
 
 def waits_for_another(line: GpuTimeline, others: list[GpuTimeline], at_least_ns: int, share: float) -> Spans:
-    """Long idle intervals of this GPU that another one works through: it waits for that GPU, not for launches.
+    """Idle time of this GPU that another one works through: it waits for that GPU, not for launches.
 
-    A gap counts where one single other GPU is busy for at least ``share`` of it.
+    Counted are stretches of ``at_least_ns`` or more for at least ``share`` of which one single
+    other GPU is busy, short holes included; a GPU that starves for launches itself is busy
+    in specks only.
     """
     length = line.gaps.end - line.gaps.start
     long = length >= at_least_ns
     gaps = Spans(line.gaps.start[long], line.gaps.end[long])
-    waiting = [Spans(np.empty(0, np.int64), np.empty(0, np.int64))]
+    waiting = [EMPTY]
     for other in others:
         if other is line or not len(gaps.start):
             continue
-        covered = coverage(other.busy, gaps.start, gaps.end) >= share * (gaps.end - gaps.start)
-        waiting.append(intersect(Spans(gaps.start[covered], gaps.end[covered]), other.busy))
+        stretch = intersect(gaps, joined(other.busy, at_least_ns // 10))
+        own = stretch.end - stretch.start
+        counts = (own >= at_least_ns) & (coverage(other.busy, stretch.start, stretch.end) >= share * own)
+        waiting.append(Spans(stretch.start[counts], stretch.end[counts]))
     return merge(*waiting)

@@ -99,6 +99,14 @@ def coverage(a: Spans, start: npt.ArrayLike, end: npt.ArrayLike) -> I64:
     return covered_before(a, end) - covered_before(a, start)
 
 
+def joined(a: Spans, reach: int) -> Spans:
+    """``a`` with its holes shorter than ``reach`` filled."""
+    if not len(a.start):
+        return a
+    apart = a.start[1:] - a.end[:-1] >= reach
+    return Spans(a.start[np.concatenate(([True], apart))], a.end[np.concatenate((apart, [True]))])
+
+
 def chained(times: npt.ArrayLike, reach: int) -> Spans:
     """From first to last instant of each run of ``times`` in which none is more than ``reach`` after the one before."""
     t = np.sort(np.asarray(times, np.int64))

@@ -13,19 +13,25 @@ _PARTS = {
     "input": "waiting for input", "launch": "waiting for launches", "host": "host work", "idle": "other idle",
 }
 # The parts of the step whose cause a finding names; a large part without one is said to be unexplained.
-_EXPLAINED_BY = {"input": "input_bound", "launch": "launch_bound", "host": "step_gap_host", "collectives": "collective"}
+_UNEVEN = {"gpu0_oversubscribed", "replica_imbalance"}
+_EXPLAINED_BY = {
+    "launch": {"launch_bound"},
+    "host": {"step_gap_host"},
+    "idle": {*_UNEVEN, "serial_gpus", "staggered_launch"},
+    "collectives": {*_UNEVEN, "launch_bound", "collective_waiting", "communication_exposed", "allreduce_slow"},
+}
 _BAR = 24
 _ABOUT = {"xspace": "TensorFlow/JAX profiler", "chrome": "Chrome/kineto trace", "nsys": "Nsight Systems report"}
 
 
 def text_report(analysis: Analysis, width: int = 80) -> str:
-    """Everything an analysis says, in lines of at most ``width`` columns (snippets and paths excepted).
+    """Everything an analysis says, in lines of at most ``width`` columns, 60 at least (snippets and paths excepted).
 
     Plain text: control characters out of the trace (escape codes, newlines in names) are taken out.
     """
     lines: list[str] = []
     for section in (_head, _quality, _steps, _breakdown, _gpus, _collectives, _memory, _advice):
-        part = [line.rstrip() for line in section(analysis, max(width, 40))]
+        part = [line.rstrip() for line in section(analysis, max(width, 60))]
         if part:
             lines += ["", *part] if lines else part
     return "\n".join(lines) + "\n"
@@ -152,9 +158,9 @@ def _unexplained(a: Analysis) -> str:
         return ""
     parts, total = a.breakdown.to_json(), a.breakdown.total
     named = {f.id for f in a.findings}
-    name = max(("launch", "host", "idle", "collectives"), key=lambda part: parts[part])
+    name = max(_EXPLAINED_BY, key=lambda part: 0.0 if named & _EXPLAINED_BY[part] else parts[part])
     share = parts[name] / total if total else 0.0
-    if share < HIGH_SHARE or any(i.startswith(_EXPLAINED_BY.get(name, "?")) for i in named):
+    if share < HIGH_SHARE or named & _EXPLAINED_BY[name]:
         return ""
     return f"Unexplained: {_PARTS[name]} takes {share:.0%} of the step and no rule here names its cause."
 

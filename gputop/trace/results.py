@@ -111,7 +111,8 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """Collectives matched across GPUs by order. ``waiting`` = 1 - transfer / summed."""
+    """Collectives matched across GPUs by order. ``waiting`` = 1 - transfer / their summed time, over those
+    that all GPUs have in the window."""
 
     count_per_step: float | None
     summed_s: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -102,6 +103,7 @@ class GpuTable(Widget, can_focus=True):
         self.selected = 0
         self._sample: NodeSample | None = None
         self._history: History | None = None
+        self._full_scale: float | None = None
         self._fields: list[Field] = []
         self._lanes: dict[tuple[str, str], LaneCache] = {}
         self._activity: dict[str, str] = {}
@@ -155,6 +157,7 @@ class GpuTable(Widget, can_focus=True):
         if title != self._title:
             self._title = title
             self.refresh(Region(0, 0, width, 1))
+        self._full_scale = self._common_scale()
         for i, gpu in enumerate(self._sample.gpus if self._sample else ()):
             y = 1 + i * self.rows_per_gpu
             self._repaint_lanes(gpu, y)
@@ -163,13 +166,26 @@ class GpuTable(Widget, can_focus=True):
                 mean = self._lanes[gpu.info.uuid, "main"].mean()
                 figures |= second_line(gpu, mean)
             shown = self._figures.get(gpu.info.uuid, {})
-            for field in self._fields:
-                for row, key in enumerate((field.key, field.key + SECOND)):
-                    if figures.get(key) != shown.get(key):
-                        self.refresh(Region(field.x, y + row, field.width, 1))
             if figures.get("message") != shown.get("message"):
                 self.refresh(Region(0, y, width, self.rows_per_gpu))
+            elif figures != shown:
+                for row, mark in enumerate(("", SECOND)[:self.rows_per_gpu]):
+                    changed = [f for f in self._fields if figures.get(f.key + mark) != shown.get(f.key + mark)]
+                    if changed:
+                        x, end = changed[0].x, changed[-1].x + changed[-1].width
+                        self.refresh(Region(x, y + row, end - x, 1))
             self._figures[gpu.info.uuid] = figures
+
+    def _common_scale(self) -> float | None:
+        """100 % of a metric without a scale of its own: the largest value in view on any GPU, rounded up."""
+        if self.metric == ACTIVITY or GPU_METRICS[self.metric].full_scale is not None or self._history is None:
+            return None
+        _, values = self._history.windows(self.metric, self.span_shown_s, end_s=self.end_s)
+        largest = max((v for v in values.ravel().tolist() if v == v), default=0.0)
+        if largest <= 0:
+            return None
+        step = 10.0 ** math.floor(math.log10(largest))
+        return next(m * step for m in (1, 2, 5, 10) if m * step >= largest)
 
     def _repaint_lanes(self, gpu: GpuSample, y: int) -> None:
         wanted: Mapping[str, tuple[str, ...]] = {
@@ -184,7 +200,8 @@ class GpuTable(Widget, can_focus=True):
             # A narrow lane shows the same span as the main one, in longer slices.
             lane_view = view if field.key == "main" else TimeView(
                 slice_for(view.slice_s * main_width, field.width), view.end_s)
-            changed = cache.update(self._history, gpu.info.uuid, metrics, lane_view, field.width, self.rows_per_gpu)
+            changed = cache.update(self._history, gpu.info.uuid, metrics, lane_view, field.width, self.rows_per_gpu,
+                                   self._full_scale if field.key == "main" else None)
             if changed:
                 x = field.x + field.width - changed
                 self.refresh(Region(x, y, changed, self.rows_per_gpu))
@@ -223,21 +240,21 @@ class GpuTable(Widget, can_focus=True):
         return title if len(title) <= width else short
 
     def render_line(self, y: int) -> Strip:
-        width, base = self.size.width, self.rich_style
+        width = self.size.width
         if not self._fields:
-            return Strip.blank(width, base)
+            return Strip.blank(width)
         if y == 0:
             strip = Strip([Segment(t, s) for t, s in self._title])
-            return strip.adjust_cell_length(width, base).apply_style(base)
+            return strip.adjust_cell_length(width)
         index, row = divmod(y - 1, self.rows_per_gpu)
         gpus = self._sample.gpus if self._sample else ()
         if index >= len(gpus):
             text = "  waiting for the first sample…" if not gpus and y == 1 else ""
-            return Strip([Segment(fit(text, width), DIM)]).apply_style(base)
+            return Strip([Segment(fit(text, width), DIM)])
         segments = self._gpu_segments(gpus[index], row)
         if row == 0 and index == self.selected and self.has_focus:
             segments[0] = Segment(fit(f"›{gpus[index].info.index}", self._fields[0].width), ACCENT)
-        return Strip(segments, width).apply_style(base)
+        return Strip(segments, width)
 
     def _gpu_segments(self, gpu: GpuSample, row: int) -> list[Segment]:
         figures = self._figures.get(gpu.info.uuid, {})

@@ -99,42 +99,39 @@ class LaneCache:
         self._last_index = 0  # slice number (start / slice_s) of the newest column
 
     def update(self, history: History | None, gpu: str, metrics: Sequence[str], view: TimeView,
-               width: int, rows: int) -> int:
-        """Bring the lane to the newest sample; returns how many columns at the right changed.
+               width: int, rows: int, full_scale: float | None = None) -> int:
+        """Bring the lane to the newest sample; returns how many columns at the right look different.
 
         Of several ``metrics`` the larger level of each slice is drawn (both directions of a
-        full-duplex link: the busier one is what saturates). ``width`` is returned where
-        everything changed.
+        full-duplex link: the busier one is what saturates). ``full_scale`` is 100 % of a metric
+        that has no scale of its own.
         """
-        key = (gpu, tuple(metrics), view.slice_s, view.end_s, width, rows, history is None)
+        key = (gpu, tuple(metrics), view, width, rows, full_scale, history is None)
+        same, self._key = key == self._key, key
         if history is None or width <= 0 or history.newest_s is None:
-            fresh = key != self._key
-            self._key = key
             self.columns = deque([blank_column(rows)] * max(0, width), maxlen=max(0, width))
             self._means.clear()
-            return width if fresh else 0
+            return 0 if same else width
         end_s = view.end_s if view.end_s is not None else history.newest_s
         index = int(end_s // view.slice_s)
-        behind = index - self._last_index
-        if key != self._key or not 0 <= behind < width:
-            count = width
+        behind, self._last_index = index - self._last_index, index
+        if not same or not 0 <= behind < width or not self._means:
+            behind, count, newest = width, width, None
             self.columns, self._means = deque(maxlen=width), deque(maxlen=width)
         else:
-            # The slice before may have been incomplete when it was drawn last.
-            count = min(width, behind + 2)
-            for _ in range(count - behind):
-                self.columns.pop()
-                self._means.pop()
-        self._key, self._last_index = key, index
-        lanes = [history.lane(gpu, metric, end_s=(index + 1) * view.slice_s, slice_s=view.slice_s, slices=count)
-                 for metric in metrics]
-        self._extend(lanes, rows, count)
-        return width if behind or count == width else count
+            # The newest slice may have been incomplete when it was drawn: it is drawn again.
+            count, newest = behind + 1, self.columns.pop()
+            self._means.pop()
+        self._extend([history.lane(gpu, metric, end_s=(index + 1) * view.slice_s, slice_s=view.slice_s, slices=count,
+                                   full_scale=full_scale) for metric in metrics], rows)
+        if behind:
+            return width
+        return 0 if self.columns[-1] == newest else 1
 
-    def _extend(self, lanes: Sequence[Lane], rows: int, count: int) -> None:
+    def _extend(self, lanes: Sequence[Lane], rows: int) -> None:
         """Append the slices, taking the lane with the higher mean level where there are several."""
         prepared = [_levels(lane) for lane in lanes]
-        for i in range(count):
+        for i in range(len(prepared[0][0])):
             mean, reach = math.nan, prepared[0][1][i]
             for means, reaches in prepared:
                 if means[i] == means[i] and not means[i] <= mean:  # NaN: nothing measured

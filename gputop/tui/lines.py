@@ -38,10 +38,9 @@ class LinesWidget(Widget):
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        style = self.rich_style
         runs = self._lines[y] if y < len(self._lines) else ()
         strip = Strip([Segment(text, run_style) for text, run_style in runs])
-        return strip.adjust_cell_length(width, style).apply_style(style)
+        return strip.adjust_cell_length(width)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return max(1, len(self._lines))

@@ -84,13 +84,13 @@ def cell_style(upper: tuple[int, int], lower: tuple[int, int], muted: bool = Fal
 
 BLANK_STYLE = Style(color=Color.from_rgb(*_rgb(0.38, 0.012, 270.0)), bgcolor=Color.from_rgb(*level_rgb(0, 0)))
 
-DIM = Style(dim=True)
-BOLD = Style(bold=True)
-PLAIN = Style()
-WARN = Style(color="yellow")
-BAD = Style(color="red", bold=True)
-ACCENT = Style(color="cyan")
-COARSE = Style(italic=True)
+# Every style names its colour, so that a line need not be combined with the widget's own on each repaint.
+PLAIN = Style(color="#d7dae0")
+BOLD = Style(color="#f2f4f8", bold=True)
+DIM = Style(color="#8b93a5")
+WARN = Style(color="#e5b567")
+BAD = Style(color="#ff6b7a", bold=True)
+ACCENT = Style(color="#57c7d4")
 
 SEVERITY_STYLE = {"high": BAD, "medium": WARN, "low": ACCENT}
 # The shape tells the severity where colour cannot.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -144,12 +145,14 @@ class TestServersThatWriteThemselves:
         (elsewhere / run.path.name).mkdir(parents=True)
         Path(disk.file).write_bytes(b"trace")
         real_open = Path.open
-        monkeypatch.setattr(
-            Path, "open",
-            lambda self, *a, **k: (_ for _ in ()).throw(FileNotFoundError(2, "No such file or directory"))
-            if str(self) == disk.file else real_open(self, *a, **k),
-        )
-        inside = storage.ServerDisk(disk.root, disk.run, disk.host, pid=threading.get_native_id(), temporary=True)
+
+        def open_elsewhere_only(path: Path, *arguments, **options):
+            if str(path) == disk.file:
+                raise FileNotFoundError(2, "No such file or directory")
+            return real_open(path, *arguments, **options)
+
+        monkeypatch.setattr(Path, "open", open_elsewhere_only)
+        inside = storage.ServerDisk(disk.root, disk.run, disk.host, pid=os.getpid(), temporary=True)
         source = inside.find("127.0.0.1:1")
         assert str(source).startswith("/proc/")
         assert run.adopt(source).read_bytes() == b"trace"
@@ -178,9 +181,9 @@ class TestServersThatWriteThemselves:
 @pytest.mark.parametrize("writes_disk", [True, False])
 def test_trace_without_events_is_nothing_to_see_but_kept(logdir, flagged, writes_disk):
     xspace = make_xspace(events=0, errors=("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES",))
-    with serve(FakeProfiler(xspace=xspace, empty_trace=flagged, writes_disk=writes_disk)) as server:
-        with pytest.raises(NothingToSee, match="no events") as caught:
-            capture(server.address, seconds=0.01, logdir=logdir)
+    profiler = FakeProfiler(xspace=xspace, empty_trace=flagged, writes_disk=writes_disk)
+    with serve(profiler) as server, pytest.raises(NothingToSee, match="no events") as caught:
+        capture(server.address, seconds=0.01, logdir=logdir)
     assert "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES" in caught.value.message
     (path,) = logdir.rglob("*.xplane.pb")
     assert str(path) in caught.value.message
@@ -188,9 +191,9 @@ def test_trace_without_events_is_nothing_to_see_but_kept(logdir, flagged, writes
 
 
 def test_nothing_at_all_in_the_response(logdir):
-    with serve(FakeProfiler(xspace=b"", empty_trace=True)) as server:
-        with pytest.raises(NothingToSee, match="no events"):
-            capture(server.address, seconds=0.01, logdir=logdir)
+    profiler = FakeProfiler(xspace=b"", empty_trace=True)
+    with serve(profiler) as server, pytest.raises(NothingToSee, match="no events"):
+        capture(server.address, seconds=0.01, logdir=logdir)
     assert not logdir.exists()
 
 
@@ -264,7 +267,9 @@ class TestLogdir:
             capture("127.0.0.1:1", logdir=logdir, seconds=0.01)
         assert everything_below(logdir / "plugins" / "profile") == [kept]
 
-    @pytest.mark.parametrize(("limit", "calls", "cause"), [(200_000, 1, "could not be saved"), (9_999, 0, "cannot write")])
+    @pytest.mark.parametrize(
+        ("limit", "calls", "cause"), [(200_000, 1, "could not be saved"), (9_999, 0, "cannot write")]
+    )
     def test_full_disk(self, logdir, limit, calls, cause):
         """A limit on file size stands for the full disk: writing fails in the middle of a file."""
         code = (

@@ -31,6 +31,11 @@ def test_compute_and_graphics_are_merged(fake: FakeNvml) -> None:
     assert found[12].sm_ratio.value is None
 
 
+def test_more_processes_than_there_was_room_for(fake: FakeNvml) -> None:
+    source, _ = opened(fake, *(f"process 0 {100 + i} {i} C 1" for i in range(60)))
+    assert [p.pid for p in source.gpus[0].read(0.0).processes] == [100 + i for i in range(60)]
+
+
 def test_memory_that_the_driver_does_not_tell_is_missing(fake: FakeNvml) -> None:
     source, _ = opened(fake, "process 0 10 -1 C 40")
     (process,) = source.gpus[0].read(0.0).processes
@@ -65,8 +70,8 @@ def test_slow_calls_have_their_own_period(fake: FakeNvml) -> None:
     for _ in range(12):
         source.gpus[0].read(0.0)
         clock.advance(1.0)
-    assert fake.calls("nvmlDeviceGetComputeRunningProcesses_v3") == 2 * 6  # nvidia-ml-py asks for the size first
-    assert fake.calls("nvmlDeviceGetProcessUtilization") == 2 * 3
+    assert fake.calls("nvmlDeviceGetComputeRunningProcesses_v3") == 6
+    assert fake.calls("nvmlDeviceGetProcessUtilization") == 2 * 3  # nvidia-ml-py asks for the size first
     assert SHARE_PERIOD_S > LIST_PERIOD_S
 
 

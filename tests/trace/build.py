@@ -32,8 +32,10 @@ class Builder:
         No time may be negative: a trace begins at its first event, and -1 is "not known".
         """
         assert start >= 0 and (launch is None or launch >= 0)
-        self._device.append(dict(gpu=gpu, start=start, length=length, name=name, kind=kind, launch=launch,
-                                 launch_length=launch_length, size=size, src=src, dst=dst, stream=stream))
+        self._device.append({
+            "gpu": gpu, "start": start, "length": length, "name": name, "kind": kind, "launch": launch,
+            "launch_length": launch_length, "size": size, "src": src, "dst": dst, "stream": stream,
+        })
         return self
 
     def host(self, name: str, start: float, length: float, line: str = "python", **stats: Any) -> Builder:

@@ -68,6 +68,15 @@ def test_waiting_for_a_busier_gpu_is_not_launching():
     assert found.get("launch", 0) + found.get("host", 0) == pytest.approx(1_000)  # the half millisecond of both
 
 
+def test_two_gpus_that_starve_together_do_not_wait_for_each_other():
+    b = Builder(gpus=2)
+    for i in range(100):
+        for gpu in range(2):
+            b.run(gpu, 100 + i * 40 + gpu * 20, 10, launch=95 + i * 40 + gpu * 20)
+    b.run(0, 5_000, 10, launch=4_990)
+    assert parts(b, 100, 4_000)["launch"] > 2_500
+
+
 def test_gpus_that_took_no_part_are_not_averaged_in():
     assert parts(Builder(gpus=8).run(3, 0, 60), 0, 100) == {"compute": 60, "idle": 40}
 
@@ -87,7 +96,8 @@ hosts = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 800)), max_size=
 def made(device, waiting) -> Builder:
     b = keras_steps(Builder(gpus=3), 6, 1000, 700)
     for gpu, start, length, kind, before in device:
-        b.run(gpu, start, length, KINDS[kind].name, kind=KINDS[kind], launch=None if before is None else max(start - before, 0))
+        launch = None if before is None else max(start - before, 0)
+        b.run(gpu, start, length, KINDS[kind].name, kind=KINDS[kind], launch=launch)
     for start, length in waiting:
         b.host("IteratorGetNextOp::DoCompute", start, length, line="tf_data_iterator_get_next/1")
     return b

@@ -35,10 +35,24 @@ def test_unequal_counts_are_not_matched():
     b = Builder(gpus=2)
     reduce(b, 0, 0, 10)
     reduce(b, 0, 20, 30)
+    reduce(b, 0, 40, 50)
     reduce(b, 1, 0, 10)
+    reduce(b, 1, 40, 50)
     c = judged(b)
-    assert c is not None and c.waiting is None and "1 to 2" in (c.reason or "")
-    assert c.summed_s == pytest.approx(30e-6)
+    assert c is not None and c.waiting is None and "2 to 3" in (c.reason or "")
+    assert c.summed_s == pytest.approx(50e-6)
+
+
+def test_what_the_windows_edge_cut_off_on_one_gpu_is_left_out():
+    b = Builder(gpus=2)
+    reduce(b, 0, 0, 10)  # before the capture began on GPU 1
+    for i in range(1, 4):
+        reduce(b, 0, i * 10_000, i * 10_000 + 100)
+        reduce(b, 1, i * 10_000 + 60, i * 10_000 + 100)
+    c = judged(b)
+    assert c is not None and c.transfer_s == pytest.approx(3 * 2 * 40e-6)
+    assert c.waiting == pytest.approx(1 - 80 / 140) and c.last_to_arrive == {1: 3}
+    assert c.summed_s == pytest.approx((10 + 3 * 140) * 1e-6)
 
 
 def test_ends_more_than_a_millisecond_apart_are_not_matched():

@@ -12,7 +12,8 @@ def test_wait_is_the_union_of_the_calls_within_steps():
     b = keras_steps(Builder(gpus=0), 4, 100, 90)
     for i in range(4):
         for replica in range(2):  # two iterators that wait at the same time are one wait
-            b.host("IteratorGetNextOp::DoCompute", i * 100 + 10 + replica * 5, 30, line=f"tf_data_iterator_get_next/{replica}")
+            b.host("IteratorGetNextOp::DoCompute", i * 100 + 10 + replica * 5, 30,
+                   line=f"tf_data_iterator_get_next/{replica}")
     b.host("IteratorGetNextOp::DoCompute", 900, 500, line="tf_data_iterator_get_next/0")  # after the last step
     trace = b.build()
     waited = input_pipeline(trace, find_steps(trace))

@@ -16,6 +16,7 @@ from gputop.trace.intervals import (
     coverage,
     covered_before,
     intersect,
+    joined,
     merge,
     subtract,
     union,
@@ -72,6 +73,13 @@ def test_chained(times, reach):
     ordered = sorted(times)
     expected = {t for a, b in pairwise(ordered) if b - a <= reach for t in range(a, b)}
     assert instants(spans) == expected
+
+
+@given(pairs, st.integers(1, 10))
+def test_joined(a, reach):
+    x = made(a)
+    holes = {t for lo, hi in zip(x.end[:-1], x.start[1:], strict=True) if hi - lo < reach for t in range(lo, hi)}
+    assert is_normal(joined(x, reach)) and instants(joined(x, reach)) == plain(a) | holes
 
 
 def test_nothing():

@@ -57,8 +57,16 @@ def test_only_the_newest_columns_change_within_a_slice() -> None:
     history.append(node_sample(60, 1))  # START_S is a multiple of 5 s: a new slice begins
     assert lane.update(history, "GPU-test-0", ("sm_active",), view, 20, 1) == 20
     assert list(lane.columns)[:-2] == before[1:-1]
-    history.append(node_sample(61, 1))
-    assert lane.update(history, "GPU-test-0", ("sm_active",), view, 20, 1) == 2
+    for tick in range(61, 71):
+        history.append(node_sample(tick, 1))
+    lane.update(history, "GPU-test-0", ("sm_active",), view, 20, 1)
+    before = list(lane.columns)
+    changed = []
+    for tick in (71, 72, 73, 74):  # the sawtooth rises from 50 to 70 %: the bar of the newest slice grows
+        history.append(node_sample(tick, 1))
+        changed.append(lane.update(history, "GPU-test-0", ("sm_active",), view, 20, 1))
+    assert set(changed) == {0, 1}
+    assert list(lane.columns)[:-1] == before[:-1] and lane.columns[-1] != before[-1]
 
 
 def test_a_cached_lane_equals_one_drawn_at_once() -> None:

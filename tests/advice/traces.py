@@ -1,0 +1,68 @@
+"""Synthetic jobs for the rules on traces: each has one thing wrong, or nothing."""
+
+from __future__ import annotations
+
+from gputop.trace.model import Kind, MemoryKind
+from tests.trace.build import Builder, keras_steps
+
+STEP = 20_000.0  # µs
+STEPS = 6
+
+
+def job(gpus: int = 1) -> Builder:
+    """Steps of 20 ms whose function call takes all of it."""
+    return keras_steps(Builder(gpus=gpus), STEPS, STEP, STEP - 50)
+
+
+def fill(b: Builder, gpu: int, begin: float, end: float, kernel: float, gap: float,
+         queued: float | None = None) -> None:
+    """Kernels from ``begin`` to ``end`` of each step, launched as the one before ends or ``queued`` µs ahead."""
+    for i in range(STEPS):
+        t = i * STEP + begin
+        while t + kernel <= i * STEP + end:
+            ahead = min(gap * 0.8, 8.0) if queued is None else queued
+            b.run(gpu, t, kernel, launch=max(t - ahead, 0.0), launch_length=min(5.0, ahead))
+            t += kernel + gap
+
+
+def healthy(gpus: int = 1) -> Builder:
+    b = job(gpus)
+    for gpu in range(gpus):
+        fill(b, gpu, 100, STEP, 196, 4, queued=90)
+    return b
+
+
+def launch_bound(gpus: int = 1) -> Builder:
+    b = job(gpus)
+    for gpu in range(gpus):
+        fill(b, gpu, 50 + gpu * 7, STEP, 10, 30)
+    return b
+
+
+def input_bound(wait: float = 8_000.0, stage: str = "Map") -> Builder:
+    """The batch arrives ``wait`` µs into the step; the GPU works through the rest of it."""
+    b = job()
+    for i in range(STEPS):
+        b.host("IteratorGetNextOp::DoCompute", i * STEP + 20, wait, line="tf_data_iterator_get_next/1")
+        b.host(f"Iterator::Root::Prefetch::{stage}", i * STEP, 15_000, line="tf_data_private_threadpool/1")
+    fill(b, 0, wait + 50, STEP, 196, 4, queued=20)
+    return b
+
+
+def copying(way: Kind, length: float, memory: MemoryKind = MemoryKind.PINNED, size: int = 200_000_000) -> Builder:
+    """Each step begins with one copy of ``length`` µs, then computes."""
+    b = job()
+    for i in range(STEPS):
+        b.run(0, i * STEP + 50, length, f"Memcpy{way.name}", kind=way, launch=i * STEP + 10, size=size,
+              src=memory if way == Kind.H2D else MemoryKind.DEVICE,
+              dst=memory if way == Kind.D2H else MemoryKind.DEVICE)
+    fill(b, 0, length + 60, STEP, 196, 4, queued=20)
+    return b
+
+
+def uneven(heavy: int, factor: float, gpus: int = 4, light: float = 6_000.0) -> Builder:
+    """One GPU computes ``factor`` times as long as the others, who then wait."""
+    b = job(gpus)
+    for gpu in range(gpus):
+        fill(b, gpu, 100, 100 + light * (factor if gpu == heavy else 1), 96, 4, queued=20)
+    return b

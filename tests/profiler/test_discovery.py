@@ -1,0 +1,212 @@
+"""Finding servers by the sockets processes listen on: real processes here, a made-up /proc for containers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputop.errors import GputopError
+from gputop.profiler import discovery, sockets
+from gputop.profiler.discovery import Finder
+from gputop.profiler.sockets import Listener
+from tests.profiler.fake_server import serve
+
+
+@contextlib.contextmanager
+def process(*command: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that prints one line once it listens."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            yield running, running.stdout.readline().strip()
+        finally:
+            running.kill()
+
+
+SERVER = (sys.executable, "-m", "tests.profiler.fake_server")
+# Listens on all interfaces, accepts, says nothing; prints how often it was called when stdin closes.
+SILENT = (
+    sys.executable, "-c",
+    "import socket, sys, threading\n"
+    "s = socket.create_server(('', 0)); n = []\n"
+    "def run():\n"
+    "    while True: n.append(s.accept())\n"
+    "threading.Thread(target=run, daemon=True).start()\n"
+    "print(s.getsockname()[1], flush=True); sys.stdin.read(); print(len(n), flush=True)\n",
+)
+
+
+def test_server_of_a_named_process_is_found_once_and_for_good():
+    finder = Finder()
+    with process(*SERVER) as (running, address):
+        found = finder.find([running.pid])
+        (server,) = found.servers
+        assert (server.address, server.pid) == (address, running.pid)
+        assert server.command == " ".join(SERVER)
+        assert server.user is not None
+        assert server.framework is None and server.version is None
+        assert found.notes == ()
+        assert finder.find([running.pid]) == found
+    assert finder.find([running.pid]).servers == ()
+    assert finder._verdicts.keys().isdisjoint({v for v in finder._verdicts if str(v.port) in address})
+
+
+def test_server_of_a_child_is_found():
+    with process("sh", "-c", f"{sys.executable} -m tests.profiler.fake_server; true") as (shell, address):
+        servers = Finder().find([shell.pid]).servers
+        assert [s.address for s in servers] == [address]
+        assert servers[0].pid != shell.pid
+        os.kill(servers[0].pid, 9)
+
+
+def test_processes_without_training_libraries_are_not_asked():
+    with process(*SERVER) as (running, _):
+        assert running.pid not in [s.pid for s in Finder().find().servers]
+
+
+def test_own_process_is_left_out():
+    with serve(host="[::]") as own:
+        assert own.address not in [s.address for s in Finder().find([os.getpid()]).servers]
+
+
+def test_ports_that_do_not_greet_are_asked_few_times(monkeypatch):
+    monkeypatch.setattr(discovery, "_TIMEOUT_S", 0.05)
+    finder = Finder()
+    with process(*SILENT) as (running, _):
+        for _ in range(discovery._ATTEMPTS + 3):
+            assert finder.find([running.pid]).servers == ()
+        running.stdin.close()
+        assert int(running.stdout.readline()) <= discovery._ATTEMPTS
+
+
+def test_sockets_bound_to_one_address_are_left_alone():
+    """NCCL's are: a stray connection is none of their business."""
+    own = sockets.network_namespace(Path("/proc"), os.getpid())
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as wildcard:
+        ports = {listener.port for listener in sockets.listeners(Path("/proc"), os.getpid(), own)}
+        assert wildcard.getsockname()[1] in ports
+        assert one.getsockname()[1] not in ports
+
+
+def test_holders_are_told_oldest_first():
+    with socket.create_server(("", 0)) as wildcard:
+        wildcard.set_inheritable(True)
+        code = "print('up', flush=True); import sys; sys.stdin.read()"
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              pass_fds=[wildcard.fileno()], text=True) as child:
+            child.stdout.readline()
+            inode = os.fstat(wildcard.fileno()).st_ino
+            assert sockets.holders(Path("/proc"), {inode}) == {inode: [os.getpid(), child.pid]}
+            child.stdin.close()
+
+
+def test_processes_of_others_are_noted(monkeypatch):
+    real = sockets.network_namespace
+
+    def refuse(proc: Path, pid: int) -> int:
+        if pid != os.getpid():
+            raise PermissionError(13, "Permission denied")
+        return real(proc, pid)
+
+    monkeypatch.setattr(sockets, "network_namespace", refuse)
+    with process(*SERVER) as (running, _):
+        found = Finder().find([running.pid])
+    assert found.servers == ()
+    assert f"process {running.pid} belongs to" in found.notes[0]
+    assert Finder().find().notes == ()  # unasked, nobody wants to hear of every process
+
+
+def test_vanished_process():
+    with process(*SERVER) as (running, _):
+        pass
+    assert Finder().find([running.pid]) == discovery.Discovery()
+
+
+MAPS = """7f00-7f01 r-xp 0000 08:01 1   {site}/tensorflow/libtensorflow_cc.so.2
+7f02-7f03 r-xp 0000 08:01 2   /lib/libc.so.6
+"""
+FIB_TRIE = """Main:
+  +-- 0.0.0.0/0 3 0 5
+     |-- 127.0.0.1
+        /32 host LOCAL
+     |-- 172.17.0.0
+        /16 link UNICAST
+     |-- 172.17.0.2
+        /32 host LOCAL
+"""
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A /proc with ourselves and one TensorFlow process, 77, in a container of its own."""
+    site = "/usr/lib/python3/dist-packages"
+    header = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+    listening = "   0: 00000000000000000000000000000000:1779 0:0 0A 0:0 00:0 0 0 0 4711 1 0 100 0 0 10 0\n"
+    established = "   1: 0100007F:1779 0100007F:9999 01 0:0 00:0 0 0 0 4712 1 0 100 0 0 10 0\n"
+    for pid, namespace in ((os.getpid(), "own"), (77, "container")):
+        (tmp_path / str(pid) / "fd").mkdir(parents=True)
+        (tmp_path / str(pid) / "net").mkdir()
+        (tmp_path / str(pid) / "ns").mkdir()
+        (tmp_path / namespace).touch()
+        (tmp_path / str(pid) / "ns" / "net").symlink_to(tmp_path / namespace)
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) S 1 " + "0 " * 17 + f"{pid} 0 0\n")
+    job = tmp_path / "77"
+    (job / "net" / "tcp6").write_text(header + listening)
+    (job / "net" / "tcp").write_text(header + established)
+    (job / "net" / "fib_trie").write_text(FIB_TRIE)
+    (job / "fd" / "5").symlink_to("socket:[4711]")
+    (job / "maps").write_text(MAPS.format(site=site))
+    (job / "cmdline").write_bytes(b"python\0train.py\0")
+    for name in ("tensorflow_io_gcs_filesystem-0.37.1.dist-info", "tensorflow-2.17.0.dist-info"):
+        Path(f"{job}/root{site}/{name}").mkdir(parents=True)
+    return tmp_path
+
+
+def test_container_is_reached_by_its_address(proc, monkeypatch):
+    asked = []
+    monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: asked.append(address))
+    monkeypatch.setattr(discovery, "probe", lambda address, *_: asked.append(address))
+    (server,) = Finder(proc).find().servers
+    assert asked == ["172.17.0.2:6009"] * 2
+    assert (server.address, server.pid, server.command) == ("172.17.0.2:6009", 77, "python train.py")
+    assert (server.framework, server.version) == ("TensorFlow", "2.17.0")
+
+
+def test_container_out_of_reach_is_noted(proc, monkeypatch):
+    def refuse(address: str, *_: object, **__: object) -> None:
+        raise GputopError("no route")
+
+    monkeypatch.setattr(discovery, "check_http2", refuse)
+    found = Finder(proc).find()
+    assert found.servers == ()
+    assert "process 77 listens on port 6009 inside a container" in found.notes[0] and "no route" in found.notes[0]
+
+
+def test_made_up_proc_is_read_as_meant(proc):
+    namespace = sockets.network_namespace(proc, 77)
+    assert sockets.listeners(proc, 77, namespace) == [Listener(4711, 6009, namespace)]
+    assert sockets.stat_fields(proc, 77) == (1, 77)
+    assert sockets.with_children(proc, [1]) == {1, 77, os.getpid()}
+
+
+@pytest.mark.parametrize(
+    ("maps", "framework", "version"),
+    [
+        ("/opt/v/lib/python3.12/site-packages/jaxlib/libjax_common.so", "JAX", "0.6.1"),
+        ("/s/tensorflow/libtensorflow_framework.so.2\n1 /s/jaxlib/xla_extension.so", "JAX", None),
+        ("/usr/lib/libcuda.so.535", None, None),
+        ("/usr/lib/libc.so.6", None, None),
+    ],
+)
+def test_framework_from_what_is_mapped(proc, maps, framework, version):
+    (proc / "77" / "maps").write_text(f"7f00-7f01 r-xp 0000 08:01 1   {maps}\n")
+    (proc / "77" / "root" / "opt/v/lib/python3.12/site-packages/jax-0.6.1.dist-info").mkdir(parents=True)
+    relevant, *found = Finder(proc)._libraries(77)
+    assert found == [framework, version]
+    assert relevant == ("libc." not in maps)

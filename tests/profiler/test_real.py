@@ -1,0 +1,81 @@
+"""Against a real TensorFlow training job."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gputop.errors import GputopError
+from gputop.profiler import messages
+from gputop.profiler.client import capture, probe
+from gputop.profiler.discovery import Finder
+from tests.tf_job import start_tf_job
+
+pytestmark = pytest.mark.tensorflow
+
+
+def test_found_without_being_told(tf_fast_job):
+    (server,) = [s for s in Finder().find().servers if s.pid == tf_fast_job.pid]
+    assert server.address == tf_fast_job.address
+    assert (server.framework, server.version) == ("TensorFlow", tf_fast_job.versions["tensorflow"])
+
+
+def test_probe_leaves_the_job_free(tf_fast_job, tmp_path):
+    assert probe(tf_fast_job.address).round_trip_s > 0
+    result = capture(tf_fast_job.address, seconds=0.2, logdir=tmp_path)
+    assert result.took_s >= 0.2  # nothing the probe sent ended the session
+
+
+def test_trace_holds_the_jobs_steps(tf_slow_job, tmp_path):
+    result = capture(tf_slow_job.address, seconds=1.5, logdir=tmp_path, pid=tf_slow_job.pid, host_name="trainer")
+    assert result.delivered == "response"
+    assert result.path == tmp_path / "plugins" / "profile" / result.session_id / "trainer.xplane.pb"
+    space = messages.XSpace.FromString(result.path.read_bytes())
+    (plane,) = [p for p in space.planes if p.name == "/host:CPU"]
+    (python,) = [line for line in plane.lines if line.name == "python"]
+    # Keras runs each step as a call of this function; the job's own callback logs when it ended.
+    (session,) = [p for p in space.planes if p.name == "Task Environment"]
+    facts = {session.stat_metadata[stat.metadata_id].name: stat.uint64_value for stat in session.stats}
+    start_s = (facts["profile_start_time"] + python.timestamp_ns) / 1e9  # lines count from there
+    begins_s = [
+        start_s + event.offset_ps / 1e12
+        for event in python.events
+        if plane.event_metadata[event.metadata_id].name in ("one_step_on_iterator", "multi_step_on_iterator")
+    ]
+    assert len(begins_s) > 3
+    logged_s = [end for end in tf_slow_job.step_times() if begins_s[0] < end <= begins_s[-1]]
+    assert len(logged_s) == len(begins_s) - 1
+    assert any("IteratorGetNext" in metadata.name for metadata in plane.event_metadata.values())
+
+
+def test_stop_keeps_what_was_recorded(tf_fast_job, tmp_path):
+    stop = threading.Event()
+    result = capture(tf_fast_job.address, seconds=60, logdir=tmp_path, stop=stop,
+                     on_progress=lambda p: p.elapsed_s > 0.5 and stop.set())
+    assert result.stopped_early and result.took_s < 60
+    assert messages.XSpace.FromString(result.path.read_bytes()).planes[0].lines
+
+
+def test_one_capture_at_a_time(tf_fast_job, tmp_path):
+    stop, recording = threading.Event(), threading.Event()
+    first = threading.Thread(target=lambda: capture(
+        tf_fast_job.address, seconds=60, logdir=tmp_path / "first", stop=stop,
+        on_progress=lambda p: p.phase == "recording" and recording.set()))
+    first.start()
+    try:
+        assert recording.wait(60)
+        with pytest.raises(GputopError, match="busy"):
+            capture(tf_fast_job.address, seconds=0.2, logdir=tmp_path / "second")
+    finally:
+        stop.set()
+        first.join()
+    assert not (tmp_path / "second").exists()
+    assert len(list((tmp_path / "first").rglob("*.xplane.pb"))) == 1
+
+
+def test_job_that_dies_while_it_is_recorded(tmp_path):
+    with start_tf_job("fast") as job, pytest.raises(GputopError, match="went away"):
+        capture(job.address, seconds=60, logdir=tmp_path / "logs",
+                on_progress=lambda p: p.phase == "recording" and job.kill())
+    assert not (tmp_path / "logs").exists()

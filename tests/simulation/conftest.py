@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.scenarios import SCENARIOS
+
+SECOND = 10**9
+
+
+@cache
+def scenario_loop(name: str) -> TrainingLoop:
+    """A scenario's loop; made once, as it is a function of its scenario."""
+    return TrainingLoop(SCENARIOS[name])
+
+
+@pytest.fixture(params=sorted(SCENARIOS))
+def loop(request: pytest.FixtureRequest) -> TrainingLoop:
+    """Each scenario's loop."""
+    return scenario_loop(request.param)
+
+
+@pytest.fixture
+def gpu0_loop() -> TrainingLoop:
+    return scenario_loop("gpu0-oversubscribed")
+
+
+@pytest.fixture
+def input_loop() -> TrainingLoop:
+    return scenario_loop("input-bound")
+
+
+def training(loop: TrainingLoop, seconds: float) -> tuple[int, int]:
+    """That much plain training, from some way into an epoch."""
+    start = loop.epoch_start(100 * SECOND) + 20 * SECOND
+    return start, start + int(seconds * SECOND)

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from gputop.errors import GputopError
+from gputop.simulation.figures import GPU_QUANTITIES
+from gputop.simulation.loop import KEEP_NS, OpSlice, TrainingLoop
+from gputop.simulation.program import StepKind, Stream
+from gputop.simulation.scenarios import DEFAULT_SCENARIO, GPU_COUNT, SCENARIOS, find_scenario
+from tests.simulation.conftest import SECOND, training
+
+COLUMN = {name: i for i, name in enumerate(GPU_QUANTITIES)}
+
+
+def _clipped_seconds(loop: TrainingLoop, gpu: int, stream: Stream, start: int, end: int) -> float:
+    total = 0
+    for part in loop.operations(gpu, stream, start, end):
+        total += int(np.maximum(np.minimum(part.end_ns, end) - np.maximum(part.start_ns, start), 0).sum())
+    return total / 1e9
+
+
+def _bytes(loop: TrainingLoop, gpu: int, part: OpSlice) -> np.ndarray:
+    return loop.templates[part.template].step.gpus[gpu].program.bytes[part.rows]
+
+
+def test_steps_follow_each_other_and_none_begins_before_its_batch_is_made(loop: TrainingLoop) -> None:
+    steps = loop.steps(0, 200 * SECOND)
+    assert {s.kind for s in steps} == set(StepKind)
+    for step, following in itertools.pairwise(steps):
+        assert step.start_ns < step.wait_ns <= step.begin_ns < step.end_ns < step.next_ns == following.start_ns
+        assert step.made_from_ns <= step.made_ns <= step.begin_ns
+        assert following.number == step.number + 1
+
+
+def test_the_pipeline_makes_one_batch_at_a_time_and_only_with_room_in_its_buffer(loop: TrainingLoop) -> None:
+    depth = loop.scenario.prefetch_batches
+    steps = [s for s in loop.steps(0, 200 * SECOND) if s.kind is StepKind.TRAIN]
+    for before, step in itertools.pairwise(steps):
+        assert step.made_from_ns >= before.made_ns
+    for earlier, step in zip(steps, steps[depth:], strict=False):
+        assert step.made_from_ns >= earlier.begin_ns
+
+
+def test_it_is_a_function_of_scenario_and_seed() -> None:
+    a, b, other = (TrainingLoop(SCENARIOS["input-bound"], seed) for seed in (1, 1, 2))
+    b.gpu_integrals(3, 500 * SECOND)  # whatever was asked before
+    assert a.steps(0, 90 * SECOND) == b.steps(0, 90 * SECOND)
+    assert np.array_equal(a.gpu_integrals(3, 77 * SECOND), b.gpu_integrals(3, 77 * SECOND))
+    assert a.steps(0, 90 * SECOND) != other.steps(0, 90 * SECOND)
+
+
+def test_figures_of_small_windows_add_up_to_those_of_a_large_one(loop: TrainingLoop) -> None:
+    start, end = 61 * SECOND, 97 * SECOND  # with evaluation and checkpoint in it
+    times = np.linspace(start, end, 331).astype(int).tolist()
+    for gpu in (0, 7):
+        points = np.array([loop.gpu_integrals(gpu, t) for t in times])
+        assert (np.diff(points, axis=0) >= -1e-6).all()
+        assert np.diff(points, axis=0).sum(axis=0) == pytest.approx(points[-1] - points[0], rel=1e-9)
+
+
+def test_figures_are_the_integrals_of_the_operations(loop: TrainingLoop) -> None:
+    start, end = training(loop, 12.3)
+    for gpu in (0, 5):
+        figures = loop.gpu_integrals(gpu, end) - loop.gpu_integrals(gpu, start)
+        compute = _clipped_seconds(loop, gpu, Stream.COMPUTE, start, end)
+        collectives = _clipped_seconds(loop, gpu, Stream.COLLECTIVE, start, end)
+        assert max(compute, collectives) <= figures[COLUMN["gr_active"]] <= min(compute + collectives, 12.3)
+        # SM active: every kernel by its share of the GPU, collectives by their channels.
+        most = loop.scenario.sm_fill * compute + collectives * 24 / 132
+        assert figures[COLUMN["sm_active"]] == pytest.approx(most, rel=0.12)
+        copied = sum(
+            int(_bytes(loop, gpu, p)[(p.start_ns >= start) & (p.end_ns <= end)].sum())
+            for p in loop.operations(gpu, Stream.H2D, start, end)
+        )
+        one = loop.scenario.batch_per_gpu * loop.scenario.example_bytes
+        assert copied > 0
+        assert figures[COLUMN["pcie_rx_bytes"]] == pytest.approx(copied, abs=1.01 * one)
+
+
+def test_host_figures_follow_the_pipeline(loop: TrainingLoop) -> None:
+    start, end = training(loop, 30)
+    before, after = loop.host_integrals(start), loop.host_integrals(end)
+    making = sum(
+        max(0, min(s.made_ns, end) - max(s.made_from_ns, start)) for s in loop.batches(start, end)
+    ) / 1e9
+    assert after["input_s"] - before["input_s"] == pytest.approx(making, rel=1e-6)
+    assert after["batches"] - before["batches"] == pytest.approx(len(loop.batches(start, end)), abs=2)
+    assert after["write_bytes"] == before["write_bytes"]
+    longer = loop.host_integrals(end + 90 * SECOND)
+    assert longer["write_bytes"] - after["write_bytes"] == pytest.approx(loop.scenario.checkpoint_bytes)
+
+
+def test_the_past_is_kept_for_a_while_and_then_forgotten() -> None:
+    loop = TrainingLoop(SCENARIOS["healthy"])
+    at = 400 * SECOND
+    before = loop.gpu_integrals(2, at)
+    loop.gpu_integrals(2, at + KEEP_NS - 100 * SECOND)
+    assert np.array_equal(loop.gpu_integrals(2, at), before)
+    host = loop.host_integrals(2_000 * SECOND)
+    loop.gpu_integrals(2, 3 * KEEP_NS)
+    assert len(loop._epochs) < 1.2 * KEEP_NS / (80 * SECOND) + 3
+    later = loop.host_integrals(3 * KEEP_NS)
+    assert later["batches"] > host["batches"] and later["input_s"] > host["input_s"]  # totals survive
+
+
+def test_truth_needs_a_whole_training_step(loop: TrainingLoop) -> None:
+    with pytest.raises(ValueError, match="no whole training step"):
+        loop.truth(0, 1_000)
+
+
+def test_input_bound_waits_for_input_and_its_gpus_are_idle_meanwhile(input_loop: TrainingLoop) -> None:
+    start, end = training(input_loop, 30)
+    truth = input_loop.truth(start, end)
+    assert 0.45 < truth.input_wait_ratio < 0.6
+    active = (input_loop.gpu_integrals(4, end) - input_loop.gpu_integrals(4, start))[COLUMN["gr_active"]] / 30
+    assert active == pytest.approx(1 - truth.input_wait_ratio, abs=0.04)
+
+
+def test_what_each_scenario_is_about(loop: TrainingLoop) -> None:
+    truth = loop.truth(*training(loop, 30))
+    ratio = truth.compute_s[0] / truth.compute_s[1]
+    waiting = 1 - truth.transfer_s / truth.collectives_s[3]
+    expected = {
+        "healthy": truth.compute_s[1] / truth.step_s > 0.95,
+        "gpu0-oversubscribed": 2.1 < ratio < 2.4 and waiting > 0.9,
+        "input-bound": truth.input_wait_ratio > 0.45,
+        "launch-bound": truth.compute_s[1] / truth.step_s < 0.15,
+    }
+    assert expected[loop.scenario.id]
+    if loop.scenario.id != "gpu0-oversubscribed":
+        assert ratio == pytest.approx(1, abs=0.02)
+    if loop.scenario.id != "input-bound":
+        assert truth.input_wait_ratio < 0.01
+    assert 0.15 < truth.step_s < 0.45
+    assert len(truth.compute_s) == GPU_COUNT and truth.kernels[1] > 400
+
+
+def test_an_unknown_scenario_lists_all() -> None:
+    with pytest.raises(GputopError) as caught:
+        find_scenario("fast")
+    assert caught.value.exit_code == 2
+    for scenario in SCENARIOS.values():
+        assert scenario.id in caught.value.fix and scenario.description in caught.value.fix
+    assert find_scenario("Launch_Bound").id == "launch-bound"
+    assert DEFAULT_SCENARIO in SCENARIOS

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gputop.errors import GputopError
+from gputop.metrics import GPU_METRICS, HOST_METRICS
+from gputop.samples import NodeSample
+from gputop.simulation.program import StepKind
+from gputop.simulation.scenarios import SCENARIOS
+from gputop.sources.simulated import PREFILL_S, SimulatedSource
+
+NOW = 1_790_000_000.25
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _open(scenario: str = "gpu0-oversubscribed", *gpus: str) -> SimulatedSource:
+    source = SimulatedSource(scenario, gpus=gpus, clock=_Clock())
+    source.open()
+    return source
+
+
+@pytest.fixture(scope="module")
+def source() -> SimulatedSource:
+    return _open()
+
+
+@pytest.fixture(scope="module")
+def past(source: SimulatedSource) -> list[NodeSample]:
+    return list(source.prefill(NOW, 1.0))
+
+
+def test_every_reading_is_there_and_says_that_it_is_simulated(source: SimulatedSource) -> None:
+    samples = [probe.read(NOW) for probe in source.gpus]
+    host = source.host.read(NOW)
+    assert len(samples) == 8
+    for readings, metrics in [*((s.readings, GPU_METRICS) for s in samples), (host.readings, HOST_METRICS)]:
+        assert set(readings) == set(metrics)
+        for name, reading in readings.items():
+            assert reading.value is not None and reading.source == "simulated"
+            assert reading.unit == metrics[name].unit
+            assert reading.coarse == (name == "gpu_util")
+            if reading.unit == "ratio":
+                assert 0 <= reading.value <= 1
+    (process,) = source.host.processes(NOW, samples)
+    assert sorted(process.gpus) == list(range(8))
+    assert process.pid > 1 << 22  # no process of this machine can have it
+    assert source.simulated and source.label.startswith("SIMULATED: ")
+    assert samples[0].info.name == "NVIDIA H100 80GB HBM3"
+
+
+def test_coarse_utilization_hides_what_sm_activity_shows(source: SimulatedSource) -> None:
+    first, *others = (probe.read(NOW + 1) for probe in source.gpus)
+    assert first["gpu_util"].value > 0.95 and first["sm_active"].value > 0.9  # type: ignore[operator]
+    for sample in others:
+        assert sample["gpu_util"].value > 0.95  # type: ignore[operator]
+        assert sample["sm_active"].value < 0.6  # type: ignore[operator]
+        assert sample["power_w"].value < first["power_w"].value  # type: ignore[operator]
+        assert sample["temperature_c"].value < first["temperature_c"].value  # type: ignore[operator]
+
+
+def test_the_past_is_five_minutes_of_the_same_job(source: SimulatedSource, past: list[NodeSample]) -> None:
+    assert len(past) == PREFILL_S
+    times = [s.time_s for s in past]
+    assert times == sorted(times) and times[-1] == NOW - 1 and times[0] == NOW - PREFILL_S
+    assert all(s.simulated and s.interval_s == 1.0 and s.source == source.label for s in past)
+    node = source._opened()
+    for sample in (past[0], past[150], past[-1]):  # the very figures a live look would have shown
+        end = source.loop_ns(sample.time_s)
+        assert sample.gpus[2] == node.gpu(2, end - 10**9, end)
+
+
+def test_phases_show_in_the_past(source: SimulatedSource, past: list[NodeSample]) -> None:
+    """Checkpoints: GPUs idle, GPU 0 sends to the host, the disk is written. Training: none of it."""
+    loop = source._opened().loop
+    seen = {StepKind.CHECKPOINT: 0, StepKind.TRAIN: 0}
+    for sample in past:
+        end = source.loop_ns(sample.time_s)
+        kinds = {s.kind for s in loop.steps(end - 10**9, end)}
+        writes = sample.host["disk_write_bytes_per_s"].value
+        assert (writes > 0) == (StepKind.CHECKPOINT in kinds)  # type: ignore[operator]
+        if kinds == {StepKind.CHECKPOINT}:
+            assert sample.gpus[4]["sm_active"].value == 0
+            seen[StepKind.CHECKPOINT] += 1
+        elif kinds == {StepKind.TRAIN}:
+            assert sample.gpus[0]["sm_active"].value > 0.9  # type: ignore[operator]
+            seen[StepKind.TRAIN] += 1
+    assert seen[StepKind.CHECKPOINT] >= 2 and seen[StepKind.TRAIN] > 200
+
+
+def test_temperature_follows_power_slowly(past: list[NodeSample]) -> None:
+    power = [s.gpus[0]["power_w"].value or 0.0 for s in past]
+    temperature = [s.gpus[0]["temperature_c"].value or 0.0 for s in past]
+    drop = max(range(1, len(past)), key=lambda i: power[i - 1] - power[i])
+    assert power[drop - 1] - power[drop] > 100
+    assert max(abs(b - a) for a, b in itertools.pairwise(temperature)) <= 3
+    assert min(temperature[drop:drop + 12]) < temperature[drop - 1]
+    assert max(temperature) - min(temperature) >= 4
+
+
+def test_input_bound_shows_on_the_host() -> None:
+    bound, healthy = (list(_open(name).prefill(NOW, 10.0))[-3] for name in ("input-bound", "healthy"))
+    assert bound.processes[0].cpu_cores.value > 2 * healthy.processes[0].cpu_cores.value  # type: ignore[operator]
+    assert bound.host["net_rx_bytes_per_s"].value > 1e8  # type: ignore[operator]
+    assert healthy.host["disk_read_bytes_per_s"].value > 1e8  # type: ignore[operator]
+    assert bound.gpus[1]["sm_active"].value < 0.6 < healthy.gpus[1]["sm_active"].value  # type: ignore[operator]
+
+
+def test_a_window_is_the_time_since_the_last_look(source: SimulatedSource) -> None:
+    node = source._opened()
+    fresh = _open()
+    probe = fresh.gpus[3]
+    probe.read(NOW + 2)
+    assert probe.read(NOW + 2.5) == node.gpu(3, source.loop_ns(NOW + 2), source.loop_ns(NOW + 2.5))
+    again = probe.read(NOW + 2.5)  # twice at the same moment
+    assert again == probe.read(NOW + 2.5)
+    assert probe.read(NOW - 60)["sm_active"].value is not None  # the clock was set back
+    assert probe.read(NOW - 5_000)["sm_active"].value is not None  # before the job's first moment
+    assert probe.read(NOW + 40_000)["temperature_c"].value is not None  # the machine slept
+
+
+def test_gpus_can_be_chosen() -> None:
+    source = _open("healthy", "1,4-5")
+    assert [probe.info.index for probe in source.gpus] == [1, 4, 5]
+    sample = next(iter(source.prefill(NOW, 5.0)))
+    assert [s.info.index for s in sample.gpus] == [1, 4, 5]
+    by_uuid = _open("healthy", source.gpus[1].info.uuid)
+    assert [probe.info.index for probe in by_uuid.gpus] == [4]
+    with pytest.raises(GputopError) as caught:
+        _open("healthy", "9")
+    assert caught.value.exit_code == 2
+
+
+def test_an_unknown_scenario_is_wrong_usage() -> None:
+    with pytest.raises(GputopError) as caught:
+        SimulatedSource("slow")
+    assert caught.value.exit_code == 2
+    assert all(name in caught.value.fix for name in SCENARIOS)
+
+
+def test_the_profiler_server_comes_with_the_job_and_goes_with_it() -> None:
+    source = SimulatedSource("healthy")
+    assert source.profiler_endpoints() == {}
+    source.open()
+    (address,), (description,) = source.profiler_endpoints(), source.profiler_endpoints().values()
+    assert address.startswith("127.0.0.1:") and "SIMULATED" in description
+    source.close()
+    assert source.profiler_endpoints() == {}
+    source.close()

@@ -1,0 +1,166 @@
+"""The figures of real traces, against those measured on them independently (``shared/data/README.md``)."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gputop.trace.analysis import analyze
+from gputop.trace.report import text_report
+from gputop.trace.results import Analysis
+
+DATA = Path(__file__).resolve().parents[2] / "../shared/data"
+OWN = Path(__file__).resolve().parents[1] / "data"
+needs_data = pytest.mark.skipif(not DATA.exists(), reason="the shared real traces are not on this machine")
+
+FILES = {
+    "dlrm": "dlrm_8gpu_v100/*.json.gz",
+    "a100": "kineto/a100_launch_bound.json.gz", "v100": "kineto/v100_healthy.json.gz",
+    "h100": "nsys/h100_2gpu_1s.sqlite", "mfu": "nsys/mfu_2gpu_before.sqlite",
+    "amd_8gpu": "xplane_amd/jax_conv_minimal_08*.pb", "amd_legacy": "xplane_amd/jax_conv_minimal_legacy*.pb",
+    "amd_attention": "xplane_amd/te_fused*.pb",
+}
+POINT = 0.002  # 0.2 percentage points
+ROUND = 0.0006  # the table is rounded to 0.1
+
+
+@cache
+def analysed(name: str) -> Analysis:
+    return analyze(sorted(str(p) for p in DATA.resolve().glob(FILES[name])))
+
+
+def found(name: str) -> dict[str, str]:
+    return {f.id: f.severity for f in analysed(name).findings}
+
+
+# GPU: window ms, busy, compute, collectives, exposed (None: not in the table), copies, host's fault, launch delay s
+TABLE = [
+    *(("dlrm", gpu, *row) for gpu, row in enumerate(zip(
+        (13.0, 18.7, 11.4, 18.9, 16.6, 16.4, 11.4, 11.0), (50.7, 65.7, 37.9, 56.8, 46.4, 44.4, 38.2, 24.2),
+        (7.9, 6.6, 9.4, 6.6, 6.8, 6.4, 9.2, 9.7), (44.6, 60.5, 30.8, 51.8, 39.7, 38.1, 31.2, 15.9),
+        [None] * 8, [0.15] * 8, [98] * 8, [2.0e-6] * 8, strict=True))),
+    ("a100", 0, 660.6, 23.8, 17.5, 7.1, 6.0, 0.4, 100, 1.8e-6),
+    ("v100", 0, 480.0, 98.4, 97.5, 0, 0, 0.9, 17, 76.4e-3),
+    ("h100", 0, 969, 99.3, 2.3, 0, 0, 97.0, None, 421e-3),
+    ("h100", 1, 969, 99.3, 2.3, 0, 0, 97.0, None, 421e-3),
+    ("mfu", 0, 300, 91.3, 84.6, 5.7, None, 1.0, 82, None),
+    ("mfu", 1, 299, 89.5, 85.7, 2.8, None, 1.0, None, 219e-6),
+]
+
+
+@needs_data
+@pytest.mark.parametrize("row", TABLE, ids=[f"{row[0]}-gpu{row[1]}" for row in TABLE])
+def test_time_of_each_gpu(row):
+    name, gpu, window_ms, busy, compute, collectives, exposed, copies, fault, delay = row
+    use = analysed(name).gpus[gpu]
+    assert use.gpu == gpu
+    assert use.window_s * 1e3 == pytest.approx(window_ms, abs=0.6)
+    assert use.busy == pytest.approx(busy / 100, abs=POINT + ROUND)
+    assert use.compute == pytest.approx(compute / 100, abs=POINT + ROUND)
+    assert use.collectives == pytest.approx(collectives / 100, abs=POINT + ROUND)
+    assert use.copies == pytest.approx(copies / 100, abs=POINT)
+    if exposed is not None:
+        assert use.collectives_exposed == pytest.approx(exposed / 100, abs=POINT)
+    if fault is not None:
+        assert use.idle_host_fault == pytest.approx(fault / 100, abs=0.015)
+    if delay is not None:
+        assert use.launch_delay_median_s == pytest.approx(delay, rel=0.06)
+
+
+@needs_data
+def test_hta_agrees_on_idle():
+    hta = (49.34, 34.28, 62.08, 43.20, 53.57, 55.64, 61.80, 75.75)
+    assert [1 - use.busy for use in analysed("dlrm").gpus] == pytest.approx([x / 100 for x in hta], abs=POINT)
+
+
+@needs_data
+def test_dlrm_waits_in_its_collectives_for_gpu_7():
+    c = analysed("dlrm").collectives
+    assert c is not None and c.transfer_s is not None
+    assert c.summed_s == pytest.approx(48.54e-3, rel=1e-3) and c.transfer_s == pytest.approx(1.74e-3, rel=5e-3)
+    assert c.waiting == pytest.approx(0.964, abs=5e-4)
+    assert c.last_to_arrive == {7: 5, 5: 2, 4: 1} and c.count_per_step == 8
+
+
+@needs_data
+def test_mfu_transfer():
+    c = analysed("mfu").collectives
+    assert c is not None and c.transfer_s is not None
+    assert (c.summed_s, c.transfer_s) == pytest.approx((25.40e-3, 11.55e-3), rel=1e-3)
+
+
+@needs_data
+def test_h100_copies_are_pinned_at_link_rate():
+    use = analysed("h100").gpus[0]
+    size = use.copies_bytes["h2d"]
+    assert size == pytest.approx(25.5e9, rel=2e-3)
+    assert size / use.copies_s["h2d"] == pytest.approx(27.7e9, rel=2e-3)
+    assert use.copies_pageable_s is not None and use.copies_pageable_s / use.copies_s["h2d"] < 1e-3
+    assert use.tensor_core_time == 0
+    (finding,) = analysed("h100").findings
+    assert (finding.id, finding.severity) == ("copies_excessive", "high")
+    assert "pageable" not in finding.action and "pinned already" in finding.why
+
+
+@needs_data
+def test_steps_of_the_kineto_traces():
+    a100, v100 = analysed("a100").steps, analysed("v100").steps
+    assert a100 is not None and a100.count == 3 and a100.median_s == pytest.approx(0.2225, rel=1e-3)
+    # The first of five filled the launch queue (35 ms against 96).
+    assert v100 is not None and (v100.count, v100.dropped) == (4, 1)
+    assert v100.median_s == pytest.approx(95.6e-3, rel=2e-3)
+
+
+@needs_data
+@pytest.mark.parametrize(("name", "findings"), [
+    ("dlrm", {"launch_bound": "high"}),
+    ("a100", {"launch_bound": "high"}),
+    ("v100", {}),
+    ("h100", {"copies_excessive": "high"}),
+    ("mfu", {"launch_bound": "medium"}),
+    ("amd_attention", {}),
+])
+def test_findings(name, findings):
+    assert found(name) == findings
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["amd_8gpu", "amd_legacy", "amd_attention"])
+def test_native_xspaces_with_idle_planes(name):
+    a = analysed(name)
+    assert [use.gpu for use in a.gpus] == list(range(8)) and a.collectives is None
+    assert all(not use.kernels or use.busy > 0 for use in a.gpus)
+    assert a.memory and all(0 < m.peak_bytes <= m.capacity_bytes for m in a.memory)
+    assert not found(name).keys() & {"replica_imbalance", "gpu0_oversubscribed", "copies_excessive", "input_bound"}
+
+
+@needs_data
+def test_nothing_wrong_says_what_the_limit_is():
+    text = text_report(analysed("v100"))
+    assert "bound by compute" in text and "98%" in text
+
+
+@needs_data
+@pytest.mark.parametrize("name", FILES)
+def test_documents_are_plain_json_and_reports_fit(name):
+    a = analysed(name)
+    json.dumps(a.to_json(), allow_nan=False)
+    if a.breakdown is not None and a.steps is not None:
+        assert a.breakdown.total == pytest.approx(a.steps.mean_s)
+    paths = ("Trace ", "       ")
+    assert max(len(line) for line in text_report(a, 80).splitlines() if not line.startswith(paths)) <= 80
+
+
+@pytest.mark.parametrize("name", ["keras2_tf215", "keras3_fast", "keras3_slow_input"])
+def test_tensorflow_captures_against_what_the_job_logged(name):
+    logged = json.loads((OWN / "steps.json").read_text())[name]
+    a = analyze([str(OWN / f"{name}.xplane.pb.gz")])
+    assert a.steps is not None and a.steps.confidence == "high"
+    assert a.steps.median_s == pytest.approx(logged["median_step_s"], rel=0.1)
+    assert ("input_bound" in {f.id for f in a.findings}) == (name == "keras3_slow_input")
+    if name == "keras3_slow_input":
+        assert a.input is not None and next(iter(a.input.stages)) == "Map"
+        assert "parallel" in a.findings[0].action

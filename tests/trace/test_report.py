@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+
+from gputop.trace.analysis import analyze_trace
+from gputop.trace.report import seconds, text_report
+from tests.advice.traces import healthy, input_bound, launch_bound, uneven
+from tests.trace.build import Builder, keras_steps
+
+
+def test_report_names_the_cause_and_the_cure():
+    text = text_report(analyze_trace(input_bound().build()))
+    assert "1. HIGH Waits for input" in text and "waiting for input" in text and "█" in text
+    assert "saves: " in text and "evidence: wait_s" in text and "prefetch" in text
+
+
+def test_report_says_what_it_could_not_judge():
+    text = text_report(analyze_trace(launch_bound().build()))
+    assert "Not judged: input_bound" in text and "batch_size_headroom" in text
+
+
+def test_report_of_a_healthy_run_names_the_limit():
+    text = text_report(analyze_trace(healthy().build()))
+    assert "Nothing found to mend" in text and "bound by compute" in text and "1. " not in text
+
+
+def test_simulated_traces_are_marked():
+    trace = healthy().build()
+    assert "SIMULATED" not in text_report(analyze_trace(trace))
+    trace.simulated = True
+    assert text_report(analyze_trace(trace)).startswith("SIMULATED")
+
+
+def test_control_characters_of_a_trace_do_not_reach_the_terminal():
+    b = keras_steps(Builder(gpus=0, hosts=("evil\x1b]0;x\x07host",)), 4, 100, 50)
+    b.host("EagerExecute", 500, 60, is_func=1, eager_op="__inference_\x1b[31mx_1")
+    trace = b.build()
+    trace.paths = ["a\x1b[2Jb\r\n"]
+    text = text_report(analyze_trace(trace))
+    assert "\x1b" not in text and "\r" not in text and "\x07" not in text and "evil" in text
+
+
+def test_imbalance_explains_the_waiting_of_the_others():
+    assert "Unexplained" not in text_report(analyze_trace(uneven(0, 3.0, light=6_300).build()))
+
+
+def test_large_parts_without_a_finding_are_called_unexplained():
+    b = keras_steps(Builder(), 6, 10_000, 3_000)
+    for i in range(6):
+        for j in range(60):
+            b.run(0, i * 10_000 + 40 + j * 45, 44, launch=i * 10_000 + j * 40)
+    text = text_report(analyze_trace(b.build()))
+    assert "Unexplained: host work takes 7" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_wrapping_keeps_to_the_width(width):
+    trace = launch_bound().build()
+    trace.paths = ["t"]
+    text = text_report(analyze_trace(trace), width)
+    prose = [line for line in text.splitlines() if not line.startswith(("GPU ", "    ", "  0")) and " %" not in line]
+    assert max(len(line) for line in prose if "%" not in line) <= width
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (0.0, "0 µs"), (2e-6, "2 µs"), (0.0954, "95.4 ms"), (1.5, "1.5 s"), (4321.0, "4321 s"),
+])
+def test_seconds(value, text):
+    assert seconds(value) == text
