@@ -137,7 +137,6 @@ def _request(run: RunFolder, disk: ServerDisk, seconds: float, levels: tuple[int
     options.host_tracer_level, options.device_tracer_level, options.python_tracer_level = levels
     options.include_dataset_ops = True
     options.enable_hlo_proto = True  # XProf's own views of XLA programs need it
-    options.repository_path = disk.root
     return request
 
 

@@ -172,25 +172,25 @@ class TrainingLoop:
         kinds = [StepKind.TRAIN] * scenario.steps_per_epoch + [StepKind.EVAL] * scenario.eval_steps
         kinds.append(StepKind.CHECKPOINT)
         n = len(kinds)
-        work = (scenario.input_s * 1e9 * np.exp(scenario.input_variation * rng.standard_normal(n))).astype(np.int64)
-        gap = (scenario.host_gap_s * 1e9 * np.exp(0.2 * rng.standard_normal(n))).astype(np.int64)
-        choice = rng.integers(0, 1 << 30, n)
+        work = (scenario.input_s * 1e9 * np.exp(scenario.input_variation * rng.standard_normal(n))).astype(int).tolist()
+        gap = (scenario.host_gap_s * 1e9 * np.exp(0.2 * rng.standard_normal(n))).astype(int).tolist()
+        choice = rng.integers(0, 1 << 30, n).tolist()
         steps: list[StepRecord] = []
         evaluation: _Producer | None = None
         time = self._end_ns
         for i, kind in enumerate(kinds):
             ids = self._template_ids[kind]
-            template = ids[int(choice[i]) % len(ids)]
+            template = ids[choice[i] % len(ids)]
             asks = time + CALL_NS
             if kind is StepKind.TRAIN:
-                begun, ended, begin = self._producer.take(asks, int(work[i]))
+                begun, ended, begin = self._producer.take(asks, work[i])
             elif kind is StepKind.EVAL:
                 evaluation = evaluation or _Producer(scenario.prefetch_batches, time)
                 begun, ended, begin = evaluation.take(asks, int(work[i] * EVAL_INPUT_SHARE))
             else:
                 begun, ended, begin = 0, 0, asks
             end = begin + self.templates[template].step.body_ns
-            following = end + int(gap[i])
+            following = end + gap[i]
             steps.append(StepRecord(
                 self._step_number, kind, template, self._batch, time, asks, begin, end, following,
                 begun, ended))
@@ -201,9 +201,9 @@ class TrainingLoop:
             self._extend_input(kind, [s for s in steps if s.kind is kind])
         ran = [self.templates[s.template] for s in steps]
         gpu = np.cumsum([self._gpu_total, *(t.gpu_total for t in ran)], axis=0)
-        python_s = [(CALL_NS + s.next_ns - s.end_ns) / 1e9 for s in steps]
-        host = np.cumsum(
-            [self._host_total, *(np.append(t.host.total[-1], p) for t, p in zip(ran, python_s, strict=True))], axis=0)
+        python_s = np.array([CALL_NS + s.next_ns - s.end_ns for s in steps]) / 1e9
+        done = np.column_stack([[t.host.total[-1] for t in ran], python_s])
+        host = np.cumsum(np.vstack([self._host_total, done]), axis=0)
         self._epochs.append(_Epoch(steps, [s.start_ns for s in steps], gpu, host))
         self._epoch_starts.append(self._end_ns)
         self._epoch_number += 1

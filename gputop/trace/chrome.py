@@ -156,7 +156,9 @@ def _salvage(text: str, path: str) -> dict[str, Any]:
 
 def _common_clock(files: Sequence[_File], starts: Sequence[float], parts: Parts) -> list[int]:
     """Where each file's first event lies on the job's clock, in nanoseconds."""
-    at = [file.base_ns + round(start * _NS_PER_US) for file, start in zip(files, starts, strict=True)]
+    # Whole microseconds apart from the rest: their product would exceed a float's precision.
+    at = [file.base_ns + int(start) * _NS_PER_US + round((start - int(start)) * _NS_PER_US)
+          for file, start in zip(files, starts, strict=True)]
     filled = [i for i, file in enumerate(files) if file.events]
     ends = [at[i] + round((max(e[4] + e[5] for e in files[i].events) - starts[i]) * _NS_PER_US) for i in filled]
     if filled and max(at[i] for i in filled) >= min(ends):

@@ -73,7 +73,12 @@ class _Report:
         self._damage: list[str] = []
         self._thread_names: dict[int, str] = {}
         self._thread_lines: dict[int, int] = {}
-        tables = [row[0] for rows in self._fetch("SELECT name FROM sqlite_master WHERE type = 'table'") for row in rows]
+        tables = self._tables()
+        if not tables and self._damage:
+            # SQLite refuses a file that is shorter than its header says, unless told that the
+            # schema may be broken. Nothing can be written: the connection is read-only.
+            self._db.execute("PRAGMA writable_schema = ON")
+            tables = self._tables()
         self._columns = {t: {r[1] for rows in self._fetch(f'PRAGMA table_info("{t}")') for r in rows} for t in tables
                          if re.fullmatch(r"\w+", t)}
         if self._damage and not self._columns:
@@ -83,6 +88,9 @@ class _Report:
                               _EXPORT)
         self._strings = {i: s for i, s in self._select("StringIds", ("id", "value"))
                          if isinstance(i, int) and isinstance(s, str)}
+
+    def _tables(self) -> list[str]:
+        return [row[0] for rows in self._fetch("SELECT name FROM sqlite_master WHERE type = 'table'") for row in rows]
 
     def read(self) -> Trace:
         parts = self._parts
@@ -235,12 +243,17 @@ class _Report:
 
     def _fetch(self, query: str) -> Iterator[list[tuple[Any, ...]]]:
         """Rows in batches; a damaged file ends them early and is remembered."""
+        rows: list[tuple[Any, ...]] = []
         try:
-            cursor = self._db.execute(query)
-            while rows := cursor.fetchmany(_BATCH):
-                yield rows
-        except sqlite3.Error as error:
+            for row in self._db.execute(query):
+                rows.append(row)
+                if len(rows) == _BATCH:
+                    yield rows
+                    rows = []
+        except (sqlite3.Error, ValueError) as error:  # ValueError: text in the schema that is none
             self._damage.append(str(error))
+        if rows:
+            yield rows
 
 
 def _sane(start: I64, end: I64) -> npt.NDArray[np.bool_]:

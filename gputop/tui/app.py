@@ -16,7 +16,7 @@ from gputop.errors import EXIT_OK, GputopError
 from gputop.session import Change, Session
 from gputop.tui import rows
 from gputop.tui.actions import ActionsPanel
-from gputop.tui.format import clean, seconds
+from gputop.tui.format import clean
 from gputop.tui.gpu_table import METRICS, GpuTable
 from gputop.tui.lines import LinesWidget
 from gputop.tui.processes import ProcessPanel
@@ -161,7 +161,7 @@ class GputopApp(App[int]):
         record = session.last_capture
         title = "What to do"
         if record is not None:
-            title += f" · capture {seconds(max(0.0, session.clock() - record.time_s))} ago + live"
+            title += f" · capture {rows.since(session.clock(), record.time_s)} + live"
         empty: tuple[str, ...]
         if record is not None:
             empty = (("The trace could not be analysed; it is kept on disk. Press t for why.",)

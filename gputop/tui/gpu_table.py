@@ -16,12 +16,12 @@ from textual.containers import ScrollableContainer
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.strip import Strip
-from textual.widget import Widget
 
 from gputop.metrics import GPU_METRICS, LANE_METRICS
 from gputop.samples import OK, GpuSample, NodeSample, Reading
 from gputop.tui.format import clean, fit, rate_gb, reading
 from gputop.tui.lanes import DEFAULT_SPAN_S, LaneCache, TimeView, slice_for
+from gputop.tui.lines import Grounded
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def plan(width: int) -> list[Field]:
     return fields
 
 
-class GpuTable(Widget, can_focus=True):
+class GpuTable(Grounded, can_focus=True):
     """All GPUs. :meth:`update_view` brings it to the newest sample, repainting only what changed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -242,19 +242,18 @@ class GpuTable(Widget, can_focus=True):
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         if not self._fields:
-            return Strip.blank(width)
+            return self.strip(())
         if y == 0:
-            strip = Strip([Segment(t, s) for t, s in self._title])
-            return strip.adjust_cell_length(width)
+            return self.strip(self._title)
         index, row = divmod(y - 1, self.rows_per_gpu)
         gpus = self._sample.gpus if self._sample else ()
         if index >= len(gpus):
             text = "  waiting for the first sample…" if not gpus and y == 1 else ""
-            return Strip([Segment(fit(text, width), DIM)])
+            return self.strip([(fit(text, width), DIM)])
         segments = self._gpu_segments(gpus[index], row)
         if row == 0 and index == self.selected and self.has_focus:
             segments[0] = Segment(fit(f"›{gpus[index].info.index}", self._fields[0].width), ACCENT)
-        return Strip(segments, width)
+        return self.strip(segments)
 
     def _gpu_segments(self, gpu: GpuSample, row: int) -> list[Segment]:
         figures = self._figures.get(gpu.info.uuid, {})

@@ -6,8 +6,9 @@ a second on a slow line wants the opposite: same place, same size, few cells.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
@@ -15,12 +16,35 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from gputop.tui.format import fit
+from gputop.tui.palette import on
 
 Run = tuple[str, Style]  # text in one style, already free of control characters
 
 
-class LinesWidget(Widget):
-    """Draws ``lines``; subclasses call :meth:`show` with what should be there now."""
+class Grounded(Widget):
+    """A widget whose lines come with their colours; only the ground behind them is the style sheet's."""
+
+    _ground_color: Color | None = None
+
+    @property
+    def ground(self) -> Color:
+        if self._ground_color is None:
+            self._ground_color = self.background_colors[1].rich_color
+        return self._ground_color
+
+    def notify_style_update(self) -> None:
+        self._ground_color = None
+        super().notify_style_update()
+
+    def strip(self, runs: Iterable[Run | Segment]) -> Strip:
+        """A line of the widget's width on its ground."""
+        ground = self.ground
+        line = Strip([Segment(run[0], on(ground, run[1])) for run in runs])
+        return line.adjust_cell_length(self.size.width, on(ground, None))
+
+
+class LinesWidget(Grounded):
+    """Draws the lines given to :meth:`show`."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -37,10 +61,7 @@ class LinesWidget(Widget):
                 self.refresh(Region(0, y, self.size.width, 1))
 
     def render_line(self, y: int) -> Strip:
-        width = self.size.width
-        runs = self._lines[y] if y < len(self._lines) else ()
-        strip = Strip([Segment(text, run_style) for text, run_style in runs])
-        return strip.adjust_cell_length(width)
+        return self.strip(self._lines[y] if y < len(self._lines) else ())
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return max(1, len(self._lines))

@@ -92,6 +92,15 @@ WARN = Style(color="#e5b567")
 BAD = Style(color="#ff6b7a", bold=True)
 ACCENT = Style(color="#57c7d4")
 
+
+@cache
+def on(ground: Color, style: Style | None) -> Style:
+    """``style`` with ``ground`` behind it, unless it brings a background of its own."""
+    if style is None:
+        return Style(bgcolor=ground)
+    return style if style.bgcolor is not None else style + Style(bgcolor=ground)
+
+
 SEVERITY_STYLE = {"high": BAD, "medium": WARN, "low": ACCENT}
 # The shape tells the severity where colour cannot.
 SEVERITY_MARK = {"high": "●", "medium": "◐", "low": "○"}

@@ -97,7 +97,7 @@ class ProcessPanel(LinesWidget, can_focus=True):
         figures = (f"{p.pid:>8} " + (fit(clean(p.user or "?"), 8) + " " if wide else "")
                    + f"{fit(gpu_list(p.gpus), 7)} {'N/A' if memory is None else bytes_(memory):>6}"
                    + f" {'N/A' if sm is None else ratio(sm):>4} {'N/A' if cpu is None else ratio(cpu):>5}  ")
-        mark = "⏺ " if p.pid in self._attached_pids else ""
+        mark = "● " if p.pid in self._attached_pids else ""
         command = clean(p.command if p.command is not None else f"N/A: {p.reason or 'command unknown'}")
         room = max(0, width - len(figures) - len(mark))
         return [(figures, PLAIN), (mark, ACCENT), (fit(command, room), BOLD if mark else PLAIN)]

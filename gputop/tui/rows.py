@@ -34,7 +34,7 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     right: list[Run] = [(time.strftime("%H:%M:%S", time.localtime(sample.time_s)) + " ", PLAIN)]
     if paused:
         right.insert(0, ("PAUSED  ", WARN))
-    source = clean(sample.source)
+    source = clean(sample.source).removeprefix("SIMULATED: ")
     cost = "" if sample.own_cpu_ratio is None else f"own cost {100 * sample.own_cpu_ratio:.1f}% cpu"
     used = sum(len(t) for t, _ in (*left, *right))
     for extra in (f" {source} ", f" every {interval_s:g} s ", f" {cost} "):
@@ -42,6 +42,12 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
             left.append((extra, DIM))
             used += len(extra)
     return spread(left, right, width)
+
+
+def since(now_s: float, then_s: float) -> str:
+    """How long ago, in whole units: it is read, not measured."""
+    ago_s = max(0.0, now_s - then_s)
+    return f"{ago_s:.0f} s ago" if ago_s < 99.5 else f"{seconds(ago_s)} ago"
 
 
 def bar(level: float, width: int) -> Run:
@@ -102,7 +108,7 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     answering = [s for s in servers if s.problem is None]
     if answering:
         first = answering[0]
-        left += [("⏺ ", ACCENT), (clean(first.address), PLAIN), ("  " + clean(first.description), DIM)]
+        left += [("● ", ACCENT), (clean(first.address), PLAIN), ("  " + clean(first.description), DIM)]
         if len(answering) > 1:
             left.append((f"  +{len(answering) - 1} more", DIM))
     elif servers:
@@ -113,7 +119,7 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
         left.append(("looking for profiler servers…", DIM))
     right: list[Run] = []
     if record is not None:
-        ago = f"{seconds(max(0.0, now_s - record.time_s))} ago"
+        ago = since(now_s, record.time_s)
         if record.step_s is not None:
             right = [(seconds(record.step_s) + "/step", BOLD), (f"  captured {ago} ", DIM)]
         else:

@@ -124,7 +124,7 @@ def test_a_window_is_the_time_since_the_last_look(source: SimulatedSource) -> No
     assert again == probe.read(NOW + 2.5)
     assert probe.read(NOW - 60)["sm_active"].value is not None  # the clock was set back
     assert probe.read(NOW - 5_000)["sm_active"].value is not None  # before the job's first moment
-    assert probe.read(NOW + 40_000)["temperature_c"].value is not None  # the machine slept
+    assert probe.read(NOW + 10_000)["temperature_c"].value is not None  # the machine slept
 
 
 def test_gpus_can_be_chosen() -> None:

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import random
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from gputop.errors import GputopError, NothingToSee
+from gputop.trace.load import load
+from gputop.trace.model import Kind, MemoryKind
+from gputop.trace.nsys import read_nsys
+from tests.trace.shares import NEEDS_SHARED, SHARED, shares
+
+PROCESS = [(1 << 48) | (pid << 24) for pid in (500, 501)]
+TABLES = {
+    "StringIds": "id INTEGER, value TEXT",
+    "CUPTI_ACTIVITY_KIND_KERNEL": "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, "
+                                  "correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, "
+                                  "correlationId INTEGER, globalPid INTEGER, bytes INTEGER, copyKind INTEGER, "
+                                  "srcKind INTEGER, dstKind INTEGER",
+    "CUPTI_ACTIVITY_KIND_MEMSET": "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, "
+                                  "correlationId INTEGER, globalPid INTEGER, bytes INTEGER",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": "start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER, "
+                                   "nameId INTEGER",
+    "TARGET_INFO_GPU": "id INTEGER, name TEXT, totalMemory INTEGER, computeMajor INTEGER, computeMinor INTEGER",
+    "TARGET_INFO_CUDA_DEVICE": "gpuId INTEGER, cudaId INTEGER, pid INTEGER",
+    "TARGET_INFO_SESSION_START_TIME": "utcEpochNs INTEGER, systemClockNs INTEGER",
+    "TARGET_INFO_SYSTEM_ENV": "name TEXT, value TEXT",
+    "NVTX_EVENTS": "start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER, textId INTEGER",
+    "ThreadNames": "nameId INTEGER, globalTid INTEGER",
+}
+# Two processes that each call their GPU 0; both use correlation id 7.
+ROWS = {
+    "StringIds": [(1, "ampere_sgemm_128x64_tn"), (2, "ncclDevKernel_AllReduce_Sum_f32"), (3, "cudaLaunchKernel"),
+                  (4, "forward"), (5, "python3")],
+    "CUPTI_ACTIVITY_KIND_KERNEL": [(1100, 1200, 0, 7, 7, PROCESS[0], 1, 3), (1150, 1300, 0, 7, 7, PROCESS[1], None, 2)],
+    "CUPTI_ACTIVITY_KIND_MEMCPY": [(1300, 1310, 0, 7, 8, PROCESS[0], 4096, 1, 0, 2),
+                                   (1320, 1330, 0, 7, 9, PROCESS[0], 512, 99, None, None)],
+    "CUPTI_ACTIVITY_KIND_MEMSET": [(1400, 1410, 0, 7, None, PROCESS[0], 64)],
+    "CUPTI_ACTIVITY_KIND_RUNTIME": [(1010, 1020, PROCESS[0] + 500, 7, 3), (1000, 1005, PROCESS[1] + 501, 7, 3)],
+    "TARGET_INFO_GPU": [(2, "H100", 80 << 30, 9, 0), (3, "H100", 80 << 30, 9, 0)],
+    "TARGET_INFO_CUDA_DEVICE": [(2, 0, 500), (3, 0, 501)],
+    "TARGET_INFO_SESSION_START_TIME": [(1_700_000_000_000_000_000, 500)],
+    "TARGET_INFO_SYSTEM_ENV": [("CpuCores", "18"), ("Hostname", "node")],
+    "NVTX_EVENTS": [(1001, 1500, 59, "aten::mm, op_id = 12", PROCESS[0] + 500, None),
+                    (1002, 1400, 60, None, PROCESS[0] + 500, 4), (1003, None, 59, "open", PROCESS[0] + 500, None),
+                    (1004, 1005, 34, "mark", PROCESS[0] + 500, None)],
+    "ThreadNames": [(5, PROCESS[0] + 500)],
+}
+
+
+def report(path: Path, without: tuple[str, ...] = ()) -> Path:
+    database = sqlite3.connect(path)
+    for table, columns in TABLES.items():
+        if table not in without:
+            database.execute(f"CREATE TABLE {table} ({columns})")
+            for row in ROWS[table]:
+                database.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", row)
+    database.commit()
+    database.close()
+    return path
+
+
+def test_a_report_of_two_processes(tmp_path):
+    trace = read_nsys(report(tmp_path / "r?port #1.sqlite"))
+    d, names = trace.device, trace.names
+    assert [(g.host, g.ordinal, g.rank, g.name, g.compute_capability) for g in trace.gpus] == [
+        ("node", 2, 0, "H100", (9, 0)), ("node", 3, 1, "H100", (9, 0))]
+    assert d.gpu.tolist() == [0, 1, 0, 0, 0]
+    assert d.kind.tolist() == [Kind.COMPUTE, Kind.COLLECTIVE, Kind.H2D, Kind.COPY_OTHER, Kind.MEMSET]
+    assert [names[i] for i in d.name] == ["ampere_sgemm_128x64_tn", "ncclDevKernel_AllReduce_Sum_f32", "MemcpyH2D",
+                                          "MemcpyOther", "Memset"]
+    assert d.start_ns.tolist() == [100, 150, 300, 320, 400]
+    assert d.launch_ns.tolist() == [10, 0, -1, -1, -1]
+    assert d.launch_end_ns.tolist() == [20, 5, -1, -1, -1]
+    assert d.bytes.tolist() == [-1, -1, 4096, 512, 64]
+    assert (d.src[2], d.dst[2]) == (MemoryKind.PAGEABLE, MemoryKind.DEVICE)
+    assert [names[i] for i in trace.host.name] == ["cudaLaunchKernel", "aten::mm", "forward", "cudaLaunchKernel"]
+    assert trace.lines[trace.host.line[1]].name == "python3/500"
+    assert trace.origin_ns == 1_700_000_000_000_000_000 + 1000 - 500
+    assert (trace.format, trace.hosts, trace.quality) == ("nsys", ["node"], [])
+
+
+@pytest.mark.parametrize("missing", sorted(set(TABLES) - {"CUPTI_ACTIVITY_KIND_KERNEL"}))
+def test_any_table_may_be_missing(tmp_path, missing):
+    trace = read_nsys(report(tmp_path / "r.sqlite", (missing,)))
+    assert (trace.device.kind <= Kind.COLLECTIVE).sum() == 2
+
+
+def test_the_file_is_left_alone(tmp_path):
+    path = report(tmp_path / "r.sqlite")
+    before = path.read_bytes()
+    path.chmod(0o444)
+    tmp_path.chmod(0o555)
+    try:
+        read_nsys(path)
+        assert [p.name for p in tmp_path.iterdir()] == ["r.sqlite"]
+    finally:
+        tmp_path.chmod(0o755)
+    assert path.read_bytes() == before
+
+
+def test_text_where_numbers_belong(tmp_path):
+    path = report(tmp_path / "r.sqlite")
+    database = sqlite3.connect(path)
+    database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ('x', 'y', 'z', 1, 1, 1, 1, 1)")
+    database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (9, 5, 0, 1, 1, 1, 1, 1)")
+    database.execute("INSERT INTO StringIds VALUES ('k', X'ff')")
+    database.execute("UPDATE NVTX_EVENTS SET text = X'ff00'")
+    database.commit()
+    database.close()
+    kinds = read_nsys(path).device.kind
+    assert (kinds > Kind.COLLECTIVE).sum() == 3
+
+
+def test_a_damaged_file(tmp_path):
+    path = report(tmp_path / "r.sqlite")
+    database = sqlite3.connect(path)
+    database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 7, ?, ?, 1, 1)",
+                         [(2000 + i, 2001 + i, 100 + i, PROCESS[0]) for i in range(5000)])
+    database.commit()
+    database.close()
+    whole = path.read_bytes()
+    kept = []
+    for size in range(4096, len(whole), 8192):
+        path.write_bytes(whole[:size])
+        try:
+            trace = load([path])
+        except GputopError as error:
+            assert "damaged" in f"{error.message}"
+        else:
+            assert trace.quality[0].id == "truncated"
+            kept.append(len(trace.device))
+    assert kept == sorted(kept)
+    assert 1000 < kept[-1] < 5005
+
+
+def test_flipped_bytes_in_a_report_never_crash(tmp_path):
+    path = report(tmp_path / "r.sqlite")
+    whole = path.read_bytes()
+    rng = random.Random(5)
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for _ in range(40):
+            damaged[rng.randrange(100, len(damaged))] = rng.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            trace = load([path])
+        except GputopError as error:
+            assert error.message
+        else:
+            assert (trace.device.end_ns >= trace.device.start_ns).all()
+
+
+def test_another_database(tmp_path):
+    database = sqlite3.connect(tmp_path / "other.sqlite")
+    database.execute("CREATE TABLE people (name TEXT)")
+    database.commit()
+    database.close()
+    with pytest.raises(GputopError, match="no export of Nsight Systems"):
+        load([tmp_path / "other.sqlite"])
+
+
+def test_a_report_without_activity(tmp_path):
+    with pytest.raises(NothingToSee):
+        read_nsys(report(tmp_path / "r.sqlite", tuple(t for t in TABLES if t.startswith(("CUPTI", "NVTX")))))
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
+@pytest.mark.parametrize(("name", "figures"), [
+    ("h100_2gpu_1s", [{"window": 969, "busy": 99.3, "compute": 2.3, "comm": 0, "copies": 97.0}] * 2),
+    ("mfu_2gpu_before", [
+        {"window": 300, "busy": 91.3, "compute": 84.6, "comm": 5.7, "copies": 1.0},
+        {"window": 299, "busy": 89.5, "compute": 85.7, "comm": 2.8, "copies": 1.0}]),
+])
+def test_real_reports(name, figures):
+    trace = load([SHARED / f"nsys/{name}.sqlite"])
+    delays = {"h100_2gpu_1s": (421_000, 421_000), "mfu_2gpu_before": (298, 219)}[name]
+    assert trace.quality == []
+    for gpu, expected in enumerate(figures):
+        got = shares(trace, gpu)
+        for key, value in expected.items():
+            assert got[key] == pytest.approx(value, abs=0.5 if key == "window" else 0.2)
+        assert got["delay"] == pytest.approx(delays[gpu], rel=0.03)
+    h2d = trace.device.kind == Kind.H2D
+    if name == "h100_2gpu_1s":
+        assert trace.device.bytes[h2d].sum() / 2 == pytest.approx(25.5e9, rel=0.01)
+        pinned = h2d & (trace.device.src == MemoryKind.PINNED)
+        assert trace.device.bytes[pinned].sum() > 0.999 * trace.device.bytes[h2d].sum()
