@@ -16,7 +16,7 @@ import numpy as np
 
 from gputop.errors import GputopError
 from gputop.trace import kernels
-from gputop.trace.columns import Launches, Parts
+from gputop.trace.columns import MAX_GPUS, Launches, Parts
 from gputop.trace.model import DeviceEvents, HostEvents, Kind, Line, MemoryKind, Trace, TraceGpu
 
 _DEVICE_CATEGORIES = {"kernel": Kind.COMPUTE, "gpu_memcpy": Kind.COPY_OTHER, "memcpy": Kind.COPY_OTHER,
@@ -24,7 +24,7 @@ _DEVICE_CATEGORIES = {"kernel": Kind.COMPUTE, "gpu_memcpy": Kind.COPY_OTHER, "me
 _SKIPPED_CATEGORIES = frozenset(("gpu_user_annotation", "trace", "overhead", "ac2g", "fwdbwd", "async_cpu_to_gpu"))
 _ARGS = frozenset(("device", "stream", "correlation", "correlation_id", "bytes", "memcpy_details", "tf_op", "hlo_op",
                    "hlo_module", "step_num", "name", "labels", "device_id", "Kernel", "rank"))
-_GPU_PROCESS = re.compile(r"/device:GPU:(\d{1,5})(?!\d)")
+_GPU_PROCESS = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
 _DERIVED_ROWS = frozenset(("Steps", "XLA Modules", "XLA Ops", "Async XLA Ops", "XLA TraceMe", "Framework Ops",
                            "Framework Name Scope", "Source code", "Launch Stats", "TensorFlow Ops",
                            "TensorFlow Name Scope", "Host Offload Ops"))
@@ -247,7 +247,8 @@ class _Rank:
         """The GPU an event ran on; None: a host event; -1: neither."""
         if category in _DEVICE_CATEGORIES:
             device = _integer(args.get("device"))
-            return device if device >= 0 else _integer(pid)
+            device = device if device >= 0 else _integer(pid)
+            return device if device < MAX_GPUS else -1
         gpu = _GPU_PROCESS.search(self._file.processes.get(pid, ""))
         if gpu is None:
             return None

@@ -25,6 +25,7 @@ from gputop.trace.model import (
 # id and device fits an int64.
 _MAX_CORRELATION = 1 << 40
 _DEVICES = 1 << 20
+MAX_GPUS = 1024  # of one host; a larger number is damage
 
 
 _Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gputop.errors import GputopError
 from gputop.trace import kernels
-from gputop.trace.columns import Launches, Lookup, Parts
+from gputop.trace.columns import MAX_GPUS, Launches, Lookup, Parts
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 
 _KERNELS, _COPIES, _MEMSETS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
@@ -90,7 +90,8 @@ class _Report:
                          if isinstance(i, int) and isinstance(s, str)}
 
     def _tables(self) -> list[str]:
-        return [row[0] for rows in self._fetch("SELECT name FROM sqlite_master WHERE type = 'table'") for row in rows]
+        return [row[0] for rows in self._fetch("SELECT name FROM sqlite_master WHERE type = 'table'") for row in rows
+                if isinstance(row[0], str)]
 
     def read(self) -> Trace:
         parts = self._parts
@@ -143,7 +144,9 @@ class _Report:
         kernel = self._integers(_KERNELS, (*common, "demangledName", "shortName"))
         copy = self._integers(_COPIES, (*common, "bytes", "copyKind", "srcKind", "dstKind"))
         memset = self._integers(_MEMSETS, (*common, "bytes", "memKind"))
-        kernel, copy, memset = (rows[_sane(rows[:, 0], rows[:, 1])] for rows in (kernel, copy, memset))
+        kernel, copy, memset = (
+            rows[_sane(rows[:, 0], rows[:, 1]) & (rows[:, 2] >= 0) & (rows[:, 2] < MAX_GPUS)]
+            for rows in (kernel, copy, memset))
         names, memory = self._parts.names, self._memory_kinds()
         out = DeviceEvents.empty(len(kernel) + len(copy) + len(memset))
         a, b = len(kernel), len(kernel) + len(copy)
@@ -171,7 +174,7 @@ class _Report:
         about = {row[0]: row for row in self._select(
             "TARGET_INFO_GPU", ("id", "name", "totalMemory", "computeMajor", "computeMinor"))}
         physical = {(pid, cuda): gpu for gpu, cuda, pid in self._select(
-            "TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId", "pid"))}
+            "TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId", "pid")) if isinstance(gpu, int) and 0 <= gpu < MAX_GPUS}
         triples, where = np.unique(rows[:, [2, 3, 5]], axis=0, return_inverse=True)
         where = where.reshape(-1)
         owners = {}

@@ -17,7 +17,7 @@ from gputop.trace.wire import LENGTH, read_fields, tag
 from gputop.trace.xplane import Chunk, Losses, Stats, XPlane, read_events, read_plane
 
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = (tag(number, LENGTH) for number in (1, 2, 3, 4))
-_GPU_PLANE = re.compile(r"/device:GPU:(\d{1,5})(?!\d)")
+_GPU_PLANE = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
 _SIMULATED_PLANE = "/gputop:simulated"
 # Lines that xprof derives and adds to a file it has opened; each repeats what the streams hold.
 _DERIVED_LINES = frozenset((
@@ -100,6 +100,7 @@ class _XSpace:
 
     def __init__(self, data: bytes, path: str, fallback_host: str, parts: Parts, losses: Losses) -> None:
         self._data, self._parts, self._losses = data, parts, losses
+        self._gpus: dict[int, int] = {}
         found = read_fields(data, 0, len(data), (_PLANES, _ERRORS, _WARNINGS, _HOSTNAMES))
         begins, ends = found.pairs(_PLANES)
         self._planes = [read_plane(data, b, e) for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
@@ -159,12 +160,14 @@ class _XSpace:
         parts, stats = self._parts, plane.stats
         major, minor, memory = (stats.get(k) for k in ("compute_cap_major", "compute_cap_minor", "memory_size"))
         name = stats.get("gpu_device_name") or stats.get("device_name") or ""
-        gpu = len(parts.gpus)
-        parts.gpus.append(TraceGpu(
-            self._host, _ordinal(plane) or 0, name=str(name),
-            compute_capability=(major, minor) if isinstance(major, int) and isinstance(minor, int) else None,
-            memory_bytes=memory if isinstance(memory, int) else None,
-        ))
+        ordinal = _ordinal(plane) or 0
+        gpu = self._gpus.setdefault(ordinal, len(parts.gpus))
+        if gpu == len(parts.gpus):
+            parts.gpus.append(TraceGpu(
+                self._host, ordinal, name=str(name),
+                compute_capability=(major, minor) if isinstance(major, int) and isinstance(minor, int) else None,
+                memory_bytes=memory if isinstance(memory, int) else None,
+            ))
         names, references = _lookups(plane, parts.names)
         pieces = [DeviceEvents.empty()]
         for xline in plane.lines:

@@ -279,7 +279,7 @@ def scrambled(data: bytes, nested: dict[int, Any], rng: random.Random) -> bytes:
 
 
 @given(st.lists(PLANE, min_size=1, max_size=4), st.sampled_from((None, START)), st.integers(0, 2**32))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_random_xspaces_agree_with_protobuf_event_by_event(planes, start, seed):
     data = build(planes, start)
     check_equal(data)
