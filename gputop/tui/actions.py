@@ -10,8 +10,9 @@ from textual.message import Message
 
 from gputop.advice.finding import Finding
 from gputop.tui.format import bytes_, clean, fit, rate, ratio, seconds
-from gputop.tui.lines import LinesWidget, Run, spread, wrap
+from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
+from gputop.tui.runs import Run, spread, wrap
 
 
 def gain_text(finding: Finding) -> str:
@@ -72,7 +73,8 @@ class ActionsPanel(LinesWidget, can_focus=True):
     def update_view(self, findings: tuple[Finding, ...], title: str, empty: tuple[str, ...]) -> None:
         """``empty`` is what to say where there are no findings: why, and what to do."""
         self.findings, self.empty = findings, empty
-        self.border_title = title
+        if title != self.border_title:  # setting it repaints the whole border
+            self.border_title = title
         self._draw()
 
     def _draw(self) -> None:
@@ -98,7 +100,9 @@ class ActionsPanel(LinesWidget, can_focus=True):
             lines += own
             self._owner += [finding.id] * len(own)
         hidden = len(self.findings) - others - 1
-        self.border_subtitle = f"{hidden} more, scroll with ↑↓" if hidden > 0 else ""
+        subtitle = f"{hidden} more, scroll with ↑↓" if hidden > 0 else ""
+        if subtitle != (self.border_subtitle or ""):
+            self.border_subtitle = subtitle
         self.show(lines[:height])
 
     def on_resize(self) -> None:

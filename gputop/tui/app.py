@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -16,8 +17,9 @@ from gputop.errors import EXIT_OK, GputopError
 from gputop.session import Change, Session
 from gputop.tui import rows
 from gputop.tui.actions import ActionsPanel
+from gputop.tui.columns import METRICS
 from gputop.tui.format import clean
-from gputop.tui.gpu_table import METRICS, GpuTable
+from gputop.tui.gpu_table import GpuTable
 from gputop.tui.lines import LinesWidget
 from gputop.tui.processes import ProcessPanel
 
@@ -84,16 +86,19 @@ class GputopApp(App[int]):
 
     def on_mount(self) -> None:
         self.session.listen(self._session_changed)
+        self.session.start()
         self.call_after_refresh(self._after_first_frame)
 
     async def _after_first_frame(self) -> None:
         # What costs time and is not needed to draw comes after the first frame.
         from textual.widgets import Footer
 
-        self.session.start()
         await self.mount(Footer(show_command_palette=False))
         self.query_one("#actions").focus()
         self._refresh_all()
+        # What exists by now stays until the end: the collector need not look at it every few seconds.
+        gc.collect()
+        gc.freeze()
 
     def _session_changed(self, change: Change) -> None:
         # One message of a kind at a time: a stalled terminal must not pile them up.
@@ -130,9 +135,7 @@ class GputopApp(App[int]):
         table = self.query_one(GpuTable)
         spare = height - 5 - 11  # header, title, host, job, footer; what the panels need to be of use
         per_gpu = min(MAX_ROWS_PER_GPU, max(1, spare // gpus))
-        if table.rows_per_gpu != per_gpu:
-            table.rows_per_gpu = per_gpu
-            table.refresh(layout=True)
+        table.resize_rows(per_gpu)
         box = self.query_one("#gpus-box")
         reserve = 1 if base.has_class("tiny") else 4 if base.has_class("short") else 11
         box.styles.max_height = max(2, height - reserve)
@@ -146,7 +149,7 @@ class GputopApp(App[int]):
         if self.paused or sample is None:
             return
         table = self.query_one(GpuTable)
-        if table._sample is None:
+        if table.sample is None:
             self._fit()
         table.update_view(sample, session.history)
         host = self.query_one("#host", LinesWidget)
@@ -320,7 +323,7 @@ class GputopApp(App[int]):
 
     def _redraw_table(self) -> None:
         table = self.query_one(GpuTable)
-        table.update_view(table._sample, self.session.history)
+        table.update_view(table.sample, self.session.history)
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
         yield from super().get_system_commands(screen)

@@ -4,81 +4,50 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
-from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.containers import ScrollableContainer
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.strip import Strip
+from textual.widget import Widget
 
-from gputop.metrics import GPU_METRICS, LANE_METRICS
-from gputop.samples import OK, GpuSample, NodeSample, Reading
-from gputop.tui.format import clean, fit, rate_gb, reading
+from gputop.metrics import GPU_METRICS
+from gputop.samples import OK, GpuSample, NodeSample
+from gputop.tui.columns import ACTIVITY, COARSE_MARK, PCIE, SECOND, Field, Part, figures_of, parts, plan, second_line
+from gputop.tui.format import fit
 from gputop.tui.lanes import DEFAULT_SPAN_S, LaneCache, TimeView, slice_for
 from gputop.tui.lines import Grounded
-from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
+from gputop.tui.palette import ACCENT, DIM, PLAIN
+from gputop.tui.runs import Run
 
 if TYPE_CHECKING:
     from gputop.history import History
 
-ACTIVITY = "activity"  # the main lane's default: SM active, or coarse utilization where that is all there is
-METRICS: tuple[str, ...] = (ACTIVITY, *(m for m in LANE_METRICS if m != "sm_active"))
-_COARSE_MARK = "~"
-SECOND = "/2"  # key of a column's second line
-_PCIE = ("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s")
+_PARTS = 9  # three lanes of two parts, and the figures after each
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A column of the table: a lane or a figure."""
+class Pane(Grounded):
+    """One part of the table, for all GPUs. Parts are widgets because Textual repaints a changed
+    cell with all that is left of it in its widget: narrow widgets keep that little."""
 
-    key: str
-    x: int
-    width: int
-    title: str = ""
-    title_width: int = 0  # a title may reach over the figure that follows its lane
+    def __init__(self, table: GpuTable) -> None:
+        super().__init__()
+        self._table = table
+        self.part: Part | None = None
 
+    def render_line(self, y: int) -> Strip:
+        return self.strip(self._table.runs(self.part, y), self.part.width) if self.part else self.strip((), 0)
 
-def plan(width: int) -> list[Field]:
-    """Which columns fit a terminal of this width, and where; the main lane takes what is left."""
-    right: list[tuple[str, int, str]] = []  # key, width, title
-    if width >= 30:
-        right.append(("now", 6, "now"))
-    if width >= 110:
-        right += [("tensor_active", 7, "tensor"), ("dram_active", 6, "dram")]
-    if width >= 80:
-        lane = 8 if width < 110 else 10 if width < 150 else 14
-        right += [("memory_lane", lane, "Memory GiB"), ("memory", 10, ""), ("pcie_lane", lane, "PCIe RX/TX GB/s"),
-                  ("pcie", 10, "")]
-    elif width >= 50:
-        right.append(("memory", 10, "Mem GiB"))
-    if width >= 150:
-        right += [("nvlink", 12, "NVLink GB/s"), ("clock", 10, "SM clock")]
-    if width >= 60:
-        right += [("power", 6 if width < 110 else 9, "power"), ("temperature", 5, "temp")]
-    if width >= 110:
-        right.append(("flags", 4 if width < 150 else 14, ""))
-    gpu_width = 4
-    main = max(0, width - gpu_width - sum(w for _, w, _ in right) - sum(k.endswith("_lane") for k, _, _ in right))
-    fields = [Field("gpu", 0, gpu_width, "GPU", 4), Field("main", gpu_width, main, "", main)]
-    x = gpu_width + main
-    for i, (key, field_width, title) in enumerate(right):
-        if key.endswith("_lane"):
-            x += 1  # air before a lane
-            fields.append(Field(key, x, field_width, title, field_width + right[i + 1][1]))
-        else:
-            fields.append(Field(key, x, field_width, title, field_width))
-        x += field_width
-    return fields
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return self._table.lines
 
 
-class GpuTable(Grounded, can_focus=True):
+class GpuTable(Widget, can_focus=True):
     """All GPUs. :meth:`update_view` brings it to the newest sample, repainting only what changed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -101,26 +70,42 @@ class GpuTable(Grounded, can_focus=True):
         self.span_s = DEFAULT_SPAN_S
         self.end_s: float | None = None  # None follows the newest sample
         self.selected = 0
-        self._sample: NodeSample | None = None
+        self.sample: NodeSample | None = None
         self._history: History | None = None
-        self._full_scale: float | None = None
-        self._fields: list[Field] = []
+        self._width = 0
+        self._fields: dict[str, Field] = {}
+        self._panes = [Pane(self) for _ in range(_PARTS)]
         self._lanes: dict[tuple[str, str], LaneCache] = {}
         self._activity: dict[str, str] = {}
-        self._figures: dict[str, dict[str, tuple[str, Style]]] = {}
-        self._title: list[tuple[str, Style]] = []
+        self._figures: dict[str, dict[str, Run]] = {}
+        self._title = ""
+        self._full_scale: float | None = None
+
+    def compose(self) -> Iterable[Widget]:
+        yield from self._panes
 
     # -- what is shown ------------------------------------------------------------------------
 
     @property
+    def gpus(self) -> tuple[GpuSample, ...]:
+        return self.sample.gpus if self.sample else ()
+
+    @property
+    def lines(self) -> int:
+        return 1 + max(1, len(self.gpus)) * self.rows_per_gpu
+
+    @property
+    def _main_width(self) -> int:
+        return max(1, self._fields["main"].width) if self._fields else 1
+
+    @property
     def view(self) -> TimeView:
-        main = next((f.width for f in self._fields if f.key == "main"), 1)
-        return TimeView(slice_for(self.span_s, main), self.end_s)
+        return TimeView(slice_for(self.span_s, self._main_width), self.end_s)
 
     @property
     def span_shown_s(self) -> float:
         """Seconds from the left to the right edge of the main lane."""
-        return self.view.slice_s * max(1, next((f.width for f in self._fields if f.key == "main"), 1))
+        return self.view.slice_s * self._main_width
 
     def metrics_of(self, gpu: GpuSample) -> tuple[str, ...]:
         """The metric of the main lane for this GPU, after the ladder."""
@@ -136,45 +121,89 @@ class GpuTable(Grounded, can_focus=True):
             self._activity[uuid] = "gpu_util" if all(v != v for v in fine.tolist()) else "sm_active"
         return (self._activity.get(uuid, which),)
 
+    def resize_rows(self, rows_per_gpu: int) -> None:
+        """Give each GPU this many lines."""
+        if rows_per_gpu != self.rows_per_gpu:
+            self.rows_per_gpu = rows_per_gpu
+            self._lay_out()
+
     def update_view(self, sample: NodeSample | None, history: History | None) -> None:
         """Take over the newest sample and repaint what differs from the screen."""
-        grown = len(sample.gpus) != len(self._sample.gpus) if sample and self._sample else True
-        self._sample, self._history = sample, history
-        if grown:
-            self.refresh(layout=True)
+        before, self.sample, self._history = self.gpus, sample, history
+        if len(before) != len(self.gpus):
+            self._lay_out()
         self._repaint()
 
-    def _repaint(self) -> None:
-        width = self.size.width
-        if not width:
+    def _lay_out(self) -> None:
+        """Columns for the present width, and which pane draws which."""
+        if not self._width:
             return
-        if not self._fields or self._fields[-1].x + self._fields[-1].width != width:
-            self._fields = plan(width)
-            self._figures.clear()
-            self._lanes.clear()
-            self.refresh()
-        title = self._title_line()
+        fields = plan(self._width)
+        self._fields = {f.key: f for f in fields}
+        self._figures.clear()
+        self._lanes.clear()
+        cut = parts(fields)
+        for i, pane in enumerate(self._panes):
+            pane.part = cut[i] if i < len(cut) else None
+            pane.display = pane.part is not None
+            if pane.part is not None:
+                pane.styles.width = pane.part.width
+            pane.refresh(layout=True)
+
+    def _repaint(self) -> None:
+        if self.size.width and self.size.width != self._width:
+            self._width = self.size.width
+            self._lay_out()
+        if not self._fields:
+            return
+        title = "".join(text for text in self._title_texts())
         if title != self._title:
             self._title = title
-            self.refresh(Region(0, 0, width, 1))
+            for pane in self._panes:
+                pane.refresh(Region(0, 0, pane.size.width, 1))
         self._full_scale = self._common_scale()
-        for i, gpu in enumerate(self._sample.gpus if self._sample else ()):
+        for i, gpu in enumerate(self.gpus):
             y = 1 + i * self.rows_per_gpu
-            self._repaint_lanes(gpu, y)
-            figures = figures_of(gpu, self.metric)
-            if self.rows_per_gpu > 1:
-                mean = self._lanes[gpu.info.uuid, "main"].mean()
-                figures |= second_line(gpu, mean)
+            lanes = {f.key: self._update_lane(gpu, f) for f in self._fields.values() if f.key in _LANES}
+            figures = self._figures_of(gpu)
             shown = self._figures.get(gpu.info.uuid, {})
-            if figures.get("message") != shown.get("message"):
-                self.refresh(Region(0, y, width, self.rows_per_gpu))
-            elif figures != shown:
-                for row, mark in enumerate(("", SECOND)[:self.rows_per_gpu]):
-                    changed = [f for f in self._fields if figures.get(f.key + mark) != shown.get(f.key + mark)]
-                    if changed:
-                        x, end = changed[0].x, changed[-1].x + changed[-1].width
-                        self.refresh(Region(x, y + row, end - x, 1))
             self._figures[gpu.info.uuid] = figures
+            if figures.get("message") != shown.get("message"):
+                for pane in self._panes:
+                    pane.refresh(Region(0, y, pane.size.width, self.rows_per_gpu))
+                continue
+            for pane in self._panes:
+                if pane.part is None:
+                    continue
+                if pane.part.kind == "figures":
+                    self._refresh_figures(pane, y, figures, shown)
+                elif lanes[pane.part.fields[-1].key] > (1 if pane.part.kind == "lane" else 0):
+                    pane.refresh(Region(0, y, pane.part.width, self.rows_per_gpu))
+
+    def _refresh_figures(self, pane: Pane, y: int, new: dict[str, Run], old: dict[str, Run]) -> None:
+        assert pane.part is not None
+        for row, mark in enumerate(("", SECOND)[:self.rows_per_gpu]):
+            changed = [f for f in pane.part.fields if new.get(f.key + mark) != old.get(f.key + mark)]
+            if changed:
+                x, end = changed[0].x - pane.part.x, changed[-1].x + changed[-1].width - pane.part.x
+                pane.refresh(Region(x, y + row, end - x, 1))
+
+    def _figures_of(self, gpu: GpuSample) -> dict[str, Run]:
+        figures = figures_of(gpu, self.metric)
+        if self.rows_per_gpu > 1:
+            figures |= second_line(gpu, self._lanes[gpu.info.uuid, "main"].mean())
+        return figures
+
+    def _update_lane(self, gpu: GpuSample, field: Field) -> int:
+        """Bring a lane to the newest sample; how many columns at its right look different."""
+        metrics = _LANES[field.key] or self.metrics_of(gpu)
+        view = self.view
+        if field.key != "main":
+            # A narrow lane shows the same span as the main one, in longer slices.
+            view = TimeView(slice_for(view.slice_s * self._main_width, field.width), view.end_s)
+        cache = self._lanes.setdefault((gpu.info.uuid, field.key), LaneCache(muted=field.key == "memory_lane"))
+        return cache.update(self._history, gpu.info.uuid, metrics, view, field.width, self.rows_per_gpu,
+                            self._full_scale if field.key == "main" else None)
 
     def _common_scale(self) -> float | None:
         """100 % of a metric without a scale of its own: the largest value in view on any GPU, rounded up."""
@@ -187,47 +216,25 @@ class GpuTable(Grounded, can_focus=True):
         step = 10.0 ** math.floor(math.log10(largest))
         return next(m * step for m in (1, 2, 5, 10) if m * step >= largest)
 
-    def _repaint_lanes(self, gpu: GpuSample, y: int) -> None:
-        wanted: Mapping[str, tuple[str, ...]] = {
-            "main": self.metrics_of(gpu), "memory_lane": ("memory_used_bytes",), "pcie_lane": _PCIE}
-        view = self.view
-        main_width = next(f.width for f in self._fields if f.key == "main")
-        for field in self._fields:
-            metrics = wanted.get(field.key)
-            if metrics is None:
-                continue
-            cache = self._lanes.setdefault((gpu.info.uuid, field.key), LaneCache(muted=field.key == "memory_lane"))
-            # A narrow lane shows the same span as the main one, in longer slices.
-            lane_view = view if field.key == "main" else TimeView(
-                slice_for(view.slice_s * main_width, field.width), view.end_s)
-            changed = cache.update(self._history, gpu.info.uuid, metrics, lane_view, field.width, self.rows_per_gpu,
-                                   self._full_scale if field.key == "main" else None)
-            if changed:
-                x = field.x + field.width - changed
-                self.refresh(Region(x, y, changed, self.rows_per_gpu))
-
     # -- drawing ------------------------------------------------------------------------------
 
-    def _title_line(self) -> list[tuple[str, Style]]:
-        runs = []
+    def _title_texts(self) -> Iterator[str]:
         x = 0
-        for field in self._fields:
+        for field in self._fields.values():
             if field.x < x or not field.title_width:
                 continue  # covered by the title of the lane before
-            runs.append((" " * (field.x - x), DIM))
+            yield " " * (field.x - x)
             text = self._main_title(field.width) if field.key == "main" else field.title
             figure = field.key not in ("gpu", "main") and not field.key.endswith("_lane")
-            runs.append((fit(text, field.title_width, right=figure), DIM))
+            yield fit(text, field.title_width, right=figure)
             x = field.x + field.title_width
-        return runs
 
     def _main_title(self, width: int) -> str:
-        gpus = self._sample.gpus if self._sample else ()
         if self.metric == ACTIVITY:
-            kinds = {g.activity()[0] for g in gpus if g.state == OK}
+            kinds = {g.activity()[0] for g in self.gpus if g.state == OK}
             name = GPU_METRICS["gpu_util"].label if kinds == {"gpu_util"} else GPU_METRICS["sm_active"].label
             if len(kinds) > 1:
-                name += f" ({_COARSE_MARK} coarse)"
+                name += f" ({COARSE_MARK} coarse)"
         else:
             name = GPU_METRICS[self.metric].label
         span = self.span_shown_s
@@ -239,50 +246,48 @@ class GpuTable(Grounded, can_focus=True):
             title, short = f"{name}, {start} to {end} (end: back to now)", f"{name} {start}–{end}"
         return title if len(title) <= width else short
 
-    def render_line(self, y: int) -> Strip:
-        width = self.size.width
-        if not self._fields:
-            return self.strip(())
+    def runs(self, part: Part, y: int) -> list[Run] | list[Segment]:
+        """Line ``y`` of a part."""
         if y == 0:
-            return self.strip(self._title)
+            return [(self._title[part.x:part.x + part.width], DIM)]
         index, row = divmod(y - 1, self.rows_per_gpu)
-        gpus = self._sample.gpus if self._sample else ()
-        if index >= len(gpus):
-            text = "  waiting for the first sample…" if not gpus and y == 1 else ""
-            return self.strip([(fit(text, width), DIM)])
-        segments = self._gpu_segments(gpus[index], row)
-        if row == 0 and index == self.selected and self.has_focus:
-            segments[0] = Segment(fit(f"›{gpus[index].info.index}", self._fields[0].width), ACCENT)
-        return self.strip(segments)
-
-    def _gpu_segments(self, gpu: GpuSample, row: int) -> list[Segment]:
+        if index >= len(self.gpus):
+            waiting = not self.gpus and y == 1 and part.x == 0
+            return [("  waiting for the first sample…", DIM)] if waiting else []
+        gpu = self.gpus[index]
         figures = self._figures.get(gpu.info.uuid, {})
+        field = part.fields[-1]
         message = figures.get("message")
-        segments: list[Segment] = []
-        x = 0
-        for field in self._fields:
-            if field.x > x:
-                segments.append(Segment(" " * (field.x - x)))
-            cache = self._lanes.get((gpu.info.uuid, field.key))
-            if cache is not None:
-                segments += cache.row(row) if len(cache.columns) == field.width else [Segment(" " * field.width)]
-            elif message and field.key not in ("gpu", "main"):
-                # A GPU without values: its state takes the place of the figures.
-                rest = self.size.width - field.x
-                text = message[0] if row == 0 else ""
-                segments.append(Segment(fit(" " + text, rest), message[1]))
-                return segments
-            elif row <= 1:
-                text, style = figures.get(field.key if row == 0 else field.key + SECOND, ("", PLAIN))
-                left = field.key in ("gpu", "flags")
-                segments.append(Segment(fit(text, field.width, right=not left), style))
-            else:
-                segments.append(Segment(" " * field.width))
-            x = field.x + field.width
-        return segments
+        if message and part.fields[0].key != "gpu" and field.key != "main":
+            # A GPU without values: its state takes the place of the figures.
+            start = self._main_width + self._fields["main"].x
+            text = fit(" " + message[0], self._width - start) if row == 0 else ""
+            return [(text[part.x - start:part.x - start + part.width], message[1])]
+        if part.kind == "figures":
+            return self._figure_runs(part, figures, row)
+        cache = self._lanes.get((gpu.info.uuid, field.key))
+        if cache is None or not cache.columns or len(cache.columns) != field.width:
+            return []
+        if part.kind == "head":
+            return [cache.head(row)]
+        return [self._index(gpu, figures, index, field.x - part.x, row), *cache.row(row)]
+
+    def _index(self, gpu: GpuSample, figures: dict[str, Run], index: int, width: int, row: int) -> Segment:
+        """What stands before a lane: the GPU's number and, where the table has the focus, a pointer."""
+        text, style = figures.get("gpu", ("", PLAIN)) if row == 0 and width > 1 else ("", PLAIN)
+        if text and index == self.selected and self.has_focus:
+            text, style = f"›{gpu.info.index}", ACCENT
+        return Segment(fit(text, width), style)
+
+    def _figure_runs(self, part: Part, figures: dict[str, Run], row: int) -> list[Run]:
+        out: list[Run] = []
+        for field in part.fields if row <= 1 else ():
+            text, style = figures.get(field.key + (SECOND if row else ""), ("", PLAIN))
+            out.append((fit(text, field.width, right=field.key != "flags"), style))
+        return out
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return 1 + max(1, len(self._sample.gpus) if self._sample else 1) * self.rows_per_gpu
+        return self.lines
 
     def on_resize(self) -> None:
         self._repaint()
@@ -290,9 +295,8 @@ class GpuTable(Grounded, can_focus=True):
     # -- selecting ----------------------------------------------------------------------------
 
     def _select(self, index: int) -> None:
-        count = len(self._sample.gpus) if self._sample else 0
-        self.selected = min(max(0, index), max(0, count - 1))
-        self.refresh()
+        self.selected = min(max(0, index), max(0, len(self.gpus) - 1))
+        self._panes[0].refresh()
         if isinstance(self.parent, ScrollableContainer):
             y = 1 + self.selected * self.rows_per_gpu
             self.parent.scroll_to_region(Region(0, y, 1, self.rows_per_gpu), animate=False)
@@ -301,91 +305,23 @@ class GpuTable(Grounded, can_focus=True):
         self._select(self.selected + by)
 
     def action_details(self) -> None:
-        if self._sample and self.selected < len(self._sample.gpus):
-            self.post_message(self.Opened(self._sample.gpus[self.selected]))
+        if self.selected < len(self.gpus):
+            self.post_message(self.Opened(self.gpus[self.selected]))
 
     def on_click(self, event: events.Click) -> None:
         index = (event.y - 1) // self.rows_per_gpu
-        if event.y >= 1 and self._sample and index < len(self._sample.gpus):
+        if event.y >= 1 and index < len(self.gpus):
             again = index == self.selected and self.has_focus
             self._select(index)
             if again:
                 self.action_details()
 
     def on_focus(self) -> None:
-        self.refresh()
+        self._panes[0].refresh()
 
     def on_blur(self) -> None:
-        self.refresh()
+        self._panes[0].refresh()
 
 
-def figures_of(gpu: GpuSample, metric: str) -> dict[str, tuple[str, Style]]:
-    """The figures of one GPU by column, as text with its style."""
-    out: dict[str, tuple[str, Style]] = {"gpu": (f" {gpu.info.index}", BOLD)}
-    if gpu.state != OK:
-        out["gpu"] = (f" {gpu.info.index}", BAD)
-        out["message"] = (clean(f"{gpu.state}: {gpu.message}" if gpu.message else gpu.state), BAD)
-        return out
-    if metric == ACTIVITY:
-        which, now = gpu.activity()
-        mark = _COARSE_MARK if which == "gpu_util" and now.value is not None else ""
-        out["now"] = (mark + reading(now), BOLD if now.value is not None else DIM)
-    else:
-        out["now"] = _figure(gpu[metric])
-    out["tensor_active"] = _figure(gpu["tensor_active"])
-    out["dram_active"] = _figure(gpu["dram_active"])
-    used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
-    out["memory"] = _pair(used, total, _gib)
-    out["pcie"] = _pair(gpu[_PCIE[0]], gpu[_PCIE[1]], rate_gb)
-    out["nvlink"] = _pair(gpu["nvlink_rx_bytes_per_s"], gpu["nvlink_tx_bytes_per_s"], rate_gb)
-    clock, clock_max = gpu["sm_clock_hz"], gpu["sm_clock_max_hz"]
-    slow = clock.value is not None and clock_max.value is not None and clock.value < 0.85 * clock_max.value
-    out["clock"] = (_figure(clock)[0], WARN if slow and gpu.clock_event_reasons else _figure(clock)[1])
-    power, limit = gpu["power_w"], gpu["power_limit_w"]
-    out["power"] = _power(power, limit)
-    out["temperature"] = (reading(gpu["temperature_c"]).replace("°C", "°"), _figure(gpu["temperature_c"])[1])
-    reasons = [r for r in gpu.clock_event_reasons if r != "idle"]
-    out["flags"] = (" " + ", ".join(reasons), WARN)
-    return out
-
-
-def second_line(gpu: GpuSample, mean: float | None) -> dict[str, tuple[str, Style]]:
-    """What stands below the figures where a GPU has more than one line: means and limits."""
-    out: dict[str, tuple[str, Style]] = {}
-    if gpu.state != OK:
-        return out
-    if mean is not None:
-        out["now" + SECOND] = (f"ø {100 * mean:.0f}%", DIM)
-    limit, clock_max = gpu["power_limit_w"].value, gpu["sm_clock_max_hz"].value
-    if limit is not None:
-        out["power" + SECOND] = (f"/{limit:.0f}W", DIM)
-    if clock_max is not None:
-        out["clock" + SECOND] = (f"/{clock_max / 1e6:.0f}MHz", DIM)
-    gen, width = gpu["pcie_gen"].value, gpu["pcie_width"].value
-    if gen is not None and width is not None:
-        out["pcie" + SECOND] = (f"gen{gen:.0f} x{width:.0f}", DIM)
-    return out
-
-
-def _figure(r: Reading) -> tuple[str, Style]:
-    return reading(r), DIM if r.value is None else PLAIN
-
-
-def _pair(a: Reading, b: Reading, text: Callable[[float], str]) -> tuple[str, Style]:
-    if a.value is None and b.value is None:
-        return "N/A", DIM
-    parts = ["N/A" if r.value is None else text(r.value) for r in (a, b)]
-    return "/".join(parts), PLAIN
-
-
-def _gib(value: float) -> str:
-    gib = value / 2**30
-    return f"{gib:.0f}" if gib >= 99.5 or abs(gib - round(gib)) < 0.05 else f"{gib:.1f}"
-
-
-def _power(power: Reading, limit: Reading) -> tuple[str, Style]:
-    if power.value is None:
-        return "N/A", DIM
-    at_limit = limit.value is not None and power.value >= 0.98 * limit.value
-    return f"{power.value:.0f}W", WARN if at_limit else PLAIN
-
+# Lane -> its metrics; the main one's are chosen by key.
+_LANES: dict[str, tuple[str, ...]] = {"main": (), "memory_lane": ("memory_used_bytes",), "pcie_lane": PCIE}

@@ -11,6 +11,7 @@ of the time is dim to the top, and one that is half busy is bright up to the mid
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ Column = tuple[Cell, ...]  # top to bottom
 # Lengths a slice may have, seconds: what a person can read off an axis.
 SLICES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 DEFAULT_SPAN_S = 240.0
+_REDRAWS = 2  # of the newest column while its slice lasts; the figure beside it is of now
 _GHOST = 4  # shade of a background that every sample reaches, of SHADES
 
 
@@ -96,6 +98,7 @@ class LaneCache:
         self._means: deque[float] = deque()  # level 0-1 of each column, NaN: nothing measured
         self._muted = muted
         self._key: tuple[object, ...] = ()
+        self._drawn_s = 0.0  # time of the sample it was last drawn for
         self._last_index = 0  # slice number (start / slice_s) of the newest column
 
     def update(self, history: History | None, gpu: str, metrics: Sequence[str], view: TimeView,
@@ -114,7 +117,10 @@ class LaneCache:
             return 0 if same else width
         end_s = view.end_s if view.end_s is not None else history.newest_s
         index = int(end_s // view.slice_s)
+        if same and self._means and index == self._last_index and 0 <= end_s - self._drawn_s < view.slice_s / _REDRAWS:
+            return 0
         behind, self._last_index = index - self._last_index, index
+        self._drawn_s = end_s
         if not same or not 0 <= behind < width or not self._means:
             behind, count, newest = width, width, None
             self.columns, self._means = deque(maxlen=width), deque(maxlen=width)
@@ -145,11 +151,15 @@ class LaneCache:
         known = [m for m in self._means if m == m]
         return sum(known) / len(known) if known else None
 
+    def head(self, y: int) -> Segment:
+        """Row ``y`` of the newest slice."""
+        return Segment(*self.columns[-1][y])
+
     def row(self, y: int) -> list[Segment]:
-        """Row ``y`` (0 is the top) as segments, neighbours of one style merged."""
+        """Row ``y`` (0 is the top) without its newest cell, as segments; neighbours of one style merged."""
         out: list[Segment] = []
         text, style = "", None
-        for col in self.columns:
+        for col in itertools.islice(self.columns, len(self.columns) - 1):
             glyph, cell = col[y]
             if cell is style:
                 text += glyph

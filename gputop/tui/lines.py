@@ -10,15 +10,12 @@ from collections.abc import Iterable, Sequence
 
 from rich.color import Color
 from rich.segment import Segment
-from rich.style import Style
 from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gputop.tui.format import fit
 from gputop.tui.palette import on
-
-Run = tuple[str, Style]  # text in one style, already free of control characters
+from gputop.tui.runs import Run
 
 
 class Grounded(Widget):
@@ -36,11 +33,11 @@ class Grounded(Widget):
         self._ground_color = None
         super().notify_style_update()
 
-    def strip(self, runs: Iterable[Run | Segment]) -> Strip:
-        """A line of the widget's width on its ground."""
+    def strip(self, runs: Iterable[Run | Segment], width: int) -> Strip:
+        """A line of this width on the widget's ground."""
         ground = self.ground
         line = Strip([Segment(run[0], on(ground, run[1])) for run in runs])
-        return line.adjust_cell_length(self.size.width, on(ground, None))
+        return line.adjust_cell_length(width, on(ground, None))
 
 
 class LinesWidget(Grounded):
@@ -61,33 +58,7 @@ class LinesWidget(Grounded):
                 self.refresh(Region(0, y, self.size.width, 1))
 
     def render_line(self, y: int) -> Strip:
-        return self.strip(self._lines[y] if y < len(self._lines) else ())
+        return self.strip(self._lines[y] if y < len(self._lines) else (), self.size.width)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return max(1, len(self._lines))
-
-
-def spread(left: Sequence[Run], right: Sequence[Run], width: int) -> list[Run]:
-    """``left`` and ``right`` at the two ends of a line; where both do not fit, left is cut."""
-    right_cells = sum(len(text) for text, _ in right)
-    room = max(0, width - right_cells - (1 if right else 0))
-    out: list[Run] = []
-    for text, style in left:
-        if room <= 0:
-            break
-        shown = text if len(text) <= room else fit(text, room)
-        out.append((shown, style))
-        room -= len(shown)
-    if right and right_cells <= width:
-        out.append((" " * (room + 1), Style()))
-        out.extend(right)
-    return out
-
-
-def wrap(text: str, width: int, lines: int) -> list[str]:
-    """Break at spaces into at most ``lines`` lines; what is cut ends in an ellipsis."""
-    import textwrap
-
-    if width <= 4:
-        return [fit(text, width)][:lines]
-    return textwrap.wrap(text, width, max_lines=max(1, lines), placeholder=" …") or [""]

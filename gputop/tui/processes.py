@@ -9,8 +9,9 @@ from textual.binding import Binding, BindingType
 
 from gputop.samples import ProcessSample
 from gputop.tui.format import bytes_, clean, fit, ratio
-from gputop.tui.lines import LinesWidget, Run
+from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN
+from gputop.tui.runs import Run
 
 SORTS = ("gpu memory", "sm", "cpu", "pid")
 
@@ -78,8 +79,10 @@ class ProcessPanel(LinesWidget, can_focus=True):
         if width <= 0 or height <= 0:
             return
         rows = arrange(self._processes, self.sort, self.pattern)
-        self.border_title = "Processes" + (f" matching “{clean(self.pattern)}”" if self.pattern else "")
-        self.border_subtitle = f"by {self.sort}" if len(rows) > 1 else ""
+        title = "Processes" + (f" matching “{clean(self.pattern)}”" if self.pattern else "")
+        subtitle = f"by {self.sort}" if len(rows) > 1 else ""
+        if (title, subtitle) != (self.border_title, self.border_subtitle or ""):  # setting them repaints the border
+            self.border_title, self.border_subtitle = title, subtitle
         wide = width >= 60
         user = f"{'user':<9}" if wide else ""
         head = f" {'pid':>7} {user}{'GPU':<7} {'mem':>6} {'sm':>4} {'cpu':>5}  command"

@@ -10,8 +10,8 @@ from rich.style import Style
 from gputop.captures import CaptureRecord, CaptureStatus, Server
 from gputop.samples import NodeSample, Reading
 from gputop.tui.format import bytes_, clean, rate, ratio, seconds
-from gputop.tui.lines import Run, spread
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
+from gputop.tui.runs import Run, spread
 
 SIMULATED_STYLE = Style(color="black", bgcolor="yellow", bold=True)
 

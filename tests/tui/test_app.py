@@ -14,7 +14,8 @@ from gputop.errors import GputopError, NothingToSee
 from gputop.samples import LOST, GpuSample
 from gputop.tui.actions import ActionsPanel
 from gputop.tui.app import GputopApp
-from gputop.tui.gpu_table import METRICS, GpuTable
+from gputop.tui.columns import METRICS
+from gputop.tui.gpu_table import GpuTable
 from gputop.tui.lines import LinesWidget
 from gputop.tui.processes import ProcessPanel
 from gputop.tui.screens import Ask, Popup
@@ -125,15 +126,15 @@ async def test_new_samples_reach_the_screen_and_pausing_holds_it() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         table = app.query_one(GpuTable)
-        first = table._sample
+        first = table.sample
         session.feed()
         await pilot.pause()
-        assert table._sample is not first
-        held = table._sample
+        assert table.sample is not first
+        held = table.sample
         await pilot.press("space")
         session.feed()
         await pilot.pause()
-        assert table._sample is held
+        assert table.sample is held
 
 
 async def test_selecting_findings_and_opening_one() -> None:

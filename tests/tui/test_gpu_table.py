@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gputop.samples import LOST, GpuSample, Reading
-from gputop.tui.gpu_table import ACTIVITY, figures_of, plan
+from gputop.tui.columns import ACTIVITY, figures_of, plan
 from gputop.tui.rows import short_gpu_name
 from tests.fakes import gpu_sample
 

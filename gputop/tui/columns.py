@@ -1,0 +1,167 @@
+"""The columns of the GPU table: which fit a width, and what one GPU says in each. Pure, no widgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.style import Style
+
+from gputop.metrics import LANE_METRICS
+from gputop.samples import OK, GpuSample, Reading
+from gputop.tui.format import clean, rate_gb, reading
+from gputop.tui.palette import BAD, BOLD, DIM, PLAIN, WARN
+
+ACTIVITY = "activity"  # the main lane's default: SM active, or coarse utilization where that is all there is
+METRICS: tuple[str, ...] = (ACTIVITY, *(m for m in LANE_METRICS if m != "sm_active"))
+PCIE = ("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s")
+COARSE_MARK = "~"
+SECOND = "/2"  # key of a column's second line
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column of the table: a lane or a figure."""
+
+    key: str
+    x: int
+    width: int
+    title: str = ""
+    title_width: int = 0  # a title may reach over the figure that follows its lane
+
+
+def plan(width: int) -> list[Field]:
+    """Which columns fit a terminal of this width, and where; the main lane takes what is left."""
+    right: list[tuple[str, int, str]] = []  # key, width, title
+    if width >= 30:
+        right.append(("now", 6, "now"))
+    if width >= 110:
+        right += [("tensor_active", 7, "tensor"), ("dram_active", 6, "dram")]
+    if width >= 80:
+        lane = 8 if width < 110 else 10 if width < 150 else 14
+        right += [("memory_lane", lane, "Memory GiB"), ("memory", 10, ""), ("pcie_lane", lane, "PCIe RX/TX GB/s"),
+                  ("pcie", 10, "")]
+    elif width >= 50:
+        right.append(("memory", 10, "Mem GiB"))
+    if width >= 150:
+        right += [("nvlink", 12, "NVLink GB/s"), ("clock", 10, "SM clock")]
+    if width >= 60:
+        right += [("power", 6 if width < 110 else 9, "power"), ("temperature", 5, "temp")]
+    if width >= 110:
+        right.append(("flags", 4 if width < 150 else 14, ""))
+    gpu_width = 4
+    main = max(0, width - gpu_width - sum(w for _, w, _ in right) - sum(k.endswith("_lane") for k, _, _ in right))
+    fields = [Field("gpu", 0, gpu_width, "GPU", 4), Field("main", gpu_width, main, "", main)]
+    x = gpu_width + main
+    for i, (key, field_width, title) in enumerate(right):
+        if key.endswith("_lane"):
+            x += 1  # air before a lane
+            fields.append(Field(key, x, field_width, title, field_width + right[i + 1][1]))
+        else:
+            fields.append(Field(key, x, field_width, title, field_width))
+        x += field_width
+    return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Neighbouring columns that change together: they are one widget, so that the rest stays as it is.
+
+    A lane is two parts: "lane", which changes once per slice, and "head", its newest slice.
+    """
+
+    kind: str  # lane, head or figures
+    x: int
+    width: int
+    fields: tuple[Field, ...]
+
+
+def parts(fields: list[Field]) -> list[Part]:
+    """The columns cut into parts, left to right, without holes."""
+    out: list[Part] = []
+    x = 0
+    for field in fields:
+        if field.key == "main" or field.key.endswith("_lane"):
+            before = tuple(f for f in fields if f.key == "gpu") if field.key == "main" else ()
+            out.append(Part("lane", x, field.x + field.width - 1 - x, (*before, field)))
+            out.append(Part("head", field.x + field.width - 1, 1, (field,)))
+        elif field.key == "gpu":
+            continue
+        elif out and out[-1].kind == "figures":
+            last = out.pop()
+            out.append(Part("figures", last.x, field.x + field.width - last.x, (*last.fields, field)))
+        else:
+            out.append(Part("figures", x, field.x + field.width - x, (field,)))
+        x = field.x + field.width
+    return out
+
+
+def figures_of(gpu: GpuSample, metric: str) -> dict[str, tuple[str, Style]]:
+    """The figures of one GPU by column, as text with its style."""
+    out: dict[str, tuple[str, Style]] = {"gpu": (f" {gpu.info.index}", BOLD)}
+    if gpu.state != OK:
+        out["gpu"] = (f" {gpu.info.index}", BAD)
+        out["message"] = (clean(f"{gpu.state}: {gpu.message}" if gpu.message else gpu.state), BAD)
+        return out
+    if metric == ACTIVITY:
+        which, now = gpu.activity()
+        mark = COARSE_MARK if which == "gpu_util" and now.value is not None else ""
+        out["now"] = (mark + reading(now), BOLD if now.value is not None else DIM)
+    else:
+        out["now"] = _figure(gpu[metric])
+    out["tensor_active"] = _figure(gpu["tensor_active"])
+    out["dram_active"] = _figure(gpu["dram_active"])
+    used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
+    out["memory"] = _pair(used, total, _gib)
+    out["pcie"] = _pair(gpu[PCIE[0]], gpu[PCIE[1]], rate_gb)
+    out["nvlink"] = _pair(gpu["nvlink_rx_bytes_per_s"], gpu["nvlink_tx_bytes_per_s"], rate_gb)
+    clock, clock_max = gpu["sm_clock_hz"], gpu["sm_clock_max_hz"]
+    slow = clock.value is not None and clock_max.value is not None and clock.value < 0.85 * clock_max.value
+    out["clock"] = (_figure(clock)[0], WARN if slow and gpu.clock_event_reasons else _figure(clock)[1])
+    power, limit = gpu["power_w"], gpu["power_limit_w"]
+    out["power"] = _power(power, limit)
+    out["temperature"] = (reading(gpu["temperature_c"]).replace("°C", "°"), _figure(gpu["temperature_c"])[1])
+    reasons = [r for r in gpu.clock_event_reasons if r != "idle"]
+    out["flags"] = (" " + ", ".join(reasons), WARN)
+    return out
+
+
+def second_line(gpu: GpuSample, mean: float | None) -> dict[str, tuple[str, Style]]:
+    """What stands below the figures where a GPU has more than one line: means and limits."""
+    out: dict[str, tuple[str, Style]] = {}
+    if gpu.state != OK:
+        return out
+    if mean is not None:
+        out["now" + SECOND] = (f"ø {100 * mean:.0f}%", DIM)
+    limit, clock_max = gpu["power_limit_w"].value, gpu["sm_clock_max_hz"].value
+    if limit is not None:
+        out["power" + SECOND] = (f"/{limit:.0f}W", DIM)
+    if clock_max is not None:
+        out["clock" + SECOND] = (f"/{clock_max / 1e6:.0f}MHz", DIM)
+    gen, width = gpu["pcie_gen"].value, gpu["pcie_width"].value
+    if gen is not None and width is not None:
+        out["pcie" + SECOND] = (f"gen{gen:.0f} x{width:.0f}", DIM)
+    return out
+
+
+def _figure(r: Reading) -> tuple[str, Style]:
+    return reading(r), DIM if r.value is None else PLAIN
+
+
+def _pair(a: Reading, b: Reading, text: Callable[[float], str]) -> tuple[str, Style]:
+    if a.value is None and b.value is None:
+        return "N/A", DIM
+    parts = ["N/A" if r.value is None else text(r.value) for r in (a, b)]
+    return "/".join(parts), PLAIN
+
+
+def _gib(value: float) -> str:
+    gib = value / 2**30
+    return f"{gib:.0f}" if gib >= 99.5 or abs(gib - round(gib)) < 0.05 else f"{gib:.1f}"
+
+
+def _power(power: Reading, limit: Reading) -> tuple[str, Style]:
+    if power.value is None:
+        return "N/A", DIM
+    at_limit = limit.value is not None and power.value >= 0.98 * limit.value
+    return f"{power.value:.0f}W", WARN if at_limit else PLAIN

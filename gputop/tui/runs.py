@@ -1,0 +1,36 @@
+"""Lines as runs of styled text, before any widget: putting them at the ends of a line, breaking them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from rich.style import Style
+
+from gputop.tui.format import fit
+
+Run = tuple[str, Style]  # text in one style, already free of control characters
+
+
+def spread(left: Sequence[Run], right: Sequence[Run], width: int) -> list[Run]:
+    """``left`` and ``right`` at the two ends of a line; where both do not fit, left is cut."""
+    right_cells = sum(len(text) for text, _ in right)
+    room = max(0, width - right_cells - (1 if right else 0))
+    out: list[Run] = []
+    for text, style in left:
+        if room <= 0:
+            break
+        shown = text if len(text) <= room else fit(text, room)
+        out.append((shown, style))
+        room -= len(shown)
+    if right and right_cells <= width:
+        out.append((" " * (room + 1), Style()))
+        out.extend(right)
+    return out
+
+
+def wrap(text: str, width: int, lines: int) -> list[str]:
+    """Break at spaces into at most ``lines`` lines; what is cut ends in an ellipsis."""
+    if width <= 4:
+        return [fit(text, width)][:lines]
+    return textwrap.wrap(text, width, max_lines=max(1, lines), placeholder=" …") or [""]
