@@ -144,7 +144,7 @@ def capture_and_analyse(server: Server, asked_s: float, logdir: Path, stop: thre
                            (*result.errors, *result.warnings))
     on_status(CaptureStatus("analysing", server.address, asked_s, result.took_s))
     try:
-        document = analyze_in_worker([result.path], closing)
+        document = analyze_in_worker([str(result.path)], closing)
     except GputopError as error:
         return replace(record, problem=error)
     report = document.pop("report", "")

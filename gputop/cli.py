@@ -120,7 +120,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 def _monitor(args: argparse.Namespace) -> int:
     from gputop.session import Session
-    from gputop.tui.app import run
+    from gputop.tui import first_frame
 
     source = _source(args)
     if not source.simulated and not _has_driver():
@@ -128,7 +128,15 @@ def _monitor(args: argparse.Namespace) -> int:
     if not sys.stdout.isatty():
         raise GputopError("the monitor needs a terminal", "Headless: gputop snapshot --format json|text",
                           EXIT_USAGE)
-    return run(Session(source, _options(args)))
+    with contextlib.closing(Session(source, _options(args))) as session:
+        painted = first_frame.show(session)
+        try:
+            from gputop.tui.app import run
+        except BaseException:
+            if painted:
+                first_frame.leave()
+            raise
+        return run(session)
 
 
 def _has_driver() -> bool:

@@ -65,6 +65,8 @@ class Session:
         self._listeners: list[Callable[[Change], None]] = []
         self._attached: list[str] = list(self.options.attach)
         self._stop_capture = threading.Event()
+        self._started = False
+        self._judged_s = 0.0  # time of the sample the live rules last looked at
         self._closing = threading.Event()
         self._look_now = threading.Event()
         self._findings_lock = threading.Lock()
@@ -77,6 +79,10 @@ class Session:
         self._listeners.append(listener)
 
     def start(self) -> None:
+        """Start the threads; once is enough."""
+        if self._started:
+            return
+        self._started = True
         self._sampler.start()
         threading.Thread(target=self._watch_servers, name="gputop-discovery", daemon=True).start()
 
@@ -103,18 +109,24 @@ class Session:
 
     def take(self, sample: NodeSample) -> None:
         """Bring history and findings up to this sample; called by the sampler's thread."""
+        past = self.clock() - sample.time_s > 5 * max(1.0, self.interval_s)
         if self.history is None:
-            from gputop.history import History  # NumPy: not before the first frame
+            if not past:
+                self.sample = sample
+                self._tell("sample")  # the first frame need not wait for the import of NumPy
+            from gputop.history import History
 
             self.history = History()
         self.history.append(sample)
         self.sample = sample
-        if self.clock() - sample.time_s > 5 * max(1.0, self.interval_s):
+        if past:
             return  # the past, filled in at the start: nothing to judge or to draw yet
-        from gputop.advice.live import live_advice
+        if sample.time_s - self._judged_s >= 1.0 - 0.5 * min(1.0, self.interval_s) or sample.time_s < self._judged_s:
+            from gputop.advice.live import live_advice
 
-        self.live = live_advice(self.history, sample, self.live.findings)
-        self._refresh_findings()
+            self._judged_s = sample.time_s
+            self.live = live_advice(self.history, sample, self.live.findings)
+            self._refresh_findings()
         self._tell("sample")
 
     def _on_failure(self, error: GputopError) -> None:
@@ -142,9 +154,12 @@ class Session:
         while not self._closing.is_set():
             if self.sample is not None or self._attached:
                 status = self.status
-                servers, notes = find_servers(tuple(self._attached), self.source.profiler_endpoints(),
-                                              self.options.discover and not self.source.simulated,
-                                              status.address if status and status.running else None)
+                busy = status.address if status and status.running else None
+                try:
+                    servers, notes = find_servers(tuple(self._attached), self.source.profiler_endpoints(),
+                                                  self.options.discover and not self.source.simulated, busy)
+                except GputopError as error:
+                    servers, notes = (), (f"{error.message} {error.fix}",)
                 changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
                 self.servers, self.discovery_notes, self.servers_known = servers, notes, True
                 if changed:

@@ -16,7 +16,7 @@ from gputop.errors import GputopError
 from gputop.export.files import unused, write_private
 from gputop.metrics import GPU_METRICS, LANE_METRICS
 from gputop.samples import OK, GpuProcess, NodeSample, Reading
-from gputop.tui.format import bytes_, clean, fit, rate_gb, reading, seconds
+from gputop.text import bytes_, fit, printable, rate_gb, reading, seconds
 
 if TYPE_CHECKING:
     from gputop.history import History
@@ -111,13 +111,13 @@ def to_text(session: Session) -> str:
     if sample.simulated:
         out.append("*** SIMULATED: no hardware was measured ***")
     stamp = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(sample.time_s))
-    out += [f"gputop {__version__}  {clean(sample.host.hostname)}  {stamp}  {clean(sample.source)}", ""]
+    out += [f"gputop {__version__}  {printable(sample.host.hostname)}  {stamp}  {printable(sample.source)}", ""]
     head = ("GPU", "SM", "tensor", "DRAM", "memory", "PCIe RX/TX", "power", "temp", "clock")
     widths = (4, 7, 7, 6, 14, 18, 6, 6, 9)
     out.append("".join(fit(h, w, right=i > 0) for i, (h, w) in enumerate(zip(head, widths, strict=True))) + "  name")
     for g in sample.gpus:
         if g.state != OK:
-            out.append(f"{g.info.index:<4}{clean(g.state)}: {clean(g.message)}")
+            out.append(f"{g.info.index:<4}{printable(g.state)}: {printable(g.message)}")
             continue
         which, activity = g.activity()
         rx, tx = g["pcie_rx_bytes_per_s"], g["pcie_tx_bytes_per_s"]
@@ -128,7 +128,7 @@ def to_text(session: Session) -> str:
                  f"{reading(g['memory_used_bytes'])}/{reading(g['memory_total_bytes'])}", pcie,
                  reading(g["power_w"]), reading(g["temperature_c"]), reading(g["sm_clock_hz"]))
         out.append("".join(fit(c, w, right=i > 0) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
-                   + "  " + clean(g.info.name) + "".join(f" [{r}]" for r in g.clock_event_reasons if r != "idle"))
+                   + "  " + printable(g.info.name) + "".join(f" [{r}]" for r in g.clock_event_reasons if r != "idle"))
     if any(g.activity()[0] == "gpu_util" for g in sample.gpus if g.state == OK):
         out.append("~ coarse utilization: share of time in which any kernel ran; SM activity cannot be read here")
     h = sample.host
@@ -138,16 +138,16 @@ def to_text(session: Session) -> str:
     for p in sample.processes:
         gpus = ",".join(map(str, sorted(p.gpus)))
         used = [x.memory_bytes.value for x in p.gpus.values() if x.memory_bytes.value is not None]
-        out.append(f"  pid {p.pid}  {clean(p.user or '?')}  GPU {gpus}  {bytes_(sum(used)) if used else 'N/A'}"
-                   f"  {clean(p.command if p.command is not None else 'N/A: ' + (p.reason or 'unknown'))}")
+        out.append(f"  pid {p.pid}  {printable(p.user or '?')}  GPU {gpus}  {bytes_(sum(used)) if used else 'N/A'}"
+                   f"  {printable(p.command if p.command is not None else 'N/A: ' + (p.reason or 'unknown'))}")
     record = session.last_capture
     if record is not None:
-        out += ["", f"Captured from {clean(record.address)}, {seconds(record.took_s)}: {record.path}"]
-        out += [f"  {clean(n)}" for n in record.notes]
+        out += ["", f"Captured from {printable(record.address)}, {seconds(record.took_s)}: {record.path}"]
+        out += [f"  {printable(n)}" for n in record.notes]
         out += ["", record.report] if record.report else []
     out += ["", "What to do" + ("" if session.findings else ": nothing found in the live figures")]
     for f in session.findings:
-        out += [f"- [{f.severity}] {clean(f.title)}", f"    {clean(f.why)}", f"    -> {clean(f.action)}"]
+        out += [f"- [{f.severity}] {printable(f.title)}", f"    {printable(f.why)}", f"    -> {printable(f.action)}"]
     return "\n".join(out) + "\n"
 
 

@@ -108,6 +108,10 @@ def find_scenario(name: str) -> Scenario:
     """The scenario of that id; raises GputopError (exit status 2) listing all if there is none."""
     scenario = SCENARIOS.get(name.strip().lower().replace("_", "-"))
     if scenario is None:
-        known = "\n".join(f"  {s.id:<20} {s.description}" for s in _ALL)
-        raise GputopError(f"there is no demo scenario {name!r}", f"Scenarios:\n{known}", EXIT_USAGE)
+        raise GputopError(f"there is no demo scenario {name!r}", f"Scenarios:\n{describe()}", EXIT_USAGE)
     return scenario
+
+
+def describe() -> str:
+    """All scenarios, a line each."""
+    return "\n".join(f"  {s.id:<20} {s.description}" for s in _ALL)

@@ -10,7 +10,7 @@ from typing import Any
 
 from gputop.metrics import BYTES, COUNT
 from gputop.samples import GpuProcess, GpuSample, ProcessSample, Reading
-from gputop.sources.text import printable
+from gputop.text import printable
 
 SOURCE = "/proc"
 CPU_SOURCE = "/proc, with child processes"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gputop.samples import GpuInfo, NodeSample
 from gputop.sources import nvml_status as status
 from gputop.sources.selection import select_gpus
-from gputop.sources.text import printable
+from gputop.text import printable
 
 if TYPE_CHECKING:
     from gputop.sources.host import PsutilHost

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from gputop.advice.finding import HIGH_SHARE, Finding
+from gputop.text import printable, ranges, seconds
 from gputop.trace.results import Analysis, GpuUse
 
 _PARTS = {
@@ -37,21 +38,16 @@ def text_report(analysis: Analysis, width: int = 80) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _clean(text: object) -> str:
-    """Text from a trace made harmless to a terminal."""
-    return "".join(c if c.isprintable() else " " for c in str(text))
-
-
 def _wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
     indent = " " * len(first) if rest is None else rest
-    return textwrap.wrap(_clean(text), width, initial_indent=first, subsequent_indent=indent,
+    return textwrap.wrap(printable(text), width, initial_indent=first, subsequent_indent=indent,
                          break_long_words=False, break_on_hyphens=False)
 
 
 def _head(a: Analysis, width: int) -> Iterator[str]:
     if a.simulated:
         yield "SIMULATED: this trace comes from gputop's simulation, not from real GPUs."
-    paths = [_clean(p) for p in a.paths]
+    paths = [printable(str(p)) for p in a.paths]
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     yield f"Trace    {paths[0] if paths else '(in memory)'}{more}"
     yield from _wrap(f"{_ABOUT.get(a.format, a.format)}, {a.events:,} events over {seconds(a.window_s)}, "
@@ -129,7 +125,7 @@ def _memory(a: Analysis, width: int) -> Iterator[str]:
     fullest = sorted(a.memory, key=lambda use: -use.peak_bytes / max(use.capacity_bytes, 1))
     for use in fullest[:3]:
         share = f", {use.peak_bytes / use.capacity_bytes:.0%}" if use.capacity_bytes else ""
-        yield (f"Memory   {_clean(use.allocator)}: peak {use.peak_bytes / 2**30:.2f} of "
+        yield (f"Memory   {printable(use.allocator)}: peak {use.peak_bytes / 2**30:.2f} of "
                f"{use.capacity_bytes / 2**30:.2f} GiB{share}")
     if len(fullest) > 3:
         yield f"         and {len(fullest) - 3} more, less full"
@@ -166,12 +162,12 @@ def _unexplained(a: Analysis) -> str:
 
 
 def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
-    gpus = f" · GPU {_ranges(f.gpus)}" if f.gpus else ""
+    gpus = f" · GPU {ranges(f.gpus)}" if f.gpus else ""
     yield from _wrap(f"{f.severity.upper()} {f.title} [{f.id}]{gpus}", width, f"{number}. ")
     yield from _wrap(f.why, width, "   ")
     yield from _wrap(f"→ {f.action}", width, "   ", "     ")
     if f.snippet:
-        yield from (f"       {_clean(line)}" for line in f.snippet.splitlines())
+        yield from (f"       {printable(line)}" for line in f.snippet.splitlines())
     saves = "no figure" if f.gain.step_time is None else f"{f.gain.step_time:.0%} of the {basis}"
     yield from _wrap(f"saves: {saves}; {f.gain.how}", width, "   ", "     ")
     yield from _wrap("evidence: " + ", ".join(f"{name} {_figure(value)}" for name, value in f.evidence.items()),
@@ -195,14 +191,6 @@ def limit_of(a: Analysis) -> str:
     return text + f"; the largest part of it all is {largest} ({parts[largest]:.0%})."
 
 
-def seconds(s: float) -> str:
-    """A time at a readable scale, three digits."""
-    for limit, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
-        if abs(s) < limit:
-            return f"{s * scale:.3g} {unit}"
-    return f"{s:.3g} s" if s < 1000 else f"{s:.0f} s"
-
-
 def _figure(value: float) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
@@ -211,14 +199,3 @@ def _figure(value: float) -> str:
 
 def _number(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """0, 1, 2, 5 → "0-2, 5"."""
-    runs: list[list[int]] = []
-    for n in sorted(numbers):
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 
 from gputop.advice.finding import Finding
-from gputop.tui.format import bytes_, clean, fit, rate, ratio, seconds
+from gputop.text import bytes_, fit, printable, rate, ratio, seconds
 from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.tui.runs import Run, spread, wrap
@@ -28,12 +28,13 @@ def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, 
     gain = gain_text(finding) or ("live" if finding.origin == "live" else finding.severity)
     pointer = "›" if selected else " "
     lines: list[list[Run]] = [spread(
-        [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style), (clean(finding.title), title_style)],
+        [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style), (printable(finding.title), title_style)],
         [(gain + " ", style)], width)]
     if unfolded and room > 1:
-        action_lines = wrap(clean(finding.action), width - 6, max(1, room - 2))
+        action_lines = wrap(printable(finding.action), width - 6, max(1, room - 2))
         why_room = max(0, room - 1 - len(action_lines))
-        lines += [[("   " + text, DIM)] for text in wrap(clean(finding.why), width - 4, why_room)] if why_room else []
+        if why_room:
+            lines += [[("   " + text, DIM)] for text in wrap(printable(finding.why), width - 4, why_room)]
         for i, text in enumerate(action_lines):
             lines.append([("   → " if i == 0 else "     ", ACCENT), (text, PLAIN)])
     return lines[:room]
@@ -85,7 +86,7 @@ class ActionsPanel(LinesWidget, can_focus=True):
         self._owner = []
         if not self.findings:
             for text in self.empty:
-                lines += [[(" " + part, PLAIN)] for part in wrap(clean(text), width - 2, height)]
+                lines += [[(" " + part, PLAIN)] for part in wrap(printable(text), width - 2, height)]
             self.show(lines[:height])
             return
         chosen = self.selected

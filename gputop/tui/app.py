@@ -15,17 +15,16 @@ from textual.screen import Screen
 from gputop.advice.finding import Finding
 from gputop.errors import EXIT_OK, GputopError
 from gputop.session import Change, Session
+from gputop.text import printable
 from gputop.tui import rows
 from gputop.tui.actions import ActionsPanel
-from gputop.tui.columns import METRICS
-from gputop.tui.format import clean
+from gputop.tui.columns import METRICS, lines_per_gpu
 from gputop.tui.gpu_table import GpuTable
 from gputop.tui.lines import LinesWidget
 from gputop.tui.processes import ProcessPanel
 
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 SPANS_S = (60.0, 120.0, 240.0, 600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
-MAX_ROWS_PER_GPU = 4
 
 
 class GputopApp(App[int]):
@@ -131,11 +130,9 @@ class GputopApp(App[int]):
         base.set_class(width < 100, "narrow")
         base.set_class(height < 20, "short")
         base.set_class(height < 12 or width < 40, "tiny")
-        gpus = max(1, len(self.session.sample.gpus) if self.session.sample else 8)
+        gpus = len(self.session.sample.gpus) if self.session.sample else 8
         table = self.query_one(GpuTable)
-        spare = height - 5 - 11  # header, title, host, job, footer; what the panels need to be of use
-        per_gpu = min(MAX_ROWS_PER_GPU, max(1, spare // gpus))
-        table.resize_rows(per_gpu)
+        table.resize_rows(lines_per_gpu(height, gpus))
         box = self.query_one("#gpus-box")
         reserve = 1 if base.has_class("tiny") else 4 if base.has_class("short") else 11
         box.styles.max_height = max(2, height - reserve)
@@ -189,17 +186,17 @@ class GputopApp(App[int]):
         if status is None or status.running:
             return
         if status.phase == "failed":
-            self.notify(f"{clean(status.message)}\n{clean(status.fix)}", title="Capture failed", severity="error",
-                        timeout=15, markup=False)
+            self.notify(f"{printable(status.message)}\n{printable(status.fix)}", title="Capture failed",
+                        severity="error", timeout=15, markup=False)
         else:
-            self.notify(f"{clean(status.message)}\nt shows where the step's time goes.", title="Trace captured",
+            self.notify(f"{printable(status.message)}\nt shows where the step's time goes.", title="Trace captured",
                         timeout=8, markup=False)
             self._refresh_actions()
 
     # -- actions ------------------------------------------------------------------------------
 
     def _try(self, error: GputopError) -> None:
-        self.notify(f"{clean(error.message)}\n{clean(error.fix)}", severity="warning", timeout=10, markup=False)
+        self.notify(f"{printable(error.message)}\n{printable(error.fix)}", severity="warning", timeout=10, markup=False)
 
     def action_capture(self) -> None:
         try:
@@ -222,8 +219,8 @@ class GputopApp(App[int]):
         if record is None:
             self.notify("No capture yet: press c.", timeout=5)
             return
-        notes = "".join(f"profiler: {clean(n)}\n" for n in record.notes)
-        body = record.report if record.problem is None else f"{clean(record.problem.message)}\n{record.problem.fix}"
+        notes = "".join(f"profiler: {printable(n)}\n" for n in record.notes)
+        body = record.report if record.problem is None else f"{printable(record.problem.message)}\n{record.problem.fix}"
         self.push_screen(Popup("Last capture", Text(f"{record.path}\n{notes}\n{body}")))
 
     def action_recommendations(self) -> None:
@@ -339,12 +336,10 @@ class GputopApp(App[int]):
 
 
 def run(session: Session) -> int:
-    """Run the monitor until the user quits; returns the exit status."""
+    """Run the monitor over a started session until the user quits; returns the exit status."""
     app = GputopApp(session)
-    try:
-        status = app.run()
-    finally:
-        session.close()
+    status = app.run()
+    session.close()
     if app.error is not None:
         raise app.error
     return EXIT_OK if status is None else status

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.style import Style
 
 from gputop.metrics import LANE_METRICS
 from gputop.samples import OK, GpuSample, Reading
-from gputop.tui.format import clean, rate_gb, reading
+from gputop.text import fit, printable, rate_gb, reading
 from gputop.tui.palette import BAD, BOLD, DIM, PLAIN, WARN
 
 ACTIVITY = "activity"  # the main lane's default: SM active, or coarse utilization where that is all there is
 METRICS: tuple[str, ...] = (ACTIVITY, *(m for m in LANE_METRICS if m != "sm_active"))
 PCIE = ("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s")
 COARSE_MARK = "~"
+MAX_LINES_PER_GPU = 4
+PANEL_LINES = 11
 SECOND = "/2"  # key of a column's second line
 
 
@@ -96,12 +98,31 @@ def parts(fields: list[Field]) -> list[Part]:
     return out
 
 
+def title_texts(fields: Iterable[Field], main_title: str) -> Iterator[str]:
+    """The line above the table, piece by piece."""
+    x = 0
+    for field in fields:
+        if field.x < x or not field.title_width:
+            continue  # covered by the title of the lane before
+        yield " " * (field.x - x)
+        text = main_title if field.key == "main" else field.title
+        figure = field.key not in ("gpu", "main") and not field.key.endswith("_lane")
+        yield fit(text, field.title_width, right=figure)
+        x = field.x + field.title_width
+
+
+def lines_per_gpu(height: int, gpus: int) -> int:
+    """How many lines a GPU gets on a screen of this height, once the panels have what they need."""
+    spare = height - 5 - PANEL_LINES  # header, title, host, job, footer
+    return min(MAX_LINES_PER_GPU, max(1, spare // max(1, gpus)))
+
+
 def figures_of(gpu: GpuSample, metric: str) -> dict[str, tuple[str, Style]]:
     """The figures of one GPU by column, as text with its style."""
     out: dict[str, tuple[str, Style]] = {"gpu": (f" {gpu.info.index}", BOLD)}
     if gpu.state != OK:
         out["gpu"] = (f" {gpu.info.index}", BAD)
-        out["message"] = (clean(f"{gpu.state}: {gpu.message}" if gpu.message else gpu.state), BAD)
+        out["message"] = (printable(f"{gpu.state}: {gpu.message}" if gpu.message else gpu.state), BAD)
         return out
     if metric == ACTIVITY:
         which, now = gpu.activity()

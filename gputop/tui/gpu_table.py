@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
@@ -18,8 +18,20 @@ from textual.widget import Widget
 
 from gputop.metrics import GPU_METRICS
 from gputop.samples import OK, GpuSample, NodeSample
-from gputop.tui.columns import ACTIVITY, COARSE_MARK, PCIE, SECOND, Field, Part, figures_of, parts, plan, second_line
-from gputop.tui.format import fit
+from gputop.text import fit
+from gputop.tui.columns import (
+    ACTIVITY,
+    COARSE_MARK,
+    PCIE,
+    SECOND,
+    Field,
+    Part,
+    figures_of,
+    parts,
+    plan,
+    second_line,
+    title_texts,
+)
 from gputop.tui.lanes import DEFAULT_SPAN_S, LaneCache, TimeView, slice_for
 from gputop.tui.lines import Grounded
 from gputop.tui.palette import ACCENT, DIM, PLAIN
@@ -156,7 +168,7 @@ class GpuTable(Widget, can_focus=True):
             self._lay_out()
         if not self._fields:
             return
-        title = "".join(text for text in self._title_texts())
+        title = "".join(title_texts(self._fields.values(), self._main_title(self._main_width)))
         if title != self._title:
             self._title = title
             for pane in self._panes:
@@ -217,17 +229,6 @@ class GpuTable(Widget, can_focus=True):
         return next(m * step for m in (1, 2, 5, 10) if m * step >= largest)
 
     # -- drawing ------------------------------------------------------------------------------
-
-    def _title_texts(self) -> Iterator[str]:
-        x = 0
-        for field in self._fields.values():
-            if field.x < x or not field.title_width:
-                continue  # covered by the title of the lane before
-            yield " " * (field.x - x)
-            text = self._main_title(field.width) if field.key == "main" else field.title
-            figure = field.key not in ("gpu", "main") and not field.key.endswith("_lane")
-            yield fit(text, field.title_width, right=figure)
-            x = field.x + field.title_width
 
     def _main_title(self, width: int) -> str:
         if self.metric == ACTIVITY:

@@ -8,25 +8,12 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from gputop.samples import ProcessSample
-from gputop.tui.format import bytes_, clean, fit, ratio
+from gputop.text import bytes_, fit, printable, ranges, ratio
 from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.tui.runs import Run
 
 SORTS = ("gpu memory", "sm", "cpu", "pid")
-
-
-def gpu_list(indices: Iterable[int]) -> str:
-    """GPU indices as short ranges: 0,1,2,5 → "0-2,5"."""
-    out: list[str] = []
-    run: list[int] = []
-    for i in [*sorted(indices), None]:
-        if run and i != run[-1] + 1:
-            out.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-            run = []
-        if i is not None:
-            run.append(i)
-    return ",".join(out)
 
 
 def memory_bytes(process: ProcessSample) -> float | None:
@@ -79,7 +66,7 @@ class ProcessPanel(LinesWidget, can_focus=True):
         if width <= 0 or height <= 0:
             return
         rows = arrange(self._processes, self.sort, self.pattern)
-        title = "Processes" + (f" matching “{clean(self.pattern)}”" if self.pattern else "")
+        title = "Processes" + (f" matching “{printable(self.pattern)}”" if self.pattern else "")
         subtitle = f"by {self.sort}" if len(rows) > 1 else ""
         if (title, subtitle) != (self.border_title, self.border_subtitle or ""):  # setting them repaints the border
             self.border_title, self.border_subtitle = title, subtitle
@@ -90,18 +77,18 @@ class ProcessPanel(LinesWidget, can_focus=True):
         if not rows:
             text = self._reason or ("no process matches the filter: / to change it" if self.pattern
                                     else "no process holds a GPU")
-            lines.append([(fit(" " + clean(text), width), DIM)])
+            lines.append([(fit(" " + printable(text), width), DIM)])
         self._top = max(0, min(self._top, len(rows) - (height - 1)))
         lines += [self._row(p, width, wide) for p in rows[self._top:self._top + height - 1]]
         self.show(lines)
 
     def _row(self, p: ProcessSample, width: int, wide: bool) -> list[Run]:
         memory, sm, cpu = memory_bytes(p), sm_ratio(p), p.cpu_cores.value
-        figures = (f"{p.pid:>8} " + (fit(clean(p.user or "?"), 8) + " " if wide else "")
-                   + f"{fit(gpu_list(p.gpus), 7)} {'N/A' if memory is None else bytes_(memory):>6}"
+        figures = (f"{p.pid:>8} " + (fit(printable(p.user or "?"), 8) + " " if wide else "")
+                   + f"{fit(ranges(p.gpus), 7)} {'N/A' if memory is None else bytes_(memory):>6}"
                    + f" {'N/A' if sm is None else ratio(sm):>4} {'N/A' if cpu is None else ratio(cpu):>5}  ")
         mark = "● " if p.pid in self._attached_pids else ""
-        command = clean(p.command if p.command is not None else f"N/A: {p.reason or 'command unknown'}")
+        command = printable(p.command if p.command is not None else f"N/A: {p.reason or 'command unknown'}")
         room = max(0, width - len(figures) - len(mark))
         return [(figures, PLAIN), (mark, ACCENT), (fit(command, room), BOLD if mark else PLAIN)]
 

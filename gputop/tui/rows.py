@@ -9,7 +9,7 @@ from rich.style import Style
 
 from gputop.captures import CaptureRecord, CaptureStatus, Server
 from gputop.samples import NodeSample, Reading
-from gputop.tui.format import bytes_, clean, rate, ratio, seconds
+from gputop.text import bytes_, printable, rate, ratio, seconds
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.tui.runs import Run, spread
 
@@ -19,14 +19,14 @@ SIMULATED_STYLE = Style(color="black", bgcolor="yellow", bold=True)
 def short_gpu_name(name: str) -> str:
     """"NVIDIA H100 80GB HBM3" → "H100 80GB": maker and memory technology say nothing here."""
     words = [w for w in name.split() if w not in ("NVIDIA", "Tesla", "GeForce", "Quadro") and not w.startswith("HBM")]
-    return clean(" ".join(words)) or clean(name)
+    return printable(" ".join(words)) or printable(name)
 
 
 def header(sample: NodeSample | None, interval_s: float, paused: bool, width: int) -> list[Run]:
     """Node, GPUs, where the figures come from, what gputop itself costs, the time."""
     if sample is None:
         return [(" gputop ", BOLD), ("  opening the GPUs…", DIM)]
-    left: list[Run] = [(" gputop ", BOLD), (" " + clean(sample.host.hostname) + " ", PLAIN)]
+    left: list[Run] = [(" gputop ", BOLD), (" " + printable(sample.host.hostname) + " ", PLAIN)]
     if sample.simulated:
         left.insert(1, (" SIMULATED ", SIMULATED_STYLE))
     kinds = Counter(short_gpu_name(g.info.name) for g in sample.gpus)
@@ -34,7 +34,7 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     right: list[Run] = [(time.strftime("%H:%M:%S", time.localtime(sample.time_s)) + " ", PLAIN)]
     if paused:
         right.insert(0, ("PAUSED  ", WARN))
-    source = clean(sample.source).removeprefix("SIMULATED: ")
+    source = printable(sample.source).removeprefix("SIMULATED: ")
     cost = "" if sample.own_cpu_ratio is None else f"own cost {100 * sample.own_cpu_ratio:.1f}% cpu"
     used = sum(len(t) for t, _ in (*left, *right))
     for extra in (f" {source} ", f" every {interval_s:g} s ", f" {cost} "):
@@ -103,16 +103,17 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
         return _progress(status, width)
     left: list[Run] = [(" Job  ", BOLD)]
     if status is not None and status.phase == "failed":
-        text = clean(" ".join([status.message + ".", status.fix]).replace("\n", " "))
+        text = printable(" ".join([status.message + ".", status.fix]).replace("\n", " "))
         return spread([(" Job  ", BOLD), ("capture failed: ", BAD), (text, PLAIN)], [], width)
     answering = [s for s in servers if s.problem is None]
     if answering:
         first = answering[0]
-        left += [("● ", ACCENT), (clean(first.address), PLAIN), ("  " + clean(first.description), DIM)]
+        left += [("● ", ACCENT), (printable(first.address), PLAIN), ("  " + printable(first.description), DIM)]
         if len(answering) > 1:
             left.append((f"  +{len(answering) - 1} more", DIM))
     elif servers:
-        left += [("✗ ", BAD), (clean(servers[0].address), PLAIN), ("  " + clean(servers[0].problem or ""), WARN)]
+        left += [("✗ ", BAD), (printable(servers[0].address), PLAIN),
+                 ("  " + printable(servers[0].problem or ""), WARN)]
     elif known:
         left.append(("no profiler server found: press a to attach, ? for how to start one", DIM))
     else:
@@ -135,7 +136,7 @@ _PHASES = {"connecting": "connecting to", "recording": "recording", "receiving":
 
 def _progress(status: CaptureStatus, width: int) -> list[Run]:
     share = min(1.0, status.elapsed_s / status.asked_s) if status.asked_s else 1.0
-    left: list[Run] = [(" Job  ", BOLD), ("● ", BAD), (f"{_PHASES[status.phase]} {clean(status.address)} ", PLAIN)]
+    left: list[Run] = [(" Job  ", BOLD), ("● ", BAD), (f"{_PHASES[status.phase]} {printable(status.address)} ", PLAIN)]
     right: list[Run] = []
     if status.phase == "recording":
         right = [bar(share, max(6, min(30, width - 60))),

@@ -13,8 +13,8 @@ from textual.widgets import Input, Static
 
 from gputop.advice.finding import Finding
 from gputop.samples import GpuSample
+from gputop.text import printable, reading
 from gputop.tui.actions import evidence_lines, gain_text
-from gputop.tui.format import clean, reading
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, SEVERITY_MARK, SEVERITY_STYLE, WARN
 
 # The keys of the monitor, once: bindings, footer and help are made from this.
@@ -63,7 +63,7 @@ class Popup(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="popup") as box:
-            box.border_title, box.border_subtitle = clean(self._title), self._footer
+            box.border_title, box.border_subtitle = printable(self._title), self._footer
             yield Static(self._content, markup=False)
 
     def on_mount(self) -> None:
@@ -78,22 +78,22 @@ def finding_text(finding: Finding) -> Text:
     gpus = f"   GPU {', '.join(map(str, finding.gpus))}" if finding.gpus else ""
     origin = "a trace" if finding.origin == "trace" else "the live figures"
     out.append(f"   {finding.id}{gpus}   from {origin}\n\n", DIM)
-    out.append(clean(finding.why) + "\n\n")
+    out.append(printable(finding.why) + "\n\n")
     out.append("What to do\n", BOLD)
-    out.append(clean(finding.action) + "\n")
+    out.append(printable(finding.action) + "\n")
     if finding.snippet:
         out.append("\n")
         for line in finding.snippet.splitlines():
-            out.append("  " + clean(line) + "\n", ACCENT)
+            out.append("  " + printable(line) + "\n", ACCENT)
     out.append("\nGain  ", BOLD)
     out.append(gain, SEVERITY_STYLE[finding.severity])
-    out.append(f"  {clean(finding.gain.how)}\n")
+    out.append(f"  {printable(finding.gain.how)}\n")
     if finding.evidence:
         out.append("\nEvidence\n", BOLD)
         for line in evidence_lines(finding):
-            out.append("  " + clean(line) + "\n")
+            out.append("  " + printable(line) + "\n")
     out.append("\nRule  ", BOLD)
-    out.append(clean(finding.source), DIM)
+    out.append(printable(finding.source), DIM)
     return out
 
 
@@ -112,15 +112,15 @@ def gpu_text(gpu: GpuSample) -> Text:
     from gputop.metrics import GPU_METRICS
 
     out = Text()
-    out.append(f"{clean(gpu.info.name)}   {gpu.info.uuid}   {gpu.info.pci_bus_id}\n", DIM)
+    out.append(f"{printable(gpu.info.name)}   {gpu.info.uuid}   {gpu.info.pci_bus_id}\n", DIM)
     if gpu.message:
-        out.append(f"{gpu.state}: {clean(gpu.message)}\n", BAD)
+        out.append(f"{gpu.state}: {printable(gpu.message)}\n", BAD)
     out.append("\n")
     for metric in GPU_METRICS.values():
         r = gpu[metric.id]
         out.append(f"{metric.label:<20}")
         out.append(f"{reading(r):>12}  ", DIM if r.value is None else BOLD)
-        out.append(clean(r.reason or r.source) + (" (coarse)" if r.coarse else "") + "\n", DIM)
+        out.append(printable(r.reason or r.source) + (" (coarse)" if r.coarse else "") + "\n", DIM)
     if gpu.clock_event_reasons:
         out.append("\nClocks held down by: " + ", ".join(gpu.clock_event_reasons), WARN)
     return out

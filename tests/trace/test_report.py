@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.text import seconds
 from gputop.trace.analysis import analyze_trace
-from gputop.trace.report import seconds, text_report
+from gputop.trace.report import text_report
 from tests.advice.traces import healthy, input_bound, launch_bound, uneven
 from tests.trace.build import Builder, keras_steps
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gputop.samples import GpuProcess, ProcessSample, Reading
-from gputop.tui.processes import arrange, gpu_list, memory_bytes, sm_ratio
+from gputop.tui.processes import arrange, memory_bytes, sm_ratio
 
 
 def _process(pid: int, command: str, memory: float | None, cpu: float | None, sm: float | None = 0.5) -> ProcessSample:
@@ -13,12 +13,6 @@ def _process(pid: int, command: str, memory: float | None, cpu: float | None, sm
 
 
 A, B, C = _process(1, "python a.py", 10, 3.0), _process(2, "python b.py", 30, None), _process(3, "Xorg", None, 0.1)
-
-
-def test_gpu_lists_are_short_ranges() -> None:
-    assert gpu_list([]) == ""
-    assert gpu_list([3]) == "3"
-    assert gpu_list([7, 0, 1, 2, 5]) == "0-2,5,7"
 
 
 def test_sorting_puts_the_largest_first_and_the_unknown_last() -> None:

@@ -1,20 +1,29 @@
-"""Figures as text of a fixed width: units always said, unknown always told from zero."""
+"""What people read: figures with their units, text from outside made safe, lines of a fixed width."""
 
 from __future__ import annotations
 
-import re
 import unicodedata
+from collections.abc import Iterable
 
 from gputop.metrics import BYTES, BYTES_PER_S, CELSIUS, HERTZ, RATIO, WATTS
 from gputop.samples import Reading
 
 NA = "N/A"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 
 
-def clean(text: str) -> str:
-    """Text from outside (process names, ops) without control characters, so it cannot drive the terminal."""
-    return _CONTROL.sub("�", text)
+def printable(text: str | bytes) -> str:
+    """``text`` without control characters, escape codes or bytes that are not UTF-8.
+
+    Each thing removed leaves one U+FFFD, so that a doctored name is seen to be doctored.
+    White space becomes single spaces. A GPU name or a command line can hold any bytes; an
+    escape sequence drawn as it is would repaint the user's terminal.
+    """
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+    decoded = raw.decode("utf-8", "replace")
+    if decoded.isprintable():
+        return decoded
+    kept = "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in decoded)
+    return " ".join(kept.split())
 
 
 def ratio(value: float) -> str:
@@ -56,6 +65,17 @@ def seconds(value: float) -> str:
     if value < 99.5:
         return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s"
     return f"{value / 60:.0f} min" if value < 5970 else f"{value / 3600:.1f} h"
+
+
+def ranges(numbers: Iterable[int], separator: str = ",") -> str:
+    """Whole numbers as short ranges: 0, 1, 2, 5 → "0-2,5"."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return separator.join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def reading(r: Reading) -> str:

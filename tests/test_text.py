@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from gputop import text as fmt
 from gputop.samples import Reading
-from gputop.tui import format as fmt
 
 
 @pytest.mark.parametrize(("value", "text"), [
@@ -52,5 +52,12 @@ def test_fit_to_the_right() -> None:
     assert fmt.fit("7%", 5, right=True) == "   7%"
 
 
-def test_clean_leaves_no_way_to_drive_the_terminal() -> None:
-    assert fmt.clean("a\x1b[31mb\r\nc\u202ed\x9b2J") == "a�[31mb�c�d�2J"
+def test_printable_leaves_no_way_to_drive_the_terminal() -> None:
+    assert fmt.printable("a\x1b[31mb\r\nc\u202ed\x9b2J") == "a�[31mb c�d�2J"
+
+
+def test_ranges_are_short() -> None:
+    assert fmt.ranges([]) == ""
+    assert fmt.ranges([3]) == "3"
+    assert fmt.ranges([7, 0, 1, 2, 5]) == "0-2,5,7"
+    assert fmt.ranges([0, 1, 5], ", ") == "0-1, 5"
