@@ -57,14 +57,15 @@ def rate(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration a person reads at a glance: 412 ms, 1.24 s, 3 min."""
-    if value < 0.0009995:
-        return f"{value * 1e6:.0f} µs"
-    if value < 0.9995:
-        return f"{value * 1e3:.0f} ms" if value >= 0.00995 else f"{value * 1e3:.1f} ms"
-    if value < 99.5:
-        return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s"
-    return f"{value / 60:.0f} min" if value < 5970 else f"{value / 3600:.1f} h"
+    """A duration a person reads at a glance: 412 ms, 95.4 ms, 1.24 s, 3 min."""
+    if value == 0:
+        return "0 s"
+    if abs(value) >= 99.95:
+        return f"{value / 60:.0f} min" if abs(value) < 5970 else f"{value / 3600:.1f} h"
+    if abs(value) >= 0.9995:
+        return f"{value:.2f} s" if abs(value) < 9.995 else f"{value:.1f} s"
+    scaled, unit = (value * 1e3, "ms") if abs(value) >= 0.9995e-3 else (value * 1e6, "µs")
+    return f"{scaled:.0f} {unit}" if abs(scaled) >= 99.95 else f"{scaled:.1f} {unit}"
 
 
 def ranges(numbers: Iterable[int], separator: str = ",") -> str:

@@ -135,7 +135,7 @@ def unused_port() -> int:
 
 @pytest.mark.parametrize(("name", "content", "status"), [
     ("missing.xplane.pb", None, 1), ("empty.xplane.pb", b"", 3), ("notes.txt", b"hello", 1),
-    ("cut.json.gz", b"\x1f\x8b\x08", 1), ("trace.nsys-rep", b"xx", 1),
+    ("cut.json.gz", b"\x1f\x8bgarbage", 1), ("trace.nsys-rep", b"xx", 1),
 ])
 def test_analyze_of_what_is_no_trace(tmp_path: Path, name: str, content: bytes | None, status: int,
                                      capsys: pytest.CaptureFixture[str]) -> None:

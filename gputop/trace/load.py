@@ -125,7 +125,7 @@ def _looks_like_chrome(path: Path) -> bool:
 def _format(path: Path) -> str:
     head = _head(path)
     if not head:
-        raise GputopError(f"{path} is empty.", "The capture or the copy failed; make it again. " + ACCEPTED)
+        raise NothingToSee(f"{path} is empty.", "The capture or the copy failed; make it again. " + ACCEPTED)
     if head.startswith(_SQLITE):
         return "nsys"
     if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):

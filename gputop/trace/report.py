@@ -65,7 +65,8 @@ def _steps(a: Analysis, width: int) -> Iterator[str]:
     if s is None:
         yield "Step     not found"
         return
-    yield f"Step     {seconds(s.median_s)} median, {seconds(s.mean_s)} mean, {seconds(s.p95_s)} 95th percentile"
+    yield from _wrap(f"{seconds(s.median_s)} median, {seconds(s.mean_s)} mean, {seconds(s.p95_s)} 95th percentile",
+                     width, "Step     ")
     text = f"{_number(s.count, 'step')} by {s.anchor}, confidence {s.confidence}"
     if s.dropped:
         text += f"; {s.dropped} incomplete or warm-up left out"

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.text import seconds
 from gputop.trace.analysis import analyze_trace
 from gputop.trace.report import text_report
 from tests.advice.traces import healthy, input_bound, launch_bound, uneven
@@ -61,10 +60,3 @@ def test_wrapping_keeps_to_the_width(width):
     text = text_report(analyze_trace(trace), width)
     prose = [line for line in text.splitlines() if not line.startswith(("GPU ", "    ", "  0")) and " %" not in line]
     assert max(len(line) for line in prose if "%" not in line) <= width
-
-
-@pytest.mark.parametrize(("value", "text"), [
-    (0.0, "0 µs"), (2e-6, "2 µs"), (0.0954, "95.4 ms"), (1.5, "1.5 s"), (4321.0, "4321 s"),
-])
-def test_seconds(value, text):
-    assert seconds(value) == text
