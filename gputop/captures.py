@@ -59,7 +59,8 @@ class CaptureRecord:
     took_s: float
     notes: tuple[str, ...] = ()  # errors and warnings of the profiler server
     analysis: dict[str, Any] | None = None  # the document of ``analyze --json``
-    report: str = ""
+    report: str = ""  # the analysis as text
+    limit: str = ""  # what bounds the job, should nothing be wrong with it
     problem: GputopError | None = None  # why there is no analysis
 
     @property
@@ -147,8 +148,8 @@ def capture_and_analyse(server: Server, asked_s: float, logdir: Path, stop: thre
         document = analyze_in_worker([str(result.path)], closing)
     except GputopError as error:
         return replace(record, problem=error)
-    report = document.pop("report", "")
-    return replace(record, analysis=document, report=report)
+    report, limit = document.pop("report"), document.pop("limit")
+    return replace(record, analysis=document, report=report, limit=limit)
 
 
 def normal_address(text: str) -> str:

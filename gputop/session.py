@@ -153,20 +153,24 @@ class Session:
     def _watch_servers(self) -> None:
         while not self._closing.is_set():
             if self.sample is not None or self._attached:
-                status = self.status
-                busy = status.address if status and status.running else None
-                try:
-                    servers, notes = find_servers(tuple(self._attached), self.source.profiler_endpoints(),
-                                                  self.options.discover and not self.source.simulated, busy)
-                except GputopError as error:
-                    servers, notes = (), (f"{error.message} {error.fix}",)
-                changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
-                self.servers, self.discovery_notes, self.servers_known = servers, notes, True
-                if changed:
-                    self._tell("servers")
+                self.look_for_servers()
             # Until the first sample there are no processes to look at: look again soon.
             self._look_now.wait(DISCOVERY_PERIOD_S if self.sample is not None else 0.1)
             self._look_now.clear()
+
+    def look_for_servers(self) -> None:
+        """Look once which profiler servers there are; blocks for as long as they take to answer."""
+        status = self.status
+        busy = status.address if status and status.running else None
+        try:
+            servers, notes = find_servers(tuple(self._attached), self.source.profiler_endpoints(),
+                                          self.options.discover and not self.source.simulated, busy)
+        except GputopError as error:
+            servers, notes = (), (f"{error.message} {error.fix}",)
+        changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
+        self.servers, self.discovery_notes, self.servers_known = servers, notes, True
+        if changed:
+            self._tell("servers")
 
     # -- capture ------------------------------------------------------------------------------
 

@@ -45,7 +45,8 @@ def rate_gb(value: float) -> str:
     gigabytes = value / 1e9
     if gigabytes >= 99.5:
         return f"{gigabytes:.0f}"
-    return f"{gigabytes:.1f}"
+    # Little traffic is not none.
+    return f"{gigabytes:.2f}" if 0 < gigabytes < 0.095 else f"{gigabytes:.1f}"
 
 
 def rate(value: float) -> str:

@@ -286,7 +286,7 @@ def memory_preallocated(view: View) -> Finding | Abstained | None:
         why=f"{percent(most)} of the memory is held and has not moved for {window_s:.0f} s. TensorFlow reserves nearly "
             "all of it at start (JAX 75 %), so this figure hides what the job really needs.",
         action="Capture (c): the allocator's peak in the trace is the true head-room, for a larger batch for example; "
-               "to let TensorFlow take only what it needs, set the variable below.",
+               "TF_FORCE_GPU_ALLOW_GROWTH=true lets TensorFlow take only what it needs.",
         snippet="TF_FORCE_GPU_ALLOW_GROWTH=true python train.py",
         source="TensorFlow GPU guide: memory is mapped at start; limits: gputop",
         gain=Gain(None, "this explains a figure; nothing is wrong"),

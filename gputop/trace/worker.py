@@ -106,13 +106,17 @@ def _document(output: bytes, code: int, stderr: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Analyse and print the document with the text ``report`` in it; errors are JSON too, the status the command's."""
+    """Analyse and print the document, with ``report`` (text) and ``limit`` (a sentence) in it.
+
+    Errors are JSON too; the status is the command's.
+    """
     from gputop.trace.analysis import analyze
-    from gputop.trace.report import text_report
+    from gputop.trace.report import limit_of, text_report
 
     try:
         analysis = analyze(list(arguments))
-        document, status = {**analysis.to_json(), "report": text_report(analysis)}, EXIT_OK
+        document = {**analysis.to_json(), "report": text_report(analysis), "limit": limit_of(analysis)}
+        status = EXIT_OK
     except GputopError as error:
         document = {"error": {"message": error.message, "fix": error.fix, "exit_code": error.exit_code}}
         status = error.exit_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from textual import events
@@ -13,6 +14,7 @@ from gputop.text import bytes_, fit, printable, rate, ratio, seconds
 from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.tui.runs import Run, spread, wrap
+from gputop.tui.step_bar import step_lines
 
 
 def gain_text(finding: Finding) -> str:
@@ -59,7 +61,8 @@ class ActionsPanel(LinesWidget, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.findings: tuple[Finding, ...] = ()
-        self.empty: tuple[str, ...] = ()
+        self.lead: tuple[str, ...] = ()
+        self.breakdown: Mapping[str, float] = {}
         self.selected_id: str | None = None
         self._owner: list[str] = []  # finding id of each drawn line
 
@@ -71,9 +74,11 @@ class ActionsPanel(LinesWidget, can_focus=True):
                 return finding
         return self.findings[0] if self.findings else None
 
-    def update_view(self, findings: tuple[Finding, ...], title: str, empty: tuple[str, ...]) -> None:
-        """``empty`` is what to say where there are no findings: why, and what to do."""
-        self.findings, self.empty = findings, empty
+    def update_view(self, findings: tuple[Finding, ...], title: str, lead: tuple[str, ...] = (),
+                    breakdown: Mapping[str, float] | None = None) -> None:
+        """``lead`` is said before the findings (what there is to say where nothing is wrong);
+        ``breakdown`` of the step is drawn below them where there is room."""
+        self.findings, self.lead, self.breakdown = findings, lead, breakdown or {}
         if title != self.border_title:  # setting it repaints the whole border
             self.border_title = title
         self._draw()
@@ -83,12 +88,19 @@ class ActionsPanel(LinesWidget, can_focus=True):
         if width <= 0 or height <= 0:
             return
         lines: list[list[Run]] = []
-        self._owner = []
-        if not self.findings:
-            for text in self.empty:
-                lines += [[(" " + part, PLAIN)] for part in wrap(printable(text), width - 2, height)]
-            self.show(lines[:height])
-            return
+        for text in self.lead:
+            lines += [[(" " + part, PLAIN)] for part in wrap(printable(text), width - 2, height)]
+        self._owner = [""] * len(lines)
+        step = step_lines(self.breakdown, width) if height >= 8 else []
+        room = height - len(step)
+        if self.findings:
+            lines += self._finding_lines(width, max(1, room - len(lines)))
+        if len(lines) <= room:
+            lines += [[]] * (room - len(lines)) + step
+        self.show(lines[:height])
+
+    def _finding_lines(self, width: int, height: int) -> list[list[Run]]:
+        lines: list[list[Run]] = []
         chosen = self.selected
         index = self.findings.index(chosen) if chosen else 0
         # The selected finding gets what the one-line titles of the others leave, two lines at least.
@@ -104,7 +116,7 @@ class ActionsPanel(LinesWidget, can_focus=True):
         subtitle = f"{hidden} more, scroll with ↑↓" if hidden > 0 else ""
         if subtitle != (self.border_subtitle or ""):
             self.border_subtitle = subtitle
-        self.show(lines[:height])
+        return lines
 
     def on_resize(self) -> None:
         self._draw()
@@ -131,6 +143,8 @@ class ActionsPanel(LinesWidget, can_focus=True):
         if row is None or not 0 <= row.y < len(self._owner):
             return
         finding_id = self._owner[row.y]
+        if not finding_id:
+            return
         if self.selected is not None and self.selected.id == finding_id:
             self.action_details()
         else:

@@ -133,6 +133,11 @@ class GputopApp(App[int]):
         gpus = len(self.session.sample.gpus) if self.session.sample else 8
         table = self.query_one(GpuTable)
         table.resize_rows(lines_per_gpu(height, gpus))
+        processes = self.query_one(ProcessPanel)
+        held = len(self.session.sample.processes) if self.session.sample else 1
+        # Stacked, the processes take what they need and no more than two fifths.
+        rows_of_processes = min(max(1, held) + 3, max(4, (height - 13) * 2 // 5))
+        processes.styles.height = rows_of_processes if base.has_class("narrow") else None
         box = self.query_one("#gpus-box")
         reserve = 1 if base.has_class("tiny") else 4 if base.has_class("short") else 11
         box.styles.max_height = max(2, height - reserve)
@@ -162,18 +167,24 @@ class GputopApp(App[int]):
         title = "What to do"
         if record is not None:
             title += f" · capture {rows.since(session.clock(), record.time_s)} + live"
-        empty: tuple[str, ...]
+        breakdown = record.analysis.get("breakdown") if record is not None and record.analysis else None
+        self.query_one(ActionsPanel).update_view(session.findings, title, self._lead(), breakdown)
+
+    def _lead(self) -> tuple[str, ...]:
+        """What to say before the findings: that nothing is wrong and what the limit is, or how to learn more."""
+        session = self.session
+        record = session.last_capture
+        if record is not None and record.analysis is None:
+            return ("The trace could not be analysed; it is kept on disk. Press t for why.",)
         if record is not None:
-            empty = (("The trace could not be analysed; it is kept on disk. Press t for why.",)
-                     if record.analysis is None else
-                     ("The capture shows nothing that costs step time. Press t for what limits the job now.",))
-        elif any(s.problem is None for s in session.servers):
-            empty = ("Nothing found in the live figures so far.",
-                     "Press c to capture a trace: it tells where the step's time goes.")
-        else:
-            empty = ("Nothing found in the live figures so far. A trace tells more, but no profiler server was found.",
-                     "In the job: tf.profiler.experimental.server.start(6009), or press a to attach to HOST:PORT.")
-        self.query_one(ActionsPanel).update_view(session.findings, title, empty)
+            return () if any(f.severity != "low" for f in session.findings) else (record.limit,)
+        if session.findings:
+            return ()
+        nothing = "Nothing found in the live figures so far."
+        if any(s.problem is None for s in session.servers):
+            return (nothing, "Press c to capture a trace: it tells where the step's time goes.")
+        return (f"{nothing} A trace tells more, but no profiler server was found.",
+                "In the job: tf.profiler.experimental.server.start(6009), or press a to attach to HOST:PORT.")
 
     def _refresh_job(self) -> None:
         session = self.session

@@ -1,0 +1,44 @@
+"""Where the mean step's time goes, as one bar with its legend. Pure: a breakdown in, runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.style import Style
+
+from gputop.text import ratio, seconds
+from gputop.tui.palette import BOLD, DIM
+from gputop.tui.runs import Run
+
+# In the order of the step's life: waiting for input, work, what stands in its way.
+_PARTS: tuple[tuple[str, str, str], ...] = (
+    ("input", "input wait", "#e5955f"), ("h2d", "H2D", "#5f8fe5"), ("compute", "compute", "#43b98c"),
+    ("collectives", "collectives", "#9a7fe0"), ("d2h", "D2H", "#7fb3e8"), ("launch", "launch wait", "#e56b7f"),
+    ("host", "host", "#d8c05a"), ("idle", "other idle", "#596275"),
+)
+
+
+def step_lines(breakdown: Mapping[str, float], width: int) -> list[list[Run]]:
+    """Two lines: the step's parts in proportion, and what they are; nothing for a step of no length."""
+    total = sum(breakdown.values())
+    if total <= 0 or width < 30:
+        return []
+    head = f" Step {seconds(total)} "
+    room = width - len(head) - 1
+    parts = [(label, breakdown[name] / total, Style(color=color)) for name, label, color in _PARTS
+             if breakdown.get(name, 0.0) / total >= 0.005]
+    # Largest remainders: the cells of all parts together fill the bar exactly.
+    shares = [share / sum(s for _, s, _ in parts) * room for _, share, _ in parts]
+    cells = [int(share) for share in shares]
+    for i in sorted(range(len(parts)), key=lambda i: cells[i] - shares[i])[:room - sum(cells)]:
+        cells[i] += 1
+    bar: list[Run] = [(head, BOLD), *(("█" * n, style) for n, (_, _, style) in zip(cells, parts, strict=True) if n)]
+    legend: list[Run] = [(" " * len(head), DIM)]
+    used = len(head)
+    for label, share, style in sorted(parts, key=lambda part: -part[1]):
+        text = f" {label} {ratio(share)}  "
+        if used + 1 + len(text) > width:
+            break
+        legend += [("█", style), (text, DIM)]
+        used += 1 + len(text)
+    return [bar, legend]

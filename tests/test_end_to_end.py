@@ -1,0 +1,65 @@
+"""From a running TensorFlow training job to its named cause, the way a user goes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputop.tui.actions import ActionsPanel
+from gputop.tui.app import GputopApp
+from gputop.tui.lines import LinesWidget
+from tests.fakes import StillSession
+from tests.test_cli import gputop
+from tests.test_session import Watched
+from tests.tf_job import TfJob
+
+pytestmark = pytest.mark.tensorflow
+
+
+def captured(job: TfJob, logdir: Path) -> tuple[dict[str, Any], float]:
+    """The document of ``gputop capture --json`` and the median step the job's own callback logged meanwhile."""
+    began_s = time.time()
+    done = gputop("capture", "--attach", job.address, "--seconds", "3", "--logdir", str(logdir), "--json")
+    ended_s = time.time()
+    assert done.returncode == 0, done.stderr
+    ends = [t for t in job.step_times() if began_s <= t <= ended_s]
+    return json.loads(done.stdout), statistics.median(b - a for a, b in itertools.pairwise(ends))
+
+
+def test_slow_input_is_named_and_the_step_time_is_the_job_s_own(tf_slow_job: TfJob, tmp_path: Path) -> None:
+    document, logged_s = captured(tf_slow_job, tmp_path)
+    assert document["steps"]["median_s"] == pytest.approx(logged_s, rel=0.10)
+    assert document["findings"][0]["id"] == "input_bound"
+    assert document["findings"][0]["severity"] == "high"
+    assert sum(document["breakdown"].values()) == pytest.approx(document["steps"]["mean_s"], rel=1e-6)
+
+
+def test_fast_input_is_not_blamed(tf_fast_job: TfJob, tmp_path: Path) -> None:
+    document, logged_s = captured(tf_fast_job, tmp_path)
+    assert document["steps"]["median_s"] == pytest.approx(logged_s, rel=0.10)
+    assert "input_bound" not in [f["id"] for f in document["findings"]]
+
+
+async def test_in_the_app_one_key_names_the_cause(tf_slow_job: TfJob, tmp_path: Path) -> None:
+    session = StillSession(logdir=tmp_path)
+    session.options = type(session.options)(logdir=tmp_path, capture_s=2.0)
+    session.attach(tf_slow_job.address)
+    session.look_for_servers()
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("c")
+        watched = Watched(session)
+        # The capture runs on its own thread; the app's loop must stay free meanwhile.
+        await asyncio.to_thread(watched.until, lambda: session.status and not session.status.running, 120.0)
+        await pilot.pause()
+        assert session.status is not None and session.status.phase == "done", session.status
+        shown = ["".join(text for text, _ in line) for line in app.query_one(ActionsPanel)._lines]
+        assert any("input" in line for line in shown), shown
+        assert "/step" in "".join(text for text, _ in app.query_one("#job", LinesWidget)._lines[0])

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from gputop.tui.step_bar import step_lines
+
+STEP = {"input": 0.1, "h2d": 0.0, "compute": 0.2, "collectives": 0.05, "d2h": 0.0, "launch": 0.001, "host": 0.04,
+        "idle": 0.009}
+
+
+@pytest.mark.parametrize("width", [30, 60, 77, 120])
+def test_the_bar_fills_its_room_in_proportion(width: int) -> None:
+    bar, legend = step_lines(STEP, width)
+    cells = sum(len(text) for text, _ in bar)
+    assert cells == width - 1
+    assert sum(len(text) for text, _ in legend) <= width
+    blocks = [len(text) for text, _ in bar[1:]]
+    assert blocks[1] == max(blocks) and abs(blocks[0] - sum(blocks) * 0.25) <= 1
+
+
+def test_the_largest_part_is_named_first_and_what_is_nothing_not_at_all() -> None:
+    text = "".join(t for t, _ in step_lines(STEP, 120)[1])
+    assert text.index("compute 50%") < text.index("input wait 25%")
+    assert "H2D" not in text and "D2H" not in text
+
+
+def test_no_step_or_no_room_is_no_bar() -> None:
+    assert step_lines({}, 100) == [] and step_lines(STEP, 20) == []
