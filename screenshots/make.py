@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from gputop.sources.simulated import SimulatedSource
-
 from gputop.session import Options, Session
+from gputop.sources.simulated import SimulatedSource
 from gputop.tui.app import GputopApp
 
 HERE = Path(__file__).parent
 
 
-async def _until(app: GputopApp, done: object) -> None:
-    """Let the app run until ``done()`` holds; the session's own events drive it."""
+async def _until(done: Callable[[], object]) -> None:
+    """Let the app run until ``done()`` holds."""
     for _ in range(1200):
         await asyncio.sleep(0.05)
-        if done():  # type: ignore[operator]
+        if done():
             return
     raise SystemExit("the app did not get there within a minute")
 
@@ -34,10 +34,10 @@ async def _shoot(name: str, size: tuple[int, int], scenario: str, *, capture: bo
         session = Session(SimulatedSource(scenario), Options(logdir=Path(folder), capture_s=3.0))
         app = GputopApp(session)
         async with app.run_test(size=size, notifications=False) as pilot:
-            await _until(app, lambda: session.sample is not None and session.servers)
+            await _until(lambda: session.sample is not None and session.servers)
             if capture:
                 await pilot.press("c")
-                await _until(app, lambda: session.status is not None and not session.status.running)
+                await _until(lambda: session.status is not None and not session.status.running)
             await pilot.pause()
             for key in keys:
                 await pilot.press(key)

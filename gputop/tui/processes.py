@@ -70,23 +70,29 @@ class ProcessPanel(LinesWidget, can_focus=True):
         subtitle = f"by {self.sort}" if len(rows) > 1 else ""
         if (title, subtitle) != (self.border_title, self.border_subtitle or ""):  # setting them repaints the border
             self.border_title, self.border_subtitle = title, subtitle
-        wide = width >= 60
-        user = f"{'user':<9}" if wide else ""
-        head = f" {'pid':>7} {user}{'GPU':<7} {'mem':>6} {'sm':>4} {'cpu':>5}  command"
+        # The command is what tells processes apart: the other columns take what they need and no more.
+        pid_width = max([5, *(len(str(p.pid)) for p in rows)])
+        gpu_width = max([3, *(len(ranges(p.gpus)) for p in rows)])
+        user_width = 9 if width >= 60 else 0
+        head = (f"{'pid':>{pid_width}} {'user':<9}"[:pid_width + 1 + user_width]
+                + f"{'GPU':<{gpu_width}} {'mem':>5} {'sm':>4} {'cpu':>5}  command")
         lines: list[list[Run]] = [[(fit(head, width), DIM)]]
         if not rows:
             text = self._reason or ("no process matches the filter: / to change it" if self.pattern
                                     else "no process holds a GPU")
             lines.append([(fit(" " + printable(text), width), DIM)])
         self._top = max(0, min(self._top, len(rows) - (height - 1)))
-        lines += [self._row(p, width, wide) for p in rows[self._top:self._top + height - 1]]
+        lines += [self._row(p, width, (pid_width, user_width, gpu_width))
+                  for p in rows[self._top:self._top + height - 1]]
         self.show(lines)
 
-    def _row(self, p: ProcessSample, width: int, wide: bool) -> list[Run]:
+    def _row(self, p: ProcessSample, width: int, widths: tuple[int, int, int]) -> list[Run]:
+        pid_width, user_width, gpu_width = widths
         memory, sm, cpu = memory_bytes(p), sm_ratio(p), p.cpu_cores.value
-        figures = (f"{p.pid:>8} " + (fit(printable(p.user or "?"), 8) + " " if wide else "")
-                   + f"{fit(ranges(p.gpus), 7)} {'N/A' if memory is None else bytes_(memory):>6}"
-                   + f" {'N/A' if sm is None else ratio(sm):>4} {'N/A' if cpu is None else ratio(cpu):>5}  ")
+        user = fit(printable(p.user or "?"), user_width - 1) + " " if user_width else ""
+        figures = (f"{p.pid:>{pid_width}} {user}{ranges(p.gpus):<{gpu_width}}"
+                   f" {'N/A' if memory is None else bytes_(memory):>5}"
+                   f" {'N/A' if sm is None else ratio(sm):>4} {'N/A' if cpu is None else ratio(cpu):>5}  ")
         mark = "● " if p.pid in self._attached_pids else ""
         command = printable(p.command if p.command is not None else f"N/A: {p.reason or 'command unknown'}")
         room = max(0, width - len(figures) - len(mark))

@@ -6,6 +6,7 @@ import pty
 import re
 import select
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -54,6 +55,13 @@ def test_colours_follow_the_terminal(env: dict[str, str], system: ColorSystem | 
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     assert color_system() == system
+
+
+def test_nothing_heavy_is_imported_before_the_first_frame() -> None:
+    program = ("import sys, gputop.cli, gputop.session, gputop.sources.nvml, gputop.tui.first_frame\n"
+               "print(sorted({'numpy', 'textual', 'grpc', 'google.protobuf', 'psutil'} & set(sys.modules)))")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def _read_until(terminal: int, wanted: str, seen: str = "", timeout_s: float = 60.0) -> str:

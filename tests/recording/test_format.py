@@ -1,0 +1,235 @@
+"""Samples to records and back, over anything that a sample can be."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from gputop.metrics import GPU_METRICS, HOST_METRICS
+from gputop.recording.decode import Damaged, Decoder
+from gputop.recording.format import (
+    RECORD,
+    SAMPLE,
+    SAMPLE_HEAD,
+    SEGMENT,
+    SEGMENT_SAMPLES,
+    WORDS,
+    Encoder,
+    pack,
+    unpack,
+)
+from gputop.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
+from tests.fakes import node_sample
+
+# A command line may hold anything, lone surrogates of undecodable bytes too.
+texts = st.text(st.characters(codec=None), max_size=8)
+floats = st.floats(allow_nan=False)
+
+recorded = st.one_of(st.builds(lambda v, u, s, c: Reading(v, u, s, None, c),
+                               st.one_of(floats, st.integers(-2**53, 2**53)), texts, texts, st.booleans()),
+                     st.builds(Reading.missing, texts, texts, texts))
+counts = st.one_of(st.none(), st.integers(0, 2**70))
+processes = st.builds(GpuProcess, st.integers(0, 2**22), st.sampled_from(["C", "G", "C+G"]), recorded, recorded)
+infos = st.builds(GpuInfo, st.integers(0, 31), texts, texts, texts, counts, counts)
+gpu_samples = st.builds(
+    GpuSample, infos, st.dictionaries(st.sampled_from(list(GPU_METRICS)), recorded, max_size=6),
+    st.lists(processes, max_size=3).map(tuple), st.one_of(st.none(), texts), st.lists(texts, max_size=2).map(tuple),
+    st.one_of(st.none(), texts), texts, texts)
+host_samples = st.builds(HostSample, texts, st.dictionaries(st.sampled_from(list(HOST_METRICS)), recorded, max_size=4),
+                         counts)
+process_samples = st.builds(ProcessSample, st.integers(0, 2**22), st.one_of(st.none(), texts),
+                            st.one_of(st.none(), texts), recorded, recorded, counts,
+                            st.dictionaries(st.integers(0, 31), processes, max_size=2), st.one_of(st.none(), texts),
+                            counts, st.one_of(st.none(), floats))
+node_samples = st.builds(NodeSample, st.floats(0, 4e9), st.lists(gpu_samples, max_size=3).map(tuple), host_samples,
+                         st.lists(process_samples, max_size=3).map(tuple), st.one_of(st.none(), floats), texts,
+                         st.booleans(), st.one_of(st.none(), floats))
+
+
+def records(data: bytes) -> list[tuple[int, bytes]]:
+    out = []
+    while data:
+        kind, length, crc = RECORD.unpack_from(data)
+        payload = data[RECORD.size:RECORD.size + length]
+        assert zlib.crc32(payload, zlib.crc32(data[:5])) == crc
+        out.append((kind, payload))
+        data = data[RECORD.size + length:]
+    return out
+
+
+def decode(data: bytes) -> list[NodeSample]:
+    decoder, out = Decoder(), []
+    for kind, payload in records(data):
+        if kind == SEGMENT:
+            decoder = Decoder()
+        elif kind == WORDS:
+            decoder.words(payload)
+        else:
+            decoder.step(payload)
+            out.append(decoder.sample())
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(node_samples, max_size=4))
+def test_every_sample_comes_back_equal(samples: list[NodeSample]) -> None:
+    encoder = Encoder()
+    back = decode(b"".join(encoder.encode(s) for s in samples))
+    assert back == samples
+    assert repr(back) == repr(samples)  # -0.0 and 212 against 212.0, too
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays(np.float64, st.integers(0, 30)), arrays(np.float64, st.integers(0, 30)))
+def test_numbers_come_back_bit_for_bit(numbers: np.ndarray, previous: np.ndarray) -> None:
+    back = unpack(pack(numbers, previous), len(numbers), previous)
+    assert back.tobytes() == numbers.tobytes()
+
+
+def test_a_value_that_is_not_a_number_stays_one() -> None:
+    sample = node_sample(0, 1)
+    sample.gpus[0].readings["sm_active"] = Reading(math.nan, "ratio")  # type: ignore[index]
+    sample.gpus[0].readings["power_w"] = Reading(math.inf, "W")  # type: ignore[index]
+    back = decode(Encoder().encode(sample))[0].gpus[0]
+    assert math.isnan(back["sm_active"].value or 0.0) and back["power_w"].value == math.inf
+
+
+def test_what_stays_the_same_costs_next_to_nothing() -> None:
+    encoder = Encoder()
+    first, second = len(encoder.encode(node_sample(0))), len(encoder.encode(node_sample(0)))
+    assert second < 100 < first
+
+
+def test_segments_stand_alone() -> None:
+    encoder = Encoder()
+    parts = [encoder.encode(node_sample(tick, 1)) for tick in range(SEGMENT_SAMPLES + 2)]
+    assert [i for i, part in enumerate(parts) if records(part)[0][0] == SEGMENT] == [0, SEGMENT_SAMPLES]
+    assert decode(b"".join(parts[SEGMENT_SAMPLES:])) == [node_sample(SEGMENT_SAMPLES + i, 1) for i in range(2)]
+
+
+def test_texts_that_never_repeat_begin_a_new_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gputop.recording.format.SEGMENT_WORDS_BYTES", 20_000)
+    encoder, segments = Encoder(), 0
+    for tick in range(40):
+        sample = node_sample(tick, 1)
+        host = HostSample("x" * 1000 + str(tick), sample.host.readings)
+        segments += records(encoder.encode(NodeSample(sample.time_s, sample.gpus, host)))[0][0] == SEGMENT
+    assert segments == 2 or segments == 3
+
+
+def test_a_value_of_no_known_type_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="cannot record"):
+        Encoder().encode(NodeSample(0.0, (), HostSample("h", {}), source=object()))  # type: ignore[arg-type]
+
+
+# -- files that gputop did not write ------------------------------------------------------------
+
+
+def words_of(sample: NodeSample) -> tuple[dict[str, Any], bytes]:
+    parts = dict(records(Encoder().encode(sample)))
+    return json.loads(zlib.decompress(parts[WORDS])), parts[SAMPLE]
+
+
+def play(words: object, payload: bytes) -> NodeSample:
+    decoder = Decoder()
+    decoder.words(zlib.compress(json.dumps(words).encode()))
+    decoder.step(payload)
+    return decoder.sample()
+
+
+def test_fields_and_classes_of_a_later_version_are_passed_over() -> None:
+    words, payload = words_of(node_sample(3, 2))
+    for shape in words["shapes"]:
+        if shape[0] == "HostSample":
+            shape[1].append("weather")
+            shape[2].append(["t", True, ["int", "9"]])
+    assert play(words, payload) == node_sample(3, 2)
+
+
+def _no_texts(words: dict[str, Any]) -> None:
+    words["texts"] = []
+
+
+def _number_as_text(words: dict[str, Any]) -> None:
+    words["texts"] = [1] * len(words["texts"])
+
+
+def _other_type(words: dict[str, Any]) -> None:
+    next(s for s in words["shapes"] if s[0] == "NodeSample")[2][1] = "s"  # gpus: a text
+
+
+def _itself(words: dict[str, Any]) -> None:
+    words["shapes"] = [["NodeSample", ["time_s", "more"], ["f", ["p", "NodeSample"]]]]
+
+
+def _nested(words: dict[str, Any]) -> None:
+    deep: Any = "f"
+    for _ in range(5000):
+        deep = ["t", deep]
+    words["shapes"][0][2][0] = deep
+
+
+def _unknown_item(words: dict[str, Any]) -> None:
+    words["shapes"][-1][1].append("later")
+    words["shapes"][-1][2].append(["?", 1])
+
+
+def _reading_without_reason(words: dict[str, Any]) -> None:
+    readings = next(s for s in words["shapes"] if s[0] == "readings")
+    readings[1][0][1] = None
+
+
+@pytest.mark.parametrize("harm", [_no_texts, _number_as_text, _other_type, _itself, _nested, _unknown_item,
+                                  _reading_without_reason])
+def test_words_that_make_no_sample_are_damage(harm: Callable[[dict[str, Any]], None]) -> None:
+    words, payload = words_of(node_sample(0, 1))
+    harm(words)
+    try:
+        with pytest.raises(Damaged):
+            play(words, payload)
+    except RecursionError:  # from json.dumps of the test itself
+        raw = json.dumps(words_of(node_sample(0, 1))[0]).replace('"f"', "[" * 100_000, 1)
+        with pytest.raises(Damaged):
+            Decoder().words(zlib.compress(raw.encode()))
+
+
+def test_hostile_sizes_are_bounded() -> None:
+    _, payload = words_of(node_sample(0, 1))
+    decoder = Decoder()
+    with pytest.raises(Damaged):
+        decoder.step(SAMPLE_HEAD.pack(0.0, 2**32 - 1, 0) + b"\0" * 100)
+    with pytest.raises(Damaged):
+        decoder.step(payload[:-3])
+    with pytest.raises(Damaged):
+        decoder.step(SAMPLE_HEAD.pack(0.0, 4, 1) + zlib.compress(b"\0" * (64 << 20), 9))
+    with pytest.raises(Damaged):
+        decoder.words(zlib.compress(b" " * (64 << 20), 9))
+    with pytest.raises(Damaged):
+        decoder.step(struct.pack("<d", 0.0))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_change_of_the_words_gives_a_sample_or_damage(data: st.DataObject) -> None:
+    words, payload = words_of(node_sample(0, 1))
+    raw = bytearray(json.dumps(words).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.sampled_from(b'"[]{},:0123sfipmtr\\ntrue'))
+    decoder = Decoder()
+    try:
+        decoder.words(zlib.compress(bytes(raw)))
+        decoder.step(payload)
+        sample = decoder.sample()
+    except Damaged:
+        return
+    assert isinstance(sample, NodeSample) and all(isinstance(gpu, GpuSample) for gpu in sample.gpus)

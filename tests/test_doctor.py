@@ -1,0 +1,385 @@
+"""`gputop doctor`: each check on made-up trees and facts. The whole over a fake driver: test_doctor_driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from gputop.doctor import SCHEMA, Report, dcgm, driver, jobs, node, to_json, to_text
+from gputop.doctor.check import Check, Running, Task
+from gputop.doctor.driver_facts import DriverFacts, GpuFacts, facts_from
+from gputop.errors import GputopError
+from gputop.profiler.discovery import Discovery, ProfilerServer
+
+H100 = "NVIDIA H100 80GB HBM3"
+OPEN_MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.10.01  Release Build\nGCC version: 12"
+FINE = DriverFacts(library="/usr/lib/libnvidia-ml.so.580.65.06", init_code=0, driver="580.65.06", cuda=13, count=2,
+                   gpus=tuple(GpuFacts(i, 0, H100, f"GPU-{i}", sm_active=True) for i in range(2)))
+COARSE = DriverFacts(init_code=0, driver="550.1", count=1, gpus=(
+    GpuFacts(0, 0, "NVIDIA A100", sm_active_reason="this GPU has no GPM"),))
+NO_LIBRARY = DriverFacts(load_error="libnvidia-ml.so.1: cannot open shared object file")
+
+
+def put(root: Path, path: str, text: str | bytes = "") -> Path:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+def process(root: Path, pid: int, command: str, *, parent: int = 1, maps: str = "", caps: int = 0) -> None:
+    folder = f"proc/{pid}"
+    put(root, f"{folder}/comm", command.split()[0][:15] + "\n")
+    put(root, f"{folder}/cmdline", command.replace(" ", "\0") + "\0")
+    put(root, f"{folder}/stat", f"{pid} ({command.split()[0]}) S {parent} " + " ".join(["0"] * 30))
+    put(root, f"{folder}/maps", maps)
+    put(root, f"{folder}/status", f"Name:\tx\nCapEff:\t{caps:016x}\n")
+
+
+# -- running them -------------------------------------------------------------------------------
+
+
+def test_a_check_that_breaks_or_hangs_hides_no_other() -> None:
+    never = threading.Event()
+
+    def broken() -> Check:
+        raise ZeroDivisionError("oh")
+
+    def refused() -> Check:
+        raise GputopError("not allowed", "sudo make it so")
+
+    def hanging() -> Check:
+        never.wait()
+        raise AssertionError
+
+    good = Check("d", "ok", "D", "works")
+    running = Running([Task("a", "A", broken), Task("b", "B", hanging), Task("c", "C", refused),
+                       Task("d", "D", lambda: good)], 0.3)
+    a, b, c, d = running.results()
+    never.set()
+    assert (a.status, a.title) == ("unknown", "A") and "ZeroDivisionError: oh" in a.detail
+    assert b.status == "unknown" and "no answer within 0.3 s" in b.detail
+    assert (c.status, c.detail, c.fix) == ("fail", "not allowed", "sudo make it so")
+    assert d is good
+
+
+def test_text_is_aligned_and_fixes_stand_alone() -> None:
+    checks = (Check("a", "ok", "Short", "word " * 40), Check("b", "fail", "Longer title", "bad", "one\ntwo"))
+    report = Report(checks, False)
+    lines = to_text(report, 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    starts = {line.index(word) for line in lines for word in ("word", "bad", "one", "two") if word in line}
+    assert len(starts) == 1
+    assert any(line.strip() == "one" for line in lines) and any(line.strip() == "two" for line in lines)
+    assert "\x1b" not in "".join(lines) and "\x1b[31mfail" in to_text(report, 80, colour=True)
+    assert lines[-1] == "1 ok, 1 failed."
+
+
+@pytest.mark.parametrize(("statuses", "no_gpu", "code"), [
+    (("ok", "warn", "unknown"), False, 0), (("ok", "fail"), False, 1), (("fail",), True, 3), (("ok",), True, 3),
+])
+def test_exit_status(statuses: tuple[str, ...], no_gpu: bool, code: int) -> None:
+    checks = tuple(Check("x", status, "X", "") for status in statuses)  # type: ignore[arg-type]
+    assert Report(checks, no_gpu).exit_code == code
+
+
+# -- what the driver said -----------------------------------------------------------------------
+
+
+def test_facts_survive_a_line_cut_short_and_a_gpu_without_answer() -> None:
+    lines = ['{"library": "/l"}', '{"calling": "nvmlInit"}', '{"init_code": 0, "count": 2, "driver": "580.1"}',
+             '{"gpu": 1, "name": "H", "code": 0, "pids": [5, 4]}', '{"gpu": 0, "na']
+    facts = facts_from(lines, hung=True)
+    assert (facts.library, facts.count, facts.hung_in, facts.pids) == ("/l", 2, "", (4, 5))
+    assert [gpu.code for gpu in facts.gpus] == [None, 0]
+    assert facts_from(lines[:2], hung=True).hung_in == "nvmlInit"
+    assert facts_from(['{"done": true}'], died="by SIGSEGV").died == ""
+
+
+def test_no_driver_names_what_is_missing_where(tmp_path: Path) -> None:
+    put(tmp_path, "etc/os-release", 'NAME="x"\nID=pop\nID_LIKE="ubuntu debian"\n')
+    for number, vendor, kind in ((0, "0x10de", "0x030200"), (1, "0x10de", "0x040300"), (2, "0x8086", "0x030000")):
+        put(tmp_path, f"sys/bus/pci/devices/{number}/vendor", vendor)
+        put(tmp_path, f"sys/bus/pci/devices/{number}/class", kind)
+    check = driver.library(NO_LIBRARY, tmp_path)
+    assert check.status == "fail" and "shows 1 NVIDIA GPU." in check.detail and "cannot open" in check.detail
+    assert check.fix is not None and "ubuntu-drivers" in check.fix
+    assert driver.no_gpu(NO_LIBRARY)
+    put(tmp_path, "proc/1/cgroup", "0::/kubepods/pod1\n")
+    inside = driver.library(NO_LIBRARY, tmp_path)
+    assert inside.fix is not None and "docker run --gpus all" in inside.fix
+    assert driver.nvml(NO_LIBRARY, tmp_path).status == driver.gpus(NO_LIBRARY)[0].status == "unknown"
+
+
+def test_a_machine_without_gpu_gets_no_install_command(tmp_path: Path) -> None:
+    put(tmp_path, "sys/bus/pci/devices/0/vendor", "0x8086")
+    check = driver.library(NO_LIBRARY, tmp_path)
+    assert check.status == "fail" and check.fix is None and "no NVIDIA GPU either" in check.detail
+
+
+def test_kernel_module(tmp_path: Path) -> None:
+    unloaded = DriverFacts(library="/l", init_code=9)
+    check = driver.kernel_module(unloaded, tmp_path)
+    assert check.status == "fail" and check.fix is not None and check.fix.startswith("sudo modprobe nvidia")
+    assert driver.no_gpu(unloaded)
+    assert driver.kernel_module(FINE, tmp_path).status == "unknown"
+    put(tmp_path, "proc/driver/nvidia/version", OPEN_MODULE)
+    loaded = driver.kernel_module(FINE, tmp_path)
+    assert loaded.status == "ok" and loaded.detail.startswith("NVIDIA UNIX Open Kernel Module for x86_64 570.10.01")
+    assert driver.module_version(tmp_path) == "570.10.01"
+
+
+def test_mismatch_names_both_versions(tmp_path: Path) -> None:
+    put(tmp_path, "proc/driver/nvidia/version", OPEN_MODULE)
+    check = driver.nvml(DriverFacts(library="/usr/lib/libnvidia-ml.so.580.65.06", init_code=18), tmp_path)
+    assert check.status == "fail" and "Module 570.10.01, library 580.65.06." in check.detail
+    assert check.fix is not None and "sudo reboot" in check.fix and "rmmod" in check.fix
+    put(tmp_path, ".dockerenv")
+    inside = driver.nvml(DriverFacts(init_code=18), tmp_path)
+    assert inside.fix == "# restart this container" and "library unknown" in inside.detail
+
+
+@pytest.mark.parametrize(("facts", "words"), [
+    (DriverFacts(library="/l", hung_in="nvmlInit"), "nvmlInit did not return"),
+    (DriverFacts(library="/l", died="by SIGSEGV"), "by SIGSEGV"),
+    (DriverFacts(library="/l", init_code=4), "no permission"),
+    (DriverFacts(library="/l", init_code=999), "error 999"),
+    (DriverFacts(library="/l", import_error="ImportError: x"), "nvidia-ml-py"),
+])
+def test_a_driver_that_cannot_be_talked_to(facts: DriverFacts, words: str, tmp_path: Path) -> None:
+    check = driver.nvml(facts, tmp_path)
+    assert check.status == "fail" and words in check.detail and check.fix
+    assert not driver.no_gpu(facts)
+
+
+def test_device_files(tmp_path: Path) -> None:
+    def look(*refused: str, facts: DriverFacts = FINE) -> Check:
+        return driver.device_files(facts, tmp_path, lambda path, mode: path.name not in refused)
+
+    assert look().status == "unknown"
+    unloaded = DriverFacts(init_code=9)
+    assert look(facts=unloaded).status == "unknown"
+    put(tmp_path, "proc/driver/nvidia/version", OPEN_MODULE)
+    missing = look(facts=unloaded)
+    assert missing.status == "fail" and missing.fix == "sudo nvidia-modprobe -c 0 -u"
+    put(tmp_path, "dev/nvidiactl")
+    assert look().status == "warn"
+    put(tmp_path, "dev/nvidia0")
+    put(tmp_path, "dev/nvidia-uvm")
+    assert look().status == "ok" and "1 GPU can" in look().detail
+    refused = look("nvidia0")
+    assert refused.status == "fail" and "/dev/nvidia0 (group" in refused.detail
+    assert refused.fix is not None and refused.fix.startswith("ls -l /dev/nvidia0\nsudo ")
+
+
+def test_gpus_that_work_and_those_that_do_not() -> None:
+    codes = (0, 15, 16, 4, None, 0)
+    facts = DriverFacts(init_code=0, count=6, gpus=tuple(GpuFacts(i, code, H100, mig=i == 5)
+                                                        for i, code in enumerate(codes)))
+    good, *bad = driver.gpus(facts)
+    assert good.status == "ok" and good.detail == f"2 of 6 answer; 0: {H100}; 5: {H100}, MIG mode"
+    assert [check.id for check in bad] == ["gpu_1", "gpu_2", "gpu_3", "gpu_4"]
+    assert all(check.status == "fail" and check.fix for check in bad)
+    assert "is lost" in bad[0].detail and "--gpu-reset -i 2" in (bad[1].fix or "")
+    assert "/dev/nvidia3" in (bad[2].fix or "") and "not responding" in bad[3].detail
+    none = driver.gpus(DriverFacts(init_code=0, count=0))[0]
+    assert none.status == "fail" and driver.no_gpu(DriverFacts(init_code=0, count=0))
+
+
+def test_sm_activity_says_which_gpus_lack_it_and_what_gives_it() -> None:
+    assert driver.sm_activity(FINE).status == "ok"
+    mixed = driver.sm_activity(DriverFacts(count=2, gpus=(FINE.gpus[0], GpuFacts(1, 0, sm_active_reason="no GPM"))))
+    assert mixed.status == "warn" and "on GPU 0; GPU 1: no GPM" in mixed.detail and "does not read DCGM" in mixed.detail
+    assert mixed.fix is not None and mixed.fix.startswith("dcgmi dmon -e 1002")
+    denied = GpuFacts(0, 0, sm_active_reason="no permission: run as root (GPM)")
+    assert (driver.sm_activity(DriverFacts(count=1, gpus=(denied,))).fix or "").startswith("sudo ")
+    assert driver.sm_activity(DriverFacts()).status == "unknown"
+
+
+# -- DCGM ---------------------------------------------------------------------------------------
+
+
+def test_dcgm_is_missed_only_where_gpm_is_missing(tmp_path: Path) -> None:
+    assert dcgm.installation(FINE, tmp_path, {}).status == "ok"
+    missed = dcgm.installation(COARSE, tmp_path, {})
+    assert missed.status == "warn" and "datacenter-gpu-manager-4-cuda12" in (missed.fix or "")
+    assert dcgm.installation(NO_LIBRARY, tmp_path, {}).status == "unknown"
+
+
+def test_dcgm_bindings_and_library_of_one_major(tmp_path: Path) -> None:
+    put(tmp_path, "usr/share/datacenter-gpu-manager-4/bindings/python3/pydcgm.py")
+    assert "half installed" in dcgm.installation(FINE, tmp_path, {}).detail
+    put(tmp_path, "opt/dcgm/libdcgm.so.3")
+    env = {"LD_LIBRARY_PATH": "/opt/dcgm:/nowhere"}
+    mismatch = dcgm.installation(FINE, tmp_path, env)
+    assert mismatch.status == "warn" and "not of one major" in mismatch.detail and mismatch.fix
+    put(tmp_path, "usr/local/dcgm/bindings/python3/pydcgm.py")
+    matching = dcgm.installation(FINE, tmp_path, env)
+    assert matching.status == "ok" and matching.detail.startswith("DCGM 3:")
+    put(tmp_path, "usr/lib64/libdcgm.so.4")
+    assert dcgm.installation(FINE, tmp_path, env).detail.startswith("DCGM 4:")
+
+
+def test_host_engine_is_only_connected_to(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()[:2]
+        other = dcgm.engine(tmp_path, address)
+        assert other.status == "unknown" and "not seen to be nv-hostengine" in other.detail
+        process(tmp_path, 77, "nv-hostengine -n")
+        assert dcgm.engine(tmp_path, address).status == "ok"
+        for _ in range(2):
+            connection, _peer = server.accept()
+            with connection:
+                assert connection.recv(1) == b""
+    elsewhere = dcgm.engine(tmp_path, address)
+    assert elsewhere.status == "warn" and "pid 77" in elsewhere.detail and "another port" in elsewhere.detail
+
+
+def test_host_engine_that_is_installed_but_stopped(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()[:2]
+    assert dcgm.engine(tmp_path, address).status == "ok"
+    put(tmp_path, "usr/lib64/libdcgm.so.4")
+    assert dcgm.engine(tmp_path, address).fix == "sudo systemctl start nvidia-dcgm"
+
+
+# -- jobs ---------------------------------------------------------------------------------------
+
+
+def test_profiling_rights(tmp_path: Path) -> None:
+    held = DriverFacts(init_code=0, driver="580.1", count=1, gpus=(GpuFacts(0, 0, pids=(10, 11)),))
+    assert jobs.profiling_rights(held, tmp_path).status == "unknown"
+    put(tmp_path, "proc/driver/nvidia/params", "ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 0\n")
+    assert jobs.profiling_rights(held, tmp_path).status == "ok"
+    put(tmp_path, "proc/driver/nvidia/params", "ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 1\n")
+    put(tmp_path, "proc/self/status", f"CapEff:\t{1 << 21:016x}\n")
+    assert jobs.profiling_rights(FINE, tmp_path).status == "ok"
+    process(tmp_path, 10, "python a.py", caps=1 << 21)
+    process(tmp_path, 11, "python b.py", caps=1 << 38)  # CAP_PERFMON
+    assert jobs.profiling_rights(held, tmp_path).status == "ok"
+    older = DriverFacts(init_code=0, driver="550.1", count=1, gpus=held.gpus)
+    denied = jobs.profiling_rights(older, tmp_path)
+    assert denied.status == "warn" and "without the right: 11." in denied.detail
+    assert "NVreg_RestrictProfilingToAdminUsers=0' | sudo tee /etc/modprobe.d/" in (denied.fix or "")
+    assert "update-initramfs" in (denied.fix or "")
+    put(tmp_path, "usr/bin/dracut")
+    put(tmp_path, ".dockerenv")
+    inside = jobs.profiling_rights(older, tmp_path)
+    assert "--cap-add=SYS_ADMIN" in (inside.fix or "") and "dracut" in (inside.fix or "")
+
+
+def test_jobs_without_a_server_get_the_line_to_add(tmp_path: Path) -> None:
+    facts = DriverFacts(count=1, gpus=(GpuFacts(0, 0, pids=(10, 11, 12, 13, 14, 15, 99)),))
+    process(tmp_path, 10, "python served.py")
+    process(tmp_path, 15, "python worker.py", parent=10)
+    process(tmp_path, 11, "python tf.py", maps="7f /x/site-packages/tensorflow/libtensorflow_cc.so.2\n")
+    process(tmp_path, 12, "python jax.py", maps="7f /x/jaxlib/a.so\n7f /x/tensorflow/b.so\n")
+    process(tmp_path, 13, "python torch\x1b[2J.py", maps="7f /x/torch/lib/libtorch_cuda.so\n")
+    process(tmp_path, 14, "nvidia-cuda-mps-server")
+    server = ProfilerServer("127.0.0.1:6009", 10, "ana", "python served.py", "JAX", "0.7")
+    first, *lacking = jobs.servers(facts, tmp_path, lambda: Discovery((server,), ("a note",)))
+    assert first.status == "ok" and "127.0.0.1:6009 JAX 0.7, pid 10: python served.py" in first.detail
+    assert "a note" in first.detail and "1 more" in first.detail
+    assert [check.id for check in lacking] == ["process_11", "process_12", "process_13"]
+    assert "tf.profiler" in (lacking[0].fix or "") and "jax" not in (lacking[0].fix or "")
+    assert "jax.profiler" in (lacking[1].fix or "") and "tf.profiler" not in (lacking[1].fix or "")
+    assert "gputop analyze" in (lacking[2].fix or "") and "\x1b" not in lacking[2].detail
+    none = jobs.servers(DriverFacts(), tmp_path, Discovery)[0]
+    assert none.status == "warn" and "no process holds a GPU" in none.detail and none.fix
+
+
+def test_a_server_asked_for_that_does_not_answer_fails() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    check = jobs.attached(f"127.0.0.1:{port}")
+    assert check.status == "fail" and "nothing listens" in check.detail and check.fix
+
+
+# -- the node -----------------------------------------------------------------------------------
+
+
+def test_container(tmp_path: Path) -> None:
+    assert node.container(tmp_path, {}).status == "unknown"
+    link = tmp_path / "proc/self/ns/pid"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("pid:[4026531836]")
+    assert node.container(tmp_path, {}).detail.startswith("none: this is the host")
+    put(tmp_path, "run/.containerenv")
+    assert node.container(tmp_path, {}).status == "ok" and "host's PID" in node.container(tmp_path, {}).detail
+    link.unlink()
+    link.symlink_to("pid:[4026532999]")
+    assert "--pid=host" in (node.container(tmp_path, {}).fix or "")
+    assert "hostPID: true" in (node.container(tmp_path, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).fix or "")
+
+
+def test_host_tells_hidden_processes(tmp_path: Path) -> None:
+    assert node.host(tmp_path).status == "fail" and "/proc/stat: No such file" in node.host(tmp_path).detail
+    for name in ("stat", "meminfo", "self/stat"):
+        put(tmp_path, f"proc/{name}", "x")
+    put(tmp_path, "proc/self/mounts", "proc /proc proc rw,nosuid,hidepid=invisible,gid=4 0 0\n")
+    assert node.host(tmp_path, euid=0).status == "ok"
+    hidden = node.host(tmp_path, euid=1000)
+    assert hidden.status == "warn" and "hidepid=invisible" in hidden.detail and "remount" in (hidden.fix or "")
+    put(tmp_path, "proc/self/mounts", "proc /proc proc rw,hidepid=0 0 0\n")
+    assert node.host(tmp_path, euid=1000).status == "ok"
+
+
+@pytest.mark.parametrize(("env", "size", "encoding", "status", "words"), [
+    ({"TERM": "xterm-256color", "COLORTERM": "truecolor"}, (200, 50), "UTF-8", "ok", "200×50"),
+    ({"TERM": "xterm-kitty", "NO_COLOR": "1"}, (80, 24), "utf8", "ok", "NO_COLOR"),
+    ({"TERM": "xterm-256color"}, (80, 24), "ANSI_X3.4-1968", "warn", "UTF-8"),
+    ({"TERM": "dumb"}, (80, 24), "UTF-8", "warn", "cannot be drawn on"),
+    ({"TERM": "linux"}, (80, 24), "UTF-8", "warn", "glyphs"),
+    ({"TERM": "xterm"}, (80, 24), "UTF-8", "warn", "few colours"),
+    ({"TERM": "xterm-256color"}, (0, 0), "UTF-8", "warn", "smaller"),
+    ({"TERM": "xterm-256color"}, None, "UTF-8", "unknown", "no terminal here"),
+])
+def test_terminal(env: dict[str, str], size: tuple[int, int] | None, encoding: str, status: str, words: str) -> None:
+    check = node.terminal(env, lambda: os.terminal_size(size) if size else None, encoding)
+    assert check.status == status and words in check.detail
+
+
+def test_logdir_is_tried_and_not_made(tmp_path: Path) -> None:
+    wanted = tmp_path / "a/b"
+    check = node.logdir(wanted)
+    assert check.status == "ok" and "can be made" in check.detail and not wanted.parent.exists()
+    put(tmp_path, "file")
+    bad = node.logdir(tmp_path / "file" / "x")
+    assert bad.status == "fail" and "cannot be written" in bad.detail and bad.fix
+
+
+def test_disk(tmp_path: Path) -> None:
+    usage = namedtuple("usage", "total used free")
+
+    def free(count: int) -> Check:
+        return node.disk(tmp_path / "not/there", lambda path: usage(1 << 40, 0, count))
+
+    assert [free(n).status for n in (1 << 20, 1 << 30, 1 << 35)] == ["fail", "warn", "ok"]
+    assert str(tmp_path) in (free(1).fix or "")
+
+
+def test_dependencies_of_this_environment_work() -> None:
+    check = node.dependencies()
+    assert check.status == "ok" and "nvidia-ml-py" in check.detail
+
+
+def test_the_old_pynvml_package_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "pynvml/__init__.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    check = node.dependencies()
+    assert check.status == "warn" and "uninstall -y pynvml" in (check.fix or "")
+    sys.modules.pop("pynvml", None)
+
+
+
+def test_json_of_a_report_is_one_document() -> None:
+    check = Check("a", "ok", "A", "fine")
+    assert json.loads(to_json(Report((check,), False))) == {"schema": SCHEMA, "checks": [check.to_json()]}
