@@ -1,0 +1,75 @@
+"""One capability of this node, and how many are looked at at once without waiting for one that hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gputop.errors import GputopError
+
+Status = Literal["ok", "warn", "fail", "unknown"]
+DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was found of one capability.
+
+    ``fail``: gputop or a part of it does not work; ``warn``: it works with less than it could;
+    ``unknown``: it could not be found out. ``fix`` are lines to paste, shell unless they are
+    Python for the training job; None where nothing is to be mended or nobody can.
+    """
+
+    id: str
+    status: Status
+    title: str
+    detail: str
+    fix: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"id": self.id, "status": self.status, "title": self.title, "detail": self.detail, "fix": self.fix}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A look to take: ``look`` may block, and may raise what it likes."""
+
+    id: str
+    title: str
+    look: Callable[[], Check | Iterable[Check]]
+
+
+class Running:
+    """Tasks under way, each in its own daemon thread, so that none waits for another."""
+
+    def __init__(self, tasks: Sequence[Task], deadline_s: float = DEADLINE_S) -> None:
+        self._tasks = tasks
+        self._deadline_s = deadline_s
+        self._ends_s = time.monotonic() + deadline_s
+        self._results: dict[int, list[Check]] = {}
+        self._threads = [threading.Thread(target=self._look, args=numbered, daemon=True) for numbered in
+                         enumerate(tasks)]
+        for thread in self._threads:
+            thread.start()
+
+    def _look(self, place: int, task: Task) -> None:
+        try:
+            found = task.look()
+            self._results[place] = [found] if isinstance(found, Check) else list(found)
+        except GputopError as error:
+            self._results[place] = [Check(task.id, "fail", task.title, error.message, error.fix or None)]
+        except Exception as error:  # noqa: BLE001 - thread boundary: one broken check must not hide the others
+            problem = f"this check itself failed: {type(error).__name__}: {error}"
+            self._results[place] = [Check(task.id, "unknown", task.title, problem)]
+
+    def results(self) -> list[Check]:
+        """All checks in the order of the tasks; a task that is not done by the deadline is said to hang."""
+        found: list[Check] = []
+        for place, (task, thread) in enumerate(zip(self._tasks, self._threads, strict=True)):
+            thread.join(max(0.0, self._ends_s - time.monotonic()))
+            late = f"no answer within {self._deadline_s:g} s: what it asks hangs"
+            found += self._results.get(place, [Check(task.id, "unknown", task.title, late)])
+        return found

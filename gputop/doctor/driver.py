@@ -1,0 +1,239 @@
+"""The NVIDIA driver and its GPUs: judged from what the driver said and what the system shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from gputop.doctor.check import Check
+from gputop.doctor.driver_facts import DriverFacts, GpuFacts
+from gputop.sources import nvml_status as status
+from gputop.text import printable, ranges
+
+_NVIDIA = "0x10de"  # PCI vendor
+_DISPLAY = "0x03"  # PCI class: VGA or 3D controller
+_VERSION = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)*)\b")
+_RELOAD = "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && sudo modprobe nvidia"
+_ANSWERED = frozenset((status.SUCCESS, status.NO_PERMISSION, status.LIB_RM_VERSION_MISMATCH))  # by the module
+_NOTHING = frozenset((status.LIBRARY_NOT_FOUND, status.DRIVER_NOT_LOADED))
+
+# By ID or ID_LIKE of /etc/os-release: what installs the driver there.
+_INSTALL = (
+    ("ubuntu", "sudo ubuntu-drivers install --gpgpu && sudo reboot"),
+    ("debian", "sudo apt-get install nvidia-driver && sudo reboot   # from the section non-free"),
+    ("rhel", "sudo dnf install nvidia-open && sudo reboot   # from NVIDIA's CUDA repository"),
+    ("fedora", "sudo dnf install nvidia-open && sudo reboot   # from NVIDIA's CUDA repository"),
+)
+_GUIDE = "# https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
+_GPU_ACCESS = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility IMAGE"
+
+
+def no_gpu(facts: DriverFacts) -> bool:
+    """Whether there is nothing to look at: no driver, or none of its GPUs here."""
+    return bool(facts.load_error) or facts.init_code in _NOTHING or facts.count == 0
+
+
+def pci_gpus(root: Path) -> int | None:
+    """How many NVIDIA GPUs the PCI bus shows; None where it cannot be seen."""
+    try:
+        devices = list((root / "sys/bus/pci/devices").iterdir())
+    except OSError:
+        return None
+    return sum(_read(d / "vendor") == _NVIDIA and _read(d / "class").startswith(_DISPLAY) for d in devices)
+
+
+def in_container(root: Path) -> bool:
+    """Whether docker, podman, Kubernetes or LXC started this."""
+    if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
+        return True
+    return re.search(r"docker|kubepods|containerd|libpod|/lxc", _read(root / "proc/1/cgroup")) is not None
+
+
+def library(facts: DriverFacts, root: Path) -> Check:
+    """Whether libnvidia-ml.so.1 can be loaded."""
+    title = "Driver library"
+    if facts.library or not facts.load_error:
+        version = f", of driver {facts.library_version}" if facts.library_version else ""
+        if not facts.library and facts.died:
+            return Check("driver_library", "fail", title, f"the process that loaded it ended {facts.died}")
+        return Check("driver_library", "ok", title, f"{facts.library or 'libnvidia-ml.so.1'}{version}")
+    error = status.open_error(status.LIBRARY_NOT_FOUND)
+    detail = f"{error.message} The loader says: {printable(facts.load_error)}."
+    if in_container(root):
+        return Check("driver_library", "fail", title, detail + " This is a container: it must be started with GPUs.",
+                     _GPU_ACCESS)
+    count = pci_gpus(root)
+    if count == 0:
+        return Check("driver_library", "fail", title, detail + " The PCI bus shows no NVIDIA GPU either.")
+    found = f" The PCI bus shows {count} NVIDIA GPU{'s' * (count > 1)}." if count else ""
+    return Check("driver_library", "fail", title, detail + found, _install(root))
+
+
+def _install(root: Path) -> str:
+    system = _read(root / "etc/os-release")
+    names = re.findall(r'^(?:ID|ID_LIKE)="?([^"\n]*)', system, re.MULTILINE)
+    known = {name for line in names for name in line.split()}
+    return next((command for name, command in _INSTALL if name in known), _GUIDE)
+
+
+def module_version(root: Path) -> str:
+    """Version of the loaded kernel module, or ""."""
+    match = _VERSION.search(_read(root / "proc/driver/nvidia/version").partition("\n")[0])
+    return match[1] if match else ""
+
+
+def kernel_module(facts: DriverFacts, root: Path) -> Check:
+    """Whether the driver's kernel module is loaded."""
+    id_, title = "kernel_module", "Kernel module"
+    text = _read(root / "proc/driver/nvidia/version").partition("\n")[0]
+    if text:
+        return Check(id_, "ok", title, " ".join(printable(text.removeprefix("NVRM version:")).split()))
+    if (root / "dev/dxg").exists():
+        return Check(id_, "ok", title, "not used: under WSL the driver is that of Windows")
+    if facts.init_code in _ANSWERED:
+        return Check(id_, "unknown", title, "/proc/driver/nvidia is not shown here, yet the driver answers")
+    loaded = re.search(r"^nvidia ", _read(root / "proc/modules"), re.MULTILINE)
+    if loaded:
+        return Check(id_, "warn", title, "the module nvidia is loaded, but /proc/driver/nvidia is not shown here")
+    detail = "not loaded: /proc/driver/nvidia/version is missing"
+    if facts.load_error:
+        return Check(id_, "fail", title, detail + "; it comes with the driver")
+    return Check(id_, "fail", title, detail, "sudo modprobe nvidia\nsudo dmesg | grep -iE 'nvidia|nvrm' | tail")
+
+
+def device_files(facts: DriverFacts, root: Path, access: Callable[[Path, int], bool] = os.access) -> Check:
+    """Whether this user may open /dev/nvidiactl and the GPUs' files."""
+    id_, title = "device_files", "Device files"
+    if (root / "dev/dxg").exists():
+        return Check(id_, "ok", title, "not used: under WSL the GPUs are behind /dev/dxg")
+    dev = root / "dev"
+    files = sorted(p for p in dev.glob("nvidia[0-9]*") if p.name[6:].isdecimal())
+    control = dev / "nvidiactl"
+    if not control.exists():
+        if facts.init_code in _ANSWERED:
+            return Check(id_, "unknown", title, "/dev/nvidiactl is not shown here, yet the driver answers")
+        if not module_version(root):
+            return Check(id_, "unknown", title, "none, as the kernel module is not loaded")
+        if in_container(root):
+            return Check(id_, "fail", title, "/dev/nvidiactl is missing in this container", _GPU_ACCESS)
+        return Check(id_, "fail", title, "/dev/nvidiactl is missing", "sudo nvidia-modprobe -c 0 -u")
+    refused = [p for p in (control, *files) if not access(p, os.R_OK | os.W_OK)]
+    if refused:
+        names = " ".join(f"/dev/{p.name}" for p in refused)
+        group = _group(refused[0])
+        detail = f"this user may not open {names} (group {group})"
+        fix = f"ls -l {names}\n" + (f"sudo usermod -aG {group} $USER   # then log in again"
+                                    if group != "root" else f"sudo chmod a+rw {names}")
+        return Check(id_, "fail", title, detail, fix)
+    if not files:
+        return Check(id_, "warn", title, "/dev/nvidiactl is there, but no GPU's file: none was given to this user, "
+                                         "container or job")
+    return Check(id_, "ok", title, f"/dev/nvidiactl and {len(files)} GPU{'s' * (len(files) > 1)} can be opened")
+
+
+def _group(path: Path) -> str:
+    try:
+        return path.group()
+    except (KeyError, OSError):  # a group without a name
+        return str(path.stat().st_gid)
+
+
+def nvml(facts: DriverFacts, root: Path) -> Check:
+    """Whether the driver can be talked to, and that library and module belong together."""
+    id_, title = "nvml", "NVML"
+    if facts.load_error:
+        return Check(id_, "unknown", title, "not asked: there is no driver library")
+    if facts.import_error:
+        return Check(id_, "fail", title, f"nvidia-ml-py cannot be used: {facts.import_error}",
+                     "pip install --force-reinstall nvidia-ml-py")
+    if facts.hung_in:
+        return Check(id_, "fail", title,
+                     f"the driver does not answer: {facts.hung_in} did not return. A process stuck in it cannot be "
+                     "killed; only a reboot helps where a reset fails.",
+                     "sudo dmesg | grep -iE 'xid|nvrm' | tail\nsudo reboot")
+    if facts.init_code is None:
+        return Check(id_, "fail", title, f"the process that asked the driver ended {facts.died or 'too early'}",
+                     "nvidia-smi")
+    if facts.init_code == status.LIB_RM_VERSION_MISMATCH:
+        module, lib = module_version(root), facts.library_version
+        versions = f" Module {module or 'unknown'}, library {lib or 'unknown'}."
+        fix = "# restart this container" if in_container(root) else f"sudo reboot\n# or, with all GPU programs "\
+            f"stopped:\n{_RELOAD}"
+        return Check(id_, "fail", title, status.open_error(facts.init_code).message + versions, fix)
+    if facts.init_code != status.SUCCESS:
+        error = status.open_error(facts.init_code)
+        fixes = {status.DRIVER_NOT_LOADED: "sudo modprobe nvidia", status.NO_PERMISSION: "ls -l /dev/nvidia*"}
+        return Check(id_, "fail", title, error.message, fixes.get(facts.init_code, "nvidia-smi"))
+    if facts.died:
+        return Check(id_, "fail", title, f"driver {facts.driver}; the process that asked it ended {facts.died}",
+                     "nvidia-smi")
+    cuda = f", serves CUDA up to {facts.cuda}" if facts.cuda else ""
+    return Check(id_, "ok", title, f"driver {facts.driver} answers{cuda}")
+
+
+def gpus(facts: DriverFacts) -> list[Check]:
+    """The GPUs that work, and one failure for each that does not."""
+    if facts.count is None:
+        return [Check("gpus", "unknown", "GPUs", "not known: the driver could not be asked")]
+    if facts.count == 0:
+        error = status.no_gpus()
+        return [Check("gpus", "fail", "GPUs", error.message, "lspci | grep -i nvidia\n# in a container: docker run "
+                      "--gpus all …; in a batch job: sbatch --gres=gpu:N")]
+    checks = []
+    good = [gpu for gpu in facts.gpus if gpu.code == status.SUCCESS]
+    if good:
+        kinds: dict[str, list[int]] = {}
+        for gpu in good:
+            kinds.setdefault(gpu.name + (", MIG mode" if gpu.mig else ""), []).append(gpu.index)
+        text = "; ".join(f"{ranges(indices)}: {kind}" for kind, indices in kinds.items())
+        checks.append(Check("gpus", "ok", "GPUs", f"{len(good)} of {facts.count} answer; {text}"))
+    return checks + [_faulty(gpu) for gpu in facts.gpus if gpu.code != status.SUCCESS]
+
+
+def _faulty(gpu: GpuFacts) -> Check:
+    id_, title, i = f"gpu_{gpu.index}", f"GPU {gpu.index}", gpu.index
+    if gpu.code is None:
+        return Check(id_, "fail", title, "not responding: a call to the driver did not return",
+                     f"sudo dmesg | grep -iE 'xid|nvrm' | tail\nsudo nvidia-smi --gpu-reset -i {i}\nsudo reboot   "
+                     "# if the reset fails or hangs")
+    if gpu.problem:
+        return Check(id_, "fail", title, f"could not be asked: {gpu.problem}", f"nvidia-smi -q -i {i}")
+    if gpu.code == status.RESET_REQUIRED:
+        return Check(id_, "fail", title, status.lost_message(gpu.code, i), f"sudo nvidia-smi --gpu-reset -i {i}")
+    if gpu.code in status.DEVICE_GONE:
+        return Check(id_, "fail", title, status.lost_message(gpu.code, i), "sudo dmesg | grep -i xid\nsudo reboot")
+    fix = f"ls -l /dev/nvidia{i}" if gpu.code == status.NO_PERMISSION else f"nvidia-smi -q -i {i}"
+    return Check(id_, "fail", title, status.no_access_message(gpu.code, i), fix)
+
+
+def sm_activity(facts: DriverFacts) -> Check:
+    """Of which GPUs SM activity can really be read, and what would give it for the others."""
+    id_, title = "sm_activity", "SM activity"
+    asked = [gpu for gpu in facts.gpus if gpu.code == status.SUCCESS]
+    if not asked:
+        return Check(id_, "unknown", title, "no GPU could be asked")
+    reasons: dict[str, list[int]] = {}
+    for gpu in asked:
+        if not gpu.sm_active:
+            reasons.setdefault(gpu.sm_active_reason + (" (MIG mode)" if gpu.mig else ""), []).append(gpu.index)
+    readable = [gpu.index for gpu in asked if gpu.sm_active]
+    have = f"read through GPM on GPU {ranges(readable)}" if readable else ""
+    if not reasons:
+        return Check(id_, "ok", title, have)
+    lack = "; ".join(f"GPU {ranges(indices)}: {why}" for why, indices in reasons.items())
+    detail = "; ".join(filter(None, (have, lack))) + ". There gputop shows coarse utilization, labelled so."
+    if "no permission" in lack:
+        return Check(id_, "warn", title, detail, f"sudo {shlex.quote(sys.executable)} -m gputop")
+    detail += " DCGM reads SM activity on data-centre GPUs from Volta on; gputop does not read DCGM yet."
+    return Check(id_, "warn", title, detail, "dcgmi dmon -e 1002,1004,1005   # SM, tensor, DRAM activity")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

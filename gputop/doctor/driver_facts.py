@@ -1,0 +1,273 @@
+"""What the NVIDIA driver says of itself, asked in a process of its own.
+
+A call into a wedged driver can be neither cancelled nor killed, and a process waits for all
+its threads when it ends; a broken library can crash the one that loads it. So a child asks,
+one thread per GPU, writes each fact as a line of JSON as soon as it has it, and is left
+behind where it does not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DEADLINE_S = 8.0  # nvmlInit takes seconds where 8 GPUs wake up without persistence mode
+LIBRARY = "libnvidia-ml.so.1"
+# The user's working directory may not shadow modules.
+_CHILD = """\
+import sys
+sys.path[:] = [p for p in sys.path if p] + [sys.argv.pop(1)]
+from gputop.doctor.driver_facts import child
+child()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU. ``code`` is the NVML error it was given up with (0: none, None: it did not answer)."""
+
+    index: int
+    code: int | None = None
+    name: str = ""
+    uuid: str = ""
+    mig: bool = False
+    sm_active: bool = False
+    sm_active_reason: str = ""  # why SM activity cannot be read
+    pids: tuple[int, ...] = ()  # of processes that compute, in the driver's PID namespace: the host's
+    pids_reason: str = ""
+    problem: str = ""  # what went wrong other than with an NVML code
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFacts:
+    """What was learnt until the child ended or the deadline came."""
+
+    library: str = ""  # the file that was loaded, links resolved
+    load_error: str = ""
+    import_error: str = ""  # nvidia-ml-py cannot be used
+    init_code: int | None = None  # None: nvmlInit was not reached or did not return
+    driver: str = ""
+    cuda: int | None = None  # newest CUDA the driver serves, major version
+    count: int | None = None
+    gpus: tuple[GpuFacts, ...] = ()
+    hung_in: str = ""  # the call that did not return
+    died: str = ""  # how the child ended before it was done
+
+    @property
+    def library_version(self) -> str:
+        """The driver version the library belongs to, by its file name (libnvidia-ml.so.580.65.06), or ""."""
+        version = self.library.rpartition(".so.")[2]
+        return version if version.count(".") >= 1 else ""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(sorted({pid for gpu in self.gpus for pid in gpu.pids}))
+
+    @property
+    def all_sm_active(self) -> bool:
+        """Whether SM activity can be read of every GPU."""
+        return bool(self.gpus) and all(gpu.sm_active for gpu in self.gpus)
+
+
+def ask_driver(deadline_s: float = DEADLINE_S, env: Mapping[str, str] | None = None) -> DriverFacts:
+    """Ask the driver; returns within about ``deadline_s`` whatever it does."""
+    command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2])]
+    # Not in a `with` block: that waits for the child, and one inside a wedged driver never ends.
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   env=env, start_new_session=True)
+    except OSError as error:
+        return DriverFacts(died=f"before it began: {error}")
+    ended = False
+    try:
+        output, errors, ended = _read(process, deadline_s)
+    finally:
+        if not ended:
+            process.kill()
+    how = _ending(process, errors)
+    died = how if ended else ""
+    return facts_from(output.decode(errors="replace").splitlines(), hung=not ended, died=died)
+
+
+def _read(process: subprocess.Popen[bytes], deadline_s: float) -> tuple[bytes, bytes, bool]:
+    """Both outputs of the child, and whether it closed them before the deadline."""
+    assert process.stdout is not None and process.stderr is not None
+    ends_s = time.monotonic() + deadline_s
+    chunks: dict[int, bytes] = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
+    out, err = chunks
+    with process.stdout, process.stderr, selectors.DefaultSelector() as ready:
+        for number in (out, err):
+            ready.register(number, selectors.EVENT_READ)
+        while ready.get_map() and (left_s := ends_s - time.monotonic()) > 0:
+            for key, _ in ready.select(left_s):
+                chunk = os.read(key.fd, 1 << 16)
+                chunks[key.fd] += chunk
+                if not chunk:
+                    ready.unregister(key.fd)
+        return chunks[out], chunks[err], not ready.get_map()
+
+
+def _ending(process: subprocess.Popen[bytes], errors: bytes) -> str:
+    """How a child that closed its outputs ended, "" where it ended well."""
+    try:
+        code = process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        return ""
+    if code == 0:
+        return ""
+    lines = errors.decode(errors="replace").strip().splitlines()
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+    return how + (f": {lines[-1][:300]}" if lines else "")
+
+
+def facts_from(lines: list[str], *, hung: bool = False, died: str = "") -> DriverFacts:
+    """The facts from the child's lines; the last one may be cut short."""
+    known: dict[str, Any] = {}
+    gpus: dict[int, dict[str, Any]] = {}
+    calling = ""
+    finished = False
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        calling = entry.pop("calling", "")
+        finished |= entry.pop("done", False)
+        if "gpu" in entry:
+            index = entry.pop("gpu")
+            fields = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+            gpus.setdefault(index, {}).update(fields)
+        else:
+            known.update(entry)
+    every = range(known.get("count") or 0)
+    if died and finished:
+        died = ""  # what happens after the last fact is of no interest
+    return DriverFacts(
+        **known, hung_in=calling if hung else "", died=died,
+        gpus=tuple(GpuFacts(index, **gpus.get(index, {})) for index in every),
+    )
+
+
+# -- the child ------------------------------------------------------------------------------------
+
+_output = threading.Lock()
+
+
+def _say(**fact: Any) -> None:
+    with _output:
+        print(json.dumps(fact), flush=True)
+
+
+def child() -> None:
+    """Ask and print. Ends when every GPU has answered."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        _say(load_error=str(error))
+        return
+    _say(library=_mapped(LIBRARY.removesuffix(".1")))
+    try:
+        import pynvml as nvml
+
+        _say(calling="nvmlInit")
+        try:
+            nvml.nvmlInit()
+            _say(calling="nvmlDeviceGetCount")
+            count = nvml.nvmlDeviceGetCount()
+            _say(init_code=0, count=count, driver=_text(nvml.nvmlSystemGetDriverVersion))
+        except nvml.NVMLError as error:
+            _say(init_code=error.value)
+            return
+    except (ImportError, AttributeError) as error:
+        _say(import_error=f"{type(error).__name__}: {error}")
+        return
+    _ask_all(nvml, count)
+    _say(done=True)
+
+
+def _ask_all(nvml: Any, count: int) -> None:
+    with contextlib.suppress(nvml.NVMLError):
+        _say(cuda=nvml.nvmlSystemGetCudaDriverVersion() // 1000)
+    threads = [threading.Thread(target=_ask_gpu, args=(nvml, index)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _ask_gpu(nvml: Any, index: int) -> None:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        facts: dict[str, Any] = {
+            "name": _text(nvml.nvmlDeviceGetName, handle), "uuid": _text(nvml.nvmlDeviceGetUUID, handle),
+        }
+        _say(gpu=index, **facts)
+        _say(gpu=index, **_mode(nvml, handle), **_sm_active(nvml, handle), **_processes(nvml, handle), code=0)
+    except nvml.NVMLError as error:
+        _say(gpu=index, code=error.value)
+    except Exception as error:  # noqa: BLE001 - thread boundary: the other GPUs are still to be asked
+        _say(gpu=index, code=-1, problem=f"{type(error).__name__}: {error}")
+
+
+def _mode(nvml: Any, handle: Any) -> dict[str, Any]:
+    from gputop.sources.nvml_status import DEVICE_GONE
+
+    try:
+        return {"mig": bool(nvml.nvmlDeviceGetMigMode(handle)[0])}
+    except nvml.NVMLError as error:
+        if error.value in DEVICE_GONE:
+            raise
+        return {}  # GPUs without MIG refuse the question
+
+
+def _sm_active(nvml: Any, handle: Any) -> dict[str, Any]:
+    """Really read SM activity once: that a GPU has GPM does not say that this user may read it."""
+    from gputop.sources import gpm, nvml_status
+
+    why = gpm.refusal(nvml, handle)
+    if why is not None:
+        return {"sm_active_reason": why}
+    try:
+        reader = gpm.Gpm(nvml, handle, time.monotonic)
+        reader.read()
+        time.sleep(2 * gpm.MIN_GAP_S)
+        reading = reader.read()["sm_active"]
+    except nvml.NVMLError as error:
+        if error.value in nvml_status.DEVICE_GONE:
+            raise
+        return {"sm_active_reason": nvml_status.reason(error.value, "GPM")}
+    return {"sm_active": True} if reading.value is not None else {"sm_active_reason": reading.reason}
+
+
+def _processes(nvml: Any, handle: Any) -> dict[str, Any]:
+    from gputop.sources.nvml_processes import ProcessReader
+
+    processes, why = ProcessReader(nvml, handle, time.monotonic, time.time).read()
+    return {"pids": [p.pid for p in processes if "C" in p.kind], "pids_reason": why or ""}
+
+
+def _text(call: Any, *args: Any) -> str:
+    from gputop.text import printable
+
+    return printable(getattr(call, "__wrapped__", call)(*args))  # the raw bytes: a name need not be UTF-8
+
+
+def _mapped(name: str) -> str:
+    """The file behind a loaded library; the loader has resolved its links."""
+    try:
+        maps = Path("/proc/self/maps").read_text(errors="replace")
+    except OSError:
+        return ""
+    return next((line.split(maxsplit=5)[5] for line in maps.splitlines() if name in line), "")

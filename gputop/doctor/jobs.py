@@ -1,0 +1,157 @@
+"""What the training jobs of this node allow: the right to be profiled, a server to capture from."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from gputop.doctor.check import Check
+from gputop.doctor.driver import in_container
+from gputop.doctor.driver_facts import DriverFacts
+from gputop.errors import GputopError
+from gputop.profiler.discovery import Discovery, Finder
+from gputop.profiler.probe import probe
+from gputop.profiler.sockets import stat_fields
+from gputop.text import fit, printable
+
+# include/uapi/linux/capability.h. CAP_PERFMON counts since driver R565.
+_CAP_SYS_ADMIN = 1 << 21
+_CAP_PERFMON = 1 << 38
+_PERFMON_DRIVER = 565
+_ADMIN_ONLY = re.compile(r"^RmProfilingAdminOnly:\s*(\d+)", re.MULTILINE)
+_ALLOW = """\
+echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' | sudo tee /etc/modprobe.d/nvidia-profiling.conf
+{rebuild}
+sudo reboot"""
+_SERVICES = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")  # as comm shows them: 15 letters
+_SERVE_TF = "tf.profiler.experimental.server.start(6009)   # TensorFlow: one line at the start of the job"
+_SERVE_JAX = "jax.profiler.start_server(6009)               # JAX: one line at the start of the job"
+
+
+def profiling_rights(facts: DriverFacts, root: Path) -> Check:
+    """Whether CUPTI may use the GPU's counters, for the jobs that run and for this user.
+
+    NVIDIA, "CUPTI ERROR INSUFFICIENT PRIVILEGES" and "ERR_NVGPUCTRPERM": restricted, only
+    administrators may use counters; tracing of kernels works for all since CUDA 10.2.
+    """
+    id_, title = "profiling_rights", "Profiling rights"
+    try:
+        match = _ADMIN_ONLY.search((root / "proc/driver/nvidia/params").read_text())
+    except OSError:
+        match = None
+    if match is None:
+        return Check(id_, "unknown", title, "/proc/driver/nvidia/params does not tell them here")
+    if match[1] == "0":
+        return Check(id_, "ok", title, "all users may use the GPU's counters (RmProfilingAdminOnly: 0)")
+    perfmon = int(facts.driver.partition(".")[0] or 0) >= _PERFMON_DRIVER if facts.driver[:1].isdecimal() else False
+    jobs = {pid: allowed for pid in facts.pids if (allowed := _privileged(root, str(pid), perfmon)) is not None}
+    own = _privileged(root, "self", perfmon)
+    detail = "only administrators may use the GPU's counters (RmProfilingAdminOnly: 1)"
+    if jobs and all(jobs.values()):
+        return Check(id_, "ok", title, f"{detail}; the jobs that hold GPUs have the right (CAP_SYS_ADMIN)")
+    if not jobs and own:
+        return Check(id_, "ok", title, f"{detail}; this user is one (CAP_SYS_ADMIN). A job counts with its own rights.")
+    lacking = ", ".join(str(pid) for pid, allowed in jobs.items() if not allowed)
+    who = f"processes without the right: {lacking}. " if lacking else ""
+    detail += f". {who}Kernels are traced nonetheless since CUDA 10.2; where a capture comes without GPU events and " \
+        "with CUPTI_ERROR_INSUFFICIENT_PRIVILEGES, this is why."
+    fix = _ALLOW.format(rebuild=_rebuild(root))
+    if in_container(root):
+        fix = "docker run --cap-add=SYS_ADMIN …   # for this job, or on the host for all:\n" + fix
+    return Check(id_, "warn", title, detail, fix)
+
+
+def _rebuild(root: Path) -> str:
+    """The boot image may hold the module's options; how it is made anew."""
+    if (root / "usr/bin/dracut").exists() and not (root / "usr/sbin/update-initramfs").exists():
+        return "sudo dracut --regenerate-all --force"
+    return "sudo update-initramfs -u -k all"
+
+
+def _privileged(root: Path, process: str, perfmon: bool) -> bool | None:
+    """Whether a process has the capability that counts; None if it cannot be seen."""
+    try:
+        match = re.search(r"^CapEff:\s*([0-9a-f]+)", (root / "proc" / process / "status").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return None if match is None else bool(int(match[1], 16) & (_CAP_SYS_ADMIN | (_CAP_PERFMON if perfmon else 0)))
+
+
+def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None = None) -> list[Check]:
+    """The profiler servers of this node, and the jobs without one."""
+    checks: list[Check] = []
+    found = (find or Finder(root / "proc").find)()
+    proc = root / "proc"
+    parents = {server.pid: _ancestors(proc, server.pid) for server in found.servers}
+    lacking = [pid for pid in facts.pids if _is_job(proc, pid) and not _served(proc, pid, parents)]
+    unseen = sum(not (proc / str(pid)).exists() for pid in facts.pids)
+    id_, title = "profiler_servers", "Profiler servers"
+    notes = "".join(f" {note}" for note in found.notes)
+    if unseen:
+        notes += f" {unseen} more that hold GPUs cannot be seen from here (another PID namespace)."
+    if found.servers:
+        listed = "; ".join(f"{s.address} {s.framework or ''} {s.version or ''}".strip() + f", pid {s.pid}: "
+                           + fit(printable(s.command), 60).strip() for s in found.servers)
+        checks.append(Check(id_, "ok", title, listed + "." + notes))
+    elif not lacking:
+        nobody = "" if facts.pids else ", and no process holds a GPU"
+        checks.append(Check(id_, "warn", title, f"none found{nobody}: a job can be captured from once it has one."
+                            + notes, f"{_SERVE_TF}\n{_SERVE_JAX}"))
+    else:
+        checks.append(Check(id_, "warn", title, "none found." + notes))
+    return checks + [_without_server(proc, pid) for pid in lacking]
+
+
+def attached(address: str) -> Check:
+    """Whether a profiler server answers at an address that was asked for."""
+    title = "Attached server"
+    try:
+        info = probe(address, 2.0)
+    except GputopError as error:
+        return Check("attached_server", "fail", title, f"{address}: {error.message}. {error.fix}".replace("..", "."),
+                     f"{_SERVE_TF}\n{_SERVE_JAX}")
+    return Check("attached_server", "ok", title, f"{info.address} answers in {info.round_trip_s * 1e3:.1f} ms")
+
+
+def _is_job(proc: Path, pid: int) -> bool:
+    try:
+        name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return False
+    return not name.startswith(_SERVICES) and pid != os.getpid()
+
+
+def _ancestors(proc: Path, pid: int) -> list[int]:
+    """``pid``, its parent, and so on."""
+    chain = [pid]
+    while (fields := stat_fields(proc, chain[-1])) is not None and fields[0] > 1 and fields[0] not in chain:
+        chain.append(fields[0])
+    return chain
+
+
+def _served(proc: Path, pid: int, servers: dict[int, list[int]]) -> bool:
+    """Whether the process has a server, or is the parent or a child of one that has."""
+    return any(pid in chain for chain in servers.values()) or not servers.keys().isdisjoint(_ancestors(proc, pid))
+
+
+def _without_server(proc: Path, pid: int) -> Check:
+    try:
+        command = (proc / str(pid) / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+    except OSError:
+        command = b""
+    detail = f"holds a GPU and has no profiler server: {fit(printable(command), 80).strip() or 'command not readable'}"
+    try:
+        maps = (proc / str(pid) / "maps").read_text(errors="replace")
+    except OSError:
+        maps = ""
+    fix: str | None = f"{_SERVE_TF}\n{_SERVE_JAX}"
+    if "/jaxlib/" in maps:
+        fix = _SERVE_JAX
+    elif "/tensorflow/" in maps:
+        fix = _SERVE_TF
+    elif "/torch/lib/" in maps:
+        detail += ". PyTorch has no such server: export a trace with torch.profiler and look at it with gputop analyze."
+        fix = "gputop analyze trace.json"
+    return Check(f"process_{pid}", "warn", f"Process {pid}", detail, fix)

@@ -1,0 +1,193 @@
+"""The node around the GPUs: Python, the container, the terminal, /proc, the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import locale
+import os
+import platform
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from gputop import __version__
+from gputop.doctor.check import Check
+from gputop.doctor.driver import in_container
+from gputop.text import bytes_, printable
+
+_PACKAGES = {"textual": "textual", "nvidia-ml-py": "pynvml", "psutil": "psutil", "numpy": "numpy", "grpcio": "grpc",
+             "protobuf": "google.protobuf"}
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO in include/linux/proc_ns.h
+_GIB = 1 << 30
+_LITTLE_DISK_BYTES = 4 * _GIB  # a capture can reach 2 GiB, protobuf's limit, and is written beside the last one
+_NO_DISK_BYTES = 64 << 20
+_SMALLEST = (80, 24)
+
+
+def python() -> Check:
+    """gputop's version and the interpreter's."""
+    return Check("python", "ok", "Python",
+                 f"gputop {__version__} on Python {platform.python_version()} ({sys.executable})")
+
+
+def dependencies() -> Check:
+    """Whether the packages gputop uses can be imported, with their versions."""
+    id_, title = "dependencies", "Python packages"
+    found: list[str] = []
+    broken: dict[str, str] = {}
+    for name, module in _PACKAGES.items():
+        try:
+            importlib.import_module(module)
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{name} (version not told)")
+        except (ImportError, AttributeError, TypeError, ValueError, RuntimeError, OSError) as error:
+            broken[name] = f"{name} cannot be imported ({type(error).__name__}: {error})"
+    if broken:
+        return Check(id_, "fail", title, "; ".join(broken.values()),
+                     f"{sys.executable} -m pip install --force-reinstall {' '.join(broken)}")
+    spec = importlib.util.find_spec("pynvml")
+    if spec is not None and spec.submodule_search_locations is not None:
+        # nvidia-ml-py is one file; only the old distribution "pynvml" is a folder, and it comes first.
+        return Check(id_, "warn", title, f"the old package pynvml hides nvidia-ml-py ({spec.origin}): newer calls, GPM "
+                     "among them, are missing",
+                     f"{sys.executable} -m pip uninstall -y pynvml\n"
+                     f"{sys.executable} -m pip install --force-reinstall nvidia-ml-py")
+    return Check(id_, "ok", title, ", ".join(found))
+
+
+def container(root: Path, env: Mapping[str, str]) -> Check:
+    """Whether this is a container, and whether it sees the host's processes."""
+    id_, title = "container", "Container"
+    kubernetes = "KUBERNETES_SERVICE_HOST" in env
+    inside = kubernetes or in_container(root)
+    try:
+        namespace = os.fspath((root / "proc/self/ns/pid").readlink())
+    except OSError:
+        return Check(id_, "unknown", title, "the PID namespace cannot be read")
+    if namespace == _FIRST_PID_NAMESPACE:
+        where = "a container with the host's PID namespace" if inside else "none: this is the host"
+        return Check(id_, "ok", title, f"{where}; processes on the GPUs can be named")
+    detail = ("a container" if inside else "a PID namespace of its own") + " without the host's processes: the " \
+        "driver tells PIDs of the host, so users, commands and profiler servers outside of it cannot be shown"
+    fix = "hostPID: true   # in the pod's spec" if kubernetes else "docker run --pid=host --gpus all IMAGE"
+    return Check(id_, "warn", title, detail, fix)
+
+
+def host(root: Path, euid: int | None = None) -> Check:
+    """Whether /proc tells of the host and of other users' processes, and psutil reads it."""
+    id_, title = "host", "Host figures"
+    unreadable = []
+    for name in ("stat", "meminfo", "self/stat"):
+        try:
+            (root / "proc" / name).read_bytes()
+        except OSError as error:
+            unreadable.append(f"/proc/{name}: {error.strerror}")
+    if unreadable:
+        return Check(id_, "fail", title, "; ".join(unreadable), "sudo mount -t proc proc /proc")
+    try:
+        import psutil
+
+        cores, memory = psutil.cpu_count(), psutil.virtual_memory().total
+    except (ImportError, OSError, RuntimeError) as error:
+        return Check(id_, "fail", title, f"psutil does not work: {error}",
+                     f"{sys.executable} -m pip install --force-reinstall psutil")
+    try:
+        mounts = (root / "proc/self/mounts").read_text()
+    except OSError:
+        mounts = ""
+    hidden = re.search(r"^\S+ /proc proc \S*\bhidepid=(?!0\b|off\b)(\w+)", mounts, re.MULTILINE)
+    if hidden and (os.geteuid() if euid is None else euid) != 0:
+        return Check(id_, "warn", title, f"/proc is mounted with hidepid={hidden[1]}: processes of other users stay "
+                     "without command and CPU", "sudo mount -o remount,hidepid=0 /proc   # or start gputop as root")
+    return Check(id_, "ok", title, f"/proc and psutil work: {cores} logical cores, {bytes_(memory)} of memory")
+
+
+def terminal(env: Mapping[str, str], size: Callable[[], os.terminal_size | None] | None = None,
+             encoding: str | None = None) -> Check:
+    """Whether the monitor can be drawn here: UTF-8, colours, room."""
+    id_, title = "terminal", "Terminal"
+    encoding = encoding or locale.getpreferredencoding(False)
+    term = env.get("TERM", "")
+    colours = "truecolor" if env.get("COLORTERM") in ("truecolor", "24bit") else \
+        "256 colours" if term.endswith(("256color", "kitty")) else "16 colours or fewer"
+    room = (size or _terminal_size)()
+    detail = f"TERM={term or 'unset'}, {encoding}, {colours}"
+    if env.get("NO_COLOR"):
+        detail += ", NO_COLOR set: drawn without colours"
+    problems, fixes = [], []
+    if encoding.upper().replace("-", "").replace("_", "") not in ("UTF8", "CP65001"):
+        problems.append("the blocks of the spectrogram need UTF-8")
+        fixes.append("export LC_ALL=C.UTF-8")
+    if term in ("", "dumb", "unknown"):
+        problems.append("this terminal type cannot be drawn on")
+        fixes.append("export TERM=xterm-256color")
+    elif term == "linux":
+        problems.append("the Linux console has 16 colours and lacks glyphs: use a terminal emulator over SSH")
+    elif colours.startswith("16"):
+        problems.append("few colours: the levels are told apart less well")
+        fixes.append("export TERM=xterm-256color COLORTERM=truecolor   # if your terminal has them; most do")
+    if room is None:
+        return Check(id_, "warn" if problems else "unknown", title,
+                     "; ".join(("no terminal here, so its size is not known", detail, *problems)),
+                     "\n".join(fixes) or None)
+    detail = f"{room.columns}×{room.lines}, {detail}"
+    if room.columns < _SMALLEST[0] or room.lines < _SMALLEST[1]:
+        problems.append(f"smaller than {_SMALLEST[0]}×{_SMALLEST[1]}: parts of the screen are left out")
+        if 0 in room:
+            fixes.append(f"stty cols {_SMALLEST[0]} rows {_SMALLEST[1]}")
+    return Check(id_, "warn" if problems else "ok", title, "; ".join((detail, *problems)), "\n".join(fixes) or None)
+
+
+def _terminal_size() -> os.terminal_size | None:
+    for stream in (sys.__stdout__, sys.__stderr__, sys.__stdin__):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            return os.get_terminal_size(stream.fileno())  # type: ignore[union-attr]
+    return None
+
+
+def _existing(path: Path) -> Path:
+    """``path`` or the nearest folder above it that exists."""
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def logdir(path: Path) -> Check:
+    """Whether traces can be written there: really writes a file without a name."""
+    id_, title = "logdir", "Trace folder"
+    there = _existing(path)
+    shown = printable(str(path.absolute()))
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"gputop")
+            file.flush()
+    except OSError as error:
+        return Check(id_, "fail", title, f"{shown} cannot be written: {error.strerror or error}",
+                     "gputop --logdir /tmp/gputop-traces")
+    return Check(id_, "ok", title, f"{shown} " + ("can be written" if there == path.absolute() else "can be made"))
+
+
+def disk(path: Path, usage: Callable[[Path], tuple[int, int, int]] = shutil.disk_usage) -> Check:
+    """Room for traces: one capture takes from some MB to 2 GB."""
+    id_, title = "disk", "Free disk"
+    there = _existing(path)
+    try:
+        total, _, free = usage(there)
+    except OSError as error:
+        return Check(id_, "unknown", title, f"{printable(str(there))}: {error.strerror or error}")
+    text = f"{bytes_(free)} of {bytes_(total)} free for traces at {printable(str(there))}"
+    fix = f"du -xh --max-depth=2 {shlex.quote(str(there))} | sort -h | tail\n# or elsewhere: gputop --logdir DIR"
+    if free < _NO_DISK_BYTES:
+        return Check(id_, "fail", title, text, fix)
+    if free < _LITTLE_DISK_BYTES:
+        return Check(id_, "warn", title, f"{text}; a capture can take 2G", fix)
+    return Check(id_, "ok", title, text)
