@@ -5,7 +5,6 @@ Plain functions: whoever calls them brings the thread they may block.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ class Server:
     description: str = ""
     pid: int | None = None
     problem: str | None = None
+    asked: bool = False  # named by the user, not found
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +100,29 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
         try:
             address = parse_address(text)
         except GputopError as error:
-            found[text] = Server(text, problem=error.message)
+            found[text] = Server(text, problem=error.message, asked=True)
             continue
         if address in discovered:
-            found[address] = discovered[address]
+            found[address] = replace(discovered[address], asked=True)
             continue
         try:
             if address != busy:
                 probe(address, timeout_s=2.0)
-            found[address] = Server(address, "attached")
+            found[address] = Server(address, "attached", asked=True)
         except GputopError as error:
-            found[address] = Server(address, problem=error.message)
+            found[address] = Server(address, problem=error.message, asked=True)
     return tuple((found | {a: s for a, s in discovered.items() if a not in found}).values()), notes
 
 
 def choose_server(servers: Iterable[Server]) -> Server:
-    """The first server that answers; raises NothingToSee with what to do where there is none."""
+    """The first server that answers; raises NothingToSee with what to do where there is none.
+
+    Where one was asked for, no other is taken in its place: a capture slows down its job.
+    """
+    servers = tuple(servers)
+    asked = tuple(s for s in servers if s.asked)
     first: Server | None = None
-    for server in servers:
+    for server in asked or servers:
         if server.problem is None:
             return server
         first = first or server
@@ -150,12 +155,3 @@ def capture_and_analyse(server: Server, asked_s: float, logdir: Path, stop: thre
         return replace(record, problem=error)
     report, limit = document.pop("report"), document.pop("limit")
     return replace(record, analysis=document, report=report, limit=limit)
-
-
-def normal_address(text: str) -> str:
-    """``text`` as addresses are kept, or itself where it is none."""
-    from gputop.profiler.client import parse_address
-
-    with contextlib.suppress(GputopError):
-        return parse_address(text)
-    return text

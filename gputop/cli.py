@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
+import math
 import os
 import signal
 import sys
@@ -33,15 +35,38 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"gputop: {message}\n")
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+
+
 def _positive(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return value
 
 
-def _interval(text: str) -> float:
+def _not_negative(text: str) -> float:
     value = float(text)
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
+    return value
+
+
+def _speed(text: str) -> float:
+    if text == "max":
+        return math.inf
+    value = float(text)
+    if not 0.01 <= value <= 1000:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.01 and 1000, or max")
+    return value
+
+
+def _interval(text: str) -> float:
+    value = _number(text)
     if not 0.1 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600 seconds")
     return value
@@ -90,8 +115,25 @@ def parser() -> argparse.ArgumentParser:
     analyze = commands.add_parser("analyze", help="analyse a trace that exists")
     analyze.add_argument("paths", nargs="+", metavar="PATH",
                          help=".xplane.pb, run folder, TensorBoard logdir, Chrome/kineto .json[.gz], Nsight .sqlite")
-    analyze.add_argument("--params", type=int, default=None, metavar="N", help="parameters of the model")
+    analyze.add_argument("--params", type=int, default=None, metavar="N",
+                         help="parameters of the model, for rules on AllReduce (none yet)")
     analyze.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+    record = commands.add_parser("record", parents=[watch], help="telemetry into a file, until ctrl-c")
+    record.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="a file that does not exist")
+    record.add_argument("--seconds", type=_positive, default=None, metavar="S", help="how long (default: until ctrl-c)")
+
+    replay = commands.add_parser("replay", help="a recording in the monitor")
+    replay.add_argument("file", type=Path, metavar="FILE", help="what gputop record has written")
+    replay.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="times as fast, or max (1)")
+    replay.add_argument("--start", type=_not_negative, default=0.0, metavar="S", help="seconds into the recording (0)")
+
+    doctor = commands.add_parser("doctor", help="what works on this node, and the command that mends what does not")
+    doctor.add_argument("--attach", action="append", default=argparse.SUPPRESS, metavar="HOST:PORT",
+                        help="a profiler server that should answer; may be repeated")
+    doctor.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
+                        help="where traces are to go (./gputop-traces)")
+    doctor.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return main_parser
 
 
@@ -151,19 +193,21 @@ def _has_driver() -> bool:
 
 
 def _start(session: Session, seconds: float) -> None:
-    """Run a session until it has looked for ``seconds``; raises its failure."""
+    """Run a session until it has looked for ``seconds``, two samples at least; raises its failure."""
     ready = threading.Event()
 
     def listener(change: str) -> None:
         sample, history = session.sample, session.history
-        looked = (history is not None and sample is not None and sample.time_s - session.started_s >= seconds)
+        looked = (history is not None and sample is not None and sample.interval_s is not None
+                  and sample.time_s - session.started_s >= seconds)
         if change == "failed" or looked:
             ready.set()
 
     session.listen(listener)
     session.start()
-    if not ready.wait(seconds + 30.0):
-        raise GputopError(f"no sample within {seconds + 30:.0f} s: the driver does not answer",
+    patience_s = max(seconds, 2 * session.interval_s) + 30.0
+    if not ready.wait(patience_s):
+        raise GputopError(f"no sample within {patience_s:.0f} s: the driver does not answer",
                           "See whether nvidia-smi returns; a hung driver needs a GPU reset or a reboot.")
     if session.failure is not None:
         raise session.failure
@@ -249,10 +293,59 @@ def _analyze(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _record(args: argparse.Namespace) -> int:
+    from gputop.recording.record import record
+
+    stop = threading.Event()
+
+    def ended(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one quits at once
+        stop.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, ended) for number in numbers}
+    try:
+        record(_source(args), args.interval, args.output, args.seconds, stop, _say)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return EXIT_OK
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from gputop.recording.reader import Recording
+    from gputop.session import Session
+    from gputop.sources.recording import Player
+
+    recording = Recording(args.file)
+    for note in recording.notes:
+        _say(note)
+    player = Player(recording, start_s=args.start, speed=args.speed)
+    if not sys.stdout.isatty():
+        raise GputopError("replay needs a terminal", "Run it in one; a recording has no other view.", EXIT_USAGE)
+    with contextlib.closing(Session(player, _options(args))) as session:
+        from gputop.tui.app import run
+
+        return run(session)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from gputop.doctor import examine, print_report
+
+    options = _options(args)
+    report = examine(options.logdir, options.attach)
+    print_report(report, as_json=args.json)
+    return report.exit_code
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status of the contract."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show an arrow still gets the rest
     args = parser().parse_args(argv)
-    commands = {None: _monitor, "snapshot": _snapshot, "capture": _capture, "analyze": _analyze}
+    commands = {None: _monitor, "snapshot": _snapshot, "capture": _capture, "analyze": _analyze,
+                "doctor": _doctor, "record": _record, "replay": _replay}
     try:
         if getattr(args, "demo", None) == "list":
             from gputop.simulation.scenarios import describe

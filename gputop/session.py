@@ -20,6 +20,7 @@ from gputop.captures import CaptureRecord, CaptureStatus, Server, capture_and_an
 from gputop.errors import GputopError
 from gputop.samples import NodeSample
 from gputop.sources import Source
+from gputop.sources.recording import Player
 
 if TYPE_CHECKING:
     from gputop.history import History
@@ -45,10 +46,14 @@ class Options:
 class Session:
     """Everything that is known about the node, kept up to date by background threads."""
 
-    def __init__(self, source: Source, options: Options | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, source: Source | Player, options: Options | None = None,
+                 clock: Callable[[], float] = time.time) -> None:
         from gputop.sampler import Sampler
 
         self.source = source
+        self.player = source if isinstance(source, Player) else None
+        if self.player is not None:
+            clock = self.player.now_s
         self.options = options or Options()
         self.sample: NodeSample | None = None
         self.history: History | None = None
@@ -70,7 +75,12 @@ class Session:
         self._closing = threading.Event()
         self._look_now = threading.Event()
         self._findings_lock = threading.Lock()
-        self._sampler = Sampler(source, self.options.interval_s, self.take, self._on_failure)
+        self._sampler: Sampler | Player
+        if isinstance(source, Player):
+            source.connect(self.take, self._on_failure)
+            self._sampler = source
+        else:
+            self._sampler = Sampler(source, self.options.interval_s, self.take, self._on_failure)
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -84,10 +94,12 @@ class Session:
             return
         self._started = True
         self._sampler.start()
+        if self.player is not None:
+            return  # what runs on this node now has nothing to do with the recording
         threading.Thread(target=self._watch_servers, name="gputop-discovery", daemon=True).start()
 
     def close(self) -> None:
-        """Stop everything; returns at once, whatever a driver or a server is doing."""
+        """Stop everything; returns within half a second, whatever a driver or a server is doing."""
         self._closing.set()
         self._look_now.set()
         self._stop_capture.set()
@@ -167,6 +179,8 @@ class Session:
                                           self.options.discover and not self.source.simulated, busy)
         except GputopError as error:
             servers, notes = (), (f"{error.message} {error.fix}",)
+        except Exception as error:  # noqa: BLE001  thread boundary: the next look may go well
+            servers, notes = (), (f"looking for profiler servers failed, a fault of gputop: {error!r}",)
         changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
         self.servers, self.discovery_notes, self.servers_known = servers, notes, True
         if changed:
@@ -176,6 +190,8 @@ class Session:
 
     def start_capture(self) -> None:
         """Start a capture in the background; raises GputopError where none can start."""
+        if self.player is not None:
+            raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")
         if self.status is not None and self.status.running:
             raise GputopError("a capture is running", "Press x to stop it and keep what it has.")
         server = choose_server(self.servers)
@@ -201,6 +217,10 @@ class Session:
                                          self._set_status)
         except GputopError as error:
             self._set_status(CaptureStatus("failed", server.address, asked_s, message=error.message, fix=error.fix))
+            return
+        except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
+            self._set_status(CaptureStatus("failed", server.address, asked_s, message=f"gputop's own fault: {error!r}",
+                                           fix="Please report this; the job itself goes on."))
             return
         self.last_capture = record
         self._refresh_findings()

@@ -120,9 +120,11 @@ def test_the_past_is_taken_into_history_without_being_judged() -> None:
 def test_asked_for_servers_come_first_and_broken_ones_say_why() -> None:
     servers, _ = find_servers(["nonsense:port"], {"127.0.0.1:6009": "simulated"}, discover=False)
     assert [s.problem is None for s in servers] == [False, True]
-    assert choose_server(servers).address == "127.0.0.1:6009"
+    with pytest.raises(NothingToSee, match="nonsense"):
+        choose_server(servers)  # another job than the one asked for is left alone
+    assert choose_server(servers[1:]).address == "127.0.0.1:6009"
     servers, _ = find_servers(["127.0.0.1:6009"], {"127.0.0.1:6009": "own"}, discover=False)
-    assert servers == (Server("127.0.0.1:6009", "own"),)
+    assert servers == (Server("127.0.0.1:6009", "own", asked=True),)
 
 
 def test_no_server_to_choose_says_how_to_start_one() -> None:
@@ -136,3 +138,27 @@ def test_no_server_to_choose_says_how_to_start_one() -> None:
 def test_a_record_without_an_analysis_has_no_findings() -> None:
     record = CaptureRecord("a:1", Path("x"), 0.0, 1.0, 1.0)
     assert record.findings == () and record.step_s is None
+
+
+def test_a_fault_of_our_own_ends_the_capture_and_not_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> CaptureRecord:
+        raise PermissionError("no way")
+
+    monkeypatch.setattr("gputop.session.capture_and_analyse", broken)
+    session = StillSession()
+    session.servers = (Server("127.0.0.1:6009"),)
+    watched = Watched(session)
+    for _ in range(2):  # the second shows that another capture is possible
+        session.start_capture()
+        watched.until(lambda: session.status is not None and not session.status.running)
+        assert session.status is not None and "no way" in session.status.message
+
+
+def test_a_fault_while_looking_for_servers_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise UnicodeError("label too long")
+
+    monkeypatch.setattr("gputop.session.find_servers", broken)
+    session = StillSession()
+    session.look_for_servers()
+    assert session.servers == () and "label too long" in session.discovery_notes[0]

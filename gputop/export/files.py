@@ -31,9 +31,12 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def unused(path: Path) -> Path:
-    """``path``, or the first of ``name-2.ext``, ``name-3.ext``, … that does not exist."""
+    """``path``, or the first of ``name-2.ext``, ``name-3.ext``, … that does not exist.
+
+    A folder that may not be looked into is left to :func:`write_private` to complain about.
+    """
     candidate, n = path, 1
-    while candidate.exists():
+    while os.path.exists(candidate):  # noqa: PTH110  Path.exists raises where the folder may not be searched
         n += 1
         candidate = path.with_name(f"{path.stem}-{n}{path.suffix}")
     return candidate

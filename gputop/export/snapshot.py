@@ -16,7 +16,7 @@ from gputop.errors import GputopError
 from gputop.export.files import unused, write_private
 from gputop.metrics import GPU_METRICS, LANE_METRICS
 from gputop.samples import OK, GpuProcess, NodeSample, Reading
-from gputop.text import bytes_, fit, printable, rate_gb, reading, seconds
+from gputop.text import bytes_, fit, printable, ranges, rate_gb, reading, seconds
 
 if TYPE_CHECKING:
     from gputop.history import History
@@ -136,18 +136,25 @@ def to_text(session: Session) -> str:
                 f"{reading(h['memory_total_bytes'])}  disk read {reading(h['disk_read_bytes_per_s'])}"
                 f"  net in {reading(h['net_rx_bytes_per_s'])}"]
     for p in sample.processes:
-        gpus = ",".join(map(str, sorted(p.gpus)))
         used = [x.memory_bytes.value for x in p.gpus.values() if x.memory_bytes.value is not None]
-        out.append(f"  pid {p.pid}  {printable(p.user or '?')}  GPU {gpus}  {bytes_(sum(used)) if used else 'N/A'}"
+        memory = bytes_(sum(used)) if used else "N/A"
+        out.append(f"  pid {p.pid}  {printable(p.user or '?')}  GPU {ranges(p.gpus)}  {memory}"
                    f"  {printable(p.command if p.command is not None else 'N/A: ' + (p.reason or 'unknown'))}")
     record = session.last_capture
     if record is not None:
         out += ["", f"Captured from {printable(record.address)}, {seconds(record.took_s)}: {record.path}"]
         out += [f"  {printable(n)}" for n in record.notes]
         out += ["", record.report] if record.report else []
-    out += ["", "What to do" + ("" if session.findings else ": nothing found in the live figures")]
+    judged = not session.live.abstained
+    nothing = ": nothing found in the live figures" if judged else ": nothing found so far"
+    out += ["", "What to do" + ("" if session.findings else nothing)]
     for f in session.findings:
         out += [f"- [{f.severity}] {printable(f.title)}", f"    {printable(f.why)}", f"    -> {printable(f.action)}"]
+    if session.live.abstained:
+        missing: dict[str, list[str]] = {}
+        for a in session.live.abstained:
+            missing.setdefault(a.missing, []).append(a.id)
+        out += [f"Not judged: {', '.join(ids)}, for want of {printable(what)}" for what, ids in missing.items()]
     return "\n".join(out) + "\n"
 
 

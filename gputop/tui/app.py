@@ -50,6 +50,8 @@ class GputopApp(App[int]):
         Binding("end", "scroll_to_now", "back to now", show=False),
         Binding("left_square_bracket", "zoom(1)", "more time", show=False),
         Binding("right_square_bracket", "zoom(-1)", "less time", show=False),
+        Binding("comma", "seek(-60)", "back in the recording", show=False),
+        Binding("full_stop", "seek(60)", "on in the recording", show=False),
         Binding("o", "sort", "sort", show=False),
         Binding("slash", "filter", "filter", show=False),
         Binding("question_mark", "help", "help"),
@@ -67,6 +69,7 @@ class GputopApp(App[int]):
         super().__init__()
         self.session = session
         self.paused = False
+        self._quitting = False
         self.error: GputopError | None = None
         self._span = SPANS_S.index(240.0)
         self._queued: set[str] = set()
@@ -146,7 +149,8 @@ class GputopApp(App[int]):
         session = self.session
         sample = session.sample
         header = self.query_one("#header", LinesWidget)
-        header.show([rows.header(sample, session.interval_s, self.paused, header.size.width)])
+        replay = session.player.state() if session.player is not None else ""
+        header.show([rows.header(sample, session.interval_s, self.paused, header.size.width, replay)])
         self._refresh_job()
         if self.paused or sample is None:
             return
@@ -189,12 +193,18 @@ class GputopApp(App[int]):
     def _refresh_job(self) -> None:
         session = self.session
         job = self.query_one("#job", LinesWidget)
+        if session.player is not None:
+            job.show([rows.replay_keys(job.size.width)])
+            return
         job.show([rows.job(session.servers, session.servers_known, session.status, session.last_capture,
                            session.clock(), job.size.width)])
 
     def _tell_capture(self) -> None:
         status = self.session.status
         if status is None or status.running:
+            return
+        if self._quitting:
+            self.exit(EXIT_OK)
             return
         if status.phase == "failed":
             self.notify(f"{printable(status.message)}\n{printable(status.fix)}", title="Capture failed",
@@ -215,6 +225,16 @@ class GputopApp(App[int]):
         except GputopError as error:
             self._try(error)
 
+    async def action_quit(self) -> None:
+        """Quit; a running capture is ended first and its data kept, unless asked twice."""
+        status = self.session.status
+        if status is None or not status.running or self._quitting:
+            self.exit(EXIT_OK)
+            return
+        self._quitting = True
+        self.session.stop_capture()
+        self.notify("Ending the capture to keep its data, then quitting; q again quits at once.", timeout=30)
+
     def action_stop_capture(self) -> None:
         if self.session.stop_capture():
             self.notify("Stopping the capture; what it has is kept.", timeout=4)
@@ -230,9 +250,10 @@ class GputopApp(App[int]):
         if record is None:
             self.notify("No capture yet: press c.", timeout=5)
             return
-        notes = "".join(f"profiler: {printable(n)}\n" for n in record.notes)
-        body = record.report if record.problem is None else f"{printable(record.problem.message)}\n{record.problem.fix}"
-        self.push_screen(Popup("Last capture", Text(f"{record.path}\n{notes}\n{body}")))
+        parts = [f"profiler: {printable(n)}" for n in record.notes]
+        parts += [record.report] if record.problem is None else [
+            str(record.path), printable(record.problem.message), record.problem.fix]
+        self.push_screen(Popup("Last capture", Text("\n".join(parts))))
 
     def action_recommendations(self) -> None:
         self.query_one("#actions").focus()
@@ -302,12 +323,24 @@ class GputopApp(App[int]):
         self._redraw_table()
 
     def action_interval(self, by: int) -> None:
+        if self.session.player is not None:
+            self.session.player.change_speed(-by)
+            self._refresh_all()
+            return
         nearest = min(range(len(INTERVALS_S)), key=lambda i: abs(INTERVALS_S[i] - self.session.interval_s))
         self.session.set_interval(INTERVALS_S[min(len(INTERVALS_S) - 1, max(0, nearest + by))])
         self._refresh_all()
 
+    def action_seek(self, by_s: float) -> None:
+        """Go through a recording; a live session has nothing to seek in."""
+        if self.session.player is not None:
+            self.session.player.seek(by_s)
+
     def action_pause(self) -> None:
-        self.paused = not self.paused
+        if self.session.player is not None:
+            self.session.player.toggle_pause()
+        else:
+            self.paused = not self.paused
         self._refresh_all()
 
     def action_scroll(self, by: int) -> None:

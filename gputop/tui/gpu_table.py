@@ -218,7 +218,8 @@ class GpuTable(Widget, can_focus=True):
                             self._full_scale if field.key == "main" else None)
 
     def _common_scale(self) -> float | None:
-        """100 % of a metric without a scale of its own: the largest value in view on any GPU, rounded up."""
+        """100 % of a metric without a scale of its own: the largest single sample still kept of the time in view,
+        on any GPU, rounded up."""
         if self.metric == ACTIVITY or GPU_METRICS[self.metric].full_scale is not None or self._history is None:
             return None
         _, values = self._history.windows(self.metric, self.span_shown_s, end_s=self.end_s)

@@ -173,7 +173,10 @@ class LaneCache:
 
 
 def _levels(lane: Lane) -> tuple[list[float], list[list[float]]]:
-    """Mean level 0-1 and, per slice, the share of samples reaching each level."""
-    means = (lane.mean / (lane.full_scale or 1.0)).tolist()
+    """Mean level 0-1 and, per slice, the share of samples reaching each level.
+
+    Where 100 % is not known (a driver that hides the power limit, say) there are no levels: all NaN.
+    """
+    means = (lane.mean / (lane.full_scale or math.nan)).tolist()
     reaches = lane.levels[:, ::-1].cumsum(axis=1)[:, ::-1].tolist()
     return means, reaches

@@ -14,6 +14,7 @@ from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, s
 from gputop.tui.runs import Run, spread
 
 SIMULATED_STYLE = Style(color="black", bgcolor="yellow", bold=True)
+REPLAY_STYLE = Style(color="black", bgcolor="cyan", bold=True)
 
 
 def short_gpu_name(name: str) -> str:
@@ -22,16 +23,24 @@ def short_gpu_name(name: str) -> str:
     return printable(" ".join(words)) or printable(name)
 
 
-def header(sample: NodeSample | None, interval_s: float, paused: bool, width: int) -> list[Run]:
-    """Node, GPUs, where the figures come from, what gputop itself costs, the time."""
+def header(sample: NodeSample | None, interval_s: float, paused: bool, width: int, replay: str = "") -> list[Run]:
+    """Node, GPUs, where the figures come from, what gputop itself costs, the time.
+
+    ``replay`` marks a recording and says how it plays: "2×", "end of recording".
+    """
     if sample is None:
-        return [(" gputop ", BOLD), ("  opening the GPUs…", DIM)]
+        return [(" gputop ", BOLD), ("  opening the recording…" if replay else "  opening the GPUs…", DIM)]
     left: list[Run] = [(" gputop ", BOLD), (" " + printable(sample.host.hostname) + " ", PLAIN)]
     if sample.simulated:
         left.insert(1, (" SIMULATED ", SIMULATED_STYLE))
+    if replay:
+        left.insert(1, (" REPLAY ", REPLAY_STYLE))
     kinds = Counter(short_gpu_name(g.info.name) for g in sample.gpus)
     left.append((" " + " + ".join(f"{n}×{name}" for name, n in kinds.items()) + " ", PLAIN))
-    right: list[Run] = [(time.strftime("%H:%M:%S", time.localtime(sample.time_s)) + " ", PLAIN)]
+    stamp = "%Y-%m-%d %H:%M:%S " if replay else "%H:%M:%S "
+    right: list[Run] = [(time.strftime(stamp, time.localtime(sample.time_s)), PLAIN)]
+    if replay:
+        right.insert(0, (f"{replay}  ", WARN))
     if paused:
         right.insert(0, ("PAUSED  ", WARN))
     source = printable(sample.source).removeprefix("SIMULATED: ")
@@ -42,6 +51,12 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
             left.append((extra, DIM))
             used += len(extra)
     return spread(left, right, width)
+
+
+def replay_keys(width: int) -> list[Run]:
+    """In the place of the training job, where a recording is played."""
+    keys = "space: pause  + -: speed  , .: a minute back, on  ← →: scroll the history"
+    return spread([(" Recording  ", BOLD), (keys, DIM)], [], width)
 
 
 def since(now_s: float, then_s: float) -> str:
@@ -106,14 +121,14 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
         text = printable(" ".join([status.message + ".", status.fix]).replace("\n", " "))
         return spread([(" Job  ", BOLD), ("capture failed: ", BAD), (text, PLAIN)], [], width)
     answering = [s for s in servers if s.problem is None]
-    if answering:
+    broken = next((s for s in servers if s.asked and s.problem), None)
+    if broken is not None and not any(s.asked for s in answering):
+        left += [("✗ ", BAD), (printable(broken.address), PLAIN), ("  " + printable(broken.problem or ""), WARN)]
+    elif answering:
         first = answering[0]
         left += [("● ", ACCENT), (printable(first.address), PLAIN), ("  " + printable(first.description), DIM)]
         if len(answering) > 1:
             left.append((f"  +{len(answering) - 1} more", DIM))
-    elif servers:
-        left += [("✗ ", BAD), (printable(servers[0].address), PLAIN),
-                 ("  " + printable(servers[0].problem or ""), WARN)]
     elif known:
         left.append(("no profiler server found: press a to attach, ? for how to start one", DIM))
     else:

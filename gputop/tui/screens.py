@@ -17,7 +17,7 @@ from gputop.text import printable, reading
 from gputop.tui.actions import evidence_lines, gain_text
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, SEVERITY_MARK, SEVERITY_STYLE, WARN
 
-# The keys of the monitor, once: bindings, footer and help are made from this.
+# The keys of the monitor as the help shows them.
 KEYS: tuple[tuple[str, str], ...] = (
     ("c", "capture a trace from the job's profiler server and analyse it"),
     ("x", "stop the running capture, keeping what it has"),
@@ -31,6 +31,7 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("space", "pause the screen; sampling goes on"),
     ("←  →", "scroll into the past and back; end: back to now"),
     ("[  ]", "zoom: show more, less time"),
+    (",  .", "in a replay: a minute back, on (space pauses it, + - set its speed)"),
     ("o", "sort the processes by the next column"),
     ("/", "filter the processes"),
     ("tab", "next panel"),
@@ -53,17 +54,17 @@ _READING = (
 
 
 class Popup(ModalScreen[None]):
-    """A box over the monitor that any of esc, q and its own key closes."""
+    """A box over the monitor; esc and q close it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "close")]
 
-    def __init__(self, title: str, content: Text, footer: str = "esc: close") -> None:
+    def __init__(self, title: str, content: Text) -> None:
         super().__init__()
-        self._title, self._content, self._footer = title, content, footer
+        self._title, self._content = title, content
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="popup") as box:
-            box.border_title, box.border_subtitle = printable(self._title), self._footer
+            box.border_title, box.border_subtitle = printable(self._title), "esc: close"
             yield Static(self._content, markup=False)
 
     def on_mount(self) -> None:

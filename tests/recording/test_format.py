@@ -34,7 +34,6 @@ from tests.fakes import node_sample
 # A command line may hold anything, lone surrogates of undecodable bytes too.
 texts = st.text(st.characters(codec=None), max_size=8)
 floats = st.floats(allow_nan=False)
-
 recorded = st.one_of(st.builds(lambda v, u, s, c: Reading(v, u, s, None, c),
                                st.one_of(floats, st.integers(-2**53, 2**53)), texts, texts, st.booleans()),
                      st.builds(Reading.missing, texts, texts, texts))
@@ -172,13 +171,6 @@ def _itself(words: dict[str, Any]) -> None:
     words["shapes"] = [["NodeSample", ["time_s", "more"], ["f", ["p", "NodeSample"]]]]
 
 
-def _nested(words: dict[str, Any]) -> None:
-    deep: Any = "f"
-    for _ in range(5000):
-        deep = ["t", deep]
-    words["shapes"][0][2][0] = deep
-
-
 def _unknown_item(words: dict[str, Any]) -> None:
     words["shapes"][-1][1].append("later")
     words["shapes"][-1][2].append(["?", 1])
@@ -189,18 +181,19 @@ def _reading_without_reason(words: dict[str, Any]) -> None:
     readings[1][0][1] = None
 
 
-@pytest.mark.parametrize("harm", [_no_texts, _number_as_text, _other_type, _itself, _nested, _unknown_item,
+@pytest.mark.parametrize("harm", [_no_texts, _number_as_text, _other_type, _itself, _unknown_item,
                                   _reading_without_reason])
 def test_words_that_make_no_sample_are_damage(harm: Callable[[dict[str, Any]], None]) -> None:
     words, payload = words_of(node_sample(0, 1))
     harm(words)
-    try:
-        with pytest.raises(Damaged):
-            play(words, payload)
-    except RecursionError:  # from json.dumps of the test itself
-        raw = json.dumps(words_of(node_sample(0, 1))[0]).replace('"f"', "[" * 100_000, 1)
-        with pytest.raises(Damaged):
-            Decoder().words(zlib.compress(raw.encode()))
+    with pytest.raises(Damaged):
+        play(words, payload)
+
+
+def test_nesting_without_end_is_damage() -> None:
+    raw = json.dumps(words_of(node_sample(0, 1))[0]).replace('"f"', "[" * 100_000, 1)
+    with pytest.raises(Damaged):
+        Decoder().words(zlib.compress(raw.encode()))
 
 
 def test_hostile_sizes_are_bounded() -> None:

@@ -309,3 +309,20 @@ def test_a_failing_capture_start_is_an_error_of_ours() -> None:
     session.status = CaptureStatus("recording", "127.0.0.1:1", 10.0)
     with pytest.raises(GputopError, match="a capture is running"):
         session.start_capture()
+
+
+async def test_quitting_during_a_capture_keeps_its_data_unless_asked_twice() -> None:
+    for twice in (False, True):
+        session = FoundSession()
+        app = GputopApp(session)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.pause()
+            session._set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
+            await pilot.press("q")
+            assert app.is_running and session._stop_capture.is_set()
+            if twice:
+                await pilot.press("q")
+            else:
+                session._set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 4.3, "kept"))
+            await pilot.pause()
+        assert app.return_code == 0

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 from gputop.history import History
+from gputop.samples import GpuSample
 from gputop.tui.lanes import LaneCache, TimeView, blank_column, column, slice_for
 from gputop.tui.palette import SHADES, STEPS, level_rgb
 from tests.fakes import START_S, node_sample
@@ -97,3 +99,14 @@ def test_without_a_history_the_lane_is_blank() -> None:
     assert lane.update(None, "x", ("sm_active",), TimeView(), 7, 2) == 7
     assert list(lane.columns) == [blank_column(2)] * 7
     assert lane.mean() is None
+
+
+def test_without_a_known_full_scale_there_is_no_level() -> None:
+    def no_limit(gpu: GpuSample, tick: int) -> GpuSample:
+        return replace(gpu, readings={m: r for m, r in gpu.readings.items() if m != "power_limit_w"})
+
+    history, lane = History(), LaneCache()
+    for tick in range(20):
+        history.append(node_sample(tick, 1, change=no_limit))
+    lane.update(history, "GPU-test-0", ("power_w",), TimeView(slice_s=1.0), 10, 1)
+    assert list(lane.columns) == [blank_column(1)] * 10 and lane.mean() is None

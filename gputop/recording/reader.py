@@ -1,0 +1,217 @@
+"""Looking into a recording: which samples there are, and any one of them."""
+
+from __future__ import annotations
+
+import struct
+import time
+import zlib
+from array import array
+from bisect import bisect_right
+from pathlib import Path
+from typing import BinaryIO
+
+from gputop.errors import GputopError, NothingToSee
+from gputop.recording.decode import Damaged, Decoder
+from gputop.recording.format import (
+    HEADER,
+    MAGIC,
+    MAX_RECORD_BYTES,
+    RECORD,
+    SAMPLE,
+    SAMPLE_HEAD,
+    SEGMENT,
+    SYNC,
+    VERSION,
+    WORDS,
+)
+from gputop.samples import NodeSample
+from gputop.text import bytes_
+
+_CHUNK_BYTES = 1 << 20
+
+
+class Recording:
+    """A recording as a list of samples, each found by number or time.
+
+    ``times_s`` is the Unix time of each sample in the order of the file; ``notes`` says what
+    is missing: a tail that was cut off, damage in the middle. Raises GputopError for a file
+    that is no recording or is of a newer version, NothingToSee for one without a sample. Not for
+    several threads at once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.times_s: array[float] = array("d")
+        self.notes: tuple[str, ...] = ()
+        self._segments: array[int] = array("q")  # per sample: where its segment begins
+        self._latest_s: array[float] = array("d")  # per sample: the latest time up to it; never falls
+        self._decoder = Decoder()
+        self._at = -1  # the sample the decoder stands at
+        self._next = 0  # where the record after that one begins
+        self._file: BinaryIO | None = None
+        try:
+            self._file = path.open("rb")
+            self._check_header()
+            self._scan()
+        except OSError as error:
+            self.close()
+            raise GputopError(f"cannot read {path}: {error.strerror or error}",
+                              "Give a file that `gputop record -o FILE` has written.") from error
+        except GputopError:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self.times_s)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def index_at(self, time_s: float) -> int:
+        """The last sample at or before ``time_s``, the first where there is none."""
+        return max(0, bisect_right(self._latest_s, time_s) - 1)
+
+    def sample(self, index: int) -> NodeSample:
+        """Sample ``index``. Cheap for the one after the last, else up to a segment is read again.
+
+        Raises IndexError, and GputopError where the file can no longer be read.
+        """
+        segment = self._segments[index]
+        try:
+            if self._at < 0 or index < self._at or self._segments[self._at] != segment:
+                self._decoder, self._at, self._next = Decoder(), self._first_of(index) - 1, segment
+            while self._at < index:
+                self._advance()
+            return self._decoder.sample()
+        except (OSError, Damaged) as error:
+            self._at = -1
+            raise GputopError(f"cannot read {self.path} at {clock_time(self.times_s[index])}: {error}",
+                              "The file changed or was damaged after it was opened, or was not written by gputop."
+                              ) from error
+
+    # -- records ------------------------------------------------------------------------------
+
+    def _first_of(self, index: int) -> int:
+        """The first sample of the segment that ``index`` lies in."""
+        segment = self._segments[index]
+        while index > 0 and self._segments[index - 1] == segment:
+            index -= 1
+        return index
+
+    def _advance(self) -> None:
+        """Bring the decoder to its next sample."""
+        while True:
+            kind, payload, self._next = self._read(self._next)
+            if kind == WORDS:
+                self._decoder.words(payload)
+            elif kind == SAMPLE:
+                self._decoder.step(payload)
+                self._at += 1
+                return
+
+    def _read(self, offset: int) -> tuple[int, bytes, int]:
+        """Kind and payload of the record at ``offset``, and where the next one begins. Raises Damaged."""
+        assert self._file is not None
+        self._file.seek(offset)
+        return self._read_here(offset)
+
+    def _read_here(self, offset: int) -> tuple[int, bytes, int]:
+        assert self._file is not None
+        head = self._file.read(RECORD.size)
+        if len(head) < RECORD.size:
+            raise Damaged("it ends inside a record" if head else "it ends")
+        kind, length, crc = RECORD.unpack(head)
+        if length > MAX_RECORD_BYTES:
+            raise Damaged(f"a record of {length} bytes")
+        payload = self._file.read(length)
+        if len(payload) < length:
+            raise Damaged("it ends inside a record")
+        if zlib.crc32(payload, zlib.crc32(head[:5])) != crc:
+            raise Damaged("a record does not fit its checksum")
+        return kind, payload, offset + RECORD.size + length
+
+    def _check_header(self) -> None:
+        assert self._file is not None
+        raw = self._file.read(HEADER.size)
+        if raw[:8] != MAGIC[:len(raw)]:
+            raise GputopError(f"{self.path} is not a gputop recording",
+                              "Give a file that `gputop record -o FILE` has written.")
+        if len(raw) < HEADER.size:
+            raise self._empty()
+        _, version, _, crc = HEADER.unpack(raw)
+        if zlib.crc32(raw[:12]) != crc:
+            raise GputopError(f"the header of {self.path} is damaged", "Copy the file again from where it was made.")
+        if version > VERSION:
+            raise GputopError(f"{self.path} is of format {version}; this gputop reads up to {VERSION}",
+                              "Replay it with the gputop that wrote it, or a newer one.")
+
+    def _empty(self) -> NothingToSee:
+        return NothingToSee(f"{self.path} holds no sample", "It was cut off at once: record again.")
+
+    def _scan(self) -> None:
+        """Find all samples. Behind damage it goes on at the next segment."""
+        assert self._file is not None
+        size = self._file.seek(0, 2)
+        offset = self._file.seek(HEADER.size)
+        segment = -1
+        notes = []
+        while offset < size:
+            try:
+                kind, payload, end = self._read_here(offset)
+                if kind == SEGMENT:
+                    segment = offset
+                elif kind == SAMPLE:
+                    if segment < 0:
+                        raise Damaged("a sample outside of any segment")
+                    self._add(SAMPLE_HEAD.unpack_from(payload)[0], segment)
+                offset = end
+            except (Damaged, struct.error) as error:
+                segment = -1
+                following = self._find_segment(offset + 1)
+                notes.append(self._note(error, (following or size) - offset, following is None))
+                offset = self._file.seek(following or size)
+        self.notes = tuple(notes)
+        if not self.times_s:
+            raise self._empty()
+
+    def _add(self, time_s: float, segment: int) -> None:
+        if not -1e12 < time_s < 1e12:
+            raise Damaged(f"a sample of the time {time_s}")
+        self.times_s.append(time_s)
+        self._segments.append(segment)
+        self._latest_s.append(max(time_s, self._latest_s[-1]) if self._latest_s else time_s)
+
+    def _note(self, error: Exception, lost_bytes: int, to_the_end: bool) -> str:
+        where = f"after {clock_time(self.times_s[-1])}" if self.times_s else "at its beginning"
+        if to_the_end:
+            return f"the recording is cut off or damaged {where} ({error}): everything before is there"
+        return f"the recording is damaged {where} ({error}): {bytes_(lost_bytes)} are passed over"
+
+    def _find_segment(self, offset: int) -> int | None:
+        """Where the next whole SEGMENT record begins."""
+        assert self._file is not None
+        self._file.seek(offset)
+        kept = b""
+        while chunk := self._file.read(_CHUNK_BYTES):
+            data = kept + chunk
+            found = data.find(SYNC)
+            while found >= 0:
+                start = offset + found - RECORD.size
+                if start >= HEADER.size:
+                    try:
+                        if self._read(start)[0] == SEGMENT:
+                            return start
+                    except Damaged:
+                        pass
+                found = data.find(SYNC, found + 1)
+            kept = data[-len(SYNC):]
+            offset += len(data) - len(kept)
+            self._file.seek(offset + len(kept))
+        return None
+
+
+def clock_time(time_s: float) -> str:
+    """A moment of the recording in local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))

@@ -1,0 +1,63 @@
+"""``gputop record``: samples of a source into a file, until told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from gputop.errors import GputopError
+from gputop.recording.writer import RecordingWriter
+from gputop.sampler import Sampler
+from gputop.samples import NodeSample
+from gputop.sources import Source
+from gputop.text import bytes_
+
+MAX_WAITING = 600  # samples; a disk that hangs for longer loses some rather than filling memory
+_LOOK_S = 0.2  # how soon a stop is noticed between two samples
+
+
+def record(source: Source, interval_s: float, path: Path, seconds: float | None, stop: threading.Event,
+           say: Callable[[str], None]) -> None:
+    """Record until ``stop`` or for ``seconds``; ``say`` gets what the user should know.
+
+    Writing has a thread of its own (the caller's), so that a slow disk delays no sample. Raises
+    GputopError where the source or the file fails; what was written until then can be replayed.
+    """
+    waiting: queue.Queue[NodeSample | GputopError] = queue.Queue()
+    lost = 0
+
+    def take(letter: NodeSample | GputopError) -> None:
+        nonlocal lost
+        if isinstance(letter, NodeSample) and waiting.qsize() >= MAX_WAITING:
+            lost += 1
+        else:
+            waiting.put(letter)
+
+    with contextlib.closing(RecordingWriter(path)) as writer:
+        sampler = Sampler(source, interval_s, take, take, prefill=False)
+        sampler.start()
+        try:
+            say(f"recording to {path}; ctrl-c ends it")
+            elapsed_s = 0.0
+            while not (stop.is_set() and waiting.empty()):
+                try:
+                    letter = waiting.get(timeout=_LOOK_S)
+                except queue.Empty:
+                    continue
+                if isinstance(letter, GputopError):
+                    raise letter
+                writer.append(letter)
+                elapsed_s += letter.interval_s or 0.0
+                if seconds is not None and elapsed_s >= seconds:
+                    break
+        finally:
+            sampler.stop()
+            if lost:
+                say(f"{lost} samples are missing: {path} was written too slowly")
+            if writer.samples:
+                say(f"{writer.samples} samples, {bytes_(writer.size_bytes)} in {path}; see them: gputop replay {path}")
+            else:
+                path.unlink(missing_ok=True)  # this run made it, and it would stand in the way of the next

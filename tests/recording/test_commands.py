@@ -1,0 +1,96 @@
+"""``gputop record`` and ``gputop replay`` from outside."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gputop.cli import main, parser
+from gputop.recording.reader import Recording
+
+
+def start(path: Path) -> subprocess.Popen[str]:
+    """A recording without end of its own, when it says that it has begun."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "gputop", "record", "--demo", "--interval", "0.1", "-o", str(path)],
+        stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None and "recording to" in process.stderr.readline()
+    return process
+
+
+def wait_for_bytes(process: subprocess.Popen[str], path: Path, size: int) -> None:
+    """Until the file has so many; its writer is waited for in short steps."""
+    for _ in range(300):
+        if path.stat().st_size >= size:
+            return
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.05)
+    raise AssertionError(f"{path.stat().st_size} bytes after 15 s")
+
+
+def test_record_then_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "f.rec"
+    assert main(["record", "--demo", "--seconds", "1", "--interval", "0.1", "--gpus", "0,3", "-o", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "" and str(path) in shown.err and f"gputop replay {path}" in shown.err
+    recording = Recording(path)
+    assert 5 <= len(recording) <= 13
+    sample = recording.sample(0)
+    assert sample.simulated and sample.source.startswith("SIMULATED") and [g.info.index for g in sample.gpus] == [0, 3]
+    # A second one of the same name leaves the first as it is.
+    before = path.read_bytes()
+    assert main(["record", "--demo", "--seconds", "1", "-o", str(path)]) == 1
+    assert "never overwritten" in capsys.readouterr().err and path.read_bytes() == before
+    assert main(["replay", str(path)]) == 2  # pytest's stdout is no terminal
+    assert "terminal" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    path = tmp_path / "f.rec"
+    with start(path) as process:
+        wait_for_bytes(process, path, 3000)
+        process.send_signal(number)
+        assert process.wait(20) == 0
+        assert process.stderr is not None and "samples" in process.stderr.read()
+    assert Recording(path).notes == ()
+
+
+def test_a_kill_loses_at_most_the_last_sample(tmp_path: Path) -> None:
+    path = tmp_path / "f.rec"
+    with start(path) as process:
+        wait_for_bytes(process, path, 5000)
+        process.kill()
+    recording = Recording(path)
+    assert len(recording) >= 3 and all(recording.sample(i).simulated for i in range(len(recording)))
+
+
+def test_replay_of_what_is_no_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("a note, not a recording")
+    for name, status in (("none", 1), ("text", 1), ("empty", 3)):
+        assert main(["replay", str(tmp_path / name)]) == status
+        shown = capsys.readouterr()
+        assert shown.out == "" and name in shown.err and "gputop:" in shown.err
+
+
+def test_options() -> None:
+    args = parser().parse_args(["replay", "f.rec", "--speed", "max", "--start", "90"])
+    assert args.speed == math.inf and args.start == 90.0 and args.file == Path("f.rec")
+    assert parser().parse_args(["replay", "f.rec"]).speed == 1.0
+    assert parser().parse_args(["record", "-o", "f.rec"]).seconds is None
+
+
+@pytest.mark.parametrize("args", [
+    ["record"], ["record", "-o", "f", "--seconds", "0"], ["replay"], ["replay", "f", "--speed", "0"],
+    ["replay", "f", "--speed", "fast"], ["replay", "f", "--speed", "nan"], ["replay", "f", "--start", "-1"],
+])
+def test_wrong_usage_is_2(args: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    assert caught.value.code == 2
