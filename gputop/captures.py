@@ -42,6 +42,7 @@ class CaptureStatus:
     elapsed_s: float = 0.0
     message: str = ""  # done: what came of it; failed: the cause
     fix: str = ""
+    time_s: float = 0.0  # Unix time it was reached
 
     @property
     def running(self) -> bool:

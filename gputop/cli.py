@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from gputop import __version__
-from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError, NothingToSee
+from gputop.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, GputopError
 
 if TYPE_CHECKING:
     from gputop.session import Options, Session
@@ -104,7 +104,8 @@ def parser() -> argparse.ArgumentParser:
     commands = main_parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
 
     snapshot = commands.add_parser("snapshot", parents=[watch], help="one look, headless")
-    snapshot.add_argument("--format", choices=("json", "text"), default="text")
+    snapshot.add_argument("--format", choices=("json", "text"), default=None,
+                          help="default: text, or json for a FILE that ends in .json")
     snapshot.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to stdout")
     snapshot.add_argument("--seconds", type=_positive, default=2.0, metavar="S", help="how long to look (2)")
 
@@ -221,11 +222,18 @@ def _snapshot(args: argparse.Namespace) -> int:
     session = Session(_source(args), _options(args))
     with contextlib.closing(session):
         _start(session, args.seconds)
-        text = to_json(document(session)) if args.format == "json" else to_text(session)
+        if not session.servers_known or args.attach:
+            session.look_for_servers()
+        for server in session.servers:
+            if server.problem is not None:
+                _say(f"no profiler server at {server.address}: {server.problem}")
+        suffix = args.output.suffix if args.output is not None else ""
+        chosen = args.format or ("json" if suffix == ".json" else "text")
+        text = to_json(document(session)) if chosen == "json" else to_text(session)
     if args.output is None:
         sys.stdout.write(text)
     else:
-        write_private(args.output, text.encode())
+        write_private(args.output, text.encode(), make_folder=False)
         _say(f"wrote {args.output}")
     return EXIT_OK
 
@@ -243,6 +251,9 @@ def _capture(args: argparse.Namespace) -> int:
     for note in notes:
         _say(note)
     server = choose_server(servers)
+    for other in servers:
+        if other.asked and other is not server:
+            _say(f"not captured: {other.address}, " + (other.problem or "one server is captured at a time"))
     stop = threading.Event()
     # The first ctrl-c ends the recording and keeps its data; the second one quits.
 
@@ -251,6 +262,7 @@ def _capture(args: argparse.Namespace) -> int:
         stop.set()
 
     signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGTERM, interrupted)  # what a job scheduler sends: the data is kept, too
     said: list[str] = []
 
     def on_status(status: CaptureStatus) -> None:
@@ -352,10 +364,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(describe())
             return EXIT_OK
-        return commands[args.command](args)
+        if sys.stdout is None:
+            raise GputopError("standard output is closed", "Redirect it to a file, or use -o FILE.")
+        status = commands[args.command](args)
+        sys.stdout.flush()  # a full disk is said here, not by the interpreter on its way out
+        return status
     except GputopError as error:
-        kind = "nothing to look at: " if isinstance(error, NothingToSee) else ""
-        _say(f"{kind}{error.message}")
+        _say(error.message)
         if error.fix:
             print(f"  {error.fix}", file=sys.stderr)
         return error.exit_code
@@ -365,4 +380,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+    except OSError as error:  # what GputopError does not already explain: standard output itself
+        _say(f"cannot write the output: {error.strerror or error}")
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
 

@@ -37,7 +37,7 @@ class Metric:
 _GPU = (
     Metric("sm_active", "SM active", RATIO, 1.0,
            "share of time, averaged over all SMs, in which at least one warp was resident (GPM, DCGM)", True),
-    Metric("gpu_util", "Utilization (coarse)", RATIO, 1.0,
+    Metric("gpu_util", "Util (coarse)", RATIO, 1.0,
            "share of time in which any kernel at all ran; says nothing about how much of the GPU it used", True),
     Metric("gr_active", "GR active", RATIO, 1.0, "share of time in which the graphics/compute engine was active"),
     Metric("sm_occupancy", "SM occupancy", RATIO, 1.0, "resident warps against the maximum an SM can hold"),

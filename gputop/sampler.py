@@ -43,33 +43,74 @@ _WAKE = object()  # a letter to the coordinator that only ends its waiting
 
 
 class _Worker:
-    """A thread that does one call at a time and posts ``(worker, result, seconds)`` to the mailbox."""
+    """A thread that does one call after the other and posts ``(call, result, seconds)`` to the mailbox."""
 
     def __init__(self, name: str, mailbox: queue.SimpleQueue[Any], clock: Callable[[], float]) -> None:
-        self.started_s: float | None = None  # when the call under way began; None: idle
-        self.took_s = 0.0  # how long its last finished call took
-        self.result: Any = None  # the newest one not yet used; an exception is one, too
         self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._mailbox = mailbox
         self._clock = clock
         threading.Thread(target=self._run, name=f"gputop-{name}", daemon=True).start()
 
-    def order(self, call: Callable[..., Any], *args: Any) -> None:
-        self.started_s = self._clock()
-        self._orders.put((call, args))
+    def order(self, call: _Call, *args: Any) -> None:
+        call.ordered_s = self._clock()
+        self._orders.put((call, call.ordered_s, args))
 
     def end(self) -> None:
         self._orders.put(None)
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
-            call, args = order
-            began_s = self._clock()
+            call, ordered_s, args = order
             try:
-                result = call(*args)
+                result = call.function(*args)
             except Exception as error:  # noqa: BLE001  thread boundary: one broken probe must not end the others
                 result = error
-            self._mailbox.put((self, result, self._clock() - began_s))
+            self._mailbox.put((call, result, self._clock() - ordered_s))
+
+
+class _Call:
+    """What a worker is asked for again and again, never twice at a time. Read and written by the coordinator."""
+
+    def __init__(self, worker: _Worker, function: Callable[..., Any]) -> None:
+        self.worker = worker
+        self.function = function
+        self.ordered_s: float | None = None  # when the one under way was ordered; None: none is
+        self.took_s = 0.0  # from the order of the last finished one to its result
+        self.result: Any = None  # the newest one not yet used; an exception is one, too
+        self._last: Any = None  # the one that was used last
+
+    @property
+    def under_way(self) -> bool:
+        return self.ordered_s is not None
+
+    def order(self, allowed_s: float, *args: Any) -> bool:
+        """Ask for this tick's result; returns whether to wait for it."""
+        if self.under_way:
+            return False  # still in the call of an earlier tick
+        if self.took_s > HANG_S:
+            self.result = None
+            self.took_s = 0.0
+        # One that is always slow is shown a tick late rather than making every tick late.
+        slow = self.took_s > allowed_s
+        self.worker.order(self, *args)
+        return not slow
+
+    def take(self) -> Any:
+        """The newest result, once; None where there is none or it was begun too long ago to be shown."""
+        result, self.result = self.result, None
+        return None if self.took_s > HANG_S else result
+
+    def take_late(self, awaited: bool) -> Any:
+        """As :meth:`take`; where the tick did not wait, the last result stands in for one tick.
+
+        So a call that always takes longer than a tick may wait is seen at every tick, a tick late.
+        """
+        result = self.take()
+        if result is None and not awaited:
+            result, self._last = self._last, None
+        else:
+            self._last = result
+        return result
 
 
 class Sampler:
@@ -77,9 +118,9 @@ class Sampler:
 
     ``on_sample`` gets each :class:`NodeSample`, first those that the source knows of the
     past, and ``on_error`` what ended or prevents the sampling; both are called from the
-    sampler's own thread. A GPU whose driver call does not return is reported as not
-    responding and holds up nothing: at most the first tick in which it hangs comes late by
-    half an interval.
+    sampler's own thread. An ``on_sample`` that raises ends it, too. A GPU whose driver call
+    does not return is reported as not responding and holds up nothing but the first tick in
+    which it hangs, for as long as :func:`patience_s` says.
     """
 
     def __init__(
@@ -105,9 +146,10 @@ class Sampler:
         self._mailbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._gpus: list[tuple[GpuProbe, _Worker]] = []
-        self._host: _Worker | None = None
-        self._opener: _Worker | None = None
+        self._gpus: list[tuple[GpuProbe, _Call]] = []
+        self._host: _Call | None = None
+        self._processes: _Call | None = None
+        self._opener: _Call | None = None
         self._hostname = socket.gethostname()
         self._last_s: float | None = None
         self._last_cpu_s = 0.0
@@ -152,16 +194,27 @@ class Sampler:
         finally:
             self._end()
 
+    def _hand_on(self, sample: NodeSample) -> None:
+        try:
+            self._on_sample(sample)
+        except Exception as error:
+            said = error.message if isinstance(error, GputopError) else repr(error)
+            raise GputopError(
+                f"gputop stopped sampling: it could not use the sample it had taken: {said}",
+                (error.fix if isinstance(error, GputopError) else "")
+                or "A fault of gputop, not of the driver: please report it.",
+            ) from error
+
     def _fail(self, error: GputopError) -> None:
         if not self._stopping:
             self._on_error(error)
 
     def _open(self) -> bool:
         """Open the source and start the workers; False if stopped before that was done."""
-        opener = self._opener = self._worker("open")
-        opener.order(self._source.open)
+        opener = self._opener = _Call(self._worker("open"), self._source.open)
+        opener.worker.order(opener)
         due_s: float | None = self._clock() + self._open_deadline_s
-        while opener.started_s is not None:
+        while opener.under_way:
             if not self._receive(due_s) and due_s is not None and not self._stopping:
                 self._fail(
                     GputopError(
@@ -173,16 +226,17 @@ class Sampler:
                 due_s = None
             if self._stopping:
                 return False
-        opener.end()
+        opener.worker.end()
         if isinstance(opener.result, Exception):
             raise opener.result
         now_s = self._wall_clock()
         for sample in self._source.prefill(now_s, self._interval_s) if self._prefill else ():
             if self._stopping:
                 return False
-            self._on_sample(sample)
-        self._gpus = [(probe, self._worker(f"gpu{probe.info.index}")) for probe in self._source.gpus]
-        self._host = self._worker("host")
+            self._hand_on(sample)
+        self._gpus = [(probe, _Call(self._worker(f"gpu{probe.info.index}"), probe.read)) for probe in self._source.gpus]
+        worker, host = self._worker("host"), self._source.host
+        self._host, self._processes = _Call(worker, host.read), _Call(worker, host.processes)
         return True
 
     def _worker(self, name: str) -> _Worker:
@@ -194,9 +248,11 @@ class Sampler:
             sample = self._tick()
             if self._stopping:
                 return
-            self._on_sample(sample)
-            while not self._stopping and (now_s := self._clock()) < (due_s := tick_s + self._interval_s):
+            self._hand_on(sample)
+            while (now_s := self._clock()) < (due_s := tick_s + self._interval_s) and not self._stopping:
                 self._receive(due_s)
+            if self._stopping:
+                return
             tick_s = next_tick(tick_s, now_s, self._interval_s)
 
     def _receive(self, until_s: float | None) -> bool:
@@ -206,52 +262,40 @@ class Sampler:
         except queue.Empty:
             return False
         if letter is not _WAKE:
-            worker, worker.result, worker.took_s = letter
-            worker.started_s = None
+            call, call.result, call.took_s = letter
+            call.ordered_s = None
         return True
 
-    def _order(self, worker: _Worker, allowed_s: float, call: Callable[..., Any], *args: Any) -> bool:
-        """Give a worker its call of this tick; returns whether to wait for it."""
-        if worker.started_s is not None:
-            return False  # still in the call of an earlier tick
-        if worker.took_s > HANG_S:
-            worker.result = None  # begun long ago: too old to be shown
-            worker.took_s = 0.0
-        # One that is always slow is shown a tick late rather than making every tick late.
-        slow = worker.took_s > allowed_s
-        worker.order(call, *args)
-        return not slow
-
-    def _await(self, workers: list[_Worker], allowed_s: float, ending: bool = False) -> None:
+    def _await(self, calls: list[_Call], allowed_s: float, ending: bool = False) -> None:
         until_s = self._clock() + allowed_s
-        while (ending or not self._stopping) and any(worker.started_s is not None for worker in workers):
+        while (ending or not self._stopping) and any(call.under_way for call in calls):
             if not self._receive(until_s):
                 return
 
     def _tick(self) -> NodeSample:
-        host = self._host
-        assert host is not None
+        host, processes = self._host, self._processes
+        assert host is not None and processes is not None
         time_s, began_s, cpu_s = self._wall_clock(), self._clock(), time.process_time()
         interval_s = None if self._last_s is None else began_s - self._last_s
         own_cpu = (cpu_s - self._last_cpu_s) / interval_s if interval_s else None
         self._last_s, self._last_cpu_s = began_s, cpu_s
-        allowed_s = FIRST_DEADLINE_S if interval_s is None else min(MAX_DEADLINE_S, 0.8 * self._interval_s)
+        allowed_s = patience_s(None if interval_s is None else self._interval_s)
 
-        probe_host = self._source.host
-        waited_for = [worker for probe, worker in self._gpus if self._order(worker, allowed_s, probe.read, time_s)]
-        if self._order(host, allowed_s, probe_host.read, time_s):
-            waited_for.append(host)
-        self._await(waited_for, allowed_s)
-        gpus = tuple(self._gpu_sample(probe.info, worker) for probe, worker in self._gpus)
-        host_sample = self._host_sample(host)
+        awaited = [call for _, call in self._gpus if call.order(allowed_s, time_s)]
+        host_awaited = host.order(allowed_s, time_s)
+        self._await([*awaited, host] if host_awaited else awaited, allowed_s)
+        gpus = tuple(self._gpu_sample(probe.info, call) for probe, call in self._gpus)
+        host_sample = self._host_sample(host.take_late(host_awaited))
 
-        if self._order(host, allowed_s, probe_host.processes, time_s, gpus):
-            self._await([host], allowed_s)
+        # Both calls of the host have one thread: behind a slow reading there is nothing to wait for.
+        processes_awaited = processes.order(allowed_s, time_s, gpus) and not host.under_way
+        if processes_awaited:
+            self._await([processes], allowed_s)
         return NodeSample(
             time_s,
             gpus,
             host_sample,
-            self._process_samples(host, gpus),
+            self._process_samples(processes.take_late(processes_awaited), gpus),
             interval_s,
             self._source.label,
             self._source.simulated,
@@ -260,15 +304,15 @@ class Sampler:
 
     # -- from results to samples ---------------------------------------------------------------
 
-    def _gpu_sample(self, info: GpuInfo, worker: _Worker) -> GpuSample:
-        result, worker.result = worker.result, None
+    def _gpu_sample(self, info: GpuInfo, call: _Call) -> GpuSample:
+        result = call.take()
         if isinstance(result, GpuSample):
             return result
         if isinstance(result, Exception):
             state = FAILED
             message = f"GPU {info.index} could not be read: {result!r}. This is a fault of gputop: please report it."
         else:
-            waited_s = 0.0 if worker.started_s is None else self._clock() - worker.started_s
+            waited_s = call.took_s if call.ordered_s is None else self._clock() - call.ordered_s
             if waited_s <= HANG_S:
                 state, message = OK, f"no value at this tick: the driver has taken {waited_s:.1f} s so far"
             else:
@@ -279,15 +323,13 @@ class Sampler:
                 )
         return GpuSample(info, {}, processes_reason=message, clock_events_reason=message, state=state, message=message)
 
-    def _host_sample(self, worker: _Worker) -> HostSample:
-        result, worker.result = worker.result, None
+    def _host_sample(self, result: object) -> HostSample:
         if isinstance(result, HostSample):
             return result
         why = _host_reason(result)
         return HostSample(self._hostname, {m.id: Reading.missing(m.unit, why) for m in HOST_METRICS.values()})
 
-    def _process_samples(self, worker: _Worker, gpus: tuple[GpuSample, ...]) -> tuple[ProcessSample, ...]:
-        result, worker.result = worker.result, None
+    def _process_samples(self, result: object, gpus: tuple[GpuSample, ...]) -> tuple[ProcessSample, ...]:
         if isinstance(result, tuple):
             return result
         held: dict[int, dict[int, GpuProcess]] = {}
@@ -299,16 +341,15 @@ class Sampler:
 
     def _end(self) -> None:
         """Let idle workers go; close the source unless a call is under way in it."""
-        workers = [worker for _, worker in self._gpus]
-        if self._host is not None:
-            workers.append(self._host)
+        calls = [call for _, call in self._gpus]
+        calls += [call for call in (self._host, self._processes) if call is not None]
         if self._opener is not None and not self._gpus:
-            workers.append(self._opener)
-        for worker in workers:
+            calls.append(self._opener)
+        for worker in {call.worker for call in calls}:
             worker.end()
         # The stop may have come in the middle of a tick, a moment before the last answers.
-        self._await(workers, CLOSE_DEADLINE_S, ending=True)
-        if all(worker.started_s is None for worker in workers):
+        self._await(calls, CLOSE_DEADLINE_S, ending=True)
+        if not any(call.under_way for call in calls):
             self._source.close()
 
 
@@ -316,6 +357,14 @@ def _host_reason(result: object) -> str:
     if isinstance(result, Exception):
         return f"could not be read: {result!r}"
     return "the host did not answer in time"
+
+
+def patience_s(interval_s: float | None) -> float:
+    """How long a tick waits for the readings, and then once more for the processes.
+
+    A second at the first tick (None); later 0.8 of an interval, half a second at most.
+    """
+    return FIRST_DEADLINE_S if interval_s is None else min(MAX_DEADLINE_S, 0.8 * interval_s)
 
 
 def next_tick(tick_s: float, now_s: float, interval_s: float) -> float:
@@ -326,23 +375,3 @@ def next_tick(tick_s: float, now_s: float, interval_s: float) -> float:
     """
     missed = math.floor((now_s - tick_s) / interval_s)
     return tick_s + max(1, missed) * interval_s
-
-
-def read_once(source: Source, settle_s: float = 0.5) -> NodeSample:
-    """Open ``source``, look at it twice ``settle_s`` apart, close it and return the second look.
-
-    Two looks, because rates and GPM's metrics need two. Raises :class:`GputopError` if the
-    source cannot be opened.
-    """
-    answers: queue.SimpleQueue[NodeSample | GputopError] = queue.SimpleQueue()
-    sampler = Sampler(source, settle_s, answers.put, answers.put, prefill=False)
-    sampler.start()
-    try:
-        while True:
-            answer = answers.get()
-            if isinstance(answer, GputopError):
-                raise answer
-            if answer.interval_s is not None:
-                return answer
-    finally:
-        sampler.stop()

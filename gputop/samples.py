@@ -129,6 +129,7 @@ class NodeSample:
 
     ``time_s`` is Unix time; ``interval_s`` the time since the tick before (None at the first).
     ``source`` names where it comes from for the header ("NVML + GPM, driver 580.65").
+    ``gpus_present`` is how many GPUs the node has, watched or not; None: ``gpus`` are all.
     """
 
     time_s: float
@@ -139,3 +140,9 @@ class NodeSample:
     source: str = ""
     simulated: bool = False
     own_cpu_ratio: float | None = None  # what gputop itself used since the tick before, in cores
+    gpus_present: int | None = None
+
+    @property
+    def gpus_unwatched(self) -> int:
+        """How many of the node's GPUs ``--gpus`` left out."""
+        return 0 if self.gpus_present is None else max(0, self.gpus_present - len(self.gpus))

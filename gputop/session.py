@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -71,6 +71,7 @@ class Session:
         self._attached: list[str] = list(self.options.attach)
         self._stop_capture = threading.Event()
         self._started = False
+        self._report_servers = False  # somebody waits for the outcome of the next look
         self._judged_s = 0.0  # time of the sample the live rules last looked at
         self._closing = threading.Event()
         self._look_now = threading.Event()
@@ -159,6 +160,7 @@ class Session:
         parsed = parse_address(address)
         if parsed not in self._attached:
             self._attached.append(parsed)
+        self._report_servers = True
         self._look_now.set()
         return parsed
 
@@ -183,7 +185,8 @@ class Session:
             servers, notes = (), (f"looking for profiler servers failed, a fault of gputop: {error!r}",)
         changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
         self.servers, self.discovery_notes, self.servers_known = servers, notes, True
-        if changed:
+        if changed or self._report_servers:
+            self._report_servers = False
             self._tell("servers")
 
     # -- capture ------------------------------------------------------------------------------
@@ -207,7 +210,7 @@ class Session:
         return True
 
     def _set_status(self, status: CaptureStatus) -> None:
-        self.status = status
+        self.status = replace(status, time_s=self.clock())
         self._tell("capture")
 
     def _capture(self, server: Server) -> None:

@@ -27,7 +27,13 @@ def printable(text: str | bytes) -> str:
 
 
 def ratio(value: float) -> str:
+    """For tables and labels, where each cell counts: 38%."""
     return f"{100 * value:.0f}%"
+
+
+def percent(value: float) -> str:
+    """The same ratio in a sentence: 38 %."""
+    return f"{100 * value:.0f} %"
 
 
 def bytes_(value: float) -> str:

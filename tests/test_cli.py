@@ -158,3 +158,30 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     command = f"{sys.executable} -m gputop analyze {trace} | head -n 1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "0" and "Traceback" not in done.stderr
+
+
+def test_a_full_disk_behind_stdout_is_a_message(tmp_path: Path) -> None:
+    trace = DATA / "keras3_fast.xplane.pb.gz"
+    for command in (f"analyze {trace} --json", f"analyze {trace}"):
+        done = subprocess.run(["bash", "-c", f"{sys.executable} -m gputop {command} > /dev/full"],
+                              capture_output=True, text=True, timeout=60, cwd=ROOT)
+        assert done.returncode == 1 and "No space left" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_terminal_without_unicode_still_gets_the_report() -> None:
+    done = gputop("analyze", str(DATA / "keras3_slow_input.xplane.pb.gz"), env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and "input_bound" in done.stdout
+
+
+def test_output_names_decide_the_format_and_no_folder_is_made(tmp_path: Path) -> None:
+    common = ("snapshot", "--demo", "healthy", "--seconds", "0.2", "--interval", "0.1", "-o")
+    assert gputop(*common, str(tmp_path / "a.json")).returncode == 0
+    assert json.loads((tmp_path / "a.json").read_text())["schema"] == "gputop.snapshot/1"
+    done = gputop(*common, str(tmp_path / "none" / "a.json"))
+    assert done.returncode == 1 and "cannot write" in done.stderr and not (tmp_path / "none").exists()
+
+
+def test_a_server_asked_for_that_is_not_there_is_said(unused_port: int) -> None:
+    done = gputop("snapshot", "--demo", "healthy", "--seconds", "0.2", "--interval", "0.1",
+                  "--attach", f"127.0.0.1:{unused_port}")
+    assert done.returncode == 0 and f"no profiler server at 127.0.0.1:{unused_port}" in done.stderr

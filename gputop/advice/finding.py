@@ -15,18 +15,28 @@ MEDIUM_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Step time to save, as a share of today's step (0.31: 31 % shorter), and how it was computed.
+    """Time to save, as a share of today's (0.31: 31 % less), and how it was computed.
 
-    ``step_time`` is None where no figure can be given; ``how`` then says why.
+    ``step_time`` is the share of the time per step or, with ``per`` "sample", of the time per
+    training sample: a larger batch makes the step longer and the epoch shorter. It is None
+    where no figure can be given; ``how`` then says why.
     """
 
     step_time: float | None
     how: str
+    per: Literal["step", "sample"] = "step"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One cause, with the numbers it rests on and what to do. ``origin`` is "trace" or "live"."""
+    """One cause, with the numbers it rests on and what to do. ``origin`` is "trace" or "live".
+
+    The severity of a trace finding follows from the share of the step it costs
+    (:func:`severity_of`). Telemetry shows no steps: the severity of a live finding is the
+    judgement of its rule, from the figures in ``evidence``, and its gain has no number.
+    ``gpus`` are NVML indices in a live finding; in one from a trace they are the numbers that
+    the job itself gives its GPUs (CUDA_VISIBLE_DEVICES renumbers them).
+    """
 
     id: str
     severity: Severity
@@ -49,7 +59,7 @@ class Finding:
             "evidence": dict(self.evidence),
             "action": self.action,
             "snippet": self.snippet,
-            "gain": {"step_time": self.gain.step_time, "how": self.gain.how},
+            "gain": {"step_time": self.gain.step_time, "how": self.gain.how, "per": self.gain.per},
             "gpus": list(self.gpus),
             "source": self.source,
             "origin": self.origin,
@@ -58,10 +68,11 @@ class Finding:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Finding:
         """The inverse of :meth:`to_json`; raises KeyError where a required field is absent."""
+        gain = data["gain"]
         return cls(
             id=data["id"], severity=data["severity"], title=data["title"], why=data["why"],
             evidence=data["evidence"], action=data["action"], source=data["source"],
-            gain=Gain(data["gain"]["step_time"], data["gain"]["how"]), gpus=tuple(data["gpus"]),
+            gain=Gain(gain["step_time"], gain["how"], gain.get("per", "step")), gpus=tuple(data["gpus"]),
             snippet=data["snippet"], origin=data.get("origin", "trace"),
         )
 
@@ -95,8 +106,13 @@ def severity_of(share: float) -> Severity:
 _ORDER = {"high": 0, "medium": 1, "low": 2}
 
 
+def at_most(severity: Severity, most: Severity) -> Severity:
+    """The lower of the two."""
+    return max(severity, most, key=_ORDER.__getitem__)
+
+
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings by severity, then by the step time they save; those without a figure last."""
+    """Findings by severity, then by the share of time they save; those without a figure last."""
     return tuple(sorted(findings, key=lambda f: (_ORDER[f.severity], -(f.gain.step_time or 0.0), f.id)))
 
 

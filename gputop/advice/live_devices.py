@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gputop.advice.finding import Abstained, Finding, Gain
-from gputop.advice.live_thresholds import limit
-from gputop.advice.live_view import View, gpus_text, percent, ranges_text
+from gputop.advice.live_view import View, gpus_text
+from gputop.advice.thresholds import limit
 from gputop.samples import LOST, NOT_RESPONDING, GpuSample
+from gputop.text import percent
 
 POWER_REASONS = ("power cap",)
 
@@ -47,7 +48,7 @@ def _silent_s(view: View, gpu: GpuSample) -> float | None:
 
 def no_fine_metrics(view: View) -> Finding | Abstained | None:
     """Only coarse utilization: a kernel on one SM counts like one on all."""
-    window_s = limit("no_fine_metrics.window_s")
+    window_s = view.seconds("no_fine_metrics.window_s")
     coarse = [g for g in view.working if _only_coarse(view, g, window_s)]
     if not coarse:
         if any(view.mean(g, "sm_active", window_s) is not None for g in view.working):
@@ -76,7 +77,7 @@ def _only_coarse(view: View, gpu: GpuSample, window_s: float) -> bool:
 
 def power_capped(view: View) -> Finding | Abstained | None:
     """Clocks held down by the power limit for most of the window."""
-    window_s = limit("window_s")
+    window_s = view.seconds("window_s")
     capped: list[tuple[GpuSample, dict[str, float]]] = []
     judged = 0
     for gpu in view.working:
@@ -113,8 +114,7 @@ def power_capped(view: View) -> Finding | Abstained | None:
             f"because of {at}. Kernels bound by arithmetic slow down with the clock; those bound by memory hardly do.",
         action="Compare the limit with the card's default; if somebody lowered it, have it raised. At the default "
                "limit this is the card's speed: fewer or cheaper operations (lower precision) help, not tuning.",
-        snippet=f"nvidia-smi -q -d POWER -i {ranges_text(indices).replace('–', '-').replace(', ', ',')}"
-        if len(indices) == 1 else "nvidia-smi -q -d POWER",
+        snippet="nvidia-smi -q -d POWER" + (f" -i {indices[0]}" if len(indices) == 1 else ""),
         source="NVML clock event reason 'SW power cap', power against enforced limit; limits: gputop",
         gain=Gain(None, "depends on how much of the step is bound by the clock, which telemetry does not show"),
     )

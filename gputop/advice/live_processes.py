@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gputop.advice.finding import Abstained, Finding, Gain, Severity, severity_of
-from gputop.advice.live_thresholds import limit
-from gputop.advice.live_view import View, gpus_text, name_of, percent, same_job
+from gputop.advice.live_view import View, gpus_text, name_of, same_job
+from gputop.advice.thresholds import limit
 from gputop.samples import GpuSample, ProcessSample
+from gputop.text import percent
 
 _NO_FIGURE = "telemetry shows no steps: a capture (c) gives the figure"
 
@@ -15,7 +16,7 @@ def idle_gpu(view: View) -> Finding | Abstained | None:
     processes = view.processes
     if not processes:
         return view.no_process("idle_gpu")
-    window_s = limit("idle_gpu.window_s")
+    window_s = view.seconds("idle_gpu.window_s")
     judged = False
     partly: list[tuple[ProcessSample, list[int], float, int]] = []
     wholly: list[tuple[ProcessSample, list[int]]] = []
@@ -32,9 +33,9 @@ def idle_gpu(view: View) -> Finding | Abstained | None:
         elif idle and not busy and len(means) == len(gpus) and _long_idle(view, gpus):
             wholly.append((process, idle))
     if partly:
-        return _partly_idle(partly, window_s)
+        return _partly_idle(view, partly, window_s)
     if wholly:
-        return _wholly_idle(wholly)
+        return _wholly_idle(view, wholly)
     if not judged:
         return Abstained("idle_gpu", f"{window_s:.0f} s of activity readings of a process that is past its start-up "
                                      f"({limit('idle_gpu.age_s'):.0f} s)")
@@ -43,51 +44,62 @@ def idle_gpu(view: View) -> Finding | Abstained | None:
 
 def _long_idle(view: View, gpus: list[GpuSample]) -> bool:
     """Whether none of these GPUs did anything over the longer window."""
-    looks = [(g.info.index, view.activity(g, limit("idle_gpu.all_window_s"))) for g in gpus]
+    looks = [(g.info.index, view.activity(g, view.seconds("idle_gpu.all_window_s"))) for g in gpus]
     return all(a is not None and a[1] <= view.limit("idle_gpu", "", i) for i, a in looks)
 
 
-def _partly_idle(found: list[tuple[ProcessSample, list[int], float, int]], window_s: float) -> Finding:
+def _partly_idle(view: View, found: list[tuple[ProcessSample, list[int], float, int]], window_s: float) -> Finding:
     process, idle, busy, held = max(found, key=lambda f: len(f[1]) / f[3])
     gpus = sorted({i for _, indices, _, _ in found for i in indices})
-    share = len(idle) / held
     used = sorted(set(process.gpus) - set(idle))
+    evidence = {"window_s": window_s, "idle_gpus_count": float(len(idle)), "busy_gpus_activity_ratio": busy,
+                "held_gpus_count" if view.complete else "held_gpus_watched_count": float(held)}
+    holds, spreads, back = f"{held} GPUs", f"spreads over {held} GPUs instead of {held - len(idle)}", (
+        f"\n\n# or give the idle GPUs back:\n# CUDA_VISIBLE_DEVICES={','.join(map(str, used))} python …")
+    if not view.complete:  # its other GPUs may work as well
+        holds, spreads, back = f"{held} of the GPUs watched", "spreads over the idle GPUs too", ""
     return Finding(
-        id="idle_gpu", severity=severity_of(share), origin="live", gpus=tuple(gpus),
-        evidence={"window_s": window_s, "idle_gpus_count": float(len(idle)), "held_gpus_count": float(held),
-                  "busy_gpus_activity_ratio": busy},
+        # At least this share is idle, even if it holds every GPU that is not watched and uses it.
+        id="idle_gpu", severity=severity_of(len(idle) / (held + view.sample.gpus_unwatched)), origin="live",
+        gpus=tuple(gpus), evidence=evidence,
         title=f"{gpus_text(idle)} held but not used",
-        why=f"{name_of(process)} holds {held} GPUs; {gpus_text(idle)} did nothing over the last {window_s:.0f} s while "
+        why=f"{name_of(process)} holds {holds}; {gpus_text(idle)} did nothing over the last {window_s:.0f} s while "
             f"the others were active {percent(busy)} of the time.",
         action="Spread the training over all GPUs with a distribution strategy, or hide the idle ones from the process "
                "so that others can have them.",
         snippet="strategy = tf.distribute.MirroredStrategy()\n"
-                "with strategy.scope():\n    model = build_and_compile()\n\n"
-                f"# or give the idle GPUs back:\n# CUDA_VISIBLE_DEVICES={','.join(map(str, used))} python …",
+                "with strategy.scope():\n    model = build_and_compile()" + back,
         source="TensorFlow guide: a process takes the memory of all visible GPUs but runs on one unless distributed; "
                "limits: gputop",
-        gain=Gain(None, f"at best the work spreads over {held} GPUs instead of {held - len(idle)}; {_NO_FIGURE}"),
+        gain=Gain(None, f"at best the work {spreads}; {_NO_FIGURE}"),
     )
 
 
-def _wholly_idle(found: list[tuple[ProcessSample, list[int]]]) -> Finding:
-    window_s = limit("idle_gpu.all_window_s")
+def _wholly_idle(view: View, found: list[tuple[ProcessSample, list[int]]]) -> Finding:
+    window_s = view.seconds("idle_gpu.all_window_s")
     process, idle = max(found, key=lambda f: len(f[1]))
     gpus = sorted({i for _, indices in found for i in indices})
     cores = process.cpu_cores.value
-    evidence = {"window_s": window_s, "idle_gpus_count": float(len(idle)), "held_gpus_count": float(len(idle))}
+    evidence = {"window_s": window_s, "idle_gpus_count": float(len(idle)),
+                "held_gpus_count" if view.complete else "held_gpus_watched_count": float(len(idle))}
     if cores is not None:
         evidence["cpu_cores"] = cores
     doing = "" if cores is None else f" It uses {cores:.1f} CPU cores."
+    cause = ": it compiles, loads, waits or is stuck"
+    action = "Look at what its Python threads do; if it is a forgotten notebook, stop it to free the GPUs."
+    if not view.complete:
+        cause = "; what it does on GPUs that are not watched does not show here"
+        action = "Look at all GPUs of the node, without --gpus: where the process works on others, spread the " \
+                 "training over all or hide the idle ones from it; where it works on none, look what its threads do."
     return Finding(
         id="idle_gpu", severity="medium", origin="live", gpus=tuple(gpus), evidence=evidence,
         title=f"{gpus_text(gpus)} held, all idle for {window_s:.0f} s",
         why=f"{name_of(process)} holds {gpus_text(idle)} and has not used "
-            f"{'it' if len(idle) == 1 else 'them'} for {window_s:.0f} s: it compiles, loads, waits or is stuck.{doing}",
-        action="Look at what its Python threads do; if it is a forgotten notebook, stop it to free the GPUs.",
+            f"{'it' if len(idle) == 1 else 'them'} for {window_s:.0f} s{cause}.{doing}",
+        action=action,
         snippet=f"py-spy dump --pid {process.pid}",
         source="limits: gputop",
-        gain=Gain(None, "no step runs"),
+        gain=Gain(None, "no step runs" if view.complete else _NO_FIGURE),
     )
 
 
@@ -95,21 +107,20 @@ def unused_gpu(view: View) -> Finding | Abstained | None:
     """GPUs without any compute process while a job works on others."""
     if not view.processes:
         return view.no_process("unused_gpu")
-    window_s = limit("unused_gpu.window_s")
-    unused = []
-    for gpu in view.working:
-        since_s = view.history.held_since(gpu.info.uuid, None)
-        if gpu.processes_reason is None and since_s is not None and view.sample.time_s - since_s >= window_s:
-            unused.append(gpu)
+    window_s = view.seconds("unused_gpu.window_s")
+    unused, at_work = view.without_process(window_s)
     working = [a[1] for g in view.working if g not in unused and (a := view.activity(g, window_s)) is not None]
     if not working:
         return Abstained("unused_gpu", f"{window_s:.0f} s of activity readings")
+    if not unused and at_work:
+        return view.unlisted("unused_gpu", at_work)
     if not unused or max(working) < limit("unused_gpu.peer_busy"):
         return None
     return Finding(
         id="unused_gpu", severity="low", origin="live", gpus=tuple(g.info.index for g in unused),
         evidence={"window_s": window_s, "unused_gpus_count": float(len(unused)),
-                  "gpus_count": float(len(view.sample.gpus)), "busiest_activity_ratio": max(working)},
+                  "gpus_count": float(len(view.sample.gpus) + view.sample.gpus_unwatched),
+                  "busiest_activity_ratio": max(working)},
         title=f"{gpus_text(unused)} free",
         why=f"No process has used {gpus_text(unused)} for {window_s:.0f} s while others are busy.",
         action="If they belong to your allocation, make them visible to the job and distribute the training over them.",
@@ -124,27 +135,33 @@ def gpu0_oversubscribed(view: View) -> Finding | Abstained | None:
     if not processes:
         if not view.processes:
             return view.no_process("gpu0_oversubscribed")
-        return Abstained("gpu0_oversubscribed", "a process that holds several GPUs")
+        return Abstained("gpu0_oversubscribed", "a process that holds several GPUs" if view.complete
+                         else "a process that holds several of the GPUs watched")
+    # Where GPUs before them are not watched, the first of these need not be the first of the process.
+    processes = [p for p in processes if view.sees_below(view.compute_gpus(p)[0].info.index)]
+    if not processes:
+        return Abstained("gpu0_oversubscribed", "the first GPU of the job: leave out --gpus, or watch GPU 0 too")
     judged = False
     for process in processes:
         gpus = view.compute_gpus(process)
         for metric in ("sm_active", "gpu_util"):
             uneven = _uneven(view, gpus, metric)
             if uneven:
-                return _oversubscribed(process, gpus, *uneven, metric)
+                return _oversubscribed(view, process, gpus, *uneven, metric)
             if uneven is not None and metric == "sm_active":
                 judged = True
                 break
             # Waiting in a collective counts as coarse utilization: that can show the fault, never exclude it.
     if not judged:
-        return Abstained("gpu0_oversubscribed", f"{limit('window_s'):.0f} s of SM activity of all GPUs of the job")
+        window_s = view.seconds("window_s")
+        return Abstained("gpu0_oversubscribed", f"{window_s:.0f} s of SM activity of all GPUs of the job")
     return None
 
 
 def _uneven(view: View, gpus: list[GpuSample], metric: str) -> tuple[float, float, float] | tuple[()] | None:
     """Mean activity of the first GPU, that of the others, and the share of slices in which the first
     stands out; empty where it does not, None where that cannot be told."""
-    window_s, rule = limit("window_s"), "gpu0_oversubscribed"
+    window_s, rule = view.seconds("window_s"), "gpu0_oversubscribed"
     if any(view.mean(g, metric, window_s) is None for g in gpus):
         return None
     slices = view.slice_means(gpus, metric, window_s)
@@ -159,7 +176,7 @@ def _uneven(view: View, gpus: list[GpuSample], metric: str) -> tuple[float, floa
         others.append(mean)
         # Above each of them: one slow peer does not make GPU 0 the busy one.
         above += first >= ratio * mean and first - max(peers) >= gap
-    if len(firsts) < window_s / limit("slice_s") * view.limit(rule, "slices_", index):
+    if len(firsts) < view.slices(window_s) * view.limit(rule, "slices_", index):
         return ()
     share = above / len(firsts)
     if share < view.limit(rule, "slices_", index):
@@ -167,12 +184,14 @@ def _uneven(view: View, gpus: list[GpuSample], metric: str) -> tuple[float, floa
     return sum(firsts) / len(firsts), sum(others) / len(others), share
 
 
-def _oversubscribed(process: ProcessSample, gpus: list[GpuSample], first: float, peers: float, share: float,
-                    metric: str) -> Finding:
-    window_s, count = limit("window_s"), len(gpus)
+def _oversubscribed(view: View, process: ProcessSample, gpus: list[GpuSample], first: float, peers: float,
+                    share: float, metric: str) -> Finding:
+    window_s, count = view.seconds("window_s"), len(gpus)
     even = (first + (count - 1) * peers) / count
     what = "SM activity" if metric == "sm_active" else "coarse utilization"
     index, others = gpus[0].info.index, gpus_text(gpus[1:])
+    if not view.complete:
+        others += " (of those watched)"
     return Finding(
         id="gpu0_oversubscribed", severity=severity_of(1 - even / first), origin="live", gpus=(index,),
         evidence={"window_s": window_s, f"first_gpu_{metric}_ratio": first, f"peers_{metric}_ratio": peers,
@@ -202,7 +221,7 @@ def shared_gpu(view: View) -> Finding | Abstained | None:
     for gpu in view.working:
         here = sorted((p for p in view.processes if _takes_part(view, p, gpu)), key=lambda p: -_sm(p, gpu))
         pairs = [(a, b) for i, a in enumerate(here) for b in here[i + 1:]
-                 if None not in (a.command, b.command) and not same_job(a, b)]
+                 if None not in (a.command, b.command) and not same_job(a, b, view.complete)]
         if pairs:
             shared[gpu.info.index] = pairs[0]
     if not shared:
@@ -262,7 +281,7 @@ def memory_preallocated(view: View) -> Finding | Abstained | None:
     """Nearly all memory is held and does not move: reserved at start, whatever the job needs."""
     if not view.processes:
         return view.no_process("memory_preallocated")
-    window_s = limit("window_s")
+    window_s = view.seconds("window_s")
     reserved: dict[int, float] = {}
     judged = False
     for gpu in {g.info.index: g for p in view.processes for g in view.compute_gpus(p)}.values():

@@ -10,13 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.advice.finding import Abstained, Finding
-from gputop.advice.live_thresholds import limit
+from gputop.advice.thresholds import limit
 from gputop.history import History
 from gputop.samples import OK, GpuSample, NodeSample, ProcessSample
+from gputop.text import ranges
 
 F64 = npt.NDArray[np.float64]
 
 NO_PROCESS = "no compute process holds a GPU: start the job, or look at the node it runs on"
+NO_PROCESS_WATCHED = "no compute process holds a GPU that is watched: leave out --gpus to see all GPUs of the node"
 
 # Servers that hold a GPU for others to share, not jobs.
 _SERVICES = ("nvidia-cuda-mps", "nvidia-persistenced", "nv-hostengine", "dcgm")
@@ -76,6 +78,21 @@ class View:
         """The threshold ``name`` to leave where the finding is shown for ``gpu``, else to enter."""
         return limit(f"{finding_id}.{name}{'leave' if gpu in self.shown(finding_id) else 'enter'}")
 
+    # -- what can be seen -----------------------------------------------------------------------
+
+    @property
+    def complete(self) -> bool:
+        """Whether all GPUs of the node are watched (``--gpus`` leaves some out)."""
+        return not self.sample.gpus_unwatched
+
+    def sees_below(self, index: int) -> bool:
+        """Whether all GPUs before this one are watched, so that none of a job's can lie among them unseen."""
+        return self.complete or set(range(index)) <= {g.info.index for g in self.sample.gpus}
+
+    def seconds(self, threshold_id: str) -> float:
+        """The length of a window: the threshold, or at slow intervals as long as enough readings take."""
+        return max(limit(threshold_id), limit("min_readings") * (self.sample.interval_s or 0.0))
+
     # -- readings -----------------------------------------------------------------------------
 
     def window(self, metric: str, seconds: float) -> Window:
@@ -108,18 +125,24 @@ class View:
 
     def slice_means(self, gpus: Sequence[GpuSample], metric: str, seconds: float) -> list[list[float]]:
         """Means of these GPUs in each slice of the last ``seconds``, oldest first; slices with a GPU
-        without readings are left out."""
-        window, slice_s = self.window(metric, seconds), limit("slice_s")
+        without readings are left out. There are :meth:`slices` of them at most."""
+        window, count = self.window(metric, seconds), self.slices(seconds)
         values = window.values[:, [self._column[g.info.uuid] for g in gpus]].astype(np.float64)
-        place = np.floor((self.sample.time_s - window.times) / slice_s)
+        # A reading tells of the interval before it: its middle decides, so that late ticks fall into their slice too.
+        age_s = self.sample.time_s - window.times + (self.sample.interval_s or 0.0) / 2
+        place = np.floor(age_s * count / seconds)
         out = []
-        for number in range(round(seconds / slice_s) - 1, -1, -1):
+        for number in range(count - 1, -1, -1):
             part = values[place == number]
             here = ~np.isnan(part)
             counts = here.sum(axis=0)
             if counts.all():
                 out.append((np.where(here, part, 0.0).sum(axis=0) / counts).tolist())
         return out
+
+    def slices(self, seconds: float) -> int:
+        """How many slices the last ``seconds`` have: each as long as an interval at least."""
+        return round(seconds / max(limit("slice_s"), self.sample.interval_s or 0.0))
 
     # -- processes ----------------------------------------------------------------------------
 
@@ -139,23 +162,46 @@ class View:
         known = [s for s in (*since, process.started_s) if s is not None]
         return max(0.0, self.sample.time_s - min(known)) if known else 0.0
 
+    def without_process(self, seconds: float) -> tuple[list[GpuSample], list[GpuSample]]:
+        """The GPUs for which no compute process was listed for that long: the idle ones, and those at work all
+        the same. From inside a container the processes of others cannot be seen."""
+        idle: list[GpuSample] = []
+        at_work: list[GpuSample] = []
+        for gpu in self.working:
+            since_s, activity = self.history.held_since(gpu.info.uuid, None), self.activity(gpu, seconds)
+            if gpu.processes_reason is not None or since_s is None or self.sample.time_s - since_s < seconds:
+                continue
+            if activity is not None:
+                works = activity[1] > self.limit("unused_gpu", "", gpu.info.index)
+                (at_work if works else idle).append(gpu)
+        return idle, at_work
+
+    def unlisted(self, finding_id: str, gpus: Sequence[GpuSample]) -> Abstained:
+        """GPUs at work without a process: who uses them is not known."""
+        return Abstained(finding_id, f"the processes on {gpus_text(gpus)}: at work, but the driver lists none; a "
+                                     "container sees those of others only with --pid=host")
+
     def no_process(self, finding_id: str) -> Abstained:
         """Why there is no process to judge."""
         unread = [g for g in self.sample.gpus if g.processes_reason is not None]
         if unread:
             return Abstained(finding_id, f"the processes on {gpus_text(unread)}: {unread[0].processes_reason}")
-        return Abstained(finding_id, NO_PROCESS)
+        at_work = self.without_process(self.seconds("unused_gpu.window_s"))[1]
+        if at_work:
+            return self.unlisted(finding_id, at_work)
+        return Abstained(finding_id, NO_PROCESS if self.complete else NO_PROCESS_WATCHED)
 
 
 def is_service(process: ProcessSample) -> bool:
     return any(name in (process.command or "") for name in _SERVICES)
 
 
-def same_job(a: ProcessSample, b: ProcessSample) -> bool:
+def same_job(a: ProcessSample, b: ProcessSample, complete: bool = True) -> bool:
     """Whether two processes belong to one job: parent and child, ranks, workers of one program.
 
-    Ranks run one command, but for numbers, as one user, on different GPUs. The same command
-    word for word is taken for a worker of the other, also on the same GPU.
+    Ranks run one command, but for numbers, as one user, on different GPUs; where not all GPUs
+    are watched (not ``complete``) they may differ on the others. The same command word for
+    word is taken for a worker of the other, also on the same GPU.
     """
     if a.parent_pid == b.pid or b.parent_pid == a.pid:
         return True
@@ -163,7 +209,7 @@ def same_job(a: ProcessSample, b: ProcessSample) -> bool:
         return False
     if a.command == b.command:
         return True
-    return _pattern(a.command) == _pattern(b.command) and set(a.gpus) != set(b.gpus)
+    return _pattern(a.command) == _pattern(b.command) and (not complete or set(a.gpus) != set(b.gpus))
 
 
 def _pattern(command: str) -> str:
@@ -174,19 +220,8 @@ def _pattern(command: str) -> str:
 
 def gpus_text(gpus: Iterable[GpuSample | int]) -> str:
     """ "GPU 3", "GPUs 0-2, 5"."""
-    indices = sorted({g if isinstance(g, int) else g.info.index for g in gpus})
-    return ("GPU " if len(indices) == 1 else "GPUs ") + ranges_text(indices)
-
-
-def ranges_text(indices: Sequence[int]) -> str:
-    """Sorted numbers with runs folded: "0-2, 5"."""
-    runs: list[list[int]] = []
-    for i in indices:
-        if runs and i == runs[-1][1] + 1:
-            runs[-1][1] = i
-        else:
-            runs.append([i, i])
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
+    indices = {g if isinstance(g, int) else g.info.index for g in gpus}
+    return ("GPU " if len(indices) == 1 else "GPUs ") + ranges(indices, ", ")
 
 
 def name_of(process: ProcessSample) -> str:
@@ -196,6 +231,3 @@ def name_of(process: ProcessSample) -> str:
     name = (scripts or words or ["process"])[0].rsplit("/", 1)[-1]
     return f"{name} (pid {process.pid})"
 
-
-def percent(ratio: float) -> str:
-    return f"{ratio * 100:.0f} %"

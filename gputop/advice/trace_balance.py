@@ -9,7 +9,7 @@ from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 
 _GPU0 = (
-    "Keep metrics, evaluation and variables off GPU 0 and give every replica the same share of the batch "
+    "Keep metrics, evaluation and variables off it and give every replica the same share of the batch "
     "(a global batch divisible by the number of GPUs)."
 )
 _OTHER = "Give every replica the same share of the work: equal batches, and equally long sequences or graphs in them."
@@ -46,9 +46,9 @@ def replica_imbalance(facts: TraceFacts) -> Finding | Abstained | None:
         return None
     return Finding(
         id="gpu0_oversubscribed" if heavy == 0 else "replica_imbalance", severity=severity_of(share),
-        title=f"GPU {heavy} does {ratio:.1f}× the work of the others",
-        why=f"GPU {heavy} computes {work[heavy] * 1e3:.3g} ms per {facts.basis}, the others {others * 1e3:.3g} ms "
-            "(median); they wait for it at every synchronisation.",
+        title=f"GPU {heavy} of the job does {ratio:.1f}× the others' work",
+        why=f"GPU {heavy}, as the job numbers them, computes {work[heavy] * 1e3:.3g} ms per {facts.basis}, the others "
+            f"{others * 1e3:.3g} ms (median); they wait for it at every synchronisation.",
         evidence={"compute_s": work[heavy], "others_compute_s": others, "ratio": ratio, "share_ratio": share,
                   f"{facts.basis}_s": facts.period_s},
         action=_GPU0 if heavy == 0 else _OTHER,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gputop.advice.finding import Abstained, Finding, Gain, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
+from gputop.text import percent
 from gputop.trace.results import GpuUse
 
 _H2D = (
@@ -26,18 +27,23 @@ _SNIPPETS = {
 
 
 def copies_excessive(facts: TraceFacts) -> Finding | Abstained | None:
-    """Copies take a large part of the step with no compute and no collective beside them."""
+    """Copies take a large part of the time with no compute and no collective beside them.
+
+    Copies from and to the host are judged together, as shares of the step. Those within the GPU
+    count as its own work in the breakdown: what they take is a share of the device window, from
+    a GPU's first event to its last.
+    """
     gpus = [gpu for gpu in facts.analysis.gpus if gpu.busy]
     if not gpus or facts.shares is None:
         return Abstained("copies_excessive", "GPU activity in the trace")
-    # Copies within the GPU count as its own work in the breakdown; what they take is judged from their sum.
     shares = {"h2d": facts.shares["h2d"], "d2h": facts.shares["d2h"], "d2d": _within_gpu(gpus)}
     worst = max(shares, key=lambda way: shares[way])
-    to_host = shares["h2d"] + shares["d2h"]
-    share = shares["d2d"] if worst == "d2d" else to_host
+    with_host = shares["h2d"] + shares["d2h"]
+    share, basis = (shares["d2d"], "device window") if worst == "d2d" else (with_host, facts.basis)
     if share < limit("copies_excessive.share"):
         return None
-    evidence = {f"{way}_share_ratio": value for way, value in shares.items() if value}
+    evidence = {f"{way}_of_{'window' if way == 'd2d' else facts.basis}_ratio": value
+                for way, value in shares.items() if value}
     evidence.update(_rates(gpus, worst, facts))
     pageable = _pageable(gpus)
     if pageable is not None and worst != "d2d":
@@ -51,19 +57,22 @@ def copies_excessive(facts: TraceFacts) -> Finding | Abstained | None:
             pinned = " The memory is pinned already, so only fewer bytes or overlap help."
     rate = evidence.get(f"{worst}_bytes_per_s")
     name = {"h2d": "to the GPU", "d2h": "back to the host", "d2d": "within the GPU"}[worst]
-    why = f"For {share:.0%} of the {facts.basis} the GPUs copy data and do nothing else, most of it {name}"
+    why = f"For {percent(share)} of the {basis} the GPUs copy data and do nothing else, "
+    why += name if worst == "d2d" else f"most of it {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
     return Finding(
-        id="copies_excessive", severity=severity_of(share), title=f"Copies take {share:.0%} of the {facts.basis}",
+        id="copies_excessive", severity=severity_of(share),
+        title=f"Copies{' within the GPU' if worst == 'd2d' else ''} take {percent(share)} of the {basis}",
         why=why + pinned, evidence=evidence, action=action,
         snippet=_SNIPPETS[worst] if facts.framework == "tensorflow" else None,
-        gain=Gain(share, "at most: all copying that nothing hides, if it were avoided or overlapped with compute"),
+        gain=Gain(share, "at most: all copying that nothing hides, if it were avoided or overlapped with compute"
+                  + ("; the share of the device window stands for that of the step" if worst == "d2d" else "")),
         gpus=tuple(gpu.gpu for gpu in gpus), source=source("copies_excessive.share"),
     )
 
 
 def _within_gpu(gpus: list[GpuUse]) -> float:
-    """Mean share of copies within the GPU, no more than the copies that nothing hides."""
+    """Mean share of the device window that copies within the GPU take, no more than the copies that nothing hides."""
     return sum(min(gpu.copies_s.get("d2d", 0.0) / gpu.window_s, gpu.copies_exposed or 0.0)
                for gpu in gpus) / len(gpus)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gputop.advice.thresholds import limit
 from gputop.trace.breakdown import breakdown
 from gputop.trace.device_time import GpuTimeline
 from gputop.trace.model import Trace
@@ -33,6 +34,16 @@ class TraceFacts:
     def active(self) -> list[GpuUse]:
         """The GPUs that ran kernels."""
         return [gpu for gpu in self.analysis.gpus if gpu.kernels]
+
+    @property
+    def few(self) -> str | None:
+        """What a finding rests on, in a sentence, where that is too little for a high severity; else None."""
+        steps = self.analysis.steps.count if self.analysis.steps else 0
+        kernels = sum(gpu.kernels for gpu in self.active) / max(len(self.active), 1)
+        if steps >= limit("few.steps") or kernels >= limit("few.kernels"):
+            return None
+        about = f"{steps} whole step{'' if steps == 1 else 's'} and " if steps else ""
+        return f"This rests on {about}{kernels:.0f} kernels per GPU only; capture longer to be sure."
 
     @classmethod
     def of(

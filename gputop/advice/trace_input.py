@@ -5,6 +5,7 @@ from __future__ import annotations
 from gputop.advice.finding import Abstained, Finding, Gain, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
+from gputop.text import percent
 
 _PARALLEL = "ds = ds.map(fn, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)"
 _INTERLEAVE = (
@@ -54,13 +55,13 @@ def input_bound(facts: TraceFacts) -> Finding | Abstained | None:
     evidence = {"wait_s": share * facts.period_s, "share_ratio": share, "get_next_ratio": waited.wait_ratio}
     stage = next(iter(waited.stages), None)
     action, snippet = _cure(stage, facts.framework)
-    why = f"For {share:.0%} of the {facts.basis} the training loop waits for its next batch"
+    why = f"For {percent(share)} of the {facts.basis} the training loop waits for its next batch"
     why += " and no GPU has work." if facts.active else "; the trace has no GPU."
     if stage is not None:
         evidence["slowest_stage_s"] = waited.stages[stage]
         why += f" Most of tf.data's time goes into its stage {stage}."
     return Finding(
-        id="input_bound", severity=severity_of(share), title=f"Waits for input {share:.0%} of the {facts.basis}",
+        id="input_bound", severity=severity_of(share), title=f"Waits for input {percent(share)} of the {facts.basis}",
         why=why, evidence=evidence, action=action, snippet=snippet,
         gain=Gain(share, "all waiting for input while no GPU works, if every batch were ready when asked for"),
         gpus=tuple(gpu.gpu for gpu in facts.active), source=source("input_bound.share"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from statistics import median
 
-from gputop.advice.finding import Abstained, Finding, Gain, severity_of
+from gputop.advice.finding import Abstained, Finding, Gain, at_most, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
+from gputop.text import percent
 
 _SNIPPETS = {
     "tensorflow": "model.compile(optimizer, loss, jit_compile=True)  # custom loop: @tf.function(jit_compile=True)",
@@ -44,12 +45,16 @@ def launch_bound(facts: TraceFacts) -> Finding | Abstained | None:
     if faults:
         evidence["idle_host_fault_ratio"] = sum(faults) / len(faults)
     short = kernel_s < limit("launch_bound.short_kernel_s")
-    why = f"For {share:.0%} of the {facts.basis} a GPU is idle and its next kernel is not launched yet."
+    why = f"For {percent(share)} of the {facts.basis} a GPU is idle and its next kernel is not launched yet."
     if short:
         why += f" Half of the kernels run for less than {kernel_s * 1e6:.2g} µs, while launching one takes 20-40 µs."
+    severity = severity_of(share)
+    if facts.few:
+        severity = at_most(severity, "medium")
+        why += f" {facts.few}"
     return Finding(
-        id="launch_bound", severity=severity_of(share),
-        title=f"GPU waits for launches {share:.0%} of the {facts.basis}", why=why, evidence=evidence,
+        id="launch_bound", severity=severity,
+        title=f"GPU waits for launches {percent(share)} of the {facts.basis}", why=why, evidence=evidence,
         action="Launch fewer, larger kernels: compile the step so that kernels are fused; then raise the batch size "
                "if memory allows.",
         snippet=_SNIPPETS.get(f"{facts.framework}, several GPUs" if len(gpus) > 1 else facts.framework,

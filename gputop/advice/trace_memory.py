@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 
-from gputop.advice.finding import Abstained, Finding, Gain, severity_of
+from gputop.advice.finding import Abstained, Finding, Gain, at_most, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
+from gputop.advice.trace_launch import launch_bound
+from gputop.text import percent
 
 _GPU_ALLOCATOR = re.compile(r"GPU_(\d+)_bfc$", re.IGNORECASE)
 
@@ -45,19 +47,25 @@ def batch_size_headroom(facts: TraceFacts) -> Finding | Abstained | None:
     gain = launch * (1 - 1 / factor)
     if gain < limit("batch_size_headroom.share"):
         return None
+    severity = severity_of(gain)
+    why = (f"The GPUs compute {percent(compute)} of the time and wait for launches {percent(launch)} of the "
+           f"{facts.basis}, which more samples per step would share; at its peak the fullest GPU uses "
+           f"{percent(tightest.peak_bytes / tightest.capacity_bytes)} of the memory its allocator has.")
+    # The same idle time is claimed once: launch_bound names its cause, this a way to live with it.
+    if facts.few or isinstance(launch_bound(facts), Finding):
+        severity = at_most(severity, "medium")
+    if facts.few:
+        why += f" {facts.few}"
     return Finding(
-        id="batch_size_headroom", severity=severity_of(gain), title=f"Memory has room for {factor:.0f}× the batch",
-        why=f"The GPUs compute {compute:.0%} of the time and wait for launches {launch:.0%} of the {facts.basis}, "
-            "which costs the same per step whatever the batch; at its peak the fullest GPU uses "
-            f"{tightest.peak_bytes / tightest.capacity_bytes:.0%} of the memory its allocator has.",
+        id="batch_size_headroom", severity=severity, title=f"Memory has room for {factor:.0f}× the batch", why=why,
         evidence={
             "peak_bytes": float(tightest.peak_bytes), "capacity_bytes": float(tightest.capacity_bytes),
             "compute_ratio": compute, "launch_wait_ratio": launch, "factor": factor,
         },
         action=f"Raise the batch size per GPU, doubling it up to {factor:.0f}×, and adjust the learning rate.",
         snippet=f"batch_size *= {factor:.0f}  # per GPU; warm the learning rate up to its new value",
-        gain=Gain(gain, f"time per sample, if launching takes as long per step at {factor:.0f}× the batch and "
-                        "compute grows in proportion; not in addition to launch_bound"),
+        gain=Gain(gain, f"assumes that launching takes as long per step at {factor:.0f}× the batch and that compute "
+                        "grows in proportion; the step gets longer; not in addition to launch_bound", per="sample"),
         gpus=tuple(sorted(numbers)),
         source=source("batch_size_headroom.compute", "batch_size_headroom.memory"),
     )

@@ -10,14 +10,20 @@ from pathlib import Path
 from gputop.errors import GputopError
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` atomically with mode 0600, making its folder where needed.
+def write_private(path: Path, data: bytes, *, make_folder: bool = True) -> None:
+    """Write ``data`` to ``path`` atomically with mode 0600; ``make_folder``: its folder, too, where needed.
 
-    Raises GputopError where that cannot be done; no partial file is left behind.
+    Raises GputopError where that cannot be done; no partial file is left behind. A device or a
+    pipe is written to, never replaced.
     """
     temporary: str | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            with path.open("wb") as device:
+                device.write(data)
+            return
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
         with os.fdopen(handle, "wb") as file:
             file.write(data)

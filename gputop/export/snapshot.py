@@ -140,6 +140,8 @@ def to_text(session: Session) -> str:
         memory = bytes_(sum(used)) if used else "N/A"
         out.append(f"  pid {p.pid}  {printable(p.user or '?')}  GPU {ranges(p.gpus)}  {memory}"
                    f"  {printable(p.command if p.command is not None else 'N/A: ' + (p.reason or 'unknown'))}")
+    for server in session.servers:
+        out.append(f"  profiler server {printable(server.address)}  {printable(server.problem or server.description)}")
     record = session.last_capture
     if record is not None:
         out += ["", f"Captured from {printable(record.address)}, {seconds(record.took_s)}: {record.path}"]

@@ -37,6 +37,7 @@ class NvmlSource:
         self._wall_clock = wall_clock
         self._nvml: Any = None
         self._driver = ""
+        self._present: int | None = None
         self._probes: tuple[NvmlGpu, ...] = ()
         self._host: PsutilHost | None = None
 
@@ -69,6 +70,7 @@ class NvmlSource:
             raise status.open_error(error.value) from error
         if not count:
             raise status.no_gpus()
+        self._present = count
         found = [self._find(index) for index in range(count)]
         chosen = set(select_gpus(self._wanted, [(info.index, info.uuid) for info, _, _ in found]))
         self._probes = tuple(self._probe(*entry) for entry in found if entry[0].index in chosen)
@@ -77,6 +79,11 @@ class NvmlSource:
     @property
     def gpus(self) -> Sequence[NvmlGpu]:
         return self._probes
+
+    @property
+    def gpus_present(self) -> int | None:
+        """How many GPUs the node has, those that ``--gpus`` leaves out included; None before ``open``."""
+        return self._present
 
     @property
     def host(self) -> PsutilHost:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gputop.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample
@@ -126,6 +127,11 @@ class SimulatedSource:
         return self._gpus
 
     @property
+    def gpus_present(self) -> int | None:
+        """How many GPUs the node has, those that ``gpus`` leaves out included; None before ``open``."""
+        return None if self._node is None else len(self._node.infos)
+
+    @property
     def host(self) -> _SimulatedHost:
         self._opened()
         assert self._host is not None
@@ -140,7 +146,8 @@ class SimulatedSource:
             time_s = now_s - i * step_s
             end_ns = self.loop_ns(time_s)
             start_ns = max(end_ns - int(step_s * 1e9), 0)
-            yield node.sample(self._shown, start_ns, end_ns, time_s, self.label)
+            sample = node.sample(self._shown, start_ns, end_ns, time_s, self.label)
+            yield replace(sample, gpus_present=self.gpus_present)
 
     def profiler_endpoints(self) -> Mapping[str, str]:
         """The job's profiler server. It starts when it is first asked for: gRPC is slow to import.

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from gputop.advice.finding import HIGH_SHARE, Finding
-from gputop.text import printable, ranges, seconds
+from gputop.text import percent, printable, ranges, seconds
 from gputop.trace.results import Analysis, GpuUse
 
 _PARTS = {
@@ -15,11 +15,11 @@ _PARTS = {
 }
 # The parts of the step whose cause a finding names; a large part without one is said to be unexplained.
 _UNEVEN = {"gpu0_oversubscribed", "replica_imbalance"}
-_EXPLAINED_BY = {
+_EXPLAINED_BY: dict[str, set[str]] = {
     "launch": {"launch_bound"},
-    "host": {"step_gap_host"},
-    "idle": {*_UNEVEN, "serial_gpus", "staggered_launch"},
-    "collectives": {*_UNEVEN, "launch_bound", "collective_waiting", "communication_exposed", "allreduce_slow"},
+    "host": set(),
+    "idle": _UNEVEN,
+    "collectives": {*_UNEVEN, "launch_bound"},
 }
 _BAR = 24
 _ABOUT = {"xspace": "TensorFlow/JAX profiler", "chrome": "Chrome/kineto trace", "nsys": "Nsight Systems report"}
@@ -40,8 +40,10 @@ def text_report(analysis: Analysis, width: int = 80) -> str:
 
 def _wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
     indent = " " * len(first) if rest is None else rest
-    return textwrap.wrap(printable(text), width, initial_indent=first, subsequent_indent=indent,
-                         break_long_words=False, break_on_hyphens=False)
+    whole = printable(text).replace(" %", "\u00a0%")  # a number and its % stay on one line
+    lines = textwrap.wrap(whole, width, initial_indent=first, subsequent_indent=indent,
+                          break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def _head(a: Analysis, width: int) -> Iterator[str]:
@@ -115,7 +117,7 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
     if c.transfer_s is None or c.waiting is None:
         text += f"; how much of it is waiting is not known: {c.reason}"
     else:
-        text += f": {seconds(c.transfer_s)} transfer, {c.waiting:.1%} waiting for the last GPU to arrive"
+        text += f": {seconds(c.transfer_s)} transfer, {percent(c.waiting)} waiting for the last GPU to arrive"
         if c.last_to_arrive:
             late = sorted(c.last_to_arrive.items(), key=lambda item: -item[1])
             text += " (" + ", ".join(f"GPU {gpu} last at {n}" for gpu, n in late[:4]) + ")"
@@ -125,7 +127,7 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
 def _memory(a: Analysis, width: int) -> Iterator[str]:
     fullest = sorted(a.memory, key=lambda use: -use.peak_bytes / max(use.capacity_bytes, 1))
     for use in fullest[:3]:
-        share = f", {use.peak_bytes / use.capacity_bytes:.0%}" if use.capacity_bytes else ""
+        share = f", {percent(use.peak_bytes / use.capacity_bytes)}" if use.capacity_bytes else ""
         yield (f"Memory   {printable(use.allocator)}: peak {use.peak_bytes / 2**30:.2f} of "
                f"{use.capacity_bytes / 2**30:.2f} GiB{share}")
     if len(fullest) > 3:
@@ -159,7 +161,7 @@ def _unexplained(a: Analysis) -> str:
     share = parts[name] / total if total else 0.0
     if share < HIGH_SHARE or named & _EXPLAINED_BY[name]:
         return ""
-    return f"Unexplained: {_PARTS[name]} takes {share:.0%} of the step and no rule here names its cause."
+    return f"Unexplained: {_PARTS[name]} takes {percent(share)} of the step and no rule here names its cause."
 
 
 def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
@@ -169,27 +171,38 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     yield from _wrap(f"→ {f.action}", width, "   ", "     ")
     if f.snippet:
         yield from (f"       {printable(line)}" for line in f.snippet.splitlines())
-    saves = "no figure" if f.gain.step_time is None else f"{f.gain.step_time:.0%} of the {basis}"
+    per = "time per sample" if f.gain.per == "sample" else basis
+    saves = "no figure" if f.gain.step_time is None else f"{percent(f.gain.step_time)} of the {per}"
     yield from _wrap(f"saves: {saves}; {f.gain.how}", width, "   ", "     ")
     yield from _wrap("evidence: " + ", ".join(f"{name} {_figure(value)}" for name, value in f.evidence.items()),
                      width, "   ", "     ")
 
 
 def limit_of(a: Analysis) -> str:
-    """What bounds a job with which nothing is wrong, in a sentence."""
+    """What bounds a job with which nothing large is wrong, in a sentence or two."""
     active = [gpu for gpu in a.gpus if gpu.kernels]
+    not_judged = [abstained.id for abstained in a.abstained]
     if not active:
-        return "Nothing to advise: no GPU worked in this trace, and the loop does not wait for its input." \
-            if a.input else "Nothing to advise from this trace: it shows neither GPU work nor an input pipeline."
+        if a.input is None:
+            return "Nothing to advise from this trace: it shows neither GPU work nor an input pipeline."
+        if "input_bound" in not_judged:
+            return ("This trace shows no GPU work, and whether the job is bound by its input could not be judged: the "
+                    f"calls for a batch take {percent(a.input.wait_ratio)} of the {'step' if a.steps else 'window'}.")
+        return "Nothing to advise: this trace shows no GPU work, and the loop hardly waits for its input."
     busy = sum(gpu.busy for gpu in active) / len(active)
     compute = sum(gpu.compute for gpu in active) / len(active)
-    text = f"Nothing found to mend: the GPUs are busy {busy:.0%} of the time"
+    text = "Nothing large to mend" if a.findings else "Nothing found to mend"
+    text += f" (not judged: {', '.join(not_judged)})" if not_judged else ""
+    text += f": the GPUs are busy {percent(busy)} of the time"
     if busy >= 0.9 and compute >= 0.8 * busy:
-        return text + ": bound by compute. What is left is the compute itself: number types, kernels, the model."
-    parts = {"compute": compute, "collectives": sum(g.collectives_exposed for g in active) / len(active),
-             "copies": sum(g.copies for g in active) / len(active), "idle": 1 - busy}
+        return text + ", bound by compute. What is left is the compute itself: number types, kernels, the model."
+    parts = {"compute": compute, "exposed collectives": sum(g.collectives_exposed for g in active) / len(active),
+             "idle": 1 - busy}
+    copying = [g.copies_exposed for g in active if g.copies_exposed is not None]
+    if copying:
+        parts["exposed copies"] = sum(copying) / len(copying)
     largest = max(parts, key=lambda name: parts[name])
-    return text + f"; the largest part of it all is {largest} ({parts[largest]:.0%})."
+    return text + f"; the largest part of it all is {largest} ({percent(parts[largest])})."
 
 
 def _figure(value: float) -> str:

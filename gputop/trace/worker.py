@@ -23,6 +23,7 @@ from gputop.errors import EXIT_FAILED, EXIT_OK, GputopError
 # A trace of two million events takes about 10 s (traces.md §5); whatever is not done by then never will be.
 TIMEOUT_S = 600.0
 _POLL_S = 0.1
+REPORT_WIDTH = 70  # what the monitor can show on 80 columns
 # Like `python -m gputop.trace.worker`, but the user's working directory may not shadow modules.
 _CHILD = """\
 import sys
@@ -115,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         analysis = analyze(list(arguments))
-        document = {**analysis.to_json(), "report": text_report(analysis), "limit": limit_of(analysis)}
+        document = {**analysis.to_json(), "report": text_report(analysis, REPORT_WIDTH), "limit": limit_of(analysis)}
         status = EXIT_OK
     except GputopError as error:
         document = {"error": {"message": error.message, "fix": error.fix, "exit_code": error.exit_code}}

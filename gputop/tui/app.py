@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
+import signal
 from collections.abc import Iterable
 from typing import ClassVar
 
+from textual import events
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Container, VerticalScroll
@@ -23,6 +27,7 @@ from gputop.tui.gpu_table import GpuTable
 from gputop.tui.lines import LinesWidget
 from gputop.tui.processes import ProcessPanel
 
+FAILURE_SHOWN_S = 30.0
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 SPANS_S = (60.0, 120.0, 240.0, 600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
 
@@ -56,6 +61,8 @@ class GputopApp(App[int]):
         Binding("slash", "filter", "filter", show=False),
         Binding("question_mark", "help", "help"),
         Binding("q", "quit", "quit"),
+        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", "suspend", show=False),
     ]
 
     class Changed(Message):
@@ -70,6 +77,8 @@ class GputopApp(App[int]):
         self.session = session
         self.paused = False
         self._quitting = False
+        self._terminal = self.size
+        self._attaching: str | None = None
         self.error: GputopError | None = None
         self._span = SPANS_S.index(240.0)
         self._queued: set[str] = set()
@@ -87,6 +96,11 @@ class GputopApp(App[int]):
             yield ProcessPanel(id="processes")
 
     def on_mount(self) -> None:
+        # A job scheduler's or a closing terminal's signal ends as q does, the terminal given back.
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with contextlib.suppress(ValueError, NotImplementedError):  # only the main thread may
+                loop.add_signal_handler(number, lambda: self.call_next(self.action_quit))
         self.session.listen(self._session_changed)
         self.session.start()
         self.call_after_refresh(self._after_first_frame)
@@ -119,18 +133,21 @@ class GputopApp(App[int]):
             self._refresh_job()
             if message.change == "capture":
                 self._tell_capture()
+            elif message.change == "servers":
+                self._tell_attached()
 
     # -- drawing ------------------------------------------------------------------------------
 
-    def on_resize(self) -> None:
+    def on_resize(self, event: events.Resize) -> None:
+        self._terminal = event.size  # the app's own size changes only after this event
         self._fit()
         self._refresh_all()
 
     def _fit(self) -> None:
         """Lines per GPU and which panels there are, from the size of the terminal."""
-        width, height = self.size
+        width, height = self._terminal
         base = self.screen_stack[0]
-        base.set_class(width < 100, "narrow")
+        base.set_class(width < 120, "narrow")
         base.set_class(height < 20, "short")
         base.set_class(height < 12 or width < 40, "tiny")
         gpus = len(self.session.sample.gpus) if self.session.sample else 8
@@ -180,11 +197,11 @@ class GputopApp(App[int]):
         record = session.last_capture
         if record is not None and record.analysis is None:
             return ("The trace could not be analysed; it is kept on disk. Press t for why.",)
-        if record is not None:
-            return () if any(f.severity != "low" for f in session.findings) else (record.limit,)
-        if session.findings:
+        if any(f.severity != "low" for f in session.findings):
             return ()
-        nothing = "Nothing found in the live figures so far."
+        if record is not None:
+            return (record.limit,)
+        nothing = "Nothing found in the live figures so far that costs time."
         if any(s.problem is None for s in session.servers):
             return (nothing, "Press c to capture a trace: it tells where the step's time goes.")
         return (f"{nothing} A trace tells more, but no profiler server was found.",
@@ -196,8 +213,22 @@ class GputopApp(App[int]):
         if session.player is not None:
             job.show([rows.replay_keys(job.size.width)])
             return
-        job.show([rows.job(session.servers, session.servers_known, session.status, session.last_capture,
+        status = session.status
+        if status is not None and status.phase == "failed" and session.clock() - status.time_s > FAILURE_SHOWN_S:
+            status = None  # said long enough; what matters now is whether there is a server
+        job.show([rows.job(session.servers, session.servers_known, status, session.last_capture,
                            session.clock(), job.size.width)])
+
+    def _tell_attached(self) -> None:
+        """What came of the address given last."""
+        for server in self.session.servers:
+            if server.address == self._attaching:
+                self._attaching = None
+                if server.problem is None:
+                    self.notify(f"Attached to {server.address}: c captures from it.", timeout=5, markup=False)
+                else:
+                    self.notify(printable(server.problem), title=f"No profiler server at {server.address}",
+                                severity="error", timeout=12, markup=False)
 
     def _tell_capture(self) -> None:
         status = self.session.status
@@ -262,9 +293,9 @@ class GputopApp(App[int]):
         self._open_finding(message.finding)
 
     def _open_finding(self, finding: Finding) -> None:
-        from gputop.tui.screens import Popup, finding_text
+        from gputop.tui.screens import Popup, finding_parts
 
-        self.push_screen(Popup(finding.title, finding_text(finding)))
+        self.push_screen(Popup(finding.title, *finding_parts(finding)))
 
     def on_gpu_table_opened(self, message: GpuTable.Opened) -> None:
         from gputop.tui.screens import Popup, gpu_text
@@ -281,15 +312,21 @@ class GputopApp(App[int]):
 
         def attach(address: str | None) -> None:
             if address:
-                try:
-                    self.notify(f"Looking for a profiler server at {self.session.attach(address)}…", timeout=4,
-                                markup=False)
-                except GputopError as error:
-                    self._try(error)
+                self._attaching = self.session.attach(address)
+                self.notify(f"Looking for a profiler server at {self._attaching}…", timeout=3, markup=False)
+
+        def problem(address: str) -> str | None:
+            from gputop.profiler.client import parse_address
+
+            try:
+                parse_address(address)
+            except GputopError as error:
+                return f"{error.message} {error.fix}"
+            return None
 
         hint = ("The profiler server of a TensorFlow or JAX process. In the job:\n"
                 "tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009)")
-        self.push_screen(Ask("Attach to HOST:PORT", hint, placeholder="localhost:6009"), attach)
+        self.push_screen(Ask("Attach to HOST:PORT", hint, placeholder="localhost:6009", check=problem), attach)
 
     def action_filter(self) -> None:
         from gputop.tui.screens import Ask
@@ -305,7 +342,7 @@ class GputopApp(App[int]):
         self.push_screen(Ask("Filter processes", hint, panel.pattern), apply)
 
     def action_sort(self) -> None:
-        self.notify(f"Processes by {self.query_one(ProcessPanel).next_sort()}", timeout=2)
+        self.query_one(ProcessPanel).next_sort()
 
     def action_snapshot(self) -> None:
         from gputop.export.snapshot import write_snapshot

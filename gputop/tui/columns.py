@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.style import Style
 
-from gputop.metrics import LANE_METRICS
+from gputop.metrics import BYTES_PER_S, LANE_METRICS
 from gputop.samples import OK, GpuSample, Reading
 from gputop.text import fit, printable, rate_gb, reading
 from gputop.tui.palette import BAD, BOLD, DIM, PLAIN, WARN
@@ -129,7 +129,10 @@ def figures_of(gpu: GpuSample, metric: str) -> dict[str, tuple[str, Style]]:
         mark = COARSE_MARK if which == "gpu_util" and now.value is not None else ""
         out["now"] = (mark + reading(now), BOLD if now.value is not None else DIM)
     else:
-        out["now"] = _figure(gpu[metric])
+        now = gpu[metric]
+        # The column is narrow: the unit of a rate stands in the lane's title.
+        fits = now.value is not None and now.unit == BYTES_PER_S
+        out["now"] = (rate_gb(now.value or 0.0), PLAIN) if fits else _figure(now)
     out["tensor_active"] = _figure(gpu["tensor_active"])
     out["dram_active"] = _figure(gpu["dram_active"])
     used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]

@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gputop.metrics import GPU_METRICS
+from gputop.metrics import BYTES_PER_S, GPU_METRICS
 from gputop.samples import OK, GpuSample, NodeSample
 from gputop.text import fit
 from gputop.tui.columns import (
@@ -238,14 +238,15 @@ class GpuTable(Widget, can_focus=True):
             if len(kinds) > 1:
                 name += f" ({COARSE_MARK} coarse)"
         else:
-            name = GPU_METRICS[self.metric].label
+            metric = GPU_METRICS[self.metric]
+            name = metric.label + (" GB/s" if metric.unit == BYTES_PER_S else "")
         span = self.span_shown_s
         if self.end_s is None:
             length = f"{span / 60:.0f} min" if span >= 90 else f"{span:.0f} s"
             title, short = f"{name}, last {length}", f"{name} {length}"
         else:
             start, end = (time.strftime("%H:%M:%S", time.localtime(t)) for t in (self.end_s - span, self.end_s))
-            title, short = f"{name}, {start} to {end} (end: back to now)", f"{name} {start}–{end}"
+            title, short = f"{name}, {start} to {end} (end: back to now)", f"{name} to {end}"
         return title if len(title) <= width else short
 
     def runs(self, part: Part, y: int) -> list[Run] | list[Segment]:

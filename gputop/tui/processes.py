@@ -67,7 +67,7 @@ class ProcessPanel(LinesWidget, can_focus=True):
             return
         rows = arrange(self._processes, self.sort, self.pattern)
         title = "Processes" + (f" matching “{printable(self.pattern)}”" if self.pattern else "")
-        subtitle = f"by {self.sort}" if len(rows) > 1 else ""
+        subtitle = f"sorted by {self.sort}"
         if (title, subtitle) != (self.border_title, self.border_subtitle or ""):  # setting them repaints the border
             self.border_title, self.border_subtitle = title, subtitle
         # The command is what tells processes apart: the other columns take what they need and no more.

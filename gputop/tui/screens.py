@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import HorizontalScroll, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
@@ -23,7 +25,7 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("x", "stop the running capture, keeping what it has"),
     ("t", "the last capture: where the step's time goes, GPU by GPU"),
     ("r", "go to the recommendations; ↑ ↓ select, enter opens the details"),
-    ("enter", "details of what is selected: evidence, gain, code to paste"),
+    ("enter", "details of the selected recommendation or GPU: evidence, gain, code to paste"),
     ("a", "attach to a profiler server, HOST:PORT"),
     ("s", "write a snapshot of what is on screen: json, text, svg"),
     ("m  M", "next, previous metric in the main lane"),
@@ -53,26 +55,39 @@ _READING = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Lines to paste."""
+
+    text: str
+
+
 class Popup(ModalScreen[None]):
-    """A box over the monitor; esc and q close it."""
+    """A box over the monitor; esc and q close it. Code among its texts scrolls sideways and never wraps."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "close")]
 
-    def __init__(self, title: str, content: Text) -> None:
+    def __init__(self, title: str, *content: Text | Code) -> None:
         super().__init__()
         self._title, self._content = title, content
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="popup") as box:
             box.border_title, box.border_subtitle = printable(self._title), "esc: close"
-            yield Static(self._content, markup=False)
+            for part in self._content:
+                if isinstance(part, Text):
+                    yield Static(part, markup=False)
+                else:
+                    with HorizontalScroll(classes="code"):
+                        yield Static(Text("\n".join(map(printable, part.text.splitlines())), ACCENT, no_wrap=True))
 
     def on_mount(self) -> None:
         self.query_one("#popup").focus()
 
 
-def finding_text(finding: Finding) -> Text:
+def finding_parts(finding: Finding) -> list[Text | Code]:
     """Everything about one finding. Built with styles, never markup: names come from outside."""
+    parts: list[Text | Code] = []
     out = Text()
     gain = gain_text(finding) or "no figure"
     out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
@@ -83,9 +98,8 @@ def finding_text(finding: Finding) -> Text:
     out.append("What to do\n", BOLD)
     out.append(printable(finding.action) + "\n")
     if finding.snippet:
-        out.append("\n")
-        for line in finding.snippet.splitlines():
-            out.append("  " + printable(line) + "\n", ACCENT)
+        parts += [out, Code(finding.snippet)]
+        out = Text()
     out.append("\nGain  ", BOLD)
     out.append(gain, SEVERITY_STYLE[finding.severity])
     out.append(f"  {printable(finding.gain.how)}\n")
@@ -95,7 +109,7 @@ def finding_text(finding: Finding) -> Text:
             out.append("  " + printable(line) + "\n")
     out.append("\nRule  ", BOLD)
     out.append(printable(finding.source), DIM)
-    return out
+    return [*parts, out]
 
 
 def help_text() -> Text:
@@ -132,18 +146,26 @@ class Ask(ModalScreen[str | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "cancel")]
 
-    def __init__(self, title: str, hint: str, value: str = "", placeholder: str = "") -> None:
+    def __init__(self, title: str, hint: str, value: str = "", placeholder: str = "",
+                 check: Callable[[str], str | None] = lambda _: None) -> None:
+        """``check`` says what is wrong with a text, which is then asked for again."""
         super().__init__()
         self._title, self._hint, self._value, self._placeholder = title, hint, value, placeholder
+        self._check = check
 
     def compose(self) -> ComposeResult:
         with Vertical(id="ask") as box:
             box.border_title, box.border_subtitle = self._title, "enter: ok   esc: cancel"
             yield Input(value=self._value, placeholder=self._placeholder)
-            yield Static(self._hint, markup=False)
+            yield Static(self._hint, id="hint", markup=False)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.dismiss(event.value.strip())
+        text = event.value.strip()
+        problem = self._check(text) if text else None
+        if problem is None:
+            self.dismiss(text)
+        else:
+            self.query_one("#hint", Static).update(Text(printable(problem), WARN))
 
     def action_cancel(self) -> None:
         self.dismiss(None)

@@ -54,16 +54,19 @@ class Scene:
     events: Sequence[str] | None = ()
     change: Callable[[GpuSample, float], GpuSample] = lambda gpu, t: gpu
     interval_s: float = 1.0
+    watched: Sequence[int] | None = None  # as --gpus would; None: all
 
     def sample(self, t: float) -> NodeSample:
         jobs = [j for j in self.jobs if j.since_s <= t < j.until_s]
+        watched = range(self.gpus) if self.watched is None else self.watched
         held = {j.pid: {g: GpuProcess(j.pid, "C", read("memory_used_bytes", j.memory), read("sm_active", j.sm))
-                        for g in j.gpus} for j in jobs}
-        gpus = tuple(self.change(self.gpu(i, t, [h[i] for h in held.values() if i in h]), t) for i in range(self.gpus))
+                        for g in j.gpus if g in watched} for j in jobs}
+        gpus = tuple(self.change(self.gpu(i, t, [h[i] for h in held.values() if i in h]), t) for i in watched)
         processes = tuple(
             ProcessSample(j.pid, j.user, j.command, Reading(1.5, "cores"), Reading(1e9, "bytes"), 10, held[j.pid],
-                          None if j.command else "no permission", j.parent, j.started_s) for j in jobs)
-        return NodeSample(START_S + t, gpus, HostSample("test", {}), processes, self.interval_s)
+                          None if j.command else "no permission", j.parent, j.started_s) for j in jobs if held[j.pid])
+        return NodeSample(START_S + t, gpus, HostSample("test", {}), processes, self.interval_s,
+                          gpus_present=self.gpus)
 
     def gpu(self, index: int, t: float, processes: Sequence[GpuProcess]) -> GpuSample:
         level = at(self.active.get(index, 0.9 if processes else 0.0), t)

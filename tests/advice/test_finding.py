@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gputop.advice.finding import Abstained, Finding, Gain, collect, ranked, severity_of
+from gputop.advice.finding import Abstained, Finding, Gain, at_most, collect, ranked, severity_of
 from gputop.advice.merge import merge_findings
 
 F = Finding("input_bound", "high", "t", "w", {"wait_s": 0.2}, "a", "s", Gain(0.5, "how"), (0, 1), "x = 1")
@@ -10,6 +10,17 @@ F = Finding("input_bound", "high", "t", "w", {"wait_s": 0.2}, "a", "s", Gain(0.5
 
 def test_json_round_trip() -> None:
     assert Finding.from_json(F.to_json()) == F
+
+
+def test_json_without_per_is_per_step() -> None:
+    data = F.to_json()
+    assert data["gain"].pop("per") == "step" and Finding.from_json(data) == F
+    sample = replace(F, gain=Gain(0.5, "how", "sample"))
+    assert Finding.from_json(sample.to_json()) == sample
+
+
+def test_the_lower_of_two_severities() -> None:
+    assert [at_most(s, "medium") for s in ("high", "medium", "low")] == ["medium", "medium", "low"]
 
 
 def test_severity_follows_the_contract() -> None:

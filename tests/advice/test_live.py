@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from gputop.advice.finding import Finding
 from gputop.advice.live import RULES, live_advice
-from gputop.advice.live_thresholds import LIVE_THRESHOLDS, limit
 from gputop.advice.live_view import gpus_text
+from gputop.advice.thresholds import THRESHOLDS, limit
+from gputop.history import History
 from gputop.samples import LOST, GpuSample
 from tests.advice.live_scene import TOTAL, Job, Scene, abstained, after, ids, play
 
@@ -48,12 +50,31 @@ def test_unreadable_processes_are_named() -> None:
     assert "no permission" in abstained(advice)["idle_gpu"]
 
 
-@pytest.mark.parametrize("interval_s", [0.1, 0.5, 2.0, 5.0])
+@pytest.mark.parametrize("interval_s", [0.1, 0.5, 2.0, 5.0, 7.3, 10.0, 30.0, 60.0])
 def test_it_works_at_other_intervals(interval_s: float) -> None:
+    seconds = max(160.0, 6 * interval_s)
     scene = Scene({0: 0.95} | dict.fromkeys(range(1, 7), 0.3) | {7: 0.0}, interval_s=interval_s)
-    assert "idle_gpu" in ids(after(scene, 160))
+    assert "idle_gpu" in ids(after(scene, seconds))
     scene = replace(scene, active={0: 0.95} | dict.fromkeys(range(1, 8), 0.3))
-    assert ids(after(scene, 160)) == ["gpu0_oversubscribed"]
+    advice = after(scene, seconds)
+    assert ids(advice) == ["gpu0_oversubscribed"] and advice.abstained == ()
+    scene = replace(scene, jobs=[Job(gpus=range(6))], active={})
+    assert ids(after(scene, max(seconds, 7 * interval_s))) == ["unused_gpu"]
+
+
+def test_late_ticks_at_a_slow_interval_are_judged_all_the_same() -> None:
+    rng = random.Random(7)
+    scene = Scene({0: 0.95} | dict.fromkeys(range(1, 8), 0.3), interval_s=10.0)
+    history, times = History(), [10 * i + rng.uniform(-0.2, 0.2) for i in range(40)]
+    for before, now in pairwise(times):
+        sample = replace(scene.sample(now), interval_s=now - before)
+        history.append(sample)
+        if now > 70:
+            assert ids(live_advice(history, sample)) == ["gpu0_oversubscribed"]
+
+
+def test_an_abstention_at_a_slow_interval_names_the_time_it_needs() -> None:
+    assert "150 s" in abstained(after(Scene(interval_s=30.0), 60))["memory_preallocated"]
 
 
 def test_findings_keep_the_contract() -> None:
@@ -76,10 +97,10 @@ def test_findings_keep_the_contract() -> None:
 
 
 def test_every_threshold_has_a_source_and_leaving_is_further_than_entering() -> None:
-    for entry in LIVE_THRESHOLDS.values():
-        assert entry.unit and len(entry.source) > 15
-    smaller_is_worse = {"idle_gpu.", "power_capped.clock_"}
-    for name in [i.removesuffix("enter") for i in LIVE_THRESHOLDS if i.endswith("enter")]:
+    for entry in THRESHOLDS.values():
+        assert entry.unit and len(entry.source) > 10
+    smaller_is_worse = {"idle_gpu.", "unused_gpu.", "power_capped.clock_"}
+    for name in [i.removesuffix("enter") for i in THRESHOLDS if i.endswith("enter")]:
         enter, leave = limit(name + "enter"), limit(name + "leave")
         assert (leave > enter) if name in smaller_is_worse else (leave < enter)
 
@@ -88,7 +109,7 @@ def test_every_threshold_has_a_source_and_leaving_is_further_than_entering() -> 
 
 def test_names_of_gpus() -> None:
     assert gpus_text([3]) == "GPU 3"
-    assert gpus_text([5, 0, 2, 1]) == "GPUs 0–2, 5"
+    assert gpus_text([5, 0, 2, 1]) == "GPUs 0-2, 5"
 
 
 def test_rules_are_pure() -> None:

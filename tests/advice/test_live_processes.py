@@ -21,7 +21,7 @@ def test_one_process_uses_one_of_the_gpus_it_holds() -> None:
     assert (finding.gpus, finding.severity) == (tuple(range(1, 8)), "high")
     assert finding.evidence["window_s"] == 60.0 and finding.evidence["held_gpus_count"] == 8.0
     assert finding.snippet is not None and "CUDA_VISIBLE_DEVICES=0 " in finding.snippet
-    assert "GPUs 1–7" in finding.title
+    assert "GPUs 1-7" in finding.title
 
 
 def test_starting_up_is_not_idle() -> None:
@@ -99,6 +99,63 @@ def test_a_gpu_between_two_jobs_is_not_unused() -> None:
     jobs = [Job(gpus=range(7)), Job(200, [7], until_s=100), Job(300, [7], since_s=150)]
     _, advice = play(Scene(jobs=jobs), 200)
     assert all("unused_gpu" not in ids(a) for a in advice)
+
+
+def test_a_gpu_at_work_without_a_listed_process_is_not_free() -> None:
+    """From inside a container the processes of others are hidden."""
+    advice = after(Scene({6: 0.9, 7: 0.02}, jobs=[Job(gpus=range(6))]), 150)
+    assert ids(advice) == [] and "GPUs 6-7" in abstained(advice)["unused_gpu"]
+    advice = after(Scene({6: 0.9}, jobs=[Job(gpus=range(6))]), 150)
+    assert get(advice, "unused_gpu").gpus == (7,)
+    alone = after(Scene({6: 0.9}, jobs=()), 150)
+    assert "the processes on GPU 6" in abstained(alone)["idle_gpu"]
+
+
+def test_a_stray_kernel_does_not_end_unused() -> None:
+    _, advice = play(Scene({7: lambda t: 0.6 if t > 100 and t % 30 == 0 else 0.0}, jobs=[Job(gpus=range(7))]), 250)
+    shown = ["unused_gpu" in ids(a) for a in advice]
+    assert shown.index(True) < 65 and all(shown[shown.index(True):])
+
+
+# -- a view of some GPUs only (--gpus) ----------------------------------------------------------------
+
+def test_what_a_job_holds_outside_the_view_is_not_denied() -> None:
+    """A job on 0-7 of which only 6 and 7 are watched."""
+    scene = Scene({7: 0.0}, watched=(6, 7))
+    finding = get(after(scene, 150), "idle_gpu")
+    assert "holds 2 of the GPUs watched" in finding.why and "2 GPUs" not in finding.gain.how
+    assert "CUDA_VISIBLE_DEVICES" not in (finding.snippet or "")
+    assert finding.severity == "medium"  # one of eight for all that is known
+    assert "held_gpus_count" not in finding.evidence and finding.evidence["held_gpus_watched_count"] == 2.0
+
+
+def test_a_job_that_works_outside_the_view_is_not_called_stuck() -> None:
+    finding = get(after(Scene({6: 0.0, 7: 0.0}, watched=(6, 7)), 150), "idle_gpu")
+    text = f"{finding.why} {finding.action} {finding.gain.how}"
+    assert "--gpus" in finding.action and "not watched" in finding.why
+    assert "stuck" not in text and "stop it" not in text and "no step runs" not in text
+
+
+def test_the_first_gpu_watched_need_not_be_the_first_of_the_job() -> None:
+    uneven = dict.fromkeys(range(8), 0.3)
+    advice = after(Scene(uneven | {4: 0.95}, watched=(4, 5, 6)), 60)
+    assert "gpu0_oversubscribed" not in ids(advice) and "--gpus" in abstained(advice)["gpu0_oversubscribed"]
+    # GPU 0 is watched, but the job is on others, the first of which is not.
+    other = Scene(uneven | {5: 0.95}, watched=(0, 5, 6, 7), jobs=[Job(gpus=range(4, 8))])
+    assert "gpu0_oversubscribed" in abstained(after(other, 60))
+    seen = get(after(Scene(uneven | {0: 0.95}, watched=(0, 3)), 60), "gpu0_oversubscribed")
+    assert seen.gpus == (0,) and "GPU 3 (of those watched)" in seen.why
+
+
+def test_no_process_on_the_gpus_watched_is_not_none_on_the_node() -> None:
+    advice = after(Scene(jobs=[Job(gpus=range(4))], watched=(6, 7)), 150)
+    assert ids(advice) == [] and "watched" in abstained(advice)["idle_gpu"]
+
+
+def test_ranks_that_meet_on_a_watched_gpu_are_one_job() -> None:
+    """All ranks hold a context on GPU 0; that each has its own GPU is out of view."""
+    jobs = [Job(100 + i, [0, i], f"python train.py --rank {i}") for i in (1, 2)]
+    assert "shared_gpu" not in ids(after(Scene(jobs=jobs, watched=(0,)), 40))
 
 
 # -- gpu0_oversubscribed --------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.advice import thresholds
 from gputop.advice.finding import Finding
 from gputop.advice.thresholds import THRESHOLDS, limit
 from gputop.trace.analysis import analyze_trace
@@ -20,7 +21,7 @@ from tests.advice.traces import (
     launch_bound,
     uneven,
 )
-from tests.trace.build import Builder
+from tests.trace.build import Builder, keras_steps
 
 GIB = 2**30
 
@@ -39,7 +40,9 @@ def test_healthy_job_has_no_findings(gpus):
 
 
 def test_every_threshold_names_its_source_and_unit():
-    assert all(t.source and t.unit for t in THRESHOLDS.values()) and len(THRESHOLDS) >= 10
+    assert all(t.source and t.unit for t in THRESHOLDS.values())
+    # No id of one table hides one of the other.
+    assert len(THRESHOLDS) == len(thresholds._TRACE) + len(thresholds._LIVE)
     with pytest.raises(KeyError):
         limit("no.such")
 
@@ -153,6 +156,8 @@ def test_imbalance(heavy, id_):
     f = found[id_]
     assert f.gpus == (heavy,) and f.evidence["ratio"] == pytest.approx(2.0, abs=0.05)
     assert f.gain.step_time == pytest.approx((2 - 1.25) * 6 / 20, abs=0.02) and f.severity == "high"
+    assert f"GPU {heavy} of the job" in f.title  # the job's own numbers: CUDA_VISIBLE_DEVICES renumbers
+    assert "off GPU 0" not in f.action
 
 
 def test_imbalance_below_ten_percent_is_no_finding():
@@ -215,6 +220,9 @@ def test_reading_back_has_its_own_cure():
 def test_copies_within_the_gpu():
     f = findings(copying(Kind.D2D, 4_000))["copies_excessive"]
     assert "within the GPU" in f.why and "layouts" in f.action
+    # They are known as a share of the device window alone.
+    assert "of the device window" in f.title and "of the step" not in f"{f.title} {f.why}"
+    assert f.evidence["d2d_of_window_ratio"] == f.gain.step_time
 
 
 def test_small_or_hidden_copies_are_no_finding():
@@ -238,6 +246,25 @@ def test_headroom_keeps_below_ninety_percent(peak_gib, factor):
     f = findings(with_memory(launch_bound(), peak_gib))["batch_size_headroom"]
     assert f.evidence["factor"] == factor and factor * peak_gib <= 0.9 * 40
     assert f.gain.step_time == pytest.approx(0.75 * (1 - 1 / factor), abs=0.03)
+    assert f.gain.per == "sample" and "assumes" in f.gain.how  # the step itself gets longer
+    assert f.severity == "medium"  # launch_bound claims the same idle time
+
+
+def test_few_kernels_make_nothing_high():
+    def micro(kernels: int, steps: int) -> dict[str, Finding]:
+        b = keras_steps(Builder(), steps, STEP, STEP - 50) if steps else Builder()
+        for i in range(kernels):
+            t = 50 + i * STEP * max(steps, 1) / kernels
+            b.run(0, t, 10, launch=t - 8)
+            b.host("gap", t + 20, 5)
+        return findings(with_memory(b, 1))
+
+    for kernels, steps in ((25, 0), (150, 2)):
+        few = micro(kernels, steps)
+        assert {f.severity for f in few.values()} == {"medium"} and set(few) == {"launch_bound", "batch_size_headroom"}
+        assert all("kernels per GPU only" in f.why for f in few.values())
+    many = micro(400, 0)
+    assert many["launch_bound"].severity == "high" and "only" not in many["launch_bound"].why
 
 
 def test_headroom_goes_by_the_fullest_gpu():

@@ -104,3 +104,11 @@ def test_unused_counts_up(tmp_path: Path) -> None:
     path.touch()
     (tmp_path / "a-2.json").touch()
     assert unused(path).name == "a-3.json"
+
+
+def test_a_device_is_written_to_and_never_replaced() -> None:
+    write_private(Path("/dev/null"), b"x")
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(GputopError, match="No space left"):
+        write_private(Path("/dev/full"), b"x")
+    assert Path("/dev/full").is_char_device()

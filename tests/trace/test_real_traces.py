@@ -140,7 +140,7 @@ def test_native_xspaces_with_idle_planes(name):
 @needs_data
 def test_nothing_wrong_says_what_the_limit_is():
     text = text_report(analysed("v100"))
-    assert "bound by compute" in text and "98%" in text
+    assert "bound by compute" in text and "98 %" in text
 
 
 @needs_data

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from gputop.advice.trace import RULES
 from gputop.trace.analysis import analyze_trace
-from gputop.trace.report import text_report
-from tests.advice.traces import healthy, input_bound, launch_bound, uneven
+from gputop.trace.model import Kind
+from gputop.trace.report import _EXPLAINED_BY, limit_of, text_report
+from tests.advice.traces import STEP, STEPS, fill, healthy, input_bound, job, launch_bound, uneven
 from tests.trace.build import Builder, keras_steps
 
 
@@ -22,6 +26,36 @@ def test_report_says_what_it_could_not_judge():
 def test_report_of_a_healthy_run_names_the_limit():
     text = text_report(analyze_trace(healthy().build()))
     assert "Nothing found to mend" in text and "bound by compute" in text and "1. " not in text
+    assert "(not judged: input_bound)" in " ".join(text.split())
+
+
+def test_a_larger_batch_saves_time_per_sample():
+    b = launch_bound()
+    b.memory(5, "GPU_0_bfc", 2**29, 39 * 2**30, 2**30)
+    text = " ".join(text_report(analyze_trace(b.build())).split())
+    assert "saves: 65 % of the time per sample; assumes" in text and "saves: 75 % of the step" in text
+
+
+def test_waiting_that_could_not_be_judged_is_not_denied():
+    one = Builder(gpus=0).host("train", 0, 100, step_num=1).host("IteratorGetNextOp::DoCompute", 0, 90)
+    limit = limit_of(analyze_trace(one.build()))
+    assert "could not be judged" in limit and "90 % of the step" in limit and "not wait" not in limit
+
+
+def test_copies_beside_compute_are_not_what_limits():
+    b = job()
+    fill(b, 0, 100, 9_000, 96, 4, queued=20)
+    for i in range(STEPS):
+        b.run(0, i * STEP + 100, 8_500, "MemcpyH2D", kind=Kind.H2D, stream=2, launch=i * STEP + 10)
+    a = analyze_trace(b.build())
+    use = replace(a.gpus[0], busy=0.8, compute=0.3, copies=0.7, copies_exposed=0.1, collectives_exposed=0.4)
+    assert "exposed collectives (40 %)" in limit_of(replace(a, gpus=[use]))
+    assert "idle (51 %)" in limit_of(a) and "copies" not in limit_of(a)
+
+
+def test_causes_named_are_those_that_rules_find():
+    made = {rule.__name__ for rule in RULES} | {"gpu0_oversubscribed"}
+    assert set().union(*_EXPLAINED_BY.values()) <= made
 
 
 def test_simulated_traces_are_marked():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -224,7 +225,8 @@ async def test_attach_rejects_what_is_no_address_and_takes_what_is() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("a", *"no:port", "enter")
         await pilot.pause()
-        assert session._attached == []
+        assert session._attached == [] and isinstance(app.screen, Ask), "the dialog stays, with what is wrong"
+        await pilot.press("escape")
         await pilot.press("a", *"localhost:6009", "enter")
         await pilot.pause()
         assert len(session._attached) == 1
@@ -265,6 +267,50 @@ async def test_every_size_draws_and_quits(size: tuple[int, int]) -> None:
         await pilot.pause()
         await pilot.press("q")
     assert app.return_code == 0
+
+
+async def test_a_resized_terminal_is_laid_out_like_a_fresh_one() -> None:
+    def layout(app: GputopApp) -> list[object]:
+        return [app.query_one(GpuTable).rows_per_gpu, *(app.query_one(name).region for name in (
+            "#host", "#job", "#actions", "#processes"))]
+
+    fresh = {}
+    for size in SIZES:
+        app = GputopApp(FoundSession())
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            fresh[size] = layout(app)
+    app = GputopApp(FoundSession())
+    async with app.run_test(size=SIZES[1]) as pilot:
+        for size in (SIZES[0], SIZES[2], (20, 5), SIZES[1], SIZES[0]):
+            await pilot.resize_terminal(*size)
+            await pilot.pause()
+            assert size == (20, 5) or layout(app) == fresh[size], size
+
+
+async def test_attaching_to_a_dead_address_is_answered() -> None:
+    session = StillSession()
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for _ in range(2):  # asking again is answered again
+            app._notifications.clear()
+            await pilot.press("a", *"localhost:1", "enter")
+            await asyncio.to_thread(session.look_for_servers)
+            await pilot.pause()
+            assert any("No profiler server at 127.0.0.1:1" in n.title for n in app._notifications)
+
+
+async def test_a_failed_capture_is_not_on_the_job_line_for_good() -> None:
+    session = FoundSession()
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        session._set_status(CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
+        await pilot.pause()
+        assert "the job died" in text_of(app.query_one("#job", LinesWidget))
+        session.feed(40)
+        await pilot.pause()
+        assert "the job died" not in text_of(app.query_one("#job", LinesWidget))
 
 
 async def test_sixteen_gpus_scroll() -> None:

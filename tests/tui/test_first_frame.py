@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -76,7 +77,8 @@ def _read_until(terminal: int, wanted: str, seen: str = "", timeout_s: float = 6
     return seen
 
 
-def test_the_program_in_a_terminal_starts_draws_quits_and_gives_the_screen_back() -> None:
+@pytest.mark.parametrize("ending", ["q", "ctrl-c", signal.SIGTERM, signal.SIGHUP])
+def test_the_program_in_a_terminal_starts_draws_quits_and_gives_the_screen_back(ending: str | int) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
@@ -85,7 +87,10 @@ def test_the_program_in_a_terminal_starts_draws_quits_and_gives_the_screen_back(
     seen = _read_until(terminal, "What to do")
     assert "SIMULATED" in ESCAPES.sub("", seen) and "\x1b[?1049h" in seen
     seen = _read_until(terminal, "snapshot", seen)  # the footer: keys are read by now
-    os.write(terminal, b"q")
+    if isinstance(ending, str):
+        os.write(terminal, b"q" if ending == "q" else b"\x03")
+    else:
+        os.kill(pid, ending)
     tail = _read_until(terminal, "\0 never", timeout_s=60.0)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
