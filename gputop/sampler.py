@@ -300,6 +300,7 @@ class Sampler:
             self._source.label,
             self._source.simulated,
             own_cpu,
+            self._source.gpus_present,
         )
 
     # -- from results to samples ---------------------------------------------------------------

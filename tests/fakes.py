@@ -61,6 +61,7 @@ class StillSource:
     label = "test"
     gpus: Sequence = ()
     host = None
+    gpus_present = None
 
     def open(self) -> None: ...
 

@@ -74,6 +74,7 @@ class Node:
     """A source of ``count`` probes."""
 
     simulated = False
+    gpus_present = None
     label = "test"
 
     def __init__(self, count: int = 2, past: Iterable[NodeSample] = ()) -> None:

@@ -41,6 +41,7 @@ Phase = Literal["connecting", "recording", "receiving", "saving"]
 _TICK_S = 0.125  # between two reports of progress
 _TERMINATE_TIMEOUT_S = 5.0
 _MAX_SECONDS = 3600.0
+_TRACER_LEVELS = (2, 1, 0)  # host, device, Python: host 1 shows no steps, and the Python tracer slows the job down
 # Gathering what was recorded took three times as long as recording it on a job of tiny
 # operations (TensorFlow 2.21); both limits below leave room for that.
 _DEADLINE_FACTOR, _DEADLINE_EXTRA_S = 5.0, 60.0
@@ -85,23 +86,15 @@ def capture(
     logdir: str | Path,
     on_progress: Callable[[Progress], None] | None = None,
     stop: threading.Event | None = None,
-    abort: threading.Event | None = None,
     pid: int | None = None,
     host_name: str | None = None,
-    host_tracer_level: int = 2,
-    device_tracer_level: int = 1,
-    python_tracer_level: int = 0,
-    timeout_s: float = 3.0,
-    stop_grace_s: float | None = None,
 ) -> CaptureResult:
     """Record ``seconds`` of a job and save the raw trace below ``logdir``. Blocks.
 
     ``on_progress`` is called on the calling thread, about eight times a second while the
-    server works. Setting ``stop`` ends the recording early and keeps its data; setting
-    ``abort`` gives it up. ``pid`` is the server's process where known: it helps to fetch a
-    trace that the server wrote itself. ``host_name`` names the file (default: the host).
-    ``timeout_s`` is for connecting; ``stop_grace_s`` for how long the server may take to
-    hand over after ``stop``.
+    server works. Setting ``stop`` ends the recording early and keeps its data. ``pid`` is the
+    server's process where known: it helps to fetch a trace that the server wrote itself.
+    ``host_name`` names the file (default: the host).
 
     Raises GputopError with cause and fix. NothingToSee where the trace holds no events; the
     message says where it was saved all the same.
@@ -114,18 +107,17 @@ def capture(
     run = RunFolder.create(logdir, host_name or (socket.gethostname() if is_local(host) else host))
     try:
         report(Progress("connecting", 0.0, seconds))
-        probe(address, timeout_s)
+        probe(address)
         disk = ServerDisk.choose(run, address, pid)
-        levels = (host_tracer_level, device_tracer_level, python_tracer_level)
-        call = _Call(address, seconds, _request(run, disk, seconds, levels), stop_grace_s)
-        response = call.run(report, stop or threading.Event(), abort or threading.Event())
+        call = _Call(address, seconds, _request(run, disk, seconds))
+        response = call.run(report, stop or threading.Event())
         report(Progress("saving", call.took_s, seconds))
         return _save(address, run, disk, call, response)
     finally:
         run.discard()
 
 
-def _request(run: RunFolder, disk: ServerDisk, seconds: float, levels: tuple[int, int, int]) -> Any:
+def _request(run: RunFolder, disk: ServerDisk, seconds: float) -> Any:
     duration_ms = max(1, round(seconds * 1000))
     request = messages.ProfileRequest(
         duration_ms=duration_ms, repository_root=disk.root, session_id=run.path.name, host_name=run.host,
@@ -134,7 +126,7 @@ def _request(run: RunFolder, disk: ServerDisk, seconds: float, levels: tuple[int
     options = request.opts
     options.version = 1  # without it servers fall back to their own defaults
     options.duration_ms = duration_ms
-    options.host_tracer_level, options.device_tracer_level, options.python_tracer_level = levels
+    options.host_tracer_level, options.device_tracer_level, options.python_tracer_level = _TRACER_LEVELS
     options.include_dataset_ops = True
     options.enable_hlo_proto = True  # XProf's own views of XLA programs need it
     return request
@@ -143,11 +135,10 @@ def _request(run: RunFolder, disk: ServerDisk, seconds: float, levels: tuple[int
 class _Call:
     """One Profile call, watched from the calling thread."""
 
-    def __init__(self, address: str, seconds: float, request: Any, grace_s: float | None) -> None:
+    def __init__(self, address: str, seconds: float, request: Any) -> None:
         self.address = address
         self.seconds = seconds
         self.request = request
-        self.grace_s = grace_s
         self.took_s = 0.0
         self._terminating: Any = None  # kept: gRPC cancels a call whose future is dropped
 
@@ -155,7 +146,7 @@ class _Call:
     def stopped_early(self) -> bool:
         return self._terminating is not None and self.took_s < self.seconds
 
-    def run(self, report: Callable[[Progress], None], stop: threading.Event, abort: threading.Event) -> Any:
+    def run(self, report: Callable[[Progress], None], stop: threading.Event) -> Any:
         """The server's answer; raises GputopError."""
         grpc = load_grpc()
         with open_channel(self.address) as channel:
@@ -167,7 +158,7 @@ class _Call:
             started = time.monotonic()
             call = profile.future(self.request, timeout=self.seconds * _DEADLINE_FACTOR + _DEADLINE_EXTRA_S)
             try:
-                self._watch(channel, call, started, report, stop, abort)
+                self._watch(channel, call, started, report, stop)
                 self.took_s = time.monotonic() - started
                 return call.result()
             except grpc.RpcError as error:
@@ -178,18 +169,16 @@ class _Call:
 
     def _watch(
         self, channel: grpc.Channel, call: Any, started: float, report: Callable[[Progress], None],
-        stop: threading.Event, abort: threading.Event,
+        stop: threading.Event,
     ) -> None:
         done = threading.Event()
         call.add_done_callback(lambda _call: done.set())
         hand_over_by = None
         while not done.wait(_TICK_S):
             elapsed = time.monotonic() - started
-            if abort.is_set():
-                raise GputopError(f"the capture from {self.address} was given up; its data is lost")
             if stop.is_set() and hand_over_by is None and elapsed < self.seconds:
                 self._terminating = _terminate(channel, self.request.session_id)
-                grace = _GRACE_EXTRA_S + _GRACE_FACTOR * elapsed if self.grace_s is None else self.grace_s
+                grace = _GRACE_EXTRA_S + _GRACE_FACTOR * elapsed
                 hand_over_by = elapsed + grace
             if hand_over_by is not None and elapsed > hand_over_by:
                 raise GputopError(
@@ -246,7 +235,7 @@ def _save(address: str, run: RunFolder, disk: ServerDisk, call: _Call, response:
     delivered: Literal["response", "server disk"] = "response"
     if response.xspace:
         path = run.save(response.xspace)
-        about = outline(response.xspace)
+        size, about = len(response.xspace), outline(response.xspace)
     else:
         delivered = "server disk"
         try:
@@ -256,26 +245,35 @@ def _save(address: str, run: RunFolder, disk: ServerDisk, call: _Call, response:
                 raise _empty(address, None, ()) from None
             raise
         path = run.adopt(source)
+        size, about = _outline_file(path)
         left = disk.clean_up(source)
         if left:
             warnings.append(left)
-        about = _outline_file(path)
     if about.damaged:
         warnings.append("the trace ends early or is damaged; what is readable of it was kept")
     if response.empty_trace or not about.has_events:
         raise _empty(address, path, (*about.errors, *about.warnings))
     return CaptureResult(
         address=address, path=path, run_dir=run.path, session_id=run.path.name, asked_s=call.seconds,
-        took_s=call.took_s, bytes=path.stat().st_size, stopped_early=call.stopped_early, delivered=delivered,
+        took_s=call.took_s, bytes=size, stopped_early=call.stopped_early, delivered=delivered,
         errors=about.errors, warnings=(*about.warnings, *warnings),
     )
 
 
-def _outline_file(path: Path) -> Outline:
-    if path.stat().st_size == 0:
-        return outline(b"")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return outline(cast(bytes, data))  # indexes and slices as bytes do, without being read whole
+def _outline_file(path: Path) -> tuple[int, Outline]:
+    """Size and outline of a trace on disk; raises GputopError, the trace is kept."""
+    try:
+        size = path.stat().st_size
+        if size == 0:
+            return 0, outline(b"")
+        with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
+            return size, outline(cast(bytes, data))  # indexes and slices as bytes do, without being read whole
+    except (OSError, ValueError) as error:  # ValueError: it shrank meanwhile
+        why = error.strerror if isinstance(error, OSError) else None
+        raise GputopError(
+            f"the trace was saved as {path}, but cannot be read: {why or error}",
+            "See to that file system (`dmesg`, quota, mount); then run `gputop analyze` on the file.",
+        ) from None
 
 
 def _empty(address: str, path: Path | None, said: tuple[str, ...]) -> NothingToSee:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SERVICE = "tensorflow.ProfilerService"
 
 # One file per package. Message -> "number name type"; the type may be preceded by "repeated",
-# be "map<int64, Message>", and be followed by "/oneof". Enums travel as int32: same wire.
+# be "map<int64,Message>", and be followed by "/oneof". Enums travel as int32: same wire.
 _SCHEMA: dict[str, dict[str, tuple[str, ...]]] = {
     "tensorflow.profiler": {
         "XSpace": (
@@ -57,31 +57,18 @@ _SCHEMA: dict[str, dict[str, tuple[str, ...]]] = {
             "5 version uint32", "6 device_type int32", "1 include_dataset_ops bool", "2 host_tracer_level uint32",
             "3 device_tracer_level uint32", "4 python_tracer_level uint32", "7 enable_hlo_proto bool",
             "8 start_timestamp_ns uint64", "9 duration_ms uint64", "10 repository_path string",
-            "12 advanced_configuration map<string,AdvancedConfigValue>",
         ),
-        "AdvancedConfigValue": ("1 string_value string/value", "2 bool_value bool/value", "3 int64_value int64/value"),
-        "ToolRequestOptions": ("2 output_formats string", "3 save_to_repo bool"),
         "ProfileRequest": (
             "1 duration_ms uint64", "2 max_events uint64", "3 tools repeated string", "4 opts ProfileOptions",
-            "5 repository_root string", "6 session_id string", "7 host_name string",
-            "8 tool_options map<string,ToolRequestOptions>", "9 emit_xspace bool",
+            "5 repository_root string", "6 session_id string", "7 host_name string", "9 emit_xspace bool",
         ),
-        "ProfileToolData": ("1 name string", "2 data bytes"),
-        "ProfileResponse": (
-            "6 tool_data repeated ProfileToolData", "7 empty_trace bool", "8 xspace tensorflow.profiler.XSpace",
-        ),
+        "ProfileResponse": ("7 empty_trace bool", "8 xspace tensorflow.profiler.XSpace"),
         # The same bytes as ProfileResponse, the XSpace left unparsed: a trace of 100 MB
         # reaches the disk without ever becoming millions of objects.
-        "RawProfileResponse": ("6 tool_data repeated ProfileToolData", "7 empty_trace bool", "8 xspace bytes"),
+        "RawProfileResponse": ("7 empty_trace bool", "8 xspace bytes"),
         "TerminateRequest": ("1 session_id string",),
         "TerminateResponse": (),
         "MonitorRequest": ("1 duration_ms uint64", "2 monitoring_level int32", "3 timestamp bool"),
-        "MonitorResponse": ("1 data string", "10 monitor_result ProfilerServiceMonitorResult"),
-        "ProfilerServiceMonitorResult": (
-            "1 response_type int32", "2 device_idle_time_percent double", "3 matrix_unit_utilization_percent double",
-            "4 step_time_ms_avg double", "5 step_time_ms_min double", "6 step_time_ms_max double",
-            "7 infeed_percent_avg double", "8 infeed_percent_min double", "9 infeed_percent_max double",
-        ),
     },
 }
 
@@ -110,7 +97,6 @@ if TYPE_CHECKING:
     TerminateRequest: Any
     TerminateResponse: Any
     MonitorRequest: Any
-    MonitorResponse: Any
 
 
 def __getattr__(name: str) -> type[Message]:

@@ -76,6 +76,11 @@ def parse_address(text: str) -> str:
             host = f"[{ipaddress.IPv6Address(host.partition('%')[0])}]"
         except ValueError:
             raise _usage(text, f"{host} is no IPv6 address") from None
+    else:
+        try:
+            host.encode("idna")  # as the resolver would, which raises no OSError for it
+        except UnicodeError:
+            raise _usage(text, "each part of a host name has 1 to 63 characters") from None
     return f"{host}:{int(port_text)}"
 
 

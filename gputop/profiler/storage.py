@@ -41,7 +41,11 @@ class RunFolder:
         """Make a new run folder; raises GputopError where the logdir cannot be written."""
         if "://" in str(logdir):
             raise GputopError(f"{logdir} is not a folder of this machine", "Give a local --logdir.", EXIT_USAGE)
-        profiles = Path(logdir).expanduser().absolute() / "plugins" / "profile"
+        try:
+            profiles = Path(logdir).expanduser().absolute() / "plugins" / "profile"
+        except (RuntimeError, OSError) as error:  # no such user; the working directory is gone
+            raise GputopError(f"{logdir} is not a folder of this machine: {error}", "Give an absolute --logdir.",
+                              EXIT_USAGE) from None
         host = re.sub(r"[^A-Za-z0-9._-]", "_", host) or "host"
         made: list[Path] = []
         try:
@@ -59,7 +63,7 @@ class RunFolder:
                 os.fsync(file.fileno())
         except OSError as error:
             if made:
-                (made[-1] / f".{host}.partial").unlink(missing_ok=True)
+                _remove_file(made[-1] / f".{host}.partial")
             _remove_empty(made)
             raise GputopError(
                 f"cannot write traces to {logdir}: {error.strerror or error} ({error.filename or profiles})",
@@ -73,23 +77,40 @@ class RunFolder:
         return self.path / f"{self.host}.xplane.pb"
 
     def save(self, data: bytes) -> Path:
-        """Write the trace, whole or not at all."""
-        return self._fill(io.BytesIO(data), len(data))  # shares the bytes, does not copy them
+        """Write the trace, whole or not at all; raises GputopError."""
+        try:
+            return self._fill(io.BytesIO(data))  # shares the bytes, does not copy them
+        except OSError as error:
+            raise GputopError(
+                f"the trace ({len(data) / 1e6:.1f} MB) could not be saved as {self.file}: {error.strerror or error}",
+                "Make room or choose another --logdir, and capture again; nothing partial was left behind.",
+            ) from None
 
     def adopt(self, source: Path) -> Path:
-        """Take over a trace the server wrote: in place already, or copied from ``source``."""
-        if self.file.exists() and source.samefile(self.file):
-            self._temporary.unlink(missing_ok=True)
-            return self.file
-        with source.open("rb") as opened:
-            return self._fill(opened, source.stat().st_size)
+        """Take over a trace the server wrote: in place already, or copied from ``source``.
+
+        Raises GputopError that names ``source``, which stays as it is.
+        """
+        try:
+            if self.file.exists() and source.samefile(self.file):
+                _remove_file(self._temporary)
+                return self.file
+            with source.open("rb") as opened:
+                return self._fill(opened)
+        except OSError as error:
+            raise GputopError(
+                f"the trace could not be copied from {source} to {self.file}: {error.strerror or error}",
+                f"It stays at {source}: make room or choose another --logdir, or copy it by hand and run "
+                "`gputop analyze` on it.",
+            ) from None
 
     def discard(self) -> None:
-        """Remove what this capture made, as far as it is empty. Does nothing after a save."""
-        self._temporary.unlink(missing_ok=True)
+        """Remove what this capture made, as far as it is empty and can be. Does nothing after a save."""
+        _remove_file(self._temporary)
         _remove_empty(self._made)
 
-    def _fill(self, source: BinaryIO, size: int) -> Path:
+    def _fill(self, source: BinaryIO) -> Path:
+        """Raises OSError, nothing partial left behind."""
         try:
             with self._temporary.open("wb") as out:
                 shutil.copyfileobj(source, out, _CHUNK_BYTES)
@@ -98,12 +119,9 @@ class RunFolder:
             if self.file.exists():
                 raise FileExistsError(17, "there is a trace already", str(self.file))
             self._temporary.rename(self.file)
-        except OSError as error:
-            self._temporary.unlink(missing_ok=True)
-            raise GputopError(
-                f"the trace ({size / 1e6:.1f} MB) could not be saved as {self.file}: {error.strerror or error}",
-                "Make room or choose another --logdir, and capture again; nothing partial was left behind.",
-            ) from None
+        except OSError:
+            _remove_file(self._temporary)
+            raise
         return self.file
 
 
@@ -116,6 +134,12 @@ def _new_folder(parent: Path, name: str) -> Path:
             continue
         return path
     raise FileExistsError(17, "no free run name", str(parent / name))
+
+
+def _remove_file(path: Path) -> None:
+    """As far as it can be: a file system that failed a moment ago must not hide why."""
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _remove_empty(folders: list[Path]) -> None:

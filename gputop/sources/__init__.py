@@ -51,6 +51,11 @@ class Source(Protocol):
     def gpus(self) -> Sequence[GpuProbe]: ...
 
     @property
+    def gpus_present(self) -> int | None:
+        """How many GPUs the node has, watched or not; None where that is not known."""
+        ...
+
+    @property
     def host(self) -> HostProbe: ...
 
     def prefill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:

@@ -173,6 +173,13 @@ class Analysis:
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstained, ...] = ()
 
+    def _breakdown_json(self) -> dict[str, float | None] | None:
+        """Without a GPU in the trace the parts that happen on one are unknown, not nothing."""
+        if self.breakdown is None:
+            return None
+        parts = self.breakdown.to_json()
+        return {name: value if self.gpus or name in ("input", "host") else None for name, value in parts.items()}
+
     def to_json(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA,
@@ -183,7 +190,7 @@ class Analysis:
                 "quality": [{"id": q.id, "message": q.message} for q in self.quality],
             },
             "steps": self.steps.to_json() if self.steps else None,
-            "breakdown": self.breakdown.to_json() if self.breakdown else None,
+            "breakdown": self._breakdown_json(),
             "input": None if self.input is None else {
                 "wait_s_per_step": self.input.wait_s_per_step, "wait_ratio": self.input.wait_ratio,
                 "stages": dict(self.input.stages), "how": self.input.how,

@@ -23,12 +23,14 @@ from gputop.errors import EXIT_FAILED, EXIT_OK, GputopError
 # A trace of two million events takes about 10 s (traces.md §5); whatever is not done by then never will be.
 TIMEOUT_S = 600.0
 _POLL_S = 0.1
+_PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 REPORT_WIDTH = 70  # what the monitor can show on 80 columns
 # Like `python -m gputop.trace.worker`, but the user's working directory may not shadow modules.
 _CHILD = """\
 import sys
 sys.path[:] = [p for p in sys.path if p] + [sys.argv.pop(1)]
-from gputop.trace.worker import main
+from gputop.trace.worker import die_with, main
+die_with(int(sys.argv.pop(1)))
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -40,9 +42,11 @@ def analyze_in_worker(
     text report under ``report``.
 
     Blocks; call it from a worker thread. Set ``stop`` to give up early. Raises GputopError
-    with the child's own message, or one that says how the child ended.
+    with the child's own message, or one that says how the child ended. However this ends,
+    KeyboardInterrupt included, the child does not outlive it.
     """
-    command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2]), *map(str, paths)]
+    command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2]), str(os.getpid()),
+               *map(str, paths)]
     try:
         return _analyze(command, stop, timeout_s)
     except OSError as error:
@@ -52,14 +56,15 @@ def analyze_in_worker(
 
 def _analyze(command: list[str], stop: threading.Event | None, timeout_s: float) -> dict[str, Any]:
     with tempfile.TemporaryFile() as errors, subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL,
+        # A session of its own: ctrl-c in the terminal is for gputop to decide on.
+        command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, start_new_session=True,
     ) as child:
         try:
             output = _read(child, stop, timeout_s)
         finally:
             if child.poll() is None:
                 child.kill()
-        code = child.wait()
+            code = child.wait()
         errors.seek(0)
         tail = errors.read()[-2000:].decode(errors="replace").strip()
     return _document(output, code, tail)
@@ -104,6 +109,19 @@ def _document(output: bytes, code: int, stderr: str) -> dict[str, Any]:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         raise GputopError(f"The analysis {how}: {last}", "The trace is kept; please report this with the trace.")
     return document
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when ``parent`` ends, in whatever way.
+
+    Strictly, when the thread that started it ends: that one waits for it in
+    :func:`analyze_in_worker` (prctl(2), PR_SET_PDEATHSIG).
+    """
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it ended before that call
+        sys.exit(EXIT_FAILED)
 
 
 def main(arguments: Sequence[str]) -> int:

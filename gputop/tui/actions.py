@@ -20,7 +20,9 @@ from gputop.tui.step_bar import step_lines
 def gain_text(finding: Finding) -> str:
     """What a cure would bring: "−38 % step", or nothing where no figure can be given."""
     gain = finding.gain.step_time
-    return "" if not gain or gain < 0.005 else f"−{100 * gain:.0f} % step"
+    if not gain or gain < 0.005:
+        return ""
+    return f"−{100 * gain:.0f} % " + ("step" if finding.gain.per == "step" else "per sample")
 
 
 def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, room: int) -> list[list[Run]]:
@@ -62,7 +64,7 @@ class ActionsPanel(LinesWidget, can_focus=True):
         super().__init__(id=id)
         self.findings: tuple[Finding, ...] = ()
         self.lead: tuple[str, ...] = ()
-        self.breakdown: Mapping[str, float] = {}
+        self.breakdown: Mapping[str, float | None] = {}
         self.selected_id: str | None = None
         self._owner: list[str] = []  # finding id of each drawn line
 
@@ -75,7 +77,7 @@ class ActionsPanel(LinesWidget, can_focus=True):
         return self.findings[0] if self.findings else None
 
     def update_view(self, findings: tuple[Finding, ...], title: str, lead: tuple[str, ...] = (),
-                    breakdown: Mapping[str, float] | None = None) -> None:
+                    breakdown: Mapping[str, float | None] | None = None) -> None:
         """``lead`` is said before the findings (what there is to say where nothing is wrong);
         ``breakdown`` of the step is drawn below them where there is room."""
         self.findings, self.lead, self.breakdown = findings, lead, breakdown or {}

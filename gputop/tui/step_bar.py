@@ -18,15 +18,19 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def step_lines(breakdown: Mapping[str, float], width: int) -> list[list[Run]]:
-    """Two lines: the step's parts in proportion, and what they are; nothing for a step of no length."""
-    total = sum(breakdown.values())
+def step_lines(breakdown: Mapping[str, float | None], width: int) -> list[list[Run]]:
+    """Two lines: the step's parts in proportion, and what they are; nothing for a step of no length.
+
+    Parts that are unknown (None) are not drawn: without a GPU in the trace, those of the device.
+    """
+    known = {name: value for name, value in breakdown.items() if value is not None}
+    total = sum(known.values())
     if total <= 0 or width < 30:
         return []
     head = f" Step {seconds(total)} "
     room = width - len(head) - 1
-    parts = [(label, breakdown[name] / total, Style(color=color)) for name, label, color in _PARTS
-             if breakdown.get(name, 0.0) / total >= 0.005]
+    parts = [(label, known[name] / total, Style(color=color)) for name, label, color in _PARTS
+             if known.get(name, 0.0) / total >= 0.005]
     # Largest remainders: the cells of all parts together fill the bar exactly.
     shares = [share / sum(s for _, s, _ in parts) * room for _, share, _ in parts]
     cells = [int(share) for share in shares]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -85,24 +87,14 @@ def test_stop_ends_early_and_keeps_the_data(logdir):
     assert result.path.read_bytes() == server.xspace
 
 
-def test_server_that_ignores_stop_is_cancelled(logdir):
+def test_server_that_ignores_stop_is_cancelled(logdir, monkeypatch):
+    monkeypatch.setattr(client, "_GRACE_EXTRA_S", 0.2)
     stop = threading.Event()
     stop.set()
     with serve(FakeProfiler(obeys_terminate=False)) as server:
         with pytest.raises(GputopError, match="did not hand over"):
-            capture(server.address, seconds=LONG_S, logdir=logdir, stop=stop, stop_grace_s=0.2)
+            capture(server.address, seconds=LONG_S, logdir=logdir, stop=stop)
         assert server._stop.wait(10)  # the server was told
-    assert not logdir.exists()
-
-
-def test_abort_gives_up_at_once(logdir):
-    abort = threading.Event()
-    with serve() as server:
-        with pytest.raises(GputopError, match="given up"):
-            capture(server.address, seconds=LONG_S, logdir=logdir, abort=abort,
-                    on_progress=lambda p: p.phase == "recording" and abort.set())
-        assert server._stop.wait(10)
-        assert server.terminated == []
     assert not logdir.exists()
 
 
@@ -175,6 +167,81 @@ class TestServersThatWriteThemselves:
         with serve(FakeProfiler(refuse=refusal)) as server, pytest.raises(GputopError, match="own disk") as caught:
             capture(server.address, seconds=0.01, logdir=logdir)
         assert "--logdir" in caught.value.fix
+
+
+class TestFileSystemsThatFail:
+    """A stale NFS handle, a failing disk: said with cause and fix, and the trace is kept."""
+
+    @pytest.fixture
+    def failing(self, monkeypatch):
+        """Make a method of Path raise for the paths that ``applies`` to."""
+        def begin(method, applies, number=errno.ESTALE):
+            real = getattr(Path, method)
+
+            def fail(path, *arguments, **options):
+                if applies(path, *arguments):
+                    raise OSError(number, os.strerror(number), str(path))
+                return real(path, *arguments, **options)
+
+            monkeypatch.setattr(Path, method, fail)
+        return begin
+
+    @pytest.mark.parametrize(("method", "in_place"), [("samefile", True), ("open", False)])
+    def test_the_servers_own_file_is_named_and_kept(self, logdir, tmp_path, failing, method, in_place):
+        run = storage.RunFolder.create(logdir, "host")
+        source = run.file if in_place else tmp_path / "own.xplane.pb"
+        source.write_bytes(b"trace")
+        failing(method, lambda path, *_: path == source)
+        with pytest.raises(GputopError, match="Stale file handle") as caught:
+            run.adopt(source)
+        run.discard()
+        assert str(source) in caught.value.message and str(source) in caught.value.fix
+        assert source.is_file()
+        assert [p for p in everything_below(logdir) if p.name.endswith(".partial")] == []
+
+    def test_a_full_disk_while_copying_names_the_copy_that_stays(self, logdir, tmp_path, failing):
+        run = storage.RunFolder.create(logdir, "host")
+        source = tmp_path / "own.xplane.pb"
+        source.write_bytes(b"trace")
+        failing("rename", lambda *_: True, errno.ENOSPC)
+        with pytest.raises(GputopError, match="No space") as caught:
+            run.adopt(source)
+        run.discard()
+        assert str(source) in caught.value.fix and source.read_bytes() == b"trace"
+        assert not logdir.exists()
+
+    def test_cleaning_up_never_hides_why(self, logdir, failing):
+        failing("unlink", lambda path, *_: path.name.endswith(".partial"))
+        with pytest.raises(GputopError, match="nothing listens"):
+            capture("127.0.0.1:1", seconds=0.01, logdir=logdir)
+        run = storage.RunFolder.create(logdir, "host")
+        failing("rename", lambda *_: True, errno.ENOSPC)
+        with pytest.raises(GputopError, match="No space"):
+            run.save(b"trace")
+        failing("open", lambda path, *_: path.name.endswith(".partial"), errno.EDQUOT)
+        with pytest.raises(GputopError, match="cannot write traces"):
+            storage.RunFolder.create(logdir, "host")
+
+    def test_a_saved_trace_that_cannot_be_read_again_is_named_and_all_copies_stay(self, logdir, failing, monkeypatch):
+        monkeypatch.setattr(storage, "_shares_files", lambda pid: False)
+        failing("open", lambda path, mode="r", *_: path.is_relative_to(logdir) and mode == "rb")
+        with serve(FakeProfiler(writes_disk=True)) as server:
+            with pytest.raises(GputopError, match="cannot be read: Stale") as caught:
+                capture(server.address, seconds=0.01, logdir=logdir)
+            root = Path(server.requests[0].repository_root)
+        try:
+            assert len(list(root.rglob("*.xplane.pb"))) == 1
+        finally:
+            shutil.rmtree(root)
+        (path,) = logdir.rglob("*.xplane.pb")
+        assert str(path) in caught.value.message and "gputop analyze" in caught.value.fix
+        assert path.stat().st_size == len(server.xspace)
+
+    def test_a_trace_from_the_response_needs_no_second_look_at_the_disk(self, logdir, failing):
+        failing("stat", lambda path, *_: path.name.endswith(".xplane.pb") and path in path.parent.iterdir())
+        with serve() as server:
+            result = capture(server.address, seconds=0.01, logdir=logdir)
+        assert result.bytes == len(server.xspace)
 
 
 @pytest.mark.parametrize("flagged", [True, False])
@@ -258,6 +325,11 @@ class TestLogdir:
     def test_remote_logdir_is_wrong_usage(self):
         with pytest.raises(GputopError, match="not a folder") as caught:
             capture("localhost:1", logdir="gs://bucket/logs")
+        assert caught.value.exit_code == EXIT_USAGE
+
+    def test_home_of_a_user_that_does_not_exist_is_wrong_usage(self):
+        with pytest.raises(GputopError, match="not a folder") as caught:
+            capture("localhost:1", logdir="~no-such-user-here/logs")
         assert caught.value.exit_code == EXIT_USAGE
 
     def test_failed_capture_leaves_what_was_there(self, logdir):

@@ -26,6 +26,8 @@ from tests.profiler.fake_server import FakeProfiler, serve
         ("grpc://node-7:06009", "node-7:6009"),
         (" node-7.example.org:65535 ", "node-7.example.org:65535"),
         ("[2001:DB8::0:1]:1", "[2001:db8::1]:1"),
+        ("node_7.example.org.:1", "node_7.example.org.:1"),
+        (f"{'n' * 63}:1", f"{'n' * 63}:1"),
     ],
 )
 def test_parse_address(text, address):
@@ -49,6 +51,10 @@ def test_parse_address(text, address):
         ("a b:1", "blanks"),
         ("http://node:6006", "URL"),
         ("", "port is missing"),
+        ("node..x:6009", "1 to 63 characters"),
+        (".:6009", "1 to 63 characters"),
+        (f"{'n' * 64}:6009", "1 to 63 characters"),
+        (f"münchen.{'ü' * 64}:6009", "1 to 63 characters"),
     ],
 )
 def test_wrong_addresses_are_wrong_usage(text, why):

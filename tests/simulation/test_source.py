@@ -155,3 +155,8 @@ def test_the_profiler_server_comes_with_the_job_and_goes_with_it() -> None:
     source.close()
     assert source.profiler_endpoints() == {}
     source.close()
+
+
+def test_the_gpus_left_out_are_known() -> None:
+    some = _open("gpu0-oversubscribed", "6-7")
+    assert some.gpus_present == 8 and next(iter(some.prefill(NOW, 1.0))).gpus_unwatched == 6

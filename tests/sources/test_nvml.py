@@ -181,7 +181,8 @@ def test_a_gpu_lost_before_the_start_is_shown(fake: FakeNvml, clock: Clock) -> N
     [((), list(range(8))), (("0",), [0]), (("2-3", "0"), [0, 2, 3]), (("GPU-1A2B3C11",), [1]), (("0,5-6",), [0, 5, 6])],
 )
 def test_gpus_by_index_range_and_uuid(fake: FakeNvml, clock: Clock, items: tuple[str, ...], indices: list[int]) -> None:
-    assert [probe.info.index for probe in opened(clock, *items).gpus] == indices
+    source = opened(clock, *items)
+    assert [probe.info.index for probe in source.gpus] == indices and source.gpus_present == 8
 
 
 @pytest.mark.parametrize("item", ["8", "6-9", "3-2", "GPU-ffff", "-1", "x"])

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -43,6 +45,56 @@ def test_stop_ends_it(tmp_path):
     stop.set()
     with pytest.raises(GputopError, match="stopped"):
         analyze_in_worker([str(fifo)], stop)
+
+
+@pytest.mark.parametrize("end", ["stop", "timeout", "ctrl-c"])
+def test_the_child_does_not_outlive_the_call(tmp_path, monkeypatch, end):
+    pid_file = tmp_path / "pid"
+    replaced(monkeypatch, "import os, sys, threading\n"
+             f"open({str(pid_file)!r}, 'w').write(f'{{os.getpid()}} {{os.getsid(0)}}\\n')\n"
+             "threading.Event().wait()")
+
+    class Stop(threading.Event):
+        def is_set(self) -> bool:
+            if end == "timeout" or not (pid_file.exists() and pid_file.read_text().endswith("\n")):
+                return False
+            if end == "ctrl-c":
+                signal.raise_signal(signal.SIGINT)
+            return True
+
+    expected = KeyboardInterrupt if end == "ctrl-c" else GputopError
+    with pytest.raises(expected):
+        analyze_in_worker(["x"], Stop(), timeout_s=3.0 if end == "timeout" else 60.0)
+    pid, session = map(int, pid_file.read_text().split())
+    assert session == pid, "ctrl-c in the terminal would hit it, too"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_child_dies_with_a_killed_parent(tmp_path):
+    fifo = tmp_path / "never"
+    os.mkfifo(fifo)
+    code = ("import sys; from gputop.trace import worker\n"
+            "analysis = 'main(sys.argv[1:])'; assert analysis in worker._CHILD\n"
+            "worker._CHILD = worker._CHILD.replace(analysis, 'open(sys.argv[1]).read()')\n"  # it never comes to an end
+            "worker.analyze_in_worker(sys.argv[1:])")
+    with subprocess.Popen([sys.executable, "-c", code, str(fifo)]) as parent:
+        opened: list[int] = []
+        writer = threading.Thread(target=lambda: opened.append(os.open(fifo, os.O_WRONLY)), daemon=True)
+        writer.start()  # it opens when the child has come to read
+        writer.join(60)
+        parent.kill()
+    assert opened
+    poll = select.poll()
+    poll.register(opened[0], 0)
+    assert poll.poll(60_000) == [(opened[0], select.POLLERR)], "the reader lives on"
+    os.close(opened[0])
+
+
+def test_a_child_whose_parent_is_gone_does_not_begin():
+    code = f"from gputop.trace.worker import die_with; die_with({os.getpid() + 1}); print('began')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 
 
 def replaced(monkeypatch, code: str) -> None:
