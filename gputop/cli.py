@@ -257,13 +257,17 @@ def _capture(args: argparse.Namespace) -> int:
     stop = threading.Event()
     # The first ctrl-c ends the recording and keeps its data; the second one quits.
 
+    said: list[str] = []
+
     def interrupted(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         stop.set()
+        if "analysing" in said:
+            _say(f"stopped; the trace is kept in {options.logdir}")
+            raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupted)
     signal.signal(signal.SIGTERM, interrupted)  # what a job scheduler sends: the data is kept, too
-    said: list[str] = []
 
     def on_status(status: CaptureStatus) -> None:
         if status.phase not in said:

@@ -74,7 +74,7 @@ class ProcessPanel(LinesWidget, can_focus=True):
         pid_width = max([5, *(len(str(p.pid)) for p in rows)])
         gpu_width = max([3, *(len(ranges(p.gpus)) for p in rows)])
         user_width = 9 if width >= 60 else 0
-        head = (f"{'pid':>{pid_width}} {'user':<9}"[:pid_width + 1 + user_width]
+        head = (f" {'pid':>{pid_width}} {'user':<9}"[:pid_width + 2 + user_width]
                 + f"{'GPU':<{gpu_width}} {'mem':>5} {'sm':>4} {'cpu':>5}  command")
         lines: list[list[Run]] = [[(fit(head, width), DIM)]]
         if not rows:
@@ -90,7 +90,7 @@ class ProcessPanel(LinesWidget, can_focus=True):
         pid_width, user_width, gpu_width = widths
         memory, sm, cpu = memory_bytes(p), sm_ratio(p), p.cpu_cores.value
         user = fit(printable(p.user or "?"), user_width - 1) + " " if user_width else ""
-        figures = (f"{p.pid:>{pid_width}} {user}{ranges(p.gpus):<{gpu_width}}"
+        figures = (f" {p.pid:>{pid_width}} {user}{ranges(p.gpus):<{gpu_width}}"
                    f" {'N/A' if memory is None else bytes_(memory):>5}"
                    f" {'N/A' if sm is None else ratio(sm):>4} {'N/A' if cpu is None else ratio(cpu):>5}  ")
         mark = "● " if p.pid in self._attached_pids else ""

@@ -15,7 +15,7 @@ from textual.widgets import Input, Static
 
 from gputop.advice.finding import Finding
 from gputop.samples import GpuSample
-from gputop.text import printable, reading
+from gputop.text import printable, ranges, reading
 from gputop.tui.actions import evidence_lines, gain_text
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, SEVERITY_MARK, SEVERITY_STYLE, WARN
 
@@ -91,7 +91,7 @@ def finding_parts(finding: Finding) -> list[Text | Code]:
     out = Text()
     gain = gain_text(finding) or "no figure"
     out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
-    gpus = f"   GPU {', '.join(map(str, finding.gpus))}" if finding.gpus else ""
+    gpus = f"   GPU {ranges(finding.gpus, ', ')}" if finding.gpus else ""
     origin = "a trace" if finding.origin == "trace" else "the live figures"
     out.append(f"   {finding.id}{gpus}   from {origin}\n\n", DIM)
     out.append(printable(finding.why) + "\n\n")
