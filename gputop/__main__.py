@@ -1,8 +1,6 @@
 """``python -m gputop`` is the command ``gputop``."""
 
-import sys
-
-from gputop.cli import main
+from gputop.cli import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

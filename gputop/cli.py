@@ -390,3 +390,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
 
+
+def command() -> NoReturn:
+    """The process: :func:`main`, then out at once.
+
+    The interpreter's own way out would wait for, or pull the ground from under, daemon threads
+    that may be inside the driver or gRPC; a hung driver must not keep gputop from ending.
+    """
+    try:
+        status = main()
+    except SystemExit as ending:  # argparse: --help, --version, wrong usage
+        status = ending.code if isinstance(ending.code, int) else EXIT_OK
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, AttributeError, ValueError):
+            stream.flush()
+    os._exit(status)
