@@ -20,7 +20,7 @@ from gputop.profiler.discovery import Discovery, ProfilerServer
 
 H100 = "NVIDIA H100 80GB HBM3"
 OPEN_MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.10.01  Release Build\nGCC version: 12"
-FINE = DriverFacts(library="/usr/lib/libnvidia-ml.so.580.65.06", init_code=0, driver="580.65.06", cuda=13, count=2,
+FINE = DriverFacts(nvml_path="/usr/lib/libnvidia-ml.so.580.65.06", init_code=0, driver="580.65.06", cuda=13, count=2,
                    gpus=tuple(GpuFacts(i, 0, H100, f"GPU-{i}", sm_active=True) for i in range(2)))
 COARSE = DriverFacts(init_code=0, driver="550.1", count=1, gpus=(
     GpuFacts(0, 0, "NVIDIA A100", sm_active_reason="this GPU has no GPM"),))
@@ -94,10 +94,10 @@ def test_exit_status(statuses: tuple[str, ...], no_gpu: bool, code: int) -> None
 
 
 def test_facts_survive_a_line_cut_short_and_a_gpu_without_answer() -> None:
-    lines = ['{"library": "/l"}', '{"calling": "nvmlInit"}', '{"init_code": 0, "count": 2, "driver": "580.1"}',
+    lines = ['{"nvml_path": "/l"}', '{"calling": "nvmlInit"}', '{"init_code": 0, "count": 2, "driver": "580.1"}',
              '{"gpu": 1, "name": "H", "code": 0, "pids": [5, 4]}', '{"gpu": 0, "na']
     facts = facts_from(lines, hung=True)
-    assert (facts.library, facts.count, facts.hung_in, facts.pids) == ("/l", 2, "", (4, 5))
+    assert (facts.nvml_path, facts.count, facts.hung_in, facts.pids) == ("/l", 2, "", (4, 5))
     assert [gpu.code for gpu in facts.gpus] == [None, 0]
     assert facts_from(lines[:2], hung=True).hung_in == "nvmlInit"
     assert facts_from(['{"done": true}'], died="by SIGSEGV").died == ""
@@ -108,24 +108,24 @@ def test_no_driver_names_what_is_missing_where(tmp_path: Path) -> None:
     for number, vendor, kind in ((0, "0x10de", "0x030200"), (1, "0x10de", "0x040300"), (2, "0x8086", "0x030000")):
         put(tmp_path, f"sys/bus/pci/devices/{number}/vendor", vendor)
         put(tmp_path, f"sys/bus/pci/devices/{number}/class", kind)
-    check = driver.library(NO_LIBRARY, tmp_path)
+    check = driver.nvml_library(NO_LIBRARY, tmp_path)
     assert check.status == "fail" and "shows 1 NVIDIA GPU." in check.detail and "cannot open" in check.detail
     assert check.fix is not None and "ubuntu-drivers" in check.fix
     assert driver.no_gpu(NO_LIBRARY)
     put(tmp_path, "proc/1/cgroup", "0::/kubepods/pod1\n")
-    inside = driver.library(NO_LIBRARY, tmp_path)
+    inside = driver.nvml_library(NO_LIBRARY, tmp_path)
     assert inside.fix is not None and "docker run --gpus all" in inside.fix
     assert driver.nvml(NO_LIBRARY, tmp_path).status == driver.gpus(NO_LIBRARY)[0].status == "unknown"
 
 
 def test_a_machine_without_gpu_gets_no_install_command(tmp_path: Path) -> None:
     put(tmp_path, "sys/bus/pci/devices/0/vendor", "0x8086")
-    check = driver.library(NO_LIBRARY, tmp_path)
+    check = driver.nvml_library(NO_LIBRARY, tmp_path)
     assert check.status == "fail" and check.fix is None and "no NVIDIA GPU either" in check.detail
 
 
 def test_kernel_module(tmp_path: Path) -> None:
-    unloaded = DriverFacts(library="/l", init_code=9)
+    unloaded = DriverFacts(nvml_path="/l", init_code=9)
     check = driver.kernel_module(unloaded, tmp_path)
     assert check.status == "fail" and check.fix is not None and check.fix.startswith("sudo modprobe nvidia")
     assert driver.no_gpu(unloaded)
@@ -138,7 +138,7 @@ def test_kernel_module(tmp_path: Path) -> None:
 
 def test_mismatch_names_both_versions(tmp_path: Path) -> None:
     put(tmp_path, "proc/driver/nvidia/version", OPEN_MODULE)
-    check = driver.nvml(DriverFacts(library="/usr/lib/libnvidia-ml.so.580.65.06", init_code=18), tmp_path)
+    check = driver.nvml(DriverFacts(nvml_path="/usr/lib/libnvidia-ml.so.580.65.06", init_code=18), tmp_path)
     assert check.status == "fail" and "Module 570.10.01, library 580.65.06." in check.detail
     assert check.fix is not None and "sudo reboot" in check.fix and "rmmod" in check.fix
     put(tmp_path, ".dockerenv")
@@ -147,11 +147,11 @@ def test_mismatch_names_both_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("facts", "words"), [
-    (DriverFacts(library="/l", hung_in="nvmlInit"), "nvmlInit did not return"),
-    (DriverFacts(library="/l", died="by SIGSEGV"), "by SIGSEGV"),
-    (DriverFacts(library="/l", init_code=4), "no permission"),
-    (DriverFacts(library="/l", init_code=999), "error 999"),
-    (DriverFacts(library="/l", import_error="ImportError: x"), "nvidia-ml-py"),
+    (DriverFacts(nvml_path="/l", hung_in="nvmlInit"), "nvmlInit did not return"),
+    (DriverFacts(nvml_path="/l", died="by SIGSEGV"), "by SIGSEGV"),
+    (DriverFacts(nvml_path="/l", init_code=4), "no permission"),
+    (DriverFacts(nvml_path="/l", init_code=999), "error 999"),
+    (DriverFacts(nvml_path="/l", import_error="ImportError: x"), "nvidia-ml-py"),
 ])
 def test_a_driver_that_cannot_be_talked_to(facts: DriverFacts, words: str, tmp_path: Path) -> None:
     check = driver.nvml(facts, tmp_path)

@@ -45,7 +45,7 @@ def compiled(folder: Path, init: str) -> dict[str, str]:
 
 def test_asks_a_driver_that_works(configured: Configured, library: Path) -> None:
     facts = ask_driver(60, configured("gpus 3", "set mig 1 1", "process 2 4711 500 C 50", "process 2 4712 5 G 0"))
-    assert (facts.library, facts.init_code, facts.count, facts.died) == (str(library), 0, 3, "")
+    assert (facts.nvml_path, facts.init_code, facts.count, facts.died) == (str(library), 0, 3, "")
     assert [gpu.code for gpu in facts.gpus] == [0, 0, 0] and facts.all_sm_active
     assert [gpu.mig for gpu in facts.gpus] == [False, True, False]
     assert facts.gpus[0].name == H100 and facts.pids == (4711,)

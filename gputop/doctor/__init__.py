@@ -70,7 +70,7 @@ def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | N
     ], deadline_s)
     facts = ask_driver(min(8.0, deadline_s), env)
     on_driver = Running([
-        Task("driver_library", "Driver library", lambda: driver.library(facts, root)),
+        Task("driver_library", "Driver library", lambda: driver.nvml_library(facts, root)),
         Task("kernel_module", "Kernel module", lambda: driver.kernel_module(facts, root)),
         Task("device_files", "Device files", lambda: driver.device_files(facts, root)),
         Task("nvml", "NVML", lambda: driver.nvml(facts, root)),

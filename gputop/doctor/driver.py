@@ -53,14 +53,14 @@ def in_container(root: Path) -> bool:
     return re.search(r"docker|kubepods|containerd|libpod|/lxc", _read(root / "proc/1/cgroup")) is not None
 
 
-def library(facts: DriverFacts, root: Path) -> Check:
+def nvml_library(facts: DriverFacts, root: Path) -> Check:
     """Whether libnvidia-ml.so.1 can be loaded."""
     title = "Driver library"
-    if facts.library or not facts.load_error:
-        version = f", of driver {facts.library_version}" if facts.library_version else ""
-        if not facts.library and facts.died:
+    if facts.nvml_path or not facts.load_error:
+        version = f", of driver {facts.nvml_version}" if facts.nvml_version else ""
+        if not facts.nvml_path and facts.died:
             return Check("driver_library", "fail", title, f"the process that loaded it ended {facts.died}")
-        return Check("driver_library", "ok", title, f"{facts.library or 'libnvidia-ml.so.1'}{version}")
+        return Check("driver_library", "ok", title, f"{facts.nvml_path or 'libnvidia-ml.so.1'}{version}")
     error = status.open_error(status.LIBRARY_NOT_FOUND)
     detail = f"{error.message} The loader says: {printable(facts.load_error)}."
     if in_container(root):
@@ -159,7 +159,7 @@ def nvml(facts: DriverFacts, root: Path) -> Check:
         return Check(id_, "fail", title, f"the process that asked the driver ended {facts.died or 'too early'}",
                      "nvidia-smi")
     if facts.init_code == status.LIB_RM_VERSION_MISMATCH:
-        module, lib = module_version(root), facts.library_version
+        module, lib = module_version(root), facts.nvml_version
         versions = f" Module {module or 'unknown'}, library {lib or 'unknown'}."
         fix = "# restart this container" if in_container(root) else f"sudo reboot\n# or, with all GPU programs "\
             f"stopped:\n{_RELOAD}"

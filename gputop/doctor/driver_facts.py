@@ -54,7 +54,7 @@ class GpuFacts:
 class DriverFacts:
     """What was learnt until the child ended or the deadline came."""
 
-    library: str = ""  # the file that was loaded, links resolved
+    nvml_path: str = ""  # the file that was loaded, links resolved
     load_error: str = ""
     import_error: str = ""  # nvidia-ml-py cannot be used
     init_code: int | None = None  # None: nvmlInit was not reached or did not return
@@ -66,9 +66,9 @@ class DriverFacts:
     died: str = ""  # how the child ended before it was done
 
     @property
-    def library_version(self) -> str:
+    def nvml_version(self) -> str:
         """The driver version the library belongs to, by its file name (libnvidia-ml.so.580.65.06), or ""."""
-        version = self.library.rpartition(".so.")[2]
+        version = self.nvml_path.rpartition(".so.")[2]
         return version if version.count(".") >= 1 else ""
 
     @property
@@ -177,7 +177,7 @@ def child() -> None:
     except OSError as error:
         _say(load_error=str(error))
         return
-    _say(library=_mapped(LIBRARY.removesuffix(".1")))
+    _say(nvml_path=_mapped(LIBRARY.removesuffix(".1")))
     try:
         import pynvml as nvml
 
