@@ -99,7 +99,7 @@ class GputopApp(App[int]):
         # A job scheduler's or a closing terminal's signal ends as q does, the terminal given back.
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
-            with contextlib.suppress(ValueError, NotImplementedError):  # only the main thread may
+            with contextlib.suppress(RuntimeError):  # only the main thread may
                 loop.add_signal_handler(number, lambda: self.call_next(self.action_quit))
         self.session.listen(self._session_changed)
         self.session.start()

@@ -1,0 +1,170 @@
+"""An XSpace builder, and the obvious decoding by protobuf's own parser that the reader must equal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from gputop.errors import NothingToSee
+from gputop.profiler import messages
+from gputop.trace import kernels
+from gputop.trace.model import Trace
+from gputop.trace.xspace import read_xspaces
+
+START = 1_700_000_000_000_000_000
+INTEGERS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements")
+STRINGS = ("eager_op", "tf_function_call", "function_name")
+OTHER = ("correlation_id", "device_id", "memcpy_details", "kernel_details", "tf_op", "hlo_op", "hlo_module")
+
+
+class Builder:
+    """An XSpace under construction: ``line`` adds a line, ``event`` an event with stats by name."""
+
+    def __init__(self, host: str = "node", start: int | None = START) -> None:
+        self.space = messages.XSpace(hostnames=[host] if host else [])
+        self._planes: dict[str, Any] = {}
+        if start is not None:
+            self.stat(self.plane("Task Environment"), self.plane("Task Environment").stats.add(),
+                      "profile_start_time", start)
+            self.stat(self.plane("Task Environment"), self.plane("Task Environment").stats.add(),
+                      "profile_stop_time", start + 10**9)
+
+    def plane(self, name: str) -> Any:
+        if name not in self._planes:
+            self._planes[name] = self.space.planes.add(name=name)
+        return self._planes[name]
+
+    def line(self, plane: str, name: str, timestamp_ns: int = 0) -> Any:
+        return self.plane(plane).lines.add(name=name, timestamp_ns=timestamp_ns)
+
+    def event(self, plane: str, line: Any, name: str, start_ns: int, duration_ns: int, **stats: Any) -> Any:
+        this = self.plane(plane)
+        event = line.events.add(metadata_id=_id_of(this.event_metadata, name), offset_ps=start_ns * 1000,
+                                duration_ps=duration_ns * 1000)
+        for stat, value in stats.items():
+            self.stat(this, event.stats.add(), stat, value)
+        return event
+
+    @staticmethod
+    def stat(plane: Any, stat: Any, name: str, value: Any) -> None:
+        """int → int64; (text,) → by reference; text → inline; float → double."""
+        stat.metadata_id = _id_of(plane.stat_metadata, name)
+        if isinstance(value, tuple):
+            stat.ref_value = _id_of(plane.stat_metadata, value[0])
+        else:
+            setattr(stat, {int: "int64_value", str: "str_value", float: "double_value"}[type(value)], value)
+
+    def bytes(self) -> bytes:
+        return self.space.SerializeToString()
+
+    def read(self) -> Trace:
+        return read_xspaces([("x.xplane.pb", "fallback", self.bytes())])
+
+
+def _id_of(table: Any, name: str) -> int:
+    for i, entry in table.items():
+        if entry.name == name:
+            return i
+    i = len(table) + 1
+    table[i].id, table[i].name = i, name
+    return i
+
+
+# What protobuf's own parser says, event by event.
+
+def expected(data: bytes) -> tuple[Counter, Counter, Counter]:
+    """Device rows, host rows and allocator rows, times in absolute nanoseconds."""
+    space = messages.XSpace.FromString(data)
+    start = 0
+    for plane in space.planes:
+        if plane.name == "Task Environment":
+            names = {i: m.name for i, m in plane.stat_metadata.items()}
+            start = {names.get(s.metadata_id): s.uint64_value or s.int64_value for s in plane.stats}.get(
+                "profile_start_time", 0)
+    latest = max((ln.timestamp_ns for p in space.planes for ln in p.lines if len(ln.events)), default=0)
+    base = 0 if latest > 10**18 else start
+    rows: tuple[Counter, Counter, Counter] = Counter(), Counter(), Counter()
+    for plane in space.planes:
+        on_device = plane.name.startswith("/device:GPU:")
+        if not on_device and (not plane.name.startswith("/host:") or plane.name == "/host:metadata"):
+            continue
+        stat_names = {i: m.name for i, m in plane.stat_metadata.items()}
+        for line in plane.lines:
+            for event in line.events:
+                metadata = plane.event_metadata.get(event.metadata_id)
+                if metadata is None or event.WhichOneof("data") == "num_occurrences":
+                    continue
+                name = metadata.name or metadata.display_name
+                if name.startswith("ThreadpoolListener") and not on_device:
+                    continue
+                begin = base + line.timestamp_ns + event.offset_ps // 1000
+                end = base + line.timestamp_ns + (event.offset_ps + event.duration_ps) // 1000
+                ints: dict[str, int] = {}
+                texts: dict[str, str] = {}
+                for stat in event.stats:
+                    key, which = stat_names.get(stat.metadata_id, ""), stat.WhichOneof("value")
+                    if which in ("int64_value", "uint64_value"):
+                        value = getattr(stat, which)
+                        ints[key] = value - 2**64 if value >= 2**63 else value
+                    elif which == "str_value" or (which == "ref_value" and stat.ref_value in stat_names):
+                        texts[key] = stat.str_value or stat_names.get(stat.ref_value, "")
+                line_name = line.display_name or line.name
+                if on_device:
+                    details = kernels.copy_details(texts.get("memcpy_details", ""))
+                    rows[0][plane.name, line_name, name, begin, end, ints.get("correlation_id", -1),
+                            _op(texts), details.bytes] += 1
+                elif name in ("MemoryAllocation", "MemoryDeallocation"):
+                    rows[2][begin, texts.get("allocator_name"), ints.get("bytes_allocated", -1)] += 1
+                else:
+                    kept = {k: ints.get(k, texts.get(k)) for k in INTEGERS if k in ints}
+                    kept.update({k: texts[k] for k in STRINGS if k in texts})
+                    rows[1][line_name, name, begin, end, tuple(sorted(kept.items()))] += 1
+    return rows
+
+
+def _op(texts: dict[str, str]) -> str | None:
+    op = texts.get("tf_op")
+    if op and op != "XlaModule:":
+        return op
+    hlo, module = texts.get("hlo_op"), texts.get("hlo_module")
+    return None if hlo is None else hlo if module is None else f"{module}/{hlo}"
+
+
+def actual(trace: Trace, first: int) -> tuple[Counter, Counter, Counter]:
+    """The same rows from the columns; ``first`` is the absolute time of the first event."""
+    names, d, h, a = trace.names, trace.device, trace.host, trace.allocator
+
+    def text(index: int) -> str | None:
+        return names[index] if index >= 0 else None
+
+    device = Counter(
+        (f"/device:GPU:{trace.gpus[g].ordinal}", trace.lines[ln].name, names[n], s + first, e + first, c, text(op), b)
+        for g, ln, n, s, e, c, op, b in zip(*(x.tolist() for x in (
+            d.gpu, d.line, d.name, d.start_ns, d.end_ns, d.correlation, d.tf_op, d.bytes)), strict=True))
+    stats: list[dict[str, Any]] = [{} for _ in range(len(h))]
+    for stat, (rows, values) in h.stats.items():
+        assert (np.diff(rows) > 0).all()
+        for row, value in zip(rows.tolist(), values.tolist(), strict=True):
+            stats[row][stat] = text(value) if stat in STRINGS else value
+    host = Counter((trace.lines[ln].name, names[n], s + first, e + first, tuple(sorted(kept.items())))
+                   for ln, n, s, e, kept in zip(*(x.tolist() for x in (h.line, h.name, h.start_ns, h.end_ns)), stats,
+                                                strict=True))
+    allocator = Counter((t + first, text(n), b) for t, n, b in zip(*(x.tolist() for x in (
+        a.time_ns, a.allocator, a.in_use_bytes)), strict=True))
+    return device, host, allocator
+
+
+def check_equal(data: bytes) -> Trace | None:
+    want = expected(data)
+    try:
+        trace = read_xspaces([("x", "fallback", data)])
+    except NothingToSee:
+        assert not any(want)
+        return None
+    first = min([row[3] for row in want[0]] + [row[2] for row in want[1]] + [row[0] for row in want[2]])
+    assert actual(trace, first) == want
+    assert (np.diff(trace.device.start_ns) >= 0).all()
+    assert (np.diff(trace.host.start_ns) >= 0).all()
+    return trace
