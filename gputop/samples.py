@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gputop.metrics import GPU_METRICS, HOST_METRICS
+from gputop.metrics import BYTES_PER_S, GPU_METRICS, HOST_METRICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class GpuInfo:
-    """What does not change while gputop runs. ``index`` is NVML's; devices are keyed by ``uuid``."""
+    """What does not change while gputop runs. ``index`` is NVML's; devices are keyed by ``uuid``.
+
+    A MIG instance is a device of its own: it has its GPU's ``index``, ``mig`` is its number
+    there and ``uuid`` begins with "MIG-".
+    """
 
     index: int
     uuid: str
@@ -45,6 +49,14 @@ class GpuInfo:
     pci_bus_id: str = ""
     pcie_gen_max: int | None = None
     pcie_width_max: int | None = None
+    numa_node: int | None = None  # the host memory next to it; None: not told, or the node has one only
+    mig: int | None = None
+    mig_mode: bool = False  # a whole GPU that is divided into MIG instances
+
+    @property
+    def label(self) -> str:
+        """How the device is called on screen: "3", MIG instance 1 of GPU 3 "3:1"."""
+        return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
 
 
 OK = "ok"
@@ -61,6 +73,15 @@ class GpuProcess:
     kind: str  # "C" compute, "G" graphics, "C+G"
     memory_bytes: Reading
     sm_ratio: Reading  # share of the GPU's SM time over the driver's last sampling window
+    mig: int | None = None  # the MIG instance it is on
+
+
+@dataclass(frozen=True, slots=True)
+class XidEvent:
+    """A fault that the driver reported while gputop watched. ``xid`` is NVIDIA's number for it."""
+
+    time_s: float
+    xid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +96,8 @@ class GpuSample:
     clock_events_reason: str | None = None  # why the throttle reasons could not be read
     state: str = OK
     message: str = ""  # with a state other than ok: the cause and the fix
+    xids: tuple[XidEvent, ...] = ()  # all since gputop watches, oldest first, the last few of a flood
+    xids_reason: str | None = None  # why the driver does not report them
 
     def __getitem__(self, metric_id: str) -> Reading:
         reading = self.readings.get(metric_id)
@@ -96,7 +119,10 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """A process that holds a GPU, as the host sees it, joined with what its GPUs say."""
+    """A process that holds a GPU, as the host sees it, joined with what its GPUs say.
+
+    ``pid`` is what NVML lists, the host's; in a container the process has another one, ``local_pid``.
+    """
 
     pid: int
     user: str | None
@@ -108,6 +134,11 @@ class ProcessSample:
     reason: str | None = None
     parent_pid: int | None = None  # None: not known
     started_s: float | None = None  # Unix time; None: not known
+    local_pid: int | None = None  # its number where gputop runs, if that is another one
+    container: str | None = None  # the container it runs in: runtime and short id; None: none, or not known
+    cuda_visible_devices: str | None = None  # of its environment; None: not set or not readable
+    io_read_bytes_per_s: Reading = field(default_factory=lambda: Reading.missing(BYTES_PER_S, "not sampled"))
+    io_write_bytes_per_s: Reading = field(default_factory=lambda: Reading.missing(BYTES_PER_S, "not sampled"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +148,7 @@ class HostSample:
     hostname: str
     readings: Mapping[str, Reading]
     cpu_count: int | None = None
+    core_ratios: tuple[float, ...] = ()  # busy share of each logical core, in their order; empty: not known
 
     def __getitem__(self, metric_id: str) -> Reading:
         reading = self.readings.get(metric_id)

@@ -68,7 +68,7 @@ class _Shape:
                 raise Damaged(f"{self.name}.{field} is recorded as something else")
             self.fields.append((field, item))
         self.work = _count(raw[2])
-        self.constant = all(item in (None, INT, TEXT) for item in raw[2])
+        self.constant = all(isinstance(item, bool) or item in (None, INT, TEXT) for item in raw[2])
 
 
 def _count(item: Any) -> int:
@@ -180,7 +180,7 @@ class Decoder:
             return self._readings(shape)
         start = self._at
         if shape.constant:  # a GPU's name and address: the same at each look
-            end = start + sum(item is not None for _, item in shape.fields)
+            end = start + sum(isinstance(item, str) for _, item in shape.fields)
             made = shape.made.get(tuple(self._numbers[start:end]))
             if made is not None:
                 self._at = end
