@@ -63,7 +63,8 @@ _GPU = (
     Metric("power_w", "Power", WATTS, "power_limit_w", "board power", True),
     Metric("power_limit_w", "Power limit", WATTS, None, "enforced power limit"),
     Metric("temperature_c", "Temperature", CELSIUS, 100.0, "GPU core temperature", True),
-    Metric("temperature_slowdown_c", "Slowdown at", CELSIUS, None, "core temperature at which the clocks are slowed down"),
+    Metric("temperature_slowdown_c", "Slowdown at", CELSIUS, None,
+           "core temperature at which the clocks are slowed down"),
     Metric("memory_temperature_c", "Memory temp", CELSIUS, 100.0, "temperature of the device memory"),
     Metric("sm_clock_hz", "SM clock", HERTZ, "sm_clock_max_hz", "streaming multiprocessor clock", True),
     Metric("sm_clock_max_hz", "SM clock max", HERTZ, None, "highest SM clock"),
@@ -80,7 +81,8 @@ _GPU = (
            "rows of device memory replaced by spare ones after errors"),
     Metric("row_remap_pending", "Remap pending", COUNT, None,
            "1: a row is to be replaced at the next GPU reset"),
-    Metric("row_remap_failed", "Remap failed", COUNT, None, "1: a row could not be replaced: the board is due for service"),
+    Metric("row_remap_failed", "Remap failed", COUNT, None,
+           "1: a row could not be replaced: the board is due for service"),
 )
 
 GPU_METRICS: dict[str, Metric] = {m.id: m for m in _GPU}

@@ -12,8 +12,8 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from gputop.errors import GputopError
 from gputop.metrics import HOST_METRICS
@@ -38,7 +38,9 @@ MAX_DEADLINE_S = 0.5
 HANG_S = 2.0  # a call that takes longer than this is called hanging; the usual ones take microseconds
 CLOSE_DEADLINE_S = 0.2
 OPEN_DEADLINE_S = 15.0
+PAST_DEADLINE_S = 1.0
 
+_T = TypeVar("_T")
 _WAKE = object()  # a letter to the coordinator that only ends its waiting
 
 
@@ -116,11 +118,12 @@ class _Call:
 class Sampler:
     """Samples ``source`` every ``interval_s`` seconds until stopped.
 
-    ``on_sample`` gets each :class:`NodeSample`, first those that the source knows of the
-    past, and ``on_error`` what ended or prevents the sampling; both are called from the
-    sampler's own thread. An ``on_sample`` that raises ends it, too. A GPU whose driver call
-    does not return is reported as not responding and holds up nothing but the first tick in
-    which it hangs, for as long as :func:`patience_s` says.
+    ``on_sample`` gets each :class:`NodeSample` and ``on_error`` what ended or prevents the
+    sampling. ``on_past``, where given, is called once, between the first sample and the
+    second, with what the source knows of the time before, oldest first, which may be nothing.
+    All are called from the sampler's own thread; a callback that raises ends it. A GPU whose
+    driver call does not return is reported as not responding and holds up nothing but the
+    first tick in which it hangs, for as long as :func:`patience_s` says.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class Sampler:
         on_sample: Callable[[NodeSample], None],
         on_error: Callable[[GputopError], None],
         *,
-        prefill: bool = True,
+        on_past: Callable[[Sequence[NodeSample]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         open_deadline_s: float = OPEN_DEADLINE_S,
@@ -139,7 +142,7 @@ class Sampler:
         self._interval_s = max(MIN_INTERVAL_S, interval_s)
         self._on_sample = on_sample
         self._on_error = on_error
-        self._prefill = prefill
+        self._on_past = on_past
         self._clock = clock
         self._wall_clock = wall_clock
         self._open_deadline_s = open_deadline_s
@@ -194,9 +197,9 @@ class Sampler:
         finally:
             self._end()
 
-    def _hand_on(self, sample: NodeSample) -> None:
+    def _hand_on(self, take: Callable[[_T], None], taken: _T) -> None:
         try:
-            self._on_sample(sample)
+            take(taken)
         except Exception as error:
             said = error.message if isinstance(error, GputopError) else repr(error)
             raise GputopError(
@@ -226,14 +229,8 @@ class Sampler:
                 due_s = None
             if self._stopping:
                 return False
-        opener.worker.end()
         if isinstance(opener.result, Exception):
             raise opener.result
-        now_s = self._wall_clock()
-        for sample in self._source.prefill(now_s, self._interval_s) if self._prefill else ():
-            if self._stopping:
-                return False
-            self._hand_on(sample)
         self._gpus = [(probe, _Call(self._worker(f"gpu{probe.info.index}"), probe.read)) for probe in self._source.gpus]
         worker, host = self._worker("host"), self._source.host
         self._host, self._processes = _Call(worker, host.read), _Call(worker, host.processes)
@@ -248,12 +245,26 @@ class Sampler:
             sample = self._tick()
             if self._stopping:
                 return
-            self._hand_on(sample)
+            self._hand_on(self._on_sample, sample)
+            if self._on_past is not None:
+                self._bring_past(self._on_past, sample.time_s)
+                self._on_past = None
             while (now_s := self._clock()) < (due_s := tick_s + self._interval_s) and not self._stopping:
                 self._receive(due_s)
             if self._stopping:
                 return
             tick_s = next_tick(tick_s, now_s, self._interval_s)
+
+    def _bring_past(self, take: Callable[[Sequence[NodeSample]], None], time_s: float) -> None:
+        """Hand on what the source knows of the time before; after the first sample, which must not wait for it."""
+        opener = self._opener
+        assert opener is not None
+        past = _Call(opener.worker, lambda: tuple(self._source.prefill(time_s, self._interval_s)))
+        past.order(PAST_DEADLINE_S)
+        self._await([past], PAST_DEADLINE_S)
+        if not self._stopping:
+            # Of a driver that does not tell its past in time, or fails, there is none: nobody misses it.
+            self._hand_on(take, past.result if isinstance(past.result, tuple) else ())
 
     def _receive(self, until_s: float | None) -> bool:
         """Take one letter from the mailbox; False if none came until then (None: wait for ever)."""
@@ -344,7 +355,7 @@ class Sampler:
         """Let idle workers go; close the source unless a call is under way in it."""
         calls = [call for _, call in self._gpus]
         calls += [call for call in (self._host, self._processes) if call is not None]
-        if self._opener is not None and not self._gpus:
+        if self._opener is not None:
             calls.append(self._opener)
         for worker in {call.worker for call in calls}:
             worker.end()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -71,6 +71,7 @@ class Session:
         self._attached: list[str] = list(self.options.attach)
         self._stop_capture = threading.Event()
         self._started = False
+        self._past_due = False  # the sampler still has to say what it knows of the time before
         self._report_servers = False  # somebody waits for the outcome of the next look
         self._judged_s = 0.0  # time of the sample the live rules last looked at
         self._closing = threading.Event()
@@ -81,7 +82,7 @@ class Session:
             source.connect(self.take, self._on_failure)
             self._sampler = source
         else:
-            self._sampler = Sampler(source, self.options.interval_s, self.take, self._on_failure)
+            self._sampler = Sampler(source, self.options.interval_s, self.take, self._on_failure, on_past=self.take_past)
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -94,6 +95,7 @@ class Session:
         if self._started:
             return
         self._started = True
+        self._past_due = self.player is None
         self._sampler.start()
         if self.player is not None:
             return  # what runs on this node now has nothing to do with the recording
@@ -123,24 +125,46 @@ class Session:
     def take(self, sample: NodeSample) -> None:
         """Bring history and findings up to this sample; called by the sampler's thread."""
         past = self.clock() - sample.time_s > 5 * max(1.0, self.interval_s)
+        if self.history is None and not past:
+            self.sample = sample
+            self._tell("sample")  # the first frame need not wait for the import of NumPy
+            if self._past_due:
+                return  # history begins with the past
+        self._keep(sample)
+        if past:
+            return  # the past of a recording: nothing to judge or to draw yet
+        self._judge(sample)
+        self._tell("sample")
+
+    def take_past(self, samples: Sequence[NodeSample]) -> None:
+        """Begin the history with what the source knows of the time before the first sample."""
+        self._past_due = False
+        first = self.sample
+        for sample in samples:
+            if first is None or sample.time_s < first.time_s:
+                self._keep(sample)
+        if first is not None:
+            self._keep(first)
+            self._judge(first)
+            self._tell("sample")
+
+    def _keep(self, sample: NodeSample) -> None:
         if self.history is None:
-            if not past:
-                self.sample = sample
-                self._tell("sample")  # the first frame need not wait for the import of NumPy
             from gputop.history import History
 
             self.history = History()
         self.history.append(sample)
         self.sample = sample
-        if past:
-            return  # the past, filled in at the start: nothing to judge or to draw yet
-        if sample.time_s - self._judged_s >= 1.0 - 0.5 * min(1.0, self.interval_s) or sample.time_s < self._judged_s:
-            from gputop.advice.live import live_advice
 
-            self._judged_s = sample.time_s
-            self.live = live_advice(self.history, sample, self.live.findings)
-            self._refresh_findings()
-        self._tell("sample")
+    def _judge(self, sample: NodeSample) -> None:
+        if 0 <= sample.time_s - self._judged_s < 1.0 - 0.5 * min(1.0, self.interval_s):
+            return
+        from gputop.advice.live import live_advice
+
+        assert self.history is not None
+        self._judged_s = sample.time_s
+        self.live = live_advice(self.history, sample, self.live.findings)
+        self._refresh_findings()
 
     def _on_failure(self, error: GputopError) -> None:
         self.failure = error

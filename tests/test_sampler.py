@@ -171,11 +171,48 @@ def test_a_sample_holds_everything_of_its_tick(run: Callable[..., Run]) -> None:
     assert sorted(process.gpus) == [0, 1]
 
 
-def test_samples_of_the_past_come_first(run: Callable[..., Run]) -> None:
+def test_the_past_comes_once_after_the_first_sample(begin_past: Callable[[Node], list[object]]) -> None:
     past = [NodeSample(float(i), (), HostSample("node", {})) for i in range(3)]
-    going = run(Node(past=past))
-    assert [going.sample() for _ in past] == past
-    assert len(going.sample().gpus) == 2
+    got = begin_past(Node(past=past))
+    assert isinstance(got[0], NodeSample) and len(got[0].gpus) == 2
+    assert got[1] == tuple(past)
+    assert isinstance(got[2], NodeSample) and got[2].time_s > got[0].time_s
+
+
+def test_a_source_that_fails_to_tell_its_past_is_sampled_all_the_same(
+    begin_past: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node()
+    monkeypatch.setattr(node, "prefill", lambda now_s, interval_s: 1 / 0)
+    assert begin_past(node)[1] == ()
+
+
+def test_a_past_that_hangs_is_not_waited_for_long(
+    begin_past: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, gate = Node(), threading.Event()
+    monkeypatch.setattr(sampler_module, "PAST_DEADLINE_S", 0.05)
+    monkeypatch.setattr(node, "prefill", lambda now_s, interval_s: gate.wait(WAIT_S) and ())
+    got = begin_past(node)
+    assert got[1] == () and isinstance(got[2], NodeSample)
+    assert not node.closed.is_set()
+    gate.set()
+
+
+@pytest.fixture
+def begin_past() -> Iterator[Callable[[Node], list[object]]]:
+    """What a sampler hands out up to its second sample, the past as a tuple."""
+    started: list[Sampler] = []
+
+    def begin(node: Node) -> list[object]:
+        out: queue.SimpleQueue[object] = queue.SimpleQueue()
+        started.append(Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_past=lambda past: out.put(tuple(past))))
+        started[-1].start()
+        return [out.get(timeout=WAIT_S) for _ in range(3)]
+
+    yield begin
+    for sampler in started:
+        sampler.stop()
 
 
 def test_stop_ends_the_callbacks_and_closes_the_source() -> None:
@@ -297,27 +334,28 @@ def test_a_driver_that_hangs_at_the_start_is_reported_and_may_still_come(run: Ca
 # -- faults of whoever takes the samples ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("past", [(), (NodeSample(0.0, (), HostSample("node", {})),)])
+@pytest.mark.parametrize("which", ["sample", "past"])
 @pytest.mark.parametrize(
     ("fault", "said", "fix"),
     [(KeyError("odd"), "KeyError('odd')", "report"), (GputopError("no room", "Make some."), "no room", "Make some.")],
 )
 def test_a_sample_that_cannot_be_used_ends_it_and_is_no_fault_of_the_source(
-    past: tuple[NodeSample, ...], fault: Exception, said: str, fix: str
+    which: str, fault: Exception, said: str, fix: str
 ) -> None:
-    node, errors, taken = Node(past=past), queue.SimpleQueue[GputopError](), []
+    node, errors, taken = Node(), queue.SimpleQueue[GputopError](), []
 
-    def take(sample: NodeSample) -> None:
+    def take(sample: NodeSample | Sequence[NodeSample]) -> None:
         taken.append(sample)
-        raise fault
+        if which == "sample" or not isinstance(sample, NodeSample):
+            raise fault
 
-    sampler = Sampler(node, MIN_INTERVAL_S, take, errors.put)
+    sampler = Sampler(node, MIN_INTERVAL_S, take, errors.put, on_past=take)
     sampler.start()
     error = errors.get(timeout=WAIT_S)
     assert "could not use the sample" in error.message and said in error.message
     assert fix in error.fix
     assert node.closed.wait(WAIT_S)
-    assert len(taken) == 1
+    assert len(taken) == (1 if which == "sample" else 2)
 
 
 def test_a_stop_at_the_first_sample_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:

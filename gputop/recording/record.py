@@ -37,7 +37,7 @@ def record(source: Source, interval_s: float, path: Path, seconds: float | None,
             waiting.put(letter)
 
     with contextlib.closing(RecordingWriter(path)) as writer:
-        sampler = Sampler(source, interval_s, take, take, prefill=False)
+        sampler = Sampler(source, interval_s, take, take)
         sampler.start()
         try:
             say(f"recording to {path}; ctrl-c ends it")
