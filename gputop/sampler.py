@@ -36,6 +36,9 @@ MIN_INTERVAL_S = 0.1
 FIRST_DEADLINE_S = 1.0  # the first call of a GPU without persistence mode also starts it
 MAX_DEADLINE_S = 0.5
 HANG_S = 2.0  # a call that takes longer than this is called hanging; the usual ones take microseconds
+# One GPU after the other as long as they answer at once: threads that all want the interpreter at the same time
+# hand it to and fro at every driver call, which costs twice the CPU (8 GPUs, 10 Hz: 3.5 % of a core against 1.8 %).
+STAGGER_S = 0.002
 CLOSE_DEADLINE_S = 0.2
 OPEN_DEADLINE_S = 15.0
 PAST_DEADLINE_S = 1.0
@@ -292,7 +295,11 @@ class Sampler:
         self._last_s, self._last_cpu_s = began_s, cpu_s
         allowed_s = patience_s(None if interval_s is None else self._interval_s)
 
-        awaited = [call for _, call in self._gpus if call.order(allowed_s, time_s)]
+        awaited = []
+        for _, call in self._gpus:
+            if call.order(allowed_s, time_s):
+                awaited.append(call)
+                self._await([call], STAGGER_S)
         host_awaited = host.order(allowed_s, time_s)
         self._await([*awaited, host] if host_awaited else awaited, allowed_s)
         gpus = tuple(self._gpu_sample(probe.info, call) for probe, call in self._gpus)

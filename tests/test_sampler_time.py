@@ -140,7 +140,15 @@ def test_a_gpu_that_begins_to_hang_delays_one_tick_by_what_is_promised(
     time = Calculated(lambda worker, _, begin_s: 1e9 if worker == "gpu1" and begin_s > hangs_from_s else 0.0)
     samples = time.samples(Node(), 6, interval_s, monkeypatch)
     delays = [came_s - sample.time_s for came_s, sample in samples]
-    assert delays == pytest.approx([0, 0, 0, patience_s, 0, 0], abs=1e-6)
+    stagger_s = sampler_module.STAGGER_S
+    assert delays == pytest.approx([0, 0, 0, stagger_s + patience_s, 0, 0], abs=1e-6)
+
+
+def test_gpus_that_are_slow_to_answer_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Calculated(lambda worker, *_: 0.04 if worker.startswith("gpu") else 0.0)
+    samples = time.samples(Node(16), 3, 1.0, monkeypatch)
+    delays = [came_s - sample.time_s for came_s, sample in samples]
+    assert delays == pytest.approx([0.04 + 15 * sampler_module.STAGGER_S] * 3, abs=1e-6)
 
 
 # -- over the fake driver --------------------------------------------------------------------------
