@@ -3,8 +3,8 @@
     python -m venv /tmp/peer && /tmp/peer/bin/pip install nvitop
     python benchmarks/monitor_cost.py --nvitop /tmp/peer/bin/nvitop
 
-Both programs run in a pseudo-terminal of 160x50 with 8 GPUs at 1 Hz, over the fake NVML of
-the tests (so gcc is needed, and no GPU), in turn. Measured for each: seconds until the
+Both programs run in a pseudo-terminal (of 160x50 with 8 GPUs at 1 Hz, if not told otherwise), over
+the fake NVML of the tests (so gcc is needed, and no GPU), in turn. Measured for each: seconds until the
 first frame with real values, CPU of the process tree and bytes written in the second half
 of the run, and the most resident memory. Prints a table on stderr and one JSON document on
 stdout. Absolute figures belong to the machine; compare the ratios.
@@ -174,14 +174,16 @@ def main() -> int:
     parser.add_argument("--nvitop", default=shutil.which("nvitop"), help="the nvitop to compare with")
     parser.add_argument("--only", choices=("gputop", "nvitop"), help="measure one of them")
     parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between samples")
     parser.add_argument("--size", default="160x50")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of one run")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each, in turn; medians are shown")
     options = parser.parse_args()
     columns, rows = map(int, options.size.split("x"))
     commands = {
-        "gputop": [sys.executable, "-m", "gputop", "--interval", "1", "--source", "nvml"],
-        "nvitop": [options.nvitop, "--monitor", "full", "--interval", "1"],
+        "gputop": [sys.executable, "-m", "gputop", "--interval", f"{options.interval:g}", "--source", "nvml"],
+        # It takes whole seconds and quarters only: 0.25 s is the shortest.
+        "nvitop": [options.nvitop, "--monitor", "full", "--interval", f"{max(0.25, options.interval):g}"],
     }
     if options.only:
         commands = {options.only: commands[options.only]}
@@ -202,6 +204,7 @@ def main() -> int:
     medians = {name: asdict(median(costs)) for name, costs in runs.items()}
     report: dict[str, object] = {
         "gpus": options.gpus,
+        "interval_s": options.interval,
         "size": options.size,
         "seconds": options.seconds,
         "medians": medians,

@@ -202,6 +202,8 @@ class GputopApp(App[int]):
         if record is not None:
             return (record.limit,)
         nothing = "Nothing found in the live figures so far that costs time."
+        if session.player is not None:
+            return (nothing,)  # a recording has no job that could be asked for more
         if any(s.problem is None for s in session.servers):
             return (nothing, "Press c to capture a trace: it tells where the step's time goes.")
         return (f"{nothing} A trace tells more, but no profiler server was found.",

@@ -119,9 +119,11 @@ def lines_per_gpu(height: int, gpus: int) -> int:
 
 def figures_of(gpu: GpuSample, metric: str) -> dict[str, tuple[str, Style]]:
     """The figures of one GPU by column, as text with its style."""
-    out: dict[str, tuple[str, Style]] = {"gpu": (f" {gpu.info.index}", BOLD)}
+    # A MIG instance stands under its GPU: "0:1" begins a column further left than " 0".
+    label = f" {gpu.info.label}" if gpu.info.mig is None or len(gpu.info.label) < 4 else gpu.info.label
+    out: dict[str, tuple[str, Style]] = {"gpu": (label, BOLD if gpu.info.mig is None else PLAIN)}
     if gpu.state != OK:
-        out["gpu"] = (f" {gpu.info.index}", BAD)
+        out["gpu"] = (label, BAD)
         out["message"] = (printable(f"{gpu.state}: {gpu.message}" if gpu.message else gpu.state), BAD)
         return out
     if metric == ACTIVITY:
@@ -145,8 +147,19 @@ def figures_of(gpu: GpuSample, metric: str) -> dict[str, tuple[str, Style]]:
     power, limit = gpu["power_w"], gpu["power_limit_w"]
     out["power"] = _power(power, limit)
     out["temperature"] = (reading(gpu["temperature_c"]).replace("°C", "°"), _figure(gpu["temperature_c"])[1])
-    reasons = [r for r in gpu.clock_event_reasons if r != "idle"]
-    out["flags"] = (" " + ", ".join(reasons), WARN)
+    flags = _faults(gpu)
+    out["flags"] = (" " + ", ".join(flags + [r for r in gpu.clock_event_reasons if r != "idle"]),
+                    BAD if flags else WARN)
+    return out
+
+
+def _faults(gpu: GpuSample) -> list[str]:
+    """Signs of a fault in a word each."""
+    out = [f"Xid {gpu.xids[-1].xid}"] if gpu.xids else []
+    if gpu["ecc_uncorrected"].value:
+        out.append("ECC")
+    if gpu["row_remap_failed"].value or gpu["row_remap_pending"].value:
+        out.append("remap")
     return out
 
 

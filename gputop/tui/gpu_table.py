@@ -279,7 +279,7 @@ class GpuTable(Widget, can_focus=True):
         """What stands before a lane: the GPU's number and, where the table has the focus, a pointer."""
         text, style = figures.get("gpu", ("", PLAIN)) if row == 0 and width > 1 else ("", PLAIN)
         if text and index == self.selected and self.has_focus:
-            text, style = f"›{gpu.info.index}", ACCENT
+            text, style = f"›{gpu.info.label}", ACCENT
         return Segment(fit(text, width), style)
 
     def _figure_runs(self, part: Part, figures: dict[str, Run], row: int) -> list[Run]:

@@ -13,6 +13,7 @@ from gputop.text import bytes_, printable, rate, ratio, seconds
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.tui.runs import Run, spread
 
+FULL_CORE = 0.95  # a core this busy has a thread that could use more: a Python process that holds up the GPUs
 SIMULATED_STYLE = Style(color="black", bgcolor="yellow", bold=True)
 REPLAY_STYLE = Style(color="black", bgcolor="cyan", bold=True)
 
@@ -35,8 +36,13 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
         left.insert(1, (" SIMULATED ", SIMULATED_STYLE))
     if replay:
         left.insert(1, (" REPLAY ", REPLAY_STYLE))
-    kinds = Counter(short_gpu_name(g.info.name) for g in sample.gpus)
+    # An instance of a GPU that stands here itself is counted apart.
+    whole = {g.info.index for g in sample.gpus if g.info.mig is None}
+    kinds = Counter(short_gpu_name(g.info.name) for g in sample.gpus if g.info.mig is None or g.info.index not in whole)
+    instances = sum(g.info.mig is not None for g in sample.gpus if g.info.index in whole)
     left.append((" " + " + ".join(f"{n}×{name}" for name, n in kinds.items()) + " ", PLAIN))
+    if instances:
+        left.append((f" {instances} MIG ", PLAIN))
     stamp = "%Y-%m-%d %H:%M:%S " if replay else "%H:%M:%S "
     right: list[Run] = [(time.strftime(stamp, time.localtime(sample.time_s)), PLAIN)]
     if replay:
@@ -90,7 +96,8 @@ def host(sample: NodeSample | None, width: int) -> list[Run]:
     else:
         runs += [bar(cpu.value, 8 if width < 110 else 16), (f" {ratio(cpu.value):>4}", PLAIN)]
         if h.cpu_count:
-            runs.append((f" of {h.cpu_count} cores", DIM))
+            full = sum(core >= FULL_CORE for core in h.core_ratios)
+            runs.append((f" of {h.cpu_count} cores" + (f", {full} full" if full else ""), DIM))
     parts.append(runs)
     wait = h["iowait_ratio"]
     ram = "" if memory.value is None or total.value is None else f"{bytes_(memory.value)}/{bytes_(total.value)}"

@@ -220,6 +220,7 @@ async def test_the_screen_says_replay_and_its_keys_play(tmp_path: Path, monkeypa
         await pilot.press("space")
         await pilot.pause()
         assert player.paused and not app.paused
+        assert app._lead() and not any("profiler server" in line for line in app._lead())
         header = header_of(app)
         assert "REPLAY" in header and "SIMULATED" in header and "2027-01-15" in header and "1×, paused" in header
         await pilot.press("plus")

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.samples import LOST, GpuSample, Reading
+from gputop.samples import LOST, GpuSample, Reading, XidEvent
 from gputop.tui.columns import ACTIVITY, figures_of, plan
-from gputop.tui.rows import short_gpu_name
-from tests.fakes import gpu_sample
+from gputop.tui.palette import BAD, WARN
+from gputop.tui.rows import header, host, short_gpu_name
+from tests.fakes import gpu_sample, node_sample
 
 
 @pytest.mark.parametrize("width", [10, 20, 30, 49, 50, 79, 80, 99, 100, 110, 149, 150, 200, 400])
@@ -49,6 +50,39 @@ def test_power_at_its_limit_and_reasons_are_marked() -> None:
     figures = figures_of(replace(hot, readings=readings), ACTIVITY)
     assert figures["flags"][0].strip() == "power cap"
     assert figures["power"][1] != figures_of(gpu_sample(0, 1), ACTIVITY)["power"][1]
+
+
+def test_faults_are_flagged_before_what_holds_the_clocks_down() -> None:
+    gpu = replace(gpu_sample(0, 1), xids=(XidEvent(1.0, 63), XidEvent(2.0, 79)), clock_event_reasons=("power cap",))
+    readings = {**gpu.readings, "ecc_uncorrected": Reading(2.0, "count"), "row_remap_pending": Reading(1.0, "count")}
+    text, style = figures_of(replace(gpu, readings=readings), ACTIVITY)["flags"]
+    assert text == " Xid 79, ECC, remap, power cap" and style == BAD
+    healthy = {**gpu.readings, "ecc_uncorrected": Reading(0.0, "count"), "row_remap_pending": Reading(0.0, "count")}
+    assert figures_of(replace(gpu, xids=(), readings=healthy), ACTIVITY)["flags"] == (" power cap", WARN)
+
+
+def test_a_mig_instance_is_called_by_its_gpu_and_its_number() -> None:
+    def label(index: int, mig: int | None) -> str:
+        gpu = gpu_sample(0, 1)
+        return figures_of(replace(gpu, info=replace(gpu.info, index=index, mig=mig)), ACTIVITY)["gpu"][0]
+
+    assert [label(3, None), label(3, 1), label(11, 6)] == [" 3", " 3:1", "11:6"]
+
+
+def test_the_header_counts_instances_apart_from_their_gpu() -> None:
+    node = node_sample(1, gpus=2)
+    instances = [replace(g, info=replace(g.info, index=1, mig=i, uuid=f"MIG-{i}")) for i, g in enumerate(node.gpus)]
+    text = "".join(t for t, _ in header(replace(node, gpus=(*node.gpus, *instances)), 1.0, False, 120))
+    assert "2×H100 80GB" in text and "2 MIG" in text
+    alone = "".join(t for t, _ in header(replace(node, gpus=tuple(instances)), 1.0, False, 120))
+    assert "2×H100 80GB" in alone and "MIG" not in alone
+
+
+def test_full_cores_are_told() -> None:
+    node = node_sample(1)
+    busy = replace(node.host, core_ratios=(1.0, 0.97, 0.2) + 93 * (0.1,))
+    assert "of 96 cores, 2 full" in "".join(t for t, _ in host(replace(node, host=busy), 120))
+    assert "full" not in "".join(t for t, _ in host(node, 120))
 
 
 @pytest.mark.parametrize(("name", "short"), [
