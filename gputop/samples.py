@@ -59,6 +59,7 @@ class GpuInfo:
         return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
 
 
+FULL_CORE_RATIO = 0.95  # a core this busy has a thread that could use more: a Python process that holds up the GPUs
 OK = "ok"
 LOST = "lost"
 NOT_RESPONDING = "not responding"
@@ -137,18 +138,28 @@ class ProcessSample:
     local_pid: int | None = None  # its number where gputop runs, if that is another one
     container: str | None = None  # the container it runs in: runtime and short id; None: none, or not known
     cuda_visible_devices: str | None = None  # of its environment; None: not set or not readable
+    # From and to storage, child processes included; what the page cache answers is not in it.
     io_read_bytes_per_s: Reading = field(default_factory=lambda: Reading.missing(BYTES_PER_S, "not sampled"))
     io_write_bytes_per_s: Reading = field(default_factory=lambda: Reading.missing(BYTES_PER_S, "not sampled"))
+    container_pid: int | None = None  # its number inside of its container, if that is another one
+    note: str | None = None  # how sure it is that this is the process the driver means, where that was inferred
+    reasons: Mapping[str, str] = field(default_factory=dict)  # by field: why it is None although there may be a value
 
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """One look at the host. ``cpu_count`` is logical cores."""
+    """One look at the host. ``cpu_count`` is logical cores that are online."""
 
     hostname: str
     readings: Mapping[str, Reading]
     cpu_count: int | None = None
     core_ratios: tuple[float, ...] = ()  # busy share of each logical core, in their order; empty: not known
+    cpu_limit_cores: float | None = None  # what gputop's container or cpuset grants; None: all, or not known
+
+    @property
+    def full_cores(self) -> int:
+        """How many cores have next to no time left."""
+        return sum(core >= FULL_CORE_RATIO for core in self.core_ratios)
 
     def __getitem__(self, metric_id: str) -> Reading:
         reading = self.readings.get(metric_id)

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable
 
 from gputop.metrics import BYTES, BYTES_PER_S, CELSIUS, HERTZ, RATIO, WATTS
-from gputop.samples import Reading
+from gputop.samples import ProcessSample, Reading
 
 NA = "N/A"
 
@@ -84,6 +84,13 @@ def ranges(numbers: Iterable[int], separator: str = ",") -> str:
         else:
             runs.append([n, n])
     return separator.join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def devices(process: ProcessSample) -> str:
+    """The GPUs it holds, MIG instances by their label: "0-3", "0:1"."""
+    whole = ranges(index for index, on in process.gpus.items() if on.mig is None)
+    parts = [f"{index}:{on.mig}" for index, on in sorted(process.gpus.items()) if on.mig is not None]
+    return ",".join([whole, *parts] if whole else parts)
 
 
 def reading(r: Reading) -> str:

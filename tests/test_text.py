@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gputop import text as fmt
-from gputop.samples import Reading
+from gputop.samples import GpuProcess, ProcessSample, Reading
 
 
 @pytest.mark.parametrize(("value", "text"), [
@@ -67,3 +67,12 @@ def test_ranges_are_short() -> None:
     assert fmt.ranges([3]) == "3"
     assert fmt.ranges([7, 0, 1, 2, 5]) == "0-2,5,7"
     assert fmt.ranges([0, 1, 5], ", ") == "0-1, 5"
+
+
+@pytest.mark.parametrize(("held", "text"), [
+    ({}, ""), ({0: None, 1: None, 5: None}, "0-1,5"), ({0: 1}, "0:1"), ({2: None, 0: 3, 1: None}, "1-2,0:3"),
+])
+def test_devices_of_a_process(held: dict[int, int | None], text: str) -> None:
+    none = Reading.missing("bytes", "not asked")
+    gpus = {index: GpuProcess(7, "C", none, none, mig) for index, mig in held.items()}
+    assert fmt.devices(ProcessSample(7, None, None, none, none, gpus=gpus)) == text

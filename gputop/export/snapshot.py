@@ -15,8 +15,8 @@ from gputop import __version__
 from gputop.errors import GputopError
 from gputop.export.files import unused, write_private
 from gputop.metrics import GPU_METRICS, LANE_METRICS
-from gputop.samples import OK, GpuProcess, NodeSample, Reading
-from gputop.text import bytes_, fit, printable, ranges, rate_gb, reading, seconds
+from gputop.samples import OK, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
+from gputop.text import bytes_, devices, fit, printable, ranges, rate_gb, reading, seconds
 
 if TYPE_CHECKING:
     from gputop.history import History
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SCHEMA = "gputop.snapshot/1"
 HISTORY_S = 300.0
 HISTORY_SLICES = 60
+_XIDS = 3  # of one GPU in the text
 
 
 def document(session: Session) -> dict[str, Any]:
@@ -45,18 +46,16 @@ def document(session: Session) -> dict[str, Any]:
         "source": sample.source,
         "own_cpu_ratio": sample.own_cpu_ratio,
         "host": {"hostname": sample.host.hostname, "cpu_count": sample.host.cpu_count,
+                 "cpu_limit_cores": sample.host.cpu_limit_cores, "core_ratios": list(sample.host.core_ratios) or None,
                  "readings": _readings(sample.host.readings)},
         "gpus": [{
-            **asdict(g.info), "state": g.state, "message": g.message or None,
-            "clock_event_reasons": list(g.clock_event_reasons),
+            **asdict(g.info), "label": g.info.label, "state": g.state, "message": g.message or None,
+            "clock_event_reasons": list(g.clock_event_reasons), "clock_events_reason": g.clock_events_reason,
+            "xids": [asdict(x) for x in g.xids], "xids_reason": g.xids_reason,
             "readings": _readings({m: g[m] for m in GPU_METRICS}),
             "processes": [_process_on_gpu(p) for p in g.processes], "processes_reason": g.processes_reason,
         } for g in sample.gpus],
-        "processes": [{
-            "pid": p.pid, "user": p.user, "command": p.command, "reason": p.reason,
-            "cpu_cores": _reading(p.cpu_cores), "rss_bytes": _reading(p.rss_bytes), "threads": p.threads,
-            "gpus": sorted(p.gpus),
-        } for p in sample.processes],
+        "processes": [_process(p) for p in sample.processes],
         "history": _history(session.history, sample),
         "servers": [asdict(s) for s in session.servers],
         "capture": None if record is None else {**record.to_json(), "analysis": record.analysis},
@@ -74,7 +73,20 @@ def _readings(readings: Mapping[str, Reading]) -> dict[str, Any]:
 
 
 def _process_on_gpu(p: GpuProcess) -> dict[str, Any]:
-    return {"pid": p.pid, "kind": p.kind, "memory_bytes": _reading(p.memory_bytes), "sm_ratio": _reading(p.sm_ratio)}
+    return {"pid": p.pid, "kind": p.kind, "mig": p.mig,
+            "memory_bytes": _reading(p.memory_bytes), "sm_ratio": _reading(p.sm_ratio)}
+
+
+def _process(p: ProcessSample) -> dict[str, Any]:
+    return {
+        "pid": p.pid, "local_pid": p.local_pid, "container_pid": p.container_pid, "parent_pid": p.parent_pid,
+        "user": p.user, "command": p.command, "reason": p.reason, "note": p.note, "started_s": p.started_s,
+        "container": p.container, "cuda_visible_devices": p.cuda_visible_devices, "reasons": dict(p.reasons),
+        "cpu_cores": _reading(p.cpu_cores), "rss_bytes": _reading(p.rss_bytes), "threads": p.threads,
+        "io_read_bytes_per_s": _reading(p.io_read_bytes_per_s),
+        "io_write_bytes_per_s": _reading(p.io_write_bytes_per_s),
+        "gpus": sorted(p.gpus), "devices": devices(p),
+    }
 
 
 def _history(history: History | None, sample: NodeSample) -> dict[str, Any] | None:
@@ -117,13 +129,13 @@ def to_text(session: Session) -> str:
     out.append("".join(fit(h, w, right=i > 0) for i, (h, w) in enumerate(zip(head, widths, strict=True))) + "  name")
     for g in sample.gpus:
         if g.state != OK:
-            out.append(f"{g.info.index:<4}{printable(g.state)}: {printable(g.message)}")
+            out.append(f"{g.info.label:<4}{printable(g.state)}: {printable(g.message)}")
             continue
         which, activity = g.activity()
         rx, tx = g["pcie_rx_bytes_per_s"], g["pcie_tx_bytes_per_s"]
         pcie = "/".join("N/A" if r.value is None else rate_gb(r.value) for r in (rx, tx))
         pcie += "" if pcie == "N/A/N/A" else " GB/s"
-        cells = (str(g.info.index), ("~" if which == "gpu_util" else "") + reading(activity),
+        cells = (g.info.label, ("~" if which == "gpu_util" else "") + reading(activity),
                  reading(g["tensor_active"]), reading(g["dram_active"]),
                  f"{reading(g['memory_used_bytes'])}/{reading(g['memory_total_bytes'])}", pcie,
                  reading(g["power_w"]), reading(g["temperature_c"]), reading(g["sm_clock_hz"]))
@@ -131,15 +143,22 @@ def to_text(session: Session) -> str:
                    + "  " + printable(g.info.name) + "".join(f" [{r}]" for r in g.clock_event_reasons if r != "idle"))
     if any(g.activity()[0] == "gpu_util" for g in sample.gpus if g.state == OK):
         out.append("~ coarse utilization: share of time in which any kernel ran; SM activity cannot be read here")
+    for g in sample.gpus:
+        faults = _faults(g)
+        if faults:
+            out.append(f"GPU {g.info.label}: {', '.join(faults)}")
     h = sample.host
-    out += ["", f"Host  CPU {reading(h['cpu_ratio'])}  RAM {reading(h['memory_used_bytes'])}/"
+    out += ["", f"Host  CPU {reading(h['cpu_ratio'])}{_cores(h)}  RAM {reading(h['memory_used_bytes'])}/"
                 f"{reading(h['memory_total_bytes'])}  disk read {reading(h['disk_read_bytes_per_s'])}"
                 f"  net in {reading(h['net_rx_bytes_per_s'])}"]
+    nodes: dict[int, list[int]] = {}
+    for g in sample.gpus:
+        if g.info.numa_node is not None and g.info.mig is None:
+            nodes.setdefault(g.info.numa_node, []).append(g.info.index)
+    if nodes:
+        out.append("  " + "  ".join(f"NUMA node {n}: GPU {ranges(gpus)}" for n, gpus in sorted(nodes.items())))
     for p in sample.processes:
-        used = [x.memory_bytes.value for x in p.gpus.values() if x.memory_bytes.value is not None]
-        memory = bytes_(sum(used)) if used else "N/A"
-        out.append(f"  pid {p.pid}  {printable(p.user or '?')}  GPU {ranges(p.gpus)}  {memory}"
-                   f"  {printable(p.command if p.command is not None else 'N/A: ' + (p.reason or 'unknown'))}")
+        out += _process_lines(p)
     for server in session.servers:
         out.append(f"  profiler server {printable(server.address)}  {printable(server.problem or server.description)}")
     record = session.last_capture
@@ -158,6 +177,50 @@ def to_text(session: Session) -> str:
             missing.setdefault(a.missing, []).append(a.id)
         out += [f"Not judged: {', '.join(ids)}, for want of {printable(what)}" for what, ids in missing.items()]
     return "\n".join(out) + "\n"
+
+
+def _faults(g: GpuSample) -> list[str]:
+    """What a sound GPU shows nothing of: faults since gputop watches, memory errors, rows replaced."""
+    out = [f"Xid {x.xid} at {time.strftime('%H:%M:%S', time.localtime(x.time_s))}" for x in g.xids[-_XIDS:]]
+    if len(g.xids) > _XIDS:
+        out[0] = f"{len(g.xids)} Xid errors, the last: {out[0]}"
+    for metric in ("ecc_corrected", "ecc_uncorrected", "ecc_uncorrected_lifetime", "rows_remapped"):
+        if g[metric].value:
+            out.append(f"{GPU_METRICS[metric].label} {reading(g[metric])}")
+    if g["row_remap_pending"].value:
+        out.append("a row of memory is to be replaced at the next reset")
+    if g["row_remap_failed"].value:
+        out.append("a row of memory could not be replaced")
+    return out
+
+
+def _cores(h: HostSample) -> str:
+    if h.cpu_count is None:
+        return ""
+    full = f", {h.full_cores} full" if h.full_cores else ""
+    granted = "" if h.cpu_limit_cores is None else f" (granted here: {h.cpu_limit_cores:g})"
+    return f" of {h.cpu_count} cores{full}{granted}"
+
+
+def _process_lines(p: ProcessSample) -> list[str]:
+    used = [x.memory_bytes.value for x in p.gpus.values() if x.memory_bytes.value is not None]
+    memory = bytes_(sum(used)) if used else "N/A"
+    local = "" if p.local_pid is None else f" ({p.local_pid} here)"
+    out = [f"  pid {p.pid}{local}  {printable(p.user or '?')}  GPU {devices(p)}  {memory}"
+           f"  {printable(p.command if p.command is not None else 'N/A: ' + (p.reason or 'unknown'))}"]
+    facts = [] if p.cpu_cores.value is None else [f"CPU {p.cpu_cores.value:.1f} cores"]
+    read, written = p.io_read_bytes_per_s, p.io_write_bytes_per_s
+    if read.value is not None or written.value is not None:
+        facts.append(f"storage read {reading(read)}, written {reading(written)}")
+    if p.container is not None:
+        facts.append(printable(p.container) + ("" if p.container_pid is None else f" (pid {p.container_pid} inside)"))
+    if p.cuda_visible_devices is not None:
+        facts.append(f"CUDA_VISIBLE_DEVICES={printable(p.cuda_visible_devices)}")
+    if facts:
+        out.append("      " + "  ".join(facts))
+    if p.note is not None:
+        out.append(f"      {printable(p.note)}")
+    return out
 
 
 def write_snapshot(session: Session, folder: Path, svg: str | None = None) -> list[Path]:

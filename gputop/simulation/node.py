@@ -31,6 +31,7 @@ PID = 4_194_904  # above Linux's highest pid (2^22), so that it can be no proces
 COMMAND = "python train.py --model vit_b16 --strategy mirrored"
 USER = "demo"
 CPU_COUNT = 224
+CONTAINER = "slurm 48213"
 
 _MiB = 1 << 20
 _MEMORY_TOTAL = 81_559 * _MiB
@@ -45,6 +46,8 @@ _CLOCK_DROPS_ABOVE = 0.9  # of the power limit
 _PCIE_GEN5_X16 = 32e9 * 16 * 128 / 130 / 8
 _AIR_C = (27.0, 28.5, 30.0, 29.0, 27.5, 29.5, 31.0, 30.5)  # the air that reaches each GPU
 _KELVIN_PER_W = 0.056
+_MEMORY_WARMER_C = 9.0  # stacks of device memory than the GPU beside them
+_SLOWDOWN_C = 87.0
 _WARMING_S = 18.0  # time constant of the heat sink
 _LONG_PAUSE_S = 600  # without a look; then the past is not followed second by second
 
@@ -67,6 +70,7 @@ def gpu_infos() -> tuple[GpuInfo, ...]:
         GpuInfo(
             index=i, uuid=f"GPU-5104a7ed-0000-4000-8000-00000000000{i}", name="NVIDIA H100 80GB HBM3",
             pci_bus_id=f"00000000:{0x1B + 0x10 * i:02X}:00.0", pcie_gen_max=5, pcie_width_max=16,
+            numa_node=i * 2 // GPU_COUNT,
         )
         for i in range(GPU_COUNT)
     )
@@ -78,6 +82,9 @@ _CONSTANT = {
         "memory_total_bytes": _MEMORY_TOTAL, "pcie_max_bytes_per_s": _PCIE_GEN5_X16, "pcie_gen": 5, "pcie_width": 16,
         "power_limit_w": _POWER_LIMIT_W, "sm_clock_max_hz": _SM_CLOCK_MHZ * 1e6,
         "memory_clock_hz": _MEMORY_CLOCK_MHZ * 1e6, "memory_clock_max_hz": _MEMORY_CLOCK_MHZ * 1e6,
+        "temperature_slowdown_c": _SLOWDOWN_C, "encoder_util": 0, "decoder_util": 0,
+        "ecc_corrected": 0, "ecc_uncorrected": 0, "ecc_uncorrected_lifetime": 0,
+        "rows_remapped": 0, "row_remap_pending": 0, "row_remap_failed": 0,
     }.items()
 }
 _PROCESS_MEMORY = Reading(float(_MEMORY_USED - 4 * _MiB), BYTES, SOURCE)
@@ -154,7 +161,9 @@ class Node:
         coarse = readings["gpu_util"] = Reading(readings["gr_active"].value, RATIO, SOURCE, coarse=True)
         power = self.power_w(gpu, end_ns)
         readings["power_w"] = Reading(power, WATTS, SOURCE)
-        readings["temperature_c"] = Reading(float(round(self._heat[gpu].at(end_ns))), CELSIUS, SOURCE)
+        heat_c = self._heat[gpu].at(end_ns)
+        readings["temperature_c"] = Reading(float(round(heat_c)), CELSIUS, SOURCE)
+        readings["memory_temperature_c"] = Reading(float(round(heat_c + _MEMORY_WARMER_C)), CELSIUS, SOURCE)
         readings["sm_clock_hz"] = Reading(_clock_mhz(power) * 1e6, HERTZ, SOURCE)
         process = GpuProcess(PID, "C", _PROCESS_MEMORY, coarse)
         reasons = ("power cap",) if power >= _POWER_LIMIT_W else ()
@@ -181,7 +190,9 @@ class Node:
             "net_tx_bytes_per_s": from_network * _ACK_SHARE + rate["batches"] * _LOG_BYTES_PER_BATCH,
         }
         readings = {k: Reading(float(v), HOST_METRICS[k].unit, SOURCE) for k, v in values.items()}
-        return HostSample(HOSTNAME, readings, CPU_COUNT), cores
+        busy = [rate["python_cpu_s"], *[rate["launch_cpu_s"] / GPU_COUNT] * GPU_COUNT,
+                *[rate["input_s"]] * scenario.input_workers]  # a thread each
+        return HostSample(HOSTNAME, readings, CPU_COUNT, _core_ratios(busy)), cores
 
     def job_memory_bytes(self) -> int:
         """Resident memory of the job: itself and its prefetch buffer."""
@@ -189,12 +200,14 @@ class Node:
         batch = scenario.batch_per_gpu * GPU_COUNT * scenario.example_bytes
         return _JOB_MEMORY + (scenario.prefetch_batches + 1) * batch
 
-    def process(self, cores: float, gpus: dict[int, GpuProcess]) -> ProcessSample:
-        """The training job as the host sees it."""
+    def process(self, host: HostSample, cores: float, gpus: dict[int, GpuProcess]) -> ProcessSample:
+        """The training job as the host sees it; all that goes to and from the disks is the job's."""
         return ProcessSample(
             PID, USER, COMMAND, Reading(round(cores, 3), COUNT, SOURCE),
             Reading(float(self.job_memory_bytes()), BYTES, SOURCE),
             threads=_JOB_THREADS + self.loop.scenario.input_workers, gpus=gpus,
+            container=CONTAINER, cuda_visible_devices=",".join(str(gpu) for gpu in range(GPU_COUNT)),
+            io_read_bytes_per_s=host["disk_read_bytes_per_s"], io_write_bytes_per_s=host["disk_write_bytes_per_s"],
         )
 
     def sample(self, gpus: list[int], start_ns: int, end_ns: int, time_s: float, label: str) -> NodeSample:
@@ -203,7 +216,14 @@ class Node:
         host, cores = self.host(start_ns, end_ns)
         held = {s.info.index: s.processes[0] for s in samples}
         return NodeSample(
-            time_s, samples, host, (self.process(cores, held),), (end_ns - start_ns) / 1e9, label, simulated=True)
+            time_s, samples, host, (self.process(host, cores, held),), (end_ns - start_ns) / 1e9, label, simulated=True)
+
+
+def _core_ratios(threads: list[float]) -> tuple[float, ...]:
+    """Busy share of each core: the job's threads on one each, the system's work spread over all."""
+    system = _SYSTEM_CPU_CORES / CPU_COUNT
+    idle = [0.0] * (CPU_COUNT - len(threads))
+    return tuple([round(min(thread + system, 1.0), 2) for thread in (threads + idle)[:CPU_COUNT]])
 
 
 def _clock_mhz(power_w: float) -> int:

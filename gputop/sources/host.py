@@ -10,10 +10,15 @@ from typing import Any
 
 from gputop.metrics import HOST_METRICS
 from gputop.samples import GpuSample, HostSample, ProcessSample, Reading
+from gputop.sources.host_cpu import CpuLimit, CpuTimes, core_ratios, read_times, shares
 from gputop.sources.host_processes import ProcessTable
+from gputop.text import printable
 
 SOURCE = "psutil"
+CPU_SOURCE = "/proc/stat"
 FIRST = "first look: a rate needs two"
+PERIOD_S = 0.45  # a look costs half a millisecond; a little under half a second, so that jitter does not skip one
+CORES_PERIOD_S = 0.9  # the kernel counts in ticks of 10 ms: over less time one core's share is mostly rounding
 _NO_DISK = "the kernel shows no disk counters here"
 _NO_NETWORK = "no network interface but loopback"
 
@@ -31,55 +36,69 @@ class PsutilHost:
 
         self._psutil = psutil
         self._clock = clock
-        self._sys = root / "sys"
+        self._root = root
         self._hostname = socket.gethostname()
-        self._cpu_count = psutil.cpu_count()
-        self._cpu: Any = None
+        self._limit = CpuLimit(clock, root)
+        self._cpu: CpuTimes | None = None
+        self._cores_before: tuple[float, CpuTimes] | None = None  # monotonic seconds, counters
+        self._core_ratios: tuple[float, ...] = ()
         self._counts: dict[str, tuple[float, int]] = {}  # metric -> (monotonic seconds, bytes)
         self._physical: dict[tuple[str, str], bool] = {}
-        self._processes = ProcessTable(psutil, clock, root / "proc")
+        self._processes = ProcessTable(clock, root / "proc")
+        self._last: tuple[float, HostSample] | None = None
 
     def read(self, now_s: float) -> HostSample:
-        """One look; rates cover the time since the look before and are missing at the first."""
-        readings = self._cpu_readings()
-        memory = self._psutil.virtual_memory()
-        readings["memory_used_bytes"] = _reading("memory_used_bytes", memory.total - memory.available)
-        readings["memory_total_bytes"] = _reading("memory_total_bytes", memory.total)
-        disks = self._psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
-        read, written = self._sum(disks, "block", "read_bytes", "write_bytes")
-        readings["disk_read_bytes_per_s"] = self._rate("disk_read_bytes_per_s", read, _NO_DISK)
-        readings["disk_write_bytes_per_s"] = self._rate("disk_write_bytes_per_s", written, _NO_DISK)
-        cards = self._psutil.net_io_counters(pernic=True, nowrap=False) or {}
-        cards.pop("lo", None)
+        """One look; rates cover the time since the look before and are missing at the first.
+
+        Between the periods the last look is returned.
+        """
+        clock_s = self._clock()
+        if self._last is not None and 0 <= clock_s - self._last[0] < PERIOD_S:
+            return self._last[1]
+        readings, cpu_count = self._cpu_readings(clock_s)
+        memory, why = _ask(self._psutil.virtual_memory)
+        for metric, used in (("memory_used_bytes", True), ("memory_total_bytes", False)):
+            readings[metric] = _missing(metric, why) if memory is None else _reading(
+                metric, memory.total - memory.available if used else memory.total)
+        disks, why = _ask(self._psutil.disk_io_counters, perdisk=True, nowrap=False)
+        read, written = self._sum(disks or {}, "block", "read_bytes", "write_bytes")
+        readings["disk_read_bytes_per_s"] = self._rate("disk_read_bytes_per_s", read, why or _NO_DISK)
+        readings["disk_write_bytes_per_s"] = self._rate("disk_write_bytes_per_s", written, why or _NO_DISK)
+        cards, why = _ask(self._psutil.net_io_counters, pernic=True, nowrap=False)
+        cards = {name: card for name, card in (cards or {}).items() if name != "lo"}
         received, sent = self._sum(cards, "class/net", "bytes_recv", "bytes_sent")
-        readings["net_rx_bytes_per_s"] = self._rate("net_rx_bytes_per_s", received, _NO_NETWORK)
-        readings["net_tx_bytes_per_s"] = self._rate("net_tx_bytes_per_s", sent, _NO_NETWORK)
-        return HostSample(self._hostname, readings, self._cpu_count)
+        readings["net_rx_bytes_per_s"] = self._rate("net_rx_bytes_per_s", received, why or _NO_NETWORK)
+        readings["net_tx_bytes_per_s"] = self._rate("net_tx_bytes_per_s", sent, why or _NO_NETWORK)
+        limit = self._limit.cores(cpu_count)
+        sample = HostSample(self._hostname, readings, cpu_count, self._core_ratios, limit)
+        self._last = clock_s, sample
+        return sample
 
     def processes(self, now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
         """The processes that ``gpus`` name, joined with what the host knows of each."""
         return self._processes.read(gpus)
 
-    def _cpu_readings(self) -> dict[str, Reading]:
-        times = self._psutil.cpu_times()
+    def _cpu_readings(self, clock_s: float) -> tuple[dict[str, Reading], int | None]:
+        """CPU and iowait of all cores, and how many are online; refreshes the cores' own shares."""
+        times = read_times(self._root)
+        if isinstance(times, str):
+            self._cpu = self._cores_before = None
+            self._core_ratios = ()
+            return {m: _missing(m, times, CPU_SOURCE) for m in ("cpu_ratio", "iowait_ratio")}, None
         before, self._cpu = self._cpu, times
-        if before is None:
-            return {metric: _missing(metric, FIRST) for metric in ("cpu_ratio", "iowait_ratio")}
-        # guest and guest_nice are already in user and nice.
-        passed = {
-            name: max(0.0, getattr(times, name) - getattr(before, name))
-            for name in times._fields
-            if not name.startswith("guest")
-        }
-        total = sum(passed.values())
-        if total <= 0:  # two looks within one kernel tick of 10 ms
-            return {metric: _missing(metric, "too short a time") for metric in ("cpu_ratio", "iowait_ratio")}
-        waiting = passed.get("iowait", 0.0)
-        busy = total - passed["idle"] - waiting
-        return {
-            "cpu_ratio": _reading("cpu_ratio", busy / total),
-            "iowait_ratio": _reading("iowait_ratio", waiting / total),
-        }
+        if self._cores_before is None:
+            self._cores_before = clock_s, times
+        elif clock_s - self._cores_before[0] >= CORES_PERIOD_S:
+            self._core_ratios = core_ratios(times, self._cores_before[1])
+            self._cores_before = clock_s, times
+        found = None if before is None else shares(times.total, before.total)
+        cores = len(times.cores) or None
+        if found is None:  # two looks within one kernel tick of 10 ms
+            why = FIRST if before is None else "too short a time"
+            return {m: _missing(m, why, CPU_SOURCE) for m in ("cpu_ratio", "iowait_ratio")}, cores
+        busy, waiting = found
+        return {"cpu_ratio": _reading("cpu_ratio", busy, CPU_SOURCE),
+                "iowait_ratio": _reading("iowait_ratio", waiting, CPU_SOURCE)}, cores
 
     def _sum(self, devices: Mapping[str, Any], folder: str, first: str, second: str) -> tuple[int | None, int | None]:
         names = [name for name in devices if self._is_physical(folder, name)] or list(devices)
@@ -91,7 +110,7 @@ class PsutilHost:
         known = self._physical.get((folder, name))
         if known is None:
             # Partitions are no entries of /sys/block; virtual devices have no "device" link.
-            known = self._physical[folder, name] = (self._sys / folder / name / "device").exists()
+            known = self._physical[folder, name] = (self._root / "sys" / folder / name / "device").exists()
         return known
 
     def _rate(self, metric: str, count: int | None, why_none: str) -> Reading:
@@ -109,9 +128,17 @@ class PsutilHost:
         return _reading(metric, (count - before[1]) / elapsed_s)
 
 
-def _reading(metric: str, value: float) -> Reading:
-    return Reading(float(value), HOST_METRICS[metric].unit, SOURCE)
+def _ask(function: Callable[..., Any], **how: object) -> tuple[Any, str]:
+    """What psutil answers and no reason, or None and why it could not."""
+    try:
+        return function(**how), ""
+    except (OSError, RuntimeError, ValueError, LookupError) as error:  # what it raises on a /proc it cannot read
+        return None, f"psutil: {printable(str(error)) or type(error).__name__}"
 
 
-def _missing(metric: str, why: str) -> Reading:
-    return Reading.missing(HOST_METRICS[metric].unit, why, SOURCE)
+def _reading(metric: str, value: float, source: str = SOURCE) -> Reading:
+    return Reading(float(value), HOST_METRICS[metric].unit, source)
+
+
+def _missing(metric: str, why: str, source: str = SOURCE) -> Reading:
+    return Reading.missing(HOST_METRICS[metric].unit, why, source)

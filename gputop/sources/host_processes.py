@@ -1,87 +1,74 @@
-"""What the host knows of the processes that hold GPUs: user, command, CPU of them and their workers."""
+"""What the host knows of the processes that hold GPUs: user, command, container, CPU and I/O with their workers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import pwd
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from gputop.metrics import BYTES, COUNT
 from gputop.samples import GpuProcess, GpuSample, ProcessSample, Reading
+from gputop.sources import proc_files, process_match
+from gputop.sources.containers import container_of
+from gputop.sources.proc_files import DENIED, ENDED, ZOMBIE, Stat
+from gputop.sources.process_rates import Counts, Family, FamilyRates, Member, Rates, no_rates
 from gputop.text import printable
 
 SOURCE = "/proc"
-CPU_SOURCE = "/proc, with child processes"
+LOOK_PERIOD_S = 0.9  # the kernel counts CPU in ticks of 10 ms; a little under 1 s, so that jitter does not skip one
 TABLE_PERIOD_S = 5.0  # a look at the whole process table: about 10 µs per process of the node
-FIRST = "first look: a rate needs two"
-ENDED = "the process has ended"
-ZOMBIE = "zombie: it has ended, but its parent has not collected it"
+MAX_COST = 0.005  # of a core, for each of the two: jobs of a thousand workers are looked at less often
 HIDDEN = "not visible to this user (/proc is mounted with hidepid): run as root"
 OTHER_NAMESPACE = "not in this PID namespace: run on the host or with --pid=host"
-DENIED = "access denied: run as root or as the process's user"
+OTHER_USERS = "the process of this PID in here is another user's, and may not be the one the driver means: run as root"
+MATCHED = "the driver calls it PID {}; matched by its mapping of /dev/nvidia{}, the only such process here"
+NO_PID = "the driver tells no PID for it"
+_GARBLED = "/proc tells nothing that makes sense"
 
 # The inode of the first PID namespace is fixed (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """The part of /proc/PID/stat that is used here."""
-
-    state: str  # "R", "S", "D", "Z" …
-    parent: int
-    cpu_ticks: int  # user and system time of all threads
-    threads: int
-    start: int  # ticks since boot; with the PID it names a process for good
-    rss_pages: int
-
-
-def parse_stat(text: bytes) -> Stat | None:
-    """Parse /proc/PID/stat (proc(5)); None if it is cut short.
-
-    The command, in parentheses, may itself hold spaces and parentheses: fields are counted
-    from the last one.
-    """
-    fields = text.rpartition(b")")[2].split()
-    if len(fields) < 22:
-        return None
-    return Stat(
-        state=fields[0].decode(),
-        parent=int(fields[1]),
-        cpu_ticks=int(fields[11]) + int(fields[12]),
-        threads=int(fields[17]),
-        start=int(fields[19]),
-        rss_pages=int(fields[21]),
-    )
-
-
 @dataclass(slots=True)
 class _Known:
-    """A process met before: what does not change, and what the next rate is reckoned from."""
+    """A process met before. ``local`` is its PID in this /proc."""
 
+    local: int
     start: int
+    identified: bool = False  # what follows has been read
+    note: str | None = None
     user: str | None = None
     command: str | None = None
     reason: str | None = None
+    container: str | None = None
+    container_pid: int | None = None
+    cuda_visible_devices: str | None = None
+    reasons: dict[str, str] = field(default_factory=dict)
     children: tuple[int, ...] = ()
-    cpu_ticks: dict[tuple[int, int], int] = field(default_factory=dict)  # (PID, start) -> ticks used
-    cpu_s: float | None = None  # when cpu_ticks was read
 
 
 class ProcessTable:
     """Joins PIDs of NVML with the host's processes. Used by one thread."""
 
-    def __init__(self, psutil: Any, clock: Callable[[], float], proc: Path = Path("/proc")) -> None:
-        self._psutil = psutil
+    def __init__(self, clock: Callable[[], float], proc: Path = Path("/proc"), *,
+                 read: Callable[[str, int], bytes] = proc_files.read,
+                 cpu_clock: Callable[[], float] = time.thread_time) -> None:
+        """``cpu_clock`` tells the CPU time of the calling thread in seconds; ``read`` is :func:`proc_files.read`."""
         self._clock = clock
+        self._cpu_clock = cpu_clock
         self._proc = proc
-        self._known: dict[int, _Known] = {}
-        self._table_due_s = clock()
+        self._read = read
+        self._known: dict[int, _Known] = {}  # by the driver's PID
+        self._users: dict[int, str] = {}
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
-        self._boot_s = float(psutil.boot_time())
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._rates = FamilyRates(self._ticks_per_s)
+        self._boot_s = self._boot_time()
+        self._due_s = self._table_due_s = clock()
+        self._last: dict[int, ProcessSample] = {}
         try:
             self._nested = os.fspath((proc / "self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE
         except OSError:
@@ -90,113 +77,125 @@ class ProcessTable:
     def read(self, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
         """One entry per PID that any of ``gpus`` lists, in the order of the first GPU it holds.
 
-        CPU is in cores and counts the process with all its descendants: a training job's
-        input pipeline often runs in worker processes. A descendant that holds a GPU itself
-        has its own entry and is not counted twice.
+        CPU is in cores and counts the process with all its descendants, as does I/O: a
+        training job's input pipeline often runs in worker processes. A descendant that
+        holds a GPU itself has its own entry and is not counted twice. Between the periods
+        the last look is joined with what the GPUs say now.
         """
-        holders: dict[int, dict[int, GpuProcess]] = {}
-        for gpu in gpus:
-            for process in gpu.processes:
-                holders.setdefault(process.pid, {})[gpu.info.index] = process
+        held = _holders(gpus)
+        now_s = self._clock()
+        if held.keys() == self._last.keys() and now_s < self._due_s:
+            for pid, on_gpus in held.items():
+                if self._last[pid].gpus != on_gpus:
+                    self._last[pid] = replace(self._last[pid], gpus=on_gpus)
+        else:
+            began_s = self._cpu_clock()
+            self._last, table_cost_s = self._look(now_s, held, gpus)
+            cost_s = self._cpu_clock() - began_s - table_cost_s
+            self._due_s = now_s + max(LOOK_PERIOD_S, cost_s / MAX_COST)
+        return tuple([self._last[pid] for pid in held])
+
+    def _look(self, now_s: float, held: dict[int, dict[int, GpuProcess]],
+              gpus: Sequence[GpuSample]) -> tuple[dict[int, ProcessSample], float]:
+        """The samples by PID, and the seconds of CPU that went into the process table."""
         stats: dict[int, Stat] = {}
         absent: dict[int, str] = {}
-        newcomers = False
-        for pid in holders:
-            stat = self._stat(pid)
-            known = self._known.get(pid)
-            if stat is not None and (known is None or known.start != stat.start):
-                known = None if self._is_another(pid) else self._meet(pid, stat.start)
-                newcomers |= known is not None
-            if stat is None or known is None:
-                absent[pid] = self._why_absent(pid)
-            elif stat.state == "Z":
-                absent[pid] = ZOMBIE
+        table_due = now_s >= self._table_due_s
+        for pid in held:
+            found = self._find(pid)
+            if isinstance(found, str):
+                absent[pid] = found
             else:
-                stats[pid] = stat
-                self._known[pid] = known
+                stats[pid] = found
+        if self._nested and absent and (table_due or held.keys() != self._last.keys()):
+            unsure = [pid for pid in absent if absent[pid] in (OTHER_NAMESPACE, OTHER_USERS)]
+            stats.update(self._match(unsure, held, gpus))
         for pid in self._known.keys() - stats.keys():
             del self._known[pid]
-        if self._known and (newcomers or self._clock() >= self._table_due_s):
-            self._table_due_s = self._clock() + TABLE_PERIOD_S
-            self._look_at_table()
-        return tuple(
-            self._sample(pid, held, stats[pid]) if pid in stats else missing_process(pid, held, absent[pid])
-            for pid, held in holders.items()
-        )
+        table_cost_s = 0.0
+        if self._known and (table_due or not all(known.identified for known in self._known.values())):
+            began_s = self._cpu_clock()
+            self._look_at_table(stats)
+            table_cost_s = self._cpu_clock() - began_s
+            self._table_due_s = now_s + max(TABLE_PERIOD_S, table_cost_s / MAX_COST)
+        families = {pid: self._family(known, stats[pid]) for pid, known in self._known.items()}
+        rates = self._rates.look(now_s, families, self._is_alive)
+        return {
+            pid: self._sample(pid, on_gpus, stats[pid], rates[pid]) if pid in stats
+            else missing_process(pid, on_gpus, absent[pid])
+            for pid, on_gpus in held.items()
+        }, table_cost_s
 
-    def _sample(self, pid: int, held: dict[int, GpuProcess], stat: Stat) -> ProcessSample:
+    def _sample(self, pid: int, on_gpus: dict[int, GpuProcess], stat: Stat, rates: Rates) -> ProcessSample:
         known = self._known[pid]
-        rss = Reading(float(stat.rss_pages * self._page_bytes), BYTES, SOURCE)
-        cores = self._cpu_cores(pid, stat, known)
         return ProcessSample(
-            pid,
-            known.user,
-            known.command,
-            cores,
-            rss,
-            stat.threads,
-            held,
-            known.reason,
-            stat.parent,
-            self._boot_s + stat.start / self._ticks_per_s,
+            pid, known.user, known.command, rates.cpu_cores,
+            Reading(float(stat.rss_pages * self._page_bytes), BYTES, SOURCE),
+            threads=stat.threads, gpus=on_gpus, reason=known.reason, parent_pid=stat.parent,
+            started_s=None if self._boot_s is None else self._boot_s + stat.start / self._ticks_per_s,
+            local_pid=known.local if known.local != pid else None,
+            container=known.container, cuda_visible_devices=known.cuda_visible_devices,
+            io_read_bytes_per_s=rates.io_read_bytes_per_s, io_write_bytes_per_s=rates.io_write_bytes_per_s,
+            container_pid=known.container_pid, note=known.note, reasons=dict(known.reasons),
         )
 
-    def _cpu_cores(self, pid: int, stat: Stat, known: _Known) -> Reading:
-        now_s = self._clock()
-        ticks = {(pid, stat.start): stat.cpu_ticks}
-        for child in known.children:
-            of_child = self._stat(child)
-            if of_child is not None:
-                ticks[child, of_child.start] = of_child.cpu_ticks
-        before, known.cpu_ticks = known.cpu_ticks, ticks
-        before_s, known.cpu_s = known.cpu_s, now_s
-        if before_s is None or now_s <= before_s:
-            return Reading.missing(COUNT, FIRST, CPU_SOURCE)
-        # A member seen for the first time counts from here on: what it used before belongs to no interval.
-        used = sum(count - before[member] for member, count in ticks.items() if member in before)
-        return Reading(used / self._ticks_per_s / (now_s - before_s), COUNT, CPU_SOURCE)
+    # -- which process is meant ------------------------------------------------------------
 
-    # -- who a process is ----------------------------------------------------------------
+    def _find(self, pid: int) -> Stat | str:
+        """The process that the driver calls ``pid``, or why it is not to be seen; a newcomer becomes known."""
+        if pid == 0:
+            return NO_PID
+        known = self._known.get(pid)
+        stat = self._stat(pid if known is None else known.local)
+        if known is None or not isinstance(stat, Stat) or stat.start != known.start:  # new, gone, or another by now
+            self._known.pop(pid, None)
+            if known is not None and known.local != pid:
+                return OTHER_NAMESPACE
+            if self._nested:
+                # NVML's PIDs may be the host's: the same number can belong to a process that has no GPU.
+                doubt = OTHER_NAMESPACE if isinstance(stat, str) else self._doubt(pid)
+                if doubt is not None:
+                    return doubt
+            if isinstance(stat, str):
+                return self._why_absent(pid, stat)
+            self._known[pid] = _Known(pid, stat.start)
+        if isinstance(stat, Stat) and stat.state in "ZX":
+            return ZOMBIE
+        return stat
 
-    def _meet(self, pid: int, start: int) -> _Known:
-        known = _Known(start)
-        self._read_identity(pid, known)
-        return known
-
-    def _read_identity(self, pid: int, known: _Known) -> None:
-        psutil = self._psutil
+    def _doubt(self, pid: int) -> str | None:
+        """Why the process of this number in here may be some other than the one the driver means."""
         try:
-            process = psutil.Process(pid)
-            known.user = printable(process.username())  # the uid as text where it has no name
-            words = process.cmdline()
-            known.command = printable(" ".join(words)) or f"[{printable(process.name())}]"
-            known.reason = None
-        except psutil.ZombieProcess:
-            known.reason = ZOMBIE
-        except psutil.NoSuchProcess:
-            known.reason = ENDED
-        except psutil.AccessDenied:
-            known.reason = DENIED
-
-    def _is_another(self, pid: int) -> bool:
-        """Whether the process of this number in here is some other than the one NVML means.
-
-        NVML's PIDs are the host's. In a container the same number can belong to a process
-        that has nothing to do with the GPU.
-        """
-        if not self._nested:
-            return False
-        try:
-            return not any(
-                os.fspath(entry.readlink()).startswith("/dev/nvidia")
-                for entry in (self._proc / str(pid) / "fd").iterdir()
-            )
+            return None if process_match.opens_gpu(self._proc, pid) else OTHER_NAMESPACE
+        except PermissionError:
+            return OTHER_USERS
         except OSError:
-            return True
-
-    def _why_absent(self, pid: int) -> str:
-        if self._nested:
             return OTHER_NAMESPACE
+
+    def _match(self, pids: Sequence[int], held: dict[int, dict[int, GpuProcess]],
+               gpus: Sequence[GpuSample]) -> dict[int, Stat]:
+        """Find PIDs of the host among the processes of this namespace by the devices they have mapped."""
+        minors = process_match.device_minors(self._proc, [gpu.info for gpu in gpus])
+        listed = {pid: {minors[index] for index in held[pid]} for pid in pids if held[pid].keys() <= minors.keys()}
+        if len(listed) != len(pids) or not listed:
+            return {}  # where the place of one is not known, it may be on any
+        taken = {known.local for known in self._known.values()} | {os.getpid()}
+        watched = set(minors.values())
+        mapped = process_match.mapped_devices(self._proc, (pid for pid in self._pids() if pid not in taken))
+        mapped = {pid: devices & watched for pid, devices in mapped.items() if devices & watched}
+        found = {}
+        for pid, local in process_match.match(listed, mapped).items():
+            stat = self._stat(local)
+            if isinstance(stat, Stat) and stat.state not in "ZX":
+                names = ", /dev/nvidia".join(str(n) for n in sorted(listed[pid]))
+                self._known[pid] = _Known(local, stat.start, note=MATCHED.format(pid, names))
+                found[pid] = stat
+        return found
+
+    def _why_absent(self, pid: int, why: str) -> str:
+        """``why`` its /proc/PID/stat could not be read, made sense of."""
+        if why not in (ENDED, DENIED):
+            return why
         try:
             os.kill(pid, 0)  # signal 0 only asks whether it exists
         except (ProcessLookupError, OverflowError):
@@ -205,43 +204,129 @@ class ProcessTable:
             return HIDDEN
         return HIDDEN
 
-    # -- the process table -----------------------------------------------------------------
+    # -- who a process is --------------------------------------------------------------------
 
-    def _look_at_table(self) -> None:
+    def _read_identity(self, known: _Known, name: bytes) -> None:
+        folder = f"{self._proc}/{known.local}"
+        reasons: dict[str, str] = {}
+        known.reason, before, known.command = None, known.command, None
+        try:
+            known.command = proc_files.command(self._read(f"{folder}/cmdline", proc_files.LARGE_BYTES), name)
+        except OSError as error:
+            known.reason = proc_files.why(error)
+        try:
+            status = proc_files.parse_status(self._read(f"{folder}/status", proc_files.LARGE_BYTES))
+            known.user = None if status.uid is None else self._user(status.uid)
+            known.container_pid = status.pids[-1] if len(status.pids) > 1 else None
+            if known.user is None:
+                reasons["user"] = _GARBLED
+        except OSError as error:
+            known.user = known.container_pid = None
+            reasons["user"] = reasons["container_pid"] = proc_files.why(error)
+        try:
+            known.container = container_of(self._read(f"{folder}/cgroup", proc_files.LARGE_BYTES))
+        except OSError as error:
+            known.container, reasons["container"] = None, proc_files.why(error)
+        key = "cuda_visible_devices"
+        if not known.identified or known.command != before or key in known.reasons:  # it changes with the program only
+            try:
+                environ = self._read(f"{folder}/environ", proc_files.ENVIRON_BYTES)
+                known.cuda_visible_devices = proc_files.variable(environ, b"CUDA_VISIBLE_DEVICES")
+            except OSError as error:
+                known.cuda_visible_devices, reasons[key] = None, proc_files.why(error)
+        known.reasons, known.identified = reasons, True
+
+    def _user(self, uid: int) -> str:
+        """The user's name; the number where it has none, as for users of other containers."""
+        name = self._users.get(uid)
+        if name is None:
+            try:
+                name = printable(pwd.getpwuid(uid).pw_name)
+            except (KeyError, OverflowError):
+                name = str(uid)
+            self._users[uid] = name
+        return name
+
+    # -- the process table -------------------------------------------------------------------
+
+    def _look_at_table(self, stats: dict[int, Stat]) -> None:
         """Find the descendants of every known process; commands may have changed, too."""
         children: dict[int, list[int]] = {}
         for pid, parent in self._parents():
             children.setdefault(parent, []).append(pid)
-        for root, known in self._known.items():
-            found: list[int] = []
-            below = list(children.get(root, ()))
+        own = {known.local for known in self._known.values()}
+        for pid, known in self._known.items():
+            found: dict[int, None] = {}
+            below = list(children.get(known.local, ()))
             while below:
-                pid = below.pop()
-                if pid not in self._known:
-                    found.append(pid)
-                    below += children.get(pid, ())
+                child = below.pop()
+                if child not in own and child not in found:
+                    found[child] = None
+                    below += children.get(child, ())
             known.children = tuple(found)
-            self._read_identity(root, known)
+            self._read_identity(known, stats[pid].name)
+
+    def _family(self, known: _Known, stat: Stat) -> Family:
+        family = {(known.local, stat.start): self._counts(known.local, stat)}
+        for child in known.children:
+            of_child = self._stat(child)
+            if isinstance(of_child, Stat):
+                counts = self._counts(child, of_child)
+                if counts.io_reason != ENDED:  # between the two calls
+                    family[child, of_child.start] = counts
+        return family
+
+    def _is_alive(self, member: Member) -> bool:
+        stat = self._stat(member[0])
+        return isinstance(stat, Stat) and stat.start == member[1]
+
+    def _counts(self, pid: int, stat: Stat) -> Counts:
+        try:
+            io_bytes = proc_files.parse_io(self._read(f"{self._proc}/{pid}/io", proc_files.SMALL_BYTES))
+            reason = "" if io_bytes else _GARBLED
+        except OSError as error:
+            io_bytes, reason = None, proc_files.why(error)
+        return Counts(stat.parent, stat.cpu_ticks, io_bytes, reason)
+
+    def _pids(self) -> list[int]:
+        with os.scandir(self._proc) as entries:
+            return [int(entry.name) for entry in entries if entry.name.isdecimal()]
 
     def _parents(self) -> Iterator[tuple[int, int]]:
-        with os.scandir(self._proc) as entries:
-            pids = [int(entry.name) for entry in entries if entry.name.isdecimal()]
-        for pid in pids:
+        for pid in self._pids():
             stat = self._stat(pid)
-            if stat is not None:
+            if isinstance(stat, Stat):
                 yield pid, stat.parent
 
-    def _stat(self, pid: int) -> Stat | None:
+    def _stat(self, pid: int) -> Stat | str:
         try:
-            with open(f"{self._proc}/{pid}/stat", "rb") as file:  # noqa: PTH123  called per process and tick
-                text = file.read()
-        except OSError:  # it ended meanwhile
+            return proc_files.parse_stat(self._read(f"{self._proc}/{pid}/stat", proc_files.SMALL_BYTES)) or _GARBLED
+        except OSError as error:
+            return proc_files.why(error)
+
+    def _boot_time(self) -> float | None:
+        try:
+            lines = self._read(f"{self._proc}/stat", proc_files.ENVIRON_BYTES).splitlines()
+            return next(float(line.split()[1]) for line in lines if line.startswith(b"btime "))
+        except (OSError, StopIteration, ValueError, IndexError):
             return None
-        return parse_stat(text)
+
+
+def _holders(gpus: Iterable[GpuSample]) -> dict[int, dict[int, GpuProcess]]:
+    """PID → GPU index → the process there. A MIG instance knows more of it than the GPU it is part of."""
+    held: dict[int, dict[int, GpuProcess]] = {}
+    for gpu in gpus:
+        for process in gpu.processes:
+            on_gpus = held.setdefault(process.pid, {})
+            if process.mig is not None or gpu.info.index not in on_gpus:
+                on_gpus[gpu.info.index] = process
+    return held
 
 
 def missing_process(pid: int, held: dict[int, GpuProcess], why: str) -> ProcessSample:
     """A process of which the host can tell nothing, and why."""
+    rates = no_rates(why)
     return ProcessSample(
-        pid, None, None, Reading.missing(COUNT, why), Reading.missing(BYTES, why), gpus=held, reason=why
+        pid, None, None, Reading.missing(COUNT, why), Reading.missing(BYTES, why), gpus=held, reason=why,
+        io_read_bytes_per_s=rates.io_read_bytes_per_s, io_write_bytes_per_s=rates.io_write_bytes_per_s,
     )

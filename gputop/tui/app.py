@@ -302,7 +302,7 @@ class GputopApp(App[int]):
     def on_gpu_table_opened(self, message: GpuTable.Opened) -> None:
         from gputop.tui.screens import Popup, gpu_text
 
-        self.push_screen(Popup(f"GPU {message.gpu.info.index}", gpu_text(message.gpu)))
+        self.push_screen(Popup(f"GPU {message.gpu.info.label}", gpu_text(message.gpu)))
 
     def action_help(self) -> None:
         from gputop.tui.screens import Popup, help_text

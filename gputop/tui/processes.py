@@ -8,12 +8,15 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from gputop.samples import ProcessSample
-from gputop.text import bytes_, fit, printable, ranges, ratio
+from gputop.text import bytes_, devices, fit, printable, rate, ratio
 from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.tui.runs import Run
 
 SORTS = ("gpu memory", "sm", "cpu", "pid")
+# How wide the panel must be for columns that the command can do without.
+_IO_FROM, _CONTAINER_FROM = 100, 110
+_CONTAINER_WIDTH = 23  # "containerd 0123456789ab"
 
 
 def memory_bytes(process: ProcessSample) -> float | None:
@@ -28,10 +31,17 @@ def sm_ratio(process: ProcessSample) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def io_bytes_per_s(process: ProcessSample) -> float | None:
+    """To and from storage together; None where either is not known."""
+    read, written = process.io_read_bytes_per_s.value, process.io_write_bytes_per_s.value
+    return None if read is None or written is None else read + written
+
+
 def arrange(processes: Iterable[ProcessSample], sort: str, pattern: str) -> list[ProcessSample]:
-    """Those whose pid, user or command holds ``pattern``, largest first (pids ascending)."""
+    """Those whose pid, user, container or command holds ``pattern``, largest first (pids ascending)."""
     wanted = pattern.casefold()
-    kept = [p for p in processes if not wanted or wanted in f"{p.pid} {p.user or ''} {p.command or ''}".casefold()]
+    kept = [p for p in processes if not wanted
+            or wanted in f"{p.pid} {p.user or ''} {p.container or ''} {p.command or ''}".casefold()]
     keys = {"gpu memory": memory_bytes, "sm": sm_ratio, "cpu": lambda p: p.cpu_cores.value}
     if sort == "pid":
         return sorted(kept, key=lambda p: p.pid)
@@ -72,28 +82,36 @@ class ProcessPanel(LinesWidget, can_focus=True):
             self.border_title, self.border_subtitle = title, subtitle
         # The command is what tells processes apart: the other columns take what they need and no more.
         pid_width = max([5, *(len(str(p.pid)) for p in rows)])
-        gpu_width = max([3, *(len(ranges(p.gpus)) for p in rows)])
+        gpu_width = max([3, *(len(devices(p)) for p in rows)])
         user_width = 9 if width >= 60 else 0
+        io_width = 9 if width >= _IO_FROM else 0
+        named = [len(printable(p.container)) for p in rows if p.container] if width >= _CONTAINER_FROM else []
+        container_width = min(_CONTAINER_WIDTH, max([9, *named])) if named else 0
         head = (f" {'pid':>{pid_width}} {'user':<9}"[:pid_width + 2 + user_width]
-                + f"{'GPU':<{gpu_width}} {'mem':>5} {'sm':>4} {'cpu':>5}  command")
+                + f"{'GPU':<{gpu_width}} {'mem':>5} {'sm':>4} {'cpu':>5}"
+                + (f" {'I/O':>{io_width}}" if io_width else "")
+                + (f"  {'container':<{container_width}}" if container_width else "") + "  command")
         lines: list[list[Run]] = [[(fit(head, width), DIM)]]
         if not rows:
             text = self._reason or ("no process matches the filter: / to change it" if self.pattern
                                     else "no process holds a GPU")
             lines.append([(fit(" " + printable(text), width), DIM)])
         self._top = max(0, min(self._top, len(rows) - (height - 1)))
-        lines += [self._row(p, width, (pid_width, user_width, gpu_width))
+        lines += [self._row(p, width, (pid_width, user_width, gpu_width, io_width, container_width))
                   for p in rows[self._top:self._top + height - 1]]
         self.show(lines)
 
-    def _row(self, p: ProcessSample, width: int, widths: tuple[int, int, int]) -> list[Run]:
-        pid_width, user_width, gpu_width = widths
+    def _row(self, p: ProcessSample, width: int, widths: tuple[int, int, int, int, int]) -> list[Run]:
+        pid_width, user_width, gpu_width, io_width, container_width = widths
         memory, sm, cpu = memory_bytes(p), sm_ratio(p), p.cpu_cores.value
         user = fit(printable(p.user or "?"), user_width - 1) + " " if user_width else ""
-        figures = (f" {p.pid:>{pid_width}} {user}{ranges(p.gpus):<{gpu_width}}"
+        io = io_bytes_per_s(p)
+        figures = (f" {p.pid:>{pid_width}} {user}{devices(p):<{gpu_width}}"
                    f" {'N/A' if memory is None else bytes_(memory):>5}"
-                   f" {'N/A' if sm is None else ratio(sm):>4} {'N/A' if cpu is None else ratio(cpu):>5}  ")
-        mark = "● " if p.pid in self._attached_pids else ""
+                   f" {'N/A' if sm is None else ratio(sm):>4} {'N/A' if cpu is None else ratio(cpu):>5}"
+                   + (f" {'N/A' if io is None else rate(io):>{io_width}}" if io_width else "")
+                   + (f"  {fit(printable(p.container or ''), container_width)}" if container_width else "") + "  ")
+        mark = "● " if (p.local_pid or p.pid) in self._attached_pids else ""  # servers are found by the PID in here
         command = printable(p.command if p.command is not None else f"N/A: {p.reason or 'command unknown'}")
         room = max(0, width - len(figures) - len(mark))
         return [(figures, PLAIN), (mark, ACCENT), (fit(command, room), BOLD if mark else PLAIN)]

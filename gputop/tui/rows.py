@@ -13,7 +13,6 @@ from gputop.text import bytes_, printable, rate, ratio, seconds
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.tui.runs import Run, spread
 
-FULL_CORE = 0.95  # a core this busy has a thread that could use more: a Python process that holds up the GPUs
 SIMULATED_STYLE = Style(color="black", bgcolor="yellow", bold=True)
 REPLAY_STYLE = Style(color="black", bgcolor="cyan", bold=True)
 
@@ -96,8 +95,7 @@ def host(sample: NodeSample | None, width: int) -> list[Run]:
     else:
         runs += [bar(cpu.value, 8 if width < 110 else 16), (f" {ratio(cpu.value):>4}", PLAIN)]
         if h.cpu_count:
-            full = sum(core >= FULL_CORE for core in h.core_ratios)
-            runs.append((f" of {h.cpu_count} cores" + (f", {full} full" if full else ""), DIM))
+            runs.append((f" of {h.cpu_count} cores" + (f", {h.full_cores} full" if h.full_cores else ""), DIM))
     parts.append(runs)
     wait = h["iowait_ratio"]
     ram = "" if memory.value is None or total.value is None else f"{bytes_(memory.value)}/{bytes_(total.value)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -127,7 +128,8 @@ def gpu_text(gpu: GpuSample) -> Text:
     from gputop.metrics import GPU_METRICS
 
     out = Text()
-    out.append(f"{printable(gpu.info.name)}   {gpu.info.uuid}   {gpu.info.pci_bus_id}\n", DIM)
+    node = "" if gpu.info.numa_node is None else f"   NUMA node {gpu.info.numa_node}"
+    out.append(f"{printable(gpu.info.name)}   {gpu.info.uuid}   {gpu.info.pci_bus_id}{node}\n", DIM)
     if gpu.message:
         out.append(f"{gpu.state}: {printable(gpu.message)}\n", BAD)
     out.append("\n")
@@ -136,6 +138,10 @@ def gpu_text(gpu: GpuSample) -> Text:
         out.append(f"{metric.label:<20}")
         out.append(f"{reading(r):>12}  ", DIM if r.value is None else BOLD)
         out.append(printable(r.reason or r.source) + (" (coarse)" if r.coarse else "") + "\n", DIM)
+    for event in gpu.xids:
+        out.append(f"\nXid {event.xid} at {time.strftime('%H:%M:%S', time.localtime(event.time_s))}", BAD)
+    if gpu.xids_reason is not None:
+        out.append(f"\nXid errors are not reported: {printable(gpu.xids_reason)}", DIM)
     if gpu.clock_event_reasons:
         out.append("\nClocks held down by: " + ", ".join(gpu.clock_event_reasons), WARN)
     return out

@@ -13,7 +13,7 @@ import pytest
 from gputop.errors import GputopError
 from gputop.export.files import unused, write_private
 from gputop.export.snapshot import document, to_json, to_text, write_snapshot
-from gputop.samples import LOST, GpuSample
+from gputop.samples import LOST, GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading, XidEvent
 from tests.fakes import StillSession
 
 
@@ -44,6 +44,74 @@ def test_text_names_the_coarse_and_the_lost() -> None:
     assert "lost: fell off the bus�[2J" in text and "\x1b" not in text
     assert "~" in text and "coarse utilization" in text
     assert "0B" not in text.split("Host")[0]
+
+
+def _with(session: StillSession, process: ProcessSample) -> StillSession:
+    assert session.sample is not None
+    host = replace(session.sample.host, core_ratios=(1.0, 0.97, 0.5), cpu_limit_cores=8.0)
+    session.sample = replace(session.sample, host=host, processes=(process,))
+    return session
+
+
+_ON_PART = GpuProcess(900, "C", Reading(2.0**30, "bytes"), Reading(0.5, "ratio"), mig=1)
+_INSIDE = ProcessSample(
+    900, "ana", "python train.py", Reading(6.4, "count"), Reading(1.0, "bytes"), gpus={0: _ON_PART}, local_pid=20,
+    container="docker 0123456789ab", container_pid=7, cuda_visible_devices="0,1\x1b",
+    io_read_bytes_per_s=Reading(1.2e9, "bytes/s"), io_write_bytes_per_s=Reading(0.0, "bytes/s"),
+    note="matched by its mapping of /dev/nvidia0", reasons={"user": "access denied"},
+)
+
+
+def test_host_and_processes_are_told_whole() -> None:
+    session = _with(StillSession(), _INSIDE)
+    doc = json.loads(to_json(document(session)))
+    assert doc["host"]["core_ratios"] == [1.0, 0.97, 0.5] and doc["host"]["cpu_limit_cores"] == 8.0
+    (process,) = doc["processes"]
+    assert (process["gpus"], process["devices"]) == ([0], "0:1")
+    assert (process["pid"], process["local_pid"], process["container_pid"]) == (900, 20, 7)
+    assert process["io_read_bytes_per_s"]["value"] == 1.2e9
+    assert process["reasons"] == {"user": "access denied"}
+    text = to_text(session)
+    assert "CPU 31% of 96 cores, 2 full (granted here: 8)" in text
+    assert "pid 900 (20 here)  ana  GPU 0:1  1.0G  python train.py" in text
+    assert ("CPU 6.4 cores  storage read 1.2 GB/s, written 0 B/s  docker 0123456789ab (pid 7 inside)"
+            "  CUDA_VISIBLE_DEVICES=0,1\ufffd\n      matched by its mapping of /dev/nvidia0\n") in text
+
+
+def test_what_is_not_known_of_a_process_is_null_with_its_reason() -> None:
+    unknown = Reading.missing("count", "access denied")
+    session = _with(StillSession(), ProcessSample(901, None, None, unknown, unknown, gpus={1: _ON_PART},
+                                                  reason="access denied", reasons={"container": "access denied"}))
+    (process,) = document(session)["processes"]
+    assert (process["command"], process["container"], process["reason"]) == (None, None, "access denied")
+    assert process["io_read_bytes_per_s"]["value"] is None and process["io_read_bytes_per_s"]["reason"]
+    assert "pid 901  ?  GPU 1:1  1.0G  N/A: access denied\n\n" in to_text(session)
+
+
+def test_text_names_memory_nodes_instances_and_faults() -> None:
+    def change(gpu: GpuSample, tick: int) -> GpuSample:
+        if gpu.info.index == 0:
+            counts = {"ecc_corrected": 12.0, "ecc_uncorrected": 0.0, "rows_remapped": 2.0, "row_remap_pending": 1.0,
+                      "row_remap_failed": 1.0}
+            readings = {**gpu.readings, **{m: Reading(v, "count", "NVML") for m, v in counts.items()}}
+            xids = tuple(XidEvent(45_296.0 + i, 48) for i in range(5))
+            return replace(gpu, info=replace(gpu.info, numa_node=0), readings=readings, xids=xids)
+        if gpu.info.index == 1:
+            return replace(gpu, info=GpuInfo(1, "MIG-1", "H100 MIG 1g.10gb", mig=2, numa_node=1))
+        return replace(gpu, info=replace(gpu.info, numa_node=1))
+
+    session = StillSession(gpus=4, change=change)
+    text = to_text(session)
+    assert "\n1:2  " in text
+    assert "  NUMA node 0: GPU 0  NUMA node 1: GPU 2-3\n" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("GPU 0: ")]
+    assert line.startswith("GPU 0: 5 Xid errors, the last: Xid 48 at ")
+    assert line.endswith("ECC corrected 12, Rows remapped 2, a row of memory is to be replaced at the next reset, "
+                         "a row of memory could not be replaced")
+    assert "GPU 2: " not in text
+    gpus = document(session)["gpus"]
+    assert [g["label"] for g in gpus] == ["0", "1:2", "2", "3"]
+    assert gpus[0]["xids"][0] == {"time_s": 45_296.0, "xid": 48}
 
 
 def test_a_simulated_snapshot_says_so_in_name_text_and_json(tmp_path: Path) -> None:

@@ -160,3 +160,14 @@ def test_the_profiler_server_comes_with_the_job_and_goes_with_it() -> None:
 def test_the_gpus_left_out_are_known() -> None:
     some = _open("gpu0-oversubscribed", "6-7")
     assert some.gpus_present == 8 and next(iter(some.prefill(NOW, 1.0))).gpus_unwatched == 6
+
+
+def test_cores_and_io_are_those_of_the_host(source: SimulatedSource) -> None:
+    host = source.host.read(NOW + 2)
+    assert host.cpu_count == len(host.core_ratios)
+    assert sum(host.core_ratios) / host.cpu_count == pytest.approx(host["cpu_ratio"].value, abs=0.005)
+    (process,) = source.host.processes(NOW + 2, [probe.read(NOW + 2) for probe in source.gpus])
+    assert process.io_read_bytes_per_s == host["disk_read_bytes_per_s"]
+    assert process.io_write_bytes_per_s.source == "simulated"
+    assert process.container and process.cuda_visible_devices == "0,1,2,3,4,5,6,7"
+    assert [probe.info.numa_node for probe in source.gpus] == [0, 0, 0, 0, 1, 1, 1, 1]

@@ -1,12 +1,10 @@
-"""The host by psutil, and the processes that hold GPUs, against real processes and made-up /proc trees."""
+"""The host: psutil's counters of the test's choice, made-up /proc/stat, and this machine."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,22 +13,11 @@ import psutil
 import pytest
 
 from gputop.metrics import HOST_METRICS
-from gputop.samples import GpuInfo, GpuProcess, GpuSample, Reading
-from gputop.sources import host_processes as hp
-from gputop.sources.host import FIRST, PsutilHost
-from gputop.sources.host_processes import ProcessTable, parse_stat
+from gputop.sources.host import CORES_PERIOD_S, FIRST, PERIOD_S, PsutilHost
+from tests.sources.proc_tree import Ticking
 
-Cpu = namedtuple("Cpu", "user nice system idle iowait irq softirq steal guest guest_nice")
 Disk = namedtuple("Disk", "read_bytes write_bytes")
 Net = namedtuple("Net", "bytes_recv bytes_sent")
-
-
-class Ticking:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
@@ -38,47 +25,38 @@ def ticking() -> Ticking:
     return Ticking()
 
 
-def on_gpus(*pids: int, gpus: int = 1) -> list[GpuSample]:
-    held = tuple(
-        GpuProcess(pid, "C", Reading(1.0, "bytes"), Reading.missing("ratio", "not sampled yet")) for pid in pids
-    )
-    return [GpuSample(GpuInfo(i, f"GPU-{i}", "H100"), {}, held) for i in range(gpus)]
-
-
-# -- the host ------------------------------------------------------------------------------------
-
-
 class FakePsutil(SimpleNamespace):
     """psutil's functions with figures of the test's choice."""
-
-    def cpu_count(self) -> int:
-        return 4
-
-    def cpu_times(self) -> Cpu:
-        return self.cpu
 
     def virtual_memory(self) -> Any:
         return SimpleNamespace(total=1000, available=400)
 
     def disk_io_counters(self, **_: object) -> Any:
+        if isinstance(self.disks, Exception):
+            raise self.disks
         return dict(self.disks)
 
     def net_io_counters(self, **_: object) -> Any:
         return dict(self.cards)
 
-    def boot_time(self) -> float:
-        return 1.0
+
+def cpu(root: Path, total: str, *cores: tuple[int, str]) -> None:
+    """Write /proc/stat: user nice system idle iowait irq softirq steal guest guest_nice, in ticks."""
+    lines = [f"cpu  {total}", *(f"cpu{n} {times}" for n, times in cores), "intr 1 2 3", "btime 1000"]
+    (root / "proc/stat").write_text("\n".join(lines) + "\n")
 
 
 def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Ticking) -> tuple[PsutilHost, FakePsutil]:
     fake = FakePsutil(
-        cpu=Cpu(100, 0, 50, 800, 50, 0, 0, 0, 30, 0),
         disks={"vda": Disk(1000, 0), "vda1": Disk(1000, 0), "dm-0": Disk(1000, 0)},
         cards={"lo": Net(10**9, 10**9), "eth0": Net(500, 100), "bond0": Net(500, 100)},
     )
     for folder in ("block/vda", "class/net/eth0"):
         (tmp_path / "sys" / folder / "device").mkdir(parents=True)
+    (tmp_path / "proc").mkdir()
+    cpu(tmp_path, "100 0 50 800 50 0 0 0 30 0", *((n, "25 0 10 200 10 0 0 0 5 0") for n in range(4)))
     monkeypatch.setitem(sys.modules, "psutil", fake)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     return PsutilHost(clock=ticking, root=tmp_path), fake
 
 
@@ -102,7 +80,7 @@ def test_rates_count_physical_devices_once_and_no_loopback(
     host.read(0.0)
     ticking.now_s += 2.0
     # 100 ticks: 60 user of which 20 guest (counted in user), 10 system, 20 idle, 10 iowait.
-    fake.cpu = Cpu(160, 0, 60, 820, 60, 0, 0, 0, 50, 0)
+    cpu(tmp_path, "160 0 60 820 60 0 0 0 50 0", (0, "25 0 10 200 10 0 0 0 5 0"))
     fake.disks = {"vda": Disk(5000, 600), "vda1": Disk(5000, 600), "dm-0": Disk(5000, 600)}
     fake.cards = {"lo": Net(2 * 10**9, 2 * 10**9), "eth0": Net(2500, 300), "bond0": Net(2500, 300)}
     values = {metric: reading.value for metric, reading in host.read(0.0).readings.items()}
@@ -137,207 +115,101 @@ def test_a_counter_that_goes_back_is_no_rate(monkeypatch: pytest.MonkeyPatch, tm
     assert sample["disk_write_bytes_per_s"].value == 5
 
 
-def test_this_machine() -> None:
-    host = PsutilHost()
+def test_what_psutil_cannot_read_is_missing_and_the_rest_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Ticking
+) -> None:
+    host, fake = made_up(monkeypatch, tmp_path, ticking)
+    fake.disks = NotImplementedError("/proc/diskstats not available")
+    fake.virtual_memory = lambda: {}["MemTotal"]
+    sample = host.read(0.0)
+    assert sample["disk_read_bytes_per_s"].reason == "psutil: /proc/diskstats not available"
+    assert "MemTotal" in (sample["memory_used_bytes"].reason or "")
+    assert sample["net_rx_bytes_per_s"].reason == FIRST
+
+
+def test_each_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Ticking) -> None:
+    host, _ = made_up(monkeypatch, tmp_path, ticking)
+    assert host.read(0.0).core_ratios == ()
+    ticking.now_s += 1.0
+    cpu(tmp_path, "100 0 50 800 60 0 0 0 30 0",
+        (0, "125 0 10 200 10 0 0 0 105 0"),  # busy, in a guest
+        (1, "25 0 10 300 10 0 0 0 5 0"),
+        (3, "25 0 43 233 44 0 0 0 5 0"),  # a third each: system, idle, iowait; and 2 went offline
+        (10, "9 0 0 0 0 0 0 0 0 0"))  # came online: it has no look before
+    sample = host.read(0.0)
+    assert sample.core_ratios == (1.0, 0.0, 0.33)
+    assert sample.cpu_count == 4
+    ticking.now_s += PERIOD_S
+    cpu(tmp_path, "100 0 50 900 60 0 0 0 30 0", (0, "125 0 10 300 10 0 0 0 105 0"))
+    sample = host.read(0.0)
+    assert sample.core_ratios == (1.0, 0.0, 0.33), "over less time it is mostly rounding"
+    assert sample.cpu_count == 1
+    ticking.now_s += CORES_PERIOD_S
+    assert host.read(0.0).core_ratios == (0.0,)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "cpu\n", "cpu  1 2 3\n", "cpu  a b c d e f g h\n", "cpu 1 2 3 4 5\ncpuX 1 2 3 4 5\n"]
+)
+def test_a_stat_that_makes_no_sense(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Ticking, content: str
+) -> None:
+    host, _ = made_up(monkeypatch, tmp_path, ticking)
     host.read(0.0)
+    ticking.now_s += 1.0
+    (tmp_path / "proc/stat").write_text(content)
+    sample = host.read(0.0)
+    assert sample["cpu_ratio"].reason == sample["iowait_ratio"].reason == "/proc/stat is not as it should be"
+    assert (sample.core_ratios, sample.cpu_count) == ((), None)
+    (tmp_path / "proc/stat").unlink()
+    ticking.now_s += 1.0
+    assert host.read(0.0)["cpu_ratio"].reason == "/proc/stat: No such file or directory"
+
+
+def test_within_one_kernel_tick_there_is_no_share(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Ticking
+) -> None:
+    host, _ = made_up(monkeypatch, tmp_path, ticking)
+    host.read(0.0)
+    ticking.now_s += 1.0
+    assert host.read(0.0)["cpu_ratio"].reason == "too short a time"
+
+
+def test_between_the_periods_the_last_look_stands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Ticking
+) -> None:
+    host, _ = made_up(monkeypatch, tmp_path, ticking)
+    first = host.read(0.0)
+    ticking.now_s += PERIOD_S / 2
+    assert host.read(0.0) is first
+    ticking.now_s += PERIOD_S
+    assert host.read(0.0) is not first
+
+
+def test_what_the_container_may_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Ticking) -> None:
+    host, _ = made_up(monkeypatch, tmp_path, ticking)
+    assert host.read(0.0).cpu_limit_cores is None, "all four cores, no quota"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    ticking.now_s += 1.0
+    assert host.read(0.0).cpu_limit_cores == 2.0
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/mountinfo").write_text("30 20 0:26 / /cg rw - cgroup2 cgroup2 rw\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (tmp_path / "cg").mkdir()
+    (tmp_path / "cg/cpu.max").write_text("150000 100000\n")
+    ticking.now_s += 1.0
+    assert host.read(0.0).cpu_limit_cores == 2.0, "looked up every ten seconds"
+    ticking.now_s += 10.0
+    assert host.read(0.0).cpu_limit_cores == 1.5
+
+
+def test_this_machine(ticking: Ticking) -> None:
+    host = PsutilHost(clock=ticking)
+    host.read(0.0)
+    ticking.now_s += 1.0
     sample = host.read(0.0)
     assert sample.hostname
     assert sample.cpu_count == psutil.cpu_count()
+    assert all(0 <= ratio <= 1 for ratio in sample.core_ratios)
     total, used = sample["memory_total_bytes"].value, sample["memory_used_bytes"].value
     assert total is not None and used is not None and 0 < used < total
-
-
-# -- processes that exist -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that burns CPU in a worker of its own, until its input is closed."""
-    worker = "import sys\nprint('on', flush=True)\nwhile True: pass"
-    script = (
-        "import subprocess, sys\n"
-        f"worker = subprocess.Popen([sys.executable, '-c', {worker!r}], stdout=subprocess.PIPE)\n"
-        "worker.stdout.readline()\n"
-        "print(worker.pid, flush=True)\n"
-        "sys.stdin.read()\n"
-        "worker.kill()\n"
-        "worker.wait()\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, "train\x1b[31m.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    yield process
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.close()
-    process.stdout.close()
-    process.wait(timeout=30)
-
-
-def worker_of(child: subprocess.Popen[bytes]) -> int:
-    assert child.stdout is not None
-    return int(child.stdout.readline())
-
-
-def burnt_ticks(pid: int) -> int:
-    stat = parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
-    assert stat is not None
-    return stat.cpu_ticks
-
-
-def test_a_real_process_with_a_worker(child: subprocess.Popen[bytes], ticking: Ticking) -> None:
-    worker = worker_of(child)
-    table = ProcessTable(psutil, ticking)
-    (sample,) = table.read(on_gpus(child.pid))
-    assert sample.command is not None and sample.command.endswith("train\ufffd[31m.py")
-    assert sample.user == psutil.Process().username()
-    assert sample.rss_bytes.value is not None and sample.rss_bytes.value > 1 << 20
-    assert sample.threads == 1
-    assert sample.parent_pid == os.getpid()
-    assert sample.started_s is not None
-    assert abs(sample.started_s - psutil.Process(child.pid).create_time()) < 1.0
-    assert sample.cpu_cores.reason == hp.FIRST
-    before = burnt_ticks(worker)
-    while burnt_ticks(worker) < before + 5:  # it burns a core: 50 ms
-        pass
-    ticking.now_s += 1.0
-    (sample,) = table.read(on_gpus(child.pid))
-    assert sample.cpu_cores.value is not None
-    assert sample.cpu_cores.value >= 0.05, "the worker's CPU is not in its parent's"
-
-
-def test_a_worker_with_a_gpu_of_its_own_is_not_counted_twice(child: subprocess.Popen[bytes], ticking: Ticking) -> None:
-    worker = worker_of(child)
-    table = ProcessTable(psutil, ticking)
-    table.read(on_gpus(child.pid, worker))
-    before = burnt_ticks(worker)
-    while burnt_ticks(worker) < before + 5:
-        pass
-    ticking.now_s += 1.0
-    parent, of_worker = table.read(on_gpus(child.pid, worker))
-    assert parent.cpu_cores.value == 0
-    assert of_worker.cpu_cores.value is not None and of_worker.cpu_cores.value >= 0.05
-
-
-def test_one_process_on_several_gpus_is_one_row(ticking: Ticking) -> None:
-    (sample,) = ProcessTable(psutil, ticking).read(on_gpus(os.getpid(), gpus=3))
-    assert sorted(sample.gpus) == [0, 1, 2]
-
-
-def test_an_ended_process_and_a_zombie(ticking: Ticking) -> None:
-    process = subprocess.Popen([sys.executable, "-c", "pass"], stdin=subprocess.DEVNULL)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, not collected: a zombie
-    table = ProcessTable(psutil, ticking)
-    (sample,) = table.read(on_gpus(process.pid))
-    assert sample.reason == hp.ZOMBIE
-    assert sample.rss_bytes.value is None
-    process.wait()
-    (sample,) = table.read(on_gpus(process.pid))
-    assert sample.reason == hp.ENDED
-    assert sample.command is None
-
-
-# -- processes that are made up -------------------------------------------------------------------
-
-
-class FakeProcess:
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def username(self) -> str:
-        return "4711"  # what psutil says for a uid that has no name
-
-    def cmdline(self) -> list[str]:
-        if self.pid == 13:
-            raise psutil.AccessDenied(13)
-        return ["python", "train.py"] if self.pid != 14 else []
-
-    def name(self) -> str:
-        return "kworker"
-
-
-PROC = SimpleNamespace(
-    Process=FakeProcess,
-    boot_time=lambda: 1000.0,
-    ZombieProcess=psutil.ZombieProcess,
-    NoSuchProcess=psutil.NoSuchProcess,
-    AccessDenied=psutil.AccessDenied,
-)
-
-
-def add(proc: Path, pid: int, parent: int = 1, ticks: int = 0, start: int = 500, state: str = "S") -> None:
-    folder = proc / str(pid)
-    folder.mkdir(parents=True, exist_ok=True)
-    fields = [state, parent, 0, 0, 0, 0, 0, 0, 0, 0, 0, ticks, 0, 0, 0, 20, 0, 7, 0, start, 0, 256]
-    (folder / "stat").write_text(f"{pid} (a ) b (c) " + " ".join(map(str, fields)) + " 0 0\n")
-
-
-def namespace(proc: Path, inode: int) -> None:
-    (proc / "self/ns").mkdir(parents=True)
-    (proc / "self/ns/pid").symlink_to(f"pid:[{inode}]")
-
-
-def test_grandchildren_count_and_newcomers_only_from_then_on(tmp_path: Path, ticking: Ticking) -> None:
-    hz = os.sysconf("SC_CLK_TCK")
-    add(tmp_path, 10)
-    add(tmp_path, 20, parent=10, ticks=5 * hz)
-    add(tmp_path, 30, parent=20)
-    table = ProcessTable(PROC, ticking, tmp_path)
-    table.read(on_gpus(10))
-    ticking.now_s += 2.0
-    add(tmp_path, 10, ticks=hz)
-    add(tmp_path, 20, parent=10, ticks=7 * hz)
-    add(tmp_path, 30, parent=20, ticks=hz)
-    (sample,) = table.read(on_gpus(10))
-    assert sample.cpu_cores.value == 2.0  # (1 + 2 + 1) CPU seconds in 2 s
-    assert sample.threads == 7
-    assert sample.rss_bytes.value == 256 * os.sysconf("SC_PAGE_SIZE")
-    assert sample.started_s == 1000.0 + 500 / hz
-    add(tmp_path, 40, parent=10, ticks=1000 * hz)
-    ticking.now_s += hp.TABLE_PERIOD_S
-    assert table.read(on_gpus(10))[0].cpu_cores.value == 0  # what it used before it was met belongs to no interval
-    ticking.now_s += 1.0
-    add(tmp_path, 40, parent=10, ticks=1001 * hz)
-    assert table.read(on_gpus(10))[0].cpu_cores.value == 1.0
-
-
-def test_a_pid_that_now_belongs_to_another_process(tmp_path: Path, ticking: Ticking) -> None:
-    add(tmp_path, 10, ticks=100_000, start=500)
-    table = ProcessTable(PROC, ticking, tmp_path)
-    table.read(on_gpus(10))
-    ticking.now_s += 1.0
-    add(tmp_path, 10, ticks=3, start=900)
-    (sample,) = table.read(on_gpus(10))
-    assert sample.cpu_cores.reason == hp.FIRST
-
-
-def test_users_without_names_and_commands_that_may_not_be_read(tmp_path: Path, ticking: Ticking) -> None:
-    for pid in (10, 13, 14):
-        add(tmp_path, pid)
-    plain, denied, kernel = ProcessTable(PROC, ticking, tmp_path).read(on_gpus(10, 13, 14))
-    assert (plain.user, plain.command, plain.reason) == ("4711", "python train.py", None)
-    assert (denied.user, denied.command, denied.reason) == ("4711", None, hp.DENIED)
-    assert denied.rss_bytes.value is not None
-    assert kernel.command == "[kworker]"
-
-
-def test_host_pids_in_a_container(tmp_path: Path, ticking: Ticking) -> None:
-    namespace(tmp_path, 4026532999)
-    add(tmp_path, 10)  # the same number, some other process
-    add(tmp_path, 11)
-    (tmp_path / "11/fd").mkdir()
-    (tmp_path / "11/fd/5").symlink_to("/dev/nvidia0")
-    other, absent, same = ProcessTable(PROC, ticking, tmp_path).read(on_gpus(10, 12, 11))
-    assert other.reason == absent.reason == hp.OTHER_NAMESPACE
-    assert other.command is None
-    assert same.command == "python train.py"
-
-
-def test_a_process_hidden_by_hidepid(tmp_path: Path, ticking: Ticking) -> None:
-    namespace(tmp_path, 4026531836)
-    (sample,) = ProcessTable(PROC, ticking, tmp_path).read(on_gpus(os.getpid()))  # exists, but not in this /proc
-    assert sample.reason == hp.HIDDEN
-
-
-@pytest.mark.parametrize("text", [b"", b"1 (a", b"1 (a) S 2 3"])
-def test_a_stat_cut_short(text: bytes) -> None:
-    assert parse_stat(text) is None

@@ -1,7 +1,14 @@
 from __future__ import annotations
 
-from gputop.samples import GpuProcess, ProcessSample, Reading
-from gputop.tui.processes import arrange, memory_bytes, sm_ratio
+from dataclasses import replace
+
+import pytest
+
+from gputop.samples import GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading, XidEvent
+from gputop.tui.app import GputopApp
+from gputop.tui.processes import ProcessPanel, arrange, io_bytes_per_s, memory_bytes, sm_ratio
+from gputop.tui.screens import gpu_text
+from tests.fakes import StillSession
 
 
 def _process(pid: int, command: str, memory: float | None, cpu: float | None, sm: float | None = 0.5) -> ProcessSample:
@@ -28,6 +35,54 @@ def test_filter_matches_pid_user_and_command() -> None:
     assert arrange([A, B, C], "pid", "nobody") == []
 
 
+def test_filter_matches_the_container() -> None:
+    inside = replace(A, container="slurm 1234")
+    assert arrange([inside, B, C], "pid", "slurm") == [inside]
+
+
 def test_sums_over_gpus_know_what_is_unknown() -> None:
     assert memory_bytes(A) == 20 and memory_bytes(C) is None
     assert sm_ratio(A) == 0.5 and sm_ratio(_process(4, "x", 1, 1, None)) is None
+
+
+def test_io_is_known_only_where_both_directions_are() -> None:
+    def rate(value: float) -> Reading:
+        return Reading(value, "bytes/s")
+
+    assert io_bytes_per_s(A) is None
+    assert io_bytes_per_s(replace(A, io_read_bytes_per_s=rate(3.0))) is None
+    assert io_bytes_per_s(replace(A, io_read_bytes_per_s=rate(3.0), io_write_bytes_per_s=rate(4.0))) == 7.0
+
+
+async def lines_of(width: int, process: ProcessSample, attached: frozenset[int] = frozenset()) -> list[str]:
+    """Title and row in the panel of a stacked screen of that width, which it fills."""
+    async with GputopApp(StillSession(5)).run_test(size=(width, 40)) as pilot:
+        panel = pilot.app.query_one(ProcessPanel)
+        panel.update_view((process,), attached)
+        return ["".join(text for text, _ in line).rstrip() for line in panel._lines]
+
+
+async def test_a_wide_panel_shows_io_and_container_and_mig_instances() -> None:
+    on_part = GpuProcess(4, "C", Reading(10.0, "bytes"), Reading(0.5, "ratio"), mig=1)
+    inside = ProcessSample(
+        4, "ana", "python d.py", Reading(1.0, "cores"), Reading(1.0, "bytes"), gpus={0: on_part}, local_pid=77,
+        container="docker 0123456789ab\x1b", io_read_bytes_per_s=Reading(4.2e8, "bytes/s"),
+        io_write_bytes_per_s=Reading(1e6, "bytes/s"))
+    head, row = await lines_of(119, inside, attached=frozenset({77}))
+    assert head.split() == ["pid", "user", "GPU", "mem", "sm", "cpu", "I/O", "container", "command"]
+    assert row.split() == ["4", "ana", "0:1", "10B", "50%", "100%", "421", "MB/s", "docker", "0123456789ab\ufffd",
+                           "●", "python", "d.py"]
+    head, _ = await lines_of(80, inside)
+    assert head.split() == ["pid", "user", "GPU", "mem", "sm", "cpu", "command"]
+    head, row = await lines_of(119, A)
+    assert "container" not in head, "no column for what nobody has"
+    assert row.split() == ["1", "ana", "0-1", "20B", "50%", "300%", "N/A", "python", "a.py"]
+
+
+@pytest.mark.parametrize("reason", [None, "not supported by this driver"])
+def test_details_of_a_gpu_name_its_memory_node_and_its_faults(reason: str | None) -> None:
+    info = GpuInfo(0, "GPU-0", "H100", "0000:1b:00.0", numa_node=1)
+    text = gpu_text(GpuSample(info, {}, xids=(XidEvent(45_296.0, 79),), xids_reason=reason)).plain
+    assert "0000:1b:00.0   NUMA node 1\n" in text
+    assert "Xid 79 at 12:34:56" in text
+    assert ("Xid errors are not reported: not supported by this driver" in text) == (reason is not None)

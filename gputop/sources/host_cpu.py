@@ -1,0 +1,90 @@
+"""CPU of the host, all cores and each, from one read of /proc/stat."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputop.sources import proc_files
+from gputop.sources.containers import cpu_quota_cores
+
+_STAT_BYTES = 1 << 20  # 1000 cores and 10,000 interrupts take a quarter of it
+_LIMIT_PERIOD_S = 10.0  # a quota may change while a container runs
+_COUNTED = 8  # user nice system idle iowait irq softirq steal; guest and guest_nice are already in user and nice
+_IDLE, _IOWAIT = 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """Kernel ticks since boot: (busy, idle, iowait) of all cores and, by number, of each that is online."""
+
+    total: tuple[int, int, int]
+    cores: dict[int, tuple[int, int, int]]
+
+
+def parse_cpu(text: bytes) -> CpuTimes | None:
+    """Parse the first lines of /proc/stat (proc(5)); None if they are not as they should be."""
+    total: tuple[int, int, int] | None = None
+    cores: dict[int, tuple[int, int, int]] = {}
+    for line in text.split(b"\n"):
+        if not line.startswith(b"cpu"):
+            break
+        name, *fields = line.split()
+        try:
+            ticks = [int(field) for field in fields[:_COUNTED]]
+            idle, waiting = ticks[_IDLE], ticks[_IOWAIT]
+            times = sum(ticks) - idle - waiting, idle, waiting
+            if name == b"cpu":
+                total = times
+            else:
+                cores[int(name[3:])] = times
+        except (ValueError, IndexError):
+            return None
+    return None if total is None else CpuTimes(total, cores)
+
+
+def shares(now: tuple[int, int, int], before: tuple[int, int, int]) -> tuple[float, float] | None:
+    """Busy and iowait share of the time between two looks; None where no tick (10 ms) has passed.
+
+    Idle and iowait counters of the kernel can go back a little; that counts as nothing.
+    """
+    busy, idle, waiting = (max(0, a - b) for a, b in zip(now, before, strict=True))
+    passed = busy + idle + waiting
+    return (busy / passed, waiting / passed) if passed else None
+
+
+def core_ratios(now: CpuTimes, before: CpuTimes) -> tuple[float, ...]:
+    """Busy share of each core that was online at both looks, in order of their numbers, to 0.01."""
+    both = ((n, shares(times, before.cores[n])) for n, times in now.cores.items() if n in before.cores)
+    return tuple([round(found[0], 2) for _, found in sorted(both) if found is not None])
+
+
+class CpuLimit:
+    """How many cores gputop's container or cpuset grants, looked up now and then."""
+
+    def __init__(self, clock: Callable[[], float], root: Path) -> None:
+        self._clock = clock
+        self._root = root
+        self._due_s = clock()
+        self._quota: float | None = None
+
+    def cores(self, online: int | None) -> float | None:
+        """The least of quota and affinity; None where that is all the ``online`` cores, or those are not known."""
+        now_s = self._clock()
+        if now_s >= self._due_s:
+            self._due_s = now_s + _LIMIT_PERIOD_S
+            self._quota = cpu_quota_cores(self._root)
+        usable = float(len(os.sched_getaffinity(0)))
+        limit = usable if self._quota is None else min(usable, self._quota)
+        return None if online is None or limit >= online else limit
+
+
+def read_times(root: Path) -> CpuTimes | str:
+    """The counters now, or why there are none."""
+    try:
+        times = parse_cpu(proc_files.read(f"{root}/proc/stat", _STAT_BYTES))
+    except OSError as error:
+        return f"/proc/stat: {error.strerror}"
+    return "/proc/stat is not as it should be" if times is None else times

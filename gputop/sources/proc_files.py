@@ -1,0 +1,141 @@
+"""The files of /proc/PID: read with few system calls, parsed without trust.
+
+A process can end between any two calls, write what it likes into its name and command
+line, and belong to somebody else. So every read may fail with any OSError, and every
+parser takes any bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+
+from gputop.text import printable
+
+ENDED = "the process has ended"
+ZOMBIE = "zombie: it has ended, but its parent has not collected it"
+DENIED = "access denied: run as root or as the process's user"
+
+SMALL_BYTES = 4096  # stat, io: less than half of it
+LARGE_BYTES = 1 << 16  # status and cgroup may hold long lists; a command line is cut there
+ENVIRON_BYTES = 1 << 20
+_PART_BYTES = 1 << 16
+_COMMAND_LETTERS = 4096
+_VARIABLE_LETTERS = 4096
+
+
+def read(path: str, limit: int = SMALL_BYTES) -> bytes:
+    """The file's first ``limit`` bytes. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        parts = []
+        while limit > 0 and (part := os.read(fd, min(limit, _PART_BYTES))):
+            parts.append(part)
+            limit -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def why(error: OSError) -> str:
+    """The reason that a reader gets to see."""
+    if error.errno in (errno.ENOENT, errno.ESRCH):
+        return ENDED
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return DENIED
+    return f"it could not be read: {error.strerror or error}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The part of /proc/PID/stat that is used here."""
+
+    name: bytes  # of the program, 15 bytes at most
+    state: str  # "R", "S", "D", "Z" …
+    parent: int
+    cpu_ticks: int  # user and system time of all threads
+    threads: int
+    start: int  # ticks since boot; with the PID it names a process for good
+    rss_pages: int
+
+
+def parse_stat(text: bytes) -> Stat | None:
+    """Parse /proc/PID/stat (proc(5)); None if it is cut short or makes no sense.
+
+    The command, in parentheses, may itself hold spaces and parentheses: fields are counted
+    from the last one.
+    """
+    head, _, tail = text.rpartition(b")")
+    fields = tail.split()
+    if len(fields) < 22:
+        return None
+    try:
+        return Stat(
+            name=head.partition(b"(")[2],
+            state=fields[0].decode("ascii"),
+            parent=int(fields[1]),
+            cpu_ticks=int(fields[11]) + int(fields[12]),
+            threads=int(fields[17]),
+            start=int(fields[19]),
+            rss_pages=int(fields[21]),
+        )
+    except ValueError:
+        return None
+
+
+def parse_io(text: bytes) -> tuple[int, int] | None:
+    """Bytes that the process fetched from storage and sent there, from /proc/PID/io (proc(5)).
+
+    What the page cache answered is not in them, and what is written counts when it is
+    dirtied. Block devices are counted exactly; network and FUSE file systems may not be.
+    """
+    found = dict(line.split(b": ", 1) for line in text.splitlines() if b": " in line)
+    try:
+        return int(found[b"read_bytes"]), int(found[b"write_bytes"])
+    except (KeyError, ValueError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The part of /proc/PID/status that is used here."""
+
+    uid: int | None  # real
+    pids: tuple[int, ...]  # its number in each PID namespace, from that of /proc down to its own
+
+
+def parse_status(text: bytes) -> Status:
+    """Parse /proc/PID/status (proc(5)); what is not there or makes no sense is None or empty."""
+    uid: int | None = None
+    pids: tuple[int, ...] = ()
+    for line in text.splitlines():
+        key, _, value = line.partition(b":")
+        try:
+            if key == b"Uid":
+                uid = int(value.split()[0])
+            elif key == b"NSpid":
+                pids = tuple([int(word) for word in value.split()])
+        except (ValueError, IndexError):
+            continue
+    return Status(uid, pids)
+
+
+def command(cmdline: bytes, name: bytes) -> str:
+    """One line from /proc/PID/cmdline; kernel threads have none, their name stands in brackets.
+
+    A very long one ends with "…".
+    """
+    text = printable(cmdline.rstrip(b"\0").replace(b"\0", b" "))
+    if len(text) > _COMMAND_LETTERS:
+        text = text[: _COMMAND_LETTERS - 1] + "…"
+    return text or f"[{printable(name)}]"
+
+
+def variable(environ: bytes, name: bytes) -> str | None:
+    """One variable of /proc/PID/environ, as it was when the program started; None: not set."""
+    for entry in environ.split(b"\0"):
+        key, equals, value = entry.partition(b"=")
+        if equals and key == name:
+            return printable(value)[:_VARIABLE_LETTERS]
+    return None

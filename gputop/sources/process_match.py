@@ -1,0 +1,88 @@
+"""Which process in here is the one the driver means, where PIDs cannot tell.
+
+Newer drivers tell PIDs of the PID namespace that asks (``_gpuConvertPid`` in NVIDIA's open
+kernel modules); older ones those of the host, which a container cannot translate: NSpid in
+/proc/PID/status begins at the namespace of /proc. What is left is the devices: a CUDA
+context maps /dev/nvidiaN into its process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from gputop.samples import GpuInfo
+from gputop.sources import proc_files
+
+_MAPS_BYTES = 64 << 20  # a large job maps some ten thousand regions of a hundred bytes
+_MAPPED = re.compile(rb"/dev/nvidia(\d+)$", re.MULTILINE)
+_MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
+
+
+def opens_gpu(proc: Path, pid: int) -> bool:
+    """Whether it has any /dev/nvidia* open. Raises OSError where it is not for us to see."""
+    folder = f"{proc}/{pid}/fd"
+    for name in os.listdir(folder):  # noqa: PTH208  names are all that is needed
+        try:
+            if os.readlink(f"{folder}/{name}").startswith("/dev/nvidia"):  # noqa: PTH115  a string, not a path
+                return True
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    return False
+
+
+def device_minors(proc: Path, infos: Iterable[GpuInfo]) -> dict[int, int]:
+    """GPU index → N of its /dev/nvidiaN, as the driver tells in /proc/driver/nvidia; empty where it does not."""
+    by_address: dict[tuple[int, ...], int] = {}
+    try:
+        folders = sorted((proc / "driver/nvidia/gpus").iterdir())
+    except OSError:
+        return {}
+    for folder in folders:
+        try:
+            found = _MINOR.search((folder / "information").read_text("utf-8", "replace"))
+        except OSError:
+            continue
+        if found is not None:
+            by_address[_address(folder.name)] = int(found[1])
+    return {i.index: by_address[at] for i in infos if (at := _address(i.pci_bus_id)) and at in by_address}
+
+
+def _address(bus_id: str) -> tuple[int, ...]:
+    """"00000000:1B:00.0" of NVML and "0000:1b:00.0" of the kernel are the same place."""
+    try:
+        return tuple(int(part, 16) for part in re.split("[:.]", bus_id))
+    except ValueError:
+        return ()
+
+
+def mapped_devices(proc: Path, pids: Iterable[int]) -> dict[int, set[int]]:
+    """The N of each /dev/nvidiaN that a process has mapped; those with none, or not for us to see, are left out."""
+    out = {}
+    for pid in pids:
+        try:
+            found = {int(n) for n in _MAPPED.findall(proc_files.read(f"{proc}/{pid}/maps", _MAPS_BYTES))}
+        except OSError:
+            continue
+        if found:
+            out[pid] = found
+    return out
+
+
+def match(listed: Mapping[int, Collection[int]], mapped: Mapping[int, Collection[int]]) -> dict[int, int]:
+    """The driver's PID → the PID in here, for those that can be only one.
+
+    ``listed`` are the PIDs nothing is known of, each with the devices (N) it holds;
+    ``mapped`` the processes in here that are not accounted for, with the devices they have
+    mapped. A pair is made where on each of the devices of either there is one such PID and
+    one such process. Two jobs on one device, in here or in another container, leave it open.
+    """
+    pairs = {}
+    for pid, devices in listed.items():
+        candidates = [local for local, theirs in mapped.items() if set(theirs) & set(devices)]
+        rivals = [other for other, theirs in listed.items() if other != pid and set(theirs) & set(devices)]
+        if len(candidates) == 1 and not rivals and set(mapped[candidates[0]]) == set(devices):
+            pairs[pid] = candidates[0]
+    return pairs
