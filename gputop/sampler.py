@@ -21,7 +21,6 @@ from gputop.samples import (
     FAILED,
     NOT_RESPONDING,
     OK,
-    GpuInfo,
     GpuProcess,
     GpuSample,
     HostSample,
@@ -302,7 +301,7 @@ class Sampler:
                 self._await([call], STAGGER_S)
         host_awaited = host.order(allowed_s, time_s)
         self._await([*awaited, host] if host_awaited else awaited, allowed_s)
-        gpus = tuple(self._gpu_sample(probe.info, call) for probe, call in self._gpus)
+        gpus = tuple(self._gpu_sample(probe, call) for probe, call in self._gpus)
         host_sample = self._host_sample(host.take_late(host_awaited))
 
         # Both calls of the host have one thread: behind a slow reading there is nothing to wait for.
@@ -323,10 +322,11 @@ class Sampler:
 
     # -- from results to samples ---------------------------------------------------------------
 
-    def _gpu_sample(self, info: GpuInfo, call: _Call) -> GpuSample:
+    def _gpu_sample(self, probe: GpuProbe, call: _Call) -> GpuSample:
         result = call.take()
         if isinstance(result, GpuSample):
             return result
+        info = probe.info
         if isinstance(result, Exception):
             state = FAILED
             message = f"GPU {info.index} could not be read: {result!r}. This is a fault of gputop: please report it."
@@ -340,7 +340,9 @@ class Sampler:
                     f"GPU {info.index} does not respond: a driver call has hung for {waited_s:.0f} s. Look for Xid "
                     "errors in `dmesg`; if it does not come back, stop the jobs on this node and reboot it."
                 )
-        return GpuSample(info, {}, processes_reason=message, clock_events_reason=message, state=state, message=message)
+        xids, xids_reason = probe.xids()
+        return GpuSample(info, {}, processes_reason=message, clock_events_reason=message, state=state, message=message,
+                         xids=xids, xids_reason=xids_reason)
 
     def _host_sample(self, result: object) -> HostSample:
         if isinstance(result, HostSample):

@@ -23,6 +23,7 @@ from gputop.samples import (
     NodeSample,
     ProcessSample,
     Reading,
+    XidEvent,
 )
 from gputop.sources import Source
 from gputop.sources.nvml import NvmlSource
@@ -40,6 +41,7 @@ class Probe:
         self.gate.set()
         self.reads = 0
         self.fault: Exception | None = None
+        self.faults: tuple[XidEvent, ...] = ()
 
     def read(self, now_s: float) -> GpuSample:
         self.reads += 1
@@ -49,6 +51,10 @@ class Probe:
             raise self.fault
         held = GpuProcess(7, "C", Reading(1.0, "bytes"), Reading(0.5, "ratio"))
         return GpuSample(self.info, {"power_w": Reading(float(self.reads), "W")}, (held,))
+
+
+    def xids(self) -> tuple[tuple[XidEvent, ...], str | None]:
+        return self.faults, None
 
 
 class Host:
@@ -262,12 +268,14 @@ def test_a_hanging_gpu_holds_up_nobody_and_comes_back(run: Callable[..., Run], m
     going = run(node)
     going.sample()
     node.gpus[1].gate.clear()
+    node.gpus[1].faults = (XidEvent(1.0, 119),)
     late = going.until(lambda sample: not complete(sample) and complete_without(sample, 1))
     assert states(late) == [OK, OK, OK]
     assert "so far" in (late.gpus[1]["power_w"].reason or "")
     sample = going.until(lambda sample: sample.gpus[1].state == NOT_RESPONDING)
     assert states(sample) == [OK, NOT_RESPONDING, OK]
     assert "dmesg" in sample.gpus[1].message
+    assert sample.gpus[1].xids == node.gpus[1].faults, "what the driver reports meanwhile says why"
     assert sample.gpus[1]["power_w"].reason == sample.gpus[1].message
     others = [going.until(lambda sample: complete_without(sample, 1)).gpus[0]["power_w"].value for _ in range(3)]
     assert len(set(others)) == 3, "the others stand still"

@@ -1,49 +1,14 @@
-"""Live rules that look at the GPUs alone: lost ones, power limits, missing measurements."""
+"""Live rules that look at the GPUs alone: power limits, missing measurements."""
 
 from __future__ import annotations
 
 from gputop.advice.finding import Abstained, Finding, Gain
 from gputop.advice.live_view import View, gpus_text
 from gputop.advice.thresholds import limit
-from gputop.samples import LOST, NOT_RESPONDING, GpuSample
+from gputop.samples import GpuSample
 from gputop.text import percent
 
 POWER_REASONS = ("power cap",)
-
-
-def hardware_error(view: View) -> Finding | Abstained | None:
-    """A GPU that NVML calls lost, or that has not answered for a while."""
-    lost = [g for g in view.sample.gpus if g.state == LOST]
-    silent = [g for g in view.sample.gpus if g.state == NOT_RESPONDING and _silent_s(view, g) is not None]
-    sick = lost + silent
-    if not sick:
-        return None
-    evidence = {"lost_count": float(len(lost)), "not_responding_count": float(len(silent))}
-    silences = [s for s in (_silent_s(view, g) for g in silent) if s is not None]
-    if silences:
-        evidence["silent_s"] = max(silences)
-    what = "lost" if not silent else "not responding" if not lost else "lost or not responding"
-    indices = sorted(g.info.index for g in sick)
-    return Finding(
-        id="hardware_error", severity="high", origin="live", gpus=tuple(indices), evidence=evidence,
-        title=f"{gpus_text(sick)} {'is' if len(sick) == 1 else 'are'} {what}",
-        why=sick[0].message or f"NVML reports the state {sick[0].state!r}.",
-        action="Stop the jobs on it, find the Xid in the kernel log, then reset the GPU or reboot the node before "
-               "training on it again.",
-        snippet="sudo dmesg | grep -i xid\n" + "\n".join(f"sudo nvidia-smi --gpu-reset -i {i}" for i in indices),
-        source="NVML return codes 15 (GPU is lost) and 16 (reset required); gputop's own deadline for a driver call",
-        gain=Gain(None, "the job on it fails or hangs; there is no step to shorten"),
-    )
-
-
-def _silent_s(view: View, gpu: GpuSample) -> float | None:
-    """For how long the GPU has been silent; None while that is short."""
-    last_s = view.history.last_ok_s(gpu.info.uuid)
-    since_s = last_s if last_s is not None else view.history.oldest_s
-    if since_s is None:
-        return None
-    silent_s = view.sample.time_s - since_s
-    return silent_s if silent_s >= limit("hardware_error.silent_s") else None
 
 
 def no_fine_metrics(view: View) -> Finding | Abstained | None:
@@ -80,7 +45,7 @@ def power_capped(view: View) -> Finding | Abstained | None:
     window_s = view.seconds("window_s")
     capped: list[tuple[GpuSample, dict[str, float]]] = []
     judged = 0
-    for gpu in view.working:
+    for gpu in view.boards:
         share = view.history.clock_event_share(gpu.info.uuid, POWER_REASONS, window_s)
         power = _ratio_of(view, gpu, "power_w", "power_limit_w", window_s)
         clock = _ratio_of(view, gpu, "sm_clock_hz", "sm_clock_max_hz", window_s)

@@ -61,7 +61,9 @@ class View:
         self.history = history
         self.sample = sample
         self.previous = previous
-        self.working = [g for g in sample.gpus if g.state == OK]  # GPUs that can be read
+        self.boards = [g for g in sample.gpus if g.state == OK and g.info.mig is None]  # GPUs that can be read
+        # Rules about a job and its GPUs hold for whole ones: the parts of a divided GPU belong to different jobs.
+        self.working = [g for g in self.boards if not g.info.mig_mode]
         self._column = {uuid: i for i, uuid in enumerate(history.uuids)}
         self._shown: dict[str, frozenset[int]] = {}
         self._windows: dict[tuple[str, float], Window] = {}
@@ -183,6 +185,8 @@ class View:
 
     def no_process(self, finding_id: str) -> Abstained:
         """Why there is no process to judge."""
+        if self.boards and not self.working:
+            return Abstained(finding_id, "a whole GPU: jobs on MIG instances are not judged from live figures")
         unread = [g for g in self.sample.gpus if g.processes_reason is not None]
         if unread:
             return Abstained(finding_id, f"the processes on {gpus_text(unread)}: {unread[0].processes_reason}")

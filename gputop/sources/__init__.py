@@ -12,16 +12,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from gputop.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample
+from gputop.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample, XidEvent
 
 
 class GpuProbe(Protocol):
     """Reads one GPU."""
 
-    info: GpuInfo
+    @property
+    def info(self) -> GpuInfo: ...
 
     def read(self, now_s: float) -> GpuSample:
         """One look. May block for as long as the driver does; ``now_s`` is Unix time."""
+        ...
+
+    def xids(self) -> tuple[tuple[XidEvent, ...], str | None]:
+        """The faults reported so far, or why they are not known. Never blocks; from any thread, also
+        while :meth:`read` hangs: the driver says why it does by just these."""
         ...
 
 

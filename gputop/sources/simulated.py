@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gputop.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample
+from gputop.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample, XidEvent
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.node import COMMAND, HOSTNAME, SECOND_NS, Node
 from gputop.simulation.scenarios import DEFAULT_SCENARIO, find_scenario
@@ -52,24 +52,28 @@ class _SimulatedGpu:
     def read(self, now_s: float) -> GpuSample:
         return self._node.gpu(self._gpu, *self._window.until(self._source.loop_ns(now_s)))
 
+    def xids(self) -> tuple[tuple[XidEvent, ...], str | None]:
+        return (), None
+
 
 class _SimulatedHost:
     def __init__(self, source: SimulatedSource, node: Node) -> None:
         self._source, self._node = source, node
         self._window = _Window()
-        self._job_cores: float | None = None
+        self._last: tuple[HostSample, float] | None = None  # and the cores that the job used
 
     def read(self, now_s: float) -> HostSample:
-        sample, self._job_cores = self._node.host(*self._window.until(self._source.loop_ns(now_s)))
-        return sample
+        self._last = self._node.host(*self._window.until(self._source.loop_ns(now_s)))
+        return self._last[0]
 
     def processes(self, now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
         held = {sample.info.index: sample.processes[0] for sample in gpus if sample.processes}
         if not held:
             return ()
-        if self._job_cores is None:
+        if self._last is None:
             self.read(now_s)
-        return (self._node.process(self._job_cores or 0.0, held),)
+            assert self._last is not None
+        return (self._node.process(*self._last, held),)
 
 
 class SimulatedSource:
@@ -102,7 +106,7 @@ class SimulatedSource:
 
     def open(self) -> None:
         node = Node(TrainingLoop(self._scenario))
-        self._shown = select_gpus(self._wanted, [(info.index, info.uuid) for info in node.infos])
+        self._shown = [info.index for info in select_gpus(self._wanted, node.infos)]
         past_ns = int((PREFILL_S + 30.0) * 1e9)
         self._origin_ns = int((self._clock() - _LEAD_S) * 1e9) - node.loop.epoch_start(past_ns)
         self._gpus = tuple(_SimulatedGpu(self, node, gpu) for gpu in self._shown)

@@ -119,3 +119,16 @@ def test_rules_are_pure() -> None:
     sample = scene.sample(149)
     assert live_advice(history, sample, advice[-2].findings) == live_advice(history, sample, advice[-2].findings)
     assert history.version == version and len(RULES) == 8
+
+
+def test_parts_of_a_divided_gpu_are_no_gpus_of_a_job() -> None:
+    """GPU 0 in MIG mode: one instance works, the other is idle. Nobody is told to use it, or to share better."""
+    def divided(gpu: GpuSample, t: float) -> GpuSample:
+        return replace(gpu, info=replace(gpu.info, index=0, mig=None if gpu.info.index == 0 else gpu.info.index - 1,
+                                         mig_mode=gpu.info.index == 0))
+
+    scene = Scene(gpus=3, active={0: 0.9, 1: 0.9, 2: 0.0}, jobs=(Job(gpus=(0, 1, 2)),), change=divided)
+    _, advices = play(scene, 200)
+    assert advices[-1].findings == ()
+    missing = {a.id: a.missing for a in advices[-1].abstained}
+    assert "MIG" in missing["idle_gpu"] and "MIG" in missing["gpu0_oversubscribed"]
