@@ -76,8 +76,18 @@ def _watch_options(*, after_command: bool) -> _Parser:
     """What to watch and how. After a command the defaults are left out, so that they do not
     overwrite the same options given before it."""
     watch = _Parser(add_help=False)
-    watch.add_argument("--source", choices=("auto", "nvml", "simulated"), default="auto",
-                       help="where the figures come from (default: the NVIDIA driver)")
+    watch.add_argument("--source", choices=("auto", "nvml", "dcgm", "simulated"), default="auto",
+                       help="where the figures come from: the NVIDIA driver and, for what it lacks, a DCGM host engine "
+                            "that already watches it (auto); the driver alone; the host engine alone")
+    watch.add_argument("--dcgm", default=None, metavar="ADDRESS",
+                       help="the DCGM host engine: HOST:PORT, [IPv6]:PORT or unix:///SOCKET (127.0.0.1:5555)")
+    watch.add_argument("--dcgm-bindings", type=Path, default=None, metavar="DIR",
+                       help="NVIDIA's Python bindings of DCGM (default: where DCGM 4 and 3 install them)")
+    watch.add_argument("--dcgm-watch", action="store_true", default=False,
+                       help="let the host engine read the profiling fields (SM, tensor, DRAM activity) for gputop. Not "
+                            "by default: before Hopper that takes the node's counters for itself, so that ncu, nsys "
+                            "and other profilers fail meanwhile, and on A10 and A40 it has wedged the GPU (Xid 119, "
+                            "reboot). Undone when gputop ends")
     watch.add_argument("--interval", type=_interval, default=1.0, metavar="S", help="seconds between samples (1.0)")
     watch.add_argument("--gpus", default="", metavar="LIST", help="only these GPUs: 0,2-3,GPU-uuid")
     watch.add_argument("--attach", action="append", default=[], metavar="HOST:PORT",
@@ -134,6 +144,10 @@ def parser() -> argparse.ArgumentParser:
                         help="a profiler server that should answer; may be repeated")
     doctor.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
                         help="where traces are to go (./gputop-traces)")
+    doctor.add_argument("--dcgm", default=argparse.SUPPRESS, metavar="ADDRESS",
+                        help="a DCGM host engine: HOST:PORT, [IPv6]:PORT or unix:///SOCKET (127.0.0.1:5555)")
+    doctor.add_argument("--dcgm-bindings", type=Path, default=argparse.SUPPRESS, metavar="DIR",
+                        help="NVIDIA's Python bindings of DCGM")
     doctor.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return main_parser
 
@@ -146,9 +160,10 @@ def _source(args: argparse.Namespace) -> Source:
         if args.demo in (None, _SIMULATED_DEFAULT):
             return SimulatedSource(gpus=gpus)
         return SimulatedSource(args.demo, gpus=gpus)
-    from gputop.sources.nvml import NvmlSource
+    from gputop.sources.live import live_source
 
-    return NvmlSource(gpus)
+    return live_source(args.source, gpus, args.interval, dcgm=args.dcgm, dcgm_bindings=args.dcgm_bindings,
+                       dcgm_watch=args.dcgm_watch)
 
 
 def _options(args: argparse.Namespace) -> Options:
@@ -166,7 +181,7 @@ def _monitor(args: argparse.Namespace) -> int:
     from gputop.tui import first_frame
 
     source = _source(args)
-    if not source.simulated and not _has_driver():
+    if not source.simulated and (args.source == "dcgm" or not _has_driver()):
         source.open()  # raises with the exact cause, before the screen is taken
     if not sys.stdout.isatty():
         raise GputopError("the monitor needs a terminal", "Headless: gputop snapshot --format json|text",
@@ -349,7 +364,7 @@ def _doctor(args: argparse.Namespace) -> int:
     from gputop.doctor import examine, print_report
 
     options = _options(args)
-    report = examine(options.logdir, options.attach)
+    report = examine(options.logdir, options.attach, dcgm_address=args.dcgm, dcgm_bindings=args.dcgm_bindings)
     print_report(report, as_json=args.json)
     return report.exit_code
 

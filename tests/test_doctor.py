@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections import namedtuple
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from gputop.doctor.check import Check, Running, Task
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts, facts_from
 from gputop.errors import GputopError
 from gputop.profiler.discovery import Discovery, ProfilerServer
+from tests import dcgm_double
+from tests.dcgm_double.scene import Scene
 
 H100 = "NVIDIA H100 80GB HBM3"
 OPEN_MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.10.01  Release Build\nGCC version: 12"
@@ -196,8 +199,8 @@ def test_gpus_that_work_and_those_that_do_not() -> None:
 def test_sm_activity_says_which_gpus_lack_it_and_what_gives_it() -> None:
     assert driver.sm_activity(FINE).status == "ok"
     mixed = driver.sm_activity(DriverFacts(count=2, gpus=(FINE.gpus[0], GpuFacts(1, 0, sm_active_reason="no GPM"))))
-    assert mixed.status == "warn" and "on GPU 0; GPU 1: no GPM" in mixed.detail and "does not read DCGM" in mixed.detail
-    assert mixed.fix is not None and mixed.fix.startswith("dcgmi dmon -e 1002")
+    assert mixed.status == "warn" and "on GPU 0; GPU 1: no GPM" in mixed.detail and "DCGM host engine" in mixed.detail
+    assert mixed.fix is not None and mixed.fix.startswith("gputop --dcgm-watch")
     denied = GpuFacts(0, 0, sm_active_reason="no permission: run as root (GPM)")
     assert (driver.sm_activity(DriverFacts(count=1, gpus=(denied,))).fix or "").startswith("sudo ")
     assert driver.sm_activity(DriverFacts()).status == "unknown"
@@ -214,40 +217,101 @@ def test_dcgm_is_missed_only_where_gpm_is_missing(tmp_path: Path) -> None:
 
 
 def test_dcgm_bindings_and_library_of_one_major(tmp_path: Path) -> None:
-    put(tmp_path, "usr/share/datacenter-gpu-manager-4/bindings/python3/pydcgm.py")
-    assert "half installed" in dcgm.installation(FINE, tmp_path, {}).detail
-    put(tmp_path, "opt/dcgm/libdcgm.so.3")
+    dcgm_double.install(tmp_path, 4, library=False)
+    half = dcgm.installation(FINE, tmp_path, {})
+    assert "half installed" in half.detail and "libdcgm.so.4" in half.detail and "apt-get install" in (half.fix or "")
+    dcgm_double.install_library(tmp_path / "opt/dcgm", 3)
     env = {"LD_LIBRARY_PATH": "/opt/dcgm:/nowhere"}
     mismatch = dcgm.installation(FINE, tmp_path, env)
     assert mismatch.status == "warn" and "not of one major" in mismatch.detail and mismatch.fix
-    put(tmp_path, "usr/local/dcgm/bindings/python3/pydcgm.py")
+    dcgm_double.install(tmp_path, 3, library=False)
     matching = dcgm.installation(FINE, tmp_path, env)
     assert matching.status == "ok" and matching.detail.startswith("DCGM 3:")
-    put(tmp_path, "usr/lib64/libdcgm.so.4")
+    dcgm_double.install_library(tmp_path / "usr/lib64", 4)
     assert dcgm.installation(FINE, tmp_path, env).detail.startswith("DCGM 4:")
+    elsewhere = dcgm.installation(FINE, tmp_path, {}, tmp_path / "mine")
+    assert elsewhere.status == "warn" and "--dcgm-bindings" in elsewhere.detail
 
 
-def test_host_engine_is_only_connected_to(tmp_path: Path) -> None:
+@pytest.fixture
+def dcgm_node(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path, 3, 4)
+    yield scene
+    scene.close()
+
+
+def engine_check(scene: Scene, facts: DriverFacts = COARSE, address: str | None = None) -> Check:
+    return dcgm.engine(facts, scene.root, {}, address or scene.engine.address, wall_clock=lambda: scene.now_s)
+
+
+def test_host_engine_that_nobody_has_watch_profiling_fields(dcgm_node: Scene) -> None:
+    check = engine_check(dcgm_node)
+    assert check.status == "warn" and "DCGM 4.6.0 answers" in check.detail and "with 2 GPUs" in check.detail
+    assert "Nobody watches its profiling fields" in check.detail and "gputop --dcgm-watch" in (check.fix or "")
+    assert not dcgm_node.engine.watched() and not dcgm_node.engine.clients, "nothing is left on the engine"
+    assert engine_check(dcgm_node, FINE).status == "ok"
+
+
+def test_host_engine_that_is_watched_says_what_and_by_whom(dcgm_node: Scene) -> None:
+    dcgm_node.engine.watched_by_others([1001, 1002, 1004])
+    dcgm_node.engine.other_groups.append(("dcgm-exporter", [1001, 1002, 1004]))
+    assert "watched: 1001-1002,1004 (field groups that hold them: dcgm-exporter)" in engine_check(dcgm_node).detail
+    dcgm_node.engine.update()
+    dcgm_node.engine.others.clear()
+    dcgm_node.now_s += 30
+    assert engine_check(dcgm_node).status == "ok"
+    dcgm_node.now_s += 90
+    assert engine_check(dcgm_node).status == "warn", "what stays readable after a watch is of no use"
+
+
+def test_host_engine_of_gpus_without_profiling(dcgm_node: Scene) -> None:
+    dcgm_node.engine.gpus[0].profiling = None
+    some = engine_check(dcgm_node)
+    assert "not to be had on GPU 0: its profiling module is not loaded" in some.detail and some.fix
+    dcgm_node.engine.gpus[1].profiling = None
+    none = engine_check(dcgm_node)
+    assert "GPU 0-1:" in none.detail and none.fix is None
+    dcgm_node.engine.gpus.clear()
+    assert "none to read" in engine_check(dcgm_node).detail
+
+
+def test_host_engine_older_than_the_newest_bindings(dcgm_node: Scene) -> None:
+    dcgm_node.engine.version = "3.3.9"
+    assert "DCGM 3.3.9 answers" in engine_check(dcgm_node).detail
+
+
+@pytest.mark.parametrize(("function", "words"), [
+    ("dcgmConnect_v2", "DCGM 4 cannot talk to"), ("dcgmGetAllDevices", "DCGM 4 cannot talk to"),
+    ("dcgmEntitiesGetLatestValues", "answers, but not in full"),
+    ("dcgmProfGetSupportedMetricGroups", "answers, but not in full"),
+])
+def test_host_engine_that_fails_half_way(dcgm_node: Scene, function: str, words: str) -> None:
+    dcgm_node.engine.fails[function] = -21
+    check = engine_check(dcgm_node)
+    assert check.status == "warn" and words in check.detail and "the connection broke" in check.detail and check.fix
+
+
+def test_something_else_in_place_of_the_host_engine(dcgm_node: Scene) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = server.getsockname()[:2]
-        other = dcgm.engine(tmp_path, address)
-        assert other.status == "unknown" and "not seen to be nv-hostengine" in other.detail
-        process(tmp_path, 77, "nv-hostengine -n")
-        assert dcgm.engine(tmp_path, address).status == "ok"
-        for _ in range(2):
-            connection, _peer = server.accept()
-            with connection:
-                assert connection.recv(1) == b""
-    elsewhere = dcgm.engine(tmp_path, address)
-    assert elsewhere.status == "warn" and "pid 77" in elsewhere.detail and "another port" in elsewhere.detail
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert "cannot talk to what listens" in engine_check(dcgm_node, address=address).detail
+        bare = dcgm.engine(COARSE, dcgm_node.root / "bare", {}, address)
+        assert bare.status == "warn" and "something listens" in bare.detail and "apt-get install" in (bare.fix or "")
 
 
-def test_host_engine_that_is_installed_but_stopped(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = server.getsockname()[:2]
-    assert dcgm.engine(tmp_path, address).status == "ok"
-    put(tmp_path, "usr/lib64/libdcgm.so.4")
-    assert dcgm.engine(tmp_path, address).fix == "sudo systemctl start nvidia-dcgm"
+def test_host_engine_that_serves_another_address(dcgm_node: Scene) -> None:
+    dcgm_node.engine.stop()
+    process(dcgm_node.root, 77, "nv-hostengine -n")
+    check = engine_check(dcgm_node)
+    assert check.status == "warn" and "pid 77" in check.detail and "give that with --dcgm" in check.detail
+    assert "/proc/77/cmdline" in (check.fix or "")
+
+
+def test_host_engine_that_is_installed_but_stopped(dcgm_node: Scene) -> None:
+    dcgm_node.engine.stop()
+    assert "systemctl start nvidia-dcgm" in (engine_check(dcgm_node).fix or "")
+    none = dcgm.engine(COARSE, dcgm_node.root / "bare", {}, dcgm_node.engine.address)
+    assert none.status == "ok" and "DCGM is not installed" in none.detail
 
 
 # -- jobs ---------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ def no_fine_metrics(view: View) -> Finding | Abstained | None:
         why="Coarse utilization is the share of time in which any kernel ran: 100 % can be one busy SM, or GPUs "
             f"waiting for each other. SM activity is missing: {reason}.",
         action="Capture a trace (c) to see what the kernels do; SM activity live needs a Hopper or newer GPU (GPM), or "
-               "on data-centre cards from Volta on a DCGM host engine.",
+               "on data-centre cards from Volta on a DCGM host engine that watches it (dcgm-exporter, or gputop "
+               "--dcgm-watch; its help says what that costs).",
         source="NVML: definition of utilization; GPM: Hopper and newer; DCGM field 1002",
         gain=Gain(None, "this is about what can be seen, not about the job"),
     )

@@ -48,14 +48,17 @@ class Report:
 
 
 def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | None = None, root: Path = _ROOT,
-            deadline_s: float = DEADLINE_S) -> Report:
-    """Look at this node, the driver's library sought as ``env`` says.
+            deadline_s: float = DEADLINE_S, *, dcgm_address: str | None = None,
+            dcgm_bindings: Path | None = None) -> Report:
+    """Look at this node, the driver's library sought as ``env`` says, DCGM as ``--dcgm…`` says.
 
     Takes a second; two times ``deadline_s`` and a little at most.
     """
     from gputop.doctor import dcgm, driver, jobs, node
     from gputop.doctor.driver_facts import ask_driver
 
+    dcgm_address = dcgm_address or dcgm.DEFAULT_ADDRESS
+    dcgm.parse_address(dcgm_address)  # wrong usage is no finding
     env = os.environ if env is None else env
     on_node = Running([
         Task("python", "Python", node.python),
@@ -65,7 +68,6 @@ def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | N
         Task("terminal", "Terminal", lambda: node.terminal(env)),
         Task("logdir", "Trace folder", lambda: node.logdir(logdir)),
         Task("disk", "Free disk", lambda: node.disk(logdir)),
-        Task("dcgm_engine", "DCGM host engine", lambda: dcgm.engine(root)),
         *(Task("attached_server", "Attached server", partial(jobs.attached, address)) for address in attach),
     ], deadline_s)
     facts = ask_driver(min(8.0, deadline_s), env)
@@ -76,7 +78,9 @@ def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | N
         Task("nvml", "NVML", lambda: driver.nvml(facts, root)),
         Task("gpus", "GPUs", lambda: driver.gpus(facts)),
         Task("sm_activity", "SM activity", lambda: driver.sm_activity(facts)),
-        Task("dcgm", "DCGM", lambda: dcgm.installation(facts, root, env)),
+        Task("dcgm", "DCGM", lambda: dcgm.installation(facts, root, env, dcgm_bindings)),
+        Task("dcgm_engine", "DCGM host engine",
+             lambda: dcgm.engine(facts, root, env, dcgm_address, dcgm_bindings)),
         Task("profiling_rights", "Profiling rights", lambda: jobs.profiling_rights(facts, root)),
         Task("profiler_servers", "Profiler servers", lambda: jobs.servers(facts, root)),
     ], deadline_s)

@@ -1,88 +1,141 @@
-"""DCGM on this node: its Python bindings, its library, its host engine. Looked at, not used."""
+"""DCGM on this node: its Python bindings, its library, and its host engine, which is really asked."""
 
 from __future__ import annotations
 
-import platform
-import socket
-from collections.abc import Mapping
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gputop.doctor.check import Check
 from gputop.doctor.driver_facts import DriverFacts
+from gputop.errors import GputopError
+from gputop.sources import dcgm_bindings, dcgm_fields
+from gputop.sources.dcgm_bindings import INSTALL, find_bindings, find_libraries
+from gputop.sources.dcgm_engine import DEFAULT_ADDRESS, Address, Engine, EngineError, parse_address
+from gputop.sources.dcgm_fields import PROFILING_IDS, FieldValue
+from gputop.text import ranges
 
-NOT_YET = "gputop does not read DCGM yet"
-ENGINE = ("127.0.0.1", 5555)  # nv-hostengine's default
 _TIMEOUT_S = 1.0
-_BINDINGS = {
-    4: "usr/share/datacenter-gpu-manager-4/bindings/python3",
-    3: "usr/local/dcgm/bindings/python3",
-}
+_RECENT_S = 60.0  # dcgm-exporter reads every 30 s unless told otherwise
+_START = "sudo systemctl start nvidia-dcgm   # or: sudo nv-hostengine"
+_WATCH = ("gputop --dcgm-watch   # before Hopper other profilers (ncu, nsys) fail meanwhile: see gputop --help\n"
+          "dcgmi dmon -e 1002,1004,1005   # or this, or dcgm-exporter: what they watch gputop shows, too")
 
 
-def bindings(root: Path) -> dict[int, Path]:
-    """Folders with NVIDIA's Python bindings, by DCGM's major version."""
-    return {major: root / place for major, place in _BINDINGS.items() if (root / place / "pydcgm.py").is_file()}
-
-
-def libraries(root: Path, env: Mapping[str, str]) -> dict[int, Path]:
-    """libdcgm.so.N where the bindings look for it (not in the loader's cache), by major version."""
-    places = [place for place in env.get("LD_LIBRARY_PATH", "").split(":") if place]
-    places += [f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64"]
-    found: dict[int, Path] = {}
-    for place in places:
-        for major in _BINDINGS:
-            path = root / place.lstrip("/") / f"libdcgm.so.{major}"
-            if path.exists():
-                found.setdefault(major, path)
-    return found
-
-
-def installation(facts: DriverFacts, root: Path, env: Mapping[str, str]) -> Check:
+def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder: Path | None = None) -> Check:
     """Which DCGM is installed and whether bindings and library are of one major version."""
     id_, title = "dcgm", "DCGM"
-    python, shared = bindings(root), libraries(root, env)
-    if not python and not shared:
+    python, shared = find_bindings(root, folder), find_libraries(root, env, folder)
+    if not python and not shared and folder is None:
         if facts.all_sm_active:
             return Check(id_, "ok", title, "not installed, and not needed: GPM gives the same figures without it")
         if not facts.gpus:
             return Check(id_, "unknown", title, "not installed; whether it is needed depends on the GPUs")
         cuda = facts.cuda or 12
-        return Check(id_, "warn", title, "not installed. On GPUs without GPM it is what reads SM activity "
-                     f"({NOT_YET}; DCGM's own dcgmi shows it).",
+        return Check(id_, "warn", title, "not installed. On data-centre GPUs without GPM it is what reads SM activity.",
                      f"sudo apt-get install --install-recommends datacenter-gpu-manager-4-cuda{cuda}   "
                      "# from NVIDIA's CUDA repository; dnf on RHEL\nsudo systemctl --now enable nvidia-dcgm")
-    matching = sorted(python.keys() & shared.keys(), reverse=True)
     parts = [f"bindings of DCGM {m} in {p}" for m, p in python.items()] or ["no Python bindings"]
     parts += [str(path) for path in shared.values()] or ["no libdcgm.so"]
-    detail = "; ".join(parts) + f". {NOT_YET[0].upper()}{NOT_YET[1:]}."
-    if matching:
-        return Check(id_, "ok", title, f"DCGM {matching[0]}: {detail}")
-    if python and shared:
-        return Check(id_, "warn", title, f"bindings and library are not of one major version: {detail}",
-                     f"sudo apt-get install --install-recommends datacenter-gpu-manager-4-cuda{facts.cuda or 12}")
-    return Check(id_, "warn", title, f"half installed: {detail}")
-
-
-def engine(root: Path, address: tuple[str, int] = ENGINE, timeout_s: float = _TIMEOUT_S) -> Check:
-    """Whether something listens where the host engine does; connects and hangs up, sends nothing."""
-    id_, title = "dcgm_engine", "DCGM host engine"
-    place = f"{address[0]}:{address[1]}"
-    process = _process(root)
-    seen = f"nv-hostengine runs (pid {process})" if process else ""
+    detail = "; ".join(parts)
     try:
-        socket.create_connection(address, timeout_s).close()
+        installed = dcgm_bindings.find_installed(root, env, folder)
+    except GputopError as error:
+        what = "bindings and library are not of one major version" if python and shared else "half installed"
+        return Check(id_, "warn", title, f"{what}: {detail}; {error.message}", error.fix or INSTALL)
+    return Check(id_, "ok", title, f"DCGM {installed[0].major}: {detail}")
+
+
+def engine(facts: DriverFacts, root: Path, env: Mapping[str, str], address: str = DEFAULT_ADDRESS,
+           folder: Path | None = None, wall_clock: Callable[[], float] = time.time) -> Check:
+    """Whether a host engine answers, and what gputop gets from it. Nothing is watched for this."""
+    id_, title = "dcgm_engine", "DCGM host engine"
+    place = parse_address(address)
+    try:
+        place.reach(_TIMEOUT_S)
     except OSError as error:
-        why = "nothing listens" if isinstance(error, ConnectionRefusedError) else f"no connection ({error})"
-        if process:
-            return Check(id_, "warn", title, f"{seen}, but {why} at {place}: it serves a unix socket or another port",
-                         f"tr '\\0' ' ' < /proc/{process}/cmdline")
-        if bindings(root) or libraries(root, {}):
-            return Check(id_, "warn", title, f"does not run: {why} at {place}. {NOT_YET[0].upper()}{NOT_YET[1:]}.",
-                         "sudo systemctl start nvidia-dcgm")
-        return Check(id_, "ok", title, f"none, as DCGM is not installed ({why} at {place})")
-    who = seen or "not seen to be nv-hostengine: its process is not visible here"
-    return Check(id_, "ok" if process else "unknown", title, f"something listens at {place}; {who}. "
-                 f"{NOT_YET[0].upper()}{NOT_YET[1:]}.")
+        return _unreachable(error, place, root, env, folder)
+    problem = ""
+    try:
+        for installed in dcgm_bindings.find_installed(root, env, folder):
+            try:
+                connection = Engine(dcgm_bindings.load(installed), place)
+            except EngineError as error:
+                problem = problem or f"DCGM {installed.major} cannot talk to what listens at {place}: {error}"
+                if error.code != dcgm_fields.FUNCTION_NOT_FOUND:
+                    break
+                continue
+            with contextlib.closing(connection):
+                return _answers(connection, place, facts, wall_clock())
+    except GputopError as error:
+        return Check(id_, "warn", title, f"something listens at {place}, but gputop cannot ask it: {error.message}",
+                     error.fix or None)
+    except EngineError as error:
+        problem = f"the host engine at {place} answers, but not in full: {error}"
+    return Check(id_, "warn", title, problem, f"dcgmi discovery -l --host {place}")
+
+
+def _unreachable(error: OSError, place: Address, root: Path, env: Mapping[str, str], folder: Path | None) -> Check:
+    id_, title = "dcgm_engine", "DCGM host engine"
+    why = "nothing listens" if isinstance(error, ConnectionRefusedError) else f"no connection ({error})"
+    if isinstance(error, PermissionError):
+        return Check(id_, "warn", title, f"this user may not connect to {place}", f"ls -l {place.path}")
+    process = _process(root)
+    if process:
+        return Check(id_, "warn", title, f"nv-hostengine runs (pid {process}), but {why} at {place}: it serves a unix "
+                     "socket or another port; give that with --dcgm",
+                     f"tr '\\0' ' ' < /proc/{process}/cmdline")
+    if find_bindings(root, folder) or find_libraries(root, env, folder):
+        return Check(id_, "warn", title, f"does not run: {why} at {place}.", _START)
+    return Check(id_, "ok", title, f"none, as DCGM is not installed ({why} at {place})")
+
+
+def _answers(connection: Engine, place: Address, facts: DriverFacts, now_s: float) -> Check:
+    """What an engine that answers gives."""
+    id_, title = "dcgm_engine", "DCGM host engine"
+    entities = [gpu.entity for gpu in (*connection.gpus, *connection.instances)]
+    detail = f"DCGM {connection.version or 'of unknown version'} answers at {place}, with {len(connection.gpus)} GPUs"
+    if not entities:
+        return Check(id_, "warn", title, f"{detail}: none to read", "dcgmi discovery -l")
+    values = connection.read(entities, PROFILING_IDS)
+    watched = sorted({i for (_, i), value in values.items() if _is_watched(value, now_s)})
+    if watched:
+        names = ""
+        with contextlib.suppress(EngineError):  # only a courtesy
+            names = ", ".join(connection.watchers(watched))
+        by = f" (field groups that hold them: {names})" if names else ""
+        return Check(id_, "ok", title, f"{detail}. Profiling fields watched: {ranges(watched)}{by}; gputop reads them "
+                     "where GPM is missing.")
+    able, reasons = _profiling(connection, [gpu.gpu for gpu in connection.gpus])
+    detail += ". Nobody watches its profiling fields (1001-1012)"
+    if reasons:
+        detail += "; not to be had on " + "; ".join(f"GPU {ranges(ids)}: {why}" for why, ids in reasons.items())
+    if facts.all_sm_active:
+        return Check(id_, "ok", title, f"{detail}; not needed: GPM gives the same figures.")
+    return Check(id_, "warn", title, f"{detail}.", _WATCH if able else None)
+
+
+def _profiling(connection: Engine, gpus: Sequence[int]) -> tuple[list[int], dict[str, list[int]]]:
+    """The GPUs whose profiling fields the engine can read, and the others by the reason why not."""
+    able: list[int] = []
+    reasons: dict[str, list[int]] = {}
+    for gpu in gpus:
+        try:
+            connection.profiling_fields(gpu)
+        except EngineError as error:
+            if error.code in dcgm_fields.CONNECTION_GONE:
+                raise
+            reasons.setdefault(dcgm_fields.meaning(error.code), []).append(gpu)
+        else:
+            able.append(gpu)
+    return able, reasons
+
+
+def _is_watched(value: FieldValue, now_s: float) -> bool:
+    if value.time_us:  # a value or a blank, of now or left over from a watch that ended
+        return now_s - value.time_us / 1e6 < _RECENT_S
+    return value.code == dcgm_fields.NO_DATA
 
 
 def _process(root: Path) -> int | None:

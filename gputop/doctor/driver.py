@@ -228,8 +228,8 @@ def sm_activity(facts: DriverFacts) -> Check:
     detail = "; ".join(filter(None, (have, lack))) + ". There gputop shows coarse utilization, labelled so."
     if "no permission" in lack:
         return Check(id_, "warn", title, detail, f"sudo {shlex.quote(sys.executable)} -m gputop")
-    detail += " DCGM reads SM activity on data-centre GPUs from Volta on; gputop does not read DCGM yet."
-    return Check(id_, "warn", title, detail, "dcgmi dmon -e 1002,1004,1005   # SM, tensor, DRAM activity")
+    detail += " On data-centre GPUs from Volta on a DCGM host engine can give it: see DCGM."
+    return Check(id_, "warn", title, detail, "gputop --dcgm-watch   # its price before Hopper: see gputop --help")
 
 
 def _read(path: Path) -> str:

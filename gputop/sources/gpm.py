@@ -7,18 +7,20 @@ of the time between them. Both buffers and the request (19 KB) are allocated onc
 from __future__ import annotations
 
 import contextlib
-import math
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
 from gputop.metrics import GPU_METRICS, RATIO
 from gputop.samples import Reading
 from gputop.sources import nvml_status as status
+from gputop.sources.nvml_values import implausible
 
 SOURCE = "GPM"
 FIRST = "first GPM sample: a value needs two"
 MIN_GAP_S = 0.1  # the driver's own updates lie 100 ms apart: of two closer samples the byte counters read 0
 
+_SUPPORT_CALL = "nvmlGpmQueryDeviceSupport"
 _PERCENT = 0.01
 _MIB = float(1 << 20)
 
@@ -39,58 +41,91 @@ METRICS: tuple[tuple[int, str, float], ...] = (
     (61, "nvlink_tx_bytes_per_s", _MIB),
 )
 PCIE = frozenset(("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s"))
-# What only GPM gives, so what is missing without it. PCIe has other sources.
-ONLY_GPM: tuple[str, ...] = tuple(metric for _, metric, _ in METRICS if metric not in PCIE)
+NVLINK = frozenset(("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s"))
+# What only GPM gives, so what is missing without it. PCIe and NVLink have other sources.
+ONLY_GPM: tuple[str, ...] = tuple(metric for _, metric, _ in METRICS if metric not in PCIE | NVLINK)
 
 
 def refusal(nvml: Any, handle: Any) -> str | None:
     """Why this GPU has no GPM, or None if it has. A lost GPU raises NVMLError."""
     try:
-        supported = nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
+        return absence(nvml, handle)
     except nvml.NVMLError as error:
         if error.value in status.DEVICE_GONE:
             raise
+        return f"GPM cannot be asked for: {status.reason(error.value, _SUPPORT_CALL)}"
+
+
+def absence(nvml: Any, handle: Any) -> str | None:
+    """As :func:`refusal`, but a fault of the moment raises NVMLError, too: it is worth another try."""
+    try:
+        supported = nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
+    except nvml.NVMLError as error:
+        if error.value not in status.REFUSED:
+            raise
         if error.value == status.FUNCTION_NOT_FOUND:
-            return "needs GPM: driver R520 or newer on a Hopper or newer GPU, or DCGM"
-        return f"GPM cannot be asked for: {status.reason(error.value, 'nvmlGpmQueryDeviceSupport')}"
-    return None if supported else "this GPU has no GPM: needs Hopper or newer, or DCGM"
+            return "needs GPM: driver R520 or newer on a Hopper or newer GPU"
+        return f"GPM cannot be asked for: {status.reason(error.value, _SUPPORT_CALL)}"
+    if supported not in (0, 1):
+        return f"whether this GPU has GPM is not clear: the driver gave {supported} for yes or no"
+    return None if supported else "this GPU has no GPM: needs Hopper or newer"
+
+
+class _Metric(ctypes.Structure):
+    """nvmlGpmMetric_t."""
+
+    _fields_ = (
+        ("metricId", ctypes.c_uint),
+        ("nvmlReturn", ctypes.c_int),
+        ("value", ctypes.c_double),
+        ("names", ctypes.c_void_p * 3),
+    )
 
 
 class Gpm:
-    """The GPM metrics of one GPU. Made and used by one thread."""
+    """The GPM metrics of one GPU, or of one MIG instance of it. Made and used by one thread."""
 
-    def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float]) -> None:
-        """Allocates; raises NVMLError where the driver cannot."""
+    def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float], gpu_instance: int | None = None) -> None:
+        """Allocates; raises NVMLError where the driver cannot.
+
+        ``handle`` is the whole GPU's; ``gpu_instance`` NVML's id of the MIG instance.
+        """
         self._nvml = nvml
         self._handle = handle
+        self._gpu_instance = gpu_instance
         self._clock = clock
         self._older = nvml.nvmlGpmSampleAlloc()
         self._newer = nvml.nvmlGpmSampleAlloc()
         self._older_s: float | None = None
         self._request = nvml.c_nvmlGpmMetricsGet_t()
         self._request.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        self._wanted: list[tuple[Any, str, str, float]] = []
+        self._wanted: list[tuple[Any, int, str, str, float]] = []
         self._gone: dict[str, Reading] = {}
         self._last: dict[str, Reading] = {}
         self._ask_for(METRICS)
         self._set_missing(FIRST)
 
-    @property
-    def gives_pcie(self) -> bool:
-        """Whether GPM serves the PCIe rates of this GPU, as far as is known."""
-        return not (PCIE & self._gone.keys())
+    def gives(self, metrics: frozenset[str]) -> bool:
+        """Whether GPM serves all of these on this GPU, as far as is known."""
+        return not (metrics & self._gone.keys())
+
+    def why_not(self, metrics: frozenset[str]) -> str:
+        """The reason for the first of ``metrics`` that GPM does not serve."""
+        return next((self._gone[metric].reason or "" for metric in sorted(metrics) if metric in self._gone), "")
 
     def _ask_for(self, metrics: tuple[tuple[int, str, float], ...]) -> None:
-        self._request.numMetrics = len(metrics)
+        request = self._request
+        request.numMetrics = len(metrics)
         self._wanted = []
         for slot, (number, metric, factor) in enumerate(metrics):
-            result = self._request.metrics[slot]  # shares the request's memory
+            # The request's own memory, without what makes reading nvidia-ml-py's structures slow.
+            result = _Metric.from_buffer(request, type(request).metrics.offset + slot * ctypes.sizeof(_Metric))
             result.metricId = number
-            self._wanted.append((result, metric, GPU_METRICS[metric].unit, factor))
+            self._wanted.append((result, number, metric, GPU_METRICS[metric].unit, factor))
 
     def _set_missing(self, why: str) -> None:
         self._last = dict(self._gone)
-        for _, metric, unit, _ in self._wanted:
+        for _, _, metric, unit, _ in self._wanted:
             self._last[metric] = Reading.missing(unit, why, SOURCE)
 
     def read(self) -> dict[str, Reading]:
@@ -105,7 +140,10 @@ class Gpm:
         nvml = self._nvml
         call = "nvmlGpmSampleGet"
         try:
-            nvml.nvmlGpmSampleGet(self._handle, self._newer)
+            if self._gpu_instance is None:
+                nvml.nvmlGpmSampleGet(self._handle, self._newer)
+            else:
+                nvml.nvmlGpmMigSampleGet(self._handle, self._gpu_instance, self._newer)
             if self._older_s is not None:
                 call = "nvmlGpmMetricsGet"
                 self._request.sample1 = self._older
@@ -122,22 +160,29 @@ class Gpm:
 
     def _take(self) -> None:
         readings = dict(self._gone)
-        refused = False
-        for result, metric, unit, factor in self._wanted:
+        last = self._last
+        refused = damaged = False
+        for result, number, metric, unit, factor in self._wanted:
             code = result.nvmlReturn
-            value = result.value
-            if code == status.SUCCESS and math.isfinite(value) and value >= 0:
-                value *= factor
-                # Rounding in the driver can give 100.2 %.
-                readings[metric] = Reading(min(value, 1.0) if unit == RATIO else value, unit, SOURCE)
+            value = result.value * factor
+            if code == status.SUCCESS and (why := implausible(metric, value)) is None:
+                if unit == RATIO and value > 1.0:  # rounding in the driver can give 100.2 %
+                    value = 1.0
+                before = last.get(metric)
+                same = before is not None and before.value == value
+                readings[metric] = before if same and before else Reading(value, unit, SOURCE)
                 continue
-            why = status.reason(code, f"GPM metric {result.metricId}") if code else f"GPM gave {value}, unusable"
-            readings[metric] = Reading.missing(unit, why, SOURCE)
+            if code in status.DEVICE_GONE:
+                raise self._nvml.NVMLError(code)
+            if code != status.SUCCESS:
+                why = status.reason(code, f"GPM metric {number}")
+            readings[metric] = Reading.missing(unit, why or "", SOURCE)
+            damaged |= result.metricId != number
             if code in status.REFUSED:
                 self._gone[metric] = readings[metric]
                 refused = True
         self._last = readings
-        if refused:
+        if refused or damaged:
             self._ask_for(tuple(entry for entry in METRICS if entry[1] not in self._gone))
 
     def close(self) -> None:

@@ -1,0 +1,224 @@
+"""GPUs as a DCGM host engine sees them (``--source dcgm``), on this machine or another.
+
+DCGM gives a value only of a field that is watched, so gputop watches the ordinary fields
+itself: they cost the engine a few NVML calls and touch no counter. Profiling fields (10xx) it
+only reads where somebody else watches them, unless the user consents: see the ladder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gputop.errors import GputopError, NothingToSee
+from gputop.metrics import BYTES_PER_S, HOST_METRICS
+from gputop.samples import FAILED, LOST, GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample, Reading, XidEvent
+from gputop.sources import HostProbe
+from gputop.sources import dcgm_fields as fields
+from gputop.sources.dcgm_client import DcgmClient, Snapshot
+from gputop.sources.dcgm_engine import EngineGpu
+from gputop.sources.dcgm_readings import dcgm_reading, engine_name, why_not
+from gputop.sources.nvml_gpu import clock_events
+from gputop.sources.nvml_status import lost_message
+from gputop.sources.pcie import link_bytes_per_s
+from gputop.sources.selection import select_gpus
+
+if TYPE_CHECKING:
+    from gputop.sources.host import PsutilHost
+
+OPEN_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 0.05  # a read takes about a millisecond; what comes later is shown at the next tick
+_XIDS_KEPT = 100
+_NO_PROCESSES = "DCGM does not list processes; gputop --source auto does, on the node itself"
+
+
+class DcgmSource:
+    """Satisfies :class:`gputop.sources.Source`. ``gpus`` are the items of ``--gpus``."""
+
+    simulated = False
+
+    def __init__(self, client: DcgmClient, gpus: Sequence[str] = (), *, watch: bool = False, root: Path = Path("/"),
+                 host: Callable[[], PsutilHost] | None = None) -> None:
+        self._client = client
+        self._wanted = tuple(gpus)
+        self._watch = watch
+        self._root = root
+        self._make_host = host
+        self._probes: tuple[_DcgmGpu, ...] = ()
+        self._present: int | None = None
+        self._host: HostProbe | None = None
+        self._local = False
+
+    @property
+    def label(self) -> str:
+        """For the header: "DCGM 4.2 host engine at 127.0.0.1:5555, driver 580.65"."""
+        snapshot = self._client.snapshot()
+        where = "at" if self._local else "on another machine, at"
+        driver = next((f", driver {gpu.driver}" for gpu in snapshot.gpus if gpu.driver), "")
+        return f"{engine_name(snapshot)} {where} {self._client.address}{driver}"
+
+    def open(self) -> None:
+        """Connect and list the GPUs. Raises GputopError where the engine cannot be talked to."""
+        client = self._client
+        ids = (*fields.PROFILING_IDS, *fields.FAST_IDS, *fields.SLOW_IDS)
+        client.want(ids, None, profiling=self._watch, ordinary=True)
+        client.ask(client.now_s())
+        answered = client.wait(OPEN_TIMEOUT_S)
+        snapshot = client.snapshot()
+        if snapshot.error is not None or not answered:
+            why = snapshot.error if answered else f"it does not answer within {OPEN_TIMEOUT_S:.0f} s"
+            raise GputopError(f"DCGM at {client.address}: {why}",
+                              snapshot.fix or "sudo systemctl restart nvidia-dcgm")
+        if not snapshot.gpus:
+            raise NothingToSee(f"The DCGM host engine at {client.address} lists no GPU.", "dcgmi discovery -l")
+        infos = [_info(gpu, snapshot) for gpu in snapshot.gpus]
+        self._present = len(infos)
+        self._probes = tuple(_DcgmGpu(client, info, _xid(snapshot, info)) for info in select_gpus(self._wanted, infos))
+        self._local = snapshot.local and _is_of_this_machine(snapshot.gpus, self._root)
+        self._host = self._host_probe()
+
+    def _host_probe(self) -> HostProbe:
+        if not self._local:
+            return _RemoteHost(str(self._client.address))
+        if self._make_host is not None:
+            return self._make_host()
+        from gputop.sources.host import PsutilHost
+
+        return PsutilHost()
+
+    @property
+    def gpus(self) -> Sequence[_DcgmGpu]:
+        return self._probes
+
+    @property
+    def gpus_present(self) -> int | None:
+        return self._present
+
+    @property
+    def host(self) -> HostProbe:
+        if self._host is None:
+            raise RuntimeError("the source is not open")
+        return self._host
+
+    def prefill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
+        """Nothing: gputop's own watches have just begun."""
+        return ()
+
+    def profiler_endpoints(self) -> Mapping[str, str]:
+        return {}
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class _DcgmGpu:
+    """One GPU of the host engine. All of them are served by one answer per tick."""
+
+    def __init__(self, client: DcgmClient, info: GpuInfo, xid: fields.FieldValue | None) -> None:
+        self.info = info
+        self._client = client
+        self._xids: tuple[XidEvent, ...] = ()
+        self._last_xid_us = 0 if xid is None else xid.time_us  # one from before gputop began is not reported
+
+    def read(self, now_s: float) -> GpuSample:
+        self._client.ask(now_s)
+        self._client.wait(READ_TIMEOUT_S)
+        snapshot = self._client.snapshot()
+        if snapshot.error is not None:
+            return self._without(FAILED, ". ".join(filter(None, (snapshot.error, snapshot.fix))))
+        values = snapshot.values.get(self.info.uuid)
+        if values is None:
+            return self._without(LOST, f"the host engine no longer lists GPU {self.info.index}")
+        codes = {value.code for value in values.values()}
+        for code, nvml_code in ((fields.GPU_IS_LOST, 15), (fields.RESET_REQUIRED, 16)):
+            if code in codes:
+                return self._without(LOST, lost_message(nvml_code, self.info.index))
+        readings = {metric: dcgm_reading(snapshot, self.info.uuid, metric) for metric in fields.BY_METRIC}
+        readings["pcie_max_bytes_per_s"] = _link_rate(readings)
+        events, events_reason = _clock_events(values)
+        xid = _xid(snapshot, self.info)
+        watched = xid is not None and xid.code in (fields.OK, fields.NO_DATA)
+        if xid is not None and xid.value:
+            self._note_xid(int(xid.value), xid.time_us)
+        return GpuSample(self.info, readings, (), _NO_PROCESSES, events, events_reason, xids=self._xids,
+                         xids_reason=None if watched else why_not(fields.XID, xid))
+
+    def _note_xid(self, number: int, time_us: int) -> None:
+        """The engine keeps the last one only."""
+        if time_us != self._last_xid_us:
+            self._xids = (*self._xids[1 - _XIDS_KEPT:], XidEvent(time_us / 1e6, number))
+        self._last_xid_us = time_us
+
+    def _without(self, state: str, why: str) -> GpuSample:
+        return GpuSample(self.info, {}, processes_reason=why, clock_events_reason=why, state=state, message=why,
+                         xids=self._xids, xids_reason=why)
+
+
+class _RemoteHost:
+    """The host of an engine on another machine: nothing of this machine is passed off as its own."""
+
+    def __init__(self, address: str) -> None:
+        why = f"the GPUs are on another machine ({address}): run gputop there for its host"
+        readings = {metric.id: Reading.missing(metric.unit, why) for metric in HOST_METRICS.values()}
+        self._sample = HostSample(address, readings)
+
+    def read(self, now_s: float) -> HostSample:
+        return self._sample
+
+    def processes(self, now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
+        return ()
+
+
+def _info(gpu: EngineGpu, snapshot: Snapshot) -> GpuInfo:
+    values = snapshot.values.get(gpu.uuid, {})
+
+    def whole(field_id: int) -> int | None:
+        value = values.get(field_id)
+        return None if value is None or value.value is None else int(value.value)
+
+    index = whole(fields.NVML_INDEX)
+    return GpuInfo(gpu.gpu if index is None else index, gpu.uuid, gpu.name, gpu.pci_bus_id,
+                   whole(fields.PCIE_GEN_MAX), whole(fields.PCIE_WIDTH_MAX))
+
+
+def _xid(snapshot: Snapshot, info: GpuInfo) -> fields.FieldValue | None:
+    return snapshot.values.get(info.uuid, {}).get(fields.XID)
+
+
+def _link_rate(readings: Mapping[str, Reading]) -> Reading:
+    generation, lanes = readings["pcie_gen"], readings["pcie_width"]
+    if generation.value is None or lanes.value is None:
+        return Reading.missing(BYTES_PER_S, generation.reason or lanes.reason or "", fields.SOURCE)
+    rate = link_bytes_per_s(int(generation.value), int(lanes.value))
+    if rate is None:
+        return Reading.missing(BYTES_PER_S, f"unknown PCIe generation {generation.value:.0f}", fields.SOURCE)
+    return Reading(rate, BYTES_PER_S, fields.SOURCE)
+
+
+def _clock_events(values: Mapping[int, fields.FieldValue]) -> tuple[tuple[str, ...], str | None]:
+    value = values.get(fields.CLOCK_EVENTS)
+    if value is None or value.value is None:
+        return (), why_not(fields.CLOCK_EVENTS, value)
+    return clock_events(int(value.value)), None
+
+
+def _is_of_this_machine(gpus: Sequence[EngineGpu], root: Path) -> bool:
+    """Whether one of the engine's GPUs is in this machine: behind a local port there may be a tunnel.
+
+    The driver shows its GPUs to everyone, but not always their UUIDs; then the bus address has to do.
+    """
+    uuids: set[str] = set()
+    buses: set[str] = set()
+    for folder in (root / "proc/driver/nvidia/gpus").glob("*"):
+        text = ""
+        with contextlib.suppress(OSError):
+            text = (folder / "information").read_text(errors="replace")
+        match = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.MULTILINE)
+        if match:
+            uuids.add(match[1])
+        else:
+            buses.add(folder.name.casefold())
+    return any(gpu.uuid in uuids or gpu.pci_bus_id.casefold().removeprefix("0000") in buses for gpu in gpus)

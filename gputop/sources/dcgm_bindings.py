@@ -1,0 +1,145 @@
+"""NVIDIA's Python bindings of DCGM: found where DCGM installs them, loaded on demand.
+
+They are not on PyPI; they come with DCGM and fit only the library of the same major
+version. Their modules have generic top-level names and cost about 27 MB, so they are
+imported under no name that others see, and only when a host engine is there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import re
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gputop.errors import GputopError
+
+FOLDERS = {
+    4: "usr/share/datacenter-gpu-manager-4/bindings/python3",
+    3: "usr/local/dcgm/bindings/python3",
+}
+INSTALL = "sudo apt-get install datacenter-gpu-manager-4-core   # from NVIDIA's CUDA repository; dnf on RHEL"
+
+_MODULES = ("dcgm_structs", "dcgm_fields", "dcgm_agent")
+_ALSO = ("dcgmvalue",)  # imported by those
+_NEEDED = ("dcgmInit", "dcgmConnect_v2", "dcgmDisconnect", "dcgmGetAllDevices", "dcgmGetDeviceAttributes",
+           "dcgmEntitiesGetLatestValues")
+_LIBRARY = re.compile(r"libdcgm\.so\.(\d+)")
+_import_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """Bindings with the library that they belong to."""
+
+    major: int
+    folder: Path
+    library: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Bindings:
+    """The loaded modules."""
+
+    major: int
+    agent: Any
+    structs: Any
+
+
+def find_bindings(root: Path, folder: Path | None = None) -> dict[int, Path]:
+    """Folders with bindings by DCGM's major version; only ``folder`` where one is given."""
+    if folder is not None:
+        major = _major(folder)
+        return {} if major is None else {major: folder}
+    return {major: root / place for major, place in FOLDERS.items() if (root / place / "dcgm_agent.py").is_file()}
+
+
+def _major(folder: Path) -> int | None:
+    """The major version of the library that the bindings in ``folder`` load, as they say themselves."""
+    try:
+        text = (folder / "dcgm_structs.py").read_text(errors="replace")
+    except OSError:
+        return None
+    match = _LIBRARY.search(text)
+    return int(match[1]) if match and (folder / "dcgm_agent.py").is_file() else None
+
+
+def find_libraries(root: Path, env: Mapping[str, str], folder: Path | None = None) -> dict[int, Path]:
+    """libdcgm.so.N where the bindings look for it (not in the loader's cache), by major version."""
+    places = [root / place.lstrip("/") for place in env.get("LD_LIBRARY_PATH", "").split(":") if place]
+    places += [root / f"usr/lib/{platform.machine()}-linux-gnu", root / "usr/lib64"]
+    if folder is not None:
+        places.insert(0, folder)
+    found: dict[int, Path] = {}
+    for place in places:
+        for path in sorted(place.glob("libdcgm.so.*")):
+            match = _LIBRARY.fullmatch(path.name)
+            if match:
+                found.setdefault(int(match[1]), path)
+    return found
+
+
+def find_installed(root: Path, env: Mapping[str, str], folder: Path | None = None) -> list[Installed]:
+    """Bindings whose library is installed, newest first.
+
+    Raises GputopError, which says what is missing, where there are none.
+    """
+    python, shared = find_bindings(root, folder), find_libraries(root, env, folder)
+    matching = sorted(python.keys() & shared.keys(), reverse=True)
+    if matching:
+        return [Installed(major, python[major], shared[major]) for major in matching]
+    if folder is not None and not python:
+        raise GputopError(f"--dcgm-bindings {folder}: no bindings of DCGM there (dcgm_agent.py, dcgm_structs.py).",
+                          "They come with DCGM: " + ", ".join(f"/{place} (DCGM {m})" for m, place in FOLDERS.items()))
+    if python:
+        major, place = max(python.items())
+        raise GputopError(f"the library libdcgm.so.{major} of the DCGM bindings in {place} is not installed", INSTALL)
+    if shared:
+        major, library = max(shared.items())
+        raise GputopError(f"the DCGM bindings for {library.name} are not installed: no /{FOLDERS.get(major, '…')}",
+                          f"{INSTALL}\n# or point gputop to them with --dcgm-bindings DIR")
+    raise GputopError("the DCGM bindings for Python and libdcgm.so are not installed", INSTALL)
+
+
+def load(installed: Installed) -> Bindings:
+    """Import the bindings and let them load their library.
+
+    Neither ``sys.path`` nor ``sys.modules`` shows a trace afterwards; modules of the same
+    names that are already there stay what they were. Raises GputopError.
+    """
+    with _import_lock:
+        names = (*_MODULES, *_ALSO)
+        others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+        place = str(installed.folder)
+        sys.path.insert(0, place)
+        importlib.invalidate_caches()
+        try:
+            modules = {name: importlib.import_module(name) for name in _MODULES}
+        except Exception as error:  # foreign code, which may fail in any way on a newer Python
+            raise GputopError(f"the DCGM bindings in {place} cannot be imported: {type(error).__name__}: {error}",
+                              INSTALL) from error
+        finally:
+            sys.path.remove(place)
+            for name in names:
+                sys.modules.pop(name, None)
+            sys.modules.update(others)
+    agent, structs = modules["dcgm_agent"], modules["dcgm_structs"]
+    for name, module in modules.items():
+        if Path(module.__file__ or "").resolve().parent != installed.folder.resolve():
+            raise GputopError(f"{name} was imported from {module.__file__}, not from {place}: an import hook of this "
+                              "Python environment puts another module of that name in its place.",
+                              "Run gputop in an environment of its own.")
+    lacking = [name for name in _NEEDED if not hasattr(agent, name)]
+    if lacking:
+        raise GputopError(f"the DCGM bindings in {place} lack {', '.join(lacking)}: too old", INSTALL)
+    try:
+        structs._dcgmInit(str(installed.library.parent))
+        agent.dcgmInit()
+    except structs.DCGMError as error:
+        raise GputopError(f"{installed.library} cannot be loaded (DCGM {error.value})", INSTALL) from error
+    return Bindings(installed.major, agent, structs)

@@ -1,0 +1,356 @@
+"""The DCGM host engine, asked from one daemon thread of its own, so that nothing waits for it.
+
+Who needs its values asks once per tick and takes the newest snapshot. The thread connects
+(bindings are looked for only where something listens), watches what it may, reads, and
+starts again with a back-off after the engine went away.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gputop.errors import GputopError
+from gputop.sources import dcgm_bindings, dcgm_fields
+from gputop.sources.dcgm_bindings import Bindings, Installed
+from gputop.sources.dcgm_engine import MIN_WATCH_S, Address, Engine, EngineError, EngineGpu, Entity
+from gputop.sources.dcgm_fields import FieldValue
+from gputop.sources.dcgm_fresh import Freshness, clock_text
+
+REACH_TIMEOUT_S = 0.5
+FIRST_RETRY_S = 1.0
+LONGEST_RETRY_S = 60.0
+HANG_S = 5.0  # connecting may import the bindings from a slow disk; no call takes this long
+SLOW_WATCH_S = 10.0  # limits, error counters: what a watch of ours need not ask at every tick
+QUIET_S = 10.0  # a read of a field that nobody watches is an error line in the engine's log: ask rarely
+CLOSE_TIMEOUT_S = 0.5
+START = "sudo systemctl start nvidia-dcgm   # or: sudo nv-hostengine"
+_RETRY_STEADY_S = 10.0  # a connection that lasted this long was a good one
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the engine said last. ``values`` by GPU UUID and field are judged: a stale one is a reason."""
+
+    error: str | None = "not asked yet"  # why there are no values
+    fix: str = ""
+    version: str = ""
+    local: bool = False  # the engine was reached at an address of this machine
+    gpus: tuple[EngineGpu, ...] = ()
+    listed: frozenset[str] = frozenset()  # UUIDs of all that the engine has, MIG instances too
+    values: Mapping[str, Mapping[int, FieldValue]] = field(default_factory=dict)
+    sources: Mapping[tuple[str, int], str] = field(default_factory=dict)  # of values that come slowly
+    asked_s: float = 0.0  # monotonic: when the engine was asked for them
+    time_s: float = 0.0  # the same as Unix time
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to read and to watch. ``uuids`` None: of every GPU that the engine lists."""
+
+    ids: tuple[int, ...] = ()
+    uuids: frozenset[str] | None = frozenset()
+    watch_profiling: bool = False  # only with the user's consent
+    watch_ordinary: bool = False
+
+
+class DcgmClient:
+    """Thread-safe. ``bindings`` is the folder of ``--dcgm-bindings``; ``root`` and ``env`` say where to look else."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        bindings: Path | None = None,
+        interval_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        root: Path = Path("/"),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.address = address
+        self._folder = bindings
+        self._interval_s = interval_s
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._root = root
+        self._env = os.environ if env is None else env
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._wanted = Wanted()
+        self._tick_s: float | None = None
+        self._gaps_s: list[float] = []
+        self._asked = self._answered = 0
+        self._asked_s = 0.0
+        self._began: tuple[float, float] | None = None  # the step under way: monotonic and Unix time
+        self._snapshot = Snapshot()
+        # Below: of the thread alone.
+        self._engine: Engine | None = None
+        self._local = False
+        self._loaded: dict[int, Bindings] = {}
+        self._last_major = 0
+        self._retry_s = FIRST_RETRY_S
+        self._retry_at_s: float | None = None
+        self._connected_s = 0.0
+        self._watched: object = None
+        self._own_watch_s: dict[int, float] = {}  # by field: the period of our own watch
+        self._problems: dict[Entity, str] = {}  # why profiling fields are not watched there
+        self._quiet_until_s: dict[int, float] = {}
+        self._polled: list[Entity] = []
+        self._fresh = Freshness()
+
+    # -- for the others -----------------------------------------------------------------------
+
+    def want(self, ids: Iterable[int], uuids: Iterable[str] | None, *, profiling: bool = False,
+             ordinary: bool = False) -> None:
+        """Read ``ids`` of the GPUs ``uuids`` (None: all) from now on, in addition to what was wanted before."""
+        with self._changed:
+            old = self._wanted
+            everywhere = uuids is None or old.uuids is None
+            self._wanted = Wanted(
+                tuple(dict.fromkeys((*old.ids, *ids))),
+                None if everywhere else (old.uuids or frozenset()) | frozenset(uuids or ()),
+                old.watch_profiling or profiling,
+                old.watch_ordinary or ordinary,
+            )
+
+    def ask(self, tick_s: float) -> None:
+        """Have the engine asked once for the tick at ``tick_s`` (Unix time); returns at once."""
+        with self._changed:
+            if tick_s == self._tick_s or self._stopping:
+                return
+            if self._tick_s is not None:
+                self._gaps_s = [*self._gaps_s[-2:], tick_s - self._tick_s]
+            self._tick_s = tick_s
+            self._asked += 1
+            self._asked_s = time.monotonic()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="gputop-dcgm", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until what was asked for last is answered; False where that takes longer than ``timeout_s``.
+
+        Counted from the question, so that of many that wait for one answer none waits anew.
+        """
+        with self._changed:
+            asked, left_s = self._asked, self._asked_s + timeout_s - time.monotonic()
+            return self._changed.wait_for(lambda: self._answered >= asked, max(0.0, left_s))
+
+    def snapshot(self) -> Snapshot:
+        """The newest answer. One that is too old to be shown is an error instead."""
+        snapshot, began, now_s = self._snapshot, self._began, self._clock()
+        if began is not None and now_s - began[0] > HANG_S:
+            why = f"the host engine at {self.address} does not respond: a call has hung since {clock_text(began[1])}"
+            return replace(snapshot, error=why, fix="sudo systemctl restart nvidia-dcgm", values={})
+        if snapshot.error is None and now_s - snapshot.asked_s > max(2.0, 2.5 * self._interval_s):
+            why = f"the host engine at {self.address} has not answered since {clock_text(snapshot.time_s)}"
+            return replace(snapshot, error=why, values={})
+        return snapshot
+
+    def now_s(self) -> float:
+        """Unix time, as the client sees it."""
+        return self._wall_clock()
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Undo the watches and disconnect. Waits ``timeout_s`` at most; a hanging call is left to its thread:
+        the engine itself undoes the watches of a client that is gone."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or self._answered < self._asked)
+                if self._stopping:
+                    break
+                asked = self._asked
+            try:
+                self.step()
+            except Exception as error:  # noqa: BLE001  thread boundary: else DCGM would fall silent without a word
+                self._snapshot = Snapshot(f"gputop failed in its DCGM part: {error!r}", "Please report it.")
+                self._drop()
+            with self._changed:
+                self._answered = asked
+                self._changed.notify_all()
+        self._drop()
+
+    def step(self) -> None:
+        """Connect if it is time to, then read. Called by the thread for each tick; blocks."""
+        now_s = self._clock()
+        self._began = now_s, self._wall_clock()
+        try:
+            self._follow_interval()
+            if self._engine is None:
+                if self._retry_at_s is not None and now_s < self._retry_at_s:
+                    return
+                self._connect()
+            else:
+                self._poll(self._engine)
+                if now_s - self._connected_s > _RETRY_STEADY_S:
+                    self._retry_s = FIRST_RETRY_S
+        except GputopError as error:
+            self._lose(error.message, error.fix)
+        except EngineError as error:
+            self._lose(f"the connection to the host engine at {self.address} was lost: {error}", START)
+        finally:
+            self._began = None
+
+    def _lose(self, why: str, fix: str) -> None:
+        self._drop()
+        self._snapshot = Snapshot(why, fix)
+        self._retry_at_s = self._clock() + self._retry_s
+        self._retry_s = min(LONGEST_RETRY_S, 2 * self._retry_s)
+
+    def _drop(self) -> None:
+        engine, self._engine = self._engine, None
+        self._watched = None
+        self._own_watch_s.clear()
+        self._quiet_until_s.clear()
+        if engine is not None:
+            engine.close()
+
+    def _connect(self) -> None:
+        """A connection that has been read from once; raises GputopError."""
+        address = self.address
+        try:
+            self._local = address.reach(REACH_TIMEOUT_S)
+        except PermissionError as error:
+            raise GputopError(f"this user may not connect to {address}",
+                              f"ls -l {address.path}   # its group may; or give the engine a TCP port") from error
+        except OSError as error:
+            why = "" if isinstance(error, ConnectionRefusedError) else f" ({error.strerror or error})"
+            raise GputopError(f"no host engine answers at {address}{why}", START) from error
+        installed = dcgm_bindings.find_installed(self._root, self._env, self._folder)
+        installed.sort(key=lambda entry: entry.major == self._last_major, reverse=True)  # stable: else newest first
+        problems: list[GputopError] = []
+        for entry in installed:
+            try:
+                self._connect_with(entry)
+                return
+            except GputopError as error:
+                problems.append(error)
+            except EngineError as error:
+                self._drop()
+                problems.append(GputopError(
+                    f"DCGM {entry.major} cannot talk to what listens at {address}: {error}",
+                    "See whether it is a DCGM host engine of the same version: "
+                    "dcgmi discovery -l --host " + str(address)))
+                if error.code != dcgm_fields.FUNCTION_NOT_FOUND:
+                    break  # other bindings would meet the same engine
+        raise problems[0]
+
+    def _connect_with(self, installed: Installed) -> None:
+        bindings = self._loaded.get(installed.major)
+        if bindings is None:
+            bindings = self._loaded[installed.major] = dcgm_bindings.load(installed)
+        self._engine = Engine(bindings, self.address)
+        self._connected_s = self._clock()
+        self._poll(self._engine)
+        self._last_major = installed.major
+
+    def _poll(self, engine: Engine) -> None:
+        wanted = self._wanted
+        uuids = wanted.uuids
+        chosen = (list(engine.gpus) if uuids is None else
+                  [gpu for gpu in (*engine.gpus, *engine.instances) if gpu.uuid in uuids])
+        self._watch(engine, chosen, wanted)
+        entities = [gpu.entity for gpu in chosen]
+        if entities != self._polled:  # that a field is watched nowhere was found for the others only
+            self._polled = entities
+            self._quiet_until_s.clear()
+        now_s, wall_s = self._clock(), self._wall_clock()
+        ids = [i for i in wanted.ids if self._quiet_until_s.get(i, now_s) <= now_s]
+        read = engine.read(entities, ids)
+        before = self._snapshot
+        values: dict[str, dict[int, FieldValue]] = {}
+        sources: dict[tuple[str, int], str] = {}
+        for gpu in chosen:
+            of_gpu = values[gpu.uuid] = {}
+            for i in wanted.ids:
+                value = read.get((gpu.entity, i))
+                if value is None:  # not asked this time
+                    kept = before.values.get(gpu.uuid, {}).get(i)
+                    value = kept if kept is not None and kept.value is None else _NO_ANSWER
+                elif value.code == dcgm_fields.NOT_WATCHED and gpu.entity in self._problems:
+                    value = replace(value, reason=self._problems[gpu.entity], code=dcgm_fields.OK)
+                elif value.value is not None and i != dcgm_fields.XID:
+                    value, source = self._fresh.judge(gpu.uuid, i, value, now_s, wall_s,
+                                                      self._interval_s, self._own_watch_s.get(i))
+                    if source:
+                        sources[gpu.uuid, i] = source
+                of_gpu[i] = value
+        for i in ids:
+            if chosen and all(read.get((entity, i), _NO_ANSWER).code == dcgm_fields.NOT_WATCHED for entity in entities):
+                self._quiet_until_s[i] = now_s + QUIET_S
+        listed = frozenset(gpu.uuid for gpu in (*engine.gpus, *engine.instances))
+        self._snapshot = Snapshot(None, "", engine.version, self._local, engine.gpus, listed, values, sources, now_s,
+                                  wall_s)
+
+    # -- watches ------------------------------------------------------------------------------
+
+    def _follow_interval(self) -> None:
+        """Watch at the pace of the ticks, once it has changed for three of them."""
+        gaps_s = self._gaps_s
+        if len(gaps_s) == 3 and min(gaps_s) > 0 and max(gaps_s) < 1.3 * min(gaps_s):
+            pace_s = max(MIN_WATCH_S, sum(gaps_s) / 3)
+            if not 0.7 < pace_s / self._interval_s < 1.4:
+                self._interval_s = round(pace_s, 1)
+
+    def _watch(self, engine: Engine, gpus: list[EngineGpu], wanted: Wanted) -> None:
+        entities = [gpu.entity for gpu in gpus]
+        goal = (entities, wanted.watch_profiling, wanted.watch_ordinary, self._interval_s)
+        if goal == self._watched or not gpus or not (wanted.watch_profiling or wanted.watch_ordinary):
+            return
+        engine.unwatch()
+        self._own_watch_s.clear()
+        self._problems.clear()
+        self._quiet_until_s.clear()
+        keep_s = max(10.0, 3 * self._interval_s)
+        if wanted.watch_ordinary:
+            for ids, period_s in ((dcgm_fields.FAST_IDS, self._interval_s),
+                                  (dcgm_fields.SLOW_IDS, max(SLOW_WATCH_S, self._interval_s))):
+                engine.watch(entities, ids, period_s, max(keep_s, 3 * period_s))
+                self._own_watch_s.update(dict.fromkeys(ids, period_s))
+            engine.update()
+        if wanted.watch_profiling:
+            self._watch_profiling(engine, gpus, keep_s)
+        self._watched = goal
+
+    def _watch_profiling(self, engine: Engine, gpus: list[EngineGpu], keep_s: float) -> None:
+        """Watch what each GPU has of the profiling fields; where that fails, remember why."""
+        alike: dict[tuple[int, ...], list[Entity]] = {}
+        for gpu in gpus:
+            try:
+                supported = engine.profiling_fields(gpu.gpu)
+            except EngineError as error:
+                self._profiling_problem(error, [gpu.entity])
+            else:
+                ids = tuple(i for i in dcgm_fields.PROFILING_IDS if i in supported)
+                alike.setdefault(ids, []).append(gpu.entity)
+        for ids, entities in alike.items():
+            try:
+                engine.watch(entities, ids, self._interval_s, keep_s)
+                self._own_watch_s.update(dict.fromkeys(ids, self._interval_s))
+            except EngineError as error:
+                self._profiling_problem(error, entities)
+
+    def _profiling_problem(self, error: EngineError, entities: list[Entity]) -> None:
+        if error.code in dcgm_fields.CONNECTION_GONE or error.code == dcgm_fields.FUNCTION_NOT_FOUND:
+            raise error
+        for entity in entities:
+            self._problems[entity] = f"it cannot be watched: {dcgm_fields.meaning(error.code)}"
+
+
+_NO_ANSWER = FieldValue(None, "the host engine gave no answer for it", 0, dcgm_fields.NO_DATA)

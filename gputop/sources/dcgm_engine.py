@@ -1,0 +1,371 @@
+"""One connection to a DCGM host engine: what it lists, reads and watches. Blocks; one thread uses it.
+
+Only plain calls of the bindings are used, and values only as the engine holds them: with its
+live-data flag, DCGM 4.0 to 4.6 dies of a profiling field.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gputop.errors import EXIT_USAGE, GputopError
+from gputop.sources import dcgm_fields as fields
+from gputop.sources.dcgm_bindings import Bindings
+from gputop.sources.dcgm_fields import FieldValue, instance_key
+from gputop.text import printable
+
+DEFAULT_ADDRESS = "127.0.0.1:5555"
+CONNECT_TIMEOUT_MS = 500  # DCGM's own 5 s also pass where the port refuses
+KEEP_SAMPLES = 2  # of a watch of ours: only the newest is read
+MIN_WATCH_S = 0.1
+
+Entity = tuple[int, int]  # as DCGM knows a device: kind and number
+_GPU, _GPU_INSTANCE = 1, 4  # dcgm_field_entity_group_t: DCGM_FE_GPU, DCGM_FE_GPU_I
+_EMPTY_GROUP = 1  # dcgmGroupType_t: DCGM_GROUP_EMPTY
+_NO_FLAGS = 0
+_DOUBLE = ord("d")  # DCGM_FT_DOUBLE
+_MEMBERS = {"entityGroupId": np.uint32, "entityId": np.uint32, "fieldId": np.uint16, "fieldType": np.int16,
+            "status": np.int32, "ts": np.int64}  # of c_dcgmFieldValue_v2
+_VERSION = re.compile(r"\bversion:(\d+(?:\.\d+)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a host engine listens: a unix socket's ``path``, or ``host`` and ``port``."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix://{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def reach(self, timeout_s: float) -> bool:
+        """Connect and hang up; whether that was on this machine. Raises OSError where nobody answers."""
+        if self.path:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(timeout_s)
+                connection.connect(self.path)
+            return True
+        with socket.create_connection((self.host, self.port), timeout_s) as connection:
+            return bool(connection.getpeername()[0] == connection.getsockname()[0])
+
+
+def parse_address(text: str) -> Address:
+    """HOST, HOST:PORT, [IPv6]:PORT or unix:///PATH. Raises GputopError (wrong usage)."""
+    if text.startswith("unix://"):
+        path = text.removeprefix("unix://")
+        if path.startswith("/"):
+            return Address(path=path)
+    elif match := re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?", text):
+        port = int(match[3] or 5555)
+        if 0 < port < 65536 and (match[1] is None or _is_ipv6(match[1])):
+            return Address(match[1] or match[2], port)
+    raise GputopError(f"--dcgm {text}: not an address of a DCGM host engine.",
+                      "Give HOST:PORT, [IPv6]:PORT or unix:///path/to/socket.", EXIT_USAGE)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET6, text.partition("%")[0])
+    except OSError:
+        return False
+    return True
+
+
+class EngineError(Exception):
+    """A DCGM call failed with ``code``."""
+
+    def __init__(self, code: int, call: str) -> None:
+        super().__init__(f"{fields.meaning(code)} in {call}")
+        self.code = code
+        self.call = call
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGpu:
+    """A GPU as the host engine lists it, or a MIG instance, whose ``uuid`` is its ``instance_key``."""
+
+    entity: Entity
+    gpu: int  # DCGM's number of the GPU
+    uuid: str
+    name: str = ""
+    pci_bus_id: str = ""
+    driver: str = ""
+
+
+class Engine:
+    """Connects on creation. Every method raises :class:`EngineError`, and the connection is then
+    gone if its code is in ``CONNECTION_GONE``; groups and watches are gone with it.
+    """
+
+    def __init__(self, bindings: Bindings, address: Address) -> None:
+        self._agent = bindings.agent
+        self._structs = bindings.structs
+        parameters = self._structs.c_dcgmConnectV2Params_v2()
+        parameters.persistAfterDisconnect = 0  # whatever happens to gputop, the engine undoes its watches
+        parameters.timeoutMs = CONNECT_TIMEOUT_MS
+        parameters.addressIsUnixSocket = int(bool(address.path))
+        self._gone = False
+        self._handle = self._call("dcgmConnect_v2", address.path or str(address), parameters, handle=False)
+        self._row = _row_type(self._structs.c_dcgmFieldValue_v2)
+        self._watches: list[tuple[Any, Any]] = []  # (group, field group)
+        self._names = 0
+        self._refused: dict[int, str] = {}  # by field id
+        self._quiet: dict[Entity, str] = {}  # those that fail every read
+        try:
+            self.version = self._ask_version()
+            self.gpus = tuple(self._describe(gpu) for gpu in self._call("dcgmGetAllDevices"))
+            self.instances = self._find_instances()
+        except EngineError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Undo the watches and disconnect. A connection that is gone is not asked for more: that may take long."""
+        if not self._gone:
+            with contextlib.suppress(EngineError):
+                self.unwatch()
+        with contextlib.suppress(EngineError):
+            self._call("dcgmDisconnect")
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def read(self, entities: Sequence[Entity], ids: Sequence[int]) -> dict[tuple[Entity, int], FieldValue]:
+        """The newest values by entity and field, as the engine has them; nothing is measured for it.
+
+        One id that the engine does not know fails a whole read: it is found once and left out from then on.
+        """
+        known = [i for i in ids if i not in self._refused]
+        asked = [entity for entity in entities if entity not in self._quiet]
+        values = self._read_or_prune(asked, known) if asked and known else {}
+        for entity in entities:
+            for i in ids:
+                why = self._quiet.get(entity) or self._refused.get(i)
+                if why is not None:
+                    values[entity, i] = FieldValue(None, why)
+        return values
+
+    def _read_or_prune(
+        self, entities: Sequence[Entity], ids: Sequence[int]
+    ) -> dict[tuple[Entity, int], FieldValue]:
+        try:
+            return self._latest(entities, ids)
+        except EngineError as error:
+            if error.code in fields.CONNECTION_GONE or error.code == fields.FUNCTION_NOT_FOUND:
+                raise
+            values, failed = self._one_by_one(entities, ids)
+            if not values:
+                raise
+            self._refused.update(failed)
+            return values
+
+    def _one_by_one(
+        self, entities: Sequence[Entity], ids: Sequence[int]
+    ) -> tuple[dict[tuple[Entity, int], FieldValue], dict[int, str]]:
+        """Each field alone; where none works, each entity alone. Returns the values and the fields that failed."""
+        values: dict[tuple[Entity, int], FieldValue] = {}
+        failed: dict[int, str] = {}
+        for i in ids:
+            try:
+                values |= self._latest(entities, [i])
+            except EngineError as error:
+                if error.code in fields.CONNECTION_GONE:
+                    raise
+                failed[i] = f"field {i}: {fields.meaning(error.code)}"
+        if not values and len(entities) > 1:
+            whys: dict[Entity, str] = {}
+            for entity in entities:
+                found, missed = self._one_by_one([entity], ids)
+                values |= found
+                if found:
+                    failed = missed
+                else:
+                    whys[entity] = next(iter(missed.values()))
+            if values:
+                self._quiet.update(whys)
+        return values, failed
+
+    def _latest(self, entities: Sequence[Entity], ids: Sequence[int]) -> dict[tuple[Entity, int], FieldValue]:
+        pair = self._structs.c_dcgmGroupEntityPair_t
+        found = self._call("dcgmEntitiesGetLatestValues", [pair(*entity) for entity in entities], list(ids), _NO_FLAGS)
+        rows = np.frombuffer(found, self._row)
+        columns = (rows[name].tolist() for name in (*_MEMBERS, "i64", "dbl"))
+        wanted = frozenset(ids)
+        return {
+            ((kind, number), i): fields.decode(status, of_type == _DOUBLE, integer, double, time_us)
+            for kind, number, i, of_type, status, time_us, integer, double in zip(*columns, strict=True)
+            if i in wanted  # what the engine left out is all zeros
+        }
+
+    # -- watching -----------------------------------------------------------------------------
+
+    def profiling_fields(self, gpu: int) -> frozenset[int]:
+        """The 10xx fields that the engine can read of this GPU. Raises EngineError where it can none."""
+        answer = self._call("dcgmProfGetSupportedMetricGroups", gpu)
+        groups = answer.metricGroups[: answer.numMetricGroups]
+        supported = frozenset(i for group in groups for i in group.fieldIds[: group.numFieldIds])
+        if not supported:
+            raise EngineError(fields.PROFILING_NOT_SUPPORTED, "dcgmProfGetSupportedMetricGroups")
+        return supported
+
+    def watch(self, entities: Iterable[Entity], ids: Sequence[int], interval_s: float, keep_s: float) -> None:
+        """Have the engine read ``ids`` every ``interval_s`` until :meth:`unwatch` or the end of the connection.
+
+        Profiling fields go alone: where profiling does not work, their refusal would leave the other
+        fields of the group with one stale value.
+        """
+        if any(map(fields.is_profiling, ids)) and not all(map(fields.is_profiling, ids)):
+            raise ValueError("profiling fields need a field group of their own")
+        group = self._named("dcgmGroupCreate", lambda name: (_EMPTY_GROUP, name))
+        field_group = None
+        try:
+            for entity in entities:
+                self._call("dcgmGroupAddEntity", group, *entity)
+            field_group = self._field_group([i for i in ids if i not in self._refused])
+            period_us = round(max(MIN_WATCH_S, interval_s) * 1e6)
+            self._call("dcgmWatchFields", group, field_group, period_us, keep_s, KEEP_SAMPLES)
+        except EngineError:
+            self._drop(group, field_group)
+            raise
+        self._watches.append((group, field_group))
+
+    def _field_group(self, ids: list[int]) -> Any:
+        """A field group of those ``ids`` that the engine knows: an unknown one fails the whole group."""
+        try:
+            return self._named("dcgmFieldGroupCreate", lambda name: (ids, name))
+        except EngineError as error:
+            if error.code in fields.CONNECTION_GONE or len(ids) == 1:
+                raise
+            good = []
+            for i in ids:
+                try:
+                    self._drop(None, self._named("dcgmFieldGroupCreate", lambda name, i=i: ([i], name)))
+                except EngineError as refusal:
+                    if refusal.code in fields.CONNECTION_GONE:
+                        raise
+                    self._refused[i] = f"field {i}: {fields.meaning(refusal.code)}"
+                else:
+                    good.append(i)
+            if not good or len(good) == len(ids):
+                raise
+            return self._named("dcgmFieldGroupCreate", lambda name: (good, name))
+
+    def _named(self, call: str, arguments: Any) -> Any:
+        """Create something under a name that no other client has: names are unique in the engine."""
+        for attempt in range(4):
+            self._names += 1
+            try:
+                return self._call(call, *arguments(f"gputop-{os.getpid()}-{self._names}"))
+            except EngineError as error:
+                if error.code != fields.DUPLICATE_KEY or attempt == 3:
+                    raise
+                self._names += 1000  # a process with this number in another container
+        raise AssertionError
+
+    def _drop(self, group: Any, field_group: Any) -> None:
+        with contextlib.suppress(EngineError):
+            if field_group is not None:
+                self._call("dcgmFieldGroupDestroy", field_group)
+        with contextlib.suppress(EngineError):
+            if group is not None:
+                self._call("dcgmGroupDestroy", group)
+
+    def unwatch(self) -> None:
+        """End all watches of this connection."""
+        watches, self._watches = self._watches, []
+        for group, field_group in watches:
+            with contextlib.suppress(EngineError):
+                self._call("dcgmUnwatchFields", group, field_group)
+            self._drop(group, field_group)
+
+    def update(self) -> None:
+        """Wait until every new watch has been read once."""
+        self._call("dcgmUpdateAllFields", 1)
+
+    def watchers(self, ids: Iterable[int]) -> tuple[str, ...]:
+        """Names of the field groups of all clients that hold one of ``ids``, ours left out."""
+        wanted = frozenset(ids)
+        answer = self._call("dcgmFieldGroupGetAll")
+        own = f"gputop-{os.getpid()}-"
+        names = (
+            _text(group.fieldGroupName)
+            for group in answer.fieldGroups[: answer.numFieldGroups]
+            if wanted & set(group.fieldIds[: group.numFieldIds])
+        )
+        return tuple(sorted({name for name in names if not name.startswith(own)}))
+
+    # -- calls --------------------------------------------------------------------------------
+
+    def _call(self, name: str, *arguments: Any, handle: bool = True) -> Any:
+        function = getattr(self._agent, name, None)
+        if function is None:  # bindings older than the call
+            raise EngineError(fields.FUNCTION_NOT_FOUND, name)
+        try:
+            return function(self._handle, *arguments) if handle else function(*arguments)
+        except self._structs.DCGMError as error:
+            self._gone = error.value in fields.CONNECTION_GONE
+            raise EngineError(int(error.value), name) from error
+
+    def _ask_version(self) -> str:
+        """The engine's own version, "" if it does not say. The bindings have no wrapper for this call."""
+        structs = self._structs
+        try:
+            answer = structs.c_dcgmVersionInfo_v2()
+            answer.version = structs.dcgmVersionInfo_version2
+            function = structs._dcgmGetFunctionPointer("dcgmHostengineVersionInfo")
+            code = function(self._handle, ctypes.byref(answer))
+        except (structs.DCGMError, AttributeError):
+            return ""
+        if code in fields.CONNECTION_GONE:
+            raise EngineError(code, "dcgmHostengineVersionInfo")
+        match = _VERSION.search(_text(answer.rawBuildInfoString)) if code == fields.OK else None
+        return match[1] if match else ""
+
+    def _describe(self, gpu: int) -> EngineGpu:
+        try:
+            known = self._call("dcgmGetDeviceAttributes", gpu).identifiers
+        except EngineError as error:
+            if error.code in fields.CONNECTION_GONE or error.code == fields.FUNCTION_NOT_FOUND:
+                raise
+            return EngineGpu((_GPU, gpu), gpu, f"dcgm:{gpu}", f"GPU {gpu}")  # lost, or being reset
+        return EngineGpu((_GPU, gpu), gpu, _text(known.uuid), _text(known.deviceName), _text(known.pciBusId),
+                         _text(known.driverVersion))
+
+    def _find_instances(self) -> tuple[EngineGpu, ...]:
+        """The GPU instances (MIG) that there are now; none where the engine does not tell."""
+        try:
+            answer = self._call("dcgmGetGpuInstanceHierarchy")
+        except EngineError as error:
+            if error.code in fields.CONNECTION_GONE:
+                raise
+            return ()
+        found = (entry for entry in answer.entityList[: answer.count] if entry.entity.entityGroupId == _GPU_INSTANCE)
+        return tuple(
+            EngineGpu((_GPU_INSTANCE, entry.entity.entityId), entry.parent.entityId,
+                      instance_key(entry.info.nvmlGpuIndex, entry.info.nvmlInstanceId))
+            for entry in found
+        )
+
+
+def _text(value: bytes | str) -> str:
+    return printable(value)
+
+
+def _row_type(value_type: Any) -> np.dtype[Any]:
+    """What is read of each value, as columns: one by one, ctypes takes a microsecond for every member."""
+    offsets = [getattr(value_type, name).offset for name in _MEMBERS]
+    value = value_type.value.offset  # a union: both begin where it does
+    return np.dtype({"names": [*_MEMBERS, "i64", "dbl"], "formats": [*_MEMBERS.values(), np.int64, np.float64],
+                     "offsets": [*offsets, value, value], "itemsize": ctypes.sizeof(value_type)})

@@ -1,0 +1,210 @@
+"""DCGM's fields as gputop's metrics: numbers, units, blanks and what its error codes mean.
+
+Numbers, not names: DCGM 4.6 renamed the symbols. All from dcgm_fields.h and dcgm_structs.h.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gputop.metrics import GPU_METRICS, RATIO
+
+SOURCE = "DCGM"
+
+CLOCK_EVENTS = 112  # the bits are NVML's
+XID = 230
+NVML_INDEX = 52
+PCIE_GEN_MAX = 235
+PCIE_WIDTH_MAX = 236
+
+# dcgmReturn_t
+OK = 0
+BADPARAM = -1
+GENERIC_ERROR = -3
+NOT_SUPPORTED = -6
+UNINITIALIZED = -10
+TIMEOUT = -11
+NO_DATA = -14
+STALE_DATA = -15
+NOT_WATCHED = -16
+NO_PERMISSION = -17
+GPU_IS_LOST = -18
+RESET_REQUIRED = -19
+FUNCTION_NOT_FOUND = -20
+CONNECTION_NOT_VALID = -21
+LIBRARY_NOT_FOUND = -25
+DUPLICATE_KEY = -26
+REQUIRES_ROOT = -29
+MODULE_NOT_LOADED = -33
+IN_USE = -34
+PROFILING_NOT_SUPPORTED = -36
+
+# The connection is of no use any more: a new handle is needed, and groups and watches with it.
+CONNECTION_GONE = frozenset((CONNECTION_NOT_VALID, TIMEOUT, UNINITIALIZED))
+
+_MEANINGS = {
+    BADPARAM: "it refuses a parameter",
+    GENERIC_ERROR: "it reports an error without a cause",
+    -4: "it is out of memory",
+    -5: "not configured",
+    NOT_SUPPORTED: "not supported by this GPU",
+    -8: "NVML fails in it",
+    -9: "still pending",
+    UNINITIALIZED: "it is not initialised",
+    TIMEOUT: "it did not answer in time",
+    -12: "client and engine do not understand each other's version",
+    -13: "it does not know the field",
+    NO_DATA: "no value yet",
+    STALE_DATA: "its value is stale",
+    NOT_WATCHED: "nobody watches it",
+    NO_PERMISSION: "no permission",
+    GPU_IS_LOST: "the GPU is lost",
+    RESET_REQUIRED: "the GPU needs a reset",
+    FUNCTION_NOT_FOUND: "it lacks the function: client and engine are of different versions",
+    CONNECTION_NOT_VALID: "the connection broke",
+    -22: "DCGM does not support this GPU",
+    -24: "a limit of it is reached",
+    LIBRARY_NOT_FOUND: "the DCGM library could not be loaded",
+    DUPLICATE_KEY: "the name is taken",
+    REQUIRES_ROOT: "its host engine does not run as root",
+    MODULE_NOT_LOADED: "its profiling module is not loaded: profiling is not supported here",
+    IN_USE: "something else uses the counters",
+    PROFILING_NOT_SUPPORTED: "profiling is not supported on this GPU",
+    -37: "its profiling library failed",
+    -54: "it is paused",
+    -56: "it has no NVML",
+    -57: "the driver does not answer it",
+    -67: "its GPUs are detached",
+}
+
+# dcgm_structs.h: a blank is the base or above it, by how much says why.
+_INT_BLANK = 0x7FFFFFFFFFFFFFF0
+_DOUBLE_BLANK = 140737488355328.0
+_BLANKS = {
+    0: "no value yet (the first sample of a watch is blank)",
+    1: "not found",
+    2: "not supported by this GPU",
+    3: "not permitted to the host engine",
+}
+
+_MIB = float(1 << 20)
+
+
+def meaning(code: int) -> str:
+    """What a DCGM return code says, for a reading or a message."""
+    return f"{_MEANINGS.get(code, 'error')} (DCGM {code})"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One DCGM field: its value times ``factor`` is the metric's."""
+
+    id: int
+    metric: str
+    factor: float = 1.0
+    coarse: bool = False
+
+
+# Ratios of time, and rates in bytes/s. "TX" is from the GPU, as everywhere in gputop.
+PROFILING: tuple[Field, ...] = (
+    Field(1001, "gr_active"),
+    Field(1002, "sm_active"),
+    Field(1003, "sm_occupancy"),
+    Field(1004, "tensor_active"),
+    Field(1005, "dram_active"),
+    Field(1006, "fp64_active"),
+    Field(1007, "fp32_active"),
+    Field(1008, "fp16_active"),
+    Field(1009, "pcie_tx_bytes_per_s"),
+    Field(1010, "pcie_rx_bytes_per_s"),
+    Field(1011, "nvlink_tx_bytes_per_s"),
+    Field(1012, "nvlink_rx_bytes_per_s"),
+)
+FAST: tuple[Field, ...] = (
+    Field(100, "sm_clock_hz", 1e6),
+    Field(101, "memory_clock_hz", 1e6),
+    Field(150, "temperature_c"),
+    Field(155, "power_w"),
+    Field(203, "gpu_util", 0.01, coarse=True),
+    Field(206, "encoder_util", 0.01),
+    Field(207, "decoder_util", 0.01),
+    Field(237, "pcie_gen"),
+    Field(238, "pcie_width"),
+    Field(252, "memory_used_bytes", _MIB),
+    Field(253, "memory_reserved_bytes", _MIB),
+)
+SLOW: tuple[Field, ...] = (
+    Field(113, "sm_clock_max_hz", 1e6),
+    Field(114, "memory_clock_max_hz", 1e6),
+    Field(140, "memory_temperature_c"),
+    Field(158, "temperature_slowdown_c"),
+    Field(164, "power_limit_w"),
+    Field(250, "memory_total_bytes", _MIB),
+    Field(310, "ecc_corrected"),
+    Field(311, "ecc_uncorrected"),
+    Field(313, "ecc_uncorrected_lifetime"),
+    Field(393, "rows_remapped"),  # for uncorrectable errors;
+    Field(394, "rows_remapped"),  # for correctable ones: the metric is their sum
+    Field(395, "row_remap_failed"),
+    Field(396, "row_remap_pending"),
+)
+PROFILING_IDS: tuple[int, ...] = tuple(field.id for field in PROFILING)
+FAST_IDS: tuple[int, ...] = (*(field.id for field in FAST), CLOCK_EVENTS, XID)
+SLOW_IDS: tuple[int, ...] = (*(field.id for field in SLOW), NVML_INDEX, PCIE_GEN_MAX, PCIE_WIDTH_MAX)
+
+FIELDS: dict[int, Field] = {field.id: field for field in (*PROFILING, *FAST, *SLOW)}
+BY_METRIC: dict[str, tuple[Field, ...]] = {
+    metric: tuple(field for field in FIELDS.values() if field.metric == metric)
+    for metric in dict.fromkeys(field.metric for field in FIELDS.values())
+}
+
+
+def is_profiling(field_id: int) -> bool:
+    """Whether DCGM counts the field among the profiling ones, whose watches need the counters of the GPU."""
+    return 1001 <= field_id < 2000
+
+
+def instance_key(index: int, gpu_instance: int) -> str:
+    """Stands for the UUID of a MIG instance, which DCGM does not tell: NVML's numbers of GPU and GPU instance."""
+    return f"mig:{index}:{gpu_instance}"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldValue:
+    """One value of one field of one GPU, in DCGM's unit, or why there is none.
+
+    ``time_us`` is the engine's clock (Unix time); ``code`` the status that came with it.
+    """
+
+    value: float | None
+    reason: str = ""
+    time_us: int = 0
+    code: int = OK
+
+
+def decode(status: int, is_double: bool, integer: int, double: float, time_us: int) -> FieldValue:
+    """Judge what the engine returned: a value, a blank, or an error."""
+    if status != OK:
+        return FieldValue(None, meaning(status), time_us, status)
+    if is_double:
+        if double >= _DOUBLE_BLANK or not math.isfinite(double):
+            return FieldValue(None, _blank(double - _DOUBLE_BLANK), time_us)
+        value = double
+    else:
+        if integer >= _INT_BLANK:
+            return FieldValue(None, _blank(integer - _INT_BLANK), time_us)
+        value = float(integer)
+    if value < 0:
+        return FieldValue(None, f"DCGM gave {value:g}, unusable", time_us)
+    return FieldValue(value, "", time_us)
+
+
+def _blank(above: float) -> str:
+    return _BLANKS.get(int(above), "blank") if math.isfinite(above) and above < 16 else "unusable"
+
+
+def in_metric_unit(field: Field, value: float) -> float:
+    """The field's value as the metric's; a ratio that rounding lifted above 1 is 1."""
+    value *= field.factor
+    return min(value, 1.0) if GPU_METRICS[field.metric].unit == RATIO else value

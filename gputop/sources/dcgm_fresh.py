@@ -1,0 +1,57 @@
+"""Whether a value of DCGM is of now. It stays readable after its watch has ended, so its time decides."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from gputop.sources import dcgm_fields
+from gputop.sources.dcgm_fields import FieldValue
+
+FRESH_S = 2.0
+_LONGEST_PERIOD_S = 300.0  # a watch slower than this is no measure of now
+
+
+def clock_text(time_s: float) -> str:
+    """A time of day for a reason. Not how long ago: a reason that changed with each tick would fill recordings."""
+    return time.strftime("%H:%M:%S", time.localtime(time_s))
+
+
+@dataclass(slots=True)
+class _Seen:
+    time_us: int
+    changed_s: float  # monotonic: when this time was first seen, less its age then
+    period_s: float | None  # between the last two times
+
+
+class Freshness:
+    """Follows the time of each value. Judged by how long ago it last changed: the engine may be on
+    another machine, whose clock is not ours."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int], _Seen] = {}
+
+    def judge(self, uuid: str, field_id: int, value: FieldValue, now_s: float, wall_s: float, tick_s: float,
+              watch_s: float | None) -> tuple[FieldValue, str]:
+        """``value``, or why it is none of now; and what to name as its source where it comes slowly, else "".
+
+        ``tick_s`` is the interval at which gputop asks, ``watch_s`` that of its own watch, if it has one.
+        """
+        seen = self._seen.get((uuid, field_id))
+        if seen is None:
+            age_s = max(0.0, wall_s - value.time_us / 1e6)
+            seen = self._seen[uuid, field_id] = _Seen(value.time_us, now_s - age_s, None)
+        elif value.time_us != seen.time_us:
+            period_s = (value.time_us - seen.time_us) / 1e6
+            seen.period_s = period_s if 0 < period_s <= _LONGEST_PERIOD_S else None
+            seen.time_us, seen.changed_s = value.time_us, now_s
+        age_s = now_s - seen.changed_s
+        limit_s = max(FRESH_S, 2.5 * tick_s, 2.5 * (watch_s or 0.0))
+        if seen.period_s is not None:
+            limit_s = max(limit_s, 2 * seen.period_s + 1)
+        if age_s > limit_s:
+            when = clock_text(value.time_us / 1e6)
+            why = f"field {field_id} was last updated at {when}: its watch has ended, or is very slow"
+            return FieldValue(None, why, value.time_us, dcgm_fields.STALE_DATA), ""
+        slow = seen.period_s is not None and seen.period_s > max(FRESH_S, 2 * tick_s)
+        return value, f"{dcgm_fields.SOURCE}, every {seen.period_s:.0f} s" if slow else ""

@@ -1,0 +1,51 @@
+"""From what a DCGM host engine said to readings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gputop.metrics import GPU_METRICS
+from gputop.samples import Reading
+from gputop.sources import dcgm_fields
+from gputop.sources.dcgm_fields import BY_METRIC, FieldValue, in_metric_unit
+
+if TYPE_CHECKING:
+    from gputop.sources.dcgm_client import Snapshot
+
+WATCH_HINT = "start gputop with --dcgm-watch, or dcgm-exporter"
+
+
+def dcgm_reading(snapshot: Snapshot, uuid: str, metric: str) -> Reading:
+    """One metric of the GPU ``uuid`` as DCGM has it, or why it does not."""
+    unit = GPU_METRICS[metric].unit
+    if snapshot.error is not None:
+        return Reading.missing(unit, snapshot.error, dcgm_fields.SOURCE)
+    of_gpu = snapshot.values.get(uuid)
+    if of_gpu is None:
+        why = "not asked yet" if uuid in snapshot.listed else "the host engine does not list this GPU"
+        return Reading.missing(unit, why, dcgm_fields.SOURCE)
+    total = 0.0
+    of_metric = BY_METRIC[metric]
+    for field in of_metric:
+        value = of_gpu.get(field.id)
+        if value is None or value.value is None:
+            return Reading.missing(unit, why_not(field.id, value), dcgm_fields.SOURCE)
+        total += in_metric_unit(field, value.value)
+    source = snapshot.sources.get((uuid, of_metric[0].id), dcgm_fields.SOURCE)
+    return Reading(total, unit, source, None, of_metric[0].coarse)
+
+
+def why_not(field_id: int, value: FieldValue | None) -> str:
+    """Why a field has no value, for a reading."""
+    if value is None:
+        return f"field {field_id} is being asked for"
+    if value.code == dcgm_fields.NOT_WATCHED:
+        hint = WATCH_HINT if dcgm_fields.is_profiling(field_id) else "dcgm-exporter or gputop --source dcgm does"
+        return f"nobody watches field {field_id}: {hint}"
+    return value.reason if value.reason.startswith("field ") else f"field {field_id}: {value.reason}"
+
+
+def engine_name(snapshot: Snapshot) -> str:
+    """How the host engine is called in a header: "DCGM 4.2 host engine"."""
+    version = ".".join(snapshot.version.split(".")[:2])
+    return f"DCGM {version} host engine" if version else "DCGM host engine"

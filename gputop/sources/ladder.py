@@ -1,0 +1,146 @@
+"""The node's GPUs through NVML and GPM, and what those lack from a DCGM host engine.
+
+For each metric the first that gives it: GPM or NVML, then DCGM fields that somebody already
+watches (or gputop itself, with the user's consent), then NVML's coarse stand-in. DCGM is
+contacted only once a GPU lacks its SM activity, and from a thread of its own: no tick waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gputop.samples import OK, GpuInfo, GpuSample, NodeSample, Reading, XidEvent
+from gputop.sources import GpuProbe, HostProbe, Source
+from gputop.sources.dcgm_fields import BY_METRIC, PROFILING, PROFILING_IDS, instance_key
+from gputop.sources.dcgm_readings import dcgm_reading, engine_name
+
+if TYPE_CHECKING:
+    from gputop.sources.dcgm_client import DcgmClient, Snapshot
+
+PATIENCE_TICKS = 3  # GPM itself has no value at its first ticks, and may miss one at any time
+_PROFILING_METRICS = frozenset(field.metric for field in PROFILING)
+
+
+class LadderSource:
+    """Satisfies :class:`gputop.sources.Source`. ``connect`` makes the DCGM client, when it is first needed.
+
+    ``watch`` is the user's consent to watches of profiling fields.
+    """
+
+    simulated = False
+
+    def __init__(self, nvml: Source, connect: Callable[[], DcgmClient], *, watch: bool = False) -> None:
+        self._nvml = nvml
+        self._connect = connect
+        self.watch = watch
+        self._lock = threading.Lock()
+        self._client: DcgmClient | None = None
+        self._probes: tuple[_LadderGpu, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What is read, for the header: "NVML + DCGM 4.2 host engine, driver 550.54"."""
+        if self._client is None or not any(probe.from_dcgm for probe in self._probes):
+            return self._nvml.label
+        way, comma, driver = self._nvml.label.partition(",")
+        return f"{way} + {engine_name(self._client.snapshot())}{comma}{driver}"
+
+    def open(self) -> None:
+        self._nvml.open()
+        self._probes = tuple(_LadderGpu(probe, self._need_client, self.watch) for probe in self._nvml.gpus)
+
+    def _need_client(self) -> DcgmClient:
+        """The client, made for the first GPU that needs it."""
+        with self._lock:
+            if self._client is None:
+                self._client = self._connect()
+            return self._client
+
+    @property
+    def gpus(self) -> Sequence[GpuProbe]:
+        return self._probes
+
+    @property
+    def gpus_present(self) -> int | None:
+        return self._nvml.gpus_present
+
+    @property
+    def host(self) -> HostProbe:
+        return self._nvml.host
+
+    def prefill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
+        return self._nvml.prefill(now_s, interval_s)
+
+    def profiler_endpoints(self) -> Mapping[str, str]:
+        return self._nvml.profiler_endpoints()
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._nvml.close()
+
+
+class _LadderGpu:
+    """One GPU: NVML's probe, its gaps filled from the newest answer of the host engine."""
+
+    def __init__(self, probe: GpuProbe, need_client: Callable[[], DcgmClient], watch: bool) -> None:
+        self._probe = probe
+        self._need_client = need_client
+        self._client: DcgmClient | None = None  # while it is asked
+        self._watch = watch
+        self._ticks_without = 0
+        self._wanted: set[str] = set()
+        self.from_dcgm = False  # whether the last sample holds a value of DCGM
+
+    @property
+    def info(self) -> GpuInfo:
+        return self._probe.info
+
+    def read(self, now_s: float) -> GpuSample:
+        if self._client is not None:
+            self._client.ask(now_s)  # first: the engine answers while NVML is read
+        sample = self._probe.read(now_s)
+        self.from_dcgm = False
+        if sample.state != OK or self.info.mig_mode:  # a divided GPU is followed by its instances
+            return sample
+        if sample["sm_active"].value is not None:  # it decides: what else GPM lacks, DCGM would lack, too
+            self._ticks_without = 0
+            self._client = None
+            return sample
+        self._ticks_without += 1
+        if self._client is None:
+            if self._ticks_without < PATIENCE_TICKS and getattr(self._probe, "has_gpm", False):
+                return sample
+            self._client = self._need_client()
+        every = ((metric, sample[metric]) for metric in BY_METRIC)
+        lacking = {metric: reading for metric, reading in every if reading.value is None or reading.coarse}
+        new = lacking.keys() - self._wanted
+        if new:
+            self._wanted |= new
+            ids = (*PROFILING_IDS, *(field.id for metric in new for field in BY_METRIC[metric]))
+            self._client.want(ids, [self._key()], profiling=self._watch)
+        self._client.ask(now_s)
+        return replace(sample, readings=self._filled(self._client.snapshot(), sample, lacking))
+
+    def xids(self) -> tuple[tuple[XidEvent, ...], str | None]:
+        return self._probe.xids()
+
+    def _filled(self, snapshot: Snapshot, sample: GpuSample, lacking: Mapping[str, Reading]) -> dict[str, Reading]:
+        # An instance has no name of its own in DCGM: only numbers, which mean nothing on another machine.
+        readings, key = dict(sample.readings), self._key() if snapshot.local else self.info.uuid
+        for metric, reading in lacking.items():
+            other = dcgm_reading(snapshot, key, metric)
+            if other.value is not None and not (other.coarse and reading.value is not None):
+                readings[metric] = other
+                self.from_dcgm = True
+            elif reading.value is None and metric in _PROFILING_METRICS:
+                readings[metric] = replace(reading, reason=f"{reading.reason}; DCGM: {other.reason}")
+        return readings
+
+    def _key(self) -> str:
+        """What DCGM knows the device by."""
+        instance = getattr(getattr(self._probe, "probe", None), "gpu_instance", None)
+        return self.info.uuid if instance is None else instance_key(self.info.index, instance)

@@ -1,0 +1,268 @@
+"""``--source dcgm``: GPUs as a host engine lists them, against the contract double."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gputop.errors import EXIT_NOTHING, GputopError
+from gputop.metrics import GPU_METRICS, HOST_METRICS
+from gputop.samples import FAILED, LOST, OK, GpuSample, Reading, XidEvent
+from gputop.sources import dcgm_fields as fields
+from gputop.sources.dcgm import DcgmSource
+from gputop.sources.dcgm_engine import Address
+from tests.dcgm_double import PROFILING
+from tests.dcgm_double.scene import Scene
+
+
+class Node(Scene):
+    """The scene with a source on it."""
+
+    source: DcgmSource
+
+    def open(self, *gpus: str, watch: bool = False) -> None:
+        self.source = DcgmSource(self.client, gpus, watch=watch, root=self.root)
+        self.source.open()
+
+    def look(self, gpu: int = 0, after_s: float = 1.0) -> GpuSample:
+        """A tick, the answer of the engine awaited."""
+        self.now_s += after_s
+        if self.engine.alive:
+            self.engine.update()
+        self.client.ask(self.now_s)
+        assert self.client.wait(10.0)
+        return self.source.gpus[gpu].read(self.now_s)
+
+    def present(self, uuid: str = "GPU-1a2b", bus: str = "0000:00:00.0") -> None:
+        """What this machine's driver shows of a GPU."""
+        folder = self.root / "proc/driver/nvidia/gpus" / bus
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t\t NVIDIA A100\nIRQ:   \t\t 11\nGPU UUID: \t {uuid}\n")
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    nodes: list[Node] = []
+
+    def new(**engine: object) -> Node:
+        nodes.append(Node(tmp_path, **engine))  # type: ignore[arg-type]
+        return nodes[-1]
+
+    yield new
+    for node in nodes:
+        node.close()
+
+
+@pytest.fixture
+def node(make: Callable[..., Node]) -> Node:
+    return make()
+
+
+def test_every_field_in_the_unit_of_its_metric(node: Node) -> None:
+    node.engine.watched_by_others(PROFILING)
+    node.show({100: 1410, 101: 1593, 113: 1980, 150: 61, 140: 70, 155: 312.5, 158: 87, 164: 400.0, 203: 98, 206: 3,
+               207: 4, 237: 4, 238: 16, 252: 1024, 253: 600, 250: 81920, 310: 5, 311: 1, 313: 2, 393: 3, 394: 4,
+               395: 0, 396: 1, 1002: 0.44, 1003: 1.002, 1009: 12_000_000, 1010: 34_000_000})
+    node.open()
+    node.look()
+    sample = node.look()
+    expected = {
+        "sm_clock_hz": 1.41e9, "memory_clock_hz": 1.593e9, "sm_clock_max_hz": 1.98e9, "temperature_c": 61,
+        "memory_temperature_c": 70, "power_w": 312.5, "temperature_slowdown_c": 87, "power_limit_w": 400,
+        "gpu_util": 0.98, "encoder_util": 0.03, "decoder_util": 0.04, "pcie_gen": 4, "pcie_width": 16,
+        "memory_used_bytes": 1 << 30, "memory_reserved_bytes": 600 << 20, "memory_total_bytes": 80 << 30,
+        "ecc_corrected": 5, "ecc_uncorrected": 1, "ecc_uncorrected_lifetime": 2, "rows_remapped": 7,
+        "row_remap_failed": 0, "row_remap_pending": 1, "sm_active": 0.44, "sm_occupancy": 1.0,
+        "pcie_tx_bytes_per_s": 12e6, "pcie_rx_bytes_per_s": 34e6,
+        "pcie_max_bytes_per_s": 16e9 * 128 / 130 / 8 * 16,
+    }
+    for metric, value in expected.items():
+        assert sample[metric].value == pytest.approx(value), metric
+        assert sample[metric].source == "DCGM" and sample[metric].unit == GPU_METRICS[metric].unit
+    assert [m for m in expected if sample[m].coarse] == ["gpu_util"]
+    assert sample.state == OK and not node.engine.died_of_live_data
+
+
+def test_every_metric_of_dcgm_is_one_of_gputop() -> None:
+    assert fields.BY_METRIC.keys() <= GPU_METRICS.keys()
+    assert len({*fields.PROFILING_IDS, *fields.FAST_IDS, *fields.SLOW_IDS}) == (
+        len(fields.PROFILING_IDS) + len(fields.FAST_IDS) + len(fields.SLOW_IDS))
+
+
+def test_gpus_have_nvml_s_numbers_and_what_dcgm_knows_of_them(node: Node) -> None:
+    node.engine.figures |= {(0, 52): 3, (1, 52): 2, (0, 235): 5, (0, 236): 16}
+    node.open()
+    info = node.source.gpus[0].info
+    assert (info.index, info.uuid, info.name, info.pci_bus_id) == (
+        3, "GPU-0", "NVIDIA A100-SXM4-80GB", "00000000:00:00.0")
+    assert (info.pcie_gen_max, info.pcie_width_max) == (5, 16) and node.source.gpus_present == 2
+
+
+def test_a_choice_of_gpus(node: Node) -> None:
+    node.engine.figures |= {(0, 52): 0, (1, 52): 1}
+    node.open("GPU-1")
+    assert [probe.info.uuid for probe in node.source.gpus] == ["GPU-1"] and node.source.gpus_present == 2
+    with pytest.raises(GputopError, match="no such GPU"):
+        node.open("7")
+
+
+def test_ordinary_fields_are_watched_profiling_ones_only_with_consent(node: Node) -> None:
+    node.open()
+    assert {i for _, i in node.engine.watched()} == {*fields.FAST_IDS, *fields.SLOW_IDS}
+    assert "nobody watches field 1002: start gputop with --dcgm-watch" in (node.look()["sm_active"].reason or "")
+    node.source.close()
+    assert not node.engine.watched() and not node.engine.clients
+
+
+def test_with_consent_profiling_fields_go_in_a_group_of_their_own(node: Node) -> None:
+    node.engine.gpus[1].profiling = None
+    node.open(watch=True)
+    node.look()
+    sample = node.look()
+    assert sample["sm_active"].value == 0.5 and sample["power_w"].value == 3
+    other = node.look(1)
+    assert other["power_w"].value == 3 and "profiling is not supported here" in (other["sm_active"].reason or "")
+    groups = [set(ids) for _, ids in node.engine.clients[0].field_groups.values()]
+    assert PROFILING in groups and all(group <= PROFILING or not group & PROFILING for group in groups)
+
+
+def test_limits_and_counters_are_watched_slowly(node: Node) -> None:
+    node.open()
+    client = node.engine.clients[0]
+    periods = {155: 1.0, 310: 10.0}
+    for (_, fields_number), (period_us, _, _) in client.watches.items():
+        for i in set(client.field_groups[fields_number][1]) & periods.keys():
+            assert period_us == periods.pop(i) * 1e6
+    assert not periods
+
+
+def test_clock_event_reasons_are_decoded_as_nvml_s(node: Node) -> None:
+    node.show({112: 0x4 | 0x20})
+    node.open()
+    assert node.look().clock_event_reasons == ("power cap", "thermal")
+    node.engine.stuck |= {(0, 112)}
+    for _ in range(4):
+        sample = node.look()
+    assert sample.clock_event_reasons == () and "field 112 was last updated" in (sample.clock_events_reason or "")
+
+
+@pytest.mark.parametrize("skew_s", [0.0, -3600.0, 3600.0])
+def test_xids_are_those_since_gputop_watches(node: Node, skew_s: float) -> None:
+    clock = node.engine.clock
+    node.engine.clock = lambda: clock() + skew_s
+    node.engine.xid(0, 13)
+    node.now_s += 5
+    node.open()
+    assert node.look().xids == () and node.look().xids_reason is None
+    node.engine.xid(0, 79)
+    first_s = node.engine.clock()
+    node.look()
+    node.engine.xid(0, 79)
+    sample = node.look()
+    assert sample.xids == (XidEvent(first_s, 79), XidEvent(first_s + 1, 79)) and node.look(1).xids == ()
+    node.engine.stop()
+    lost = node.look()
+    assert len(lost.xids) == 2 and lost.xids_reason
+
+
+def test_processes_are_not_made_up(node: Node) -> None:
+    node.open()
+    sample = node.look()
+    assert sample.processes == () and "DCGM does not list processes" in (sample.processes_reason or "")
+
+
+def test_a_gpu_that_is_lost(node: Node) -> None:
+    node.open()
+    for i in fields.FAST_IDS:
+        node.engine.samples.pop((0, i), None)
+    node.engine.samples[0, 155] = type(node.engine.samples[1, 155])(0, 0, fields.GPU_IS_LOST)
+    node.engine.stuck |= {(0, i) for i in fields.FAST_IDS}
+    sample = node.look(0)
+    assert sample.state == LOST and "no longer answers on the PCIe bus" in sample.message
+    assert node.look(1).state == OK
+
+
+def test_an_engine_that_restarts(node: Node) -> None:
+    node.open()
+    node.look()
+    node.engine.stop()
+    sample = node.look()
+    assert sample.state == FAILED and "the connection broke" in sample.message and not sample.readings
+    node.engine.start()
+    assert node.look(0, 2.0).state == OK
+    assert node.look()["power_w"].value == 3
+
+
+def test_an_engine_without_gpus(node: Node) -> None:
+    node.engine.gpus.clear()
+    with pytest.raises(GputopError, match="lists no GPU") as caught:
+        node.open()
+    assert caught.value.exit_code == EXIT_NOTHING
+
+
+def test_no_engine(node: Node) -> None:
+    node.engine.stop()
+    with pytest.raises(GputopError, match="no host engine answers") as caught:
+        node.open()
+    assert "systemctl start nvidia-dcgm" in caught.value.fix
+
+
+def test_an_engine_that_hangs_when_opened(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gputop.sources.dcgm.OPEN_TIMEOUT_S", 0.05)
+    node.engine.hang("dcgmGetAllDevices")
+    with pytest.raises(GputopError, match="does not answer within"):
+        node.open()
+    node.engine.release()
+
+
+# -- whose host it is --------------------------------------------------------------------------------
+
+
+def test_the_host_of_an_engine_on_this_machine(node: Node) -> None:
+    node.present("GPU-????????-????-????-????-????????????", "0000:01:00.0")  # a driver that does not tell UUIDs
+    node.open()
+    assert node.source.label == f"DCGM 4.6 host engine at {node.engine.address}, driver 550.54.15"
+    assert node.source.host.read(0.0)["memory_total_bytes"].value
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_a_tunnel_to_another_machine_does_not_pass_its_host_off_as_this_one(node: Node, driver: bool) -> None:
+    if driver:
+        node.present("GPU-77777777-7777-7777-7777-777777777777")
+    node.open()
+    host = node.source.host.read(0.0)
+    assert host.hostname == node.engine.address
+    for metric in HOST_METRICS:
+        assert host[metric].value is None and "another machine" in (host[metric].reason or "")
+    assert "on another machine" in node.source.label and node.source.host.processes(0.0, []) == ()
+
+
+def test_the_uuid_decides(node: Node) -> None:
+    for gpu, uuid in ((0, "GPU-aaaa"), (1, "GPU-bbbb")):
+        node.engine.gpus[gpu].uuid = uuid
+    node.present("GPU-bbbb", "0000:99:00.0")
+    node.open()
+    assert "another machine" not in node.source.label
+
+
+def test_an_address_of_another_machine(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.present("GPU-????", "0000:00:00.0")
+    monkeypatch.setattr(Address, "reach", lambda self, timeout_s: False)
+    node.open()
+    assert "another machine" in node.source.label
+
+
+def test_slow_watches_are_named_as_the_source(node: Node) -> None:
+    node.engine.watched_by_others([1002])
+    node.open()
+    sample = node.look()
+    for _ in range(7):
+        for _ in range(10):
+            stuck = {(gpu, 1002) for gpu in node.engine.gpus}
+            node.engine.stuck |= stuck
+            sample = node.look()
+        node.engine.stuck -= stuck
+        sample = node.look()
+    assert sample["sm_active"] == Reading(0.5, "ratio", "DCGM, every 11 s")

@@ -1,0 +1,371 @@
+"""The client of the host engine: connecting, back-off, watches, freshness, hanging calls."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gputop.sources import dcgm_fields as fields
+from gputop.sources.dcgm_client import HANG_S, LONGEST_RETRY_S, QUIET_S, DcgmClient
+from gputop.sources.dcgm_engine import Address, parse_address
+from gputop.sources.dcgm_fields import PROFILING_IDS
+from gputop.sources.dcgm_fresh import clock_text
+from tests.dcgm_double import PROFILING, install_library
+from tests.dcgm_double.scene import Scene
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
+    scenes: list[Scene] = []
+
+    def new(*majors: int, **engine: object) -> Scene:
+        scenes.append(Scene(tmp_path, *majors, **engine))  # type: ignore[arg-type]
+        return scenes[-1]
+
+    yield new
+    for scene in scenes:
+        scene.close()
+
+
+@pytest.fixture
+def scene(make: Callable[..., Scene]) -> Scene:
+    scene = make()
+    scene.client.want([1002, 1009], None)
+    return scene
+
+
+# -- connecting ------------------------------------------------------------------------------------
+
+
+def test_nothing_is_looked_for_where_nothing_listens(scene: Scene) -> None:
+    scene.engine.stop()
+    scene.client.step()
+    snapshot = scene.client.snapshot()
+    assert snapshot.error == f"no host engine answers at {scene.engine.address}"
+    assert "systemctl start nvidia-dcgm" in snapshot.fix and not scene.engine.calls
+
+
+def test_the_cause_of_a_failed_connection_is_named(tmp_path: Path) -> None:
+    client = DcgmClient(Address(path=str(tmp_path / "none.sock")), root=tmp_path, env={})
+    client.step()
+    assert "No such file" in (client.snapshot().error or "")
+
+
+def test_a_refused_permission_names_the_socket(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Address, timeout_s: float) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Address, "reach", refuse)
+    scene.client.address = Address(path="/run/dcgm.sock")
+    scene.client.step()
+    snapshot = scene.client.snapshot()
+    assert snapshot.error == "this user may not connect to unix:///run/dcgm.sock" and "ls -l" in snapshot.fix
+
+
+def test_without_bindings_the_reason_says_which(make: Callable[..., Scene], tmp_path: Path) -> None:
+    scene = make(4)
+    empty = tmp_path / "other"
+    install_library(empty / "usr/lib64", 4)
+    client = DcgmClient(parse_address(scene.engine.address), root=empty, env={})
+    client.step()
+    assert (client.snapshot().error or "").startswith("the DCGM bindings for libdcgm.so.4 are not installed")
+
+
+def test_something_else_that_listens_is_no_host_engine(scene: Scene) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        scene.client.address = Address("127.0.0.1", server.getsockname()[1])
+        scene.client.step()
+    assert "DCGM 4 cannot talk to what listens" in (scene.client.snapshot().error or "")
+
+
+def test_an_older_engine_gets_the_older_bindings_and_keeps_them(make: Callable[..., Scene]) -> None:
+    scene = make(4, 3, version="3.3.9")
+    scene.client.want([155], None)
+    scene.engine.watched_by_others([155])
+    scene.client.step()
+    assert scene.client.snapshot().error is None and scene.client.snapshot().version == "3.3.9"
+    assert scene.engine.calls["dcgmConnect_v2"] == 2 and len(scene.engine.clients) == 1
+    scene.engine.stop()
+    scene.step()
+    scene.engine.start()
+    scene.step(2.0)
+    assert scene.client.snapshot().error is None and scene.engine.calls["dcgmConnect_v2"] == 3
+
+
+def test_older_bindings_on_a_newer_engine(make: Callable[..., Scene]) -> None:
+    scene = make(3, version="4.6.0")
+    scene.client.step()
+    assert scene.client.snapshot().version == "4.6.0"
+
+
+def test_newer_bindings_alone_on_an_older_engine(make: Callable[..., Scene]) -> None:
+    scene = make(4, version="3.3.9")
+    scene.client.step()
+    assert "DCGM 4" in (scene.client.snapshot().error or "") and "different versions" in (
+        scene.client.snapshot().error or "")
+
+
+def test_bindings_that_break_give_way_to_the_next(make: Callable[..., Scene]) -> None:
+    scene = make(4, 3)
+    next(scene.root.rglob("datacenter-gpu-manager-4/bindings/python3/dcgm_agent.py")).write_text("1/0")
+    scene.client.step()
+    assert scene.client.snapshot().error is None
+
+
+# -- losing the engine -----------------------------------------------------------------------------
+
+
+def test_an_engine_that_restarts_is_found_again_with_new_watches(scene: Scene) -> None:
+    scene.client.want([1002], None, profiling=True)
+    for _ in range(3):
+        scene.step()
+    assert scene.value(1002) == 0.5
+    scene.engine.stop()
+    scene.step()
+    assert "the connection broke (DCGM -21)" in str(scene.value(1002))
+    scene.engine.start()
+    scene.step(1.0)
+    assert scene.client.snapshot().error is None and (0, 1002) in scene.engine.watched()
+    scene.step()
+    scene.step()
+    assert scene.value(1002) == 0.5
+
+
+def test_a_lost_engine_is_tried_again_more_and_more_rarely(scene: Scene) -> None:
+    scene.engine.stop()
+    scene.client.step()
+    tries: list[float] = []
+    reach = Address.reach
+
+    def counted(self: Address, timeout_s: float) -> bool:
+        tries.append(scene.now_s)
+        return reach(self, timeout_s)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Address, "reach", counted)
+        for _ in range(400):
+            scene.step(0.5)
+    gaps = [round(b - a) for a, b in itertools.pairwise(tries)]
+    assert gaps == [2, 4, 8, 16, 32, 60, 60] and gaps[-1] == LONGEST_RETRY_S
+
+
+def test_a_steady_connection_forgets_the_back_off(scene: Scene) -> None:
+    scene.engine.stop()
+    for _ in range(8):
+        scene.step(30.0)
+    scene.engine.start()
+    scene.step(60.0)
+    for _ in range(12):
+        scene.step()
+    scene.engine.stop()
+    scene.step()
+    scene.engine.start()
+    scene.step(1.0)
+    assert scene.client.snapshot().error is None
+
+
+@pytest.mark.parametrize("code", [fields.TIMEOUT, fields.CONNECTION_NOT_VALID, fields.UNINITIALIZED, fields.BADPARAM,
+                                  fields.GENERIC_ERROR])
+def test_errors_of_a_read_end_in_a_new_connection(scene: Scene, code: int) -> None:
+    scene.engine.watched_by_others([1002])
+    scene.step()
+    scene.engine.fails["dcgmEntitiesGetLatestValues"] = code
+    scene.step()
+    assert f"(DCGM {code})" in str(scene.value(1002)) and not scene.engine.clients
+    scene.engine.fails.clear()
+    scene.step()
+    assert scene.client.snapshot().error is None and len(scene.engine.clients) == 1
+
+
+def test_a_connection_that_is_gone_is_not_asked_to_undo_its_watches(scene: Scene) -> None:
+    scene.client.want([1002], None, profiling=True)
+    scene.step()
+    scene.engine.fails["dcgmEntitiesGetLatestValues"] = fields.TIMEOUT
+    scene.step()
+    assert not scene.engine.calls["dcgmUnwatchFields"] and scene.engine.calls["dcgmDisconnect"] == 1
+
+
+# -- reading and watching --------------------------------------------------------------------------
+
+
+def test_without_consent_nothing_is_watched_and_the_engine_is_spared(scene: Scene) -> None:
+    for _ in range(5):
+        scene.step()
+    assert scene.client.snapshot().values["GPU-0"][1002].code == fields.NOT_WATCHED
+    assert not scene.engine.watched() and not scene.engine.calls["dcgmProfGetSupportedMetricGroups"]
+    assert len(scene.engine.read_ids) == 1  # each such read is an error line in the engine's log
+    scene.engine.watched_by_others([1002])
+    scene.step(QUIET_S)
+    scene.step()
+    assert scene.value(1002) == 0.5
+
+
+def test_consent_watches_what_each_gpu_has(make: Callable[..., Scene]) -> None:
+    scene = make(gpus=3)
+    scene.engine.gpus[1].profiling = frozenset((1001, 1002))
+    scene.engine.gpus[2].profiling = None
+    scene.client.want(PROFILING_IDS, None, profiling=True)
+    scene.step()
+    assert scene.engine.watched() == {(0, i) for i in PROFILING_IDS} | {(1, 1001), (1, 1002)}
+    scene.step()
+    scene.step()
+    assert (scene.value(1004, 0), scene.value(1002, 1)) == (0.5, 0.5)
+    assert "-16" in str(scene.value(1004, 1)) or "watch" in str(scene.value(1004, 1))
+    assert "cannot be watched: its profiling module is not loaded" in str(scene.value(1002, 2))
+    scene.client.close()
+    scene.client._drop()
+    assert not scene.engine.watched()
+
+
+@pytest.mark.parametrize(("code", "words"), [
+    (fields.REQUIRES_ROOT, "does not run as root"), (fields.IN_USE, "something else uses the counters"),
+    (fields.MODULE_NOT_LOADED, "profiling module is not loaded"), (fields.NO_PERMISSION, "no permission"),
+])
+def test_a_refused_profiling_watch_says_why_and_the_rest_goes_on(scene: Scene, code: int, words: str) -> None:
+    scene.engine.watched_by_others([155])
+    scene.client.want([155], None, profiling=True)
+    scene.engine.fails["dcgmWatchFields"] = code
+    scene.step()
+    scene.step()
+    assert words in str(scene.value(1002)) and scene.value(155) == 3
+    assert scene.engine.read_ids[-1] == [155], "the engine's log is spared"
+    assert scene.engine.calls["dcgmWatchFields"] == 1
+
+
+def test_only_gpus_that_are_wanted_are_watched(scene: Scene) -> None:
+    client = scene.client = scene.new_client()
+    client.want([1002], ["GPU-1"], profiling=True)
+    scene.step()
+    assert scene.engine.watched() == {(1, i) for i in PROFILING_IDS}
+    client.want([1002], ["GPU-0"])
+    scene.step()
+    assert {gpu for gpu, _ in scene.engine.watched()} == {0, 1}
+
+
+def test_watches_follow_the_pace_of_the_ticks(scene: Scene) -> None:
+    scene.client.want([1002], None, profiling=True)
+    scene.step()
+
+    def period_s() -> float:
+        return min(period_us for period_us, _, _ in scene.engine.clients[0].watches.values()) / 1e6
+
+    assert period_s() == 1.0
+    scene.client._gaps_s = [0.1, 0.1]
+    scene.step(0.1)
+    assert period_s() == 1.0
+    scene.client._gaps_s = [0.1, 0.11, 0.1]
+    scene.step(0.1)
+    assert period_s() == 0.1
+
+
+def test_an_unknown_field_costs_only_itself(scene: Scene) -> None:
+    scene.engine.watched_by_others(PROFILING)
+    scene.engine.unknown.add(1009)
+    scene.step()
+    scene.step()
+    assert scene.value(1002) == 0.5 and "field 1009" in str(scene.value(1009))
+
+
+# -- freshness -------------------------------------------------------------------------------------
+
+
+def test_a_value_whose_watch_has_ended_is_not_of_now(scene: Scene) -> None:
+    scene.engine.watched_by_others([1002])
+    for _ in range(3):
+        scene.step()
+    assert scene.value(1002) == 0.5
+    scene.engine.others.clear()
+    scene.step(1.0)
+    assert scene.value(1002) == 0.5
+    for _ in range(3):
+        scene.step(1.0)
+    assert f"was last updated at {clock_text(scene.now_s - 4)}:" in str(scene.value(1002))
+    scene.engine.watched_by_others([1002])
+    scene.step()
+    assert scene.value(1002) == 0.5
+
+
+def test_an_old_value_found_at_first_waits_for_a_newer_one(scene: Scene) -> None:
+    scene.engine.watched_by_others([1002])
+    scene.engine.update()
+    scene.engine.update()
+    scene.now_s += 20.0
+    scene.client.step()
+    assert f"was last updated at {clock_text(scene.now_s - 20)}:" in str(scene.value(1002))
+
+
+def test_a_slow_watch_is_followed_and_named(scene: Scene) -> None:
+    scene.engine.watched_by_others([1002])
+    seen: list[float | str] = []
+    for second in range(95):
+        scene.now_s += 1.0
+        if second % 30 == 0:
+            scene.engine.update()
+        scene.client.step()
+        seen.append(scene.value(1002))
+    assert "first sample" in str(seen[0]) and seen[31] == 0.5 and "was last updated at" in str(seen[33])
+    assert seen[60:] == [0.5] * 35
+    assert scene.client.snapshot().sources["GPU-0", 1002] == "DCGM, every 30 s"
+
+
+@pytest.mark.parametrize("skew_s", [-3600.0, 3600.0])
+def test_a_clock_that_is_wrong_on_the_other_machine(scene: Scene, skew_s: float) -> None:
+    clock = scene.engine.clock
+    scene.engine.clock = lambda: clock() + skew_s
+    scene.engine.watched_by_others([1002])
+    for _ in range(4):
+        scene.step()
+    assert scene.value(1002) == 0.5
+    scene.engine.others.clear()
+    for _ in range(5):
+        scene.step()
+    assert "was last updated" in str(scene.value(1002))
+
+
+def test_a_snapshot_that_got_old_is_an_error(scene: Scene) -> None:
+    scene.step()
+    scene.now_s += 4.0
+    assert f"has not answered since {clock_text(scene.now_s - 4)}" in (scene.client.snapshot().error or "")
+
+
+# -- the thread ------------------------------------------------------------------------------------
+
+
+def test_one_question_per_tick(scene: Scene) -> None:
+    scene.engine.watched_by_others([1002, 1009])
+    for tick in (1.0, 1.0, 2.0):
+        scene.client.ask(tick)
+        assert scene.client.wait(10.0)
+    assert len(scene.engine.read_ids) == 2
+    scene.client.close()
+    assert not scene.engine.clients
+
+
+def test_an_engine_that_hangs_holds_up_nobody_and_is_named(scene: Scene) -> None:
+    scene.client.ask(1.0)
+    assert scene.client.wait(10.0)
+    scene.engine.hang("dcgmEntitiesGetLatestValues")
+    scene.now_s += 60.0
+    scene.client.ask(2.0)
+    assert scene.engine.await_hanging()
+    assert not scene.client.wait(0.0)
+    scene.now_s += HANG_S + 1
+    since = clock_text(scene.now_s - HANG_S - 1)
+    assert f"does not respond: a call has hung since {since}" in (scene.client.snapshot().error or "")
+    scene.client.ask(3.0)  # returns at once, as all the others do
+    scene.client.close(0.0)
+    scene.engine.release()
+    assert scene.client._thread is not None
+    scene.client._thread.join(10.0)
+    assert not scene.client._thread.is_alive() and not scene.engine.clients
+
+
+def test_a_fault_of_gputop_itself_is_said(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scene.client, "_poll", lambda engine: 1 / 0)
+    scene.client.ask(1.0)
+    assert scene.client.wait(10.0)
+    assert "ZeroDivisionError" in (scene.client.snapshot().error or "")
