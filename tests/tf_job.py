@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -21,16 +22,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-MODES = ("fast", "slow input")
+MODES = ("fast", "slow input", "validation", "host work", "retracing")
 READY_TIMEOUT_S = 240.0  # TensorFlow's import alone takes tens of seconds on a busy machine
 WARM_UP_STEPS = 5  # the first ones hold tracing and allocation
 SLOW_INPUT_S = 0.05  # per batch; the step itself computes for 20-40 ms on two cores
+CALLBACK_S = 0.005
 
 
 @dataclass
@@ -65,7 +67,7 @@ class TfJob:
 
 @contextlib.contextmanager
 def start_tf_job(mode: str = "fast", *, python: str = sys.executable, port: int | None = None) -> Iterator[TfJob]:
-    """Run a training job in ``mode`` ("fast" or "slow input") until the block ends."""
+    """Run a training job in one of the ``MODES`` until the block ends."""
     assert mode in MODES
     command = [python, str(Path(__file__).resolve()), mode, str(port or _free_port())]
     # The job ends by itself when its stdin closes, so it does not outlive a killed test run.
@@ -145,24 +147,78 @@ def _train(mode: str, port: int) -> None:
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False  # TensorFlow would hide some of the wait
     dataset = dataset.with_options(options)
-    if mode == "fast":
+    if mode in ("fast", "validation"):
         dataset = dataset.prefetch(2)
+
+    def report(batch: int) -> None:
+        if batch == WARM_UP_STEPS:
+            versions = {"tensorflow": tf.__version__, "keras": metadata.version("keras")}
+            _say({"ready": True, "port": port, "pid": os.getpid(), "versions": versions})
+        _say({"step": batch, "end_s": time.time()})
+
+    tf.profiler.experimental.server.start(port)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    if mode == "retracing":
+        return _retrace(tf, features, report)
+    if mode == "host work":
+        dataset = _parallel_input(tf)
+    steps = itertools.count()
+
+    class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if mode == "host work":
+                _look_at_weights(tf, self.model)
+            report(next(steps))
 
     model = tf.keras.Sequential(
         [tf.keras.Input([768]), *(tf.keras.layers.Dense(768, activation="relu") for _ in range(3))]
     )
     model.compile(optimizer="sgd", loss="mse")
-
-    class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc, name-defined]
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch == WARM_UP_STEPS:
-                versions = {"tensorflow": tf.__version__, "keras": metadata.version("keras")}
-                _say({"ready": True, "port": port, "pid": os.getpid(), "versions": versions})
-            _say({"step": batch, "end_s": time.time()})
-
-    tf.profiler.experimental.server.start(port)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    if mode == "validation":
+        while True:
+            model.fit(dataset, steps_per_epoch=6, validation_data=dataset, validation_steps=5, verbose=0,
+                      callbacks=[Steps()])
     model.fit(dataset, steps_per_epoch=1_000_000_000, verbose=0, callbacks=[Steps()])
+
+
+def _parallel_input(tf: Any) -> Any:
+    """Files read in turn by two workers, a map of two workers that computes, then batches and a prefetch."""
+    def compute(_index: Any) -> Any:
+        noise = tf.random.normal([256, 256])
+        for _ in range(4):
+            noise = tf.matmul(noise, noise) * 1e-3
+        row = tf.reshape(noise, [-1])[:768]
+        return row, row
+
+    files = tf.data.Dataset.range(1_000_000_000)
+    rows = files.interleave(lambda _: tf.data.Dataset.range(100), cycle_length=2, num_parallel_calls=2)
+    return rows.map(compute, num_parallel_calls=2).batch(8).prefetch(1)
+
+
+def _look_at_weights(tf: Any, model: Any) -> None:
+    """What callbacks do that cost: ops one by one, and Python."""
+    weights = model.layers[0].get_weights()[0]
+    for _ in range(5):
+        tf.reduce_mean(tf.square(weights)).numpy()
+    time.sleep(CALLBACK_S)
+
+
+def _retrace(tf: Any, features: Any, report: Callable[[int], None]) -> None:
+    """A loop of its own whose batches change their size, so that every call is traced anew."""
+    weights = tf.Variable(tf.random.normal([768, 768]) * 0.01)
+
+    @tf.function
+    def train_step(batch: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.nn.relu(tf.matmul(batch, weights))))
+        weights.assign_sub(0.01 * tape.gradient(loss, weights))
+        return loss
+
+    batches = iter(tf.data.Dataset.range(1_000_000_000).map(lambda _: features).prefetch(2))
+    for step in itertools.count():
+        size = 1 + step % 256
+        train_step(next(batches)[:size]).numpy()
+        report(step)
 
 
 def _exit_with_parent() -> None:

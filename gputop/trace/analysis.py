@@ -9,11 +9,19 @@ from gputop.advice.trace import advise
 from gputop.advice.trace_facts import TraceFacts
 from gputop.trace.breakdown import breakdown
 from gputop.trace.collectives import collectives
-from gputop.trace.device_time import gpu_use, timelines, unused_gpu
+from gputop.trace.copies import copy_table
+from gputop.trace.device_time import gpu_number, gpu_use, timelines, unused_gpu
+from gputop.trace.functions import functions
+from gputop.trace.gaps import step_gaps
+from gputop.trace.host_ops import host_ops
 from gputop.trace.input_pipeline import input_pipeline
+from gputop.trace.kernel_table import kernel_sizes, kernels
+from gputop.trace.launch_threads import launch_threads
 from gputop.trace.load import load
 from gputop.trace.memory import memory
 from gputop.trace.model import QualityNote, Trace
+from gputop.trace.phases import evaluation_note
+from gputop.trace.replicas import replicas
 from gputop.trace.results import Analysis, Steps
 from gputop.trace.steps import find_steps
 
@@ -51,6 +59,12 @@ def analyze_trace(trace: Trace, params: int | None = None) -> Analysis:
         collectives=collectives(trace, lines, steps),
         memory=memory(trace),
         input=input_pipeline(trace, steps),
+        gaps=step_gaps(trace, lines, steps), ops=host_ops(trace, steps), functions=functions(trace),
+        launch_threads=launch_threads(trace, lines),
+        kernels=kernels(trace, lines),
+        kernel_sizes=kernel_sizes(trace, lines, steps),
+        copies=copy_table(trace, {gpu_number(trace, line.gpu): line.rows for line in lines}, steps),
+        replicas=replicas(trace, lines, steps) if lines else None,
     )
     advice = advise(TraceFacts.of(trace, lines, analysis, params))
     analysis.findings, analysis.abstained = advice.findings, advice.abstained
@@ -69,7 +83,9 @@ def _notes(trace: Trace, steps: Steps | None, device_events: bool) -> list[Quali
     elif steps.count < _FEW_STEPS:
         notes.append(QualityNote("few_steps", f"Only {steps.count} whole step(s) in the window: take the figures "
                                               "as a sample, or capture longer."))
-    if not device_events and trace.gpus and "empty_device_plane" not in known:
+    if steps is not None:
+        notes += evaluation_note(steps)
+    if not device_events and trace.gpus and not known & {"empty_device_plane", "no_device_events"}:
         notes.append(QualityNote("empty_device_plane", (
             "The trace lists GPUs but no GPU event: the profiler had no right to CUPTI's data, or nothing ran. "
             "`gputop doctor` says how to grant it.")))

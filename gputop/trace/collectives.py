@@ -1,65 +1,139 @@
 """Collectives across GPUs: how much of their time moves data and how much waits for the last GPU.
 
-The i-th collective of every GPU is taken to be the same one. That holds only if all GPUs
-ran equally many and the ends of each lie together; otherwise the match is not made, with
-the reason.
+The i-th collective of one operation is taken to be the same one on every GPU. That holds
+only if all GPUs ran equally many and the ends of each lie together; otherwise the match is
+not made, with the reason.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from gputop.trace.device_time import GpuTimeline, gpu_number
+from gputop.trace.intervals import subtract, union
+from gputop.trace.kernels import UNKNOWN
 from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.query import in_steps
 from gputop.trace.results import Collectives, Steps
+from gputop.trace.results_device import CollectiveOp
 
 # A collective ends on all GPUs together; further apart the match is wrong (traces.md §3: 7 µs were measured).
 _END_TOLERANCE_NS = 1_000_000
+# NCCL's functions, longest names first; a kernel of several (ncclDevKernel_Generic) tells none of them.
+_OPERATION = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|broadcast|reduce|"
+                        r"gather|scatter|send|recv)", re.IGNORECASE)
+_OPERATIONS = {"allreduce": "AllReduce", "allgather": "AllGather", "reducescatter": "ReduceScatter",
+               "alltoall": "AllToAll", "sendrecv": "SendRecv", "broadcast": "Broadcast", "reduce": "Reduce",
+               "gather": "Gather", "scatter": "Scatter", "send": "Send", "recv": "Recv"}
+
+
+class _Match(NamedTuple):
+    """Nanoseconds over all GPUs, and how often each GPU came last."""
+
+    transfer: int
+    matched: int
+    last: tuple[int, ...]
 
 
 def collectives(trace: Trace, lines: list[GpuTimeline], steps: Steps | None) -> Collectives | None:
     """Collectives of the whole trace, or None where no GPU ran any."""
     device = trace.device
     rows = [line.rows[device.kind[line.rows] == Kind.COLLECTIVE] for line in lines]
-    if not any(len(r) for r in rows):
+    lines = [line for line, r in zip(lines, rows, strict=True) if len(r)]
+    rows = [r for r in rows if len(r)]
+    if not rows:
         return None
+    used = np.unique(np.concatenate([device.name[r] for r in rows])).tolist()
+    operation_of = {i: operation(trace.names[i]) if i >= 0 else UNKNOWN for i in used}
+    operations, matches, reasons = [], [], []
+    for name in sorted(set(operation_of.values())):
+        codes = [i for i, op in operation_of.items() if op == name]
+        own = [r[np.isin(device.name[r], codes)] for r in rows]
+        result, match = _operation(trace, lines, own, name, steps)
+        operations.append(result)
+        if match is None:
+            reasons.append(result.reason or "")
+        else:
+            matches.append(([line.gpu for line, r in zip(lines, own, strict=True) if len(r)], match))
+    operations.sort(key=lambda op: (-op.time_s, op.operation))
     summed = sum(int((device.end_ns[r] - device.start_ns[r]).sum()) for r in rows)
     per_step = None
     if steps is not None:
-        taking_part = [r for r in rows if len(r)]
-        bounds = np.array(steps.bounds_ns)
-        inside = sum(int((np.searchsorted(np.sort(device.start_ns[r]), bounds[:, 1])
-                          - np.searchsorted(np.sort(device.start_ns[r]), bounds[:, 0])).sum()) for r in taking_part)
-        per_step = inside / len(taking_part) / steps.count
+        per_step = sum(int(in_steps(device.start_ns[r], steps).sum()) for r in rows) / len(rows) / steps.count
+    if reasons:
+        return Collectives(per_step, summed / 1e9, None, None, None, reasons[0], tuple(operations))
+    transfer, matched = (sum(getattr(m, part) for _, m in matches) for part in ("transfer", "matched"))
+    last: dict[int, int] = {}
+    for gpus, match in matches:
+        for gpu, n in zip(gpus, match.last, strict=True):
+            last[gpu] = last.get(gpu, 0) + n
+    return Collectives(
+        per_step, summed / 1e9, transfer / 1e9, 1 - transfer / matched if matched else None,
+        {gpu_number(trace, gpu): n for gpu, n in sorted(last.items()) if n}, None, tuple(operations),
+    )
 
-    def unmatched(reason: str) -> Collectives:
-        return Collectives(per_step, summed / 1e9, None, None, None, reason)
 
-    lines = [line for line, r in zip(lines, rows, strict=True) if len(r)]
+def operation(kernel: str) -> str:
+    """What a collective's kernel does: ``ncclDevKernel_AllReduce_Sum_f32_RING_LL`` → AllReduce."""
+    found = _OPERATION.search(kernel.split("(", 1)[0])
+    return _OPERATIONS[found[1].lower().replace("_", "")] if found else UNKNOWN
+
+
+def _operation(
+    trace: Trace, lines: Sequence[GpuTimeline], rows: Sequence[I64], name: str, steps: Steps | None,
+) -> tuple[CollectiveOp, _Match | None]:
+    device = trace.device
+    exposed = {}
+    for line, r in zip(lines, rows, strict=True):
+        if len(r):
+            spans = union(device.start_ns[r], device.end_ns[r])
+            exposed[gpu_number(trace, line.gpu)] = subtract(spans, line.compute).total / 1e9
     rows = [r for r in rows if len(r)]
+    all_ = np.concatenate(rows)
+    told = device.bytes[all_]
+    told = told[told >= 0]
+    per_step = None
+    if steps is not None:
+        per_step = sum(int(in_steps(device.start_ns[r], steps).sum()) for r in rows) / len(rows) / steps.count
+    match = _match(trace, rows)
+    reason = match if isinstance(match, str) else None
+    found = None if isinstance(match, str) else match
+    return CollectiveOp(
+        name, len(all_), per_step, int((device.end_ns[all_] - device.start_ns[all_]).sum()) / 1e9,
+        int(told.sum()) if len(told) else None, exposed,
+        found.transfer / 1e9 if found else None,
+        1 - found.transfer / found.matched if found and found.matched else None, reason,
+    ), found
+
+
+def _match(trace: Trace, rows: Sequence[I64]) -> _Match | str:
+    """The collectives of one operation matched across GPUs, each of which ran some; or why they cannot be."""
+    device = trace.device
     if len(rows) < 2:
-        return unmatched("only one GPU of the job is in the trace")
+        return "only one GPU of the job is in the trace" if len(trace.gpus) < 2 else "only one GPU ran any"
+    if any(note.id == "no_common_clock" for note in trace.quality):
+        return "the files are not on one clock"
     rows = _seen_by_all(trace, rows)
     counts = sorted({len(r) for r in rows})
     if len(counts) > 1:
-        return unmatched(f"the GPUs ran different numbers of them, {counts[0]} to {counts[-1]}")
+        return f"the GPUs ran different numbers of them, {counts[0]} to {counts[-1]}"
     # Shape (collective, GPU), by start: every GPU issues them in the same order.
     by_start = [r[np.argsort(device.start_ns[r], kind="stable")] for r in rows]
     start = np.stack([device.start_ns[r] for r in by_start], axis=1)
     end = np.stack([device.end_ns[r] for r in by_start], axis=1)
     apart = int((end.max(axis=1) - end.min(axis=1)).max())
     if apart > _END_TOLERANCE_NS:
-        return unmatched(f"matched by order their ends lie up to {apart / 1e6:.1f} ms apart, so the order differs")
-    transfer = int((end - start).min(axis=1).sum()) * len(rows)
-    matched = int((end - start).sum())
-    last = np.bincount(np.argmax(start, axis=1), minlength=len(rows))
-    return Collectives(
-        per_step, summed / 1e9, transfer / 1e9, 1 - transfer / matched if matched else None,
-        {gpu_number(trace, line.gpu): int(n) for line, n in zip(lines, last, strict=True) if n},
-    )
+        return f"matched by order their ends lie up to {apart / 1e6:.1f} ms apart, so the order differs"
+    waited = start.max(axis=1) > start.min(axis=1)  # else nobody was last
+    last = np.bincount(np.argmax(start, axis=1)[waited], minlength=len(rows))
+    return _Match(int((end - start).min(axis=1).sum()) * len(rows), int((end - start).sum()), tuple(last.tolist()))
 
 
-def _seen_by_all(trace: Trace, rows: list[I64]) -> list[I64]:
+def _seen_by_all(trace: Trace, rows: Sequence[I64]) -> Sequence[I64]:
     """Leave out what only some GPUs have at the window's edges: a collective ends on all of them together.
 
     Where that leaves a GPU none, all stay: then no match will be made.

@@ -15,6 +15,7 @@ from gputop.trace.model import (
     AllocatorEvents,
     DeviceEvents,
     HostEvents,
+    LaunchShape,
     Line,
     QualityNote,
     Trace,
@@ -25,6 +26,7 @@ from gputop.trace.model import (
 # id and device fits an int64.
 _MAX_CORRELATION = 1 << 40
 _DEVICES = 1 << 20
+NOISE = "ThreadpoolListener"  # up to 97 % of the events of a host, and of no use to anybody
 MAX_GPUS = 1024  # of one host; a larger number is damage
 
 
@@ -42,8 +44,17 @@ class Names:
         index = self._index.get(name)
         if index is None:
             index = self._index[name] = len(self.list)
-            self.list.append(name)
+            self.list.append(encodable(name))
         return index
+
+
+def encodable(text: str) -> str:
+    """``text`` without lone surrogates, which JSON may hold and no terminal or file takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 @dataclass(slots=True)
@@ -61,6 +72,11 @@ class Parts:
     host: list[HostEvents] = field(default_factory=list)
     allocator: list[AllocatorEvents] = field(default_factory=list)
     quality: list[QualityNote] = field(default_factory=list)
+    shapes: dict[LaunchShape, int] = field(default_factory=dict)
+
+    def shape(self, shape: LaunchShape | None) -> int:
+        """The number of a launch shape, -1 for None."""
+        return -1 if shape is None else self.shapes.setdefault(shape, len(self.shapes))
 
     def add_line(self, line: Line) -> int:
         self.lines.append(line)
@@ -101,7 +117,7 @@ class Parts:
             gpus=self.gpus, device=device, host=host, allocator=allocator,
             origin_ns=0 if to_unix_ns is None else first + to_unix_ns,
             profile_window_ns=profile_window_ns and (profile_window_ns[0] - first, profile_window_ns[1] - first),
-            simulated=simulated, quality=self.quality,
+            simulated=simulated, quality=self.quality, launch_shapes=list(self.shapes),
         )
 
 

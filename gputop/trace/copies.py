@@ -1,13 +1,20 @@
-"""Copies of one GPU by direction: time, bytes, count, and how much of it is pageable memory."""
+"""Copies by direction: time, bytes, count, how much of it is pageable memory; and by kind of memory and TF op."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from gputop.trace.kernels import split_op
 from gputop.trace.model import I64, Kind, MemoryKind, Trace
+from gputop.trace.query import in_steps
+from gputop.trace.results import Steps
+from gputop.trace.results_device import CopyRow, CopyTable, OpCopies
 
+_TOP_OPS = 20
 DIRECTIONS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D, "p2p": Kind.P2P, "other": Kind.COPY_OTHER}
 
 
@@ -30,7 +37,6 @@ class Copies:
 def copies(trace: Trace, rows: I64) -> Copies:
     """The copies among these device events. Memsets are none."""
     device = trace.device
-    length = device.end_ns - device.start_ns
     seconds: dict[str, float] = {}
     sizes: dict[str, int | None] = {}
     count: dict[str, int] = {}
@@ -38,7 +44,7 @@ def copies(trace: Trace, rows: I64) -> Copies:
         own = rows[device.kind[rows] == kind]
         if len(own):
             told = device.bytes[own] >= 0
-            seconds[name] = int(length[own].sum()) / 1e9
+            seconds[name] = int((device.end_ns[own] - device.start_ns[own]).sum()) / 1e9
             sizes[name] = int(device.bytes[own][told].sum()) if told.any() else None
             count[name] = len(own)
     return Copies(seconds, sizes, count, _pageable_s(trace, rows))
@@ -53,3 +59,65 @@ def _pageable_s(trace: Trace, rows: I64) -> float | None:
         return None
     pageable = own[end == MemoryKind.PAGEABLE]
     return int((device.end_ns[pageable] - device.start_ns[pageable]).sum()) / 1e9
+
+
+def copy_table(trace: Trace, rows_of: Mapping[int, I64], steps: Steps | None) -> CopyTable | None:
+    """All copies by GPU, direction and memory; ``rows_of`` are device rows, in order of time, by the GPU's number.
+
+    None where there is no copy.
+    """
+    device = trace.device
+    names = {kind: name for name, kind in DIRECTIONS.items()}
+    out: list[CopyRow] = []
+    all_: list[I64] = []
+    for gpu, rows in rows_of.items():
+        own = rows[(device.kind[rows] >= Kind.H2D) & (device.kind[rows] <= Kind.COPY_OTHER)]
+        if not len(own):
+            continue
+        all_.append(own)
+        inside = None if steps is None else in_steps(device.start_ns[own], steps)
+        way = (device.kind[own].astype(np.int64) << 16) | (device.src[own].astype(np.int64) << 8) | device.dst[own]
+        for code in np.unique(way).tolist():
+            chosen = way == code
+            count, size, time, rate = _sums(trace, own[chosen])
+            row = (gpu, names[Kind(code >> 16)], _memory(code >> 8 & 255), _memory(code & 255), count, size, time, rate)
+            if inside is None or steps is None:
+                out.append(CopyRow(*row))
+                continue
+            of_step = _sums(trace, own[chosen & inside])
+            out.append(CopyRow(*row, of_step[0] / steps.count, None if of_step[1] is None and of_step[0]
+                               else (of_step[1] or 0) / steps.count, of_step[2] / steps.count))
+    if not all_:
+        return None
+    by_op, others = _by_op(trace, np.concatenate(all_), names)
+    return CopyTable(tuple(out), by_op, others)
+
+
+def _memory(kind: int) -> str:
+    return MemoryKind(kind).name.lower()
+
+
+def _sums(trace: Trace, rows: I64) -> tuple[int, int | None, float, float | None]:
+    """Count, bytes, seconds, and bytes per second of the copies whose size is told."""
+    device = trace.device
+    length = device.end_ns[rows] - device.start_ns[rows]
+    told = device.bytes[rows] >= 0
+    size = int(device.bytes[rows][told].sum()) if told.any() else None
+    time = int(length[told].sum())
+    return len(rows), size, int(length.sum()) / 1e9, size / time * 1e9 if size is not None and time else None
+
+
+def _by_op(trace: Trace, rows: I64, names: Mapping[Kind, str]) -> tuple[tuple[OpCopies, ...] | None, float]:
+    device = trace.device
+    known = rows[device.tf_op[rows] >= 0]
+    if not len(known):
+        return None, 0.0
+    groups: dict[tuple[str, str], list[I64]] = {}
+    key = device.tf_op[known].astype(np.int64) << 8 | device.kind[known]
+    order = np.argsort(key, kind="stable")
+    for own in np.split(known[order], np.flatnonzero(np.diff(key[order])) + 1):
+        op = split_op(trace.names[device.tf_op[own[0]]])[0]
+        groups.setdefault((op, names[Kind(int(device.kind[own[0]]))]), []).append(own)
+    out = [OpCopies(op, way, *_sums(trace, np.concatenate(own))[:3]) for (op, way), own in groups.items()]
+    out.sort(key=lambda row: (-row.time_s, row.op, row.direction))
+    return tuple(out[:_TOP_OPS]), math.fsum(row.time_s for row in out[_TOP_OPS:])

@@ -157,7 +157,7 @@ def _launch_delay(trace: Trace, rows: I64) -> float | None:
     """Median time from the end of a kernel's launching call (its start, where the end is not read) to its own start."""
     device = trace.device
     launched = device.launch_end_ns if len(device.launch_end_ns) == len(device) else device.launch_ns
-    launched = np.where(launched < 0, device.launch_ns, launched)[rows]
+    launched = np.where(launched[rows] < 0, device.launch_ns[rows], launched[rows])
     known = launched >= 0
     if not known.any():
         return None
@@ -174,12 +174,13 @@ def kernel_types(trace: Trace, line: GpuTimeline) -> tuple[dict[str, float] | No
     total = int((device.end_ns[rows] - device.start_ns[rows]).sum())
     if total <= 0:
         return None, None
-    names, which = np.unique(device.name[rows], return_inverse=True)
-    times = np.bincount(which, weights=(device.end_ns[rows] - device.start_ns[rows]))
+    index = device.name[rows].astype(np.int64) + 1
+    times = np.bincount(index, weights=device.end_ns[rows] - device.start_ns[rows])
+    names = np.flatnonzero(np.bincount(index))
     by_type: dict[str, float] = {}
     tensor, told = 0.0, False
-    for name, time in zip(names, times, strict=True):
-        kernel = classify(trace.names[name] if name >= 0 else "")
+    for name, time in zip(names.tolist(), times[names], strict=True):
+        kernel = classify(trace.names[name - 1] if name else "")
         dtype = kernel.dtype or UNKNOWN
         by_type[dtype] = by_type.get(dtype, 0.0) + float(time) / total
         told = told or kernel.tensor_core is not None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from gputop.trace.intervals import Spans, coverage, union
-from gputop.trace.model import I64, Trace
+from gputop.trace.model import Trace
+from gputop.trace.nesting import nest
 from gputop.trace.query import host_rows, name_mask
 from gputop.trace.results import InputPipeline, Steps
+from gputop.trace.tf_data import pipelines
 
 # The step's own wait. tf.data's stages run on other threads and cost nothing while a batch lies ready.
 GET_NEXT = r"(?:MultiDevice)?IteratorGetNext\w*Op::DoCompute$"
@@ -72,7 +73,8 @@ def input_pipeline(trace: Trace, steps: Steps | None) -> InputPipeline | None:
         waited, length = sum(loop.total for loop in found), (hi - lo) * len(found)
         count = sum(len(loop.start) for loop in found)
         how += ", union of the calls in the window; per call, for want of steps"
-    return InputPipeline(waited / max(count, 1) / 1e9, waited / max(length, 1), stage_self_times(trace), how)
+    return InputPipeline(waited / max(count, 1) / 1e9, waited / max(length, 1), stage_self_times(trace), how,
+                         pipelines(trace))
 
 
 def stage_self_times(trace: Trace) -> dict[str, float]:
@@ -87,7 +89,8 @@ def stage_self_times(trace: Trace) -> dict[str, float]:
     rows = np.flatnonzero(name_mask(trace, _STAGE)[host.name] & (host.end_ns > host.start_ns))
     if not len(rows):
         return {}
-    own = _self_times(host.line[rows].astype(np.int64), host.start_ns[rows], host.end_ns[rows])
+    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
+    own = nesting.own(host.end_ns[rows] - host.start_ns[rows])
     names, which = np.unique(host.name[rows], return_inverse=True)
     totals: dict[str, float] = {}
     for name, total in zip(names, np.bincount(which, weights=own), strict=True):
@@ -96,28 +99,3 @@ def stage_self_times(trace: Trace) -> dict[str, float]:
             totals[stage] = totals.get(stage, 0.0) + float(total) / 1e9
     return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
 
-
-def _self_times(line: I64, start: I64, end: I64) -> I64:
-    """Length of each event minus that of its direct children; events of one line nest or are apart."""
-    order = np.lexsort((-end, start, line))
-    line, start, end = line[order], start[order], end[order]
-    # Depth: how many earlier events of the line are still open. Ends are sorted within lines.
-    depth = np.empty(len(order), np.int64)
-    for first, last in _runs(line):
-        ends = np.sort(end[first:last])
-        depth[first:last] = np.arange(last - first) - np.searchsorted(ends, start[first:last], side="right")
-    own = end - start
-    lengths = own.copy()
-    for level in range(1, int(depth.max()) + 1):
-        children = np.flatnonzero(depth == level)
-        parents = np.flatnonzero(depth == level - 1)
-        parent = parents[np.maximum(np.searchsorted(parents, children) - 1, 0)]
-        np.subtract.at(own, parent, lengths[children])
-    out = np.empty_like(own)
-    out[order] = np.maximum(own, 0)
-    return out
-
-
-def _runs(line: I64) -> list[tuple[int, int]]:
-    edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(line)]
-    return list(pairwise(edges))

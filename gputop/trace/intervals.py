@@ -55,6 +55,8 @@ def intersect(a: Spans, b: Spans) -> Spans:
     """The instants that lie in both sets."""
     if not len(a.start) or not len(b.start):
         return EMPTY
+    if len(a.start) > len(b.start):
+        a, b = b, a  # searching the longer for the shorter takes less
     # Interval i of a meets the run of b's intervals from `first` up to `last`.
     first = np.searchsorted(b.end, a.start, side="right")
     last = np.searchsorted(b.start, a.end, side="left")
@@ -67,9 +69,9 @@ def intersect(a: Spans, b: Spans) -> Spans:
 
 def complement(a: Spans, lo: int, hi: int) -> Spans:
     """The instants of ``[lo, hi)`` that do not lie in ``a``."""
-    inside = intersect(a, union([lo], [hi]))
-    start = np.concatenate((np.array([lo], np.int64), inside.end))
-    end = np.concatenate((inside.start, np.array([hi], np.int64)))
+    inside = slice(np.searchsorted(a.end, lo, side="right"), np.searchsorted(a.start, hi, side="left"))
+    start = np.concatenate((np.array([lo], np.int64), a.end[inside]))
+    end = np.concatenate((a.start[inside], np.array([hi], np.int64)))
     keep = end > start
     return Spans(start[keep], end[keep])
 

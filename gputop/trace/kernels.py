@@ -6,11 +6,14 @@ XLA and flash attention; a name that says nothing gives "unknown" and None, neve
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gputop.trace.model import Kind, MemoryKind
+from gputop.trace.model import Kind, LaunchShape, MemoryKind
+from gputop.trace.occupancy import theoretical_occupancy
 
 UNKNOWN = "unknown"
 
@@ -60,6 +63,16 @@ _DTYPES = tuple((dtype, re.compile(pattern, re.IGNORECASE)) for dtype, pattern i
 
 _SIZE = re.compile(r"\b(?:size|num_bytes):(\d{1,18})\b")
 _END = re.compile(r"\bkind_(src|dst):(\w+)")
+_DETAIL = re.compile(r"\b(regs|static_shared|dynamic_shared|group_mem|grid|block|occ_pct):([\d.,]{1,40})")
+_DETAIL_NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
+_REPLICA = re.compile(r"(^|/)replica_\d+/")
+_NUMBERING = re.compile(r"([._]\d+)+$")
+# What kineto tells of a kernel and of a collective's message.
+KINETO_ARGS = ("grid", "block", "registers per thread", "shared memory", "est. achieved occupancy %", "kernel_details",
+               "In msg nelems", "Out msg nelems", "dtype")
+_KINETO_SHARED = 48 << 10  # with more shared memory, which a kernel must ask for, kineto fails and writes 0
+_KINETO_BYTES = {"double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "short": 2, "char": 1,
+                 "byte": 1, "bool": 1}
 _MEMORY = {"pageable": MemoryKind.PAGEABLE, "pinned": MemoryKind.PINNED, "device": MemoryKind.DEVICE,
            "managed": MemoryKind.MANAGED, "array": MemoryKind.ARRAY}
 
@@ -118,3 +131,64 @@ def memory_kind(text: str) -> MemoryKind:
     """CUPTI's name for a kind of memory, in any case; ``Device Static`` is device memory."""
     words = text.lower().split()
     return _MEMORY.get(words[0], MemoryKind.UNKNOWN) if words else MemoryKind.UNKNOWN
+
+
+@lru_cache(maxsize=65536)
+def launch_shape(text: str, nvidia: tuple[int, int] | None = None) -> LaunchShape | None:
+    """Parse ``regs:32 static_shared:0 dynamic_shared:0 grid:64,1,1 block:256,1,1 occ_pct:100``; None without a shape.
+
+    ROCm writes ``group_mem`` for shared memory. An occupancy of 0 means not told: ROCm's always,
+    XLA's for kernels with more than 48 KiB of shared memory. Given the compute capability of an
+    NVIDIA GPU it is reckoned from the rest.
+    """
+    told = dict(_DETAIL.findall(text))
+    grid, block = _dimensions(told.get("grid", "").split(",")), _dimensions(told.get("block", "").split(","))
+    if grid is None or block is None:
+        return None
+    number = {key: float(value) for key, value in told.items() if _DETAIL_NUMBER.fullmatch(value)}
+    shared = [int(number[key]) for key in ("static_shared", "dynamic_shared", "group_mem") if key in number]
+    occupancy = number.get("occ_pct", 0.0) / 100
+    registers, bytes_ = int(number.get("regs", -1)), sum(shared) if shared else -1
+    if not 0 < occupancy <= 1:
+        return LaunchShape(grid, block, registers, bytes_, theoretical_occupancy(
+            nvidia, math.prod(block), registers, bytes_))
+    return LaunchShape(grid, block, registers, bytes_, occupancy)
+
+
+def _dimensions(values: object) -> tuple[int, int, int] | None:
+    """Three positive numbers, from integers or their text; None where it is anything else."""
+    if not isinstance(values, (list, tuple)) or len(values) != 3:
+        return None
+    x, y, z = (int(v) if isinstance(v, str) and re.fullmatch(r"[0-9]{1,10}", v) else v for v in values)
+    sound = all(isinstance(v, int) and not isinstance(v, bool) and 0 < v < 1 << 32 for v in (x, y, z))
+    return (x, y, z) if sound else None
+
+
+def kineto_shape(args: Mapping[str, Any]) -> LaunchShape | None:
+    """The launch shape in a Chrome event's arguments: kineto's own, or TensorFlow's ``kernel_details``."""
+    grid, block = _dimensions(args.get("grid")), _dimensions(args.get("block"))
+    if grid is None or block is None:
+        details = args.get("kernel_details")
+        return launch_shape(details) if isinstance(details, str) else None
+    registers, shared = (n if isinstance(n, int) and 0 <= n < 1 << 32 else -1
+                         for n in (args.get("registers per thread"), args.get("shared memory")))
+    percent = args.get("est. achieved occupancy %")
+    occupancy = percent / 100 if isinstance(percent, (int, float)) and 0 <= percent <= 100 else None
+    return LaunchShape(grid, block, registers, shared, occupancy if occupancy or shared <= _KINETO_SHARED else None)
+
+
+def kineto_message_bytes(args: Mapping[str, Any]) -> int:
+    """Bytes of a collective's larger side (gathered output, scattered input) on one rank; -1: not told."""
+    size = _KINETO_BYTES.get(str(args.get("dtype", "")).lower())
+    counts = [n for n in (args.get("In msg nelems"), args.get("Out msg nelems")) if isinstance(n, int)]
+    largest = max(counts, default=-1)
+    return largest * size if size is not None and 0 < largest < 1 << 50 else -1
+
+
+@lru_cache(maxsize=65536)
+def split_op(text: str) -> tuple[str, str]:
+    """Name and type of ``scope/op:Type``. Without a type it is the op's last name less its numbering (XLA, JAX)."""
+    name, _, kind = text.rpartition(":") if ":" in text else (text, "", "")
+    name = _REPLICA.sub(r"\1", name)
+    last = name.rsplit("/", 1)[-1]
+    return name or UNKNOWN, kind or _NUMBERING.sub("", last) or UNKNOWN

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import re
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-import psutil
-
 from gputop.errors import EXIT_USAGE, GputopError, NothingToSee
+from gputop.trace.content import head, memory_limit, pieces, too_big, unreadable, whole
 from gputop.trace.model import QualityNote, Trace
 
 ACCEPTED = (
     "gputop reads <host>.xplane.pb (also .gz), a profile run's folder or a TensorBoard logdir, Chrome or kineto traces "
     "(.json, .json.gz), and Nsight Systems reports exported to .sqlite."
 )
-_GZIP, _SQLITE = b"\x1f\x8b", b"SQLite format 3\0"
+_SQLITE = b"SQLite format 3\0"
 _NSYS_SUFFIXES = (".nsys-rep", ".qdrep")
 # Below a logdir; Keras' TensorBoard callback of TF 2.2 and older used <logdir>/train.
 _RUN_PATTERNS = ("plugins/profile/*", "*/plugins/profile/*", "profile/*", "*")
-_MEMORY_SHARE = 0.5  # of what is free, for one trace's bytes
-_PIECE = 1 << 22
+# Torch's TensorBoard handler names files <worker>.<time in ms or ns>.pt.trace.json[.gz].
+_KINETO_NAME = re.compile(r"(.+)\.(\d{10,20})\.pt\.trace\.json(?:\.gz)?")
+_EXPORT_NAME = re.compile(r"\.trace\.json(\.gz)?$|^perfetto_trace\.json(\.gz)?$")  # TensorBoard's and JAX's
+_PERFETTO = "perfetto_trace.json"  # what JAX writes beside its own, of the same capture
 
 
 def load(paths: Sequence[Path | str]) -> Trace:
@@ -37,17 +38,39 @@ def load(paths: Sequence[Path | str]) -> Trace:
     notes: list[QualityNote] = []
     for path in map(Path, paths):
         files += _files_at(path, notes)
-    files = list(dict.fromkeys(files))
-    formats = {file: _format(file) for file in files}
+    formats: dict[Path, str] = {}
+    unread: list[GputopError] = []
+    for file in dict.fromkeys(files):
+        try:
+            formats[file] = _format(file)
+        except GputopError as error:
+            unread.append(error)
+    if not formats:
+        raise unread[0]
+    notes += [QualityNote("unreadable_file", f"{error.message} It is left out.") for error in unread]
+    _leave_out_exports(formats, notes)
     if len(set(formats.values())) > 1:
-        raise GputopError(f"Traces of several formats cannot be read as one: {_listed(files)}.",
+        raise GputopError(f"Traces of several formats cannot be read as one: {_listed(list(formats))}.",
                           "Give those of one format at a time.", EXIT_USAGE)
-    trace = _read(files, formats[files[0]])
+    trace = _read(list(formats), next(iter(formats.values())))
     trace.quality = notes + trace.quality
     return trace
 
 
+def _leave_out_exports(formats: dict[Path, str], notes: list[QualityNote]) -> None:
+    """An XSpace and a Chrome trace beside it are one capture, told twice."""
+    folders = {file.parent for file, format_ in formats.items() if format_ == "xspace"}
+    exports = [file for file, format_ in formats.items()
+               if format_ == "chrome" and file.parent in folders and _EXPORT_NAME.search(file.name)]
+    for file in exports:
+        del formats[file]
+    if exports:
+        notes.append(QualityNote("same_capture", f"{_listed(exports)}: left out, the XSpace beside it holds the same "
+                                                 "capture."))
+
+
 def _read(files: list[Path], format_: str) -> Trace:
+    limit = memory_limit()
     if format_ == "nsys":
         from gputop.trace.nsys import read_nsys
 
@@ -55,17 +78,21 @@ def _read(files: list[Path], format_: str) -> Trace:
             raise GputopError(f"Several Nsight Systems reports cannot be read as one: {_listed(files)}.",
                               "Give one at a time; `nsys profile` over a whole job makes one report of all its ranks.",
                               EXIT_USAGE)
+        if files[0].stat().st_size > limit:
+            raise too_big(files[0], limit)
         return read_nsys(files[0])
-    contents = [(str(file), *_read_bytes(file)) for file in files]
-    damaged = [path for path, _, cut in contents if cut]
+    damaged: set[str] = set()
     if format_ == "chrome":
         from gputop.trace.chrome import read_chrome
 
-        return read_chrome([(path, data) for path, data, _ in contents], damaged=damaged)
+        return read_chrome([(str(file), pieces(file, damaged)) for file in files], damaged=damaged,
+                           limit_bytes=limit)
     from gputop.trace.xspace import read_xspaces
 
-    return read_xspaces([(path, re.sub(r"\.xplane\.pb(\.gz)?$|\.pb(\.gz)?$", "", Path(path).name), data)
-                         for path, data, _ in contents], damaged=damaged)
+    # One after the other: the bytes of a file are given back before those of the next are read.
+    return read_xspaces(((str(file), re.sub(r"\.xplane\.pb(\.gz)?$|\.pb(\.gz)?$", "", file.name),
+                          partial(whole, file, damaged, limit)) for file in files),
+                        damaged=damaged, limit_bytes=limit)
 
 
 def _files_at(path: Path, notes: list[QualityNote]) -> list[Path]:
@@ -81,118 +108,81 @@ def _files_at(path: Path, notes: list[QualityNote]) -> list[Path]:
         if not path.is_file():
             raise GputopError(f"{path} is neither a file nor a folder.", ACCEPTED)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     return [path]
 
 
 def _files_in(folder: Path, notes: list[QualityNote]) -> list[Path]:
     """A run's XSpaces, or those of the newest run below, or the folder's Chrome traces or report."""
-    spaces = _xspaces(folder)
-    if spaces:
-        return spaces
-    for pattern in _RUN_PATTERNS:
-        runs = [(run, found) for run in folder.glob(pattern) if run.is_dir() and (found := _xspaces(run))]
-        if runs:
-            run, found = max(runs, key=lambda r: (max(f.stat().st_mtime_ns for f in r[1]), r[0].name))
-            if len(runs) > 1:
-                notes.append(QualityNote("newest_run", f"{folder} holds {len(runs)} profile runs; this is the newest, "
-                                                       f"{run.name}."))
-            return found
-    for patterns in (("*.json", "*.json.gz"), ("*.sqlite",)):
-        found = sorted(f for pattern in patterns for f in folder.glob(pattern) if f.is_file())
-        found = [f for f in found if patterns[0] != "*.json" or _looks_like_chrome(f)]
-        if found:
-            return found
-    reports = [f for suffix in _NSYS_SUFFIXES for f in sorted(folder.glob("*" + suffix))]
-    if reports:
-        return _files_at(reports[0], notes)
+    for traces_in in (_xspaces, _chrome_traces):
+        if found := traces_in(folder):
+            return _newest_of_each_worker(found, notes)
+        for pattern in _RUN_PATTERNS:
+            runs = [(run, found) for run in folder.glob(pattern) if run.is_dir() and (found := traces_in(run))]
+            # A capture that failed leaves empty files; the newest that holds something is meant.
+            runs = [r for r in runs if any(f.stat().st_size for f in r[1])] or runs
+            if runs:
+                run, found = max(runs, key=lambda r: (max(f.stat().st_mtime_ns for f in r[1]), r[0].name))
+                if len(runs) > 1:
+                    notes.append(QualityNote("newest_run", f"{folder} holds {len(runs)} profile runs; this is the "
+                                                           f"newest, {run.name}."))
+                return _newest_of_each_worker(found, notes)
+    if reports := sorted(f for f in folder.glob("*.sqlite") if f.is_file()):
+        return reports
+    if unexported := [f for suffix in _NSYS_SUFFIXES for f in sorted(folder.glob("*" + suffix))]:
+        return _files_at(unexported[0], notes)
     raise NothingToSee(f"There is no trace in {folder}.", ACCEPTED)
 
 
 def _xspaces(folder: Path) -> list[Path]:
-    """The XSpaces in a run's folder, a plain file before its compressed copy."""
-    found = {f.name.removesuffix(".gz"): f for f in sorted(folder.glob("*.xplane.pb.gz")) if f.is_file()}
-    found.update({f.name: f for f in folder.glob("*.xplane.pb") if f.is_file()})
+    return _plain_or_compressed(folder, "*.xplane.pb")
+
+
+def _chrome_traces(folder: Path) -> list[Path]:
+    found = [f for f in _plain_or_compressed(folder, "*.json") if _looks_like_chrome(f)]
+    return [f for f in found if f.name.removesuffix(".gz") != _PERFETTO] or found
+
+
+def _plain_or_compressed(folder: Path, pattern: str) -> list[Path]:
+    """The files of that name, a plain file before its compressed copy."""
+    found = {f.name.removesuffix(".gz"): f for f in sorted(folder.glob(pattern + ".gz")) if f.is_file()}
+    found.update({f.name: f for f in folder.glob(pattern) if f.is_file()})
     return [found[name] for name in sorted(found)]
 
 
+def _newest_of_each_worker(files: list[Path], notes: list[QualityNote]) -> list[Path]:
+    """Torch's handler writes a file per worker and capture: the last capture of each."""
+    newest: dict[str, tuple[int, Path]] = {}
+    for file in files:
+        named = _KINETO_NAME.fullmatch(file.name)
+        worker, time = (named[1], int(named[2])) if named else (file.name, 0)
+        newest[worker] = max(newest.get(worker, (0, file)), (time, file))
+    if len(newest) < len(files):
+        notes.append(QualityNote("newest_run", f"{files[0].parent} holds several captures of a worker; these are the "
+                                               f"newest, {len(newest)} of {len(files)} files."))
+    return [file for _, file in newest.values()]
+
+
 def _looks_like_chrome(path: Path) -> bool:
-    """Whether a .json in a folder is a trace and not, say, a configuration."""
-    head = _head(path)
-    return b"traceEvents" in head or head.lstrip().startswith(b"[") or b"schemaVersion" in head
+    """Whether a .json in a folder is a trace and not, say, a configuration; what cannot be told is taken for one."""
+    try:
+        begin = head(path)
+    except GputopError:
+        return True
+    return not begin or b"traceEvents" in begin or begin.lstrip().startswith(b"[") or b"schemaVersion" in begin
 
 
 def _format(path: Path) -> str:
-    head = _head(path)
-    if not head:
+    begin = head(path)
+    if not begin:
         raise NothingToSee(f"{path} is empty.", "The capture or the copy failed; make it again. " + ACCEPTED)
-    if head.startswith(_SQLITE):
+    if begin.startswith(_SQLITE):
         return "nsys"
-    if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+    if begin.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         return "chrome"
-    if path.name.removesuffix(".gz").endswith(".pb") or head[:1] == b"\x0a":  # an XSpace begins with its planes
+    if path.name.removesuffix(".gz").endswith(".pb") or begin[:1] == b"\x0a":  # an XSpace begins with its planes
         return "xspace"
     raise GputopError(f"{path} is in a format gputop does not know.", ACCEPTED)
-
-
-def _head(path: Path, size: int = 1 << 16) -> bytes:
-    """The first bytes of a file's content, decompressed."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(size)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if not head.startswith(_GZIP):
-        return head
-    try:
-        return zlib.decompressobj(wbits=31).decompress(head, size)
-    except zlib.error as error:
-        raise GputopError(f"{path} is damaged: its data cannot be decompressed ({error}).", "Copy it again.") from error
-
-
-def _read_bytes(path: Path) -> tuple[bytes, bool]:
-    """A file's content, decompressed, and whether its compressed stream was cut off or damaged."""
-    limit = int(psutil.virtual_memory().available * _MEMORY_SHARE)
-    try:
-        with path.open("rb") as file:
-            if path.stat().st_size > limit:
-                raise _too_big(path, limit)
-            if file.read(2) != _GZIP:
-                file.seek(0)
-                return file.read(), False
-            file.seek(0)
-            return _decompress(iter(lambda: file.read(_PIECE), b""), path, limit)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _decompress(pieces: Iterable[bytes], path: Path, limit: int) -> tuple[bytes, bool]:
-    """All members of a gzip stream, as far as they are sound, and never more than ``limit`` bytes."""
-    out = bytearray()
-    stream = zlib.decompressobj(wbits=31)
-    try:
-        for piece in pieces:
-            while piece:
-                if stream.eof:
-                    if not piece.startswith(_GZIP):  # padding after the last member
-                        return bytes(out), False
-                    stream = zlib.decompressobj(wbits=31)
-                out += stream.decompress(piece, _PIECE)
-                if len(out) > limit:
-                    raise _too_big(path, limit)
-                piece = stream.unconsumed_tail or stream.unused_data
-    except zlib.error:
-        return bytes(out), True
-    return bytes(out), not stream.eof
-
-
-def _too_big(path: Path, limit: int) -> GputopError:
-    return GputopError(f"{path} needs more than {limit / 1e9:.1f} GB of memory, half of what is free.",
-                       "Analyse it on a machine with more memory, or capture for a shorter time.")
-
-
-def _unreadable(path: Path, error: OSError) -> GputopError:
-    return GputopError(f"{path} cannot be read: {error.strerror or error}.", "Check the path and its permissions.")
 
 
 def _listed(files: Sequence[Path]) -> str:

@@ -1,16 +1,21 @@
-"""How full the frameworks' own allocators were. TensorFlow and JAX reserve nearly all of a
+"""How full the frameworks' own allocators were, when, and who held it. TensorFlow and JAX reserve nearly all of a
 GPU's memory, so that only this tells what is really in use."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from gputop.trace.model import Trace
+from gputop.trace.model import I64, AllocatorEvents, Trace
 from gputop.trace.results import AllocatorUse
+from gputop.trace.results_host import Holder, MemoryDetail
+
+POINTS = 500  # of a timeline, at most
+TOP = 10  # holders kept
 
 
 def memory(trace: Trace) -> list[AllocatorUse]:
-    """Peak and capacity by allocator, by name. Those whose records tell no sizes are left out.
+    """Peak, capacity and the course in between by allocator, by name. Those whose records tell no sizes are left out.
 
     The peak is of the allocator's lifetime where recorded; capacity is in use plus available.
     """
@@ -22,10 +27,81 @@ def memory(trace: Trace) -> list[AllocatorUse]:
         if not sized.any():
             continue
         in_window = int(events.in_use_bytes[own].max())
+        capacity = int((events.in_use_bytes[sized] + events.available_bytes[sized]).max())
         out.append(AllocatorUse(
             trace.names[allocator],
             peak_bytes=max(in_window, int(events.peak_bytes[own].max())),
-            capacity_bytes=int((events.in_use_bytes[sized] + events.available_bytes[sized]).max()),
+            capacity_bytes=capacity,
             peak_in_window_bytes=in_window,
+            detail=_detail(trace, np.flatnonzero(own), capacity),
         ))
     return sorted(out, key=lambda use: use.allocator)
+
+
+def _detail(trace: Trace, rows: I64, capacity: int) -> MemoryDetail:
+    events = trace.allocator
+    # Records of one instant have no order of their own: by what is in use, so that the order of reading tells nothing.
+    rows = rows[np.lexsort((events.in_use_bytes[rows], events.time_ns[rows]))]
+    in_use = events.in_use_bytes[rows]
+    peak = int(np.argmax(in_use))
+    kept = downsample(in_use, POINTS)
+    start = trace.window_ns[0] if len(trace.device) or len(trace.host) else int(events.time_ns.min())
+    times = (events.time_ns[rows] - start) / 1e9
+    at_peak, highest = _fragmentation(events, rows, peak)
+    holders, told, before = _holders(trace, rows, int(events.time_ns[rows[peak]]), int(in_use[peak]))
+    is_free = events.is_free[rows] if len(events.is_free) == len(events) else np.zeros(0, bool)
+    return MemoryDetail(
+        timeline_s=tuple(times[kept].tolist()), timeline_in_use_bytes=tuple(in_use[kept].tolist()),
+        peak_s=float(times[peak]), headroom_bytes=capacity - int(in_use[peak]),
+        fragmentation_at_peak=at_peak, fragmentation_max=highest,
+        allocations=int((~is_free).sum()), frees=int(is_free.sum()),
+        holders=holders, unattributed_bytes=told, allocated_before_bytes=before,
+    )
+
+
+def downsample(values: I64, points: int) -> I64:
+    """Places of at most ``points`` values, in order, that keep the lowest and the highest of each stretch."""
+    if len(values) <= points:
+        return np.arange(len(values))
+    edges = np.linspace(0, len(values), points // 2 + 1).astype(np.int64)
+    places = [edges[i] + place(values[edges[i]:edges[i + 1]]) for i in range(len(edges) - 1)
+              for place in (np.argmin, np.argmax)]
+    return np.unique(np.array(places, np.int64))
+
+
+def _fragmentation(events: AllocatorEvents, rows: I64, peak: int) -> tuple[float | None, float | None]:
+    """At the peak and the highest: 1 - largest free block / free bytes (bfc_allocator.cc); NaN and absent are None."""
+    if len(events.fragmentation) != len(events):
+        return None, None
+    told: npt.NDArray[np.float64] = events.fragmentation[rows]
+    finite = np.isfinite(told)
+    return (float(told[peak]) if finite[peak] else None), (float(told[finite].max()) if finite.any() else None)
+
+
+def _holders(
+    trace: Trace, rows: I64, peak_ns: int, peak_bytes: int,
+) -> tuple[tuple[Holder, ...], int | None, int | None]:
+    """Who holds the peak: by TF op what was allocated in the window and not yet freed at its instant, the bytes of
+    the peak that no op is known for, and those of them allocated before the window. None without addresses."""
+    events = trace.allocator
+    if len(events.address) != len(events) or not (events.address[rows] >= 0).any():
+        return (), None, None
+    upto = rows[(events.time_ns[rows] <= peak_ns) & (events.address[rows] >= 0)]
+    address, time = events.address[upto], events.time_ns[upto]
+    # The last record of each address up to the peak says whether it is held; at one instant an allocation comes last
+    # where the peak counts it.
+    order = np.lexsort((~events.is_free[upto], time, address))
+    last = np.append(address[order][1:] != address[order][:-1], True) if len(order) else np.zeros(0, bool)
+    held = upto[order[last]]
+    held = held[~events.is_free[held]]
+    size = events.allocation_bytes[held]
+    held, size = held[size >= 0], size[size >= 0]
+    op = events.tf_op[held]
+    named = op >= 0
+    names, which = np.unique(op[named], return_inverse=True)
+    sums, counts = np.bincount(which, weights=size[named]), np.bincount(which)
+    found = [Holder(trace.names[name], int(total), int(n))
+             for name, total, n in zip(names.tolist(), sums.tolist(), counts.tolist(), strict=True)]
+    found.sort(key=lambda holder: (-holder.bytes, holder.op))
+    # Sizes are those rounded up, as the allocator's own figure counts them.
+    return (tuple(found[:TOP]), max(peak_bytes - int(size[named].sum()), 0), max(peak_bytes - int(size.sum()), 0))

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 I16 = npt.NDArray[np.int16]
 U8 = npt.NDArray[np.uint8]
@@ -65,6 +67,16 @@ class TraceGpu:
     memory_bytes: int | None = None
 
 
+class LaunchShape(NamedTuple):
+    """How a kernel was launched. ``occupancy`` is the share of an SM's warps that can be resident, None: not told."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    registers: int = -1  # per thread
+    shared_bytes: int = -1  # static and dynamic, per block
+    occupancy: float | None = None
+
+
 @dataclass(slots=True)
 class DeviceEvents:
     """Everything that ran on the GPUs, sorted by ``start_ns``.
@@ -83,10 +95,11 @@ class DeviceEvents:
     launch_ns: I64
     launch_line: I32
     tf_op: I32  # index into Trace.names, -1: none
-    bytes: I64  # of copies and memsets
+    bytes: I64  # of copies and memsets, and of collectives' messages where told
     src: U8  # MemoryKind
     dst: U8
     launch_end_ns: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # empty: not read
+    shape: I32 = field(default_factory=lambda: np.empty(0, np.int32))  # into Trace.launch_shapes, -1; empty: not read
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -101,7 +114,7 @@ class DeviceEvents:
             start_ns=full(np.int64, 0), end_ns=full(np.int64, 0), correlation=full(np.int64, -1),
             launch_ns=full(np.int64, -1), launch_line=full(np.int32, -1), tf_op=full(np.int32, -1),
             bytes=full(np.int64, -1), src=full(np.uint8, 0), dst=full(np.uint8, 0),
-            launch_end_ns=full(np.int64, -1),
+            launch_end_ns=full(np.int64, -1), shape=full(np.int32, -1),
         )
 
 
@@ -112,7 +125,8 @@ class HostEvents:
     ``stats`` holds the few stats analyses need, sparse: name → (rows, values), rows sorted.
     String values are indices into ``Trace.names``; integers are themselves.
     Kept: step_num, group_id, _r, is_func, eager_op (string), tf_function_call (string),
-    tracing_count, iter_num, buffered_elements, function_name (string).
+    tracing_count, iter_num, buffered_elements, function_name (string), and of tf.data's iterators
+    id and parent_id (uint64 as int64 bits), parallelism, buffer_limit, cpu_budget, name and shapes (strings).
     """
 
     line: I32
@@ -134,7 +148,8 @@ class AllocatorEvents:
     """MemoryAllocation/MemoryDeallocation records, sorted by ``time_ns``.
 
     ``allocator`` and ``tf_op`` are indices into ``Trace.names`` (-1: none); byte columns as in
-    traces of TF's BFC allocator: in use, still available, and highest ever in use.
+    traces of TF's BFC allocator: in use, still available, and highest ever in use, each after the
+    event. The columns with a default are of the single allocation; empty where a reader has none.
     """
 
     time_ns: I64
@@ -143,6 +158,12 @@ class AllocatorEvents:
     available_bytes: I64
     peak_bytes: I64
     tf_op: I32
+    is_free: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    requested_bytes: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    allocation_bytes: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # what it took, rounding included
+    address: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    fragmentation: F64 = field(default_factory=lambda: np.empty(0, np.float64))  # 0-1, NaN: not told
+    region_type: I32 = field(default_factory=lambda: np.empty(0, np.int32))  # index into names, -1: none
 
     def __len__(self) -> int:
         return len(self.time_ns)
@@ -178,6 +199,8 @@ class Trace:
     profile_window_ns: tuple[int, int] | None = None  # of the capture itself, where recorded
     simulated: bool = False
     quality: list[QualityNote] = field(default_factory=list)
+    launch_shapes: list[LaunchShape] = field(default_factory=list)
+    occupancy_is: str = "theoretical"  # or "estimated": bounded by the grid's blocks per SM too (kineto)
 
     @property
     def window_ns(self) -> tuple[int, int]:

@@ -18,7 +18,9 @@ import numpy.typing as npt
 from gputop.errors import GputopError
 from gputop.trace import kernels
 from gputop.trace.columns import MAX_GPUS, Launches, Lookup, Parts
-from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
+from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, LaunchShape, Line, Trace, TraceGpu
+from gputop.trace.occupancy import theoretical_occupancy
+from gputop.trace.quality import note_messages
 
 _KERNELS, _COPIES, _MEMSETS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -33,9 +35,15 @@ _MEMORY_KINDS = {0: 1, 1: 2, 2: 3, 3: 5, 4: 4, 5: 3, 6: 4}  # ENUM_CUDA_MEM_KIND
 _RANGES = (59, 60)  # NVTX: push/pop and start/end ranges
 # PyTorch's emit_nvtx numbers each call, which would make every name unique.
 _NUMBERING = re.compile(r", (?:op_id|seq) = .*", re.DOTALL)
+_SHAPE = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory",
+          "dynamicSharedMemory")
+_MIX = 0x5851F42D4C957F2D  # Knuth's multiplier for 64-bit linear congruences
 _EXPORT = "The command: nsys export --type sqlite report.nsys-rep"
 _MAX_NS = 1 << 61
-_BATCH = 1 << 16
+_BATCH = 1 << 14
+_MESSAGES, _MESSAGE = 5, 300  # of a kind that are passed on, and characters of each
+_SCHEMA_BYTES = 1 << 16  # what SQLite tells of a table may be longer than what it is told
+_ROW_BYTES = 4  # at least: its place on the page, length, id and header
 
 
 def read_nsys(path: Path) -> Trace:
@@ -51,7 +59,7 @@ def read_nsys(path: Path) -> Trace:
         raise GputopError(f"{path} cannot be opened: {error}.", "Check that the file may be read.") from error
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     try:
-        return _Report(connection, str(path)).read()
+        return _Report(connection, str(path), path.stat().st_size).read()
     finally:
         connection.close()
 
@@ -67,10 +75,11 @@ class _Calls(NamedTuple):
 
 
 class _Report:
-    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: str, file_bytes: int) -> None:
         self._db, self._path = connection, path
         self._parts = Parts()
         self._damage: list[str] = []
+        self._file_bytes = file_bytes
         self._thread_names: dict[int, str] = {}
         self._thread_lines: dict[int, int] = {}
         tables = self._tables()
@@ -90,8 +99,9 @@ class _Report:
                          if isinstance(i, int) and isinstance(s, str)}
 
     def _tables(self) -> list[str]:
-        return [row[0] for rows in self._fetch("SELECT name FROM sqlite_master WHERE type = 'table'") for row in rows
-                if isinstance(row[0], str)]
+        # Not views and virtual tables, which compute what they like.
+        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"
+        return [row[0] for rows in self._fetch(query) for row in rows if isinstance(row[0], str)]
 
     def read(self) -> Trace:
         parts = self._parts
@@ -102,6 +112,10 @@ class _Report:
         calls = self._read_calls(host)
         self._read_ranges(host)
         self._read_devices(host, calls)
+        told = [(severity, text) for severity, text in self._select("DIAGNOSTIC_EVENT", ("severity", "text"))
+                if isinstance(text, str)]
+        note_messages(parts, *([text[:_MESSAGE] for severity, text in told if severity == level][:_MESSAGES]
+                               for level in (3, 2)))  # ENUM_DIAGNOSTIC_SEVERITY_LEVEL: error, warning
         if self._damage:
             parts.note("truncated", f"{self._path} is damaged ({self._damage[0]}): what could still be read is kept.")
         return parts.finish("nsys", [self._path], to_unix_ns=self._to_unix(),
@@ -141,7 +155,7 @@ class _Report:
 
     def _read_devices(self, host: str, calls: _Calls) -> None:
         common = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
-        kernel = self._integers(_KERNELS, (*common, "demangledName", "shortName"))
+        kernel = self._integers(_KERNELS, (*common, "demangledName", "shortName", *_SHAPE))
         copy = self._integers(_COPIES, (*common, "bytes", "copyKind", "srcKind", "dstKind"))
         memset = self._integers(_MEMSETS, (*common, "bytes", "memKind"))
         kernel, copy, memset = (
@@ -166,6 +180,7 @@ class _Report:
         out.start_ns, out.end_ns, out.correlation = (rows[:, i].copy() for i in (0, 1, 4))
         if len(out):
             self._place(out, rows, host)
+            self._shapes(out, kernel[:, 8:])
             self._join(out, rows[:, 5], calls)
             self._parts.device.append(out)
 
@@ -190,6 +205,23 @@ class _Report:
             gpu, at = index[owners[device, process]], where == i
             out.gpu[at] = gpu
             out.line[at] = self._parts.add_line(Line(host, gpu, f"Stream #{stream}"))
+
+    def _shapes(self, out: DeviceEvents, kernels_: I64) -> None:
+        """Launch shapes of the kernels, which come first. Their occupancy is reckoned from what the report tells."""
+        parts = self._parts
+        gpu = out.gpu[:len(kernels_)].astype(np.int64)
+        mixed = gpu
+        for column in kernels_.T:  # as many factors as it takes for equal sums to be equal rows
+            mixed = mixed * _MIX + column
+        _, first, where = np.unique(mixed, return_index=True, return_inverse=True)
+        shapes = []
+        for row, i in zip(kernels_[first].tolist(), gpu[first].tolist(), strict=True):
+            x, y, z, bx, by, bz, registers, static, dynamic = row
+            known = all(0 < n < 1 << 32 for n in row[:6])
+            shared = static + dynamic if static >= 0 and dynamic >= 0 else -1
+            shapes.append(parts.shape(LaunchShape((x, y, z), (bx, by, bz), registers, shared, theoretical_occupancy(
+                parts.gpus[i].compute_capability, bx * by * bz, registers, shared)) if known else None))
+        out.shape[:len(kernels_)] = np.array(shapes, np.int32)[where]
 
     def _join(self, out: DeviceEvents, process: I64, calls: _Calls) -> None:
         """Launches by correlation id, which counts per process."""
@@ -245,11 +277,20 @@ class _Report:
         return [row for rows in self._fetch(f'SELECT {", ".join(wanted)} FROM "{table}"') for row in rows]
 
     def _fetch(self, query: str) -> Iterator[list[tuple[Any, ...]]]:
-        """Rows in batches; a damaged file ends them early and is remembered."""
+        """Rows in batches; a damaged file ends them early and is remembered.
+
+        Pages that refer to each other in circles would give rows without end, and the same text
+        for each of many rows: there are no more of either than the file has room for.
+        """
         rows: list[tuple[Any, ...]] = []
+        room = self._file_bytes + _SCHEMA_BYTES
         try:
             for row in self._db.execute(query):
                 rows.append(row)
+                room -= _ROW_BYTES + sum([len(value) for value in row if isinstance(value, (str, bytes))])
+                if room < 0:
+                    self._damage.append("a table with more rows than the file has room for")
+                    break
                 if len(rows) == _BATCH:
                     yield rows
                     rows = []

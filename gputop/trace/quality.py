@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gputop.trace.columns import Parts
-from gputop.trace.model import I64
+from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, QualityNote, Trace
 
 # Cause and remedy, for captures without the right to use the GPUs' counters (tensorflow 35860, xprof 63).
 INSUFFICIENT_RIGHTS = (
@@ -17,7 +17,7 @@ INSUFFICIENT_RIGHTS = (
     "/etc/modprobe.d/nvidia-profiling.conf and reload the driver or reboot; a container needs CAP_SYS_ADMIN as well.",
 )
 _RIGHTS = re.compile(r"INSUFFICIENT_PRIVILEGES|RestrictProfiling|insufficient privilege", re.IGNORECASE)
-_DROPPED = re.compile(r"\bdropp", re.IGNORECASE)
+_DROPPED = re.compile(r"\bdropp|not all .{1,40} events might have been collected", re.IGNORECASE)
 _LAUNCH = re.compile(r"^(cu|cuda|hip(Ext)?)(Module)?(Graph)?(Launch|Mem(cpy|set))")
 
 # CUPTI keeps 2 Mi activity and 2 Mi callback records for all GPUs of a process together; from
@@ -25,6 +25,7 @@ _LAUNCH = re.compile(r"^(cu|cuda|hip(Ext)?)(Module)?(Graph)?(Launch|Mem(cpy|set)
 _CUPTI_RECORDS = 2 << 20
 _NEAR = 0.9
 _MISSING_TAIL = 0.02  # of the capture
+_SEVERAL = 50  # kernels of a stream that never met one of another stream: no accident
 
 
 def note_messages(parts: Parts, errors: Sequence[str], warnings: Sequence[str]) -> None:
@@ -62,25 +63,50 @@ def note_empty_planes(
                                        "the capture, or GPU tracing failed (see the job's log for CUPTI errors).")
 
 
-def note_clipping(parts: Parts, window_ns: tuple[int, int] | None) -> tuple[int, int] | None:
-    """Cut the host's events at the last device event where CUPTI's buffers ran full; returns the window left."""
-    records = sum(len(d) for d in parts.device)
-    calls = sum(int((d.launch_line >= 0).sum()) for d in parts.device)
-    if max(records, calls) < _NEAR * _CUPTI_RECORDS or not parts.host:
+def note_clipping(
+    parts: Parts, host: str, device_events: Sequence[DeviceEvents], host_events: Sequence[HostEvents],
+    window_ns: tuple[int, int] | None,
+) -> tuple[int, int] | None:
+    """Cut one host's events at its last device event where CUPTI's buffers ran full; returns the window left."""
+    records = sum(len(d) for d in device_events)
+    calls = sum(int((d.launch_line >= 0).sum()) for d in device_events)
+    if max(records, calls) < _NEAR * _CUPTI_RECORDS or not host_events:
         return window_ns
-    begin = min(int(d.start_ns.min()) for d in parts.device)
-    last = max(int(d.end_ns.max()) for d in parts.device)
-    host_end = max((int(h.end_ns.max()) for h in parts.host if len(h)), default=last)
+    begin = min(int(d.start_ns.min()) for d in device_events)
+    last = max(int(d.end_ns.max()) for d in device_events)
+    host_end = max((int(h.end_ns.max()) for h in host_events if len(h)), default=last)
     if host_end - last <= _MISSING_TAIL * (host_end - begin):
         return window_ns
-    for events in parts.host:
+    for events in host_events:
         keep = events.start_ns <= last
         place = np.cumsum(keep) - 1
         events.stats = {name: (place[rows[keep[rows]]], values[keep[rows]])
                         for name, (rows, values) in events.stats.items()}
         for column in ("line", "name", "start_ns", "end_ns"):
             setattr(events, column, getattr(events, column)[keep])
-    parts.note("clipped", f"GPU events stop {(host_end - last) / 1e9:.1f} s before the capture does: CUPTI's buffers "
-                          f"hold {_CUPTI_RECORDS} records and {records} GPU events filled them. The time after is left "
-                          "out; capture for a shorter time.")
+    parts.note("clipped", f"{host or 'This host'}: GPU events stop {(host_end - last) / 1e9:.1f} s before the capture "
+                          f"does: CUPTI's buffers hold {_CUPTI_RECORDS} records and {records} GPU events filled them. "
+                          "The time after is left out; capture for a shorter time.")
     return window_ns and (window_ns[0], min(window_ns[1], last))
+
+
+def note_serialised(trace: Trace) -> None:
+    """Say so where no two kernels of a GPU overlap though they had the chance to.
+
+    Profilers of older TensorFlow versions run one kernel at a time unless
+    TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL is set; the trace does not tell the version.
+    """
+    device = trace.device
+    chances = 0
+    for gpu in range(len(trace.gpus)):
+        rows = np.flatnonzero((device.gpu == gpu) & (device.kind <= Kind.COLLECTIVE))
+        if np.sum(np.unique(device.line[rows], return_counts=True)[1] >= _SEVERAL) < 2:
+            continue
+        if (device.start_ns[rows[1:]] < np.maximum.accumulate(device.end_ns[rows])[:-1]).any():
+            return
+        chances += 1
+    if chances:
+        trace.quality.append(QualityNote("serialised_kernels", (
+            "No two kernels of a GPU overlap, though they ran on several streams. Either the job orders them so, or "
+            "the profiler ran them one by one, as TensorFlow's older ones do: whether collectives could overlap "
+            "computing cannot be told. Capture again with TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL=1 set for the job.")))

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.trace.model import I64, HostEvents, Trace
+from gputop.trace.results import Steps
 
 Mask = npt.NDArray[np.bool_]
 
@@ -44,3 +45,12 @@ def uses(trace: Trace) -> str:
         if name_mask(trace, pattern).any():
             return framework
     return "unknown"
+
+
+def in_steps(sorted_ns: I64, steps: Steps) -> Mask:
+    """Which of these instants, in order of time, lie within steps (which are disjoint)."""
+    bounds = np.array(steps.bounds_ns)
+    change = np.zeros(len(sorted_ns) + 1, np.int64)
+    np.add.at(change, np.searchsorted(sorted_ns, bounds[:, 0]), 1)
+    np.subtract.at(change, np.searchsorted(sorted_ns, bounds[:, 1]), 1)
+    return np.cumsum(change[:-1]) > 0

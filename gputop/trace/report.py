@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gputop.advice.finding import HIGH_SHARE, Finding
 from gputop.text import percent, printable, ranges, seconds
+from gputop.trace import report_device, report_host
 from gputop.trace.results import Analysis, GpuUse
 
 _PARTS = {
@@ -31,7 +32,9 @@ def text_report(analysis: Analysis, width: int = 80) -> str:
     Plain text: control characters out of the trace (escape codes, newlines in names) are taken out.
     """
     lines: list[str] = []
-    for section in (_head, _quality, _steps, _breakdown, _gpus, _collectives, _memory, _advice):
+    for section in (_head, _quality, _steps, _breakdown, _gpus, report_device.across_gpus, _collectives,
+                    report_device.kernels, report_device.copies, report_host.pipelines, report_host.gaps,
+                    report_host.ops, report_host.functions, report_host.launch_threads, _memory, _advice):
         part = [line.rstrip() for line in section(analysis, max(width, 60))]
         if part:
             lines += ["", *part] if lines else part
@@ -122,6 +125,7 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
             late = sorted(c.last_to_arrive.items(), key=lambda item: -item[1])
             text += " (" + ", ".join(f"GPU {gpu} last at {n}" for gpu, n in late[:4]) + ")"
     yield from _wrap(text, width, "Collectives  ")
+    yield from report_device.collective_operations(a, width)
 
 
 def _memory(a: Analysis, width: int) -> Iterator[str]:
@@ -132,6 +136,7 @@ def _memory(a: Analysis, width: int) -> Iterator[str]:
                f"{use.capacity_bytes / 2**30:.2f} GiB{share}")
     if len(fullest) > 3:
         yield f"         and {len(fullest) - 3} more, less full"
+    yield from report_host.holders(a, width)
 
 
 def _advice(a: Analysis, width: int) -> Iterator[str]:

@@ -11,6 +11,8 @@ from typing import Any
 
 from gputop.advice.finding import Abstained, Finding
 from gputop.trace.model import QualityNote
+from gputop.trace.results_device import CollectiveOp, CopyTable, Kernels, KernelSizes, Replicas, to_json
+from gputop.trace.results_host import Functions, HostOps, LaunchThreads, MemoryDetail, Pipeline, StepGaps
 
 SCHEMA = "gputop.analysis/1"
 
@@ -21,7 +23,10 @@ class Steps:
 
     ``anchor`` says what marked them, ``confidence`` how sure that is ("high", "medium", "low");
     ``iterations_per_step`` is above 1 where one anchor packs several optimizer steps.
-    ``dropped`` counts incomplete and warm-up steps left out.
+    ``dropped`` counts incomplete and warm-up steps left out. ``phase`` is "training", "evaluation"
+    or "prediction" where the trace shows it, else "unknown"; ``left_out_s`` the seconds in the
+    window spent in other step functions, by their phase. ``call_ends_ns`` are the ends of the
+    calls or markers at which the steps begin; empty where steps rest on kernels.
     """
 
     anchor: str
@@ -32,6 +37,9 @@ class Steps:
     p95_s: float
     dropped: int = 0
     iterations_per_step: float = 1.0
+    phase: str = "unknown"
+    left_out_s: Mapping[str, float] = field(default_factory=dict)
+    call_ends_ns: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -42,6 +50,7 @@ class Steps:
             "anchor": self.anchor, "confidence": self.confidence, "count": self.count,
             "median_s": self.median_s, "mean_s": self.mean_s, "p95_s": self.p95_s,
             "dropped": self.dropped, "iterations_per_step": self.iterations_per_step,
+            "phase": self.phase, "left_out_s": dict(self.left_out_s),
         }
 
 
@@ -120,6 +129,7 @@ class Collectives:
     waiting: float | None
     last_to_arrive: Mapping[int, int] | None  # GPU -> how many collectives it was last at
     reason: str | None = None  # why they could not be matched
+    operations: tuple[CollectiveOp, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         last = self.last_to_arrive
@@ -127,7 +137,7 @@ class Collectives:
             "count_per_step": self.count_per_step, "summed_s": self.summed_s,
             "transfer_s": self.transfer_s, "waiting": self.waiting,
             "last_to_arrive": None if last is None else {str(k): v for k, v in last.items()},
-            "reason": self.reason,
+            "reason": self.reason, "operations": to_json(self.operations),
         }
 
 
@@ -137,10 +147,11 @@ class AllocatorUse:
     peak_bytes: int  # highest ever in use since the allocator was made
     capacity_bytes: int
     peak_in_window_bytes: int | None = None  # highest in use while the trace ran
+    detail: MemoryDetail | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {"allocator": self.allocator, "peak_bytes": self.peak_bytes, "capacity_bytes": self.capacity_bytes,
-                "peak_in_window_bytes": self.peak_in_window_bytes}
+                "peak_in_window_bytes": self.peak_in_window_bytes, **(to_json(self.detail) or {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +162,7 @@ class InputPipeline:
     wait_ratio: float  # of the step
     stages: Mapping[str, float]  # tf.data stage -> self time, seconds in the window
     how: str  # which events it rests on
+    pipelines: tuple[Pipeline, ...] = ()  # tf.data's, longest waited for first
 
 
 @dataclass(slots=True)
@@ -170,8 +182,16 @@ class Analysis:
     collectives: Collectives | None
     memory: list[AllocatorUse]
     input: InputPipeline | None
+    gaps: StepGaps | None = None
+    ops: HostOps | None = None
+    functions: Functions | None = None
+    launch_threads: LaunchThreads | None = None
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstained, ...] = ()
+    kernels: Kernels | None = None
+    kernel_sizes: tuple[KernelSizes, ...] = ()
+    copies: CopyTable | None = None
+    replicas: Replicas | None = None
 
     def _breakdown_json(self) -> dict[str, float | None] | None:
         """Without a GPU in the trace the parts that happen on one are unknown, not nothing."""
@@ -194,10 +214,17 @@ class Analysis:
             "input": None if self.input is None else {
                 "wait_s_per_step": self.input.wait_s_per_step, "wait_ratio": self.input.wait_ratio,
                 "stages": dict(self.input.stages), "how": self.input.how,
+                "pipelines": to_json(self.input.pipelines),
             },
+            "gaps": to_json(self.gaps), "ops": to_json(self.ops), "functions": to_json(self.functions),
+            "launch_threads": to_json(self.launch_threads),
             "gpus": [g.to_json() for g in self.gpus],
             "collectives": self.collectives.to_json() if self.collectives else None,
             "memory": [m.to_json() for m in self.memory],
+            "kernels": to_json(self.kernels),
+            "kernel_sizes": to_json(self.kernel_sizes),
+            "copies": to_json(self.copies),
+            "replicas": to_json(self.replicas),
             "findings": [f.to_json() for f in self.findings],
             "abstained": [a.to_json() for a in self.abstained],
         }

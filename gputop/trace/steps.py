@@ -7,20 +7,25 @@ marks steps and nothing surely repeats, there are none: :func:`find_steps` retur
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from gputop.trace.input_pipeline import GET_NEXT
 from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
 from gputop.trace.query import host_rows, name_mask, stat
 from gputop.trace.results import Steps
+from gputop.trace.threads import MAIN, lines_of
 
-# Keras 3 names its step functions so (fit, and by the same names evaluate); Keras 2 without markers: train_function.
-_KERAS_OPS = r"__inference_(?:(?:one|multi)_step_on_(?:iterator|data)\w*|train_function)_\d+$"
-_KERAS_EVENTS = r"(?:one|multi)_step_on_iterator$"
+# Keras 3 names its step functions so, in fit and evaluate alike; Keras 2 without markers: train_function and so on.
+_KERAS = r"(?:(?:one|multi)_step_on_(?:iterator|data)\w*|(?:train|test|predict)_function)"
+_KERAS_OPS = rf"__inference_{_KERAS}_\d+$"
+_KERAS_EVENTS = rf"{_KERAS}$"
+_MARKED = {"train": TRAINING, "test": EVALUATION, "predict": PREDICTION}  # Keras 2's own markers
+_WANTED = (TRAINING, UNKNOWN, EVALUATION, PREDICTION)  # which loop of a window its steps are taken from, first to last
 # A step that takes this many times the median of those after it, at the head of the window, is warm-up
 # (compilation, autotuning, a launch queue that still fills). gputop's own figure.
 _WARM_UP_FACTOR = 2.0
@@ -46,12 +51,15 @@ class _Anchors:
     edges_ns: I64
     min_steps: int
     packs_iterations: bool = False
+    phase: str = UNKNOWN
+    left_out_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def find_steps(trace: Trace) -> Steps | None:
     """The steps of the window by the most trusted anchor there is, or None where nothing is sure enough."""
     finders: tuple[Callable[[Trace], _Anchors | None], ...] = (
-        _profiler_steps, _step_markers, _keras_functions, _jax_executions, _root_functions, _kernel_sequence,
+        _profiler_steps, _step_markers, _keras_functions, _jax_executions, _root_functions, _eager_loop,
+        _kernel_sequence,
     )
     for finder in finders:
         anchors = finder(trace)
@@ -107,7 +115,17 @@ def _steps(trace: Trace, anchors: _Anchors, bounds: I64, dropped: int) -> Steps:
         p95_s=float(np.percentile(seconds, 95)),
         dropped=dropped,
         iterations_per_step=_iterations(trace, bounds) if anchors.packs_iterations else 1.0,
+        phase=anchors.phase, left_out_s=anchors.left_out_s, call_ends_ns=_call_ends(anchors, bounds),
     )
+
+
+def _call_ends(anchors: _Anchors, bounds: I64) -> tuple[int, ...]:
+    """The end of the call or marker that begins each step, the last of several; () where anchors are instants."""
+    if not (anchors.end_ns > anchors.start_ns).all():
+        return ()
+    order = np.lexsort((anchors.end_ns, anchors.start_ns))
+    at = np.searchsorted(anchors.start_ns[order], bounds[:, 0], side="right") - 1
+    return tuple(anchors.end_ns[order][at].tolist())
 
 
 def _iterations(trace: Trace, bounds: I64) -> float:
@@ -131,12 +149,33 @@ def _step_markers(trace: Trace) -> _Anchors | None:
     if not len(rows):
         return None
     host = trace.host
-    rows = rows[host.line[rows] == _most_common(host.line[rows])]
-    # Of train, test and predict, the name that takes most time; the others end its steps.
-    name = _longest(host.name[rows], host.end_ns[rows] - host.start_ns[rows])
+    rows = rows[host.line[rows] == _busiest_line(trace, host.line[rows])]
+    # Of train, test and predict the first; of other names the one that takes most time. All of them end a step.
+    name, phase, left_out = _loop(trace, host.name[rows], host.end_ns[rows] - host.start_ns[rows], {
+        name: _MARKED.get(trace.names[name], UNKNOWN) for name in np.unique(host.name[rows]).tolist()})
+    left_out.pop(UNKNOWN, None)  # markers inside each other, of epochs and steps
     own = rows[host.name[rows] == name]
     return _Anchors(f"{trace.names[name]} markers with step_num", "high", host.start_ns[own], host.end_ns[own],
-                    host.start_ns[rows], min_steps=1)
+                    host.start_ns[rows], min_steps=1, phase=phase, left_out_s=left_out)
+
+
+def _loop(
+    trace: Trace, key: npt.NDArray, length_ns: I64, phase_of: Mapping[int, str],
+) -> tuple[int, str, dict[str, float]]:
+    """Which of several loops' functions or markers the steps are taken from, its phase, and the seconds of the rest.
+
+    Training before what is not known, that before evaluation and prediction; then the one that takes most time.
+    """
+    kinds, which, counts = np.unique(key, return_inverse=True, return_counts=True)
+    times = np.bincount(which, weights=length_ns)
+    repeats = counts > 1 if (counts > 1).any() else counts > 0
+    chosen = min(np.flatnonzero(repeats).tolist(),
+                 key=lambda i: (_WANTED.index(phase_of[int(kinds[i])]), -times[i], trace.names[kinds[i]]))
+    left_out: dict[str, float] = {}
+    for i, kind in enumerate(kinds.tolist()):
+        if i != chosen and (phase_of[kind] != phase_of[int(kinds[chosen])] or phase_of[kind] == UNKNOWN):
+            left_out[phase_of[kind]] = left_out.get(phase_of[kind], 0.0) + float(times[i]) / 1e9
+    return int(kinds[chosen]), phase_of[int(kinds[chosen])], left_out
 
 
 def _profiler_steps(trace: Trace) -> _Anchors | None:
@@ -166,10 +205,12 @@ def _keras_functions(trace: Trace) -> _Anchors | None:
         op, what = host.name[rows].astype(np.int64), "calls of Keras' step function (tf_function_call)"
     if len(rows) < 2:
         return None
-    # Training and validation are functions of their own; the one that takes most time is taken for training.
-    own = rows[op == _longest(op, host.end_ns[rows] - host.start_ns[rows])]
+    # Training and validation are functions of their own, in Keras 3 by the same name.
+    name, phase, left_out = _loop(trace, op, host.end_ns[rows] - host.start_ns[rows], phases(trace, rows, op))
+    what += {EVALUATION: ", which evaluates", PREDICTION: ", which predicts"}.get(phase, "")
+    own = rows[op == name]
     return _Anchors(what, "high", host.start_ns[own], host.end_ns[own], host.start_ns[rows],
-                    min_steps=2, packs_iterations=True)
+                    min_steps=2, packs_iterations=True, phase=phase, left_out_s=left_out)
 
 
 def _jax_executions(trace: Trace) -> _Anchors | None:
@@ -178,9 +219,21 @@ def _jax_executions(trace: Trace) -> _Anchors | None:
 
 
 def _root_functions(trace: Trace) -> _Anchors | None:
-    """Custom loops: the tf.function called from Python that takes most time."""
+    """Custom loops: the tf.function called from Python that takes most time, one that trains before others."""
     rows, op = _calls_of_functions(trace)
-    return _repeating(trace, rows, "calls of the tf.function {}", op)
+    anchors = _repeating(trace, rows, "calls of the tf.function {}", op)
+    if anchors is None:  # traced anew at every call, it is another function each time
+        rows, _ = stat(trace.host, "tf_function_call")
+        anchors = _repeating(trace, rows, "calls of the tf.function {}")
+    return anchors
+
+
+def _eager_loop(trace: Trace) -> _Anchors | None:
+    """Loops without a function: the calls for the next batch from Python."""
+    rows, op = stat(trace.host, "eager_op")
+    rows = rows[name_mask(trace, r"IteratorGetNext")[op] & lines_of(trace, MAIN)[trace.host.line[rows]]]
+    found = _repeating(trace, rows, "calls for a batch from Python (eager IteratorGetNext)", trace.host.name[rows])
+    return found and replace(found, confidence="low")
 
 
 def _repeating(trace: Trace, rows: I64, what: str, key: npt.NDArray | None = None) -> _Anchors | None:
@@ -194,14 +247,32 @@ def _repeating(trace: Trace, rows: I64, what: str, key: npt.NDArray | None = Non
     if not often.any():
         return None
     rows, key, line = rows[often], key[often], line[often]
-    chosen = _longest(key, host.end_ns[rows] - host.start_ns[rows])
-    chosen_rows, line = rows[key == chosen], line[key == chosen]
-    rows = chosen_rows[line == _most_common(line)]
+    phase = {name: found for name, found in phases(trace, rows, np.asarray(key, np.int64)).items() if found == TRAINING}
+    length = host.end_ns[rows] - host.start_ns[rows]
+    trains = np.isin(key, list(phase)) if phase else np.ones(len(key), bool)
+    chosen = _longest(trace, key[trains], length[trains])
+    other_rows, chosen_rows, line = rows[key != chosen], rows[key == chosen], line[key == chosen]
+    rows = chosen_rows[line == _busiest_line(trace, line)]
     # A call can be recorded twice, one event inside the other: only the outer one counts.
     reach = np.maximum.accumulate(host.end_ns[rows])
     rows = rows[np.concatenate(([True], host.end_ns[rows][1:] > reach[:-1]))]
+    others = np.sort(host.start_ns[other_rows])
     return _Anchors(what.format(trace.names[chosen]), "medium", host.start_ns[rows], host.end_ns[rows],
-                    host.start_ns[rows], min_steps=2)
+                    _with_pauses(host.start_ns[rows], others), min_steps=2, phase=phase.get(chosen, UNKNOWN))
+
+
+def _with_pauses(start: I64, others: I64) -> I64:
+    """The starts, and where another loop ran between two of them (an evaluation), its first call: it ends the step.
+
+    ``others`` are the starts of other functions, which may belong to every step (metrics): another loop is where there
+    are far more of them than there usually are.
+    """
+    if len(start) < 3 or not len(others):
+        return start
+    first, last = np.searchsorted(others, start[:-1]), np.searchsorted(others, start[1:])
+    usual = int(np.median(last - first))
+    pause = np.flatnonzero(last - first > 2 * usual + 2)
+    return np.concatenate((start, others[first[pause] + usual]))
 
 
 def _calls_of_functions(trace: Trace) -> tuple[I64, I64]:
@@ -262,12 +333,19 @@ def _period(names: npt.NDArray) -> int | None:
     return None
 
 
+def _busiest_line(trace: Trace, line: npt.NDArray) -> int:
+    """The line with most of these events; of several the first by host and name."""
+    kinds, counts = np.unique(line, return_counts=True)
+    return min(kinds[counts == counts.max()].tolist(), key=lambda i: (trace.lines[i].host, trace.lines[i].name))
+
+
 def _most_common(values: npt.NDArray) -> int:
     kinds, counts = np.unique(values, return_counts=True)
     return int(kinds[np.argmax(counts)])
 
 
-def _longest(key: npt.NDArray, length_ns: I64) -> int:
-    """The key whose events take most time together."""
+def _longest(trace: Trace, key: npt.NDArray, length_ns: I64) -> int:
+    """The name whose events take most time together, of several the first in the alphabet."""
     kinds, which = np.unique(key, return_inverse=True)
-    return int(kinds[np.argmax(np.bincount(which, weights=length_ns))])
+    times = np.bincount(which, weights=length_ns)
+    return min(kinds[times == times.max()].tolist(), key=lambda kind: trace.names[kind])

@@ -18,18 +18,27 @@ import numpy.typing as npt
 
 from gputop.trace.model import I64
 
+Data = bytes | bytearray
 U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 # A varint read past the end of a message stays inside the padded copy: a tag of up to 10
 # bytes, a value of up to 10, and a word of 8 read at its last byte.
 _PADDING = 32
 _MAX_VARINT_BYTES = 10
+# A run longer than _FEW_BYTES is walked from guesses _STRIDE apart, each looked for in the _SEARCHED
+# bytes from there and confirmed by that many fields after it.
+_FEW_BYTES, _STRIDE, _SEARCHED, _CONFIRMED = 1 << 17, 1 << 11, 128, 12
+# Walked at a time: little at first, since a run may end soon, and never so much that it takes memory.
+_WINDOW, _MAX_WINDOW = 1 << 22, 1 << 24
+_LONGEST = (1 << 14) + 3  # of the fields of a run, with tag and length
 
 _BYTE = np.uint64(0xFF)
 _LAST = np.uint64(0x8080808080808080)  # the top bit of a byte is clear on a varint's last byte
 _SEVEN = np.uint64(0x7F7F7F7F7F7F7F7F)
+_LOW, _SEVENTH = np.uint64(0x7F), np.uint64(7)
 _ONE, _EIGHT = np.uint64(1), np.uint64(8)
 
 
@@ -63,7 +72,7 @@ class Fields:
         return (spans[-2], spans[-1]) if spans else None
 
 
-def read_fields(data: bytes, begin: int, end: int, wanted: Collection[int]) -> Fields:
+def read_fields(data: Data, begin: int, end: int, wanted: Collection[int]) -> Fields:
     """Walk one message from ``begin`` to ``end`` and note where its wanted fields lie.
 
     A plain loop, because each field's place follows from the one before; runs of one field,
@@ -118,13 +127,14 @@ def read_fields(data: bytes, begin: int, end: int, wanted: Collection[int]) -> F
     return out
 
 
-def _run(data: bytes, pos: int, end: int, wanted: int) -> tuple[list[int], int]:
+def _run(data: Data, pos: int, end: int, wanted: int) -> tuple[I64, int]:
     """Where the fields of a run begin, as far as they have this tag, lengths below 16 kB and
     end before ``end``; and where the run stops, which may be at once."""
     places: list[int] = []
     append = places.append
     last = end - 3
-    while pos < last and data[pos] == wanted:
+    few = min(last, pos + _FEW_BYTES)
+    while pos < few and data[pos] == wanted:
         length = data[pos + 1]
         if length < 0x80:
             stop = pos + length + 2
@@ -137,12 +147,61 @@ def _run(data: bytes, pos: int, end: int, wanted: int) -> tuple[list[int], int]:
             break
         append(pos)
         pos = stop
-    return places, pos
+    found, window = [np.array(places, np.int64)], _WINDOW
+    goes_on = pos >= few
+    while goes_on and pos < last:
+        stop = min(end, pos + window)
+        more, pos = _long_run(np.frombuffer(data, np.uint8, stop), pos, wanted)
+        found.append(more)
+        goes_on = stop < end and pos > stop - _LONGEST  # it ended for want of data, not of fields
+        window = min(2 * window, _MAX_WINDOW)
+    return np.concatenate(found), pos
 
 
-def _spans(data: bytes, places: list[int]) -> bytes:
+def _long_run(raw: Bytes, pos: int, wanted: int) -> tuple[I64, int]:
+    """The same of a long run, walked from many places at once.
+
+    Each place is guessed: a few kilobytes apart, what looks like such a field and like some more
+    that follow. Fields of the same tag inside the wanted ones, as an event's stats are, look the
+    same, but going from one to the next soon leads out of them. Each walk has to arrive exactly
+    where the next begins; from the first that does not, all is left to be walked again. So what
+    is found is what one walk from the beginning finds.
+    """
+    last = len(raw) - 3
+    guesses = np.arange(pos + _STRIDE, last - _STRIDE, _STRIDE)
+    around = guesses[:, None] + np.arange(_SEARCHED)
+    which, offset = np.nonzero(raw[around] == wanted)
+    at = around[which, offset]
+    for _ in range(_CONFIRMED):
+        at, ok = _next(raw, at, wanted)
+        at, which = at[ok], which[ok]
+    _, first = np.unique(which, return_index=True)
+    begin = np.unique(np.append(at[first], pos))
+    limit = np.append(begin[1:], last)
+    here, walked = begin.copy(), []
+    row = np.arange(len(begin))
+    while len(row):
+        after, ok = _next(raw, here[row], wanted)
+        row, after = row[ok], after[ok]
+        walked.append((row, here[row]))
+        here[row] = after
+        row = row[after < limit[row]]
+    good = len(begin) if (arrived := here[:-1] == begin[1:]).all() else int(np.argmin(arrived)) + 1
+    rows, places = (np.concatenate(column) for column in zip(*walked, strict=True))
+    return np.sort(places[rows < good]), int(here[good - 1])
+
+
+def _next(raw: Bytes, at: I64, wanted: int) -> tuple[I64, Bools]:
+    """Where the fields that begin there end, and whether they are of the run."""
+    inside = np.minimum(at, len(raw) - 3)
+    low, high = raw[inside + 1].astype(np.int64), raw[inside + 2].astype(np.int64)
+    long = low >= 0x80
+    stop = inside + 2 + np.where(long, (low & 0x7F) + (high << 7) + 1, low)
+    return stop, (at < len(raw) - 3) & (raw[inside] == wanted) & ~(long & (high >= 0x80)) & (stop <= len(raw))
+
+
+def _spans(data: Data, at: I64) -> bytes:
     """Begin and end of the contents of the fields of a run, as int64 pairs."""
-    at = np.array(places, np.int64)
     raw = np.frombuffer(data, np.uint8)
     low, high = raw[at + 1].astype(np.int64), raw[at + 2].astype(np.int64)
     long = low >= 0x80
@@ -150,7 +209,7 @@ def _spans(data: bytes, places: list[int]) -> bytes:
     return np.stack([begin, begin + np.where(long, (low & 0x7F) + (high << 7), low)], axis=1).tobytes()
 
 
-def _read_varint(data: bytes, pos: int, end: int) -> tuple[int, int]:
+def _read_varint(data: Data, pos: int, end: int) -> tuple[int, int]:
     """Value and the position after it; the value is -1 where there is no whole varint."""
     value = 0
     for i in range(_MAX_VARINT_BYTES):
@@ -189,7 +248,7 @@ class Round:
 class Block:
     """A stretch of the data that holds many messages of one type, copied with room to over-read."""
 
-    def __init__(self, data: bytes, begin: int, end: int) -> None:
+    def __init__(self, data: Data, begin: int, end: int) -> None:
         begin, end = max(begin, 0), min(end, len(data))
         self.base = begin
         self.bytes = np.zeros(max(end - begin, 0) + _PADDING, np.uint8)
@@ -197,8 +256,9 @@ class Block:
         # The eight bytes at every position, overlapping: no copy.
         self.words: U64 = np.ndarray((len(self.bytes) - 7,), "<u8", self.bytes, strides=(1,))
 
-    def first_varint(self, wanted: int, begin: I64) -> I64:
-        """The value of the first field where it has this (one-byte) tag and two bytes at most, else -1.
+    def first_varint(self, wanted: int, begin: I64) -> tuple[I64, I64]:
+        """The value of the first field where it has this (one-byte) tag and two bytes at most, else -1;
+        and the place after it, which may lie beyond the message's end.
 
         A glance that spares walking through messages nobody wants.
         """
@@ -207,7 +267,7 @@ class Block:
         short = low < 0x80
         value = np.where(short, low, (low & np.uint64(0x7F)) | high << np.uint64(7))
         known = ((word & _BYTE) == np.uint64(wanted)) & (short | (high < 0x80))
-        return np.where(known, value, np.uint64(0)).astype(np.int64) - (~known).astype(np.int64)
+        return np.where(known, value.view(np.int64), -1), begin + np.where(short, 2, 3)
 
     def walk(self, begin: I64, end: I64, broken: Bools) -> Iterator[Round]:
         """All messages side by side, field after field, in the order each has them.
@@ -287,6 +347,11 @@ class Block:
 
 def _decode(word: U64) -> tuple[U64, I64]:
     """The varint at the start of each little-endian word, and its size; size 8 where it may go on."""
+    long = (word >> _SEVENTH) & _ONE
+    two = word & (long << np.uint64(15))  # the second byte goes on, too
+    if not two.any():  # lengths and ids, most of them
+        size = long.view(np.int64) + 1
+        return word & _LOW | (word >> _ONE) & (np.uint64(0x3F80) * long), size
     last = ~word & _LAST
     lowest = last & (~last + _ONE)
     size = (lowest.astype(np.float64).view(np.int64) >> 52) - 1022 >> 3  # from the exponent: 2**7 is 1 byte

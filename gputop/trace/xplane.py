@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gputop.trace.columns import Lookup, Names
-from gputop.trace.model import I64
-from gputop.trace.wire import LENGTH, U64, VARINT, Block, Bools, read_fields, signed, tag
+from gputop.trace.model import F64, I64
+from gputop.trace.wire import LENGTH, U64, VARINT, Block, Bools, Data, read_fields, signed, tag
 
 PLANE_ID, PLANE_NAME, PLANE_LINE = tag(1, VARINT), tag(2, LENGTH), tag(3, LENGTH)
 PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT = tag(4, LENGTH), tag(5, LENGTH), tag(6, LENGTH)
@@ -71,6 +71,11 @@ class Stats:
         whole = (self.value_tag == STAT_UINT64) | (self.value_tag == STAT_INT64)
         return self.row[whole], self.value[whole].view(np.int64)
 
+    def floats(self) -> tuple[I64, F64]:
+        """Rows and values of those that are doubles."""
+        double = self.value_tag == STAT_DOUBLE
+        return self.row[double], self.value[double].view(np.float64)
+
     def strings(self, names: Names, by_reference: Lookup) -> tuple[I64, I64]:
         """Rows and indices into ``names`` of those that are strings, inline or by reference."""
         out = by_reference(self.value.view(np.int64))
@@ -99,7 +104,7 @@ class Losses:
     unnamed: int = 0
 
 
-def read_plane(data: bytes, begin: int, end: int) -> XPlane:
+def read_plane(data: Data, begin: int, end: int) -> XPlane:
     """The plane that lies there. Damage ends what is read, it does not raise."""
     found = read_fields(data, begin, end, (
         PLANE_NAME, PLANE_LINE, PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT))
@@ -118,14 +123,14 @@ def read_plane(data: bytes, begin: int, end: int) -> XPlane:
     return XPlane(_text(data, found.last(PLANE_NAME)), event_names, stat_names, stats, lines, damaged)
 
 
-def _read_line(data: bytes, begin: int, end: int) -> tuple[XLine, bool]:
+def _read_line(data: Data, begin: int, end: int) -> tuple[XLine, bool]:
     found = read_fields(data, begin, end, (LINE_NAME, LINE_DISPLAY_NAME, LINE_TIMESTAMP_NS, LINE_EVENT))
     name = _text(data, found.last(LINE_DISPLAY_NAME)) or _text(data, found.last(LINE_NAME))
     events = found.pairs(LINE_EVENT, whole=True)
     return XLine(name, signed(found.values.get(LINE_TIMESTAMP_NS, 0)), *events), found.damaged
 
 
-def _read_table(data: bytes, begin: I64, end: I64) -> tuple[dict[int, str], bool]:
+def _read_table(data: Data, begin: I64, end: I64) -> tuple[dict[int, str], bool]:
     """Names by id from the entries of a metadata map; whether some were damaged."""
     if not len(begin):
         return {}, False
@@ -151,7 +156,7 @@ def _read_table(data: bytes, begin: I64, end: I64) -> tuple[dict[int, str], bool
     return table, bool(broken.any())
 
 
-def _read_stat(data: bytes, begin: int, end: int, stat_names: dict[int, str]) -> tuple[str, int | float | str | None]:
+def _read_stat(data: Data, begin: int, end: int, stat_names: dict[int, str]) -> tuple[str, int | float | str | None]:
     block, broken = Block(data, begin, end), np.zeros(1, bool)
     stat_id = 0
     value: int | float | str | None = None
@@ -173,7 +178,7 @@ def _read_stat(data: bytes, begin: int, end: int, stat_names: dict[int, str]) ->
 
 
 def read_events(
-    data: bytes, plane: XPlane, line: XLine, *, names: Lookup, stats: Sequence[str], losses: Losses,
+    data: Data, plane: XPlane, line: XLine, *, names: Lookup, stats: Sequence[str], losses: Losses,
     skip: Lookup | None = None,
 ) -> Iterator[Chunk]:
     """The line's events in the file's order, some ten thousand at a time.
@@ -189,7 +194,7 @@ def read_events(
         block = Block(data, int(begin[0]), int(end[-1]))
         begin, end = begin - block.base, end - block.base
         if skip is not None:
-            keep = skip(block.first_varint(EVENT_METADATA_ID, begin)) != 1
+            keep = skip(block.first_varint(EVENT_METADATA_ID, begin)[0]) != 1
             begin, end = begin[keep], end[keep]
         if len(begin):
             yield _decode_events(block, begin, end, line.timestamp_ns, names, skip, wanted, stats, losses)
@@ -203,7 +208,7 @@ def _decode_events(
     broken, aggregate = np.zeros(n, bool), np.zeros(n, bool)
     metadata, offset, duration = (np.zeros(n, np.int64) for _ in range(3))
     columns = {EVENT_METADATA_ID: metadata, EVENT_OFFSET_PS: offset, EVENT_DURATION_PS: duration}
-    stat_rows, stat_begins, stat_ends = [], [], []
+    stat_rows, stat_ids, stat_begins, stat_ends = [], [], [], []
     for fields in block.walk(begin, end, broken):
         for this, column in columns.items():
             _store(column, fields.rows, fields.value.view(np.int64), fields.of(this))
@@ -211,11 +216,14 @@ def _decode_events(
         if at.any():
             rows, first, last = fields.rows[at], fields.begin[at], fields.end[at]
             # -1: the id is not where writers put it, so the stat is read in full to know
-            peeked = block.first_varint(STAT_METADATA_ID, first)
+            peeked, after = block.first_varint(STAT_METADATA_ID, first)
             maybe = (wanted(peeked) >= 0) | (peeked < 0)
+            peeked, first, after, last = peeked[maybe], first[maybe], after[maybe], last[maybe]
+            known = (peeked >= 0) & (after <= last)
             stat_rows.append(rows[maybe])
-            stat_begins.append(first[maybe])
-            stat_ends.append(last[maybe])
+            stat_ids.append(np.where(known, peeked, 0))
+            stat_begins.append(np.where(known, after, first))
+            stat_ends.append(last)
         # offset and occurrences are one oneof: the later of the two counts
         _store(aggregate, fields.rows, np.ones(len(fields.rows), bool), fields.of(EVENT_OCCURRENCES))
         _store(aggregate, fields.rows, np.zeros(len(fields.rows), bool), fields.of(EVENT_OFFSET_PS))
@@ -231,7 +239,7 @@ def _decode_events(
     losses.malformed += int(malformed.sum())
     losses.unnamed += int((~malformed & ~unwanted & (name < 0)).sum())
     keep = ~malformed & ~unwanted & (name >= 0)
-    found = _decode_stats(block, stat_rows, stat_begins, stat_ends, keep, wanted, stats) if stat_rows else {}
+    found = _decode_stats(block, stat_rows, stat_ids, stat_begins, stat_ends, keep, wanted, stats) if stat_rows else {}
     return Chunk(name[keep], start_ns[keep], end_ns[keep], found)
 
 
@@ -243,16 +251,18 @@ def _store(column: np.ndarray, rows: I64, values: np.ndarray, at: Bools) -> None
 
 
 def _decode_stats(
-    block: Block, stat_rows: list[I64], begins: list[I64], ends: list[I64], keep: Bools,
+    block: Block, stat_rows: list[I64], ids: list[I64], begins: list[I64], ends: list[I64], keep: Bools,
     wanted: Lookup, stats: Sequence[str],
 ) -> dict[str, Stats]:
+    """The wanted stats. ``ids`` are those that precede ``begins``, 0 where none is known yet."""
     place = np.cumsum(keep) - 1  # an event's row once the others are gone
     rows = np.concatenate(stat_rows)
     of_kept = keep[rows]
     rows, begin, end = place[rows[of_kept]], np.concatenate(begins)[of_kept], np.concatenate(ends)[of_kept]
     n = len(rows)
     broken = np.zeros(n, bool)
-    stat_id, value_tag, text_begin, text_end = (np.zeros(n, np.int64) for _ in range(4))
+    stat_id = np.concatenate(ids)[of_kept]
+    value_tag, text_begin, text_end = (np.zeros(n, np.int64) for _ in range(3))
     value = np.zeros(n, np.uint64)
     for fields in block.walk(begin, end, broken):
         is_id = fields.of(STAT_METADATA_ID)
@@ -273,5 +283,5 @@ def _decode_stats(
     return out
 
 
-def _text(data: bytes, span: tuple[int, int] | None) -> str:
+def _text(data: Data, span: tuple[int, int] | None) -> str:
     return data[span[0]:span[1]].decode("utf-8", "replace") if span else ""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from gputop.errors import GputopError
 from gputop.trace import kernels
-from gputop.trace.columns import Launches, Lookup, Names, Parts
-from gputop.trace.model import I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
-from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages
-from gputop.trace.wire import LENGTH, read_fields, tag
+from gputop.trace.columns import NOISE, Launches, Lookup, Names, Parts
+from gputop.trace.content import too_big
+from gputop.trace.model import F64, I32, I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
+from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages, note_serialised
+from gputop.trace.wire import LENGTH, Data, read_fields, tag
 from gputop.trace.xplane import Chunk, Losses, Stats, XPlane, read_events, read_plane
 
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = (tag(number, LENGTH) for number in (1, 2, 3, 4))
@@ -24,14 +25,18 @@ _DERIVED_LINES = frozenset((
     "Steps", "XLA Modules", "XLA Ops", "Async XLA Ops", "XLA TraceMe", "Framework Ops", "Framework Name Scope",
     "Source code", "Launch Stats", "Host Offload Ops",
 ))
-_NOISE = "ThreadpoolListener"  # up to 97 % of the events of a host, and of no use to anybody
 _ALLOCATOR = frozenset(("MemoryAllocation", "MemoryDeallocation"))
 
-_DEVICE_STATS = ("correlation_id", "memcpy_details", "tf_op", "hlo_op", "hlo_module")
-_INTEGER_STATS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements")
-_STRING_STATS = ("eager_op", "tf_function_call", "function_name")
+# What an event takes in memory at most, until the trace is assembled.
+_EVENT_BYTES = 250
+
+_DEVICE_STATS = ("correlation_id", "memcpy_details", "kernel_details", "tf_op", "hlo_op", "hlo_module")
+_INTEGER_STATS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements",
+                  "id", "parent_id", "parallelism", "buffer_limit", "cpu_budget")
+_STRING_STATS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")
 _LAUNCH_STATS = ("correlation_id", "device_id", "memcpy_details")
-_ALLOCATOR_STATS = ("allocator_name", "bytes_allocated", "bytes_available", "peak_bytes_in_use", "tf_op")
+_ALLOCATOR_STATS = ("allocator_name", "bytes_allocated", "bytes_available", "peak_bytes_in_use", "tf_op",
+                    "requested_bytes", "allocation_bytes", "addr", "fragmentation", "region_type")
 _HOST_STATS = (*_INTEGER_STATS, *_STRING_STATS, *_LAUNCH_STATS, *_ALLOCATOR_STATS)
 
 
@@ -55,25 +60,46 @@ class _HostCalls:
         return [c[order] for c in all_]
 
 
-def read_xspaces(files: Sequence[tuple[str, str, bytes]], *, damaged: Sequence[str] = ()) -> Trace:
+def read_xspaces(
+    files: Iterable[tuple[str, str, Data | Callable[[], Data]]], *, damaged: Collection[str] = (),
+    limit_bytes: float = float("inf"),
+) -> Trace:
     """One Trace from the XSpaces of one capture, one per host.
 
-    ``files`` holds the path, the host's name where the XSpace has none, and the bytes;
-    ``damaged`` the paths already known to be incomplete (a cut-off gzip stream). Raises
-    GputopError where a file is no XSpace, NothingToSee where none has an event.
+    ``files`` holds the path, the host's name where the XSpace has none, and the bytes or what
+    reads them; ``damaged`` the paths known to be incomplete by then (a cut-off gzip stream).
+    A file among several that is no XSpace, or needs more memory than ``limit_bytes``, is left out
+    with a note. Raises GputopError where that is all of them, NothingToSee where none has an event.
     """
     parts = Parts()
     clocks, windows, simulated, losses = [], [], False, Losses()
-    cut = set(damaged)
+    cut: set[str] = set()
+    paths: list[str] = []
+    errors: list[GputopError] = []
     for path, fallback_host, data in files:
-        reader = _XSpace(data, path, fallback_host, parts, losses)
+        try:
+            reader = _XSpace(data() if callable(data) else data, path, fallback_host, parts, losses)
+            if reader.needs_bytes > limit_bytes:
+                raise too_big(path, limit_bytes)
+        except GputopError as error:
+            errors.append(error)
+            continue
+        paths.append(path)
         if reader.damaged:
             cut.add(path)
+        before = len(parts.device), len(parts.host)
         reader.read()
+        reader.window_ns = note_clipping(parts, reader.host, parts.device[before[0]:], parts.host[before[1]:],
+                                         reader.window_ns)
         clocks.append(reader.wall_clock)
         simulated = simulated or reader.simulated
         if reader.window_ns is not None:
             windows.append(reader.window_ns)
+    if errors and not paths:
+        raise errors[0]
+    for bad in errors:
+        parts.note("unreadable_file", f"{bad.message} It is left out.")
+    cut |= set(damaged) & set(paths)
     events = sum(len(p) for group in (parts.device, parts.host, parts.allocator) for p in group)
     if cut:
         parts.note("truncated", f"{', '.join(sorted(cut))}: cut off or damaged. {events} events could be read; what "
@@ -84,34 +110,36 @@ def read_xspaces(files: Sequence[tuple[str, str, bytes]], *, damaged: Sequence[s
         parts.note("truncated" if cut else "unnamed_events",
                    f"{losses.unnamed} events were left out because the file does not hold their names.")
     wall_clock = all(clocks)
-    if len(files) > 1 and not wall_clock:
+    if len(paths) > 1 and not wall_clock:
         parts.note("no_common_clock", "Not every host's file says when it was captured: times of different hosts "
                                       "cannot be compared.")
     window = (min(w[0] for w in windows), max(w[1] for w in windows)) if windows else None
-    window = note_clipping(parts, window)
     fix = (f"{INSUFFICIENT_RIGHTS[1]}" if any(q.id == "empty_device_plane" for q in parts.quality) else
            "Capture while the job trains, for at least a few steps, with host_tracer_level 2.")
-    return parts.finish("xspace", [path for path, _, _ in files], to_unix_ns=0 if wall_clock else None,
-                        profile_window_ns=window, simulated=simulated, empty_fix=fix)
+    trace = parts.finish("xspace", paths, to_unix_ns=0 if wall_clock else None,
+                         profile_window_ns=window, simulated=simulated, empty_fix=fix)
+    note_serialised(trace)
+    return trace
 
 
 class _XSpace:
     """One file on its way into ``parts``."""
 
-    def __init__(self, data: bytes, path: str, fallback_host: str, parts: Parts, losses: Losses) -> None:
+    def __init__(self, data: Data, path: str, fallback_host: str, parts: Parts, losses: Losses) -> None:
         self._data, self._parts, self._losses = data, parts, losses
         self._gpus: dict[int, int] = {}
         found = read_fields(data, 0, len(data), (_PLANES, _ERRORS, _WARNINGS, _HOSTNAMES))
         begins, ends = found.pairs(_PLANES)
         self._planes = [read_plane(data, b, e) for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
         self._planes = [p for p in self._planes if p.name or p.lines or p.stats]
+        self.needs_bytes = len(data) + _EVENT_BYTES * sum(len(ln.begin) for p in self._planes for ln in p.lines)
         self.damaged = found.damaged or any(p.damaged for p in self._planes)
         texts = {which: self._texts(found.pairs(which, whole=True)) for which in (_ERRORS, _WARNINGS, _HOSTNAMES)}
         if not self._planes and not texts[_ERRORS] and not texts[_WARNINGS] and (data and not texts[_HOSTNAMES]):
             raise GputopError(f"{path} is not an XSpace: no plane can be read from it.",
                               "Give the <host>.xplane.pb that the profiler wrote, or copy it again.")
         self._errors, self._warnings = texts[_ERRORS], texts[_WARNINGS]
-        self._host = next((h for h in texts[_HOSTNAMES] if h), fallback_host)
+        self.host = next((h for h in texts[_HOSTNAMES] if h), fallback_host)
         self.simulated = any(p.name == _SIMULATED_PLANE for p in self._planes)
         self._base_ns, self.wall_clock, self.window_ns = self._clock()
 
@@ -136,8 +164,8 @@ class _XSpace:
     def read(self) -> None:
         """Read all events. Ends with what is worth saying about the file."""
         parts = self._parts
-        if self._host not in parts.hosts:
-            parts.hosts.append(self._host)
+        if self.host not in parts.hosts:
+            parts.hosts.append(self.host)
         calls = _HostCalls()
         for plane in self._planes:
             if plane.name.startswith("/host:") and plane.name != "/host:metadata":
@@ -153,7 +181,7 @@ class _XSpace:
                 if len(events):
                     self._join(events, launches, columns)
                     parts.device.append(events)
-            note_empty_planes(parts, self._host, [len(d) for d in device], self._errors + self._warnings, columns[5])
+            note_empty_planes(parts, self.host, [len(d) for d in device], self._errors + self._warnings, columns[5])
         note_messages(parts, self._errors, self._warnings)
 
     def _read_device(self, plane: XPlane) -> DeviceEvents:
@@ -164,11 +192,12 @@ class _XSpace:
         gpu = self._gpus.setdefault(ordinal, len(parts.gpus))
         if gpu == len(parts.gpus):
             parts.gpus.append(TraceGpu(
-                self._host, ordinal, name=str(name),
+                self.host, ordinal, name=str(name),
                 compute_capability=(major, minor) if isinstance(major, int) and isinstance(minor, int) else None,
                 memory_bytes=memory if isinstance(memory, int) else None,
             ))
         names, references = _lookups(plane, parts.names)
+        nvidia = parts.gpus[gpu].compute_capability if stats.get("device_vendor") == "Nvidia" else None
         pieces = [DeviceEvents.empty()]
         for xline in plane.lines:
             if xline.name in _DERIVED_LINES:
@@ -176,12 +205,15 @@ class _XSpace:
             line = -1
             for chunk in read_events(self._data, plane, xline, names=names, stats=_DEVICE_STATS, losses=self._losses):
                 if line < 0:
-                    line = parts.add_line(Line(self._host, gpu, xline.name))
-                pieces.append(self._device_chunk(chunk, references, gpu, line))
+                    line = parts.add_line(Line(self.host, gpu, xline.name))
+                pieces.append(self._device_chunk(chunk, references, gpu, line, nvidia))
         return DeviceEvents(*(np.concatenate([getattr(p, name) for p in pieces])
                               for name in DeviceEvents.__dataclass_fields__))
 
-    def _device_chunk(self, chunk: Chunk, references: Lookup, gpu: int, line: int) -> DeviceEvents:
+    def _device_chunk(
+        self, chunk: Chunk, references: Lookup, gpu: int, line: int, nvidia: tuple[int, int] | None,
+    ) -> DeviceEvents:
+        """``nvidia`` is the compute capability, None where the GPU is another's: ROCm has such numbers too."""
         names, n = self._parts.names, len(chunk.name)
         out = DeviceEvents.empty(n)
         out.gpu[:], out.line[:], out.name[:] = gpu, line, chunk.name
@@ -190,13 +222,19 @@ class _XSpace:
         out.kind[:] = np.array([kernels.classify(names.list[i]).kind for i in distinct.tolist()], np.uint8)[where]
         out.correlation = _integers(chunk, "correlation_id", n)
         _set_copies(out, _strings(chunk, "memcpy_details", n, names, references), names)
+        details = _strings(chunk, "kernel_details", n, names, references)
+        shape_of = np.full(len(names.list) + 1, -1, np.int32)  # the extra last entry answers -1
+        for i in np.unique(details).tolist():
+            if i >= 0:
+                shape_of[i] = self._parts.shape(kernels.launch_shape(names.list[i], nvidia))
+        out.shape = shape_of[details]
         out.tf_op = _op_names(chunk, n, names, references).astype(np.int32)
         return out
 
     def _read_host(self, plane: XPlane, calls: _HostCalls) -> None:
         parts = self._parts
         names, references = _lookups(plane, parts.names)
-        skip = Lookup({i: 1 for i, name in plane.event_names.items() if name.startswith(_NOISE)}, 0)
+        skip = Lookup({i: 1 for i, name in plane.event_names.items() if name.startswith(NOISE)}, 0)
         allocator_names = np.array(sorted(parts.names[name] for name in _ALLOCATOR), np.int64)
         for xline in plane.lines:
             if xline.name in _DERIVED_LINES:
@@ -205,7 +243,7 @@ class _XSpace:
             for chunk in read_events(self._data, plane, xline, names=names, stats=_HOST_STATS, losses=self._losses,
                                      skip=skip):
                 if line < 0:
-                    line = parts.add_line(Line(self._host, -1, xline.name))
+                    line = parts.add_line(Line(self.host, -1, xline.name))
                 chunk.start_ns += self._base_ns
                 chunk.end_ns += self._base_ns
                 is_allocator = np.isin(chunk.name, allocator_names)
@@ -249,8 +287,19 @@ class _XSpace:
             in_use_bytes=_integers(chunk, "bytes_allocated", n)[rows],
             available_bytes=_integers(chunk, "bytes_available", n)[rows],
             peak_bytes=_integers(chunk, "peak_bytes_in_use", n)[rows],
-            tf_op=_strings(chunk, "tf_op", n, names, references)[rows].astype(np.int32),
+            tf_op=self._told(_strings(chunk, "tf_op", n, names, references)[rows]),
+            is_free=chunk.name[rows] == names["MemoryDeallocation"],
+            requested_bytes=_integers(chunk, "requested_bytes", n)[rows],
+            allocation_bytes=_integers(chunk, "allocation_bytes", n)[rows],
+            address=_integers(chunk, "addr", n)[rows],
+            fragmentation=_floats(chunk, "fragmentation", n)[rows],
+            region_type=self._told(_strings(chunk, "region_type", n, names, references)[rows]),
         ))
+
+    def _told(self, text: I64) -> I32:
+        """Texts without those that say nothing: the allocators of older versions write a null pointer out."""
+        nothing = [self._parts.names[said] for said in ("", "(null)")]
+        return np.where(np.isin(text, nothing), -1, text).astype(np.int32)
 
     def _join(self, device: DeviceEvents, launches: Launches, calls: list[I64]) -> None:
         """Fill in the launches, and what only the host's side tells about a copy (ROCm)."""
@@ -290,6 +339,15 @@ def _integers(chunk: Chunk, stat: str, n: int) -> I64:
     out = np.full(n, -1, np.int64)
     if stat in chunk.stats:
         rows, values = chunk.stats[stat].integers()
+        out[rows] = values
+    return out
+
+
+def _floats(chunk: Chunk, stat: str, n: int) -> F64:
+    """A stat as a full column, NaN where absent."""
+    out = np.full(n, np.nan)
+    if stat in chunk.stats:
+        rows, values = chunk.stats[stat].floats()
         out[rows] = values
     return out
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from gputop.trace.model import AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
+from gputop.trace.model import AllocatorEvents, DeviceEvents, HostEvents, Kind, LaunchShape, Line, Trace, TraceGpu
 
-STRINGS = ("eager_op", "tf_function_call", "function_name")
+STRINGS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")
 
 
 @dataclass
@@ -22,44 +24,53 @@ class Builder:
     format: str = "xspace"
     _device: list[dict[str, Any]] = field(default_factory=list)
     _host: list[tuple[str, str, float, float, dict[str, Any]]] = field(default_factory=list)
-    _memory: list[tuple[float, str, int, int, int]] = field(default_factory=list)
+    _memory: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, gpu: int, start: float, length: float, name: str = "volta_sgemm_128x64_nn", *,
             kind: Kind = Kind.COMPUTE, launch: float | None = None, launch_length: float = 5.0, size: int = -1,
-            src: int = 0, dst: int = 0, stream: int = 1) -> Builder:
+            src: int = 0, dst: int = 0, stream: int = 1, op: str | None = None, shape: LaunchShape | None = None,
+            thread: str | None = None) -> Builder:
         """A device event, and where ``launch`` is given the host call that launched it.
 
+        That call is on the GPU's own thread, or on ``thread``.
         No time may be negative: a trace begins at its first event, and -1 is "not known".
         """
         assert start >= 0 and (launch is None or launch >= 0)
         self._device.append({
             "gpu": gpu, "start": start, "length": length, "name": name, "kind": kind, "launch": launch,
-            "launch_length": launch_length, "size": size, "src": src, "dst": dst, "stream": stream,
+            "launch_length": launch_length, "size": size, "src": src, "dst": dst, "stream": stream, "op": op,
+            "shape": shape, "thread": thread or f"launch {gpu}",
         })
         return self
 
-    def host(self, name: str, start: float, length: float, line: str = "python", **stats: Any) -> Builder:
+    def host(self, name: str, start: float, length: float, /, line: str = "python", **stats: Any) -> Builder:
         self._host.append((name, line, start, length, stats))
         return self
 
-    def memory(self, time: float, allocator: str, in_use: int, available: int, peak: int) -> Builder:
-        self._memory.append((time, allocator, in_use, available, peak))
+    def memory(self, time: float, allocator: str, in_use: int, available: int, peak: int, *, op: str | None = None,
+               size: int = -1, address: int = -1, free: bool = False, fragmentation: float = math.nan) -> Builder:
+        """An allocation or a release, with the allocator's state after it."""
+        self._memory.append({"time": time, "allocator": allocator, "in_use": in_use, "available": available,
+                             "peak": peak, "op": op, "size": size, "address": address, "free": free,
+                             "fragmentation": fragmentation})
         return self
 
     def build(self, shuffle: int | None = None) -> Trace:
         """The trace; ``shuffle`` seeds another order of input events, lines and names."""
         rng = random.Random(shuffle)
-        device, host = list(self._device), list(self._host)
-        launches = [("cuLaunchKernel", f"launch {e['gpu']}", e["launch"], e["launch_length"], {})
+        device, host, memory = list(self._device), list(self._host), list(self._memory)
+        launches = [("cuLaunchKernel", e["thread"], e["launch"], e["launch_length"], {})
                     for e in device if e["launch"] is not None]
         host += launches
         lines: dict[tuple[int, str], int] = {}
         names: dict[str, int] = {}
         wanted_lines = [(e["gpu"], f"Stream #{e['stream']}") for e in device] + [(-1, h[1]) for h in host]
-        wanted_names = ([e["name"] for e in device] + [h[0] for h in host] + [m[1] for m in self._memory]
+        wanted_names = ([e["name"] for e in device] + [h[0] for h in host] + [m["allocator"] for m in memory]
+                        + [m["op"] for m in memory if m["op"] is not None]
+                        + [e["op"] for e in device if e["op"] is not None]
                         + [v for h in host for k, v in h[4].items() if k in STRINGS])
         if shuffle is not None:
-            for items in (device, host, wanted_lines, wanted_names):
+            for items in (device, host, memory, wanted_lines, wanted_names):
                 rng.shuffle(items)
         for line in wanted_lines:
             lines.setdefault(line, len(lines))
@@ -67,6 +78,7 @@ class Builder:
             names.setdefault(name, len(names))
 
         device.sort(key=lambda e: e["start"])
+        shapes: dict[LaunchShape, int] = {}
         d = DeviceEvents.empty(len(device))
         for i, e in enumerate(device):
             d.gpu[i], d.line[i], d.name[i] = e["gpu"], lines[e["gpu"], f"Stream #{e['stream']}"], names[e["name"]]
@@ -74,7 +86,9 @@ class Builder:
             d.bytes[i], d.src[i], d.dst[i] = e["size"], e["src"], e["dst"]
             if e["launch"] is not None:
                 d.launch_ns[i], d.launch_end_ns[i] = ns(e["launch"]), ns(e["launch"] + e["launch_length"])
-                d.launch_line[i] = lines[-1, f"launch {e['gpu']}"]
+                d.launch_line[i] = lines[-1, e["thread"]]
+            d.tf_op[i] = -1 if e["op"] is None else names[e["op"]]
+            d.shape[i] = -1 if e["shape"] is None else shapes.setdefault(e["shape"], len(shapes))
         host.sort(key=lambda h: h[2])
         stats: dict[str, tuple[list[int], list[int]]] = {}
         for row, (_, _, _, _, own) in enumerate(host):
@@ -87,15 +101,25 @@ class Builder:
             np.array([ns(e[2]) for e in host], np.int64), np.array([ns(e[2]) + ns(e[3]) for e in host], np.int64),
             {k: (np.array(r, np.int64), np.array(v, np.int64)) for k, (r, v) in stats.items()},
         )
-        memory = sorted(self._memory)
+        memory.sort(key=lambda m: m["time"])
+
+        def column(key: str, dtype: type = np.int64) -> npt.NDArray:
+            return np.array([m[key] for m in memory], dtype)
+
         a = AllocatorEvents(
-            np.array([ns(m[0]) for m in memory], np.int64), np.array([names[m[1]] for m in memory], np.int32),
-            *(np.array([m[i] for m in memory], np.int64) for i in (2, 3, 4)), np.full(len(memory), -1, np.int32),
+            np.array([ns(m["time"]) for m in memory], np.int64),
+            np.array([names[m["allocator"]] for m in memory], np.int32),
+            column("in_use"), column("available"), column("peak"),
+            np.array([-1 if m["op"] is None else names[m["op"]] for m in memory], np.int32),
+            is_free=column("free", bool), requested_bytes=column("size"), allocation_bytes=column("size"),
+            address=column("address"), fragmentation=column("fragmentation", float),
+            region_type=np.full(len(memory), -1, np.int32),
         )
         return Trace(
             format=self.format, paths=["synthetic"], hosts=list(self.hosts), names=list(names),
             lines=[Line(self.hosts[0], gpu, name) for gpu, name in lines],
             gpus=[TraceGpu(self.hosts[0], g) for g in range(self.gpus)], device=d, host=h, allocator=a,
+            launch_shapes=list(shapes),
         )
 
 

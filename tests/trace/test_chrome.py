@@ -9,7 +9,7 @@ import pytest
 from gputop.errors import GputopError, NothingToSee
 from gputop.trace.chrome import read_chrome
 from gputop.trace.load import load
-from gputop.trace.model import Kind, MemoryKind
+from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from tests.trace.shares import NEEDS_SHARED, SHARED, shares
 
 COPY = "Memcpy HtoD (Pinned -> Device)"
@@ -45,7 +45,7 @@ def kineto(rank: int = 0, base: int = 0, start: float = 1_700_000_000_000_000.0)
 
 
 def read(*documents: Any):
-    return read_chrome([(f"t{i}.json", json.dumps(d).encode()) for i, d in enumerate(documents)])
+    return read_chrome([(f"t{i}.json", [json.dumps(d).encode()]) for i, d in enumerate(documents)])
 
 
 def test_kineto():
@@ -66,6 +66,32 @@ def test_kineto():
     assert trace.lines[trace.host.line[0]].name == "thread 1 (python)"
     assert trace.origin_ns == 1_700_000_000_000_000_000
     assert (trace.hosts, trace.quality) == (["node"], [])
+
+
+def test_launch_shapes_and_messages():
+    document = kineto()
+    shape = {"grid": [8, 1, 1], "block": [256, 1, 1], "registers per thread": 40, "shared memory": 64,
+             "est. achieved occupancy %": 12}
+    document["traceEvents"].append(event(
+        "kernel", "ncclDevKernel_AllReduce_Sum_f32", document["traceEvents"][3]["ts"] + 40, 5, pid=0, tid=7, device=0,
+        stream=7, correlation=21, dtype="Float", **shape, **{"In msg nelems": 10, "Out msg nelems": 10}))
+    trace = read(document)
+    assert trace.device.shape.tolist() == [-1, -1, -1, 0] and trace.occupancy_is == "estimated"
+    assert trace.launch_shapes == [LaunchShape((8, 1, 1), (256, 1, 1), 40, 64, 0.12)]
+    assert trace.device.bytes.tolist() == [-1, 832, 64, 40]
+
+
+def test_an_occupancy_that_kineto_failed_to_reckon():
+    document = kineto()
+    for gpu in document["deviceProperties"]:
+        gpu["numSms"] = 132
+    document["traceEvents"].append(event(
+        "kernel", "gemm", document["traceEvents"][3]["ts"] + 40, 5, pid=0, tid=7, device=0, stream=7, correlation=21,
+        grid=[264, 1, 1], block=[384, 1, 1], **{"registers per thread": 168, "shared memory": 230_400,
+                                                "est. achieved occupancy %": 0}))
+    assert [s.occupancy for s in read(document).launch_shapes] == [12 / 64]
+    document["deviceProperties"][1]["numSms"] = 78  # GPUs of several kinds
+    assert [s.occupancy for s in read(document).launch_shapes] == [None]
 
 
 def test_ranks_on_one_clock():
@@ -109,6 +135,7 @@ def test_tensorboard_and_jax_export():
         {"ph": "X", "pid": 9, "tid": 4, "ts": 1.0, "dur": 2.0, "name": "cuLaunchKernel",
          "args": {"correlation_id": 55}},
         {"ph": "X", "pid": 9, "tid": 4, "ts": 0.0, "dur": 9.0, "name": "train", "args": {"step_num": "3"}},
+        {"ph": "X", "pid": 9, "tid": 4, "ts": 0.0, "dur": 9.0, "name": "ThreadpoolListener::StartRegion"},
         {},
     ]})
     d = trace.device
@@ -117,6 +144,7 @@ def test_tensorboard_and_jax_export():
     assert d.bytes.tolist() == [-1, 99]
     assert trace.names[d.tf_op[0]] == "jit_step/fusion.1"
     assert trace.host.stats["step_num"][1].tolist() == [3]
+    assert len(trace.host) == 2
     assert trace.lines[d.line[0]].name == "Stream #13(Kernel,MemcpyD2H)"
     assert trace.origin_ns == 0
 
@@ -148,7 +176,7 @@ def test_senseless_values_do_not_crash():
 def test_a_cut_file_keeps_the_events_before_the_damage():
     text = json.dumps(kineto(rank=2))
     cut = text[: text.index('"gpu_memset"')]
-    trace = read_chrome([("cut.json", cut.encode())])
+    trace = read_chrome([("cut.json", [cut.encode()])])
     assert len(trace.device) == 2
     assert trace.gpus[0].rank == 2
     assert [q.id for q in trace.quality] == ["truncated"]
@@ -157,7 +185,7 @@ def test_a_cut_file_keeps_the_events_before_the_damage():
 @pytest.mark.parametrize("content", [b"{", b"[]x", b"{}", b'{"traceEvents": 5}', b"[1, 2", b'{"a": ' * 5000, b"\xff{["])
 def test_no_chrome_trace(content):
     with pytest.raises(GputopError):
-        read_chrome([("x.json", content)])
+        read_chrome([("x.json", [content])])
 
 
 def test_no_events():

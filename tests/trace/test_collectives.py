@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gputop.trace.collectives import collectives
+from gputop.trace.collectives import collectives, operation
 from gputop.trace.device_time import timelines
-from gputop.trace.model import Kind
+from gputop.trace.model import Kind, QualityNote
 from gputop.trace.steps import find_steps
 from tests.trace.build import Builder, keras_steps
 
@@ -72,3 +74,94 @@ def test_one_gpu_alone_tells_nothing_of_the_others():
 
 def test_none_without_collectives():
     assert judged(Builder().run(0, 0, 10)) is None
+
+
+def test_operations_are_matched_each_on_their_own():
+    b = keras_steps(Builder(gpus=2), 5, 1000, 900)
+    for i in range(5):
+        for gpu in range(2):
+            # The two streams' collectives overlap, so that their order of start differs between the GPUs.
+            t = i * 1000 + 100
+            b.run(gpu, t + (5 if gpu else 0), 95 if gpu else 100, "ncclDevKernel_AllGather_RING_LL",
+                  kind=Kind.COLLECTIVE, size=4096)
+            b.run(gpu, t + (2 if gpu else 3), 398 if gpu else 397, "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL",
+                  kind=Kind.COLLECTIVE, stream=2)
+            b.run(gpu, t + 50, 100, stream=3)
+    c = judged(b)
+    assert c is not None and c.reason is None and c.count_per_step == 2
+    scatter, gather = c.operations
+    assert (scatter.operation, gather.operation) == ("ReduceScatter", "AllGather")
+    assert (gather.count, gather.count_per_step, gather.bytes, scatter.bytes) == (10, 1, 10 * 4096, None)
+    assert gather.transfer_s == pytest.approx(10 * 95e-6) and gather.waiting == pytest.approx(1 - 190 / 195)
+    assert gather.exposed_s == pytest.approx({0: 5 * 50e-6, 1: 5 * 45e-6})
+    assert scatter.exposed_s == pytest.approx({0: 5 * 297e-6, 1: 5 * 298e-6})
+    assert c.transfer_s == pytest.approx(gather.transfer_s + (scatter.transfer_s or 0))
+    assert c.summed_s == pytest.approx(gather.time_s + scatter.time_s) and c.last_to_arrive == {0: 5, 1: 5}
+
+
+def test_one_operation_that_does_not_match_leaves_the_others_their_figures():
+    b = Builder(gpus=2)
+    for gpu in range(2):
+        reduce(b, gpu, 20 * gpu, 100)
+        b.run(gpu, 200, 50, "ncclKernel_Broadcast_RING_LL_Sum_int8_t", kind=Kind.COLLECTIVE)
+    b.run(0, 300, 50, "ncclKernel_Broadcast_RING_LL_Sum_int8_t", kind=Kind.COLLECTIVE)
+    b.run(1, 5000, 50, "ncclKernel_SendRecv", kind=Kind.COLLECTIVE)
+    c = judged(b)
+    assert c is not None and c.transfer_s is None and c.reason is not None
+    by_name = {op.operation: op for op in c.operations}
+    assert by_name["AllReduce"].transfer_s == pytest.approx(2 * 80e-6) and by_name["AllReduce"].reason is None
+    assert "1 to 2" in (by_name["Broadcast"].reason or "") and by_name["Broadcast"].waiting is None
+    assert by_name["SendRecv"].reason == "only one GPU ran any" and by_name["SendRecv"].exposed_s == {1: 50e-6}
+
+
+def test_ranks_on_different_clocks_are_not_matched():
+    b = Builder(gpus=2)
+    for gpu in range(2):
+        reduce(b, gpu, 0, 100)
+    trace = b.build()
+    trace.quality.append(QualityNote("no_common_clock", "…"))
+    c = collectives(trace, timelines(trace), None)
+    assert c is not None and c.waiting is None and "clock" in (c.reason or "")
+
+
+@pytest.mark.parametrize(("kernel", "name"), [
+    ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)", "AllReduce"),
+    ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "ReduceScatter"),
+    ("ncclDevKernel_AllGather_RING_LL", "AllGather"), ("ncclDevKernel_SendRecv(x)", "SendRecv"),
+    ("ncclKernel_Broadcast_RING_LL_Sum_int8_t", "Broadcast"), ("ncclDevKernel_Reduce_Sum_f32_RING_LL", "Reduce"),
+    ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", "unknown"), ("nccl:all_to_all", "AllToAll"),
+    ("rcclGenericKernel<1, false>(ReduceScatter)", "unknown"),
+])
+def test_operations_by_the_kernels_name(kernel, name):
+    assert operation(kernel) == name
+
+
+pieces = st.lists(st.tuples(
+    st.integers(0, 2), st.integers(0, 3000), st.integers(1, 400),
+    st.sampled_from(["AllReduce", "AllGather", "Compute"])), min_size=1, max_size=25)
+
+
+@settings(max_examples=60, deadline=None)
+@given(pieces, st.integers(0, 1000))
+def test_operations_against_plain_counting_in_any_order(events, seed):
+    b = Builder(gpus=3)
+    for gpu, start, length, name in events:
+        compute = name == "Compute"
+        b.run(gpu, start, length, "gemm" if compute else f"ncclDevKernel_{name}_RING_LL",
+              kind=Kind.COMPUTE if compute else Kind.COLLECTIVE, stream=2 if compute else 1)
+    c = judged(b)
+    shuffled = b.build(seed)
+    assert collectives(shuffled, timelines(shuffled), None) == c
+    names = {e[3] for e in events} - {"Compute"}
+    assert (c is None) == (not names)
+    assert {op.operation for op in (c.operations if c else ())} == names
+    for op in c.operations if c else ():
+        own = [e for e in events if e[3] == op.operation]
+        assert op.count == len(own) and op.time_s == pytest.approx(sum(e[2] for e in own) * 1e-6)
+        for gpu in {e[0] for e in own}:
+            inside, compute = ({t for g, s, n, name in events if g == gpu and name == kind for t in range(s, s + n)}
+                               for kind in (op.operation, "Compute"))
+            assert op.exposed_s[gpu] == pytest.approx(len(inside - compute) * 1e-6)
+        assert (op.transfer_s is None) == (op.reason is not None)
+        if op.transfer_s is not None:
+            assert 0 < op.transfer_s <= op.time_s * (1 + 1e-9) and op.waiting is not None and 0 <= op.waiting < 1

@@ -2,8 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.trace.kernels import classify, copy_details, copy_way, memory_kind
-from gputop.trace.model import Kind, MemoryKind
+from gputop.trace.kernels import (
+    classify,
+    copy_details,
+    copy_way,
+    kineto_message_bytes,
+    kineto_shape,
+    launch_shape,
+    memory_kind,
+    split_op,
+)
+from gputop.trace.model import Kind, LaunchShape, MemoryKind
 
 
 @pytest.mark.parametrize(("name", "kind"), [
@@ -62,3 +71,74 @@ def test_ways_and_memory():
     assert copy_way("cuLaunchKernel") is None
     assert memory_kind("Device Static") is MemoryKind.DEVICE
     assert memory_kind("") is MemoryKind.UNKNOWN
+
+
+def test_launch_shapes():
+    text = "regs:32 static_shared:16 dynamic_shared:1024 grid:64,2,1 block:256,1,1 occ_pct:37.5"
+    assert launch_shape(text) == LaunchShape((64, 2, 1), (256, 1, 1), 32, 1040, 0.375)
+    # ROCm: the occupancy is not known, and there are no registers
+    assert launch_shape(" grid:16,1,1 block:512,1,1 private_mem:0 group_mem:64 occ_pct:0") == LaunchShape(
+        (16, 1, 1), (512, 1, 1), -1, 64, None)
+
+
+def test_an_occupancy_that_is_not_told_is_reckoned_for_nvidia():
+    text = "regs:168 static_shared:1024 dynamic_shared:229376 grid:264,1,1 block:384,1,1 occ_pct:0"
+    plain, h100 = launch_shape(text), launch_shape(text, (9, 0))
+    assert plain is not None and plain.occupancy is None and h100 is not None and h100.occupancy == 12 / 64
+    told = launch_shape(text.replace("occ_pct:0", "occ_pct:25"), (9, 0))
+    assert told is not None and told.occupancy == 0.25
+
+
+@pytest.mark.parametrize("text", [
+    "", "regs:32", "grid:1,1 block:1,1,1", "grid:0,1,1 block:1,1,1", "grid:1,1,1", "grid:a,b,c block:1,1,1",
+    "grid:" + "9" * 39 + ",1,1 block:1,1,1", "grid:1.5,1,1 block:1,1,1",
+])
+def test_no_launch_shape(text):
+    assert launch_shape(text) is None
+
+
+def test_odd_figures_of_a_shape_are_unknown():
+    shape = launch_shape("regs:1.2.3 static_shared:x grid:1,1,1 block:1,1,1 occ_pct:140")
+    assert shape == LaunchShape((1, 1, 1), (1, 1, 1), -1, -1, None)
+
+
+def test_kinetos_shapes():
+    args = {"grid": [8, 1, 1], "block": [544, 1, 1], "registers per thread": 96, "shared memory": 4096,
+            "est. achieved occupancy %": 3}
+    assert kineto_shape(args) == LaunchShape((8, 1, 1), (544, 1, 1), 96, 4096, 0.03)
+    # 0 may be less than half a percent, but with much shared memory it is kineto's failure to reckon it.
+    assert kineto_shape({**args, "est. achieved occupancy %": 0}) == LaunchShape((8, 1, 1), (544, 1, 1), 96, 4096, 0.0)
+    failed = kineto_shape({**args, "est. achieved occupancy %": 0, "shared memory": 87_568})
+    assert failed is not None and failed.occupancy is None
+    odd = kineto_shape({**args, "est. achieved occupancy %": "3", "registers per thread": -5, "shared memory": 1 << 40})
+    assert odd == LaunchShape((8, 1, 1), (544, 1, 1), -1, -1, None)
+    assert kineto_shape({"kernel_details": "grid:1,1,1 block:32,1,1 occ_pct:50"}) == LaunchShape(
+        (1, 1, 1), (32, 1, 1), -1, -1, 0.5)
+    for bad in ({}, {"grid": [1, 1], "block": [1, 1, 1]}, {"grid": [True, 1, 1], "block": [1, 1, 1]},
+                {"grid": "1,1,1", "block": None}, {"kernel_details": 7}):
+        assert kineto_shape(bad) is None
+
+
+@pytest.mark.parametrize(("args", "size"), [
+    ({"In msg nelems": 10, "Out msg nelems": 80, "dtype": "Float"}, 320),
+    ({"In msg nelems": 10, "Out msg nelems": 10, "dtype": "BFloat16"}, 20),
+    ({"In msg nelems": 10, "dtype": "Complicated"}, -1), ({"dtype": "Float"}, -1), ({}, -1),
+    ({"In msg nelems": 0, "Out msg nelems": 0, "dtype": "Float"}, -1),
+    ({"In msg nelems": 1 << 60, "dtype": "Float"}, -1), ({"In msg nelems": "10", "dtype": "Float"}, -1),
+])
+def test_kinetos_messages(args, size):
+    assert kineto_message_bytes(args) == size
+
+
+@pytest.mark.parametrize(("text", "op"), [
+    ("model/dense/MatMul:MatMul", ("model/dense/MatMul", "MatMul")),
+    ("replica_3/model/dense/MatMul:MatMul", ("model/dense/MatMul", "MatMul")),
+    ("gradient_tape/replica_12/model/Cast:Cast", ("gradient_tape/model/Cast", "Cast")),
+    ("replica_count:Identity", ("replica_count", "Identity")),
+    ("jit_step/input_transpose_fusion.1", ("jit_step/input_transpose_fusion.1", "input_transpose_fusion")),
+    ("jit(f)/jit(main)/dot_general:", ("jit(f)/jit(main)/dot_general", "dot_general")),
+    ("fusion_2.14.1", ("fusion_2.14.1", "fusion")), ("", ("unknown", "unknown")), (":Relu", ("unknown", "Relu")),
+    ("a/12", ("a/12", "12")),
+])
+def test_ops(text, op):
+    assert split_op(text) == op

@@ -8,7 +8,7 @@ import pytest
 
 from gputop.errors import GputopError, NothingToSee
 from gputop.trace.load import load
-from gputop.trace.model import Kind, MemoryKind
+from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.nsys import read_nsys
 from tests.trace.shares import NEEDS_SHARED, SHARED, shares
 
@@ -61,6 +61,24 @@ def report(path: Path, without: tuple[str, ...] = ()) -> Path:
     database.commit()
     database.close()
     return path
+
+
+def test_occupancy_is_reckoned_from_the_launch_shapes(tmp_path):
+    path = report(tmp_path / "r.sqlite")
+    database = sqlite3.connect(path)
+    columns = ("registersPerThread", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "staticSharedMemory",
+               "dynamicSharedMemory")
+    for column in columns:
+        database.execute(f"ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN {column} INTEGER")
+    values = (168, 264, 1, 1, 384, 1, 1, 1024, 229_376)
+    database.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET {', '.join(f'{c} = ?' for c in columns)} "
+                     "WHERE start = 1100", values)
+    database.commit()
+    database.close()
+    trace = read_nsys(path)
+    # H100: one block of 12 warps, for its shared memory. The other kernel tells no shape.
+    assert trace.device.shape.tolist() == [0, -1, -1, -1, -1]
+    assert trace.launch_shapes == [LaunchShape((264, 1, 1), (384, 1, 1), 168, 230_400, 12 / 64)]
 
 
 def test_a_report_of_two_processes(tmp_path):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.trace.phases import evaluation_note
 from gputop.trace.steps import find_steps
 from tests.trace.build import Builder, keras_steps
 
@@ -155,3 +156,138 @@ def test_irregular_repetitions_are_no_steps():
 
 def test_an_empty_trace_has_no_steps():
     assert find_steps(Builder(gpus=1).build()) is None
+
+
+def _call(b: Builder, start: float, length: float, function: str, *ops: str) -> None:
+    b.host("EagerExecute", start, length, is_func=1, eager_op=function)
+    for i, op in enumerate(ops):
+        b.host(op, start + 1 + i, 1, "tf_Compute/1")
+
+
+FORWARD, BACKWARD = "m/dense/MatMul:MatMul", "gradient_tape/m/dense/MatMul_1:MatMul"
+FIT, EVALUATE = "__inference_multi_step_on_iterator_1", "__inference_multi_step_on_iterator_2"
+
+
+def test_training_and_evaluation_are_told_apart_by_their_ops():
+    b = Builder(gpus=0)
+    for i in range(5):
+        _call(b, i * 100, 40, FIT, FORWARD, BACKWARD)
+    for i in range(40):  # takes more time than training does
+        _call(b, 500 + i * 100, 90, EVALUATE, FORWARD)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.phase == "training" and steps.count == 5
+    assert steps.left_out_s == pytest.approx({"evaluation": 3.6e-3})
+    assert [note.id for note in evaluation_note(steps)] == ["evaluation"]
+
+
+def test_evaluation_alone_is_said_to_be_that():
+    b = Builder(gpus=0)
+    for i in range(5):
+        _call(b, i * 100, 40, EVALUATE, FORWARD)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.phase == "evaluation" and "which evaluates" in steps.anchor
+    assert "no training" in evaluation_note(steps)[0].message
+
+
+@pytest.mark.parametrize("ops", [(), ("optional:OptionalFromValue", "Add/ReadVariableOp:ReadVariableOp")])
+def test_without_ops_of_a_model_the_phase_is_not_known(ops):
+    b = Builder(gpus=0)
+    for i in range(5):
+        _call(b, i * 100, 40, EVALUATE, *ops)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.phase == "unknown" and not evaluation_note(steps)
+
+
+def test_where_xla_runs_the_step_forward_ops_prove_nothing():
+    b = Builder(gpus=0)
+    for i in range(5):
+        _call(b, i * 100, 40, FIT, FORWARD, "CpuExecutable::ExecuteAsyncOnStream")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.phase == "unknown"
+
+
+def test_two_step_functions_of_which_nothing_is_known_are_not_called_training():
+    b = keras_steps(Builder(gpus=0), 6, 100, 60)  # both compiled by XLA, say
+    for i in range(6):
+        b.host("EagerExecute", 600 + i * 20, 10, is_func=1, eager_op="__inference_multi_step_on_iterator_77")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.phase == "unknown" and steps.left_out_s == pytest.approx({"unknown": 60e-6})
+    assert "may be either" in evaluation_note(steps)[0].message
+
+
+def test_the_ops_of_kernels_tell_the_phase_too():
+    b = Builder()
+    for i in range(5):
+        _call(b, i * 100, 40, FIT)
+        b.run(0, i * 100 + 70, 20, op=BACKWARD, launch=i * 100 + 5)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.phase == "training"
+
+
+@pytest.mark.parametrize(("function", "phase"), [
+    ("__inference_one_step_on_data_distributed_3", "prediction"), ("__inference_predict_function_3", "prediction"),
+    ("__inference_test_function_3", "evaluation"), ("__inference_train_function_3", "training"),
+])
+def test_functions_whose_name_tells(function, phase):
+    b = Builder(gpus=0)
+    for i in range(5):
+        _call(b, i * 100, 40, function, FORWARD)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.phase == phase
+
+
+def test_markers_of_training_win_over_longer_ones_of_evaluation():
+    b = Builder(gpus=0)
+    for i in range(3):
+        b.host("train", i * 100, 40, step_num=i)
+    for i in range(20):
+        b.host("test", 300 + i * 100, 90, step_num=i)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.phase == "training" and steps.count == 3 and "evaluation" in steps.left_out_s
+
+
+def test_the_only_training_step_of_a_window_does_not_stand_for_it():
+    b = Builder(gpus=0)
+    _call(b, 0, 40, FIT, FORWARD, BACKWARD)
+    for i in range(6):
+        _call(b, 100 + i * 50, 40, EVALUATE, FORWARD)
+    steps = find_steps(b.build())
+    assert steps is not None and steps.phase == "evaluation" and steps.count == 5 and "training" in steps.left_out_s
+
+
+def test_a_custom_loop_prefers_the_function_that_trains_and_ends_before_a_pause():
+    b = Builder(gpus=0)
+    for block in range(2):
+        for i in range(6):
+            _call(b, block * 10_000 + i * 100, 50, "__inference_train_step_1", BACKWARD)
+            _call(b, block * 10_000 + i * 100 + 60, 5, "__inference_log_2", FORWARD)
+        for i in range(10):
+            _call(b, block * 10_000 + 600 + i * 900, 800, "__inference_test_step_3", FORWARD)
+    steps = find_steps(b.build())
+    assert steps is not None and "train_step" in steps.anchor and steps.phase == "training"
+    assert steps.count == 11 and steps.mean_s == pytest.approx(100e-6)
+
+
+def test_a_function_traced_anew_at_each_call_is_one_loop():
+    b = Builder(gpus=0)
+    for i in range(6):
+        b.host("train_step", i * 100, 80, tf_function_call="traced-nonXla", tracing_count=i)
+        _call(b, i * 100 + 50, 20, f"__inference_train_step_{i}")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.anchor == "calls of the tf.function train_step" and steps.count == 5
+
+
+def test_a_loop_without_functions_steps_by_its_batches():
+    b = Builder(gpus=0)
+    for i in range(6):
+        b.host("EagerExecute", i * 100, 5, is_func=0, eager_op="IteratorGetNext")
+        b.host("EagerExecute", i * 100 + 10, 50, is_func=0, eager_op="MatMul")
+    steps = find_steps(b.build())
+    assert steps is not None and "batch" in steps.anchor and steps.confidence == "low" and steps.count == 5
+
+
+def test_steps_know_the_ends_of_their_calls():
+    steps = find_steps(keras_steps(Builder(gpus=0), 4, 100, 60).build())
+    assert steps is not None and steps.call_ends_ns == (60_000, 160_000, 260_000)
+    steps = find_steps(_sequence(["first", *(f"layer{i}" for i in range(12))] * 5).build())
+    assert steps is not None and steps.call_ends_ns == ()

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gputop.trace import wire
 from gputop.trace.wire import FIXED32, FIXED64, LENGTH, VARINT, Block, read_fields, signed, tag
 
 UINT64 = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1), st.sampled_from([2**k for k in range(64)]))
@@ -110,6 +112,37 @@ def test_runs_of_one_field_with_lengths_of_one_to_three_bytes(contents):
     assert found.values == {tag(5, VARINT): 7}
 
 
+@pytest.mark.parametrize("window", [1 << 10, 1 << 14])
+@given(contents=st.lists(st.one_of(
+    st.binary(max_size=40), st.lists(st.binary(max_size=9), max_size=7).map(
+        lambda inner: b"".join(encoded(4, LENGTH, i) for i in inner)),  # the same tag inside, as an event's stats have
+    st.binary(min_size=128, max_size=300)), min_size=1, max_size=30), times=st.integers(1, 60),
+    tail=st.sampled_from((b"", encoded(5, VARINT, 7), encoded(4, LENGTH, b"x" * 20_000), b"\x22\x7f")))
+@settings(deadline=None, max_examples=40)
+def test_long_runs_are_walked_as_short_ones_are(window, contents, times, tail):
+    data = b"".join(encoded(4, LENGTH, c) for c in contents) * times + tail
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "_FEW_BYTES", len(data))  # the plain loop
+        expected = read_fields(data, 0, len(data), (tag(4, LENGTH), tag(5, VARINT)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "_FEW_BYTES", 50)
+        patch.setattr(wire, "_STRIDE", 400)
+        patch.setattr(wire, "_SEARCHED", 90)
+        patch.setattr(wire, "_WINDOW", window)
+        found = read_fields(data, 0, len(data), (tag(4, LENGTH), tag(5, VARINT)))
+    assert found == expected
+
+
+def test_a_run_of_megabytes():
+    contents = [bytes([i % 251]) * (i * 7 % 90) + encoded(4, LENGTH, b"ab") * (i % 3) for i in range(120_000)]
+    data = b"".join(encoded(4, LENGTH, c) for c in contents) + encoded(5, VARINT, 7)
+    found = read_fields(data, 0, len(data), (tag(4, LENGTH), tag(5, VARINT)))
+    begin, end = found.pairs(tag(4, LENGTH))
+    assert len(data) > wire._FEW_BYTES + wire._WINDOW
+    assert [data[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)] == contents
+    assert found.values == {tag(5, VARINT): 7}
+
+
 @given(st.lists(st.binary(max_size=30), min_size=1, max_size=6), st.integers(1, 29))
 def test_read_fields_keeps_what_came_before_a_cut(contents, missing):
     raw = [encoded(4, LENGTH, c) for c in contents]
@@ -132,7 +165,10 @@ def test_first_varint_looks_only_at_the_first_field():
     messages = [encoded(1, VARINT, 5), encoded(1, VARINT, 300), encoded(1, VARINT, 70000), encoded(2, VARINT, 5), b""]
     ends = np.cumsum([len(m) for m in messages])
     block = Block(b"".join(messages), 0, int(ends[-1]))
-    assert block.first_varint(tag(1, VARINT), ends - [len(m) for m in messages]).tolist() == [5, 300, -1, -1, -1]
+    begin = ends - [len(m) for m in messages]
+    value, after = block.first_varint(tag(1, VARINT), begin)
+    assert value.tolist() == [5, 300, -1, -1, -1]
+    assert (after - begin).tolist()[:2] == [2, 3]
 
 
 def test_signed():

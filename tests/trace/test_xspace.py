@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gputop.errors import GputopError, NothingToSee
 from gputop.profiler import messages
 from gputop.trace import quality
-from gputop.trace.model import Kind, MemoryKind
+from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.xspace import read_xspaces
 from tests.trace.shares import SHARED
 from tests.trace.test_wire import encoded
@@ -220,6 +220,34 @@ def test_gpus_launches_copies_and_operations():
     assert trace.hosts == ["node"]
     assert trace.host.stats["step_num"][1].tolist() == [4]
     assert trace.quality == []
+
+
+def test_launch_shapes_of_kernels():
+    b = Builder()
+    line = b.line("/device:GPU:0", "Stream #1(Kernel)")
+    details = "regs:32 static_shared:0 dynamic_shared:0 grid:64,1,1 block:256,1,1 occ_pct:37.5"
+    b.event("/device:GPU:0", line, "k", 0, 10, kernel_details=(details,))
+    b.event("/device:GPU:0", line, "k", 10, 10, kernel_details=details)
+    b.event("/device:GPU:0", line, "k", 20, 10, kernel_details=(" grid:1,1,1 block:64,1,1 group_mem:0 occ_pct:0",))
+    b.event("/device:GPU:0", line, "k", 30, 10)
+    trace = b.read()
+    assert trace.device.shape.tolist() == [trace.device.shape[0]] * 2 + [trace.device.shape[2], -1]
+    assert trace.launch_shapes[trace.device.shape[0]] == LaunchShape((64, 1, 1), (256, 1, 1), 32, 0, 0.375)
+    assert trace.launch_shapes[trace.device.shape[2]] == LaunchShape((1, 1, 1), (64, 1, 1), -1, 0, None)
+    assert len(trace.launch_shapes) == 2 and trace.occupancy_is == "theoretical"
+
+
+@pytest.mark.parametrize(("vendor", "occupancy"), [("Nvidia", 12 / 64), ("AMD", None)])
+def test_occupancy_is_reckoned_for_nvidias_gpus_only(vendor, occupancy):
+    b = Builder()
+    plane = b.plane("/device:GPU:0")
+    for name, value in (("compute_cap_major", 9), ("compute_cap_minor", 0), ("device_vendor", vendor)):
+        b.stat(plane, plane.stats.add(), name, value)
+    line = b.line("/device:GPU:0", "Stream #1(Kernel)")
+    b.event("/device:GPU:0", line, "k", 0, 10, kernel_details=(
+        "regs:168 static_shared:1024 dynamic_shared:229376 grid:264,1,1 block:384,1,1 occ_pct:0",))
+    (shape,) = b.read().launch_shapes
+    assert shape.occupancy == occupancy
 
 
 def test_launches_go_by_device_where_the_host_tells_it():

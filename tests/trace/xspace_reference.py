@@ -14,8 +14,9 @@ from gputop.trace.model import Trace
 from gputop.trace.xspace import read_xspaces
 
 START = 1_700_000_000_000_000_000
-INTEGERS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements")
-STRINGS = ("eager_op", "tf_function_call", "function_name")
+INTEGERS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements", "id",
+            "parent_id", "parallelism", "buffer_limit", "cpu_budget")
+STRINGS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")
 OTHER = ("correlation_id", "device_id", "memcpy_details", "kernel_details", "tf_op", "hlo_op", "hlo_module")
 
 
@@ -114,7 +115,7 @@ def expected(data: bytes) -> tuple[Counter, Counter, Counter]:
                 if on_device:
                     details = kernels.copy_details(texts.get("memcpy_details", ""))
                     rows[0][plane.name, line_name, name, begin, end, ints.get("correlation_id", -1),
-                            _op(texts), details.bytes] += 1
+                            _op(texts), details.bytes, _shape(texts)] += 1
                 elif name in ("MemoryAllocation", "MemoryDeallocation"):
                     rows[2][begin, texts.get("allocator_name"), ints.get("bytes_allocated", -1)] += 1
                 else:
@@ -122,6 +123,11 @@ def expected(data: bytes) -> tuple[Counter, Counter, Counter]:
                     kept.update({k: texts[k] for k in STRINGS if k in texts})
                     rows[1][line_name, name, begin, end, tuple(sorted(kept.items()))] += 1
     return rows
+
+
+def _shape(texts: dict[str, str]) -> tuple[Any, ...] | None:
+    shape = kernels.launch_shape(texts.get("kernel_details", ""))
+    return shape and shape[:4]  # the occupancy may be the reader's
 
 
 def _op(texts: dict[str, str]) -> str | None:
@@ -140,9 +146,10 @@ def actual(trace: Trace, first: int) -> tuple[Counter, Counter, Counter]:
         return names[index] if index >= 0 else None
 
     device = Counter(
-        (f"/device:GPU:{trace.gpus[g].ordinal}", trace.lines[ln].name, names[n], s + first, e + first, c, text(op), b)
-        for g, ln, n, s, e, c, op, b in zip(*(x.tolist() for x in (
-            d.gpu, d.line, d.name, d.start_ns, d.end_ns, d.correlation, d.tf_op, d.bytes)), strict=True))
+        (f"/device:GPU:{trace.gpus[g].ordinal}", trace.lines[ln].name, names[n], s + first, e + first, c, text(op), b,
+         trace.launch_shapes[i][:4] if i >= 0 else None)
+        for g, ln, n, s, e, c, op, b, i in zip(*(x.tolist() for x in (
+            d.gpu, d.line, d.name, d.start_ns, d.end_ns, d.correlation, d.tf_op, d.bytes, d.shape)), strict=True))
     stats: list[dict[str, Any]] = [{} for _ in range(len(h))]
     for stat, (rows, values) in h.stats.items():
         assert (np.diff(rows) > 0).all()

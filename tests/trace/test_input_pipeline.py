@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from gputop.trace.input_pipeline import input_pipeline, stage_self_times
-from gputop.trace.memory import memory
 from gputop.trace.steps import find_steps
 from tests.trace.build import Builder, keras_steps
 
@@ -50,12 +49,3 @@ def test_stages_count_their_own_time_only():
     stages = stage_self_times(b.build())
     assert stages == pytest.approx({"Map": 48e-6, "BatchV2": 40e-6, "TFRecord": 12e-6})
     assert next(iter(stages)) == "Map"
-
-
-def test_memory_keeps_the_lifetime_peak_and_the_windows_apart():
-    b = Builder()
-    b.memory(0, "GPU_0_bfc", 300, 700, 800).memory(5, "GPU_0_bfc", 500, 500, 800).memory(1, "gpu_host_bfc", 10, 90, 10)
-    b.memory(2, "odd", 5, -1, 5)
-    uses = memory(b.build())
-    assert [u.allocator for u in uses] == ["GPU_0_bfc", "gpu_host_bfc"]
-    assert (uses[0].peak_bytes, uses[0].peak_in_window_bytes, uses[0].capacity_bytes) == (800, 500, 1000)

@@ -1,0 +1,204 @@
+"""One Chrome trace file, read once from its beginning to its end, as columns: what its complete events say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.errors import GputopError
+from gputop.trace import kernels
+from gputop.trace.columns import NOISE, Parts, encodable
+from gputop.trace.content import too_big
+from gputop.trace.json_stream import read_list
+from gputop.trace.model import Kind
+
+DEVICE_CATEGORIES = {"kernel": Kind.COMPUTE, "gpu_memcpy": Kind.COPY_OTHER, "memcpy": Kind.COPY_OTHER,
+                     "gpu_memset": Kind.MEMSET, "memset": Kind.MEMSET}
+HOST = -1  # in the column ``category``; else the Kind that the category promises
+_SKIPPED_CATEGORIES = frozenset(("gpu_user_annotation", "trace", "overhead", "ac2g", "fwdbwd", "async_cpu_to_gpu"))
+_MEMBERS = frozenset(("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties"))
+_STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
+_COPY_ENDS = re.compile(r"\((\w+) -> (\w+)\)")
+_RANK_IN_NAME = re.compile(r"(?:rank|worker|node)[_-]?(\d{1,6})", re.IGNORECASE)
+_BATCH = 1 << 14
+_MAX_DEVICE = 1 << 20
+
+# ``row`` and ``stream`` number the (pid, tid) of the event and, where its arguments name a stream, the (pid, stream);
+# ``bytes`` are of a copy or memset, ``message_bytes`` of a collective.
+EVENT = np.dtype([("ts", "f8"), ("dur", "f8"), ("correlation", "i8"), ("step", "i8"), ("bytes", "i8"),
+                  ("message_bytes", "i8"), ("row", "i4"), ("stream", "i4"), ("name", "i4"), ("device", "i4"),
+                  ("tf_op", "i4"), ("shape", "i4"), ("category", "i1"), ("src", "u1"), ("dst", "u1")])
+# What one event takes until the trace is assembled, in both forms of its columns.
+_EVENT_BYTES = 4 * EVENT.itemsize
+
+
+@dataclass(slots=True)
+class ChromeFile:
+    """A file's complete events (dtype ``EVENT``, times in µs), and what names its processes and threads."""
+
+    path: str
+    rank: int
+    host: str
+    base_ns: int  # Unix time of ts 0, or 0
+    devices: dict[int, dict[str, Any]]
+    events: npt.NDArray[np.void]
+    rows: list[tuple[Any, Any]]
+    processes: dict[Any, str]
+    threads: dict[tuple[Any, Any], str]
+    damaged: bool
+
+
+def read_file(path: str, pieces: Iterable[bytes], order: int, parts: Parts, limit_bytes: float) -> ChromeFile:
+    """Read the file; ``order`` is its rank where nothing tells it. Names and launch shapes go to ``parts``.
+
+    Raises GputopError where it is no Chrome trace or its events need more memory than ``limit_bytes``.
+    """
+    events = _Events(path, parts, limit_bytes)
+    members, found, damaged = read_list(pieces, "traceEvents", _MEMBERS, events.take)
+    if not found and not damaged:
+        raise GputopError(f"{path} is JSON, but no Chrome trace: it has no list \"traceEvents\".",
+                          "Give the trace that the PyTorch profiler, TensorBoard or JAX exported.")
+    if damaged and not events.seen:
+        raise GputopError(f"{path} is not a Chrome trace, or is cut off before its first event.",
+                          "Give the trace that the PyTorch profiler, TensorBoard or JAX exported; copy it again.")
+    info, base = members.get("distributedInfo"), members.get("baseTimeNanoseconds")
+    rank = info.get("rank") if isinstance(info, dict) else None
+    if not isinstance(rank, int) or not 0 <= rank < 1 << 31:
+        told = _RANK_IN_NAME.search(path.rsplit("/", 1)[-1])
+        rank = int(told[1]) if told else order
+    devices = members.get("deviceProperties")
+    return ChromeFile(
+        path, rank, text_of(members.get("host_name") or ""),
+        base if isinstance(base, int) and 0 <= base < 1 << 61 else 0,
+        {d["id"]: d for d in devices if isinstance(d, dict) and isinstance(d.get("id"), int)}
+        if isinstance(devices, list) else {},
+        events.columns(), events.rows, events.processes, events.threads, damaged)
+
+
+@dataclass(slots=True)
+class _Events:
+    """Takes one event after the other and keeps of each what is read from it later."""
+
+    path: str
+    parts: Parts
+    limit_bytes: float
+    seen: int = 0
+    rows: list[tuple[Any, Any]] = field(default_factory=list)
+    processes: dict[Any, str] = field(default_factory=dict)
+    threads: dict[tuple[Any, Any], str] = field(default_factory=dict)
+    _row_numbers: dict[tuple[Any, Any], int] = field(default_factory=dict)
+    _batch: list[tuple[Any, ...]] = field(default_factory=list)
+    _pieces: list[npt.NDArray[np.void]] = field(default_factory=list)
+
+    def take(self, event: Any) -> None:
+        self.seen += 1
+        if not isinstance(event, dict):
+            return
+        phase = event.get("ph")
+        if phase == "X":
+            self._complete(event)
+        elif phase == "M":
+            self._name(event)
+
+    def columns(self) -> npt.NDArray[np.void]:
+        self._flush()
+        pieces, self._pieces = self._pieces, []
+        return np.concatenate(pieces) if pieces else np.empty(0, EVENT)
+
+    def _flush(self) -> None:
+        if self._batch:
+            self._pieces.append(np.array(self._batch, EVENT))
+            self._batch.clear()
+        if len(self._pieces) * _BATCH * _EVENT_BYTES > self.limit_bytes:
+            raise too_big(self.path, self.limit_bytes)
+
+    def _name(self, event: dict[str, Any]) -> None:
+        args = event.get("args")
+        if not isinstance(args, dict):
+            return
+        pid, name = hashable(event.get("pid")), text_of(args.get("name", ""))
+        if event.get("name") == "process_name":
+            self.processes[pid] = name
+        elif event.get("name") == "thread_name":
+            self.threads[pid, hashable(event.get("tid"))] = name.strip()
+
+    def _complete(self, event: dict[str, Any]) -> None:
+        ts, dur = event.get("ts"), event.get("dur", 0)
+        if not _finite(ts) or not _finite(dur) or dur < 0:
+            return
+        category, pid = str(event.get("cat", "")).lower(), hashable(event.get("pid"))
+        if category in _SKIPPED_CATEGORIES or (category == "" and pid == "Spans"):
+            return
+        name, args = str(event.get("name", "")), event.get("args")
+        if name.startswith(NOISE):
+            return
+        args = args if isinstance(args, dict) else {}
+        tid = hashable(event.get("tid"))
+        row = self._row(pid, tid)
+        index, kind = self.parts.names[name], DEVICE_CATEGORIES.get(category, HOST)
+        if not args or category in ("cpu_op", "cuda_runtime", "cuda_driver"):  # most events, and only of the host
+            correlation = integer(args.get("correlation"))
+            self._batch.append((ts, dur, correlation, _step(name, args), -1, -1, row, row, index, -1, -1, -1, kind, 0,
+                                0))
+        else:
+            correlation = integer(args.get("correlation", args.get("correlation_id")))
+            size, src, dst = _copy(name, args)
+            device = min(integer(args.get("device")), _MAX_DEVICE)
+            stream = self._row(pid, hashable(args["stream"])) if "stream" in args else row
+            self._batch.append((
+                ts, dur, correlation, _step(name, args), size, kernels.kineto_message_bytes(args), row, stream, index,
+                device, _op(args, self.parts), self.parts.shape(kernels.kineto_shape(args)), kind, src, dst))
+        if len(self._batch) == _BATCH:
+            self._flush()
+
+    def _row(self, pid: Any, tid: Any) -> int:
+        number = self._row_numbers.setdefault((pid, tid), len(self.rows))
+        if number == len(self.rows):
+            self.rows.append((pid, tid))
+        return number
+
+
+def hashable(value: Any) -> Any:
+    return value if isinstance(value, (int, str)) else str(value)
+
+
+def text_of(value: Any) -> str:
+    return encodable(str(value))
+
+
+def _finite(value: Any) -> bool:
+    """A time in µs that is a number and, with any offset, fits an int64 of nanoseconds."""
+    return isinstance(value, (int, float)) and -2e15 < value < 2e15
+
+
+def _step(name: str, args: dict[str, Any]) -> int:
+    marker = _STEP.match(name) if name.startswith("ProfilerStep#") else None
+    return int(marker[1]) if marker else integer(args["step_num"]) if "step_num" in args else -1
+
+
+def _copy(name: str, args: dict[str, Any]) -> tuple[int, int, int]:
+    """Bytes, and the memory at both ends, of what may be a copy or memset."""
+    details = kernels.copy_details(str(args.get("memcpy_details", "")))
+    size = integer(args.get("bytes"))
+    ends = _COPY_ENDS.search(name)
+    src, dst = (kernels.memory_kind(e) for e in ends.groups()) if ends else (details.src, details.dst)
+    return size if size >= 0 else details.bytes, src, dst
+
+
+def _op(args: dict[str, Any], parts: Parts) -> int:
+    op, hlo, module = (str(args.get(k) or "") for k in ("tf_op", "hlo_op", "hlo_module"))
+    if op and op != "XlaModule:":
+        return parts.names[op]
+    return parts.names[f"{module}/{hlo}" if module else hlo] if hlo else -1
+
+
+def integer(value: Any) -> int:
+    """A non-negative integer that fits, also from text; -1 for everything else."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62 else -1

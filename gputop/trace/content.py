@@ -1,0 +1,120 @@
+"""The bytes of a trace file, decompressed, in pieces or whole, within limits."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from gputop.errors import GputopError
+
+GZIP = b"\x1f\x8b"
+_PIECE = 1 << 18
+_MEMORY_SHARE = 0.5  # of what is free, for one trace
+# gzip makes traces 8 to 40 times smaller, and zeros a thousand times. What unpacks to more than
+# both of these is no trace.
+_MAX_RATIO = 200
+_SMALL_BYTES = 1 << 28
+
+
+def memory_limit() -> float:
+    """Bytes that reading one trace may take: half of what is free."""
+    return psutil.virtual_memory().available * _MEMORY_SHARE
+
+
+def head(path: Path, size: int = 1 << 16) -> bytes:
+    """The first bytes of a file's content, decompressed."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(size)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if not begin.startswith(GZIP):
+        return begin
+    damaged: set[str] = set()
+    out = next(_decompressed(begin, iter(()), path, damaged), b"")
+    if not out and damaged:
+        raise GputopError(f"{path} is damaged: its data cannot be decompressed.", "Copy it again.")
+    return out[:size]
+
+
+def pieces(path: Path, damaged: set[str]) -> Iterator[bytes]:
+    """A file's content, decompressed, some 256 kB at a time.
+
+    A gzip stream that is cut off or damaged ends early and adds the path to ``damaged``.
+    Raises GputopError for what cannot be read and for bombs.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = iter(lambda: file.read(_PIECE), b"")
+            first = next(raw, b"")
+            if first.startswith(GZIP):
+                yield from _decompressed(first, raw, path, damaged)
+            else:
+                yield first
+                yield from raw
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def whole(path: Path, damaged: set[str], limit_bytes: float) -> bytearray:
+    """The same as one. Raises GputopError above ``limit_bytes``."""
+    out = bytearray()
+    for piece in pieces(path, damaged):
+        out += piece
+        if len(out) > limit_bytes:
+            raise too_big(path, limit_bytes)
+    return out
+
+
+def too_big(path: Path | str, limit_bytes: float) -> GputopError:
+    return GputopError(f"{path} takes more than {limit_bytes / 1e9:.1f} GB of memory to read, half of what is free.",
+                       "Analyse it on a machine with more memory, or capture for a shorter time.")
+
+
+def _decompressed(piece: bytes, more: Iterator[bytes], path: Path, damaged: set[str]) -> Iterator[bytes]:
+    """All members of a gzip stream, as far as they are sound."""
+    stream = zlib.decompressobj(wbits=31)
+    read = written = 0
+    while piece:
+        read += len(piece)
+        while piece:
+            if stream.eof:
+                if not piece.startswith(GZIP):  # padding after the last member
+                    return
+                stream = zlib.decompressobj(wbits=31)
+            before = stream.copy()
+            try:
+                out = stream.decompress(piece, _PIECE)
+            except zlib.error:
+                damaged.add(str(path))
+                yield _before_damage(before, piece)
+                return
+            written += len(out)
+            if written > _SMALL_BYTES and written > _MAX_RATIO * read:
+                raise GputopError(f"{path} unpacks to more than {_MAX_RATIO} times its size, which no trace does.",
+                                  "If it is a trace all the same, decompress it with gunzip and give the result.")
+            yield out
+            piece = stream.unconsumed_tail or stream.unused_data
+        piece = next(more, b"")
+    if not stream.eof:
+        damaged.add(str(path))
+
+
+def _before_damage(stream: zlib._Decompress, piece: bytes) -> bytes:
+    """What a piece holds until the damage in it; decompressed at once it would be lost."""
+    out = b""
+    try:
+        for at in range(0, len(piece), 64):
+            out += stream.decompress(piece[at:at + 64])
+            if len(out) >= _PIECE:
+                break
+    except zlib.error:
+        pass
+    return out
+
+
+def unreadable(path: Path, error: OSError) -> GputopError:
+    return GputopError(f"{path} cannot be read: {error.strerror or error}.", "Check the path and its permissions.")

@@ -1,0 +1,97 @@
+"""tf.functions: calls, retracing, and what XLA compiles."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import numpy as np
+
+from gputop.trace.intervals import Spans, intersect, union
+from gputop.trace.model import I64, Trace
+from gputop.trace.nesting import nest
+from gputop.trace.query import host_rows, name_mask, stat
+from gputop.trace.results_host import Functions, FunctionUse
+
+_TRACING = r"tf\.function-graph_building$"
+# XLA's compilers on CPUs and GPUs (there the passes over the graph), their annotations in Nsight, PjRt clients (JAX).
+_COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaCompil\w*:|PjRt\w*::Compile|"
+            r"backend_compile|(?:Jit|Fusion)Compiler::Compile")
+_XLA_RUN = (r"(?:Cpu|Gpu)Executable::Execute|\S+:XLA GPU module$|PjRt\w*LoadedExecutable::Execute\b|"
+            r"PJRT_LoadedExecutable_Execute")
+# XLA names a module after the function, a_inference_<function>_<n>__….<k>, or cluster_<n> where TensorFlow clusters.
+# Its name is part of kernels' ops and of the event in which the host starts it on a GPU.
+_MODULE = re.compile(r"((?:a_inference_\w+?|cluster_\w+?|jit_\w+?))(?:__\w*)?(?:\.\d+)?(?:/|:XLA GPU module$)")
+_NUMBERED = re.compile(r"(?:__|a_)inference_(.+?)_\d+$")
+
+
+def functions(trace: Trace) -> Functions | None:
+    """Calls of tf.functions in the window; None where none is traced and XLA neither compiles nor runs."""
+    compile_, runs = _spans(trace, host_rows(trace, _COMPILE)), _spans(trace, host_rows(trace, _XLA_RUN))
+    modules = _modules(trace)
+    used = _functions(trace, {m[1] for name in modules if (m := _NUMBERED.match(name))}, runs)
+    if not used and not len(compile_.start) and not len(runs.start) and not modules:
+        return None
+    return Functions(
+        functions=tuple(sorted(used, key=lambda use: (-use.seconds, use.name))),
+        retracings=sum(use.retracings for use in used), tracing_s=sum(use.tracing_s for use in used),
+        xla_compilations=len(compile_.start), xla_compile_s=compile_.total / 1e9, xla_runs=len(runs.start),
+        xla_modules=tuple(sorted(modules)),
+    )
+
+
+def _functions(trace: Trace, compiled: set[str], runs: Spans) -> list[FunctionUse]:
+    host = trace.host
+    rows, mode = stat(host, "tf_function_call")
+    counts = dict(zip(*(column.tolist() for column in stat(host, "tracing_count")), strict=True))
+    length = host.end_ns - host.start_ns
+    building = _within(trace, rows, host_rows(trace, _TRACING))
+    called: dict[str, list[int]] = {}
+    for at, name in enumerate(host.name[rows].tolist()):
+        called.setdefault(trace.names[name], []).append(at)
+    out = []
+    for name, places in called.items():
+        own = np.array(places)
+        modes = [trace.names[i] for i in mode[own].tolist()]
+        traced = np.array([m.startswith("traced") for m in modes], bool)
+        told = [counts[row] for row in rows[own].tolist() if row in counts]
+        first = sum(counts.get(row) == 1 for row in rows[own[traced]].tolist())
+        calls_s = int(length[rows[own[traced]]].sum()) / 1e9
+        built = int(building[own].sum()) / 1e9
+        in_xla = intersect(_spans(trace, rows[own]), runs).total
+        xla = any(m.endswith("-xla") for m in modes) or name in compiled or in_xla > 0
+        out.append(FunctionUse(
+            name=name, calls=len(own), seconds=int(length[rows[own]].sum()) / 1e9,
+            modes=dict(sorted(Counter(modes).items())),
+            tracings=int(traced.sum()), retracings=int(traced.sum()) - first,
+            tracing_s=built if built else calls_s, tracing_calls_s=calls_s,
+            tracing_count=max(told) if told else None,
+            xla=True if xla else False if any(m.endswith("-nonXla") for m in modes) else None, xla_s=in_xla / 1e9,
+        ))
+    return out
+
+
+def _within(trace: Trace, calls: I64, inner: I64) -> I64:
+    """For each call the time of the ``inner`` events whose nearest call around it is; each instant counts once."""
+    host = trace.host
+    rows = np.concatenate((calls, inner))
+    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
+    is_call = np.arange(len(rows)) < len(calls)
+    holder = nesting.holder(~is_call)
+    own = nest(host.line[inner], host.start_ns[inner], host.end_ns[inner], host.name[inner], trace.names).own(
+        host.end_ns[inner] - host.start_ns[inner])
+    around = holder[len(calls):]
+    counted = is_call[around]
+    return np.bincount(around[counted], weights=own[counted], minlength=len(calls)).astype(np.int64)
+
+
+def _spans(trace: Trace, rows: I64) -> Spans:
+    """When any of these events was open, on any thread."""
+    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+
+
+def _modules(trace: Trace) -> set[str]:
+    """XLA modules that ran on a GPU."""
+    mask = name_mask(trace, _MODULE.pattern)
+    names = np.union1d(trace.device.tf_op[mask[trace.device.tf_op]], trace.host.name[mask[trace.host.name]])
+    return {m[1] for i in names.tolist() if (m := _MODULE.match(trace.names[i]))}

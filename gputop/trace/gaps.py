@@ -1,0 +1,121 @@
+"""What the host did while no GPU worked: the names that fill a step's gaps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.trace.device_time import GpuTimeline
+from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
+from gputop.trace.model import I64, Trace
+from gputop.trace.nesting import nest
+from gputop.trace.query import name_mask, stat
+from gputop.trace.results import Steps
+from gputop.trace.results_host import GapWork, StepGaps
+from gputop.trace.threads import EXECUTOR, MAIN, lines_of
+
+TOP = 12  # names kept of each kind of thread
+# Calls that only pass an op on: their time is that op's.
+_WRAPPERS = (r"(?:TFE_Py_FastPathExecute_C|TFE_Py_ExecuteCancelable|EagerKernelExecute|KernelAndDevice(?:Func|Op)::Run|"
+             r"EagerCopyToDevice|ValidateInputTypeAndPlacement|FunctionRun|ExecutorState::Process)$")
+_EAGER_PREFIX = re.compile(r"EagerLocalExecute: ")
+
+
+def step_gaps(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> StepGaps | None:
+    """The host's work in the steps' gaps; None without steps, or where the trace does not tell gaps.
+
+    With GPUs a gap is time within steps in which none of them is busy. Without, it is the time from
+    the end of a step's own call to the start of the next step. A name's time is that of its events
+    less that of events inside them on the same thread. Mean per step; of several training loops
+    (ranks) the mean, of executor threads the sum.
+    """
+    if steps is None:
+        return None
+    calls = step_calls(trace, steps)
+    within = union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns])
+    busy = [line.busy for line in lines]
+    if busy:
+        gaps, what = subtract(within, merge(EMPTY, *busy)), "no GPU busy within the step"
+    elif len(calls) and not trace.gpus:
+        gaps = subtract(within, union(trace.host.start_ns[calls], trace.host.end_ns[calls]))
+        what = "from the end of a step's call to the start of the next"
+    else:
+        return None
+    loop_lines = np.unique(trace.host.line[calls]) if len(calls) else _launching_lines(trace)
+    main = np.zeros(len(trace.lines), bool)
+    main[loop_lines] = True
+    main_work, idle = _work(trace, gaps, main)
+    executor = lines_of(trace, EXECUTOR)
+    executor[trace.device.launch_line[trace.device.launch_line >= 0]] = True
+    executor_work, _ = _work(trace, gaps, executor & ~main)
+    loops = max(len(loop_lines), 1)
+    return StepGaps(
+        what=what, total_s_per_step=gaps.total / steps.count / 1e9,
+        count_per_step=len(gaps.start) / steps.count,
+        no_event_s_per_step=idle / loops / steps.count / 1e9 if len(loop_lines) else None,
+        main=_ranked(main_work, loops * steps.count), executor=_ranked(executor_work, steps.count),
+    )
+
+
+def step_calls(trace: Trace, steps: Steps) -> I64:
+    """Rows of the host events that marked the steps, as far as the steps rest on events with a length."""
+    host = trace.host
+    if not steps.call_ends_ns:
+        return np.empty(0, np.int64)
+    begin = np.array([a for a, _ in steps.bounds_ns], np.int64)
+    end = np.array(steps.call_ends_ns, np.int64)
+    first = np.searchsorted(host.start_ns, begin, side="left")
+    last = np.searchsorted(host.start_ns, begin, side="right")
+    count = last - first
+    rows = np.repeat(first, count) + np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    ours = (host.end_ns[rows] == np.repeat(end, count)) & (host.end_ns[rows] > host.start_ns[rows])
+    return np.asarray(rows[ours & lines_of(trace, MAIN)[host.line[rows]]], np.int64)
+
+
+def _launching_lines(trace: Trace) -> I64:
+    """The threads that are no pool's and launch kernels: training loops without a marker of their own."""
+    launching = np.unique(trace.device.launch_line[trace.device.launch_line >= 0])
+    return np.asarray(launching[lines_of(trace, MAIN)[launching]], np.int64)
+
+
+def _work(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[dict[str, tuple[int, int]], int]:
+    """By name (nanoseconds of its own within the gaps, events), and the gap time in which no event is open."""
+    host = trace.host
+    rows = np.flatnonzero(chosen[host.line] & (host.end_ns > host.start_ns)) if len(host) else np.empty(0, np.int64)
+    lines = int(chosen.sum())
+    inside = coverage(gaps, host.start_ns[rows], host.end_ns[rows])
+    rows, inside = rows[inside > 0], inside[inside > 0]  # what holds such an event is such an event
+    if not len(rows):
+        return {}, lines * gaps.total
+    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
+    own = nesting.own(inside)
+    shown = int(inside[nesting.parent < 0].sum())
+    label = host.name[rows].astype(np.int64)
+    eager, op = stat(host, "eager_op")
+    at = np.searchsorted(rows, eager)
+    mine = (at < len(rows)) & (rows[np.minimum(at, len(rows) - 1)] == eager)
+    label[at[mine]] = op[mine]
+    names_op = np.zeros(len(rows), bool)
+    names_op[at[mine]] = True
+    passes_on = name_mask(trace, _WRAPPERS)[label]
+    passes_on |= name_mask(trace, _EAGER_PREFIX.pattern)[label] & (nesting.parent >= 0) & names_op[nesting.parent]
+    holder = nesting.holder(passes_on & ~names_op)
+    counted = own > 0
+    holds = np.zeros(len(rows), bool)
+    holds[holder[counted]] = True
+    times = np.bincount(label[holder[counted]], weights=own[counted], minlength=len(trace.names))
+    events = np.bincount(label[holds], minlength=len(trace.names))
+    out: dict[str, tuple[int, int]] = {}
+    for name in np.flatnonzero(times).tolist():
+        text = _EAGER_PREFIX.sub("", trace.names[name])
+        known = out.get(text, (0, 0))
+        out[text] = known[0] + int(times[name]), known[1] + int(events[name])
+    return out, lines * gaps.total - shown
+
+
+def _ranked(work: dict[str, tuple[int, int]], per: float) -> tuple[GapWork, ...]:
+    first = sorted(work.items(), key=lambda item: (-item[1][0], item[0]))[:TOP]
+    return tuple(GapWork(name, time / per / 1e9, count / per) for name, (time, count) in first)

@@ -1,0 +1,143 @@
+"""TensorFlow's ops on the host: which run there, which only start work on a GPU, and what runs eagerly."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.trace.intervals import Spans, coverage, union
+from gputop.trace.model import I64, Trace
+from gputop.trace.nesting import nest
+from gputop.trace.query import name_mask, stat
+from gputop.trace.results import Steps
+from gputop.trace.results_host import EagerOp, HostOps, OpType
+from gputop.trace.threads import INPUT, MAIN, lines_of
+
+TOP = 20
+# scope/name:Type, as tensorflow/core/framework/op_def_builder.cc and node_def_util.cc allow names.
+OP = r"[A-Za-z0-9.][\w.\\/>-]*:[A-Z_]\w*$"
+_FOR_A_BATCH = r"(?:\w*Iterator\w*|OptionalHasValue|OptionalGetValue)$"
+
+
+def host_ops(trace: Trace, steps: Steps | None) -> HostOps | None:
+    """Ops by type, most time first, and the eager ones; None where the trace has no TF op.
+
+    tf.data's own threads are left out. Host time is exclusive of ops inside on the same thread.
+    """
+    host = trace.host
+    is_op = name_mask(trace, OP)
+    elsewhere = ~lines_of(trace, INPUT)
+    within = _within(trace, steps)
+    rows = np.flatnonzero(is_op[host.name] & elsewhere[host.line]) if len(host) else np.empty(0, np.int64)
+    rows = rows[_begins_in(within, host.start_ns[rows])]
+    eager_rows, eager_op = _eager_calls(trace, within)
+    device = trace.device
+    on_gpu = np.flatnonzero(is_op[device.tf_op] & _begins_in(within, device.start_ns))
+    if not len(rows) and not len(eager_rows) and not len(on_gpu):
+        return None
+    ops = _Ops(trace)
+    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
+    ops.add_host(host.name[rows], nesting.own(host.end_ns[rows] - host.start_ns[rows]), _launches(trace, rows))
+    ops.add_device(device.tf_op[on_gpu], device.end_ns[on_gpu] - device.start_ns[on_gpu])
+    types = ops.types()
+    share, eager = _eager(trace, within, eager_rows, eager_op)
+    return HostOps(
+        basis="window" if steps is None else "steps",
+        host_s=sum(t.host_s for t in types if t.placement == "host"), device_s=sum(t.device_s for t in types),
+        types=tuple(types[:TOP]), eager_share=share,
+        eager_ops_per_step=None if steps is None else len(eager_rows) / steps.count, eager=eager[:TOP],
+    )
+
+
+class _Ops:
+    """Time and placement by full op name, gathered column by column."""
+
+    def __init__(self, trace: Trace) -> None:
+        n = len(trace.names)
+        self._trace = trace
+        self._count, self._host, self._device = (np.zeros(n, np.int64) for _ in range(3))
+        self._placed = np.zeros(n, bool)
+        # Whether there is any link from ops to GPUs at all; without GPUs everything is on the host.
+        self._linked = not trace.gpus
+
+    def add_host(self, name: npt.NDArray, own_ns: I64, launches: npt.NDArray[np.bool_]) -> None:
+        n = len(self._count)
+        self._count += np.bincount(name, minlength=n)
+        self._host += np.bincount(name, weights=own_ns, minlength=n).astype(np.int64)
+        self._placed[name[launches]] = True
+        self._linked |= bool(launches.any())
+
+    def add_device(self, name: npt.NDArray, length_ns: I64) -> None:
+        self._device += np.bincount(name, weights=length_ns, minlength=len(self._device)).astype(np.int64)
+        self._placed[name] = True
+        self._linked |= bool(len(name))
+
+    def types(self) -> list[OpType]:
+        """Most time on the host or a GPU first. Ops of one type in both places are two entries."""
+        groups: dict[tuple[str, str | None], list[int]] = {}
+        for i in np.flatnonzero((self._count > 0) | (self._device > 0)).tolist():
+            placement = "gpu" if self._placed[i] else "host" if self._linked else None
+            groups.setdefault((self._trace.names[i].rsplit(":", 1)[1], placement), []).append(i)
+        out = []
+        for (type_, placement), members in groups.items():
+            at = np.array(members)
+            longest = min(members, key=lambda i: (-max(self._host[i], self._device[i]), self._trace.names[i]))
+            out.append(OpType(type_, placement, int(self._count[at].sum()), int(self._host[at].sum()) / 1e9,
+                              int(self._device[at].sum()) / 1e9, self._trace.names[longest].rsplit(":", 1)[0]))
+        return sorted(out, key=lambda op: (-max(op.host_s, op.device_s), op.type, op.placement or ""))
+
+
+def _within(trace: Trace, steps: Steps | None) -> Spans:
+    if steps is None:
+        low, high = trace.window_ns
+        return union([low], [high + 1])
+    return union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns])
+
+
+def _begins_in(spans: Spans, times: I64) -> npt.NDArray[np.bool_]:
+    if not len(spans.start):
+        return np.zeros(len(times), bool)
+    at = np.searchsorted(spans.start, times, side="right") - 1
+    return (at >= 0) & (times < spans.end[np.maximum(at, 0)])
+
+
+def _launches(trace: Trace, rows: I64) -> npt.NDArray[np.bool_]:
+    """Which host events have a launch on their own thread inside."""
+    device, host = trace.device, trace.host
+    known = device.launch_ns >= 0
+    if not known.any() or not len(rows):
+        return np.zeros(len(rows), bool)
+    span = int(max(host.end_ns.max(), device.launch_ns.max())) + 2
+    if span * len(trace.lines) >= 1 << 62:  # one key of thread and time would not fit
+        return np.zeros(len(rows), bool)
+    times = np.sort(device.launch_line[known].astype(np.int64) * span + device.launch_ns[known])
+    base = host.line[rows].astype(np.int64) * span
+    return np.searchsorted(times, base + host.end_ns[rows]) > np.searchsorted(times, base + host.start_ns[rows])
+
+
+def _eager_calls(trace: Trace, within: Spans) -> tuple[I64, I64]:
+    """Rows and ops of EagerExecute that run a single op from Python, calls for a batch left out."""
+    host = trace.host
+    flags, is_func = stat(host, "is_func")
+    rows, op = stat(host, "eager_op")
+    keep = ~np.isin(rows, flags[is_func == 1]) & ~name_mask(trace, _FOR_A_BATCH)[op]
+    keep &= lines_of(trace, MAIN)[host.line[rows]] & _begins_in(within, host.start_ns[rows])
+    return rows[keep], op[keep]
+
+
+def _eager(trace: Trace, within: Spans, rows: I64, op: I64) -> tuple[float | None, tuple[EagerOp, ...]]:
+    """The eager share of the time that Python spends in TensorFlow's ops and functions, and the ops by name."""
+    host = trace.host
+    flags, is_func = stat(host, "is_func")
+    called = flags[is_func == 1]
+    called = called[lines_of(trace, MAIN)[host.line[called]]]
+    in_functions = union(host.start_ns[called], host.end_ns[called])
+    functions = int(coverage(in_functions, within.start, within.end).sum())
+    length = host.end_ns[rows] - host.start_ns[rows]
+    alone = length - coverage(in_functions, host.start_ns[rows], host.end_ns[rows])
+    eager = int(alone.sum())
+    names, which = np.unique(op, return_inverse=True)
+    found = [EagerOp(trace.names[name], int(count), float(time) / 1e9) for name, count, time in zip(
+        names.tolist(), np.bincount(which), np.bincount(which, weights=alone), strict=True)]
+    share = eager / (eager + functions) if eager + functions else None
+    return share, tuple(sorted(found, key=lambda o: (-o.seconds, o.name)))

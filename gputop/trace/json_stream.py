@@ -1,0 +1,160 @@
+"""JSON documents that are one long list, read piece by piece: never more of the text in memory than a few elements."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+# Text held at a time; one element is parsed by the standard library's parser at the speed of the whole.
+_TEXT = 1 << 18
+# An element or member above this is taken for damage: parsed, it could need 25 times as much.
+MAX_VALUE = 1 << 22
+# A number, or NaN and the like, may go on after the text at hand: this much must follow it.
+_AHEAD = 32
+
+_AFTER_NUMBER = frozenset(",]} \t\r\n")
+
+_BLANK = re.compile(r"[ \t\r\n]*")
+_BETWEEN = re.compile(r"[ \t\r\n,]*")
+
+
+class Damaged(ValueError):
+    """The text ends early or makes no sense from here on."""
+
+
+def read_list(
+    pieces: Iterable[bytes], member: str, keep: Collection[str], take: Callable[[Any], None],
+) -> tuple[dict[str, Any], bool, bool]:
+    """Hand each element of a list to ``take``: that of the document's ``member``, or the document itself.
+
+    Returns those of the document's other members that are to ``keep``, whether there was such
+    a list, and whether the text is damaged: what came before the damage has been handed over.
+    Elements are separated leniently, as the programs that write traces take commas lightly.
+    """
+    text = _Text(pieces)
+    kept: dict[str, Any] = {}
+    found = False
+    try:
+        first = text.peek()
+        if first == "[":
+            found = True
+            text.skip()
+            text.elements(take)
+        elif first == "{":
+            text.skip()
+            while (name := text.key()) is not None:
+                if name == member and text.peek() == "[":
+                    found = True
+                    text.skip()
+                    text.elements(take)
+                else:
+                    value = text.value()
+                    if name in keep:
+                        kept[name] = value
+        else:
+            raise Damaged
+        text.end()
+    except Damaged:
+        return kept, found, True
+    return kept, found, False
+
+
+class _Text:
+    """The text at hand and the place in it. Every method raises Damaged where it cannot go on."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
+        self._scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # public in name, absent in the stubs
+        self._text, self._at, self._whole = "", 0, False
+
+    def _more(self) -> bool:
+        """Twice as much text from here on, _TEXT at least, or all there is; False where that was known."""
+        rest = self._text[self._at:]
+        if self._whole or len(rest) > MAX_VALUE:
+            return False
+        parts, size, wanted = [rest], len(rest), max(2 * len(rest), _TEXT)
+        while size < wanted:
+            piece = next(self._pieces, None)
+            # Long pieces would be copied each time something is taken from their front.
+            parts.append(self._decoder.decode(piece or b"", final=piece is None))
+            size += len(parts[-1])
+            if piece is None:
+                self._whole = True
+                break
+        self._text, self._at = "".join(parts), 0
+        return True
+
+    def peek(self) -> str:
+        """The next character that is not blank; "" at the end."""
+        while True:
+            self._at = _BLANK.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def skip(self) -> None:
+        self._at += 1
+
+    def key(self) -> str | None:
+        """The name of an object's next member, its colon passed; None at the object's end."""
+        while (char := self.peek()) == ",":
+            self.skip()
+        if char == "}":
+            self.skip()
+            return None
+        name = self.value() if char == '"' else None
+        if not isinstance(name, str) or self.peek() != ":":
+            raise Damaged
+        self.skip()
+        return name
+
+    def value(self) -> Any:
+        if not self.peek():
+            raise Damaged
+        while True:
+            try:
+                value, end = self._scan(self._text, self._at)
+            except (StopIteration, ValueError, RecursionError):
+                pass
+            else:
+                if self._whole or len(self._text) - end >= _AHEAD:
+                    # A number is whole only where something follows that cannot belong to it.
+                    if isinstance(value, (int, float)) and self._text[end:end + 1] not in _AFTER_NUMBER:
+                        raise Damaged
+                    self._at = end
+                    return value
+            if not self._more():
+                raise Damaged
+
+    def elements(self, take: Callable[[Any], None]) -> None:
+        """Those of a list, up to and with its end."""
+        scan, between = self._scan, _BETWEEN.match
+        while True:
+            text, at, last = self._text, self._at, len(self._text) - _AHEAD
+            try:
+                while True:
+                    at = between(text, at).end()  # type: ignore[union-attr]
+                    value, end = scan(text, at)
+                    if end > last:
+                        break
+                    at = end
+                    take(value)
+            except (StopIteration, ValueError, RecursionError):
+                pass  # the end of the list, of the text at hand, or damage
+            self._at = at
+            while (char := self.peek()) == ",":
+                self.skip()
+            if char == "]":
+                self.skip()
+                return
+            take(self.value())
+
+    def end(self) -> None:
+        """Nothing but blanks may follow; all pieces are asked for, as a checksum may come with the last."""
+        if self.peek():
+            raise Damaged

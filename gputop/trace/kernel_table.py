@@ -1,0 +1,247 @@
+"""Kernels by name, by TF op and by op type; and by size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.trace.device_time import GpuTimeline, gpu_number
+from gputop.trace.kernels import UNKNOWN, classify, split_op
+from gputop.trace.model import F64, I64, Kind, LaunchShape, Trace
+from gputop.trace.query import in_steps
+from gputop.trace.results import Steps
+from gputop.trace.results_device import GpuPart, KernelRow, Kernels, KernelSizes
+
+TOP = 50  # rows kept by time over all GPUs
+_TOP_OF_GPU = 5  # and by time on each of them
+_GPUS_FOR_TOP = 64  # if there are no more than this many
+# 1.25 µs to 20.48 ms by factors of 2, so that both ends of the launch latency, 20 and 40 µs, are bounds.
+SIZE_BOUNDS_NS = tuple(1250 << i for i in range(15))
+_MEDIAN_BITS = 48  # of a duration: three days; the rest is for the group
+_DENSE = 1 << 22  # entries of a table that is not worth sorting for
+
+
+class _Columns(NamedTuple):
+    """All kernels, a row each. ``cell`` is gpu * len(classes) + class, with the GPU's place among the timelines."""
+
+    cell: I64
+    length: F64  # nanoseconds; whole numbers, so that sums are exact
+    shape: I64  # index into Trace.launch_shapes; their number where not told
+    classes: list[tuple[str, bool | None]]  # number type, tensor cores or not
+    gpus: list[int]  # numbers
+
+
+def kernels(trace: Trace, lines: Sequence[GpuTimeline]) -> Kernels | None:
+    """The tables of all kernels, or None where no GPU ran any."""
+    device = trace.device
+    own = [line.rows[device.kind[line.rows] <= Kind.COLLECTIVE] for line in lines]
+    rows = np.concatenate(own) if own else np.empty(0, np.int64)
+    if not len(rows):
+        return None
+    name = device.name[rows].astype(np.int64) + 1
+    columns = _columns(trace, rows, name, [len(r) for r in own], [gpu_number(trace, line.gpu) for line in lines])
+
+    def table(key: I64, labels: Callable[[int], str], size: int, by_name: bool) -> tuple[KernelRow, ...]:
+        return _table(trace, key, labels, size, columns, by_name)
+
+    by_op = by_type = None
+    op = device.tf_op[rows].astype(np.int64) + 1
+    if op.any():
+        used = np.flatnonzero(np.bincount(op))
+        split = [split_op(trace.names[i - 1]) if i else (UNKNOWN, UNKNOWN) for i in used.tolist()]
+        tables = []
+        for which in (0, 1):
+            labels = sorted({pair[which] for pair in split})
+            index = {label: i for i, label in enumerate(labels)}
+            to_label = np.zeros(int(used[-1]) + 1, np.int64)
+            to_label[used] = [index[pair[which]] for pair in split]
+            tables.append(table(to_label[op], labels.__getitem__, len(labels), False))
+        by_op, by_type = tables
+    known = any(s.occupancy is not None for s in trace.launch_shapes)
+    of_gpu = _per_gpu(columns)
+    return Kernels(
+        count=len(rows), time_s=float(columns.length.sum()) / 1e9,
+        time_s_by_gpu={gpu: float(time) / 1e9 for gpu, time in zip(columns.gpus, of_gpu, strict=True)},
+        by_name=table(name, lambda i: trace.names[i - 1] if i else "", len(trace.names) + 1, True),
+        by_op=by_op, by_op_type=by_type, occupancy_is=trace.occupancy_is if known else None,
+    )
+
+
+def _columns(trace: Trace, rows: I64, name: I64, of_gpu: list[int], gpus: list[int]) -> _Columns:
+    device = trace.device
+    used = np.flatnonzero(np.bincount(name))
+    kinds = [classify(trace.names[i - 1] if i else "")[1:] for i in used.tolist()]
+    classes = sorted(set(kinds), key=str)
+    code = np.zeros(int(used[-1]) + 1, np.int64)
+    code[used] = [classes.index(kind) for kind in kinds]
+    gpu = np.repeat(np.arange(len(gpus)) * len(classes), of_gpu)
+    shape = np.full(len(rows), len(trace.launch_shapes), np.int64)
+    if len(device.shape):
+        shape = np.where(device.shape[rows] >= 0, device.shape[rows], shape)
+    return _Columns(gpu + code[name], (device.end_ns[rows] - device.start_ns[rows]).astype(np.float64), shape,
+                    classes, gpus)
+
+
+def _per_gpu(columns: _Columns) -> F64:
+    cells = np.bincount(columns.cell, weights=columns.length, minlength=len(columns.gpus) * len(columns.classes))
+    return cells.reshape(len(columns.gpus), -1).sum(axis=1)
+
+
+def _table(
+    trace: Trace, key: I64, label: Callable[[int], str], size: int, columns: _Columns, by_name: bool,
+) -> tuple[KernelRow, ...]:
+    """Rows by falling time; ``key`` has the group of each kernel, below ``size``."""
+    count = np.bincount(key, minlength=size)
+    kept = _kept(key, columns, count, label)
+    place = np.full(size, len(kept), np.int64)
+    place[kept] = np.arange(len(kept))
+    group, n = place[key], len(kept) + 1  # the last group is the rest
+    # Shape (group, GPU, class)
+    cells = (n, len(columns.gpus), len(columns.classes))
+    at = group * (cells[1] * cells[2]) + columns.cell
+    times = np.bincount(at, weights=columns.length, minlength=math.prod(cells)).reshape(cells)
+    counts = np.bincount(at, minlength=math.prod(cells)).reshape(cells).sum(axis=2)
+    medians = _medians(group, columns.length, n) if by_name else None
+    shapes = _shapes(trace, group, columns, n)
+    whole = times.sum(axis=(0, 2))
+    out = []
+    for i in range(n):
+        if not counts[i].any():
+            continue  # no rest
+        rest, shape = i == len(kept), shapes[i]
+        name = "" if rest else label(int(kept[i]))
+        of_class, of_gpu, time = times[i].sum(axis=0), times[i].sum(axis=1), max(float(times[i].sum()), 1e-9)
+        types: dict[str, float] = {}
+        for (dtype, _), part in zip(columns.classes, of_class.tolist(), strict=True):
+            if part:
+                types[dtype] = types.get(dtype, 0.0) + part
+        tensor, other = (math.fsum(t for (_, on), t in zip(columns.classes, of_class.tolist(), strict=True) if on is x)
+                         for x in (True, False))
+        out.append(KernelRow(
+            name=name, count=int(counts[i].sum()), time_s=float(times[i].sum()) / 1e9,
+            mean_s=float(times[i].sum()) / int(counts[i].sum()) / 1e9,
+            median_s=float(medians[i]) / 1e9 if medians is not None else None,
+            share=float(times[i].sum()) / max(float(whole.sum()), 1.0),
+            types={dtype: part / time for dtype, part in sorted(types.items(), key=lambda item: (-item[1], item[0]))},
+            tensor_core=tensor / time if tensor + other else None, tensor_core_known=(tensor + other) / time,
+            occupancy=shape.occupied_ns / shape.known_ns if shape.known_ns else None,
+            occupancy_known=shape.known_ns / time,
+            by_gpu={gpu: GpuPart(int(c), float(t) / 1e9, float(t) / max(float(all_), 1.0))
+                    for gpu, c, t, all_ in zip(columns.gpus, counts[i], of_gpu, whole, strict=True) if c},
+            shape=shape.main if by_name and not rest else None, shapes=shape.kinds if by_name and not rest else 0,
+            collective=by_name and not rest and classify(name).kind is Kind.COLLECTIVE,
+            names=int((count[place == len(kept)] > 0).sum()) if rest else 1,
+        ))
+    return tuple(out)
+
+
+def _kept(key: I64, columns: _Columns, count: npt.NDArray, label: Callable[[int], str]) -> I64:
+    """The groups that get a row of their own, by falling time, then by name so that the order is always the same."""
+    time = _sums(key, columns.length, len(count))
+    used = np.flatnonzero(count)
+    chosen = set(_largest(used, time[used], TOP, label))
+    if 1 < len(columns.gpus) <= _GPUS_FOR_TOP and len(used) > TOP:
+        gpu = columns.cell // len(columns.classes)
+        for begin, end in _runs(gpu):
+            there = _sums(key[begin:end], columns.length[begin:end], len(count))
+            present = np.flatnonzero(there)
+            chosen |= set(_largest(present, there[present], _TOP_OF_GPU, label))
+    return np.array(sorted(chosen, key=lambda k: (-time[k], label(k))), np.int64)
+
+
+def _sums(key: I64, weights: F64, size: int) -> F64:
+    return np.bincount(key, weights=weights, minlength=size).astype(np.float64, copy=False)
+
+
+def _runs(values: I64) -> list[tuple[int, int]]:
+    split = np.flatnonzero(np.diff(values)) + 1
+    return list(zip([0, *split.tolist()], [*split.tolist(), len(values)], strict=True))
+
+
+def _largest(keys: I64, values: F64, n: int, label: Callable[[int], str]) -> list[int]:
+    if len(keys) > n:
+        at_least = np.partition(values, len(values) - n)[len(values) - n]
+        keys, values = keys[values >= at_least], values[values >= at_least]
+    pairs = sorted(zip(keys.tolist(), values.tolist(), strict=True), key=lambda p: (-p[1], label(p[0])))
+    return [k for k, _ in pairs[:n]]
+
+
+def _medians(group: I64, length: F64, n: int) -> F64:
+    """The median length of each group, by one sort of both in one integer."""
+    mask = (1 << _MEDIAN_BITS) - 1
+    both = np.sort((group << _MEDIAN_BITS) | np.minimum(length, mask).astype(np.int64))
+    begin = np.searchsorted(both, np.arange(n + 1) << _MEDIAN_BITS)
+    size, last = np.diff(begin), len(both) - 1
+    lower = both[np.minimum(begin[:-1] + np.maximum(size - 1, 0) // 2, last)] & mask
+    upper = both[np.minimum(begin[:-1] + size // 2, last)] & mask
+    return (lower + upper) / 2
+
+
+class _Shapes(NamedTuple):
+    """Launch shapes of a group: the one with most time, how many, the time of those whose occupancy is known,
+    and that time weighted by it."""
+
+    main: LaunchShape | None = None
+    kinds: int = 0
+    known_ns: float = 0.0
+    occupied_ns: float = 0.0
+
+
+def _shapes(trace: Trace, group: I64, columns: _Columns, n: int) -> list[_Shapes]:
+    all_ = trace.launch_shapes
+    if not all_:
+        return [_Shapes()] * n
+    many = len(all_) + 1
+    pair = group * many + columns.shape
+    if n * many <= _DENSE:
+        times, used = np.bincount(pair, weights=columns.length, minlength=n * many), np.arange(n * many)
+    else:
+        used, which = np.unique(pair, return_inverse=True)
+        times = np.bincount(which, weights=columns.length)
+    there = times > 0
+    found: list[list[tuple[LaunchShape, float]]] = [[] for _ in range(n)]
+    for at, time in zip(used[there].tolist(), times[there].tolist(), strict=True):
+        if at % many < len(all_):
+            found[at // many].append((all_[at % many], time))
+    out = []
+    for shapes in found:
+        main = min(shapes, key=lambda s: (-s[1], s[0][:4]), default=(None,))[0]
+        known = [(shape.occupancy, time) for shape, time in shapes if shape.occupancy is not None]
+        # fsum: the result does not hang on the order in which shapes were met
+        out.append(_Shapes(main, len(shapes), math.fsum(t for _, t in known), math.fsum(o * t for o, t in known)))
+    return out
+
+
+def kernel_sizes(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> tuple[KernelSizes, ...]:
+    """A histogram of each GPU that ran compute kernels."""
+    device = trace.device
+    bounds = np.array(SIZE_BOUNDS_NS)
+    out = []
+    for line in lines:
+        rows = line.rows[device.kind[line.rows] == Kind.COMPUTE]
+        if not len(rows):
+            continue
+        length = device.end_ns[rows] - device.start_ns[rows]
+        bucket = np.searchsorted(bounds, length, side="right")
+        count, time = _histogram(bucket, length)
+        per_step = None
+        if steps is not None:
+            inside = in_steps(device.start_ns[rows], steps)
+            per_step = [part / steps.count for part in _histogram(bucket[inside], length[inside])]
+        out.append(KernelSizes(
+            gpu=gpu_number(trace, line.gpu), bounds_s=tuple(b / 1e9 for b in SIZE_BOUNDS_NS),
+            count=tuple(int(c) for c in count), time_s=tuple(float(t) / 1e9 for t in time),
+            count_per_step=None if per_step is None else tuple(float(c) for c in per_step[0]),
+            time_s_per_step=None if per_step is None else tuple(float(t) / 1e9 for t in per_step[1]),
+            below_20us=float((length < 20_000).mean()), below_40us=float((length < 40_000).mean()),
+        ))
+    return tuple(out)
+
+
+def _histogram(bucket: I64, length: I64) -> tuple[npt.NDArray, F64]:
+    n = len(SIZE_BOUNDS_NS) + 1
+    return np.bincount(bucket, minlength=n), _sums(bucket, length.astype(np.float64), n)

@@ -1,0 +1,118 @@
+"""The host threads that launch work to GPUs, and what contends with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.trace.device_time import GpuTimeline, gpu_number, idle_by_host
+from gputop.trace.host_ops import OP
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
+from gputop.trace.model import I64, Trace
+from gputop.trace.query import name_mask, stat
+from gputop.trace.results_host import LaunchThread, LaunchThreads
+from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, INPUT, MAIN, lines_of
+
+# Work of a tf.data thread. Its Iterator:: events last while it waits for the stages below as well.
+_INPUT_WORK = rf"{OP}|ExecutorState::Process$|InstantiatedCapturedFunction::Run"
+
+
+def launch_threads(trace: Trace, lines: Sequence[GpuTimeline]) -> LaunchThreads | None:
+    """Launch threads and contention; None where no launch is in the trace."""
+    device = trace.device
+    launched = np.flatnonzero(device.launch_line >= 0)
+    if not len(launched):
+        return None
+    ends = device.launch_end_ns if len(device.launch_end_ns) == len(device) else device.launch_ns
+    launching = union(device.launch_ns[launched], ends[launched])
+    work = _work_by_line(trace)
+    threads = []
+    for line, at in _by_line(device.launch_line[launched]).items():
+        own = launched[at]
+        calls = union(device.launch_ns[own], ends[own])
+        gpus, counts = np.unique(device.gpu[own], return_counts=True)
+        by_gpu = {gpu_number(trace, int(gpu)): int(n) for gpu, n in zip(gpus, counts, strict=True)}
+        threads.append(LaunchThread(
+            name=trace.lines[line].name, pool=_pool(trace.lines[line].name), launches=dict(sorted(by_gpu.items())),
+            launch_s=calls.total / 1e9, other_s=subtract(work.get(line, EMPTY), calls).total / 1e9,
+        ))
+    threads.sort(key=lambda t: (-sum(t.launches.values()), t.name))
+    per_gpu: dict[int, int] = {}
+    for thread in threads:
+        for gpu in thread.launches:
+            per_gpu[gpu] = per_gpu.get(gpu, 0) + 1
+    late = merge(EMPTY, *(idle_by_host(line) for line in lines))
+    on_time = subtract(union([line.window_ns[0] for line in lines], [line.window_ns[1] for line in lines]), late)
+    of_input = lines_of(trace, INPUT)
+    at_work = [spans for line, spans in work.items() if of_input[line]]
+    input_work = merge(*at_work) if of_input.any() and at_work else EMPTY if of_input.any() else None
+    busy = _overlaps(work, launching)
+    waits = lines_of(trace, MAIN)  # a thread of Python's shows its call while it waits, so it counts where it launches
+    waits[np.unique(device.launch_line[launched])] = False
+    per = launching.total
+    return LaunchThreads(
+        mode=_mode(threads), threads=tuple(threads), threads_per_gpu=dict(sorted(per_gpu.items())),
+        input_busy_late=_share(input_work, late), input_busy=_share(input_work, on_time),
+        late_s=late.total / 1e9 if lines else None,
+        busy_threads_at_launch=sum(n for line, n in busy.items() if not waits[line]) / per if per else None,
+        input_threads_at_launch=(sum(n for line, n in busy.items() if of_input[line]) / per
+                                 if per and of_input.any() else None),
+        cpus=_cpus(trace),
+    )
+
+
+def _by_line(line: npt.NDArray) -> dict[int, I64]:
+    """Where each line occurs."""
+    order = np.argsort(line.astype(np.uint16) if len(line) and line.max() < 1 << 16 else line, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(line[order])) + 1)
+    return {int(line[part[0]]): part for part in parts if len(part)}
+
+
+def _work_by_line(trace: Trace) -> dict[int, Spans]:
+    """When each host thread shows an event; a thread of tf.data's one of its work."""
+    host = trace.host
+    rows = np.arange(len(host))
+    of_input = lines_of(trace, INPUT)
+    if of_input.any() and len(host):
+        rows = np.flatnonzero(name_mask(trace, _INPUT_WORK)[host.name] | ~of_input[host.line])
+    return {line: union(host.start_ns[rows[at]], host.end_ns[rows[at]])
+            for line, at in _by_line(host.line[rows]).items()}
+
+
+def _pool(name: str) -> str:
+    for pool, pattern in (("gpu_private", GPU_PRIVATE), ("gpu_shared", GPU_SHARED), ("global", GLOBAL_POOL)):
+        if pattern.match(name):
+            return pool
+    return "python" if name.startswith("python") else "other"
+
+
+def _mode(threads: Sequence[LaunchThread]) -> str:
+    """TF_GPU_THREAD_MODE by the pool of TensorFlow's that launches most; unknown where none of them does."""
+    counts: dict[str, int] = {}
+    for thread in threads:
+        if thread.pool in ("gpu_private", "gpu_shared", "global"):
+            counts[thread.pool] = counts.get(thread.pool, 0) + sum(thread.launches.values())
+    return max(sorted(counts), key=lambda pool: counts[pool]) if counts else "unknown"
+
+
+def _share(work: Spans | None, of: Spans) -> float | None:
+    return None if work is None or not of.total else intersect(work, of).total / of.total
+
+
+def _overlaps(work: dict[int, Spans], launching: Spans) -> dict[int, int]:
+    """For each line how long it is at work while a launch runs."""
+    if not work:
+        return {}
+    spans = list(work.values())
+    shared = coverage(launching, np.concatenate([s.start for s in spans]), np.concatenate([s.end for s in spans]))
+    which = np.repeat(np.arange(len(spans)), [len(s.start) for s in spans])
+    totals = np.bincount(which, weights=shared, minlength=len(spans))
+    return {line: int(total) for line, total in zip(work, totals.tolist(), strict=True)}
+
+
+def _cpus(trace: Trace) -> int | None:
+    """tf.data's CPU budget: the CPUs that the process may run on, unless the job set it otherwise."""
+    budgets: I64 = stat(trace.host, "cpu_budget")[1]
+    return int(budgets.max()) if len(budgets) and budgets.max() > 0 else None

@@ -1,0 +1,84 @@
+"""Events inside events: which call of a thread happened within which, and what each did itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.trace.model import I64
+
+
+class Nesting(NamedTuple):
+    """Which event of a line lies directly inside which.
+
+    ``parent`` holds a row for each row, -1 for outermost events and for those of no length, which
+    take no part. The events of one line nest or are apart, as calls of a thread are.
+    """
+
+    parent: I64
+
+    def own(self, values: npt.NDArray) -> npt.NDArray:
+        """What of an additive figure (a length, a coverage) is each event's own: less that of those directly inside."""
+        inner = np.flatnonzero(self.parent >= 0)
+        inside = np.bincount(self.parent[inner], weights=values[inner], minlength=len(values))
+        # Sums of integers below 2**53 are exact; events that overlap without nesting must not yield less than nothing.
+        return np.maximum(values - inside.astype(np.int64), 0)
+
+    def holder(self, passes_on: npt.NDArray[np.bool_]) -> I64:
+        """The row of the nearest event at or around each that does not pass on; of the outermost where all do."""
+        holder = np.arange(len(self.parent))
+        while True:
+            up = self.parent[holder]
+            moves = passes_on[holder] & (up >= 0)
+            if not moves.any():
+                return holder
+            holder = np.where(moves, up, holder)
+
+
+def nest(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequence[str]) -> Nesting:
+    """The nesting of events given in any order. Of two at the very same time the first by name is the outer one."""
+    n = len(start)
+    parent = np.full(n, -1, np.int64)
+    rows = np.flatnonzero(end > start)
+    if not len(rows):
+        return Nesting(parent)
+    rows = rows[_order(line[rows], start[rows], end[rows], name[rows], names)]
+    line, start, end = line[rows], start[rows], end[rows]
+    depth = np.empty(len(rows), np.int64)
+    edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(rows)]
+    for first, last in pairwise(edges):  # how many earlier events of the line are still open
+        ends = np.sort(end[first:last])
+        depth[first:last] = np.arange(last - first) - np.searchsorted(ends, start[first:last], side="right")
+    by_depth = _stable(depth)
+    bounds = np.searchsorted(depth[by_depth], np.arange(int(depth.max()) + 2))
+    for level in range(1, len(bounds) - 1):
+        outer = by_depth[bounds[level - 1]:bounds[level]]
+        inner = by_depth[bounds[level]:bounds[level + 1]]
+        parent[rows[inner]] = rows[outer[np.searchsorted(outer, inner) - 1]]
+    return Nesting(parent)
+
+
+def _order(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequence[str]) -> I64:
+    """By line, start, longest first, then name."""
+    order = np.argsort(start, kind="stable") if (start[1:] < start[:-1]).any() else np.arange(len(start))
+    order = order[_stable(line[order])]
+    same = (line[order][1:] == line[order][:-1]) & (start[order][1:] == start[order][:-1])
+    if same.any():
+        tied = np.zeros(len(order), bool)
+        tied[1:] |= same
+        tied[:-1] |= same
+        some = order[tied]
+        distinct, which = np.unique(name[some], return_inverse=True)
+        rank = np.argsort(np.argsort(np.array([names[i] for i in distinct.tolist()], object), kind="stable"))
+        order[tied] = some[np.lexsort((rank[which], -end[some], start[some], line[some]))]
+    return order
+
+
+def _stable(keys: npt.NDArray) -> I64:
+    """A stable argsort, by radix where the keys are few: NumPy has that for 16 bits only."""
+    small = len(keys) == 0 or (keys.min() >= 0 and keys.max() < 1 << 16)
+    return np.argsort(keys.astype(np.uint16) if small else keys, kind="stable")

@@ -1,0 +1,80 @@
+"""Whether a step function trains, evaluates or predicts. Keras 3 gives all of them the same names, so the ops tell."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gputop.text import seconds
+from gputop.trace.intervals import union
+from gputop.trace.model import I64, QualityNote, Trace
+from gputop.trace.query import Mask, name_mask
+from gputop.trace.results import Steps
+from gputop.trace.threads import INPUT, lines_of
+
+TRAINING, EVALUATION, PREDICTION, UNKNOWN = "training", "evaluation", "prediction", "unknown"
+
+_NAMED = (
+    (TRAINING, r"(?:__inference_)?train_function"),
+    (EVALUATION, r"(?:__inference_)?test_function"),
+    # Keras 3's make_predict_function; in fit and evaluate the function called from Python is one on an iterator.
+    (PREDICTION, r"(?:__inference_)?(?:predict_function|(?:one|multi)_step_on_data)"),
+)
+# Ops of the backward pass and of optimizers: tf.GradientTape's scope, tf.gradients', and their types.
+_BACKWARD = (r"(?:.*/)?(?:gradient_tape|gradients)/|.*:(?:\w+Grad(?:V\d)?|\w+Backprop\w*|(?:Resource)?\w*Apply[A-Z]\w*|"
+             r"AssignSubVariableOp)$")
+# Ops as TensorFlow writes them into a trace, scope/name:Type, without those that any step function has.
+_FORWARD = (r"[A-Za-z0-9.][\w.\\/>-]*:(?!Optional|IteratorGetNext|NoOp|Identity|Const|ReadVariableOp|Assign|Cast|Add|"
+            r"StatefulPartitionedCall|PartitionedCall|DivNoNan|Xla|_Xla)[A-Z_]\w*$")
+# Where XLA runs the step, its fusions stand for the ops and tell nothing.
+_XLA_RUNS = (r"\w*Executable::Execute|ThunkExecutor::|.*:(?:XlaLaunch|_XlaRun|XLA GPU module)$|"
+             r"Resolve constant globals$|Build buffer allocations$|PJRT_LoadedExecutable")
+
+
+def phases(trace: Trace, rows: I64, key: I64) -> dict[int, str]:
+    """The phase of each function in ``key`` (indices into the trace's names) called at ``rows`` of the host's events.
+
+    By what runs during its calls: backward ops say training; other ops of a model and no XLA say
+    evaluation, or prediction by the name. UNKNOWN where no op is traced.
+    """
+    named = {phase: name_mask(trace, pattern) for phase, pattern in _NAMED}
+    times = [_times(trace, name_mask(trace, pattern)) for pattern in (_BACKWARD, _FORWARD, _XLA_RUNS)]
+    order = np.argsort(key, kind="stable")
+    functions, first = np.unique(key[order], return_index=True)
+    out = {}
+    for function, calls in zip(functions.tolist(), np.split(rows[order], first)[1:], strict=True):
+        spans = union(trace.host.start_ns[calls], trace.host.end_ns[calls])
+        backward, forward, xla = (bool((np.searchsorted(at, spans.end) > np.searchsorted(at, spans.start)).any())
+                                  for at in times)
+        by_name = next((phase for phase, mask in named.items() if mask[function]), UNKNOWN)
+        out[function] = by_name
+        if backward:
+            out[function] = TRAINING
+        elif by_name == UNKNOWN and forward and not xla:
+            out[function] = EVALUATION
+    return out
+
+
+def evaluation_note(steps: Steps) -> list[QualityNote]:
+    """What to bear in mind where the window holds something else than training."""
+    if steps.phase in (EVALUATION, PREDICTION):
+        return [QualityNote("evaluation", (
+            f"The steps of this window are {steps.phase}, no training: nothing here tells how training runs. Capture "
+            "while the job trains."))]
+    if UNKNOWN in steps.left_out_s:
+        return [QualityNote("evaluation", (
+            f"The window holds another step function of Keras as well ({seconds(steps.left_out_s[UNKNOWN])}), and no "
+            "op tells which of them trains and which evaluates: the steps may be either. Capture while only fit "
+            "runs."))]
+    if steps.left_out_s:
+        parts = " and ".join(f"{seconds(time)} of {phase}" for phase, time in sorted(steps.left_out_s.items()))
+        return [QualityNote("evaluation", (
+            f"The window also holds {parts}; the steps leave that out, figures by GPU are of the whole window."))]
+    return []
+
+
+def _times(trace: Trace, mask: Mask) -> I64:
+    """When such ops start on threads other than tf.data's, or are launched to a GPU, in order."""
+    host, device = trace.host, trace.device
+    on_host = mask[host.name] & ~lines_of(trace, INPUT)[host.line] if len(host) else np.zeros(0, bool)
+    on_gpu = (mask[device.tf_op] | mask[device.name]) & (device.launch_ns >= 0)
+    return np.sort(np.concatenate((host.start_ns[on_host], device.launch_ns[on_gpu])))

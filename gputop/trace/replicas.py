@@ -1,0 +1,181 @@
+"""The GPUs of a job against each other: their work, whether they run side by side, and who begins late.
+
+GPUs that compute nothing take no part: they may be idle on purpose.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from gputop.trace.concurrency import concurrency
+from gputop.trace.device_time import GpuTimeline, gpu_number
+from gputop.trace.intervals import coverage, union
+from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.query import in_steps
+from gputop.trace.results import Steps
+from gputop.trace.results_device import LaunchOrder, Replicas, ReplicaWork, StepSkew
+
+_MIN_STEPS = 2
+_LAUNCHES_KNOWN = 0.5  # of a GPU's compute kernels; below, what is known may be another thread's alone
+
+
+def replicas(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> Replicas:
+    """All comparisons that the trace allows."""
+    lines = [line for line in lines if line.compute.total]
+    basis = "window" if steps is None else "step"
+    parts = ("work", "compute", "busy", "first_kernel", "launches")
+    if len(lines) < 2:
+        reason = "only one GPU computes in this trace" if lines else "no GPU computes in this trace"
+        return Replicas(basis, missing=dict.fromkeys(parts, reason))
+    work = _work(trace, lines, steps)
+    ratio = next((w.compute_ratio for w in work if w.gpu == 0), None)
+    missing: dict[str, str] = {}
+    if any(note.id == "no_common_clock" for note in trace.quality):
+        missing = dict.fromkeys(parts[1:], "the files are not on one clock")
+        return Replicas(basis, work, ratio, missing=missing)
+    within = (union([min(line.window_ns[0] for line in lines)], [max(line.window_ns[1] for line in lines)])
+              if steps is None else union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns]))
+    numbers = [gpu_number(trace, line.gpu) for line in lines]
+    launched = [_launched(trace, line) for line in lines]
+    by_launch = all(len(rows) for rows in launched)
+    first = _first_kernels(trace, launched if by_launch else [_compute(trace, line) for line in lines],
+                           trace.device.launch_ns if by_launch else trace.device.start_ns, steps)
+    skew = launches = None
+    if by_launch:
+        launches = _launch_order(trace, lines, launched, first)
+    else:
+        missing["launches"] = "the trace does not tell which host calls launched the kernels of every GPU"
+    if steps is None or steps.count < _MIN_STEPS:
+        missing["first_kernel"] = "no steps were found" if steps is None else "it has only one step"
+    elif len(first.start_ns) < _MIN_STEPS:
+        missing["first_kernel"] = "fewer than two steps have compute kernels on every GPU"
+    else:
+        skew = _skew(numbers, first.start_ns)
+    compute, busy = (concurrency(spans, within, numbers) for spans in (
+        [line.compute for line in lines], [line.busy for line in lines]))
+    if compute is None:
+        missing["compute"] = missing["busy"] = "the time to compare is empty or longer than a day"
+    return Replicas(basis, work, ratio, compute, busy, skew, launches, missing)
+
+
+def _work(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> tuple[ReplicaWork, ...]:
+    device = trace.device
+    amounts, sizes = [], []
+    for line in lines:
+        if steps is None:
+            rows, compute, per = line.rows, line.compute.total, 1
+        else:
+            bounds = np.array(steps.bounds_ns)
+            rows = line.rows[in_steps(device.start_ns[line.rows], steps)]
+            compute, per = int(coverage(line.compute, bounds[:, 0], bounds[:, 1]).sum()), steps.count
+        kind = device.kind[rows]
+        copies = rows[(kind >= Kind.H2D) & (kind <= Kind.COPY_OTHER)]
+        told = device.bytes[copies]
+        told = told[told >= 0]
+        amounts.append((compute / per / 1e9, int((kind == Kind.COMPUTE).sum()) / per, len(copies) / per))
+        sizes.append(int(told.sum()) / per if len(told) or not len(copies) else None)
+    out = []
+    for i, (line, own, size) in enumerate(zip(lines, amounts, sizes, strict=True)):
+        others = [median(a[j] for k, a in enumerate(amounts) if k != i) for j in range(3)]
+        ratios = [mine / other if other else None for mine, other in zip(own, others, strict=True)]
+        gpu = trace.gpus[line.gpu]
+        out.append(ReplicaWork(gpu_number(trace, line.gpu), gpu.host, gpu.rank, *own, size, *ratios))
+    return tuple(out)
+
+
+def _compute(trace: Trace, line: GpuTimeline) -> I64:
+    return line.rows[trace.device.kind[line.rows] == Kind.COMPUTE]
+
+
+def _launched(trace: Trace, line: GpuTimeline) -> I64:
+    """The compute kernels with a known launch by time of it; none where most have none."""
+    rows, launch = _compute(trace, line), trace.device.launch_ns
+    known = rows[launch[rows] >= 0]
+    if len(known) < _LAUNCHES_KNOWN * len(rows):
+        return known[:0]
+    # stable: launches are nearly in order already, which that sort makes use of
+    return known[np.argsort(launch[known], kind="stable")]
+
+
+class _First(NamedTuple):
+    """Shape (steps, GPUs), of the steps in which every GPU has a compute kernel: when the first one started on the
+    device, and when the first and the last were launched (or started, where launches are not known)."""
+
+    start_ns: I64
+    from_ns: I64
+    to_ns: I64
+
+
+def _first_kernels(trace: Trace, rows: Sequence[I64], by: I64, steps: Steps | None) -> _First:
+    """A kernel belongs to the step during which it was launched: it may run long after that.
+
+    ``rows`` are the kernels of each GPU in order of ``by``.
+    """
+    bounds = np.array(steps.bounds_ns if steps else [], np.int64).reshape(-1, 2)
+    columns: tuple[list[I64], ...] = ([], [], [])
+    there = np.ones(len(bounds), bool)
+    for own in rows:
+        lo, hi = np.searchsorted(by[own], bounds[:, 0]), np.searchsorted(by[own], bounds[:, 1])
+        there &= hi > lo
+        first, last = own[np.minimum(lo, len(own) - 1)], own[np.maximum(hi, 1) - 1]
+        for column, values in zip(columns, (trace.device.start_ns[first], by[first], by[last]), strict=True):
+            column.append(values)
+    return _First(*(np.stack(column, axis=1)[there] for column in columns))
+
+
+def _skew(numbers: Sequence[int], start_ns: I64) -> StepSkew:
+    behind = start_ns - start_ns.min(axis=1, keepdims=True)
+    worst = behind.max(axis=1)
+    last = np.bincount(np.argmax(behind, axis=1)[worst > 0], minlength=len(numbers))
+    return StepSkew(
+        steps=len(worst), median_s=float(np.median(worst)) / 1e9, p95_s=float(np.percentile(worst, 95)) / 1e9,
+        behind_median_s={n: float(m) / 1e9 for n, m in zip(numbers, np.median(behind, axis=0), strict=True)},
+        last={n: int(c) for n, c in zip(numbers, last, strict=True) if c},
+    )
+
+
+def _typical(lengths: I64) -> int:
+    """The length that half of all elements' runs reach: some short runs beside long ones count for little."""
+    falling = np.sort(lengths)[::-1]
+    return int(falling[np.searchsorted(np.cumsum(falling), lengths.sum() / 2)])
+
+
+def _launch_order(
+    trace: Trace, lines: Sequence[GpuTimeline], rows: Sequence[I64], first: _First,
+) -> LaunchOrder:
+    device = trace.device
+    numbers = [gpu_number(trace, line.gpu) for line in lines]
+    threads = [set((np.flatnonzero(np.bincount(device.launch_line[r] + 1)) - 1).tolist()) for r in rows]
+    serves = Counter(thread for own in threads for thread in own)
+    shared = np.array(sorted(thread for thread, gpus in serves.items() if gpus > 1), np.int64)
+    all_ = np.concatenate(rows)
+    by_shared = all_[np.isin(device.launch_line[all_], shared)] if len(shared) else all_[:0]
+    turns = None
+    if len(by_shared):
+        # stable: the GPUs' launches come one after the other, each in order, which that sort makes use of
+        order = by_shared[np.argsort(device.launch_ns[by_shared], kind="stable")]
+        if len(shared) > 1:
+            order = order[np.argsort(device.launch_line[order], kind="stable")]
+        turn = (np.diff(device.launch_line[order]) != 0) | (np.diff(device.gpu[order]) != 0)
+        turns = _typical(np.diff(np.flatnonzero(np.concatenate(([True], turn, [True])))))
+    count = len(first.start_ns)
+    delay = span = sequence = share = None
+    if count >= _MIN_STEPS:
+        begin = first.from_ns
+        behind = np.median(begin - begin.min(axis=1, keepdims=True), axis=0)
+        delay = {n: float(b) / 1e9 for n, b in zip(numbers, behind, strict=True)}
+        spans = np.median(first.to_ns - begin, axis=0)
+        span = {n: float(s) / 1e9 for n, s in zip(numbers, spans, strict=True)}
+        orders = Counter(map(tuple, np.argsort(begin, axis=1, kind="stable").tolist()))
+        best, times = min(orders.items(), key=lambda item: (-item[1], item[0]))
+        sequence, share = tuple(numbers[i] for i in best), times / count
+    return LaunchOrder(
+        threads={n: len(own) for n, own in zip(numbers, threads, strict=True)},
+        shared_launches=len(by_shared) / len(all_), launches_per_turn=turns, steps=count,
+        delay_median_s=delay, span_median_s=span, order=sequence, order_share=share,
+    )

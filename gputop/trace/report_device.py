@@ -1,0 +1,172 @@
+"""The GPUs' side of the text report: kernels, their sizes, copies, and the GPUs against each other."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from gputop.text import bytes_, fit, percent, printable, rate, ratio, seconds
+from gputop.trace.results import Analysis
+from gputop.trace.results_device import Concurrency, KernelRow, LaunchOrder, Replicas, StepSkew
+
+_KERNELS_SHOWN = 8
+_OPS_SHOWN = 5
+_COPIES_SHOWN = 6
+_INDENT = 15
+_EVEN = 0.05  # GPUs whose work is this close to the others' are called even
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def across_gpus(a: Analysis, width: int) -> Iterator[str]:
+    """Work, running side by side, and who begins late; nothing with fewer than two GPUs at work."""
+    r = a.replicas
+    if r is None or r.work is None:
+        return
+    yield f"{len(r.work)} GPUs compared"
+    for label, text in (
+        ("work", _work(r)), ("together", _together(r.compute, r.missing.get("compute"))),
+        ("first kernel", _skew(r.first_kernel, r.missing.get("first_kernel"))),
+        ("launches", _launches(r.launches, r.missing.get("launches"))),
+    ):
+        yield from _labelled(label, text, width)
+
+
+def _work(r: Replicas) -> str:
+    work = r.work or ()
+    known = [w for w in work if w.compute_ratio is not None]
+    if not known:
+        return f"compute per {r.basis} cannot be compared"
+    heavy = max(known, key=lambda w: w.compute_ratio or 0.0)
+    light = min(known, key=lambda w: w.compute_ratio or 0.0)
+    low, high = light.compute_ratio or 0.0, heavy.compute_ratio or 0.0
+    if high <= 1 + _EVEN and low >= 1 - _EVEN:
+        return (f"even: the GPUs compute {seconds(heavy.compute_s)} per {r.basis} at most, each within "
+                f"{percent(max(high - 1, 1 - low))} of the others' median")
+    text = (f"GPU {heavy.gpu} computes {high:.2f} times the median of the others per {r.basis} "
+            f"({seconds(heavy.compute_s)})")
+    if heavy.kernels_ratio is not None:
+        text += f", with {heavy.kernels_ratio:.2f} times the kernels"
+    return text + f"; GPU {light.gpu} {low:.2f} times"
+
+
+def _together(c: Concurrency | None, reason: str | None) -> str:
+    if c is None or c.serial is None or c.serial_by_chance is None:
+        return f"not judged: {reason}" if reason else ""
+    n = len(c.exactly) - 1
+    return (f"one alone computes for {percent(c.serial)} of the time any does ({percent(c.serial_by_chance)} by "
+            f"chance); all {n} compute at once for {percent(c.exactly[n])} of the time, none for "
+            f"{percent(c.exactly[0])}")
+
+
+def _skew(skew: StepSkew | None, reason: str | None) -> str:
+    if skew is None:
+        return f"not judged: {reason}" if reason else ""
+    text = f"{seconds(skew.median_s)} from the first GPU's to the last's (median; 95 %: {seconds(skew.p95_s)})"
+    if skew.last:
+        gpu, times = max(skew.last.items(), key=lambda item: item[1])
+        if times * 2 > skew.steps:
+            text += f", GPU {gpu} last in {times} of {skew.steps} steps"
+    return text
+
+
+def _launches(launches: LaunchOrder | None, reason: str | None) -> str:
+    if launches is None:
+        return f"not judged: {reason}" if reason else ""
+    most = max(launches.threads.values())
+    if launches.launches_per_turn is not None:
+        text = (f"{percent(launches.shared_launches)} of them by host threads that serve several GPUs, "
+                f"half in runs of at least {launches.launches_per_turn} to one GPU")
+    else:
+        text = "each GPU has its own host thread" if most == 1 else f"each GPU has its own host threads, up to {most}"
+    if launches.delay_median_s:
+        gpu, delay = max(launches.delay_median_s.items(), key=lambda item: item[1])
+        text += f"; GPU {gpu}'s first launch of a step comes {seconds(delay)} after the first of all"
+    return text
+
+
+def kernels(a: Analysis, width: int) -> Iterator[str]:
+    """The kernels that take most time, and the ops they belong to."""
+    k = a.kernels
+    if k is None:
+        return
+    occupancy = f"; occupancy {k.occupancy_is}" if k.occupancy_is else ""
+    yield f"Kernels  {k.count:,}, {seconds(k.time_s)} summed{occupancy}"
+    yield "   share    count     mean type     tensor occ. name"
+    shown = [row for row in k.by_name if row.name][:_KERNELS_SHOWN]
+    for row in shown:
+        yield _kernel(row, width)
+    rest = k.count - sum(row.count for row in shown)
+    if rest:
+        yield f"  {1 - sum(row.share for row in shown):>6.1%} {rest:>8,}  others"
+    if k.by_op_type:
+        ops = [f"{printable(row.name)} {percent(row.share)}" for row in k.by_op_type if row.name][:_OPS_SHOWN]
+        yield from _labelled("op types", ", ".join(ops), width)
+    yield from _sizes(a, width)
+
+
+def _kernel(row: KernelRow, width: int) -> str:
+    tensor = "?" if row.tensor_core is None else "yes" if row.tensor_core > 0.5 else "no"
+    kind = "collect." if row.collective else next(iter(row.types), "unknown")
+    occupancy = "?" if row.occupancy is None else ratio(row.occupancy)
+    name = printable(row.name).removeprefix("void ")
+    return (f"  {row.share:>6.1%} {row.count:>8,} {seconds(row.mean_s):>8} {kind:<8} {tensor:<6} {occupancy:>4} "
+            + fit(name, width - 48).rstrip())
+
+
+def _sizes(a: Analysis, width: int) -> Iterator[str]:
+    if not a.kernel_sizes:
+        return
+    counts = [sum(column) for column in zip(*(s.count for s in a.kernel_sizes), strict=True)]
+    bounds = a.kernel_sizes[0].bounds_s
+    total = sum(counts)
+    below = {limit: sum(counts[:bounds.index(limit) + 1]) / total for limit in (20e-6, 40e-6)}
+    highest = max(counts)
+    bars = "".join(_BARS[round(c / highest * (len(_BARS) - 1))] if c else " " for c in counts)
+    yield from _labelled("sizes", (
+        f"{percent(below[20e-6])} are shorter than 20 µs, {percent(below[40e-6])} than 40 µs: launching one takes "
+        "20-40 µs. Counts by duration, which doubles from bar to bar:"), width)
+    yield f"{'':{_INDENT}}{seconds(bounds[0])} |{bars}| {seconds(bounds[-1])}"
+
+
+def copies(a: Analysis, width: int) -> Iterator[str]:
+    """Copies by direction and memory over all GPUs, and the ops that make them."""
+    if a.copies is None:
+        return
+    ways: dict[tuple[str, str, str], list[float]] = {}
+    for row in a.copies.rows:
+        sums = ways.setdefault((row.direction, row.source, row.target), [0.0, 0.0, 0.0, 0.0])
+        told = row.bytes_per_s is not None and row.bytes is not None
+        for i, value in enumerate((row.count, row.bytes or 0, row.time_s,
+                                   (row.bytes or 0) / (row.bytes_per_s or 1) if told else 0.0)):
+            sums[i] += value
+    yield "Copies   summed over GPUs, rates of a single copy"
+    largest = sorted(ways.items(), key=lambda item: -item[1][2])
+    for (direction, source, target), (count, size, time, told_s) in largest[:_COPIES_SHOWN]:
+        amount = f"{bytes_(size):>6} {rate(size / told_s):>9}" if told_s else f"{'?':>6} {'?':>9}"
+        yield f"  {direction:<5} {source + ' → ' + target:<17} {int(count):>8,} {seconds(time):>8} {amount}"
+    if len(largest) > _COPIES_SHOWN:
+        yield f"  and {len(largest) - _COPIES_SHOWN} more ways, shorter"
+    if a.copies.by_op:
+        ops = [f"{printable(op.op)} {op.direction} {seconds(op.time_s)}" for op in a.copies.by_op[:_OPS_SHOWN]]
+        yield from _labelled("by op", ", ".join(ops), width)
+
+
+def collective_operations(a: Analysis, width: int) -> Iterator[str]:
+    """One line an operation, where there are several or their sizes are known."""
+    operations = a.collectives.operations if a.collectives else ()
+    if len(operations) < 2 and not any(op.bytes for op in operations):
+        return
+    yield "  operation       count     time exposed waiting  messages"
+    for op in operations:
+        exposed = sum(op.exposed_s.values()) / op.time_s if op.time_s else 0.0
+        waiting = "?" if op.waiting is None else ratio(op.waiting)
+        size = "?" if op.bytes is None else bytes_(op.bytes)
+        yield f"  {op.operation:<13} {op.count:>7,} {seconds(op.time_s):>8} {ratio(exposed):>7} {waiting:>7} {size:>9}"
+
+
+def _labelled(label: str, text: str, width: int) -> list[str]:
+    if not text:
+        return []
+    lines = textwrap.wrap(text.replace(" %", "\u00a0%"), width, initial_indent=f"  {label:<13}",
+                          subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\u00a0", " ") for line in lines]

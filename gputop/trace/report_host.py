@@ -1,0 +1,164 @@
+"""The host's side of the text report: input by stage, gaps, ops, functions, launch threads, holders of memory."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from gputop.text import bytes_, percent, printable, ranges, ratio, seconds
+from gputop.trace.results import Analysis
+from gputop.trace.results_host import LaunchThreads, Pipeline, Stage
+
+_NAMES = 5  # shown in a list
+_STAGES = 14
+_NAME_WIDTH = 44
+_WORTH_A_TREE = 0.02  # of the step: below, a pipeline gets one line
+_WORTH_GAPS = 0.01  # of the step
+_WORTH_EAGER = 0.01
+
+
+def pipelines(a: Analysis, width: int) -> Iterator[str]:
+    """tf.data's pipelines, and the stages of those that the step waits for."""
+    if a.input is None:
+        return
+    for pipeline in a.input.pipelines[:_NAMES]:
+        text = pipeline.dataset or "tf.data"
+        if pipeline.batches:
+            text += f", {pipeline.batches} batches, {seconds(pipeline.wait_s)} in its calls"
+        if pipeline.bounding is not None and pipeline.bounding_s_per_batch is not None:
+            text += (f"; bound by {pipeline.bounding.rpartition('::')[2]}, its segment costs "
+                     f"{seconds(pipeline.bounding_s_per_batch)} per batch")
+        yield from _labelled("Input", text, width)
+        if a.input.wait_ratio >= _WORTH_A_TREE and pipeline.batches:
+            yield from _tree(pipeline, width)
+
+
+def _tree(pipeline: Pipeline, width: int) -> Iterator[str]:
+    name_width = min(_NAME_WIDTH, width - 34)
+    yield f"  {'stage, root first':<{name_width}}     self per batch"
+    for stage in pipeline.stages[:_STAGES]:
+        name = "  " * stage.path.count("::") + printable(stage.name)
+        cost = "?" if stage.cost_s_per_batch is None else seconds(stage.cost_s_per_batch)
+        mark = " ◀" if stage.path == pipeline.bounding else ""
+        yield f"  {_short(name, name_width):<{name_width}} {seconds(stage.self_s):>8} {cost:>9}{mark}{_facts(stage)}"
+    if len(pipeline.stages) > _STAGES:
+        yield f"  and {len(pipeline.stages) - _STAGES} stages below"
+
+
+def _facts(stage: Stage) -> str:
+    facts = []
+    if stage.parallelism is not None:
+        facts.append(f"×{stage.parallelism}")
+    if stage.buffer_empty is not None:
+        facts.append(f"empty {ratio(stage.buffer_empty)}")
+    return "  " + ", ".join(facts) if facts else ""
+
+
+def gaps(a: Analysis, width: int) -> Iterator[str]:
+    """What the host did in the steps' gaps."""
+    g = a.gaps
+    if g is None or a.steps is None or g.total_s_per_step < _WORTH_GAPS * a.steps.mean_s:
+        return
+    yield from _labelled("Gaps", f"{seconds(g.total_s_per_step)} per step, {g.what}", width)
+    parts = [(work.name, work.s_per_step) for work in g.main]
+    if g.no_event_s_per_step is not None:
+        parts.append(("(no event: Python)", g.no_event_s_per_step))
+    parts.sort(key=lambda part: -part[1])
+    for label, found in (("training loop", parts), ("executors", [(w.name, w.s_per_step) for w in g.executor])):
+        shown = [f"{_short(name, _NAME_WIDTH)} {seconds(time)}" for name, time in found[:_NAMES] if time > 0]
+        if shown:
+            yield from _labelled("", f"{label}: {', '.join(shown)}", width)
+
+
+def ops(a: Analysis, width: int) -> Iterator[str]:
+    """TF ops that run on the host, and those run eagerly."""
+    if a.ops is None:
+        return
+    on_host = [op for op in a.ops.types if op.placement == "host" and op.host_s > 0]
+    count, per = (a.steps.count, "step") if a.ops.basis == "steps" and a.steps else (1, "window")
+    if on_host:
+        names = ", ".join(f"{op.type} {seconds(op.host_s / count)}" for op in on_host[:_NAMES])
+        yield from _labelled("Host ops", f"{seconds(a.ops.host_s / count)} per {per}: {names}", width)
+    if a.ops.eager_share is not None and a.ops.eager_share >= _WORTH_EAGER:
+        names = ", ".join(f"{op.name} {seconds(op.seconds / count)}" for op in a.ops.eager[:_NAMES])
+        rate = "" if a.ops.eager_ops_per_step is None else f", {a.ops.eager_ops_per_step:.3g} ops per step"
+        yield from _labelled("Eager", f"{percent(a.ops.eager_share)} of the time in ops and functions{rate}: {names}",
+                             width)
+
+
+def functions(a: Analysis, width: int) -> Iterator[str]:
+    """Retracing, XLA's compilations, and which functions XLA runs."""
+    f = a.functions
+    if f is None:
+        return
+    for use in f.functions[:_NAMES]:
+        if use.tracings:
+            yield from _labelled("Tracing", f"{use.name} traced {use.tracings} times in {use.calls} calls, "
+                                            f"{seconds(use.tracing_s)} building graphs, {seconds(use.tracing_calls_s)} "
+                                            "in those calls", width)
+    parts = [f"compiled {f.xla_compilations} times, {seconds(f.xla_compile_s)}"] if f.xla_compilations else []
+    for xla, what in ((True, "runs"), (False, "does not run")):
+        told = [use.name for use in f.functions[:_NAMES] if use.xla is xla]
+        parts += [f"{what} {', '.join(told)}"] if told else []
+    if parts:
+        yield from _labelled("XLA", "; ".join(parts), width)
+
+
+def launch_threads(a: Analysis, width: int) -> Iterator[str]:
+    """Who launches, and whether tf.data was at work while launches were late."""
+    t = a.launch_threads
+    if t is None:
+        return
+    text = f"by one thread, {t.threads[0].name}"
+    if len(t.threads) > 1:
+        text = f"by {len(t.threads)} host threads, {ranges(sorted(set(t.threads_per_gpu.values())))} per GPU"
+    if t.mode != "unknown":
+        text += f"; TF_GPU_THREAD_MODE {t.mode}"
+    yield from _labelled("Launches", text + _contention(t), width)
+
+
+def _contention(t: LaunchThreads) -> str:
+    text = ""
+    if t.busy_threads_at_launch is not None and (t.cpus is not None or len(t.threads) > 1):
+        cpus = "" if t.cpus is None else f" on {t.cpus} CPUs"
+        text += f"; {t.busy_threads_at_launch:.1f} threads busy during launches{cpus}"
+    if t.input_busy_late is not None:
+        text += f"; tf.data at work in {percent(t.input_busy_late)} of the time that GPUs waited for launches"
+        if t.input_busy is not None:
+            text += f", in {percent(t.input_busy)} of the rest"
+    return text
+
+
+def holders(a: Analysis, width: int) -> Iterator[str]:
+    """Head-room, fragmentation and the largest holders of the fullest allocator."""
+    detailed = [use for use in a.memory if use.detail is not None and use.capacity_bytes > 0]
+    if not detailed:
+        return
+    use = max(detailed, key=lambda use: (use.peak_in_window_bytes or 0) / use.capacity_bytes)
+    d = use.detail
+    if d is None or d.headroom_bytes is None:
+        return
+    text = f"{use.allocator}: {bytes_(d.headroom_bytes)} free at the peak of this window"
+    if d.fragmentation_at_peak is not None:
+        text += f", fragmentation {percent(d.fragmentation_at_peak)}"
+    if d.holders:
+        names = (f"{_short(h.op, _NAME_WIDTH)} {bytes_(h.bytes)}" for h in d.holders[:_NAMES])
+        text += f"; held by {', '.join(names)}"
+        if d.unattributed_bytes:
+            text += f", {bytes_(d.unattributed_bytes)} from before or without a name"
+    yield from _labelled("", text, width)
+
+
+def _short(name: str, width: int) -> str:
+    """A long name's end where it begins with scopes, else its beginning."""
+    name = printable(name)
+    if len(name) <= width:
+        return name
+    return "…" + name[1 - width:] if "/" in name else name[:width - 1] + "…"
+
+
+def _labelled(label: str, text: str, width: int) -> list[str]:
+    whole = printable(text).replace(" %", "\u00a0%")
+    lines = textwrap.wrap(whole, width, initial_indent=f"{label:<9}" if label else " " * 9,
+                          subsequent_indent=" " * 9, break_on_hyphens=False)
+    return [line.replace("\u00a0", " ") for line in lines]

@@ -1,0 +1,279 @@
+"""tf.data by stage: what each stage of a pipeline costs per batch, and which one bounds it.
+
+TensorFlow records every call of an iterator as ``Iterator::Root::Prefetch::Map``, with the iterator's id and its
+parent's (tensorflow/core/framework/dataset.cc), and the runs of a stage's function on executor threads under the id
+with which the stage started them (tensorflow/core/data/captured_function.cc).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.trace.columns import Lookup
+from gputop.trace.model import I64, Trace
+from gputop.trace.nesting import nest
+from gputop.trace.query import host_rows, stat
+from gputop.trace.results_host import Pipeline, Stage
+
+ITERATOR = r"Iterator::"
+_POSITION = re.compile(r"\[\d+\]")
+_STARTS_FUNCTION = r"InstantiatedCapturedFunction::Run"
+_PRODUCES = r"Parallel\w*Produce$|MapAndBatch\w*Produce$"
+_RUNS_FUNCTION = r"ExecutorState::Process$"
+_HANDS_ON = re.compile(r"(?:Root|Prefetch|Options|Model|MaxIntraOpParallelism|PrivateThreadPool)$")
+_CUTS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
+_PARALLEL = re.compile(r"Parallel|MapAndBatch")
+_MAX_PATHS = 512  # far more than the stages of any pipeline; a damaged file may have any number
+_NO_ROOT = ""  # the label of what belongs to no root seen
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The calls of iterators, as columns: path and iterator are numbers, -1 where an iterator has no id."""
+
+    rows: I64
+    path: I64
+    iterator: I64
+    own_ns: I64
+    paths: list[str]
+
+
+def pipelines(trace: Trace) -> tuple[Pipeline, ...]:
+    """The tf.data pipelines of the window, longest waited for first; empty where no iterator is traced.
+
+    Iterators belong to one dataset where their roots have the same name and shapes; those whose root did not
+    run in the window go with the only dataset that has their path, else with one of their own.
+    """
+    host = trace.host
+    rows = host_rows(trace, ITERATOR)
+    rows = rows[host.end_ns[rows] > host.start_ns[rows]]
+    if not len(rows):
+        return ()
+    rows, path, paths = _paths(trace, rows)
+    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
+    calls = _Calls(rows, path, _iterators(trace, rows), nesting.own(host.end_ns[rows] - host.start_ns[rows]), paths)
+    dataset, labels = _datasets(trace, calls)
+    functions = _function_time(trace, calls)
+    found = [_pipeline(trace, calls, np.flatnonzero(dataset == i), label, functions, len(labels))
+             for i, label in enumerate(labels)]
+    return tuple(sorted(found, key=lambda p: (-p.wait_s, p.dataset or "")))
+
+
+def _paths(trace: Trace, rows: I64) -> tuple[I64, I64, list[str]]:
+    """The rows, the number of the path of each, and the paths in order; of more paths than any job has the longest."""
+    host = trace.host
+    names, which = np.unique(host.name[rows], return_inverse=True)
+    by_name = [_POSITION.sub("", trace.names[i]).removeprefix("Iterator::") for i in names.tolist()]
+    paths = sorted(set(by_name))
+    number = {path: i for i, path in enumerate(paths)}
+    path = np.array([number[p] for p in by_name], np.int64)[which]
+    if len(paths) <= _MAX_PATHS:
+        return rows, path, paths
+    time = np.bincount(path, weights=host.end_ns[rows] - host.start_ns[rows])
+    chosen = np.sort(np.argsort(-time, kind="stable")[:_MAX_PATHS])
+    keep = np.isin(path, chosen)
+    return rows[keep], np.searchsorted(chosen, path[keep]), [paths[i] for i in chosen.tolist()]
+
+
+def _stat_of(trace: Trace, rows: I64, name: str) -> tuple[npt.NDArray[np.bool_], I64]:
+    """Whether each row has the stat, and its value."""
+    having, values = stat(trace.host, name)
+    if not len(having):
+        return np.zeros(len(rows), bool), np.zeros(len(rows), np.int64)
+    at = np.minimum(np.searchsorted(having, rows), len(having) - 1)
+    has = having[at] == rows
+    return has, np.where(has, values[at], 0)
+
+
+def _keys(trace: Trace, rows: I64, name: str) -> tuple[npt.NDArray[np.bool_], I64]:
+    """An id that is unique in its process, made so among the hosts of the trace."""
+    hosts = {host: i for i, host in enumerate(sorted({line.host for line in trace.lines}))}
+    of_line = np.array([hosts[line.host] for line in trace.lines], np.int64)
+    has, ids = _stat_of(trace, rows, name)
+    with np.errstate(over="ignore"):
+        return has, ids ^ (of_line[trace.host.line[rows]] * np.int64(0x1E3779B97F4A7C15))
+
+
+def _iterators(trace: Trace, rows: I64) -> I64:
+    has, ids = _keys(trace, rows, "id")
+    return np.where(has, np.unique(ids, return_inverse=True)[1], -1)
+
+
+def _datasets(trace: Trace, calls: _Calls) -> tuple[I64, list[str]]:
+    """For each call the number of its dataset, and the datasets' labels."""
+    rows = calls.rows
+    root = calls.paths.index("Root") if "Root" in calls.paths else -1
+    has, ids = _keys(trace, rows, "id")
+    is_root = calls.path == root
+    (named, name), (shaped, shapes) = _stat_of(trace, rows, "name"), _stat_of(trace, rows, "shapes")
+    label_of: dict[int, str] = {}
+    for i in np.flatnonzero(is_root & has & named).tolist():
+        label_of[int(ids[i])] = trace.names[name[i]] + (f" {trace.names[shapes[i]]}" if shaped[i] else "")
+    of_id = _root_labels(trace, calls, ids, has, label_of)
+    labels = sorted(set(of_id.values()))
+    number = {label: i for i, label in enumerate(labels)}
+    dataset = Lookup({key: number[label] for key, label in of_id.items()})(ids)
+    dataset[~has] = -1
+    # The rest, by path: with the only dataset that has the path.
+    for path in np.unique(calls.path[dataset < 0]).tolist():
+        known = np.unique(dataset[(calls.path == path) & (dataset >= 0)])
+        lost = (calls.path == path) & (dataset < 0)
+        if len(known) == 1 or len(labels) == 1:
+            dataset[lost] = known[0] if len(known) else 0
+        else:
+            if _NO_ROOT not in labels:
+                labels.append(_NO_ROOT)
+            dataset[lost] = labels.index(_NO_ROOT)
+    return dataset, labels
+
+
+def _root_labels(
+    trace: Trace, calls: _Calls, ids: I64, has: npt.NDArray[np.bool_], label_of: dict[int, str],
+) -> dict[int, str]:
+    """The label of each iterator's root, for those whose ancestors ran in the window."""
+    has_parent, parents = _keys(trace, calls.rows, "parent_id")
+    distinct, first = np.unique(ids[has], return_index=True)
+    first = np.flatnonzero(has)[first]
+    parent = {int(i): int(parents[row]) for i, row in zip(distinct, first, strict=True) if has_parent[row]}
+    out = dict(label_of)
+    for key in distinct.tolist():
+        chain: list[int] = []
+        at: int | None = key
+        while at is not None and at not in out and len(chain) < len(parent) + 1:  # a damaged file may hold a circle
+            chain.append(at)
+            at = parent.get(at)
+        if at is not None and at in out:
+            out.update(dict.fromkeys(chain, out[at]))
+    return out
+
+
+def _function_time(trace: Trace, calls: _Calls) -> dict[int, int]:
+    """By path the nanoseconds that the functions of its stages ran on executor threads, where that is traced.
+
+    A stage starts its function in its own call, or, with workers, in a "…Produce" on its thread, in which it also calls
+    the stage below.
+    """
+    host = trace.host
+    started, produced = host_rows(trace, _STARTS_FUNCTION), host_rows(trace, _PRODUCES)
+    if not len(started):
+        return {}
+    rows = np.concatenate((calls.rows, produced, started))
+    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
+    n, m = len(calls.rows), len(calls.rows) + len(produced)
+    number = {path: i for i, path in enumerate(calls.paths)}
+    above = np.array([number.get(path.rpartition("::")[0], -1) for path in calls.paths], np.int64)
+    stage = np.full(len(rows), -1, np.int64)
+    stage[:n] = calls.path
+    below = np.flatnonzero((nesting.parent[:n] >= n) & (nesting.parent[:n] < m))
+    stage[nesting.parent[below]] = above[calls.path[below]]
+    around = nesting.holder(np.arange(len(rows)) >= m)[m:]
+    stage_of_start = np.where(around < m, stage[around], -1)
+    has, ids = _keys(trace, started, "id")
+    told = has & (stage_of_start >= 0)
+    of_id = Lookup(dict(zip(ids[told].tolist(), stage_of_start[told].tolist(), strict=True)))
+    runs = host_rows(trace, _RUNS_FUNCTION)
+    has, ids = _keys(trace, runs, "id")
+    runs, stage_of_run = runs[has], of_id(ids[has])
+    length = (host.end_ns[runs] - host.start_ns[runs])[stage_of_run >= 0]
+    total = np.bincount(stage_of_run[stage_of_run >= 0], weights=length, minlength=len(calls.paths))
+    return {i: int(time) for i, time in enumerate(total.tolist()) if time}
+
+
+def _pipeline(
+    trace: Trace, calls: _Calls, of: I64, label: str, functions: dict[int, int], datasets: int,
+) -> Pipeline:
+    """One dataset; functions are told by path only, so they are shared out by calls where several datasets have it."""
+    host = trace.host
+    path = calls.path[of]
+    count = np.bincount(path, minlength=len(calls.paths))
+    own = np.bincount(path, weights=calls.own_ns[of], minlength=len(calls.paths))
+    everywhere = np.bincount(calls.path, minlength=len(calls.paths)) if datasets > 1 else count
+    root = _top(calls, count, alone=datasets == 1)
+    batches = int(count[root]) if root >= 0 else 0
+    at_root = calls.rows[of[path == root]]
+    stages: dict[str, Stage] = {}
+    for i in np.flatnonzero(count).tolist():
+        text = calls.paths[i]
+        above, _, name = text.rpartition("::")
+        rows = calls.rows[of[path == i]]
+        parallelism = _highest(trace, rows, "parallelism")
+        function = functions[i] * float(count[i]) / float(everywhere[i]) / 1e9 if i in functions else None
+        workers = _workers(stages.get(above), parallelism if _PARALLEL.search(name) else None)
+        limit, empty = _buffer(trace, rows) if name.startswith("Prefetch") else (None, None)
+        cost = _cost(name, float(own[i]) / 1e9, function, workers)
+        iterators = np.unique(calls.iterator[of[path == i]])
+        stages[text] = Stage(
+            path=text, name=name, parent=above if above in stages else None, calls=int(count[i]),
+            self_s=float(own[i]) / 1e9, function_s=function, workers=workers,
+            cost_s_per_batch=cost / batches if batches else None, parallelism=parallelism,
+            iterators=int((iterators >= 0).sum()) or 1, buffer_limit=limit, buffer_empty=empty,
+        )
+    bounding, cost_s = _bounding(stages) if batches else (None, None)
+    return Pipeline(
+        dataset=label or None, iterators=stages[calls.paths[root]].iterators if root >= 0 else 1, batches=batches,
+        wait_s=int((host.end_ns[at_root] - host.start_ns[at_root]).sum()) / 1e9,
+        stages=tuple(stages.values()), bounding=bounding, bounding_s_per_batch=cost_s,
+    )
+
+
+def _top(calls: _Calls, count: I64, *, alone: bool) -> int:
+    """The path whose calls fetch batches: the root, or the one stage below it where the root is not traced; or -1."""
+    found = np.flatnonzero(count).tolist()
+    root = [i for i in found if calls.paths[i] == "Root"]
+    below = [i for i in found if calls.paths[i].count("::") == 1] if alone else []
+    return root[0] if root else below[0] if len(below) == 1 else -1
+
+
+def _workers(parent: Stage | None, parallelism: int | None) -> int:
+    """Threads that do a stage's work: its own workers, or those of the parallel interleave that calls it."""
+    if parallelism is not None:
+        return max(parallelism, 1)
+    if parent is not None and (parent.name.startswith("ParallelInterleave") or not _CUTS.search(parent.name)):
+        return parent.workers
+    return 1
+
+
+def _cost(name: str, own_s: float, function_s: float | None, workers: int) -> float:
+    """Seconds of a stage's own work over its workers; of a parallel stage without a traced function, waiting for it."""
+    if _HANDS_ON.match(name):
+        return 0.0
+    if _PARALLEL.search(name):
+        return own_s if function_s is None else function_s / workers
+    return own_s / workers
+
+
+def _bounding(stages: dict[str, Stage]) -> tuple[str | None, float | None]:
+    """The costliest stage of the segment that costs most per batch, and that segment's cost."""
+    segment: dict[str, str] = {}
+    costs: dict[str, float] = {}
+    for path, stage in stages.items():
+        above = stages.get(stage.parent or "")
+        begins = above is None or _CUTS.search(above.name) or _CUTS.search(stage.name)
+        segment[path] = path if begins else segment[above.path] if above else path
+        costs[segment[path]] = costs.get(segment[path], 0.0) + (stage.cost_s_per_batch or 0.0)
+    head = max(costs, key=lambda path: costs[path])
+    if costs[head] <= 0:
+        return None, None
+    members = [path for path in stages if segment[path] == head]
+    return max(members, key=lambda path: stages[path].cost_s_per_batch or 0.0), costs[head]
+
+
+def _highest(trace: Trace, rows: I64, name: str) -> int | None:
+    has, values = _stat_of(trace, rows, name)
+    return int(values[has].max()) if has.any() else None
+
+
+def _buffer(trace: Trace, rows: I64) -> tuple[int | None, float | None]:
+    """Prefetch's limit, and the share of its calls that found the buffer empty: they lack ``buffered_elements``.
+
+    None where no call tells the limit either, so that a missing figure says nothing.
+    """
+    told, limits = _stat_of(trace, rows, "buffer_limit")
+    if not told.any():
+        return None, None
+    _, elements = _stat_of(trace, rows, "buffered_elements")
+    return int(limits[told].max()), float((elements[told] <= 0).mean())

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputop.trace.analysis import analyze_trace
+from gputop.trace.device_time import timelines
+from gputop.trace.gaps import step_gaps
+from gputop.trace.results_host import StepGaps
+from gputop.trace.steps import find_steps
+from tests.trace.build import Builder, keras_steps
+
+
+def gaps_of(b: Builder, shuffle: int | None = None) -> StepGaps | None:
+    trace = b.build(shuffle)
+    return step_gaps(trace, timelines(trace), find_steps(trace))
+
+
+def by_name(gaps: StepGaps) -> dict[str, float]:
+    return {work.name: work.s_per_step for work in gaps.main}
+
+
+def test_without_gpus_gaps_lie_between_the_calls_and_eager_ops_have_their_own_names():
+    b = keras_steps(Builder(gpus=0), 5, 100, 60)
+    for i in range(5):
+        at = i * 100 + 70
+        b.host("TFE_Py_FastPathExecute_C", at, 12).host("EagerExecute", at + 1, 10, is_func=0, eager_op="Square")
+        b.host("EagerLocalExecute: Square", at + 2, 8).host("EagerKernelExecute", at + 3, 6)
+        b.host("KernelAndDeviceFunc::Run", at + 4, 4)
+        b.host("numpy", at + 15, 5)
+    gaps = gaps_of(b)
+    assert gaps is not None and gaps.total_s_per_step == pytest.approx(40e-6) and "end of a step's call" in gaps.what
+    assert by_name(gaps) == pytest.approx({"Square": 10e-6, "numpy": 5e-6, "TFE_Py_FastPathExecute_C": 2e-6})
+    assert next(work.count_per_step for work in gaps.main if work.name == "Square") == 1
+    assert gaps.no_event_s_per_step == pytest.approx(23e-6)
+
+
+def test_with_gpus_gaps_are_when_none_of_them_is_busy():
+    b = keras_steps(Builder(gpus=2), 4, 100, 50)
+    for i in range(4):
+        b.run(0, i * 100 + 10, 30, launch=i * 100 + 5).run(1, i * 100 + 30, 40)
+        b.host("ExecutorState::Process", i * 100 + 60, 30, line="tf_Compute/1")
+        b.host("model/Unique:Unique", i * 100 + 65, 20, line="tf_Compute/1")
+    gaps = gaps_of(b)
+    assert gaps is not None and gaps.total_s_per_step == pytest.approx(40e-6) and "no GPU" in gaps.what
+    assert by_name(gaps) == pytest.approx({"__inference_multi_step_on_iterator_42": 10e-6})
+    executor = {work.name: work.s_per_step for work in gaps.executor}
+    assert executor["model/Unique:Unique"] == pytest.approx(15e-6)  # from 70 on
+    assert executor["cuLaunchKernel"] == pytest.approx(5e-6)  # the launching thread's
+    assert executor["ExecutorState::Process"] == pytest.approx(5e-6)
+
+
+def test_no_gaps_are_told_without_steps_or_without_gpu_events():
+    assert gaps_of(Builder(gpus=0).host("EagerExecute", 0, 10)) is None
+    assert gaps_of(keras_steps(Builder(gpus=1), 5, 100, 60)) is None  # GPUs are there and their plane is empty
+
+
+Calls = st.lists(st.tuples(st.integers(0, 59), st.integers(1, 20), st.sampled_from("abc")), max_size=15)
+
+
+@settings(max_examples=60, deadline=None)
+@given(Calls, st.lists(st.tuples(st.integers(0, 59), st.integers(1, 15)), min_size=1, max_size=8), st.integers(0, 99))
+def test_gaps_against_a_clock_that_ticks(calls, kernels, seed):
+    b = keras_steps(Builder(gpus=1), 4, 20, 20)
+    call = "__inference_multi_step_on_iterator_42"
+    kept: list[tuple[int, int, str]] = [(i * 20, i * 20 + 20, call) for i in range(4)]
+    for start, length, name in calls:
+        end = start + length
+        if all(end <= s or e <= start or (s <= start and end <= e) or (start <= s and e <= end) for s, e, _ in kept):
+            kept.append((start, end, name))
+            b.host(name, start, length)
+    for start, length in kernels:
+        b.run(0, start, length)
+    b.run(0, 79, 1)
+    gaps = gaps_of(b, seed)
+    want: Counter = Counter()
+    idle = 0
+    for at in range(60):  # three whole steps
+        if any(s <= at < s + length for s, length in kernels):
+            continue
+        idle += 1
+        open_ = [event for event in kept if event[0] <= at < event[1]]
+        want[max(open_, key=lambda e: (e[0], -e[1], e[2] != call, e[2]))[2]] += 1
+    assert gaps is not None and gaps.total_s_per_step * 3 == pytest.approx(idle * 1e-6)
+    assert {n: round(s * 3e6) for n, s in by_name(gaps).items()} == dict(want)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_of_lines_and_events_tells_nothing(seed):
+    b = keras_steps(Builder(gpus=2), 5, 100, 60)
+    for i in range(5):
+        for name in ("x", "y"):
+            b.host(name, i * 100 + 70, 10).host(name, i * 100 + 70, 10, line="tf_Compute/1")
+        b.run(i % 2, i * 100 + 10, 20, launch=i * 100 + 2, thread="tf_Compute/2", op="m/MatMul:MatMul")
+        b.host("train_step", i * 100 + 1, 50, tf_function_call="notTraced-nonXla", tracing_count=1)
+        b.host("Iterator::Root", i * 100 + 3, 4, line="tf_data_iterator/1", id=1, name="D:1", shapes="[1]")
+        b.memory(i * 100, "GPU_0_bfc", 100 + i, 900, 500, op=f"op{i}", size=100, address=i)
+        b.memory(i * 100, "GPU_0_bfc", 50, 950, 500, size=100, address=i, free=True)
+    assert analyze_trace(b.build()).to_json() == analyze_trace(b.build(shuffle=seed)).to_json()

@@ -1,0 +1,110 @@
+"""What limits a trace is said: each kind of note, from what the profilers themselves leave in the file."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import numpy as np
+import pytest
+
+from gputop.trace import quality
+from gputop.trace.analysis import analyze_trace
+from gputop.trace.load import load
+from gputop.trace.xspace import read_xspaces
+from tests.trace.test_nsys import report
+from tests.trace.test_xspace import Builder, sample
+
+
+def ids(trace) -> list[str]:
+    return [note.id for note in trace.quality]
+
+
+def test_a_sound_trace_has_no_note():
+    assert ids(sample().read()) == []
+
+
+@pytest.mark.parametrize(("kind", "text", "expected"), [
+    ("warnings", "Detected GPU events dropped on node7: Profiler has collected 2097152 driver events and 2097152 "
+                 "device events.", "dropped_events"),
+    ("errors", "CUPTI_ERROR_NOT_INITIALIZED", "capture_error"),
+    ("errors", "cuptiActivityEnable: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES", "capture_error"),
+    ("warnings", "No device trace was collected.", "capture_warning"),
+])
+def test_what_the_profiler_said(kind, text, expected):
+    b = sample()
+    getattr(b.space, kind).append(text)
+    (note,) = b.read().quality
+    assert note.id == expected
+    assert text.rstrip(".") in note.message
+    assert ("NVreg_RestrictProfilingToAdminUsers=0" in note.message) == ("PRIVILEGES" in text)
+
+
+def two_streams(apart_ns: int, kernels: int = 60, gpus: int = 1) -> Builder:
+    b = Builder()
+    for gpu in range(gpus):
+        for stream in (0, 1):
+            line = b.line(f"/device:GPU:{gpu}", f"Stream #{stream}(Kernel)")
+            for i in range(kernels):
+                b.event(f"/device:GPU:{gpu}", line, f"kernel {stream}", i * 1000 + stream * apart_ns, 500)
+    return b
+
+
+def test_serialised_kernels():
+    assert ids(two_streams(500).read()) == ["serialised_kernels"]
+    assert ids(two_streams(499).read()) == []
+    assert ids(two_streams(500, kernels=40).read()) == [], "too few to tell"
+    one = two_streams(500)
+    for line in one.plane("/device:GPU:0").lines:
+        line.name = "Stream #1(Kernel)"
+    assert len(one.read().device) == 120
+    assert "TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL=1" in two_streams(500).read().quality[0].message
+
+
+def test_one_gpu_whose_kernels_overlap_shows_that_they_can():
+    b = two_streams(500, gpus=2)
+    b.event("/device:GPU:1", b.line("/device:GPU:1", "Stream #7(Kernel)"), "k", 0, 200)
+    assert ids(b.read()) == []
+
+
+def test_each_host_is_clipped_by_its_own_records(monkeypatch):
+    monkeypatch.setattr(quality, "_CUPTI_RECORDS", 5)
+    files = []
+    for host in ("full", "half"):
+        b = Builder(host)
+        line = b.line("/device:GPU:0", "Stream #1(Kernel)")
+        for i in range(5 if host == "full" else 3):
+            b.event("/device:GPU:0", line, "k", i * 100, 50)
+        thread = b.line("/host:CPU", "python")
+        for i in range(20):
+            b.event("/host:CPU", thread, "step", i * 100, 50, step_num=i)
+        files.append((f"{host}.xplane.pb", "", b.bytes()))
+    trace = read_xspaces(files)
+    assert ids(trace) == ["clipped"] and "full: GPU events stop" in trace.quality[0].message
+    numbered = list(zip(trace.host.line.tolist(), trace.host.stats["step_num"][1].tolist(), strict=True))
+    per_host = {host: [n for ln, n in numbered if trace.lines[ln].host == host] for host in ("full", "half")}
+    assert per_host == {"full": [0, 1, 2, 3, 4], "half": list(range(20))}
+    assert (np.diff(trace.host.stats["step_num"][0]) > 0).all()
+
+
+def test_nsight_systems_own_messages(tmp_path):
+    database = sqlite3.connect(report(tmp_path / "r.sqlite"))
+    database.execute("CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, severity INTEGER, text TEXT)")
+    database.executemany("INSERT INTO DIAGNOSTIC_EVENT VALUES (1, ?, ?)", [
+        (1, "Profiling has started."), (3, "CUDA injection failed"),
+        (2, "Not all CUDA events might have been collected."),
+        *((2, f"warning {i} {'x' * 999}") for i in range(50)), (None, None), ("x", b"\xff")])
+    database.commit()
+    database.close()
+    trace = load([tmp_path / "r.sqlite"])
+    assert ids(trace) == ["capture_error", "dropped_events"] + ["capture_warning"] * 4
+    assert max(len(note.message) for note in trace.quality) < 400
+
+
+def test_no_steps_and_no_gpu_are_said_once():
+    b = Builder()
+    b.event("/host:CPU", b.line("/host:CPU", "t"), "python code", 1, 1)
+    assert [q.id for q in analyze_trace(b.read()).quality] == ["no_steps", "no_gpu"]
+    b.plane("/device:GPU:0")
+    assert [q.id for q in analyze_trace(b.read()).quality] == ["no_device_events", "no_steps"]
+    b.event("/host:CPU", b.line("/host:CPU", "t2"), "cuLaunchKernel", 1, 1, correlation_id=1)
+    assert [q.id for q in analyze_trace(b.read()).quality] == ["empty_device_plane", "no_steps"]

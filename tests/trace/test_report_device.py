@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gputop.trace.analysis import analyze_trace
+from gputop.trace.model import Kind, LaunchShape, MemoryKind
+from gputop.trace.report import text_report
+from gputop.trace.results import Analysis
+from tests.trace.build import Builder, keras_steps
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+
+
+def job(heavy: float = 300.0, thread: str | None = None) -> Builder:
+    b = keras_steps(Builder(gpus=3), 6, 1000, 900)
+    for i in range(6):
+        for gpu in range(3):
+            t = i * 1000 + 20
+            b.run(gpu, t + 20, 10, "MemcpyH2D", kind=Kind.H2D, src=MemoryKind.PINNED, dst=MemoryKind.DEVICE,
+                  size=250_000, op="IteratorGetNext:IteratorGetNext", launch=t)
+            b.run(gpu, t + 40, heavy if gpu == 0 else 300, "void ampere_bf16_s16816gemm<layout>", launch=t + 5 * gpu,
+                  op="model/dense/MatMul:MatMul", shape=LaunchShape((64, 1, 1), (256, 1, 1), 64, 0, 0.5), thread=thread)
+            b.run(gpu, t + 850, 50, NCCL, kind=Kind.COLLECTIVE, launch=t + 20, size=1 << 20)
+    return b
+
+
+def text(b: Builder, width: int = 100) -> str:
+    return text_report(analyze_trace(b.build()), width)
+
+
+def test_kernels_by_time_with_type_and_occupancy():
+    lines = text(job()).splitlines()
+    at = next(i for i, line in enumerate(lines) if line == "Kernels  36, 6.3 ms summed; occupancy theoretical")
+    assert lines[at + 2].split() == ["85.7%", "18", "300", "µs", "bf16", "yes", "50%", "ampere_bf16_s16816gemm<layout>"]
+    assert lines[at + 3].split() == ["14.3%", "18", "50.0", "µs", "collect.", "?", "?", NCCL]
+    assert lines[at + 4].split()[:4] == ["op", "types", "MatMul", "86"]
+    whole = " ".join(" ".join(lines).split())
+    assert "0 % are shorter than 20 µs, 0 % than 40 µs" in whole and "| █ |" in whole
+
+
+def test_copies_by_way_and_op():
+    whole = text(job())
+    assert "  h2d   pinned → device         18   180 µs   4.3M 25.0 GB/s\n" in whole
+    assert "  by op        IteratorGetNext h2d 180 µs\n" in whole
+    unknown = Builder().run(0, 0, 10, "MemcpyD2D", kind=Kind.D2D)
+    assert "  d2d   unknown → unknown        1  10.0 µs      ?         ?\n" in text(unknown)
+
+
+def test_gpus_against_each_other():
+    even, uneven = text(job()), " ".join(text(job(750)).split())
+    assert "3 GPUs compared\n  work         even: the GPUs compute 300 µs per step at most, each within 0 %" in even
+    assert "GPU 0 computes 2.50 times the median of the others per step (750 µs)" in uneven
+    assert "one alone computes for 60 % of the time any does" in uneven
+    assert "each GPU has its own host thread; GPU 2's first launch of a step comes 10.0 µs after" in uneven
+    shared = " ".join(text(job(thread="python")).split())
+    assert "100 % of them by host threads that serve several GPUs, half in runs of at least 1 to one GPU" in shared
+
+
+def test_what_could_not_be_compared_says_why():
+    whole = " ".join(text(Builder(gpus=2).run(0, 0, 10).run(1, 0, 10)).split())
+    assert "first kernel not judged: no steps were found" in whole
+    assert "launches not judged: the trace does not tell which host calls" in whole
+    assert "GPUs compared" not in text(Builder(gpus=2).run(0, 0, 10))
+
+
+def test_operations_of_collectives():
+    whole = text(job())
+    assert "  AllReduce          18   900 µs    100%      0%     18.0M\n" in whole
+    one = Builder(gpus=2)
+    for gpu in range(2):
+        one.run(gpu, 0, 10, NCCL, kind=Kind.COLLECTIVE)
+    assert "operation " not in text(one)  # one operation of unknown size: all is said in the line above
+
+
+def test_many_kernels_and_ways_are_cut_short():
+    b = Builder()
+    for i in range(20):
+        b.run(0, i * 100, 50 + i, f"kernel_{i}")
+    for i, memory in enumerate(list(MemoryKind) + list(MemoryKind)):
+        b.run(0, 3000 + i * 100, 10, "MemcpyH2D", kind=Kind.H2D if i < 6 else Kind.D2H, src=memory)
+    whole = text(b)
+    assert "    12  others\n" in whole and "  and 6 more ways, shorter\n" in whole
+
+
+def test_control_characters_do_not_reach_the_terminal():
+    b = Builder(gpus=2)
+    for gpu in range(2):
+        b.run(gpu, 0, 10, "evil\x1b[2Jkernel", op="a\x07b:Bad\x1b[31m")
+        b.run(gpu, 20, 10, "MemcpyH2D", kind=Kind.H2D, op="c\r\nd:X")
+    whole = text(b)
+    assert not set(whole) & {"\x1b", "\x07", "\r"} and "kernel" in whole
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_lines_keep_to_the_width(width):
+    lines = text(job(750), width).splitlines()
+    at = lines.index("3 GPUs compared")
+    end = next(i for i, line in enumerate(lines) if line.startswith("  by op "))
+    assert max(map(len, lines[at:end + 1])) <= width
+
+
+def test_an_analysis_of_older_fields_still_prints():
+    a: Analysis = analyze_trace(job().build())
+    bare = replace(a, kernels=None, kernel_sizes=(), copies=None, replicas=None, collectives=None)
+    assert "Kernels" not in text_report(bare) and "compared" not in text_report(bare)
