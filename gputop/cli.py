@@ -89,7 +89,8 @@ def _watch_options(*, after_command: bool) -> _Parser:
                             "and other profilers fail meanwhile, and on A10 and A40 it has wedged the GPU (Xid 119, "
                             "reboot). Undone when gputop ends")
     watch.add_argument("--interval", type=_interval, default=1.0, metavar="S", help="seconds between samples (1.0)")
-    watch.add_argument("--gpus", default="", metavar="LIST", help="only these GPUs: 0,2-3,GPU-uuid")
+    watch.add_argument("--gpus", default="", metavar="LIST", help="only these GPUs: 0,2-3, GPU or MIG UUIDs or their beginnings, MIG instances as 0:1, or "
+                            "the word visible: what CUDA_VISIBLE_DEVICES names")
     watch.add_argument("--attach", action="append", default=[], metavar="HOST:PORT",
                        help="a profiler server to capture from; may be repeated (default: find those of this node)")
     watch.add_argument("--logdir", type=Path, default=None, metavar="DIR",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gputop.advice.finding import Abstained, Advice, Finding, collect
-from gputop.advice.live_devices import hardware_error, no_fine_metrics, power_capped
+from gputop.advice.live_devices import no_fine_metrics, power_capped
+from gputop.advice.live_hardware import hardware_error
 from gputop.advice.live_processes import gpu0_oversubscribed, idle_gpu, memory_preallocated, shared_gpu, unused_gpu
 from gputop.advice.live_view import View
 from gputop.history import History

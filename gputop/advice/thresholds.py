@@ -115,6 +115,10 @@ _LIVE = (
               "NVML: GPM has no value in its first two ticks; " + _OWN + "slow intervals have passed them too"),
     Threshold("hardware_error.silent_s", 10.0, "s",
               _OWN + "a driver that is slow while a job starts is not called dead"),
+    Threshold("hardware_error.xid_window_s", 600.0, "s",
+              _OWN + "somebody who looks a few minutes after the fault still sees it, and not all day"),
+    Threshold("hardware_error.ecc", 1, "count", "NVIDIA, GPU memory error management: each uncorrectable error is data "
+                                               "that was lost"),
 )
 
 THRESHOLDS: dict[str, Threshold] = {t.id: t for t in (*_TRACE, *_LIVE)}

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gputop.samples import GpuInfo, NodeSample
+from gputop.samples import NodeSample
 from gputop.sources import nvml_status as status
+from gputop.sources.nvml_calls import text
 from gputop.sources.selection import select_gpus
-from gputop.text import printable
 
 if TYPE_CHECKING:
     from gputop.sources.host import PsutilHost
-    from gputop.sources.nvml_gpu import NvmlGpu
+    from gputop.sources.nvml_events import XidWatch
+    from gputop.sources.nvml_open import Device, Opening
+
+OPEN_DEADLINE_S = 2.0  # for all GPUs together; without persistence mode the first call also starts the GPU
 
 
 class NvmlSource:
     """Satisfies :class:`gputop.sources.Source` with this node's NVIDIA GPUs.
 
-    ``gpus`` are the items of ``--gpus``: indices, ranges, UUIDs or the beginning of one.
-    Importing this module loads neither nvidia-ml-py nor the driver; :meth:`open` does.
+    ``gpus`` are the items of ``--gpus``, see :func:`gputop.sources.selection.select_gpus`.
+    A GPU in MIG mode is followed by its instances. One that does not answer in time is shown
+    as not responding until it does. Importing this module loads neither nvidia-ml-py nor the
+    driver; :meth:`open` does.
     """
 
     simulated = False
@@ -31,20 +39,27 @@ class NvmlSource:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        environ: Mapping[str, str] = os.environ,
+        root: Path = Path("/"),
+        open_deadline_s: float = OPEN_DEADLINE_S,
     ) -> None:
         self._wanted = tuple(gpus)
         self._clock = clock
         self._wall_clock = wall_clock
+        self._environ = environ
+        self._root = root
+        self._open_deadline_s = open_deadline_s
         self._nvml: Any = None
         self._driver = ""
         self._present: int | None = None
-        self._probes: tuple[NvmlGpu, ...] = ()
+        self._devices: tuple[Device, ...] = ()
+        self._watch: XidWatch | None = None
         self._host: PsutilHost | None = None
 
     @property
     def label(self) -> str:
         """What is read, for the header: "NVML + GPM, driver 580.65.06"."""
-        way = "NVML + GPM" if any(probe.has_gpm for probe in self._probes) else "NVML"
+        way = "NVML + GPM" if any(device.has_gpm for device in self._devices) else "NVML"
         return f"{way}, driver {self._driver}" if self._driver else way
 
     def open(self) -> None:
@@ -52,11 +67,13 @@ class NvmlSource:
 
         Raises :class:`gputop.errors.GputopError`: no driver or no GPU (nothing to see),
         a driver that cannot be talked to, or ``gpus`` that name a GPU which is not there.
-        A GPU that is there but cannot be opened raises nothing: its probe says why.
+        A GPU that is there but cannot be opened, or does not answer, raises nothing: its probe says why.
         """
         import pynvml as nvml
 
         from gputop.sources.host import PsutilHost
+        from gputop.sources.nvml_events import XidWatch
+        from gputop.sources.nvml_open import Device, Opening
 
         try:
             nvml.nvmlInit()
@@ -64,21 +81,40 @@ class NvmlSource:
             raise status.open_error(error.value) from error
         self._nvml = nvml
         try:
-            self._driver = _text(nvml.nvmlSystemGetDriverVersion)
+            self._driver = text(nvml.nvmlSystemGetDriverVersion)
             count = nvml.nvmlDeviceGetCount()
+            self._watch = watch = XidWatch(nvml, self._wall_clock)
+            openings = [
+                Opening(nvml, index, self._clock, self._wall_clock, watch, self._root) for index in range(count)
+            ]
+            for opening in openings:
+                opening.start()
         except nvml.NVMLError as error:
             raise status.open_error(error.value) from error
         if not count:
             raise status.no_gpus()
         self._present = count
-        found = [self._find(index) for index in range(count)]
-        chosen = set(select_gpus(self._wanted, [(info.index, info.uuid) for info, _, _ in found]))
-        self._probes = tuple(self._probe(*entry) for entry in found if entry[0].index in chosen)
+        self._await(openings)
+        found = {info.uuid: (opening, i) for opening in openings for i, info in enumerate(opening.infos)}
+        present = [info for opening in openings for info in opening.infos]
+        chosen = select_gpus(self._wanted, present, self._environ)
+        self._devices = tuple(Device(*found[info.uuid], watch) for info in chosen)
+        for opening in openings:
+            for probe in opening.probes:
+                if probe.info not in chosen:
+                    probe.close()
+        watch.start()
         self._host = PsutilHost(clock=self._clock)
 
+    def _await(self, openings: Sequence[Opening]) -> None:
+        """Wait for the GPUs to open, but not for ever."""
+        until_s = self._clock() + self._open_deadline_s
+        for opening in openings:
+            opening.late = not opening.done.wait(max(0.0, until_s - self._clock()))
+
     @property
-    def gpus(self) -> Sequence[NvmlGpu]:
-        return self._probes
+    def gpus(self) -> Sequence[Device]:
+        return self._devices
 
     @property
     def gpus_present(self) -> int | None:
@@ -92,8 +128,13 @@ class NvmlSource:
         return self._host
 
     def prefill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
-        """Nothing: the live node tells only of now."""
-        return ()
+        """What the driver itself remembers: some seconds of coarse utilization and of power."""
+        from gputop.sources.nvml_past import past_looks, read_past
+
+        handles = {device.info.uuid: device.handle for device in self._devices}
+        known = read_past(self._nvml, {uuid: handle for uuid, handle in handles.items() if handle is not None}, now_s)
+        infos = [device.info for device in self._devices]
+        return past_looks(known, infos, now_s, interval_s, socket.gethostname(), self.label, self._present)
 
     def profiler_endpoints(self) -> Mapping[str, str]:
         return {}
@@ -104,51 +145,10 @@ class NvmlSource:
             return
         nvml, self._nvml = self._nvml, None
         try:
-            for probe in self._probes:
-                probe.close()
+            if self._watch is not None:
+                self._watch.end()
+            for device in self._devices:
+                device.close()
             nvml.nvmlShutdown()
         except nvml.NVMLError:
             pass  # there is nothing left to save: the process goes on without NVML
-
-    def _find(self, index: int) -> tuple[GpuInfo, Any, int]:
-        """What the GPU at ``index`` is, its handle, and the NVML code if there is none."""
-        nvml = self._nvml
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = _text(nvml.nvmlDeviceGetUUID, handle)
-        except nvml.NVMLError as error:
-            return GpuInfo(index, f"index:{index}", f"GPU {index}"), None, error.value
-        info = GpuInfo(
-            index,
-            uuid,
-            self._ask(nvml.nvmlDeviceGetName, handle, f"GPU {index}", _text),
-            self._ask(nvml.nvmlDeviceGetPciInfo, handle, "", lambda call, gpu: printable(call(gpu).busId)),
-            self._ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle, None),
-            self._ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle, None),
-        )
-        return info, handle, status.SUCCESS
-
-    def _ask(
-        self, call: Callable[..., Any], handle: Any, otherwise: Any, read: Callable[..., Any] | None = None
-    ) -> Any:
-        """One fact of a GPU, ``otherwise`` where it is refused. A lost GPU shows at its first reading."""
-        try:
-            return call(handle) if read is None else read(call, handle)
-        except self._nvml.NVMLError:
-            return otherwise
-
-    def _probe(self, info: GpuInfo, handle: Any, code: int) -> NvmlGpu:
-        from gputop.sources.nvml_gpu import NvmlGpu
-
-        if handle is None:
-            return NvmlGpu.unavailable(self._nvml, info, code)
-        return NvmlGpu(self._nvml, handle, info, self._clock, self._wall_clock)
-
-
-def _text(call: Callable[..., Any], *args: Any) -> str:
-    """The text that an NVML call returns, whatever bytes it holds.
-
-    nvidia-ml-py decodes as UTF-8 and raises for anything else; the function it wraps
-    returns the bytes as they are.
-    """
-    return printable(getattr(call, "__wrapped__", call)(*args))

@@ -9,11 +9,15 @@ from typing import Any
 from gputop.metrics import BYTES, RATIO
 from gputop.samples import GpuProcess, Reading
 from gputop.sources import nvml_status as status
+from gputop.sources.nvml_values import MAX_PID, implausible
 
 LIST_PERIOD_S = 1.9  # 0.3 ms a call; a little under two ticks of 1 s, so that jitter does not make it three
 SHARE_PERIOD_S = 2.9  # 1.7 ms a call
 _NOT_AVAILABLE = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 _SHARE_CALL = "nvmlDeviceGetProcessUtilization"
+_MAX_ROOM = 4096  # more processes than a GPU can serve: a driver that asks for more room than this is out of order
+_CLOCK_ERROR_S = 60.0  # the driver's time stamps may be ahead of ours by so much
+_GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, spread evenly
 _NO_MEMORY = Reading.missing(BYTES, "the driver does not tell it for this process", "NVML")
 _NO_NEW_SHARE = Reading.missing(RATIO, "the driver has no new value for this process", "NVML")
 _NOT_ASKED = Reading.missing(RATIO, "not sampled yet", "NVML")
@@ -36,14 +40,36 @@ class _ProcessInfoV1(ctypes.Structure):
     _fields_ = (("pid", ctypes.c_uint), ("used_bytes", ctypes.c_ulonglong))
 
 
+class _Share(ctypes.Structure):
+    """nvmlProcessUtilizationSample_t."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("stamp_us", ctypes.c_ulonglong),
+        ("sm_percent", ctypes.c_uint),
+        ("memory_percent", ctypes.c_uint),
+        ("encoder_percent", ctypes.c_uint),
+        ("decoder_percent", ctypes.c_uint),
+    )
+
+
+class _Impossible(ValueError):
+    """A list that cannot be what the driver found."""
+
+
 class ProcessReader:
     """Lists the processes of one GPU and their share of its SMs. Used by one thread."""
 
-    def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self, nvml: Any, handle: Any, clock: Callable[[], float], wall_clock: Callable[[], float], phase: int = 0
+    ) -> None:
+        """``phase`` is a number that differs between GPUs: their lists are read at different ticks."""
         self._nvml = nvml
         self._handle = handle
         self._clock = clock
         self._list_due_s = self._share_due_s = clock()
+        self._shift = phase * _GOLDEN % 0.5  # how much of a period the first one is shorter
+        self._wall_clock = wall_clock
         # Asking "since ever" returns stale samples of processes long gone.
         self._share_seen_us = int((wall_clock() - SHARE_PERIOD_S) * 1e6)
         self._share_refused: Reading | None = None
@@ -71,7 +97,8 @@ class ProcessReader:
         now_s = self._clock()
         if now_s < self._list_due_s:
             return self._processes, self._reason
-        self._list_due_s = now_s + LIST_PERIOD_S
+        self._list_due_s = now_s + LIST_PERIOD_S * (1.0 - self._shift)
+        self._shift = 0.0
         held: dict[int, tuple[str, int | None]] = {}
         self._reason = None
         for kind, letter in (("Compute", "C"), ("Graphics", "G")):
@@ -86,7 +113,7 @@ class ProcessReader:
             GpuProcess(
                 pid,
                 kind,
-                _NO_MEMORY if used is None else Reading(float(used), BYTES, "NVML"),
+                _memory(used),
                 self._shares.get(pid, self._default_share),
             )
             for pid, (kind, used) in held.items()
@@ -109,6 +136,10 @@ class ProcessReader:
                 code = error.value
                 if code in status.DEVICE_GONE:
                     raise
+            except _Impossible as error:
+                if kind == "Compute":
+                    self._reason = str(error)
+                return []
             if code == status.FUNCTION_NOT_FOUND and len(versions) > 1:
                 del versions[0]
                 continue
@@ -120,21 +151,31 @@ class ProcessReader:
             return []
 
     def _call(self, symbol: str, structure: type[ctypes.Structure]) -> list[tuple[int, int | None]]:
+        found = self._fill(symbol, structure)
+        wrong = next((entry.pid for entry in found if not 0 < entry.pid <= MAX_PID), None)
+        if wrong is not None:
+            raise _Impossible(f"the driver listed a process {wrong}, which cannot be ({symbol})")
+        return [(entry.pid, None if entry.used_bytes == _NOT_AVAILABLE else entry.used_bytes) for entry in found]
+
+    def _fill(self, symbol: str, structure: type[ctypes.Structure], *args: Any) -> list[Any]:
+        """What the driver puts into a list of ``structure``; one call where there is room enough."""
         nvml = self._nvml
         function = nvml._nvmlGetFunctionPointer(symbol)
         while True:
-            count = ctypes.c_uint(self._room)
-            found = (structure * self._room)()
-            code = function(self._handle, ctypes.byref(count), found)
-            if code != status.INSUFFICIENT_SIZE:
-                break
+            room = self._room
+            count = ctypes.c_uint(room)
+            found = (structure * room)()
+            # The list comes before its length where there is a third argument, and else after it.
+            order = (found, ctypes.byref(count)) if args else (ctypes.byref(count), found)
+            code = function(self._handle, *order, *args)
+            if code not in (status.SUCCESS, status.INSUFFICIENT_SIZE):
+                raise nvml.NVMLError(code)
+            enough = code == status.SUCCESS
+            if count.value > (room if enough else _MAX_ROOM) or (not enough and count.value <= room):
+                raise _Impossible(f"the driver gave {count.value} as the length of the list ({symbol})")
+            if enough:
+                return found[: count.value]
             self._room = count.value + 16  # some may start meanwhile
-        if code != status.SUCCESS:
-            raise nvml.NVMLError(code)
-        return [
-            (found[i].pid, None if found[i].used_bytes == _NOT_AVAILABLE else found[i].used_bytes)
-            for i in range(count.value)
-        ]
 
     def _read_shares(self) -> None:
         """SM share by PID, of the driver's samples since the last look."""
@@ -143,25 +184,35 @@ class ProcessReader:
         nvml = self._nvml
         self._shares = {}
         try:
-            samples = nvml.nvmlDeviceGetProcessUtilization(self._handle, self._share_seen_us)
+            samples = self._fill(_SHARE_CALL, _Share, ctypes.c_ulonglong(self._share_seen_us))
         except nvml.NVMLError as error:
             code = error.value
             if code in status.DEVICE_GONE:
                 raise
-            # NOT_FOUND says that there is nothing new; SUCCESS comes back as an error when the list is empty.
-            if code not in (status.NOT_FOUND, status.SUCCESS):
+            if code != status.NOT_FOUND:  # that one says that there is nothing new
                 missing = Reading.missing(RATIO, status.reason(code, _SHARE_CALL), "NVML")
                 if code in status.REFUSED:
                     self._share_refused = missing
                 self._default_share = missing
                 return
-            samples = ()
+            samples = []
+        except _Impossible as error:
+            self._default_share = Reading.missing(RATIO, str(error), "NVML")
+            return
         self._default_share = _NO_NEW_SHARE
         newest: dict[int, int] = {}
+        latest_us = int((self._wall_clock() + _CLOCK_ERROR_S) * 1e6)
         for sample in samples:
-            stamp, pid, percent = sample.timeStamp, sample.pid, sample.smUtil
-            self._share_seen_us = max(self._share_seen_us, stamp)
+            stamp, pid, percent = sample.stamp_us, sample.pid, sample.sm_percent
             # Drivers have been seen to return garbage of several thousand percent.
-            if stamp >= newest.get(pid, 0) and percent <= 100:
+            if newest.get(pid, 0) <= stamp <= latest_us and percent <= 100:
+                self._share_seen_us = max(self._share_seen_us, stamp)
                 newest[pid] = stamp
                 self._shares[pid] = Reading(percent / 100, RATIO, "NVML")
+
+
+def _memory(used: int | None) -> Reading:
+    if used is None:
+        return _NO_MEMORY
+    why = implausible("memory_used_bytes", used)
+    return Reading(float(used), BYTES, "NVML") if why is None else Reading.missing(BYTES, why, "NVML")

@@ -9,17 +9,21 @@ from __future__ import annotations
 from gputop.errors import GputopError, NothingToSee
 
 SUCCESS = 0
+UNINITIALIZED = 1
+INVALID_ARGUMENT = 2
 NOT_SUPPORTED = 3
 NO_PERMISSION = 4
 NOT_FOUND = 6
 INSUFFICIENT_SIZE = 7
 DRIVER_NOT_LOADED = 9
+TIMEOUT = 10
 LIBRARY_NOT_FOUND = 12
 FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
 RESET_REQUIRED = 16
 LIB_RM_VERSION_MISMATCH = 18
 NO_DATA = 21
+VGPU_ECC_NOT_SUPPORTED = 22
 ARGUMENT_VERSION_MISMATCH = 25
 DEPRECATED = 26
 UNKNOWN = 999
@@ -27,16 +31,49 @@ UNKNOWN = 999
 # The device is gone: its handle must not be used again.
 DEVICE_GONE = frozenset((GPU_IS_LOST, RESET_REQUIRED))
 # Refused for good: asking again costs time (a refused field can take over 1 ms) and gives the same answer.
-REFUSED = frozenset((NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, DEPRECATED))
+REFUSED = frozenset(
+    (
+        NOT_SUPPORTED,
+        NO_PERMISSION,
+        FUNCTION_NOT_FOUND,
+        VGPU_ECC_NOT_SUPPORTED,
+        ARGUMENT_VERSION_MISMATCH,
+        DEPRECATED,
+    )
+)
 
+# What nvml.h says of each code, for somebody who sees a reading missing.
 _REASONS = {
+    1: "the driver library was shut down",
+    INVALID_ARGUMENT: "the driver does not know what it was asked for",
     NOT_SUPPORTED: "not supported by this GPU",
     NO_PERMISSION: "no permission: run as root, or have the driver loaded with NVreg_RestrictProfilingToAdminUsers=0",
+    5: "the driver says that it was started twice",
     NOT_FOUND: "nothing found",
+    INSUFFICIENT_SIZE: "the driver's answer was larger than the room it was given",
+    8: "the GPU's power cables are not attached as they should be",
+    DRIVER_NOT_LOADED: "the kernel module is not loaded",
+    10: "the driver gave up waiting for the GPU",
+    11: "the kernel has trouble with the GPU's interrupts",
+    LIBRARY_NOT_FOUND: "a part of the driver library is missing",
     FUNCTION_NOT_FOUND: "this driver is too old to have it",
+    14: "the GPU's infoROM is damaged",
+    GPU_IS_LOST: "the GPU is lost",
+    RESET_REQUIRED: "the GPU needs a reset",
+    17: "the operating system refuses the driver's request",
+    LIB_RM_VERSION_MISMATCH: "the kernel module and the driver library are of different versions",
+    19: "the GPU is in use by something that excludes it",
+    20: "the driver is short of memory",
+    NO_DATA: "the driver has no value at the moment",
+    VGPU_ECC_NOT_SUPPORTED: "ECC errors are not told to a virtual GPU",
+    23: "the driver is short of resources",
+    24: "this GPU does not have that clock",
     ARGUMENT_VERSION_MISMATCH: "this driver does not know this version of the call",
     DEPRECATED: "withdrawn from this driver",
-    NO_DATA: "the driver has no value at the moment",
+    27: "the GPU is not ready",
+    28: "the driver does not find the GPU",
+    29: "the GPU is in a state that does not allow it",
+    30: "this GPU does not have that kind of reset",
     UNKNOWN: "the driver reports an unknown error",
 }
 
@@ -59,6 +96,14 @@ def lost_message(code: int, index: int) -> str:
     return (
         f"GPU {index} is lost: it no longer answers on the PCIe bus. Take the node out of service and reboot it "
         f"(power-cycle if it stays away); `dmesg | grep Xid` names the cause. Restart gputop afterwards."
+    )
+
+
+def silent_message(why: str, index: int) -> str:
+    """For a GPU of which nothing can be read although it is there; ``why`` is that of one reading."""
+    return (
+        f"GPU {index} tells nothing: {why}. gputop goes on asking. See whether `nvidia-smi -i {index}` tells more; "
+        "`dmesg | grep -i nvrm` names driver faults."
     )
 
 

@@ -1,49 +1,134 @@
-"""Which GPUs ``--gpus`` means."""
+"""Which GPUs ``--gpus`` means, and which CUDA_VISIBLE_DEVICES."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from gputop.errors import EXIT_USAGE, GputopError
+from gputop.errors import EXIT_NOTHING, EXIT_USAGE, GputopError
+from gputop.samples import GpuInfo
 
+VISIBLE = "visible"
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_LABEL = re.compile(r"\d+:\d+")
+_UNKNOWN_UUID = "index:"  # what the UUID of a device begins with that could not be asked for it
 
 
-def select_gpus(items: Iterable[str], present: Sequence[tuple[int, str]]) -> list[int]:
-    """Indices of the GPUs that ``items`` name, in the order of ``present``.
+def unknown_uuid(index: int) -> str:
+    """Stands for the UUID of a GPU that does not tell it."""
+    return f"{_UNKNOWN_UUID}{index}"
+
+
+def select_gpus(
+    items: Iterable[str], present: Sequence[GpuInfo], environ: Mapping[str, str] = os.environ
+) -> list[GpuInfo]:
+    """The devices of ``present`` that ``items`` name, in its order.
 
     ``items`` are indices ("0"), inclusive ranges ("2-3"), UUIDs or the beginning of one
-    ("GPU-4f"), alone or joined by commas; none at all means every GPU. ``present`` are
-    (NVML index, UUID) pairs. Raises :class:`GputopError` (wrong usage) for an item that
-    names no GPU, listing those that exist.
+    ("GPU-4f", "MIG-7"), labels of MIG instances ("3:1"), or "visible" for what
+    CUDA_VISIBLE_DEVICES of ``environ`` names; alone or joined by commas. None at all means
+    every device. A GPU brings its MIG instances with it; an instance comes alone. Raises
+    :class:`GputopError`: an item that names nothing (wrong usage, listing what there is), or
+    CUDA_VISIBLE_DEVICES that hides every GPU.
     """
     wanted = [part.strip() for item in items for part in item.split(",") if part.strip()]
     if not wanted:
-        return [index for index, _ in present]
-    chosen: set[int] = set()
+        return list(present)
+    chosen: set[str] = set()
     for item in wanted:
+        if item == VISIBLE:
+            chosen |= _visible(present, environ)
+            continue
         matched = _matches(item, present)
         if not matched:
-            listing = ", ".join(f"{index} ({uuid})" for index, uuid in present)
-            raise GputopError(
-                f"--gpus {item}: no such GPU.",
-                f"This node has {listing}. Give indices, ranges (2-3) or UUIDs.",
-                EXIT_USAGE,
-            )
+            raise _no_such(f"--gpus {item}", item, present)
         chosen |= matched
-    return [index for index, _ in present if index in chosen]
+    return [info for info in present if info.uuid in chosen]
 
 
-def _matches(item: str, present: Sequence[tuple[int, str]]) -> set[int]:
+def _matches(item: str, present: Sequence[GpuInfo]) -> set[str]:
     numbers = _RANGE.fullmatch(item)
     if numbers:
         first = int(numbers[1])
         last = int(numbers[2]) if numbers[2] else first
-        indices = {index for index, _ in present}
+        indices = {info.index for info in present}
         # A range must exist as a whole: "0-15" on a node of 8 is more likely a mistake than a wish.
         if first not in indices or last not in indices:
             return set()
-        return {index for index in indices if first <= index <= last}
+        return {info.uuid for info in present if first <= info.index <= last}
+    if _LABEL.fullmatch(item):
+        return {info.uuid for info in present if info.label == item}
     folded = item.casefold()
-    return {index for index, uuid in present if uuid.casefold().startswith(folded)}
+    named = {info.uuid for info in present if info.uuid.casefold().startswith(folded) and not _silent(info)}
+    whole = {info.index for info in present if info.mig is None and info.uuid in named}
+    return named | {info.uuid for info in present if info.index in whole}
+
+
+def _silent(info: GpuInfo) -> bool:
+    return info.uuid.startswith(_UNKNOWN_UUID)
+
+
+def _no_such(where: str, item: str, present: Sequence[GpuInfo]) -> GputopError:
+    silent = [info for info in present if _silent(info)]
+    listing = ", ".join(info.label if info in silent else f"{info.label} ({info.uuid})" for info in present)
+    message = f"{where}: no such GPU."
+    if silent and not _RANGE.fullmatch(item):
+        labels = " or ".join(info.label for info in silent)
+        message = f"{where}: none of the GPUs that respond. It may be GPU {labels}, which does not respond."
+    return GputopError(
+        message,
+        f"This node has {listing}. Give indices, ranges (2-3), UUIDs, labels of MIG instances (0:1) or {VISIBLE!r}.",
+        EXIT_USAGE,
+    )
+
+
+def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]:
+    """UUIDs of what CUDA_VISIBLE_DEVICES names, as CUDA reads it: up to the first entry that names nothing.
+
+    CUDA counts GPUs by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID, the order of NVML. Among
+    GPUs of one name both are the same; where they are not, and numbers choose some of
+    several, the numbers cannot be told and that is an error.
+    """
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return {info.uuid for info in present}
+    chosen: set[str] = set()
+    by_number = False
+    for entry in (part.strip() for part in value.split(",")):
+        if re.fullmatch(r"\d+", entry):
+            matched = _matches(entry, present)
+            by_number = True
+        elif re.match(r"(GPU|MIG)-", entry):
+            matched = _uuid(entry, present)
+        else:
+            matched = set()
+        if not matched:
+            if entry.startswith(("GPU-", "MIG-")) and any(_silent(info) for info in present):
+                raise _no_such(f"CUDA_VISIBLE_DEVICES={value}", entry, present)
+            break
+        chosen |= matched
+    if not chosen:
+        raise GputopError(
+            f"CUDA_VISIBLE_DEVICES={value!r} makes no GPU of this node visible.",
+            "Set it as the job does, or choose with --gpus by index or UUID.",
+            EXIT_NOTHING,
+        )
+    whole = [info for info in present if info.mig is None]
+    by_speed = environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+    models = {info.name for info in whole if not _silent(info)}
+    if by_number and by_speed and len(models) > 1 and any(info.uuid not in chosen for info in whole):
+        raise GputopError(
+            f"CUDA_VISIBLE_DEVICES={value} is ambiguous: the GPUs are of different models, and CUDA then counts the "
+            "fastest first.",
+            "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, here and for the job, or name GPUs by UUID.",
+            EXIT_USAGE,
+        )
+    return chosen
+
+
+def _uuid(entry: str, present: Sequence[GpuInfo]) -> set[str]:
+    """What a UUID or its beginning names; nothing where that fits several GPUs, as in CUDA."""
+    matched = _matches(entry, present)
+    named = [info for info in present if info.uuid.casefold().startswith(entry.casefold())]
+    return matched if len(named) == 1 else set()

@@ -2,48 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from gputop.advice.live import live_advice
 from gputop.history import History
-from gputop.samples import LOST, NOT_RESPONDING, GpuSample
 from tests.advice.live_scene import Scene, abstained, after, get, ids, play, read
-
-# -- hardware_error ---------------------------------------------------------------------------------
-
-def sick(state: str, since_s: float, until_s: float = 1e9) -> Callable[[GpuSample, float], GpuSample]:
-    def change(gpu: GpuSample, t: float) -> GpuSample:
-        if gpu.info.index == 3 and since_s <= t < until_s:
-            return GpuSample(gpu.info, {}, state=state, message="the driver says so", processes_reason="gone")
-        return gpu
-
-    return change
-
-
-def test_a_lost_gpu_is_reported_at_once_and_the_rest_is_judged() -> None:
-    _, advice = play(Scene({0: 0.0}, change=sick(LOST, 150)), 160)
-    assert "hardware_error" not in ids(advice[149]) and "hardware_error" in ids(advice[150])
-    finding = get(advice[-1], "hardware_error")
-    assert (finding.severity, finding.gpus, finding.evidence["lost_count"]) == ("high", (3,), 1.0)
-    assert "the driver says so" in finding.why
-    assert get(advice[-1], "idle_gpu").gpus == (0,)
-
-
-def test_a_short_silence_is_no_error() -> None:
-    _, advice = play(Scene(change=sick(NOT_RESPONDING, 50, 58)), 70)
-    assert all("hardware_error" not in ids(a) for a in advice)
-    _, advice = play(Scene(change=sick(NOT_RESPONDING, 50)), 70)
-    shown = [i for i, a in enumerate(advice) if "hardware_error" in ids(a)]
-    assert shown == list(range(59, 70))  # 10 s after the last answer, at 49
-    assert get(advice[-1], "hardware_error").evidence["silent_s"] == 20.0
-
-
-def test_a_gpu_that_never_answered_is_reported_too() -> None:
-    assert "hardware_error" in ids(after(Scene(change=sick(NOT_RESPONDING, 0)), 30))
-
 
 # -- power_capped -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A fake ``libnvidia-ml.so.1``: built by gcc from ``nvml_fake.c`` and put in the real one's place.
+"""A fake ``libnvidia-ml.so.1``: built by gcc from the C files here and put in the real one's place.
 
 Two ways to use it. A subprocess finds it on its loader path::
 
@@ -16,10 +16,11 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 SONAME = "libnvidia-ml.so.1"
-_SOURCE = Path(__file__).with_name("nvml_fake.c")
+_SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 
 
 def build(folder: Path) -> Path:
@@ -30,10 +31,13 @@ def build(folder: Path) -> Path:
     library = folder / SONAME
     command = [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-Wl,-soname,{SONAME}"]
     done = subprocess.run(
-        [*command, "-o", str(library), str(_SOURCE), "-lm", "-lpthread"], capture_output=True, text=True, check=False
+        [*command, "-o", str(library), *map(str, _SOURCES), "-lm", "-lpthread"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"nvml_fake.c does not compile:\n{done.stderr}")
+        raise RuntimeError(f"the fake NVML does not compile:\n{done.stderr}")
     return library
 
 
@@ -57,6 +61,7 @@ class FakeNvml:
         self._library = ctypes.CDLL(str(library))
         self._library.fake_calls.restype = ctypes.c_long
         self._library.fake_calls_after_lost.restype = ctypes.c_long
+        self._library.fake_function.restype = ctypes.c_char_p
         self._config = library.with_name("in-process.conf")
 
     def __enter__(self) -> FakeNvml:
@@ -65,6 +70,7 @@ class FakeNvml:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._end()
         self._use(None)
         os.environ.pop("NVML_FAKE_CONFIG", None)
 
@@ -78,6 +84,7 @@ class FakeNvml:
 
     def configure(self, *settings: str) -> None:
         """Take effect at the next nvmlInit; without settings: 8 GPUs with GPM."""
+        self._end()
         self._config.write_text("".join(f"{line}\n" for line in settings))
         os.environ["NVML_FAKE_CONFIG"] = str(self._config)
         self.set_time(-1)
@@ -99,6 +106,13 @@ class FakeNvml:
         """How often ``function`` was called for that GPU since nvmlInit."""
         return int(self._library.fake_calls(function.encode(), gpu))
 
+    def functions(self) -> list[str]:
+        """What was asked for of any GPU since nvmlInit: functions, "field:197", "gpm:2"."""
+        found = []
+        while (name := self._library.fake_function(len(found))) is not None:
+            found.append(name.decode())
+        return found
+
     def calls_after_lost(self, gpu: int) -> int:
         return int(self._library.fake_calls_after_lost(gpu))
 
@@ -114,3 +128,18 @@ class FakeNvml:
 
     def release(self, gpu: int) -> None:
         self._library.fake_release(gpu)
+
+    def xid(self, gpu: int, xid: int, gpu_instance: int = -1) -> int:
+        """Report an Xid, of a MIG instance where one is named; returns how many listen to it."""
+        return int(self._library.fake_xid(gpu, xid, gpu_instance))
+
+    def await_registered(self, gpu: int, seconds: float = 10.0) -> bool:
+        """Wait until the Xids of that GPU are listened to."""
+        return bool(self._library.fake_await_registered(gpu, ctypes.c_double(seconds)))
+
+    def _end(self) -> None:
+        """Let the threads of sources that were left open come out of the library."""
+        self._library.fake_end()
+        for thread in threading.enumerate():
+            if thread.name.startswith("gputop-nvml-"):
+                thread.join(10)

@@ -83,12 +83,49 @@ def test_rounding_above_100_percent_is_capped(fake: FakeNvml) -> None:
 
 
 def test_a_refused_metric_is_pruned_alone(fake: FakeNvml) -> None:
-    node = Node(fake, "refuse gpm:60 3", "refuse gpm:61 3", "set sm_active 50")
+    node = Node(fake, "refuse gpm:5 3", "set sm_active 50")
     node.look()
     for _ in range(2):
         sample = node.look(after_s=1.0)
-        assert "not supported" in (sample["nvlink_rx_bytes_per_s"].reason or "")
+        assert "not supported" in (sample["tensor_active"].reason or "")
         assert near(sample["sm_active"], 0.5)
+    assert fake.calls("gpm:5") == 1
+
+
+@pytest.mark.parametrize("settings", [("gpm 0",), ("refuse gpm:60 3", "refuse gpm:61 3")])
+def test_nvlink_without_gpm_comes_from_the_counters_of_all_links(fake: FakeNvml, settings: tuple[str, ...]) -> None:
+    node = Node(fake, *settings, "set nvlink_tx_mib 30000", "set nvlink_rx_mib 40000")
+    for _ in range(3):
+        sample = node.look(after_s=1.0)
+    assert near(sample["nvlink_tx_bytes_per_s"], 30000 * MIB)
+    assert near(sample["nvlink_rx_bytes_per_s"], 40000 * MIB)
+    assert sample["nvlink_rx_bytes_per_s"].source == pcie.COUNTER
+
+
+def test_nvlink_that_nothing_gives_names_both_refusals_and_is_asked_for_once(fake: FakeNvml) -> None:
+    node = Node(fake, "refuse gpm:60 3", "refuse gpm:61 3", "refuse field:138 3")
+    for _ in range(4):
+        sample = node.look(after_s=1.0)
+    why = sample["nvlink_rx_bytes_per_s"].reason or ""
+    assert "GPM metric 60" in why and "138/139" in why
+    assert fake.calls("field:138") == 1
+
+
+def test_a_damaged_answer_does_not_change_what_is_asked_for(fake: FakeNvml) -> None:
+    node = Node(fake, "set sm_active 50", "fault nvmlGpmMetricsGet 0 1 2 garbage ff")
+    node.look()
+    for _ in range(2):
+        assert node.look(after_s=1.0)["sm_active"].value is None
+        assert near(node.look(after_s=1.0)["sm_active"], 0.5)
+
+
+@pytest.mark.parametrize("pattern", ["ff", "a5", "random"])
+def test_a_counter_that_cannot_be_is_no_rate(fake: FakeNvml, pattern: str) -> None:
+    node = Node(fake, "gpm 0", "set pcie_rx_mib 100", f"fault field:198 0 3 2 garbage {pattern}")
+    rates = [node.look(after_s=1.0)[RX] for _ in range(9)]
+    assert rates[1].value is not None
+    assert all(rate.value is None or near(rate, 100 * MIB) for rate in rates)
+    assert "which cannot be" in (rates[2].reason or "") or "restarted" in (rates[2].reason or "")
 
 
 def test_a_metric_without_data_comes_back(fake: FakeNvml) -> None:
@@ -157,6 +194,13 @@ def test_32_bits_in_a_field_of_64_are_found_out(fake: FakeNvml) -> None:
     assert all(near(rate, 100 * MIB) for rate in rates[1:])
 
 
+def test_traffic_faster_than_an_idle_link_of_unknown_maximum_is_believed(fake: FakeNvml) -> None:
+    unknown = ("refuse nvmlDeviceGetMaxPcieLinkGeneration 3", "refuse nvmlDeviceGetMaxPcieLinkWidth 3")
+    node = Node(fake, "gpm 0", *unknown, "set pcie_gen 1", "set pcie_width 1", "set pcie_rx_mib 9000")
+    node.look()
+    assert near(node.look(after_s=1.0)[RX], 9000 * MIB)
+
+
 def test_a_restarted_counter_is_no_traffic(fake: FakeNvml) -> None:
     node = Node(fake, "gpm 0", "set counter_start 9007199254740992", "set pcie_rx_mib 100")
     node.look()
@@ -175,7 +219,15 @@ def test_the_20_ms_call_is_the_last_resort_and_rare(fake: FakeNvml) -> None:
     assert sample[RX].coarse
     assert sample[RX].value == pytest.approx(1500 * MIB, rel=1e-3)
     assert fake.calls("nvmlDeviceGetPcieThroughput") == 2 * 2
-    assert fake.calls("nvmlDeviceGetFieldValues") == 1
+    assert fake.calls("field:197") == 1
+
+
+def test_counters_are_read_once_a_second_however_fast_the_ticks(fake: FakeNvml) -> None:
+    node = Node(fake, "gpm 0", "set pcie_rx_mib 2000")
+    for _ in range(50):
+        sample = node.look(after_s=0.1)
+    assert near(sample[RX], 2000 * MIB)
+    assert 5 <= fake.calls("field:198") <= 7
 
 
 def test_no_way_at_all_names_every_refusal(fake: FakeNvml) -> None:

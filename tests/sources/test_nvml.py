@@ -13,7 +13,8 @@ from gputop.errors import EXIT_NOTHING, EXIT_USAGE, GputopError, NothingToSee
 from gputop.metrics import GPU_METRICS
 from gputop.samples import FAILED, LOST, OK, GpuSample
 from gputop.sources.nvml import NvmlSource
-from gputop.sources.nvml_gpu import SLOW_PERIOD_S, clock_events
+from gputop.sources.nvml_fields import LIMIT_PERIOD_S
+from gputop.sources.nvml_gpu import clock_events
 from tests.nvml_fake import FakeNvml, environment
 from tests.sources.conftest import Clock
 
@@ -72,17 +73,17 @@ def test_values_change_with_time_and_differ_between_gpus(fake: FakeNvml, clock: 
 
 
 def test_a_refused_field_is_pruned_with_its_reason_on_that_gpu_only(fake: FakeNvml, clock: Clock) -> None:
-    fake.configure("refuse nvmlDeviceGetPowerUsage 3 2", "refuse nvmlDeviceGetEnforcedPowerLimit 3")
+    fake.configure("refuse nvmlDeviceGetUtilizationRates 3 2", "refuse nvmlDeviceGetEnforcedPowerLimit 3")
     clock.advance(0)
     source = opened(clock)
     for _ in range(3):
         samples = look(source)
-        clock.advance(SLOW_PERIOD_S + 1)
-    assert samples[2]["power_w"].value is None
-    assert "not supported" in (samples[2]["power_w"].reason or "")
-    assert fake.calls("nvmlDeviceGetPowerUsage", 2) == 1
-    assert samples[1]["power_w"].value is not None
-    assert fake.calls("nvmlDeviceGetPowerUsage", 1) == 3
+        clock.advance(LIMIT_PERIOD_S + 1)
+    assert samples[2]["gpu_util"].value is None
+    assert "not supported" in (samples[2]["gpu_util"].reason or "")
+    assert fake.calls("nvmlDeviceGetUtilizationRates", 2) == 1
+    assert samples[1]["gpu_util"].value is not None
+    assert fake.calls("nvmlDeviceGetUtilizationRates", 1) == 3
     assert samples[0]["power_limit_w"].reason is not None
     assert fake.calls("nvmlDeviceGetEnforcedPowerLimit", 0) == 1
 

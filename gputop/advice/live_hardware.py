@@ -1,0 +1,166 @@
+"""The live rule about sick hardware: lost GPUs, Xid faults, memory that ECC or row remapping gave up on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gputop.advice.finding import Abstained, Finding, Gain, Severity
+from gputop.advice.live_view import View, gpus_text
+from gputop.advice.thresholds import limit, source
+from gputop.samples import LOST, NOT_RESPONDING, OK, GpuSample
+from gputop.xid import APPLICATION, UNKNOWN, Xid, explain
+
+_SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
+_DMESG = "sudo dmesg | grep -i xid"
+_KILLED = 45  # the consequence of an earlier Xid, or of somebody ending the program
+_NVML = "NVML return codes 15 (GPU is lost) and 16 (reset required); gputop's own deadline for a driver call"
+_ECC = "NVML: ECC counters since the driver was loaded; remapped rows. " + source("hardware_error.ecc")
+_XID = "NVML event XidCriticalError; NVIDIA: Xid documentation. " + source("hardware_error.xid_window_s")
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """One kind of fault on some GPUs. ``what`` follows "GPU 3"; ``reset`` says whether that helps."""
+
+    severity: Severity
+    gpus: tuple[int, ...]
+    what: str
+    why: str
+    action: str
+    evidence: dict[str, float]
+    source: str
+    snippet: str = _DMESG
+    reset: bool = False
+
+
+def hardware_error(view: View) -> Finding | Abstained | None:
+    """What the GPUs, or the driver for them, report as broken; the worst first."""
+    gpus = view.sample.gpus
+    troubles = sorted(
+        [*_gone(view), *_xids(view), *_memory(gpus)], key=lambda trouble: _SEVERITIES.index(trouble.severity)
+    )
+    if not troubles:
+        return _unknown(gpus)
+    worst, *others = troubles
+    evidence: dict[str, float] = {}
+    for trouble in troubles:
+        evidence = trouble.evidence | evidence
+    also = " ".join(f"Also: {gpus_text(t.gpus)} {t.what}." for t in others)
+    resets = sorted({index for t in troubles if t.reset and t.severity == worst.severity for index in t.gpus})
+    return Finding(
+        id="hardware_error", severity=worst.severity, origin="live",
+        gpus=tuple(sorted({index for t in troubles for index in t.gpus})), evidence=evidence,
+        title=f"{gpus_text(worst.gpus)} {worst.what}", why=f"{worst.why} {also}".rstrip(), action=worst.action,
+        snippet="\n".join([worst.snippet, *(f"sudo nvidia-smi --gpu-reset -i {index}" for index in resets)]),
+        source=worst.source, gain=Gain(None, "the job on it fails or hangs; there is no step to shorten"),
+    )
+
+
+def _unknown(gpus: Sequence[GpuSample]) -> Abstained | None:
+    """Where neither faults nor error counts can be read, nothing is known of the hardware."""
+    seen = [g for g in gpus if g.state == OK]
+    if not seen or any(g.xids_reason is None or g["ecc_uncorrected"].value is not None for g in seen):
+        return None
+    return Abstained("hardware_error", f"Xid events ({seen[0].xids_reason}) or ECC counts "
+                                       f"({seen[0]['ecc_uncorrected'].reason})")
+
+
+# -- GPUs that are gone ---------------------------------------------------------------------------
+
+def _gone(view: View) -> Iterable[_Trouble]:
+    lost = [g for g in view.sample.gpus if g.state == LOST]
+    silences = {
+        g.info.uuid: s for g in view.sample.gpus if g.state == NOT_RESPONDING and (s := _silent_s(view, g)) is not None
+    }
+    silent = [g for g in view.sample.gpus if g.info.uuid in silences]
+    sick = lost + silent
+    if not sick:
+        return
+    evidence = {"lost_count": float(len(lost)), "not_responding_count": float(len(silent))}
+    if silences:
+        evidence["silent_s"] = max(silences.values())
+    what = "lost" if not silent else "not responding" if not lost else "lost or not responding"
+    indices = _indices(sick)
+    yield _Trouble(
+        "high", indices, f"{'is' if len(indices) == 1 else 'are'} {what}",
+        sick[0].message or f"NVML reports the state {sick[0].state!r}.",
+        "Stop the jobs on it, find the Xid in the kernel log, then reset the GPU or reboot the node before "
+        "training on it again.", evidence, _NVML, reset=True,
+    )
+
+
+def _silent_s(view: View, gpu: GpuSample) -> float | None:
+    """For how long the GPU has been silent; None while that is short."""
+    last_s = view.history.last_ok_s(gpu.info.uuid)
+    since_s = last_s if last_s is not None else view.history.oldest_s
+    if since_s is None:
+        return None
+    silent_s = view.sample.time_s - since_s
+    return silent_s if silent_s >= limit("hardware_error.silent_s") else None
+
+
+# -- Xids -----------------------------------------------------------------------------------------
+
+def _xids(view: View) -> Iterable[_Trouble]:
+    """One trouble per number. A GPU and its MIG instances report the same event: it counts once."""
+    oldest_s = view.sample.time_s - limit("hardware_error.xid_window_s")
+    events = {
+        (e.xid, g.info.index, e.time_s) for g in view.sample.gpus for e in g.xids if e.time_s >= oldest_s
+    }
+    for number in sorted({number for number, _, _ in events}):
+        here = [(index, time_s) for found, index, time_s in events if found == number]
+        known = explain(number)
+        application = known.fault == APPLICATION
+        evidence = {"xid": float(number), "xid_count": float(len(here)),
+                    "xid_age_s": view.sample.time_s - max(time_s for _, time_s in here)}
+        blame = "unknown origin" if known.fault == UNKNOWN else f"mostly the {known.fault}'s fault"
+        yield _Trouble(
+            _xid_severity(known), tuple(sorted({index for index, _ in here})),
+            f"reported Xid {number}: {known.meaning}",
+            f"The driver reported it {len(here)}× in the last {limit('hardware_error.xid_window_s') / 60:.0f} minutes; "
+            f"{blame}.",
+            known.action, evidence, _XID, reset=not application and not known.goes_on and known.fault != UNKNOWN,
+        )
+
+
+def _xid_severity(known: Xid) -> Severity:
+    if known.number == _KILLED:
+        return "low"
+    return "medium" if known.goes_on or known.fault in (APPLICATION, UNKNOWN) else "high"
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+def _memory(gpus: Sequence[GpuSample]) -> Iterable[_Trouble]:
+    failed = [g for g in gpus if g["row_remap_failed"].value]
+    if failed:
+        yield _Trouble(
+            "high", _indices(failed), "could not replace a bad row of device memory",
+            "Row remapping failed: the spare rows of that memory bank are used up, or the replacement did not work.",
+            "Take the GPU out of service and have the board examined: NVIDIA replaces boards for this.",
+            {"row_remap_failed_count": float(len(failed))}, _ECC, "nvidia-smi -q -d ROW_REMAPPER",
+        )
+    lossy = [g for g in gpus if (g["ecc_uncorrected"].value or 0) >= limit("hardware_error.ecc")]
+    if lossy:
+        errors = sum(g["ecc_uncorrected"].value or 0 for g in lossy)
+        yield _Trouble(
+            "high", _indices(lossy), "had memory errors that ECC could not correct",
+            f"{errors:.0f} uncorrectable ECC error{'s' if errors > 1 else ''} since the driver was loaded: data was "
+            "lost, and the job it hit has failed.",
+            "When no job needs it, reset the GPU so that bad rows are replaced; if the count rises again, have the "
+            "board examined.", {"ecc_uncorrected_count": float(errors)}, _ECC, "nvidia-smi -q -d ECC,ROW_REMAPPER",
+            reset=True,
+        )
+    pending = [g for g in gpus if g["row_remap_pending"].value]
+    if pending:
+        yield _Trouble(
+            "medium", _indices(pending), "will replace a bad row of device memory at the next reset",
+            "Row remapping is pending: until the reset the bad row stays in use, or its page is kept out of use.",
+            "Reset the GPU when the job is done.", {"row_remap_pending_count": float(len(pending))}, _ECC,
+            "nvidia-smi -q -d ROW_REMAPPER", reset=True,
+        )
+
+
+def _indices(gpus: Iterable[GpuSample]) -> tuple[int, ...]:
+    return tuple(sorted({g.info.index for g in gpus}))

@@ -1,0 +1,38 @@
+"""Calls into the driver: in threads of their own where they may hang, and texts whatever bytes they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from gputop.text import printable
+
+
+def start_in_driver(nvml: Any, name: str, work: Callable[[], None]) -> None:
+    """Run ``work`` in a daemon thread that holds NVML open for itself.
+
+    NVML counts its users and shuts down after the last one, so that closing a source never
+    pulls the library from under a call that is still in it. ``work`` must not raise. Raises
+    NVMLError where NVML cannot be opened once more.
+    """
+    nvml.nvmlInit()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            with contextlib.suppress(nvml.NVMLError):  # closed for good by somebody else
+                nvml.nvmlShutdown()
+
+    threading.Thread(target=run, name=f"gputop-nvml-{name}", daemon=True).start()
+
+
+def text(call: Callable[..., Any], *args: Any) -> str:
+    """The text that an NVML call returns, made safe to show.
+
+    nvidia-ml-py decodes as UTF-8 and raises for anything else; the function it wraps
+    returns the bytes as they are.
+    """
+    return printable(getattr(call, "__wrapped__", call)(*args))

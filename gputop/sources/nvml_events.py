@@ -1,0 +1,198 @@
+"""Xid faults, as the driver reports them: by event, in one thread for all GPUs of the node."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from gputop.samples import XidEvent
+from gputop.sources import nvml_status as status
+from gputop.sources.nvml_calls import start_in_driver
+
+WAIT_S = 1.0  # one wait in the driver: how long the thread may outlive end()
+BACK_OFF_S = 5.0  # after an error of the wait; then twice as long each time
+LONGEST_BACK_OFF_S = 60.0
+KEPT = 16  # of one GPU: a sick one can report thousands
+
+_NO_INSTANCE = (1 << 32) - 1
+_NOT_ASKED = "the driver was not asked to report them"
+
+Log = tuple[tuple[XidEvent, int | None], ...]  # an event and the GPU instance (MIG) that it came from, if it names one
+
+
+class _Gpu:
+    """What is known of one GPU. The tuples are replaced, never changed: any thread may read them."""
+
+    def __init__(self, handle: Callable[[], Any]) -> None:
+        self.handle = handle
+        self.log: Log = ()
+        self.reason: str | None = _NOT_ASKED
+        self.address: int | None = None
+
+
+class XidWatch:
+    """Collects the Xids of the GPUs given to :meth:`add`, before or after :meth:`start`.
+
+    One daemon thread waits in the driver, a second at most at a time; it is never joined.
+    All methods may be called from any thread.
+    """
+
+    def __init__(self, nvml: Any, wall_clock: Callable[[], float]) -> None:
+        self._nvml = nvml
+        self._wall_clock = wall_clock
+        self._changed = threading.Condition()
+        self._gpus: dict[str, _Gpu] = {}
+        self._events: Any = None
+        self._reason: str | None = None  # why nothing is reported of any GPU
+        self._wanted = self._running = self._ended = False
+        try:
+            self._events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError as error:
+            self._reason = status.reason(error.value, "nvmlEventSetCreate")
+
+    def add(self, uuid: str, handle: Callable[[], Any]) -> None:
+        """Watch a GPU, too. ``handle`` returns its NVML handle, or None once it is lost.
+
+        To be called from the GPU's own thread: it may block. Raises NVMLError if the GPU is gone.
+        """
+        gpu = _Gpu(handle)
+        with self._changed:
+            self._gpus[uuid] = gpu
+        while (events := self._events) is not None:
+            self._register(gpu, events)
+            if events is self._events:
+                break
+        if self._wanted:
+            self.start()
+
+    def start(self) -> None:
+        """Begin, unless that is done or there is nothing to watch."""
+        nvml = self._nvml
+        with self._changed:
+            self._wanted = True
+            if self._running or self._ended or not self._registered():
+                return
+            self._running = True
+        try:
+            start_in_driver(nvml, "xid", self._run)
+        except nvml.NVMLError as error:
+            self._reason = status.reason(error.value, "nvmlInit")
+
+    def log(self, uuid: str) -> Log:
+        """The last events of a GPU, oldest first; the same object until there is a new one."""
+        gpu = self._gpus.get(uuid)
+        return () if gpu is None else gpu.log
+
+    def reason(self, uuid: str) -> str | None:
+        """Why the Xids of this GPU are not known, or None."""
+        gpu = self._gpus.get(uuid)
+        return self._reason or (_NOT_ASKED if gpu is None else gpu.reason)
+
+    def end(self) -> None:
+        """Let the thread go; returns at once."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _registered(self) -> frozenset[str]:
+        """The GPUs whose Xids are reported, as far as is known."""
+        return frozenset(u for u, gpu in self._gpus.items() if gpu.reason is None and gpu.handle() is not None)
+
+    def _register(self, gpu: _Gpu, events: Any) -> None:
+        nvml = self._nvml
+        handle, xid = gpu.handle(), nvml.nvmlEventTypeXidCriticalError
+        if handle is None:
+            gpu.reason = "the GPU is lost"
+            return
+        call = "nvmlDeviceGetSupportedEventTypes"
+        try:
+            if not nvml.nvmlDeviceGetSupportedEventTypes(handle) & xid:
+                gpu.reason = status.reason(status.NOT_SUPPORTED, call)
+                return
+            call = "nvmlDeviceRegisterEvents"
+            nvml.nvmlDeviceRegisterEvents(handle, xid, events)
+        except nvml.NVMLError as error:
+            gpu.reason = status.reason(error.value, call)
+            if error.value in status.DEVICE_GONE:
+                raise
+            return
+        gpu.address = ctypes.cast(handle, ctypes.c_void_p).value
+        gpu.reason = None
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with self._changed:
+            live = self._registered()
+        while self._wait():
+            # A GPU is lost, and the set that holds it of no more use: the others get a new one. It is not
+            # freed, because a GPU that opens late may be on its way into it: that is left to NVML's end.
+            self._pause(BACK_OFF_S)  # in which the GPU's own thread finds out which one it is
+            with self._changed:
+                before, live = live, self._registered()
+            if live == before or not self._renew(live):
+                self._reason = "the driver stopped to report them when a GPU was lost; restart gputop"
+                return
+
+    def _wait(self) -> bool:
+        """Take events until there is nothing to wait for, or (True) until NVML says that a GPU is lost."""
+        wait, data = self._wait_call(), self._nvml.c_nvmlEventData_t()
+        if wait is None:
+            self._reason = status.reason(status.FUNCTION_NOT_FOUND, "nvmlEventSetWait")
+            return False
+        back_off_s = BACK_OFF_S
+        while True:
+            with self._changed:
+                if self._ended or not self._registered():
+                    self._running = False  # a GPU that comes later starts it again
+                    return False
+            data.gpuInstanceId = _NO_INSTANCE  # a driver from before MIG leaves it alone
+            code = wait(self._events, ctypes.byref(data), ctypes.c_uint(int(1000 * WAIT_S)))
+            if code in (status.SUCCESS, status.TIMEOUT):
+                if code == status.SUCCESS:
+                    self._take(data)
+                self._reason, back_off_s = None, BACK_OFF_S
+                continue
+            if code in status.DEVICE_GONE:
+                return True
+            self._reason = status.reason(code, "nvmlEventSetWait")
+            if code == status.UNINITIALIZED:
+                return False
+            self._pause(back_off_s)
+            back_off_s = min(2 * back_off_s, LONGEST_BACK_OFF_S)
+
+    def _renew(self, live: frozenset[str]) -> bool:
+        nvml = self._nvml
+        try:
+            self._events = events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            return False
+        for uuid in live:
+            with contextlib.suppress(nvml.NVMLError):  # lost as well, with the reason set; its own thread finds out
+                self._register(self._gpus[uuid], events)
+        return True
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended, seconds)
+
+    def _wait_call(self) -> Callable[..., int] | None:
+        nvml = self._nvml
+        # The older one is of drivers before R450; it fills the first fields of the same structure.
+        for name in ("nvmlEventSetWait_v2", "nvmlEventSetWait"):
+            with contextlib.suppress(nvml.NVMLError):
+                return nvml._nvmlGetFunctionPointer(name)
+        return None
+
+    def _take(self, data: Any) -> None:
+        address = ctypes.cast(data.device, ctypes.c_void_p).value
+        with self._changed:
+            gpu = next((gpu for gpu in self._gpus.values() if gpu.address == address), None)
+        if gpu is None or not data.eventType & self._nvml.nvmlEventTypeXidCriticalError:
+            return
+        instance = None if data.gpuInstanceId == _NO_INSTANCE else int(data.gpuInstanceId)
+        event = XidEvent(self._wall_clock(), int(data.eventData))
+        gpu.log = (*gpu.log, (event, instance))[-KEPT:]

@@ -1,0 +1,395 @@
+"""What NVML is asked of a GPU besides GPM: one table of calls, with their cost and how often they are worth it.
+
+The table (:data:`FIELDS`) says which call gives which metric; :class:`FieldReader` asks for one
+GPU, keeps to the periods, forgets what the driver refuses for good, and lets no value
+through that cannot be.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gputop.metrics import GPU_METRICS
+from gputop.samples import Reading
+from gputop.sources import nvml_status as status
+from gputop.sources.nvml_values import believed
+
+Values = Sequence[float | None]  # one per metric; None: this call does not tell
+Ask = Callable[[], Values]
+
+LIMIT_PERIOD_S = 10.0  # limits and maxima: they change when an administrator changes them
+_HEALTH_PERIOD_S = 30.0  # error counts
+_LINK_PERIOD_S = 0.9  # periods of one or two ticks are a little shorter: jitter must not make it a tick more
+_ENGINE_PERIOD_S = 1.9
+_MEMORY_TEMPERATURE_PERIOD_S = 5.0
+
+_NOT_TOLD = "this driver counts it as used and does not tell how much it is"
+_NO_ECC = "ECC is off or this board has none"
+_NO_REMAPPING = "this GPU has no row remapping: data-centre boards since Ampere have it"
+_TRIES = 3  # so often a call may fail that never gave a value, before an older one stands in for it
+_GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, spread evenly however many there are
+
+_MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
+_POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; never 185, the average: 3.3 ms
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One NVML call and the metrics it fills.
+
+    ``build`` makes the call for one handle; it and the call raise NVMLError. ``cost_us`` is what
+    the call takes inside the driver, as published (telemetry measured on driver 610), None
+    where nothing is. ``period_s`` 0 is every tick. ``fallback`` is an older call for the same;
+    ``unsupported`` says more than the code NOT_SUPPORTED does.
+    """
+
+    call: str
+    metrics: tuple[str, ...]
+    build: Callable[[Any, Any], Ask]
+    cost_us: float | None = None
+    period_s: float = 0.0
+    source: str = "NVML"
+    coarse: bool = False
+    fallback: Field | None = None
+    unsupported: str | None = None
+
+
+class FieldValues:
+    """Some of the driver's "field values", asked for together: a batch costs the sum of its members."""
+
+    def __init__(self, nvml: Any, handle: Any, *fields: tuple[int, int]) -> None:
+        """``fields`` are pairs of NVML's number and the scope (0, or a link; see nvml.h)."""
+        self._nvml = nvml
+        self._handle = handle
+        self._values = (_FieldValue * len(fields))()
+        self._fields = fields
+        self._function = nvml._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
+
+    def read(self) -> list[float]:
+        """The values in their order, in the driver's units. Raises NVMLError for the first that has none."""
+        for value, (number, scope) in zip(self._values, self._fields, strict=True):
+            value.number, value.scope = number, scope  # a damaged answer must not become the next question
+        code = self._function(self._handle, len(self._fields), self._values)
+        if code:
+            raise self._nvml.NVMLError(code)
+        numbers = []
+        for value in self._values:
+            if value.code:
+                # A number that a driver does not know is an argument that it does not know.
+                raise self._nvml.NVMLError(
+                    status.FUNCTION_NOT_FOUND if value.code == status.INVALID_ARGUMENT else value.code
+                )
+            numbers.append(getattr(value.value, _MEMBERS.get(value.type, "unsigned_long_long")))
+        return numbers
+
+    def are_32_bits(self) -> bool:
+        """Whether the driver hands the values over as 32-bit numbers; known after :meth:`read`."""
+        return bool(self._values[0].type == _UNSIGNED)
+
+
+class _Value(ctypes.Union):
+    """nvmlValue_t."""
+
+    _fields_ = (
+        ("double", ctypes.c_double),
+        ("unsigned", ctypes.c_uint),
+        ("unsigned_long_long", ctypes.c_ulonglong),
+        ("long_long", ctypes.c_longlong),
+        ("int", ctypes.c_int),
+        ("unsigned_short", ctypes.c_ushort),
+    )
+
+
+class _FieldValue(ctypes.Structure):
+    """nvmlFieldValue_t; older releases of nvidia-ml-py have no scope in theirs."""
+
+    _fields_ = (
+        ("number", ctypes.c_uint32),
+        ("scope", ctypes.c_uint32),
+        ("timestamp", ctypes.c_int64),
+        ("latency_us", ctypes.c_int64),
+        ("type", ctypes.c_uint),
+        ("code", ctypes.c_int),
+        ("value", _Value),
+    )
+
+
+_UNSIGNED = 1
+# nvmlValueType_t.
+_MEMBERS = {
+    0: "double",
+    _UNSIGNED: "unsigned",
+    2: "unsigned_long_long",
+    3: "unsigned_long_long",
+    4: "long_long",
+    5: "int",
+    6: "unsigned_short",
+}
+
+
+# -- how the calls are made ------------------------------------------------------------------
+
+
+def _function(nvml: Any, name: str) -> Callable[..., Any]:
+    found = getattr(nvml, name, None)
+    if found is None:  # an older release of nvidia-ml-py
+        raise nvml.NVMLError(status.FUNCTION_NOT_FOUND)
+    return found
+
+
+def _number(name: str, factor: float, *args: int) -> Callable[[Any, Any], Ask]:
+    """A call whose answer is one number; times ``factor`` it has our unit."""
+
+    def build(nvml: Any, handle: Any) -> Ask:
+        function = _function(nvml, name)
+        return lambda: (function(handle, *args) * factor,)
+
+    return build
+
+
+def _field_value(number: int, factor: float) -> Callable[[Any, Any], Ask]:
+    def build(nvml: Any, handle: Any) -> Ask:
+        values = FieldValues(nvml, handle, (number, 0))
+        return lambda: (values.read()[0] * factor,)
+
+    return build
+
+
+def _coarse_utilization(nvml: Any, handle: Any) -> Ask:
+    function = _function(nvml, "nvmlDeviceGetUtilizationRates")
+    return lambda: (function(handle).gpu / 100,)
+
+
+def _memory_v2(nvml: Any, handle: Any) -> Ask:
+    function, version = _function(nvml, "nvmlDeviceGetMemoryInfo"), nvml.nvmlMemory_v2
+
+    def ask() -> Values:
+        info = function(handle, version)
+        return float(info.used), float(info.reserved), float(info.total)
+
+    return ask
+
+
+def _memory_v1(nvml: Any, handle: Any) -> Ask:
+    function = _function(nvml, "nvmlDeviceGetMemoryInfo")
+
+    def ask() -> Values:
+        info = function(handle)
+        return float(info.used), None, float(info.total)
+
+    return ask
+
+
+def _temperature_newer(nvml: Any, handle: Any) -> Ask:
+    function = _function(nvml, "nvmlDeviceGetTemperatureV")
+
+    def ask() -> Values:
+        celsius = function(handle, nvml.NVML_TEMPERATURE_GPU)
+        return (float(celsius) if celsius != -1 else float(0xFFFFFFFF),)  # all bits set is no temperature
+
+    return ask
+
+
+def _encoder(nvml: Any, handle: Any) -> Ask:
+    function = _function(nvml, "nvmlDeviceGetEncoderUtilization")
+    return lambda: (function(handle)[0] / 100,)
+
+
+def _decoders(nvml: Any, handle: Any) -> Ask:
+    """The busier one of the video decoder and, where there is one, the JPEG decoder."""
+    video, jpeg = _function(nvml, "nvmlDeviceGetDecoderUtilization"), getattr(nvml, "nvmlDeviceGetJpgUtilization", None)
+
+    def ask() -> Values:
+        nonlocal jpeg
+        percent = video(handle)[0]
+        if jpeg is not None:
+            try:
+                percent = max(percent, jpeg(handle)[0])
+            except nvml.NVMLError as error:
+                if error.value in status.DEVICE_GONE:
+                    raise
+                jpeg = None
+        return (percent / 100,)
+
+    return ask
+
+
+def _remapped_rows(nvml: Any, handle: Any) -> Ask:
+    function = _function(nvml, "nvmlDeviceGetRemappedRows")
+
+    def ask() -> Values:
+        corrected, uncorrected, pending, failed = function(handle)
+        return float(corrected + uncorrected), float(pending), float(failed)
+
+    return ask
+
+
+def _ecc(metric: str, kind: int, lifetime: int) -> Field:
+    """``kind``: 0 corrected, 1 uncorrected (nvmlMemoryErrorType_t); ``lifetime``: nvmlEccCounterType_t."""
+    return Field(
+        "nvmlDeviceGetTotalEccErrors",
+        (metric,),
+        _number("nvmlDeviceGetTotalEccErrors", 1.0, kind, lifetime),
+        period_s=_HEALTH_PERIOD_S,
+        unsupported=_NO_ECC,
+    )
+
+
+def _limit(call: str, metric: str, factor: float, *args: int) -> Field:
+    return Field(call, (metric,), _number(call, factor, *args), 1.0, LIMIT_PERIOD_S)
+
+
+_HELD = ("memory_used_bytes", "memory_reserved_bytes", "memory_total_bytes")
+_SM, _MEMORY = 1, 2  # nvmlClockType_t
+_CORE, _SLOWDOWN = 0, 1  # nvmlTemperatureSensors_t, nvmlTemperatureThresholds_t
+
+FIELDS: tuple[Field, ...] = (
+    Field("nvmlDeviceGetUtilizationRates", ("gpu_util",), _coarse_utilization, 1.0, coarse=True),
+    Field(
+        "nvmlDeviceGetMemoryInfo_v2", _HELD, _memory_v2, 3.0,
+        fallback=Field(
+            "nvmlDeviceGetMemoryInfo", _HELD, _memory_v1, 3.0, source="NVML, used with the driver's reserve"
+        ),
+    ),
+    Field(
+        f"field value {_POWER_INSTANT}", ("power_w",), _field_value(_POWER_INSTANT, 1e-3), 3.0,
+        source="NVML, instant",
+        fallback=Field(
+            "nvmlDeviceGetPowerUsage", ("power_w",), _number("nvmlDeviceGetPowerUsage", 1e-3), 1.0,
+            source="NVML, 1 s average since Ampere",
+        ),
+    ),
+    Field(
+        "nvmlDeviceGetTemperature", ("temperature_c",), _number("nvmlDeviceGetTemperature", 1.0, _CORE), 1.0,
+        # CUDA 14 is to remove the one; older drivers do not have the other.
+        fallback=Field("nvmlDeviceGetTemperatureV", ("temperature_c",), _temperature_newer, 1.0),
+    ),
+    Field("nvmlDeviceGetClockInfo(SM)", ("sm_clock_hz",), _number("nvmlDeviceGetClockInfo", 1e6, _SM), 1.0),
+    Field("nvmlDeviceGetClockInfo(memory)", ("memory_clock_hz",), _number("nvmlDeviceGetClockInfo", 1e6, _MEMORY), 1.0),
+    Field(
+        "nvmlDeviceGetCurrPcieLinkGeneration", ("pcie_gen",), _number("nvmlDeviceGetCurrPcieLinkGeneration", 1.0),
+        1.0, _LINK_PERIOD_S,
+    ),
+    Field(
+        "nvmlDeviceGetCurrPcieLinkWidth", ("pcie_width",), _number("nvmlDeviceGetCurrPcieLinkWidth", 1.0),
+        1.0, _LINK_PERIOD_S,
+    ),
+    Field("nvmlDeviceGetEncoderUtilization", ("encoder_util",), _encoder, 1.0, _ENGINE_PERIOD_S),
+    Field("nvmlDeviceGetDecoderUtilization", ("decoder_util",), _decoders, 2.0, _ENGINE_PERIOD_S),
+    Field(
+        f"field value {_MEMORY_TEMPERATURE}", ("memory_temperature_c",), _field_value(_MEMORY_TEMPERATURE, 1.0),
+        1200.0, _MEMORY_TEMPERATURE_PERIOD_S,
+    ),
+    _limit("nvmlDeviceGetEnforcedPowerLimit", "power_limit_w", 1e-3),
+    _limit("nvmlDeviceGetTemperatureThreshold", "temperature_slowdown_c", 1.0, _SLOWDOWN),
+    _limit("nvmlDeviceGetMaxClockInfo", "sm_clock_max_hz", 1e6, _SM),
+    _limit("nvmlDeviceGetMaxClockInfo", "memory_clock_max_hz", 1e6, _MEMORY),
+    _ecc("ecc_corrected", 0, 0),
+    _ecc("ecc_uncorrected", 1, 0),
+    _ecc("ecc_uncorrected_lifetime", 1, 1),
+    Field(
+        "nvmlDeviceGetRemappedRows", ("rows_remapped", "row_remap_pending", "row_remap_failed"), _remapped_rows,
+        period_s=_HEALTH_PERIOD_S, unsupported=_NO_REMAPPING,
+    ),
+)
+
+
+# -- one GPU -----------------------------------------------------------------------------------
+
+
+class _Asked:
+    """A field of one GPU: how to ask for it, when, and what came last time."""
+
+    __slots__ = ("ask", "code", "due_s", "failures", "field", "values")
+
+    def __init__(self, field: Field, due_s: float) -> None:
+        self.field = field
+        self.due_s = due_s
+        self.ask: Ask | None = None  # made at the first time, because that can fail like the call
+        self.values: Values | None = None  # whose readings stand
+        self.code: int | None = None  # whose reason stands
+        self.failures: int | None = 0  # until the first value: how often it failed; then None
+
+
+class FieldReader:
+    """The fields of one GPU, by one thread. ``readings`` are the newest of all of them."""
+
+    def __init__(
+        self, nvml: Any, handle: Any, now_s: float, phase: int = 0, mig: bool = False, fields: Sequence[Field] = FIELDS
+    ) -> None:
+        """``phase`` is a number that differs between GPUs: their slow calls come at different ticks."""
+        self._nvml = nvml
+        self._handle = handle
+        self._mig = mig
+        self.readings: dict[str, Reading] = {}
+        self._fast = [_Asked(field, now_s) for field in fields if not field.period_s]
+        self._slow = [_Asked(field, now_s) for field in fields if field.period_s]
+        self._slow_due_s = now_s
+        self._phase = phase
+
+    def read(self, now_s: float) -> dict[str, Reading]:
+        """Ask for what is due; returns ``readings``, to be copied. Raises NVMLError once the device is gone."""
+        for asked in self._fast[:]:
+            self._ask(asked, self._fast)
+        if now_s >= self._slow_due_s:
+            self._read_slow(now_s)
+        return self.readings
+
+    def _read_slow(self, now_s: float) -> None:
+        for place, asked in enumerate(self._slow[:]):
+            if now_s < asked.due_s:
+                continue
+            period_s = asked.field.period_s
+            if asked.ask is None:  # the first time: all are wanted at once, and from then on each at a time of its own
+                shift = math.fmod((place + 1) * _GOLDEN + self._phase * _GOLDEN * _GOLDEN, 1.0)
+                asked.due_s = now_s + period_s * (1.0 - shift)
+            else:
+                asked.due_s += period_s * (1 + (now_s - asked.due_s) // period_s)
+            self._ask(asked, self._slow)
+        self._slow_due_s = min((asked.due_s for asked in self._slow), default=math.inf)
+
+    def _ask(self, asked: _Asked, among: list[_Asked]) -> None:
+        try:
+            if asked.ask is None:
+                asked.ask = asked.field.build(self._nvml, self._handle)
+            values = asked.ask()
+        except self._nvml.NVMLError as error:
+            self._failed(asked, error.value, among)
+            return
+        if values != asked.values:  # else the readings of the last time stand
+            self._take(asked.field, values)
+            asked.values, asked.code, asked.failures = values, None, None
+
+    def _take(self, field: Field, values: Values) -> None:
+        for metric, value in zip(field.metrics, values, strict=True):
+            if value is None:
+                self.readings[metric] = Reading.missing(GPU_METRICS[metric].unit, _NOT_TOLD, field.source)
+            else:
+                self.readings[metric] = believed(metric, value, field.source, field.coarse)
+
+    def _failed(self, asked: _Asked, code: int, among: list[_Asked]) -> None:
+        if code in status.DEVICE_GONE:
+            raise self._nvml.NVMLError(code)
+        field = asked.field
+        if asked.failures is not None:
+            asked.failures += 1
+        refused = code in status.REFUSED
+        if field.fallback is not None and (refused or (asked.failures or 0) >= _TRIES):
+            older = _Asked(field.fallback, asked.due_s)
+            among[among.index(asked)] = older
+            self._ask(older, among)
+            return
+        if refused:
+            among.remove(asked)
+        if code != asked.code:
+            asked.code, asked.values = code, None
+            if code == status.NOT_SUPPORTED and field.unsupported is not None and not self._mig:
+                why = f"{field.unsupported} ({field.call})"
+            else:
+                why = status.reason(code, field.call, self._mig)
+            for metric in field.metrics:
+                self.readings[metric] = Reading.missing(GPU_METRICS[metric].unit, why, field.source)

@@ -1,0 +1,224 @@
+"""MIG instances: a GPU divided by the administrator, each part a device of its own.
+
+What is the board's (power, temperature, clocks, PCIe) stays with the GPU; an instance has
+its memory, its processes and, on Hopper and newer, its activity through GPM.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gputop.metrics import GPU_METRICS, RATIO
+from gputop.samples import FAILED, LOST, GpuInfo, GpuProcess, GpuSample, Reading
+from gputop.sources import nvml_status as status
+from gputop.sources.gpm import ONLY_GPM, Gpm, refusal
+from gputop.sources.nvml_calls import text
+from gputop.sources.nvml_fields import FIELDS, FieldReader
+from gputop.sources.nvml_processes import ProcessReader
+
+_MOST = 64  # instances of a GPU that are looked for: today's have 7, a sick driver said 4294967295
+CHECK_PERIOD_S = 10.0  # how often an instance is looked for, should its calls not fail once it is destroyed
+_GONE = frozenset((status.NOT_FOUND, status.INVALID_ARGUMENT, status.NOT_SUPPORTED))  # no instance of that number
+_MEMORY_FIELDS = tuple(field for field in FIELDS if "memory_used_bytes" in field.metrics)
+_MEMORY = frozenset(metric for field in _MEMORY_FIELDS for metric in field.metrics)
+_ACTIVITY = tuple(metric for metric in ONLY_GPM if GPU_METRICS[metric].unit == RATIO)
+
+
+@dataclass(frozen=True, slots=True)
+class MigDevice:
+    """An instance as NVML shows it. ``gpu_instance`` is the id that GPM and events know it by."""
+
+    handle: Any
+    gpu_instance: int
+    info: GpuInfo
+
+
+def in_mig_mode(nvml: Any, handle: Any) -> bool:
+    """Whether the GPU is divided. A lost GPU raises NVMLError."""
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
+    except nvml.NVMLError as error:
+        if error.value in status.DEVICE_GONE:
+            raise
+        return False  # GPUs without MIG refuse the question
+
+
+def mig_devices(nvml: Any, handle: Any, gpu: GpuInfo) -> list[MigDevice]:
+    """The instances of a GPU that this process may see: in a container its own only.
+
+    A lost GPU raises NVMLError.
+    """
+    try:
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except nvml.NVMLError as error:
+        if error.value in status.DEVICE_GONE:
+            raise
+        return []
+    found = []
+    for number in range(min(count, _MOST)):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            uuid = text(nvml.nvmlDeviceGetUUID, part)
+            gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(part)
+            name = _name(nvml, part, gpu)
+        except nvml.NVMLError as error:
+            if error.value in status.DEVICE_GONE:
+                raise
+            continue  # a number that is not in use, or an instance of somebody else
+        found.append(MigDevice(part, gpu_instance, GpuInfo(gpu.index, uuid, name, gpu.pci_bus_id, mig=number)))
+    return found
+
+
+def _name(nvml: Any, handle: Any, gpu: GpuInfo) -> str:
+    """The driver's name, which has the profile in it ("… MIG 1g.10gb"), or else one of the same form."""
+    name = text(nvml.nvmlDeviceGetName, handle)
+    if " MIG " in name:
+        return name
+    about = nvml.nvmlDeviceGetAttributes_v2(handle)
+    slices, parts = about.gpuInstanceSliceCount, about.computeInstanceSliceCount
+    profile = f"{slices}g.{math.ceil(about.memorySizeMB / 1024)}gb"
+    return f"{gpu.name} MIG {profile if parts == slices else f'{parts}c.{profile}'}"
+
+
+def divided_reason(labels: Sequence[str]) -> str:
+    """Why the activity of a GPU in MIG mode is not its own."""
+    if labels:
+        return f"divided into MIG instances: see {', '.join(labels)}"
+    return "divided into MIG instances, of which none is there or may be seen (`nvidia-smi mig -lgi`)"
+
+
+class MigInstance:
+    """Satisfies :class:`gputop.sources.GpuProbe`. Everything of one instance, read by one thread."""
+
+    def __init__(
+        self,
+        nvml: Any,
+        gpu_handle: Any,
+        device: MigDevice,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """A lost GPU raises NVMLError."""
+        self.info = info = device.info
+        self._nvml = nvml
+        self._gpu_handle = gpu_handle
+        self._device = device
+        self._clock = clock
+        self._check_due_s = clock() + CHECK_PERIOD_S
+        self._ended: GpuSample | None = None
+        self._board_reason = f"of the whole GPU: see GPU {info.index}"
+        self._steady = {
+            metric.id: Reading.missing(metric.unit, self._board_reason, "NVML")
+            for metric in GPU_METRICS.values()
+            if metric.id not in _ACTIVITY and metric.id not in _MEMORY
+        }
+        self._steady["gpu_util"] = Reading.missing(RATIO, "NVML has no utilization of a MIG instance", "NVML")
+        self._memory = FieldReader(nvml, device.handle, clock(), device.gpu_instance, True, _MEMORY_FIELDS)
+        self._no_memory: Reading | None = None  # what the last check of the instance was for
+        self._listed: tuple[GpuProcess, ...] = ()
+        self._tagged: tuple[GpuProcess, ...] = ()
+        self._processes = ProcessReader(nvml, device.handle, clock, wall_clock, device.gpu_instance)
+        self._gpm: Gpm | None = None
+        why = refusal(nvml, gpu_handle)
+        if why is None:
+            try:
+                self._gpm = Gpm(nvml, gpu_handle, clock, device.gpu_instance)
+            except nvml.NVMLError as error:
+                why = status.reason(error.value, "nvmlGpmSampleAlloc")
+        if why is not None:
+            self._without_gpm(why)
+
+    @property
+    def gpu_instance(self) -> int:
+        """NVML's id of the GPU instance, which events name."""
+        return self._device.gpu_instance
+
+    @property
+    def has_gpm(self) -> bool:
+        return self._gpm is not None
+
+    def read(self, now_s: float) -> GpuSample:
+        """One look; blocks for as long as the driver does."""
+        if self._ended is not None:
+            return self._ended
+        try:
+            if self._clock() >= self._check_due_s:
+                self._check()
+            return self._ended or self._sample()
+        except self._nvml.NVMLError as error:
+            return self._end(LOST, status.lost_message(error.value, self.info.index))
+
+    def close(self) -> None:
+        """Give back what GPM holds. A lost GPU is not touched."""
+        if self._gpm is not None and self._ended is None:
+            self._gpm.close()
+        self._gpm = None
+
+    def _sample(self) -> GpuSample:
+        readings = self._steady | self._memory.read(self._clock())
+        used = readings["memory_used_bytes"]
+        if used.value is None and used is not self._no_memory:
+            self._no_memory = used
+            self._check()
+        if self._gpm is not None and self._ended is None:
+            self._add_activity(readings)
+        if self._ended is not None:
+            return self._ended
+        listed, reason = self._processes.read()
+        if listed is not self._listed:
+            self._listed = listed
+            self._tagged = tuple(replace(process, mig=self.info.mig) for process in listed)
+        return GpuSample(self.info, readings, self._tagged, reason, (), self._board_reason)
+
+    def _end(self, state: str, message: str) -> GpuSample:
+        self._gpu_handle = self._gpm = None
+        self._ended = GpuSample(
+            self.info, {}, processes_reason=message, clock_events_reason=message, state=state, message=message
+        )
+        return self._ended
+
+    def _check(self) -> None:
+        """Whether the instance is still there; ends the probe where it is not."""
+        nvml, info = self._nvml, self.info
+        self._check_due_s = self._clock() + CHECK_PERIOD_S
+        try:
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(self._gpu_handle, info.mig)
+            if text(nvml.nvmlDeviceGetUUID, handle) == info.uuid:
+                return
+        except nvml.NVMLError as error:
+            if error.value in status.DEVICE_GONE:
+                raise
+            if error.value not in _GONE:
+                return  # a passing fault, not an answer
+        self._end(
+            FAILED,
+            f"MIG instance {info.label} is gone: it was destroyed, or GPU {info.index} was divided anew. "
+            "Restart gputop to see the instances there are now.",
+        )
+
+    # -- what is read ----------------------------------------------------------------------------
+
+    def _add_activity(self, readings: dict[str, Reading]) -> None:
+        nvml, gpm = self._nvml, self._gpm
+        assert gpm is not None
+        try:
+            found = gpm.read()
+        except nvml.NVMLError as error:
+            if error.value in status.DEVICE_GONE:
+                raise
+            self._check()
+            if self._ended is None:
+                gpm.close()
+                self._without_gpm(status.reason(error.value, "nvmlGpmMigSampleGet"))
+                readings.update(self._steady)
+            return
+        # Traffic is counted for the board; what GPM says of it here is no more than a refusal.
+        readings.update((metric, found[metric]) for metric in _ACTIVITY)
+
+    def _without_gpm(self, why: str) -> None:
+        self._gpm = None
+        for metric in _ACTIVITY:
+            self._steady[metric] = Reading.missing(GPU_METRICS[metric].unit, why, "GPM")

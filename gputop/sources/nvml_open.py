@@ -1,0 +1,199 @@
+"""Opening GPUs: each in a thread of its own, so that one that hangs holds up no other."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gputop.samples import GpuInfo, GpuSample, XidEvent
+from gputop.sources import nvml_status as status
+from gputop.sources.nvml_calls import start_in_driver, text
+from gputop.sources.nvml_events import Log, XidWatch
+from gputop.sources.nvml_gpu import NvmlGpu
+from gputop.sources.nvml_mig import MigInstance, divided_reason, in_mig_mode, mig_devices
+from gputop.sources.nvml_values import implausible
+from gputop.sources.selection import unknown_uuid
+from gputop.text import printable
+
+_LATE = "the GPU answered after gputop had started: restart it to see its MIG instances"
+
+
+class Opening:
+    """A GPU that is being opened. ``done`` is set when ``gpu`` or ``error`` is there."""
+
+    def __init__(
+        self,
+        nvml: Any,
+        index: int,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        watch: XidWatch,
+        root: Path = Path("/"),
+    ) -> None:
+        self.index = index
+        self.done = threading.Event()
+        self.late = False  # not there in time: nobody asks for its MIG instances any more
+        self.gpu: NvmlGpu | None = None
+        self.instances: tuple[MigInstance, ...] = ()
+        self.error: Exception | None = None
+        self._nvml = nvml
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._watch = watch
+        self._root = root
+
+    def start(self) -> None:
+        start_in_driver(self._nvml, f"open{self.index}", self._run)
+
+    @property
+    def probes(self) -> tuple[NvmlGpu | MigInstance, ...]:
+        """The GPU, then its MIG instances; none as long as it has not answered."""
+        return (self.gpu, *self.instances) if self.done.is_set() and self.gpu is not None else ()
+
+    @property
+    def infos(self) -> list[GpuInfo]:
+        """What the GPU and its instances are; as long as it has not answered, a name for it."""
+        return [probe.info for probe in self.probes] or [_unknown(self.index)]
+
+    def _run(self) -> None:
+        try:
+            self._open()
+        except Exception as error:  # noqa: BLE001  thread boundary: read() raises it in the probe's own thread
+            self.error = error
+        finally:
+            self.done.set()
+
+    def _open(self) -> None:
+        nvml, index = self._nvml, self.index
+        info = _unknown(index)
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            info = replace(info, uuid=text(nvml.nvmlDeviceGetUUID, handle))
+            info = self._describe(handle, info)
+            gpu, instances = self._make(handle, info)
+            self._watch.add(info.uuid, lambda: gpu.handle)
+            self.gpu, self.instances = gpu, instances
+        except nvml.NVMLError as error:
+            self.gpu = NvmlGpu.unavailable(nvml, info, error.value)
+
+    def _describe(self, handle: Any, info: GpuInfo) -> GpuInfo:
+        nvml = self._nvml
+        bus_id = self._ask(nvml.nvmlDeviceGetPciInfo, handle, "", lambda call, gpu: printable(call(gpu).busId))
+        return replace(
+            info,
+            name=self._ask(nvml.nvmlDeviceGetName, handle, info.name, text),
+            pci_bus_id=bus_id,
+            pcie_gen_max=self._ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle, None, _believable("pcie_gen")),
+            pcie_width_max=self._ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle, None, _believable("pcie_width")),
+            numa_node=numa_node(bus_id, self._root),
+            mig_mode=in_mig_mode(nvml, handle),
+        )
+
+    def _ask(
+        self, call: Callable[..., Any], handle: Any, otherwise: Any, read: Callable[..., Any] | None = None
+    ) -> Any:
+        """One fact of a GPU, ``otherwise`` where it is refused. A lost GPU raises NVMLError."""
+        try:
+            return call(handle) if read is None else read(call, handle)
+        except self._nvml.NVMLError as error:
+            if error.value in status.DEVICE_GONE:
+                raise
+            return otherwise
+        except UnicodeDecodeError:  # nvidia-ml-py decodes the fields of a structure by itself
+            return otherwise
+
+    def _make(self, handle: Any, info: GpuInfo) -> tuple[NvmlGpu, tuple[MigInstance, ...]]:
+        nvml, clock, wall_clock = self._nvml, self._clock, self._wall_clock
+        if not info.mig_mode:
+            return NvmlGpu(nvml, handle, info, clock, wall_clock), ()
+        devices = mig_devices(nvml, handle, info)
+        why = _LATE if self.late else divided_reason([device.info.label for device in devices])
+        gpu = NvmlGpu(nvml, handle, info, clock, wall_clock, why)
+        return gpu, tuple(MigInstance(nvml, handle, device, clock, wall_clock) for device in devices)
+
+
+class Device:
+    """Satisfies :class:`gputop.sources.GpuProbe`: one probe of an opening, with the Xids of its GPU.
+
+    Until the GPU is open :meth:`read` blocks, as a call in the driver does.
+    """
+
+    def __init__(self, opening: Opening, place: int, watch: XidWatch) -> None:
+        self._opening = opening
+        self._place = place
+        self._watch = watch
+        self._log: Log = ()
+        self._xids: tuple[XidEvent, ...] = ()
+
+    @property
+    def info(self) -> GpuInfo:
+        return self._opening.infos[self._place]
+
+    @property
+    def probe(self) -> NvmlGpu | MigInstance | None:
+        """What reads the device, once the GPU is open."""
+        opening = self._opening
+        return opening.probes[self._place] if opening.done.is_set() and opening.probes else None
+
+    @property
+    def has_gpm(self) -> bool:
+        probe = self.probe
+        return probe is not None and probe.has_gpm
+
+    @property
+    def handle(self) -> Any:
+        """NVML's handle of a whole GPU; None for an instance, a lost GPU and one that is not open."""
+        probe = self.probe
+        return probe.handle if isinstance(probe, NvmlGpu) else None
+
+    def read(self, now_s: float) -> GpuSample:
+        self._opening.done.wait()
+        probe = self.probe
+        if probe is None:
+            raise self._opening.error or RuntimeError("the GPU was not opened")
+        sample = probe.read(now_s)
+        xids, reason = self.xids()
+        return replace(sample, xids=xids, xids_reason=reason) if xids or reason else sample
+
+    def xids(self) -> tuple[tuple[XidEvent, ...], str | None]:
+        """The Xids so far, or why they are not known. From any thread, also while :meth:`read` hangs."""
+        probe = self.probe
+        uuid = self._opening.infos[0].uuid
+        log = self._watch.log(uuid)
+        if log is not self._log:
+            # An instance has what happened to it and to the whole GPU, the GPU everything.
+            mine = (None, probe.gpu_instance) if isinstance(probe, MigInstance) else None
+            self._xids = tuple(event for event, instance in log if mine is None or instance in mine)
+            self._log = log
+        return self._xids, self._watch.reason(uuid)
+
+    def close(self) -> None:
+        probe = self.probe
+        if probe is not None:
+            probe.close()
+
+
+def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
+    """The NUMA node next to a PCI device ("00000000:18:00.0"); None: the kernel names none."""
+    domain, _, rest = bus_id.partition(":")
+    with contextlib.suppress(OSError, ValueError):
+        path = root / f"sys/bus/pci/devices/{int(domain, 16):04x}:{rest.lower()}/numa_node"
+        node = int(path.read_text())
+        return node if node >= 0 else None
+    return None
+
+
+def _believable(metric: str) -> Callable[[Callable[..., Any], Any], int | None]:
+    def read(call: Callable[..., Any], handle: Any) -> int | None:
+        number: int = call(handle)
+        return number if implausible(metric, number) is None else None
+
+    return read
+
+
+def _unknown(index: int) -> GpuInfo:
+    return GpuInfo(index, unknown_uuid(index), f"GPU {index}")

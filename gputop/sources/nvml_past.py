@@ -1,0 +1,179 @@
+"""The seconds before gputop was started, from the samples that the driver keeps anyway.
+
+``nvmlDeviceGetSamples`` holds about 14 s of utilization, 200 ms apart, and 2.4 s of power,
+20 ms apart. The rest of a look is not known of that time, and stays missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import queue
+import statistics
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gputop.metrics import GPU_METRICS, HOST_METRICS
+from gputop.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
+from gputop.sources import nvml_status as status
+from gputop.sources.nvml_calls import start_in_driver
+from gputop.sources.nvml_values import implausible
+
+DEADLINE_S = 0.3  # for all GPUs together: one that hangs is left out
+LONGEST_S = 60.0  # older stamps than that are another clock's
+SOURCE = "NVML samples"
+BEFORE = "before gputop was started"
+
+# Metric, NVML's number of the samples (nvmlSamplingType_t), factor to the metric's unit, coarse.
+_KINDS = (("power_w", 0, 1e-3, False), ("gpu_util", 1, 1e-2, True))
+_COARSE = frozenset(metric for metric, _, _, coarse in _KINDS if coarse)
+# nvmlValueType_t, and the member of the union that holds it.
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal")
+
+Samples = Sequence[tuple[float, float]]  # (Unix time, value in the metric's unit), oldest first
+
+
+def read_past(
+    nvml: Any, handles: Mapping[str, Any], now_s: float, clock: Callable[[], float] = time.monotonic
+) -> dict[str, dict[str, Samples]]:
+    """What the driver knows of each GPU: UUID to metric to samples.
+
+    ``handles`` are NVML's by UUID. Each GPU is asked in a thread of its own; those that have
+    not answered after ``DEADLINE_S`` are left out, and so is what a GPU refuses.
+    """
+    answers: queue.SimpleQueue[tuple[str, dict[str, Samples]]] = queue.SimpleQueue()
+
+    def ask(uuid: str, handle: Any) -> Callable[[], None]:
+        return lambda: answers.put((uuid, _samples(nvml, handle, now_s)))
+
+    asked = 0
+    for uuid, handle in handles.items():
+        try:
+            start_in_driver(nvml, "past", ask(uuid, handle))
+        except nvml.NVMLError:
+            continue
+        asked += 1
+    known: dict[str, dict[str, Samples]] = {}
+    until_s = clock() + DEADLINE_S
+    while len(known) < asked:
+        try:
+            uuid, samples = answers.get(timeout=max(0.0, until_s - clock()))
+        except queue.Empty:
+            break
+        known[uuid] = samples
+    return known
+
+
+def _samples(nvml: Any, handle: Any, now_s: float) -> dict[str, Samples]:
+    found: dict[str, Samples] = {}
+    for metric, kind, factor, _ in _KINDS:
+        try:
+            values = _read(nvml, handle, kind)
+        except nvml.NVMLError as error:
+            if error.value in status.DEVICE_GONE:
+                return {}
+            continue
+        good = [
+            (stamp_us / 1e6, value * factor)
+            for stamp_us, value in values
+            if now_s - LONGEST_S < stamp_us / 1e6 <= now_s and implausible(metric, value * factor) is None
+        ]
+        if good:
+            found[metric] = sorted(good)
+    return found
+
+
+def _read(nvml: Any, handle: Any, kind: int) -> list[tuple[int, float]]:
+    """(microseconds of Unix time, value) of one kind of samples. Raises NVMLError."""
+    function = nvml._nvmlGetFunctionPointer("nvmlDeviceGetSamples")
+    value_type, count = ctypes.c_int(), ctypes.c_uint()
+
+    def call(room: Any) -> None:
+        code = function(
+            handle, kind, ctypes.c_ulonglong(0), ctypes.byref(value_type), ctypes.byref(count), room
+        )
+        if code:
+            raise nvml.NVMLError(code)
+
+    call(None)
+    size = min(count.value, 10_000)  # more than any driver keeps
+    room = (nvml.c_nvmlSample_t * size)()
+    count.value = size
+    call(room)
+    if not 0 <= value_type.value < len(_MEMBERS):
+        return []
+    member = _MEMBERS[value_type.value]
+    values = [(room[i].timeStamp, float(getattr(room[i].sampleValue, member))) for i in range(min(count.value, size))]
+    return [(stamp, value) for stamp, value in values if math.isfinite(value)]
+
+
+def past_looks(
+    known: Mapping[str, Mapping[str, Samples]],
+    infos: Sequence[GpuInfo],
+    now_s: float,
+    interval_s: float,
+    hostname: str,
+    label: str,
+    gpus_present: int | None,
+) -> list[NodeSample]:
+    """``known`` as looks at the node ``interval_s`` apart, the last one an interval before ``now_s``, oldest first.
+
+    A value is the mean of the driver's samples in the interval before it. An interval that
+    the samples do not reach back over has none, and GPUs of which nothing is known are left out.
+    """
+    series = {
+        (uuid, metric): _Series(samples) for uuid, metrics in known.items() for metric, samples in metrics.items()
+    }
+    if not series:
+        return []
+    count = int((now_s - min(one.since_s for one in series.values())) / interval_s)
+    host = HostSample(
+        hostname, {metric.id: Reading.missing(metric.unit, BEFORE) for metric in HOST_METRICS.values()}
+    )
+    looks: list[NodeSample] = []
+    for place in range(count, 0, -1):
+        end_s = now_s - place * interval_s
+        gpus = tuple(
+            _look(info, {m: one.mean(end_s - interval_s, end_s) for (u, m), one in series.items() if u == info.uuid})
+            for info in infos
+            if info.uuid in known
+        )
+        if looks or any(reading.value is not None for gpu in gpus for reading in gpu.readings.values()):
+            looks.append(
+                NodeSample(end_s, gpus, host, (), interval_s if looks else None, label, gpus_present=gpus_present)
+            )
+    return looks
+
+
+class _Series:
+    """The samples of one metric of one GPU."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.times = [t for t, _ in samples]
+        self.values = [value for _, value in samples]
+        gaps = [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
+        # A sample stands for the time since the one before.
+        self.since_s = self.times[0] - (statistics.median(gaps) if gaps else 0.0)
+
+    def mean(self, start_s: float, end_s: float) -> float | None:
+        """Of the samples after ``start_s`` up to ``end_s``; None where they do not cover it."""
+        first, last = bisect_right(self.times, start_s), bisect_right(self.times, end_s)
+        if first == last or start_s < self.since_s - 1e-3:
+            return None
+        return sum(self.values[first:last]) / (last - first)
+
+
+def _look(info: GpuInfo, values: Mapping[str, float | None]) -> GpuSample:
+    readings = {}
+    for metric, value in values.items():
+        unit = GPU_METRICS[metric].unit
+        readings[metric] = (
+            Reading.missing(unit, "the driver kept no sample of this time", SOURCE)
+            if value is None
+            else Reading(value, unit, SOURCE, None, metric in _COARSE)
+        )
+    return GpuSample(
+        info, readings, processes_reason=BEFORE, clock_events_reason=BEFORE, message=BEFORE, xids_reason=BEFORE
+    )

@@ -1,0 +1,107 @@
+"""What the numbers mean that NVIDIA's driver gives to GPU faults ("Xid").
+
+The numbers and the kind of fault follow NVIDIA's Xid documentation
+(docs.nvidia.com/deploy/xid-errors); the words are ours. A number names a symptom: one fault
+often brings several, and an Xid of an application can in the end be the hardware's fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+APPLICATION = "application"
+HARDWARE = "hardware"
+DRIVER = "driver"
+UNKNOWN = "unknown"
+
+CATALOGUE = "docs.nvidia.com/deploy/xid-errors"
+
+_DEBUG = "Run the program under compute-sanitizer to find the access or the kernel."
+_RESTART = "Restart the job; if it comes back, reset the GPU."
+_RESET = "Stop the jobs on the GPU and reset it; if it comes back, have the board examined."
+_LATER = "The job may go on; reset the GPU when it is done."
+_REPORT = "The GPU works on; report it to NVIDIA."
+_UPDATE = "Reset the GPU or reboot; if it comes back, change the driver version."
+_SERVICE = "Take the node out of service and have the board examined."
+_LINK = "Reset the GPU; if it comes back, have the link and its slot or bridge examined."
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """One number: what happened, whose fault it usually is, what to do."""
+
+    number: int
+    meaning: str
+    fault: str  # APPLICATION, HARDWARE, DRIVER or UNKNOWN
+    action: str
+    goes_on: bool = False  # work on the GPU can go on
+
+
+_KNOWN = {
+    number: Xid(number, meaning, fault, action, action in (_LATER, _REPORT))
+    for number, meaning, fault, action in (
+        (8, "the GPU stopped processing: a kernel ran into a timeout", APPLICATION, _RESTART),
+        (13, "a kernel did something illegal, mostly an access out of bounds", APPLICATION, _DEBUG),
+        (31, "a kernel or copy used an address that is not mapped", APPLICATION, _DEBUG),
+        (32, "the command stream from the host arrived damaged", HARDWARE, _LINK),
+        (38, "the driver's firmware failed", DRIVER, _UPDATE),
+        (43, "a fault of its own made the driver end a program's work on the GPU", APPLICATION, _DEBUG),
+        (44, "the compute engine failed while it changed between programs", HARDWARE, _RESET),
+        (45, "a program's work was removed from the GPU: it was killed, or another error came before", APPLICATION,
+         "Look for the error before it, if nobody ended the program."),
+        (48, "the memory returned data that ECC could not correct", HARDWARE, _RESET),
+        (54, "the auxiliary power of the board is not connected", HARDWARE, "Have the power cables examined."),
+        (56, "the display engine failed", HARDWARE, _RESET),
+        (57, "the memory interface could not be programmed", HARDWARE, _RESET),
+        (61, "a microcontroller in the GPU stopped with a warning", HARDWARE, _RESET),
+        (62, "a microcontroller in the GPU halted", HARDWARE, _RESET),
+        (63, "a bad memory row or page is recorded, to be replaced at the next reset", HARDWARE, _LATER),
+        (64, "a bad memory row or page could not be recorded or replaced", HARDWARE, _RESET),
+        (65, "the video engine failed", HARDWARE, _RESET),
+        (68, "the video decoder failed", HARDWARE, _RESTART),
+        (69, "the compute engine got a command it does not know", DRIVER, _RESTART),
+        (74, "an NVLink failed, here or at its other end", HARDWARE, _LINK),
+        (78, "a virtual GPU could not be started", DRIVER, _UPDATE),
+        (79, "the GPU fell off the PCIe bus", HARDWARE,
+         "Power-cycle the node; if it comes back, have power, cooling and the PCIe slot examined."),
+        (80, "damaged data was sent to the GPU", HARDWARE, _LINK),
+        (92, "single-bit memory errors are frequent; ECC corrects them", HARDWARE, _LATER),
+        (93, "the board's InfoROM is being written too often", DRIVER, _REPORT),
+        (94, "a memory error that ECC could not correct was contained: it hit one program", HARDWARE,
+         "Restart the job that died; reset the GPU when the others on it are done."),
+        (95, "a memory error that ECC could not correct was not contained: all programs on the GPU are hit", HARDWARE,
+         _RESET),
+        (109, "changing between programs took too long", DRIVER, _RESTART),
+        (110, "the GPU reported a security fault", HARDWARE, _RESET),
+        (119, "the GPU's system processor (GSP) did not answer the driver", DRIVER, _UPDATE),
+        (120, "the GPU's system processor (GSP) failed", DRIVER, _UPDATE),
+        (121, "the link between CPU and GPU (C2C) corrected errors", HARDWARE, _LATER),
+        (123, "the GPU's microcontroller could not write to its flash memory", HARDWARE, _RESET),
+        (136, "an NVLink could not be trained", HARDWARE, _LINK),
+        (137, "an access to another GPU's memory over NVLink was not allowed", APPLICATION, _DEBUG),
+        (140, "uncorrectable memory errors kept the driver from setting the bad rows aside", HARDWARE, _RESET),
+        (143, "the GPU could not be initialised", HARDWARE, _SERVICE),
+        *(
+            (number, "an NVLink reported an error", HARDWARE, _LINK)
+            for number in (144, 145, 146, 147, 148, 149, 150)
+        ),
+        (154, "the driver asks for a recovery action: a reset, a drain or a reboot", HARDWARE,
+         "`nvidia-smi -q` names it under GPU Recovery Action: do that when the job is done."),
+        (156, "a part of the GPU was set aside", HARDWARE, _LATER),
+        (157, "a part of the GPU that should be set aside could not be", HARDWARE, _RESET),
+        (158, "the GPU ran into a fatal timeout", HARDWARE, _RESET),
+        (167, "PCIe ran into a fatal timeout", HARDWARE, _LINK),
+        (169, "a microcontroller in the GPU (SEC2) halted", HARDWARE, _RESET),
+        (171, "the device memory returned data that ECC could not correct", HARDWARE, _RESET),
+        (172, "the on-chip memory returned data that ECC could not correct", HARDWARE, _RESET),
+    )
+}
+
+
+def explain(number: int) -> Xid:
+    """What is known of an Xid; one that is not in the table says so, with where to look."""
+    known = _KNOWN.get(number)
+    if known is not None:
+        return known
+    action = f"Look it up in NVIDIA's Xid catalogue: {CATALOGUE}."
+    return Xid(number, "a fault that gputop has no words for", UNKNOWN, action)
