@@ -50,7 +50,7 @@ def plan(width: int) -> list[Field]:
     if width >= 60:
         right += [("power", 6 if width < 110 else 9, "power"), ("temperature", 5, "temp")]
     if width >= 110:
-        right.append(("flags", 4 if width < 150 else 14, ""))
+        right.append(("flag", 4, "") if width < 150 else ("flags", 14, ""))
     gpu_width = 4
     main = max(0, width - gpu_width - sum(w for _, w, _ in right) - sum(k.endswith("_lane") for k, _, _ in right))
     fields = [Field("gpu", 0, gpu_width, "GPU", 4), Field("main", gpu_width, main, "", main)]
@@ -147,10 +147,16 @@ def figures_of(gpu: GpuSample, metric: str) -> dict[str, tuple[str, Style]]:
     power, limit = gpu["power_w"], gpu["power_limit_w"]
     out["power"] = _power(power, limit)
     out["temperature"] = (reading(gpu["temperature_c"]).replace("°C", "°"), _figure(gpu["temperature_c"])[1])
-    flags = _faults(gpu)
-    out["flags"] = (" " + ", ".join(flags + [r for r in gpu.clock_event_reasons if r != "idle"]),
-                    BAD if flags else WARN)
+    faults = _faults(gpu)
+    flags = faults + [r for r in gpu.clock_event_reasons if r != "idle"]
+    style = BAD if faults else WARN
+    out["flags"] = (" " + ", ".join(flags), style)
+    out["flag"] = (" " + _SHORT.get(flags[0].split()[0], "clk") if flags else "", style)
     return out
+
+
+# The first word of what is wrong, where there is room for three letters: the worst comes first.
+_SHORT = {"Xid": "Xid", "ECC": "ECC", "remap": "row", "power": "pwr", "thermal": "hot", "hw": "hw"}
 
 
 def _faults(gpu: GpuSample) -> list[str]:

@@ -90,6 +90,6 @@ def _gpu_line(fields: list[Field], figures: dict[str, Run], width: int) -> list[
             return [*out, (fit(" " + message[0], width - field.x), message[1])]
         else:
             text, style = figures.get(field.key, ("", PLAIN))
-            out.append((fit(text, field.width, right=field.key not in ("gpu", "flags")), style))
+            out.append((fit(text, field.width, right=field.key not in ("gpu", "flag", "flags")), style))
         x = field.x + field.width
     return out

@@ -286,7 +286,7 @@ class GpuTable(Widget, can_focus=True):
         out: list[Run] = []
         for field in part.fields if row <= 1 else ():
             text, style = figures.get(field.key + (SECOND if row else ""), ("", PLAIN))
-            out.append((fit(text, field.width, right=field.key != "flags"), style))
+            out.append((fit(text, field.width, right=not field.key.startswith("flag")), style))
         return out
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:

@@ -57,6 +57,10 @@ def test_faults_are_flagged_before_what_holds_the_clocks_down() -> None:
     readings = {**gpu.readings, "ecc_uncorrected": Reading(2.0, "count"), "row_remap_pending": Reading(1.0, "count")}
     text, style = figures_of(replace(gpu, readings=readings), ACTIVITY)["flags"]
     assert text == " Xid 79, ECC, remap, power cap" and style == BAD
+    assert figures_of(replace(gpu, readings=readings), ACTIVITY)["flag"] == (" Xid", BAD)
+    assert figures_of(replace(gpu, xids=()), ACTIVITY)["flag"] == (" pwr", WARN)
+    assert figures_of(replace(gpu, xids=(), clock_event_reasons=("hw thermal",)), ACTIVITY)["flag"] == (" hw", WARN)
+    assert figures_of(replace(gpu, xids=(), clock_event_reasons=("idle",)), ACTIVITY)["flag"][0] == ""
     healthy = {**gpu.readings, "ecc_uncorrected": Reading(0.0, "count"), "row_remap_pending": Reading(0.0, "count")}
     assert figures_of(replace(gpu, xids=(), readings=healthy), ACTIVITY)["flags"] == (" power cap", WARN)
 
