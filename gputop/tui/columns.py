@@ -124,7 +124,10 @@ def figures_of(gpu: GpuSample, metric: str) -> dict[str, tuple[str, Style]]:
     out: dict[str, tuple[str, Style]] = {"gpu": (label, BOLD if gpu.info.mig is None else PLAIN)}
     if gpu.state != OK:
         out["gpu"] = (label, BAD)
-        out["message"] = (printable(f"{gpu.state}: {gpu.message}" if gpu.message else gpu.state), BAD)
+        message = gpu.message.removeprefix(f"GPU {gpu.info.label} ")
+        if message == gpu.message:  # else it says the state itself
+            message = f"{gpu.state}: {message}" if message else gpu.state
+        out["message"] = (printable(message), BAD)
         return out
     if metric == ACTIVITY:
         which, now = gpu.activity()

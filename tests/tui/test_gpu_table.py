@@ -40,8 +40,9 @@ def test_what_is_not_known_is_na() -> None:
 
 
 def test_a_lost_gpu_says_so_and_cannot_drive_the_terminal() -> None:
-    lost = replace(gpu_sample(3, 1), state=LOST, message="fell off the bus\x1b[2J: reset it")
-    assert figures_of(lost, ACTIVITY)["message"][0] == "lost: fell off the bus�[2J: reset it"
+    lost = replace(gpu_sample(3, 1), state=LOST, message="GPU 3 is lost: it fell off the bus\x1b[2J")
+    assert figures_of(lost, ACTIVITY)["message"][0] == "is lost: it fell off the bus�[2J"
+    assert figures_of(replace(lost, message=""), ACTIVITY)["message"][0] == "lost"
 
 
 def test_power_at_its_limit_and_reasons_are_marked() -> None:
