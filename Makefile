@@ -1,7 +1,7 @@
 # make run    start gputop: live where there is an NVIDIA driver, else the simulated node
 # make test   the whole test suite, real TensorFlow on the CPU included
 # make lint   ruff and the type checker
-# make screenshots, make bench
+# make screenshots, make bench; make bench-advice: how right the advice is, on traces with known causes
 # Everything is set up in VENV on first use; only Python (3.10 or newer, with venv) is needed.
 
 PYTHON ?= python3
@@ -9,7 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test lint screenshots bench clean
+.PHONY: run test lint screenshots bench bench-advice clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gputop needs Python 3.10 or newer: make PYTHON=python3.12 run")'
@@ -51,6 +51,11 @@ bench: $(VENV)/.run
 	$(BIN)/python benchmarks/monitor_cost.py
 	$(BIN)/python benchmarks/history.py
 	$(BIN)/python benchmarks/decode.py
+	$(PIP) install -e '.[xprof]'
+	$(BIN)/python benchmarks/trace_engine.py
+
+bench-advice: $(VENV)/.run
+	$(BIN)/python benchmarks/advice.py $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -3,10 +3,9 @@ way everybody starts with, protobuf's own parser and a loop over its objects.
 
     python benchmarks/decode.py [--events N] [FILE.xplane.pb]
 
-Without a file it makes an XSpace of N events like those of a GPU training job: half of them
-device events with correlation id, kernel details and op name, half host events, most of
-which are launches. Each reader runs in a process of its own, twice; the faster run counts.
-Both must find the same number of events. Prints CPU seconds, peak memory and the ratios.
+Without a file it makes an XSpace of N events like those of a GPU training job (xspaces.py). Each
+reader runs in a process of its own, twice; the faster run counts. Both must find the same number
+of events. Prints CPU seconds, peak memory and the ratios.
 """
 
 from __future__ import annotations
@@ -20,42 +19,6 @@ import time
 from pathlib import Path
 
 _STATS = ("correlation_id", "tf_op", "memcpy_details", "step_num", "device_id")
-
-
-def make(path: Path, events: int, gpus: int = 8) -> None:
-    """Write an XSpace with that many events on ``gpus`` GPUs and as many launching threads."""
-    from gputop.profiler import messages
-
-    space = messages.XSpace(hostnames=["benchmark"])
-    host = space.planes.add(name="/host:CPU")
-    stat_names = ("correlation_id", "kernel_details", "tf_op", "device_id", "context_id", "long_name",
-                  "regs:32 static_shared:0 dynamic_shared:0 grid:128,1,1 block:256,1,1 occ_pct:75",
-                  *(f"model/layer_{i}/dense/MatMul:MatMul" for i in range(200)))
-    calls = ("cuLaunchKernel", "MatMul", "cuMemcpyHtoDAsync_v2", "EagerExecute")
-    kernels = tuple(f"void cutlass::Kernel<cutlass_80_tensorop_bf16_s16816gemm_{i}>(Params)" for i in range(400))
-    each = events // (2 * gpus)
-    for gpu in range(gpus):
-        device = space.planes.add(id=gpu, name=f"/device:GPU:{gpu}")
-        for plane, names in ((device, kernels), (host, calls)):
-            for i, name in enumerate(stat_names, 1):
-                plane.stat_metadata[i].id, plane.stat_metadata[i].name = i, name
-            for i, name in enumerate(names, 1):
-                plane.event_metadata[i].id, plane.event_metadata[i].name = i, name
-        stream = device.lines.add(id=13, name="Stream #13(Kernel,MemcpyH2D)", timestamp_ns=1000)
-        thread = host.lines.add(id=gpu + 1, name=f"tf_Compute/{gpu}", timestamp_ns=900)
-        for i in range(each):
-            at = i * 20_000_000
-            correlation = gpu * each + i + 1
-            launch = thread.events.add(metadata_id=1 + i % len(calls), offset_ps=at, duration_ps=4_321_000)
-            launch.stats.add(metadata_id=4, uint64_value=gpu)
-            launch.stats.add(metadata_id=1, uint64_value=correlation)
-            kernel = 1 + i % len(kernels)
-            event = stream.events.add(metadata_id=kernel, offset_ps=at + 9_876_543, duration_ps=15_000_123)
-            event.stats.add(metadata_id=1, uint64_value=correlation)
-            event.stats.add(metadata_id=5, str_value="$$1")
-            event.stats.add(metadata_id=2, ref_value=7)
-            event.stats.add(metadata_id=3, ref_value=8 + i % 200)
-    path.write_bytes(space.SerializeToString())
 
 
 def read_ours(path: Path) -> int:
@@ -129,8 +92,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = args.file
         if path is None:
+            from xspaces import write
+
             path = Path(folder) / "benchmark.xplane.pb"
-            make(path, args.events)
+            write(path, args.events)
         size = path.stat().st_size
         results = {}
         for reader in _READERS:

@@ -59,8 +59,17 @@ def pieces(path: Path, damaged: set[str]) -> Iterator[bytes]:
         raise unreadable(path, error) from error
 
 
-def whole(path: Path, damaged: set[str], limit_bytes: float) -> bytearray:
+def whole(path: Path, damaged: set[str], limit_bytes: float) -> bytes | bytearray:
     """The same as one. Raises GputopError above ``limit_bytes``."""
+    try:
+        with path.open("rb") as file:
+            if file.read(len(GZIP)) != GZIP:
+                if path.stat().st_size > limit_bytes:
+                    raise too_big(path, limit_bytes)
+                file.seek(0)
+                return file.read()
+    except OSError as error:
+        raise unreadable(path, error) from error
     out = bytearray()
     for piece in pieces(path, damaged):
         out += piece

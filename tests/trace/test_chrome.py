@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from gputop.trace.load import load
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from tests.trace.shares import NEEDS_SHARED, SHARED, shares
 
+JAX_RUN = Path(__file__).resolve().parents[1] / "data/jax_run"
 COPY = "Memcpy HtoD (Pinned -> Device)"
 
 
@@ -147,6 +149,27 @@ def test_tensorboard_and_jax_export():
     assert len(trace.host) == 2
     assert trace.lines[d.line[0]].name == "Stream #13(Kernel,MemcpyD2H)"
     assert trace.origin_ns == 0
+
+
+def test_jaxs_own_files_tell_the_same_three_times(tmp_path):
+    files = ("host.xplane.pb.gz", "host.trace.json.gz", "perfetto_trace.json.gz")
+    traces = [load([JAX_RUN / name]) for name in files]
+    assert [t.format for t in traces] == ["xspace", "chrome", "chrome"]
+    for trace in traces:
+        assert sorted(trace.names[i] for i in trace.host.name) == sorted(
+            traces[0].names[i] for i in traces[0].host.name)
+        assert trace.host.stats["step_num"][1].tolist() == list(range(6))
+        # The JSON rounds to nanoseconds what the XSpace has in picoseconds.
+        assert trace.host.start_ns[rows_of(trace)] == pytest.approx(traces[0].host.start_ns[rows_of(traces[0])], abs=1)
+    run = load([JAX_RUN])
+    assert (run.format, run.event_count) == ("xspace", traces[0].event_count)
+    for name in files[1:]:
+        (tmp_path / name).write_bytes((JAX_RUN / name).read_bytes())
+    assert load([tmp_path]).event_count == traces[0].event_count
+
+
+def rows_of(trace) -> np.ndarray:
+    return trace.host.stats["step_num"][0]
 
 
 def test_a_bare_list_of_events():

@@ -16,7 +16,7 @@ from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.xspace import read_xspaces
 from tests.trace.shares import SHARED
 from tests.trace.test_wire import encoded
-from tests.trace.xspace_reference import INTEGERS, OTHER, START, STRINGS, Builder, check_equal, expected
+from tests.trace.xspace_reference import ALLOCATOR, INTEGERS, OTHER, START, STRINGS, Builder, check_equal, expected
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 CAPTURES = sorted(DATA.glob("*.xplane.pb.gz"))
@@ -34,23 +34,26 @@ def test_real_captures_agree_with_protobuf_event_by_event(path):
 
 # Random XSpaces, also in encodings that protobuf's own writer would not choose.
 
-NAMES = ("MatMul", "MemcpyH2D", "ncclDevKernel_AllReduce", "ThreadpoolListener::Region", "MemoryAllocation", "ä", "")
-INT64 = st.one_of(st.integers(0, 200), st.integers(-(2**63), 2**63 - 1))
+NAMES = ("MatMul", "MemcpyH2D", "ncclDevKernel_AllReduce", "ThreadpoolListener::Region", "MemoryAllocation",
+         "MemoryDeallocation", "ä", "")
+STAT_NAMES = (*INTEGERS, *STRINGS, *OTHER, *ALLOCATOR, "allocator_name", "fragmentation", "region_type", "reference",
+              "unused", "x/y:Z")
+INT64 = st.one_of(st.integers(0, 3), st.integers(0, 200), st.integers(-(2**63), 2**63 - 1))
 TIME = st.one_of(st.integers(0, 10**14), st.just(0))
 VALUE = st.one_of(
     st.tuples(st.just("int64_value"), INT64), st.tuples(st.just("uint64_value"), st.integers(0, 2**64 - 1)),
-    st.tuples(st.just("ref_value"), st.integers(0, 25)), st.tuples(st.just("str_value"), st.sampled_from(
-        ("kind_src:pinned kind_dst:device size:4096 dest:0 async:1", "XlaModule:", "scope/op:Type", ""))),
+    st.tuples(st.just("ref_value"), st.integers(0, len(STAT_NAMES) + 1)),
+    st.tuples(st.just("str_value"), st.sampled_from((
+        "kind_src:pinned kind_dst:device size:4096 dest:0 async:1", "XlaModule:", "scope/op:Type", "", "(null)"))),
     st.tuples(st.just("double_value"), st.floats()), st.tuples(st.just("bytes_value"), st.binary(max_size=4)),
 )
-STAT = st.tuples(st.integers(0, 25), VALUE)
+STAT = st.tuples(st.integers(0, len(STAT_NAMES) + 1), VALUE)
 EVENT = st.tuples(st.integers(0, 9), TIME, st.integers(0, 10**12), st.lists(STAT, max_size=5, unique_by=lambda s: s[0]),
                   st.sampled_from((False, False, False, True)))
 LINE = st.tuples(st.sampled_from(("python", "Stream #1(Kernel)", "tf_Compute/-3")), INT64, st.integers(0, 10**12),
                  st.lists(EVENT, max_size=12))
 PLANE = st.tuples(st.sampled_from(("/device:GPU:0", "/device:GPU:1", "/host:CPU", "/host:metadata", "other")),
-                  st.lists(LINE, max_size=3), st.integers(0, 8))
-STAT_NAMES = (*INTEGERS, *STRINGS, *OTHER, "allocator_name", "bytes_allocated", "reference", "unused", "x/y:Z")
+                  st.lists(LINE, max_size=3), st.integers(0, 9))
 
 
 def build(planes: list[Any], start: int | None) -> bytes:

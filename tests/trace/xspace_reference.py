@@ -10,13 +10,14 @@ import numpy as np
 from gputop.errors import NothingToSee
 from gputop.profiler import messages
 from gputop.trace import kernels
-from gputop.trace.model import Trace
+from gputop.trace.model import Kind, Trace
 from gputop.trace.xspace import read_xspaces
 
 START = 1_700_000_000_000_000_000
 INTEGERS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements", "id",
             "parent_id", "parallelism", "buffer_limit", "cpu_budget")
 STRINGS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")
+ALLOCATOR = ("bytes_allocated", "bytes_available", "peak_bytes_in_use", "requested_bytes", "allocation_bytes", "addr")
 OTHER = ("correlation_id", "device_id", "memcpy_details", "kernel_details", "tf_op", "hlo_op", "hlo_module")
 
 
@@ -87,6 +88,8 @@ def expected(data: bytes) -> tuple[Counter, Counter, Counter]:
     latest = max((ln.timestamp_ns for p in space.planes for ln in p.lines if len(ln.events)), default=0)
     base = 0 if latest > 10**18 else start
     rows: tuple[Counter, Counter, Counter] = Counter(), Counter(), Counter()
+    device: list[tuple[int, tuple[Any, ...], Any]] = []
+    calls: list[tuple[int, int, int, int, str, str]] = []
     for plane in space.planes:
         on_device = plane.name.startswith("/device:GPU:")
         if not on_device and (not plane.name.startswith("/host:") or plane.name == "/host:metadata"):
@@ -104,25 +107,53 @@ def expected(data: bytes) -> tuple[Counter, Counter, Counter]:
                 end = base + line.timestamp_ns + (event.offset_ps + event.duration_ps) // 1000
                 ints: dict[str, int] = {}
                 texts: dict[str, str] = {}
+                doubles: dict[str, float] = {}
                 for stat in event.stats:
                     key, which = stat_names.get(stat.metadata_id, ""), stat.WhichOneof("value")
                     if which in ("int64_value", "uint64_value"):
                         value = getattr(stat, which)
                         ints[key] = value - 2**64 if value >= 2**63 else value
+                    elif which == "double_value":
+                        doubles[key] = stat.double_value
                     elif which == "str_value" or (which == "ref_value" and stat.ref_value in stat_names):
                         texts[key] = stat.str_value or stat_names.get(stat.ref_value, "")
                 line_name = line.display_name or line.name
                 if on_device:
-                    details = kernels.copy_details(texts.get("memcpy_details", ""))
-                    rows[0][plane.name, line_name, name, begin, end, ints.get("correlation_id", -1),
-                            _op(texts), details.bytes, _shape(texts)] += 1
-                elif name in ("MemoryAllocation", "MemoryDeallocation"):
-                    rows[2][begin, texts.get("allocator_name"), ints.get("bytes_allocated", -1)] += 1
+                    device.append((int(plane.name.rpartition(":")[2]), (
+                        plane.name, line_name, name, begin, end, ints.get("correlation_id", -1), _op(texts),
+                        _shape(texts)), kernels.copy_details(texts.get("memcpy_details", ""))))
+                    continue
+                if ints.get("correlation_id", -1) > 0:
+                    calls.append((begin, end, ints["correlation_id"], ints.get("device_id", -1), line_name,
+                                  texts.get("memcpy_details", "")))
+                if name in ("MemoryAllocation", "MemoryDeallocation"):
+                    told = {k: texts.get(k) for k in ("allocator_name", "tf_op", "region_type")}
+                    rows[2][(begin, told["allocator_name"], *(
+                        None if told[k] in ("", "(null)") else told[k] for k in ("tf_op", "region_type")),
+                        name == "MemoryDeallocation", *(ints.get(k, -1) for k in ALLOCATOR),
+                        repr(doubles.get("fragmentation", float("nan"))))] += 1
                 else:
                     kept = {k: ints.get(k, texts.get(k)) for k in INTEGERS if k in ints}
                     kept.update({k: texts[k] for k in STRINGS if k in texts})
                     rows[1][line_name, name, begin, end, tuple(sorted(kept.items()))] += 1
+    calls.sort(key=lambda call: call[0])
+    gpus = {int(p.name.rpartition(":")[2]) for p in space.planes if p.name.startswith("/device:GPU:")}
+    by_device = {call[3] for call in calls if call[3] >= 0} <= gpus
+    for gpu, row, details in device:
+        call = _launch(calls, row[5], gpu, by_device)
+        if call and Kind.H2D <= kernels.classify(row[2]).kind <= Kind.COPY_OTHER and details.bytes < 0:
+            details = kernels.copy_details(call[5])  # only the host's side tells, as ROCm's does
+        rows[0][(*row, *details, call and call[0], call and call[1], call and call[4])] += 1
     return rows
+
+
+def _launch(calls: list[Any], correlation: int, gpu: int, by_device: bool) -> Any:
+    """The first call with the id: of those of that GPU where calls say whose they are, else of the others."""
+    if not 0 < correlation < 1 << 40:
+        return None
+    own = [call for call in calls if call[2] == correlation and (not by_device or call[3] == gpu)]
+    others = [call for call in calls if call[2] == correlation and (not by_device or call[3] < 0)]
+    return next(iter(own or others), None)
 
 
 def _shape(texts: dict[str, str]) -> tuple[Any, ...] | None:
@@ -146,10 +177,12 @@ def actual(trace: Trace, first: int) -> tuple[Counter, Counter, Counter]:
         return names[index] if index >= 0 else None
 
     device = Counter(
-        (f"/device:GPU:{trace.gpus[g].ordinal}", trace.lines[ln].name, names[n], s + first, e + first, c, text(op), b,
-         trace.launch_shapes[i][:4] if i >= 0 else None)
-        for g, ln, n, s, e, c, op, b, i in zip(*(x.tolist() for x in (
-            d.gpu, d.line, d.name, d.start_ns, d.end_ns, d.correlation, d.tf_op, d.bytes, d.shape)), strict=True))
+        (f"/device:GPU:{trace.gpus[g].ordinal}", trace.lines[ln].name, names[n], s + first, e + first, c, text(op),
+         trace.launch_shapes[i][:4] if i >= 0 else None, b, src, dst,
+         *((begun + first, done + first, trace.lines[thread].name) if thread >= 0 else (None, None, None)))
+        for g, ln, n, s, e, c, op, i, b, src, dst, begun, done, thread in zip(*(x.tolist() for x in (
+            d.gpu, d.line, d.name, d.start_ns, d.end_ns, d.correlation, d.tf_op, d.shape, d.bytes, d.src, d.dst,
+            d.launch_ns, d.launch_end_ns, d.launch_line)), strict=True))
     stats: list[dict[str, Any]] = [{} for _ in range(len(h))]
     for stat, (rows, values) in h.stats.items():
         assert (np.diff(rows) > 0).all()
@@ -158,8 +191,11 @@ def actual(trace: Trace, first: int) -> tuple[Counter, Counter, Counter]:
     host = Counter((trace.lines[ln].name, names[n], s + first, e + first, tuple(sorted(kept.items())))
                    for ln, n, s, e, kept in zip(*(x.tolist() for x in (h.line, h.name, h.start_ns, h.end_ns)), stats,
                                                 strict=True))
-    allocator = Counter((t + first, text(n), b) for t, n, b in zip(*(x.tolist() for x in (
-        a.time_ns, a.allocator, a.in_use_bytes)), strict=True))
+    allocator = Counter(
+        (t + first, text(n), text(op), text(region), free, *numbers, repr(part))
+        for t, n, op, region, free, part, *numbers in zip(*(x.tolist() for x in (
+            a.time_ns, a.allocator, a.tf_op, a.region_type, a.is_free, a.fragmentation, a.in_use_bytes,
+            a.available_bytes, a.peak_bytes, a.requested_bytes, a.allocation_bytes, a.address)), strict=True))
     return device, host, allocator
 
 
