@@ -1,0 +1,1 @@
+"""Generated traces with known truth: what the advice is judged by."""

@@ -1,0 +1,107 @@
+"""A labelled case: a job, and what the advice on its trace must, may and must not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tests.advice.labelled.job import Job
+from tests.advice.labelled.record import record
+from tests.advice.labelled.timeline import Timeline, simulate
+
+HIGH, MEDIUM, LOW = "high", "medium", "low"
+Window = tuple[str | None, str]  # least and greatest severity; least None: it may be absent
+TRACE_IDS = (
+    "input_bound", "step_gap_host", "thread_contention", "launch_bound", "small_kernels", "eager_execution",
+    "retracing",
+    "xla_off", "host_placement", "copies_excessive", "copies_pageable", "sync_copies", "tensor_cores_unused",
+    "fp16_fallback", "dims_unaligned", "loss_scaling", "batch_size_headroom", "memory_pressure",
+    "communication_exposed",
+    "allreduce_count", "allreduce_slow", "collective_waiting", "replica_imbalance", "gpu0_oversubscribed",
+    "serial_gpus",
+    "staggered_launch",
+)
+# What is true besides the injected fault is named too: a cure that would save this share of the step may be advised.
+_WORTH_NAMING = 0.03
+FUSED = 3.2  # XLA's fusions take a third of the time of the element-wise ops they stand for
+
+
+@dataclass(frozen=True)
+class Case:
+    """``cured`` holds for each injected id the same job without that fault: the difference is what it costs.
+    ``eased`` holds a weaker cure of some (the work spread over all GPUs instead of gone), where either may be promised.
+    ``windows`` overrides the severities that follow from the share. ``main`` lists what may come first,
+    nothing where nothing is wrong. ``abstain`` are rules whose inputs the trace lacks.
+    """
+
+    name: str
+    kind: str  # fault, pair, healthy, missing
+    job: Job
+    cured: Mapping[str, Job] = field(default_factory=dict)
+    eased: Mapping[str, Job] = field(default_factory=dict)
+    windows: Mapping[str, Window] = field(default_factory=dict)
+    main: tuple[str, ...] = ()
+    consequences: frozenset[str] = frozenset()
+    must_not: frozenset[str] = frozenset()
+    abstain: frozenset[str] = frozenset()
+    params: int | None = None
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return simulate(self.job)
+
+    def bytes(self) -> bytes:
+        return record(self.timeline)
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """Share of the step that each injected fault costs, by running the job without it."""
+        step = self.timeline.step_ms
+        return {id_: 1 - simulate(job).step_ms / step for id_, job in self.cured.items()}
+
+    @cached_property
+    def must(self) -> dict[str, Window]:
+        step = self.timeline.step_ms
+        least = {id_: 1 - simulate(job).step_ms / step for id_, job in self.eased.items()}
+        out = {id_: severity_window(share, least.get(id_)) for id_,
+               share in self.shares.items() if id_ not in self.windows}
+        return {**out, **self.windows}
+
+    @cached_property
+    def ambient(self) -> dict[str, float]:
+        """Share of the step that the things any job has a little of cost in this one."""
+        step = self.timeline.step_ms
+        return {id_: 1 - simulate(job).step_ms / step for id_, job in cures(self.job).items()}
+
+    @cached_property
+    def may(self) -> frozenset[str]:
+        ambient = {id_ for id_, share in self.ambient.items() if share >= _WORTH_NAMING}
+        return frozenset((self.consequences | ambient) - self.must_not)
+
+
+def severity_window(share: float, least_share: float | None = None) -> Window:
+    """The severities that a figure within a third of the truth leads to, or of a truth between two shares."""
+    least, most = _severity((share if least_share is None else least_share) * 0.75), _severity(share * 1.35)
+    return (None if least == LOW else least), most
+
+
+def _severity(share: float) -> str:
+    return HIGH if share >= 0.15 else MEDIUM if share >= 0.05 else LOW
+
+
+def cures(job: Job) -> dict[str, Job]:
+    """The job without each of the things any job has a little of."""
+    out = {"input_bound": job.but(produce_ms=0.05, prefetch=max(job.prefetch, 2)),
+           "launch_bound": job.but(launch_us=1.0, stall_share=0.0),
+           "step_gap_host": job.but(gap_ms=0.01)}
+    if job.gpus > 1 and job.comm_ms:
+        out["communication_exposed"] = job.but(comm_ms=0.01, comm_latency_us=1.0, comm_count=1)
+    if job.batch_mb:
+        out["copies_excessive"] = job.but(batch_mb=0.01)
+    if job.run_ahead == 0 and not job.cpu_only:  # without fetching each step's result the queue would bridge gaps
+        out["sync_copies"] = job.but(run_ahead=1)
+    if not (job.xla or job.jax or job.cpu_only):
+        left = 1 - job.elementwise * (1 - 1 / FUSED)
+        out["xla_off"] = job.but(compute_ms=job.compute_ms * left, elementwise=job.elementwise / FUSED / left)
+    return out

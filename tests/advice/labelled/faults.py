@@ -1,0 +1,19 @@
+"""One fault each, put into a sound job: what physically happens, and why the label holds.
+
+``share`` is the part of the faulty step that the fault is to cost; the label's severity comes from
+what it then really costs (:attr:`Case.shares`). The ids of other faults that a cause brings with
+it are its consequences; ids that contradict it must not be advised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tests.advice.labelled import faults_gpu, faults_gpus, faults_host
+from tests.advice.labelled.case import TRACE_IDS
+from tests.advice.labelled.fault import Fault
+
+FAULTS: Mapping[str, Callable[[int, float], Fault]] = {
+    id_: next(getattr(module, id_) for module in (faults_host, faults_gpu, faults_gpus) if hasattr(module, id_))
+    for id_ in TRACE_IDS
+}

@@ -1,0 +1,168 @@
+"""What the host's threads show of a job, beside launches: Python's calls, the step function, tf.data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.advice.labelled.timeline import MS, US, HostEvent, Step, Timeline
+
+Stats = dict[str, int | float | str]
+
+
+def host_events(t: Timeline) -> Iterator[HostEvent]:
+    yield from _steps(t)
+    if t.job.tf_data:
+        yield from _waits(t)
+        yield from _pipeline(t)
+
+
+def _steps(t: Timeline) -> Iterator[HostEvent]:
+    """The main thread's calls of the step function, the way each framework makes them."""
+    job = t.job
+    executions: list[list[Step]] = []
+    for step in t.steps:
+        if step.first:
+            executions.append([])
+        executions[-1].append(step)
+    counted = 1
+    for n, steps in enumerate(executions):
+        first, last = steps[0], steps[-1]
+        counted += first.retraced
+        yield from _STYLES[job.style](t, n + 217, first, last, counted)
+        if job.noise:
+            yield HostEvent("python", "TFE_DeleteTensorHandle", last.back + 3 * US, last.back + 4 * US)
+
+
+def _traced(t: Timeline, step: Step) -> str:
+    if step.retraced:
+        return "traced-xla" if t.job.xla else "traced-nonXla"
+    return "notTraced-xla" if t.job.xla else "notTraced-nonXla"
+
+
+def _tracing(step: Step) -> Iterator[HostEvent]:
+    """Python runs the function's body again, and the graph of it is built and optimized."""
+    if step.trace[1] - step.trace[0] > MS // 2:
+        begin, end = step.trace
+        yield HostEvent("python", "tf.function-graph_building", begin + 50 * US, begin + (end - begin) * 3 // 4)
+        each = (end - begin) * 3 // 4 // 40
+        for i in range(36):
+            at = begin + 100 * US + i * each
+            yield HostEvent("python", "convert_to_tensor", at, at + each // 3)
+
+
+def _call(t: Timeline, step: Step, begin: int, end: int, function: str, name: str, counted: int) -> Iterator[HostEvent]:
+    """A tf.function from Python: the wrapper, the C call, and the function itself."""
+    op = f"__inference_{name}_{21_876 + 13 * counted}"
+    yield HostEvent("python", function, begin, end, {"tf_function_call": _traced(t, step), "tracing_count": counted})
+    run = (step.trace[1] if step.retraced else begin) + 60 * US
+    if run + 30 * US < end:
+        yield HostEvent("python", "TFE_Py_ExecuteCancelable", run, end - 8 * US)
+        yield HostEvent("python", "EagerExecute", run + 6 * US, end - 12 * US, {"eager_op": op, "is_func": 1})
+        yield HostEvent("python", f"EagerLocalExecute: {op}", run + 10 * US, end - 16 * US)
+        yield HostEvent("python", "FunctionRun", run + 18 * US, run + 29 * US, {"id": 77_000 + step.start % 9_999,
+                                                                                "_r": 1})
+    yield from _tracing(step) if step.retraced else ()
+
+
+def _keras2(t: Timeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
+    kind = "train" if t.job.training else "test"
+    yield HostEvent("python", kind, first.start, last.back, {"epoch_num": 3, "step_num": n, "batch_size": 256, "_r": 1})
+    yield from _call(t, first, first.start + 20 * US, last.back - 15 * US, f"{kind}_function", f"{kind}_function",
+                     counted)
+
+
+def _keras3(t: Timeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
+    name = "multi_step_on_iterator" if t.job.version >= (2, 18) or t.job.style == "spe" else "one_step_on_iterator"
+    yield from _call(t, first, first.start, last.back, name, name, counted)
+
+
+def _custom(t: Timeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
+    name = "train_step" if t.job.training else "eval_step"
+    yield from _call(t, first, first.ready + 20 * US, last.back, name, name, counted)
+
+
+def _eager(t: Timeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
+    """Op by op, each recorded where it is launched; Python's tape shows little."""
+    yield HostEvent("python", "convert_to_tensor", first.ready + 20 * US, first.ready + 45 * US)
+
+
+def _jax_step(t: Timeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
+    yield HostEvent("python", "train", first.start, last.back, {"step_num": n, "_r": 1})
+    yield from _jax_pjit(t, n, first, last, counted)
+
+
+def _jax_pjit(t: Timeline, n: int, first: Step, last: Step, counted: int) -> Iterator[HostEvent]:
+    begin = first.ready + 10 * US
+    end = last.back - 20 * US
+    yield HostEvent("python", "PjitFunction(train_step)", begin, end)
+    if first.retraced:
+        a, b = first.trace
+        yield HostEvent("python", "trace_to_jaxpr_dynamic", a + 20 * US, a + (b - a) // 5)
+        yield HostEvent("python", "backend_compile", a + (b - a) // 4, b)
+    run = max(first.trace[1], begin) + 15 * US
+    yield HostEvent("python", "ParseArguments", begin + 2 * US, begin + 8 * US)
+    for gpu in range(len(t.compute)):
+        yield HostEvent(f"compute{gpu}", "PjRtStreamExecutorLoadedExecutable::ExecuteHelper", run, end - 10 * US)
+        yield HostEvent(f"compute{gpu}", "jit_train_step:XLA GPU module", run + 8 * US, end - 14 * US)
+
+
+_STYLES = {"keras2": _keras2, "keras3": _keras3, "spe": _keras3, "custom": _custom, "eager": _eager,
+           "jax_step": _jax_step, "jax_pjit": _jax_pjit}
+
+
+def _waits(t: Timeline) -> Iterator[HostEvent]:
+    """The calls for a batch: inside Keras' function on a thread of tf.data, else on Python's own."""
+    job = t.job
+    inside = job.style in ("keras2", "keras3", "spe")
+    thread = "get_next" if inside else "python"
+    for n, step in enumerate(t.steps):
+        begin, end = step.request, step.ready
+        if not inside:
+            yield HostEvent(thread, "EagerExecute", begin - 12 * US, end + 8 * US, {"eager_op": "IteratorGetNext",
+                                                                                    "is_func": 0})
+            yield HostEvent(thread, "EagerLocalExecute: IteratorGetNext", begin - 6 * US, end + 5 * US)
+        yield HostEvent(thread, "IteratorGetNextOp::DoCompute", begin, end,
+                        {"id": 77_000 + n, "iter_num": 1000 + n, "element_size": int(job.batch_mb * 1e6)})
+        yield HostEvent(thread, "Iterator::Root", begin + 4 * US, end - 4 * US,
+                        {"id": 11, "name": "inject/prefetch", "cpu_budget": 32, "algorithm": "DEFAULT"})
+        if job.prefetch:
+            # How many batches lie ready besides when this one is asked for; nothing is said of an empty buffer.
+            made = sum(1 for _, done in t.batches[n:n + job.prefetch] if done <= begin)
+            stats: Stats = {"id": 12, "parent_id": 11, "buffer_limit": job.prefetch, "autotune": "true"}
+            if made:
+                stats["buffered_elements"] = made
+            yield HostEvent(thread, "Iterator::Root::Prefetch", begin + 9 * US, end - 8 * US, stats)
+
+
+def _pipeline(t: Timeline) -> Iterator[HostEvent]:
+    """Who makes the batches: reading, mapping and batching."""
+    job = t.job
+    root = "Iterator::Root::Prefetch" if job.prefetch else "Iterator::Root"
+    thread = "resource" if job.prefetch else ("get_next" if job.style in ("keras2", "keras3", "spe") else "python")
+    for begin, end in t.batches:
+        length = end - begin
+        if length < 40 * US:
+            continue
+        if job.map_parallel:
+            yield HostEvent(thread, f"{root}::BatchV2", begin, end, {"id": 13, "parent_id": 12, "batch_size": 64})
+            each = length // 4
+            for i in range(4):
+                at = begin + i * each + 2 * US
+                yield HostEvent(thread, f"{root}::BatchV2::ParallelMapV2", at, at + int(each * 0.9),
+                                {"id": 14, "parent_id": 13, "parallelism": job.input_workers})
+            for worker in range(job.input_workers):
+                at = begin + (worker * 37 % 11) * length // 300
+                stop = end - (worker * 53 % 17) * length // 200
+                yield HostEvent(f"map{worker}", "InstantiatedCapturedFunction::Run", at, stop, {"id": 900 + worker})
+                yield HostEvent(f"map{worker}", "DecodeJpeg:DecodeJpeg", at + length // 50, at + (stop - at) * 2 // 3)
+        else:
+            yield HostEvent(thread, f"{root}::BatchV2", begin, end, {"id": 13, "parent_id": 12, "batch_size": 64})
+            each = length // 8
+            for i in range(8):
+                at = begin + i * each + US
+                yield HostEvent(thread, f"{root}::BatchV2::Map", at, at + int(each * 0.95), {"id": 14, "parent_id": 13})
+                yield HostEvent(thread, f"{root}::BatchV2::Map::TFRecord", at + US, at + int(each * 0.07),
+                                {"id": 15, "parent_id": 14})
+                yield HostEvent(thread, "InstantiatedCapturedFunction::Run", at + int(each * 0.08),
+                                at + int(each * 0.93),
+                                {"id": 900})

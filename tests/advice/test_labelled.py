@@ -1,0 +1,185 @@
+"""The labelled suite itself (its traces show what was put into them), and the advice on a part of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.advice import analysis_of, main
+from tests.advice.labelled.case import HIGH, LOW, MEDIUM, TRACE_IDS, Case, severity_window
+from tests.advice.labelled.cases import fault_case
+from tests.advice.labelled.faults import FAULTS
+from tests.advice.labelled.healthy import healthy, missing
+from tests.advice.labelled.job import Job
+from tests.advice.labelled.pairs import pairs
+from tests.advice.labelled.rules import ids_with_rules
+from tests.advice.labelled.score import judge, summary
+from tests.advice.labelled.timeline import simulate
+from tests.advice.labelled.truth import truth
+
+HEALTHY = {case.name: case for case in healthy()}
+MISSING = {case.name: case for case in missing()}
+# One of each host style, clipped, with and without several GPUs.
+TRUE = ("input_bound", "step_gap_host", "communication_exposed", "copies_excessive", "gpu0_oversubscribed",
+        "serial_gpus",
+        "retracing", "sync_copies")
+
+
+def findings(case: Case) -> list[tuple[str, str]]:
+    return [(f.id, f.severity) for f in analysis_of(case).findings]
+
+
+def test_there_is_a_fault_for_every_id_of_the_contract() -> None:
+    assert tuple(FAULTS) == TRACE_IDS
+
+
+@pytest.mark.parametrize("case", [*(fault_case(id_, "medium", 1) for id_ in TRUE), HEALTHY["healthy-eight-overlapped"],
+                                  HEALTHY["healthy-steps-per-execution"], HEALTHY["healthy-one-gpu-keras2-old"]],
+                         ids=lambda case: case.name)
+def test_the_analysis_finds_what_was_put_into_the_trace(case: Case) -> None:
+    found, real = analysis_of(case), truth(case.timeline)
+    assert found.steps is not None and real.step_mean_s is not None
+    assert abs(found.steps.count + found.steps.dropped - len(real.step_starts_ns)) <= 1
+    assert found.steps.mean_s == pytest.approx(real.step_mean_s, rel=0.05)
+    assert found.input is not None and found.input.wait_ratio == pytest.approx(real.wait_ratio, abs=0.02)
+    assert len(found.gpus) == case.job.gpus + case.job.idle_gpus
+    for gpu, own in zip(found.gpus, real.gpus, strict=False):
+        shares = (gpu.busy, gpu.compute, gpu.collectives, gpu.collectives_exposed, gpu.copies)
+        assert shares == pytest.approx((own.busy, own.compute, own.collectives, own.exposed, own.copies), abs=1e-6)
+        assert gpu.kernels == own.kernels
+        assert gpu.launch_delay_median_s == pytest.approx(own.launch_delay_s, rel=1e-2)
+        for way, count in own.copied.items():
+            assert (gpu.copies_count[way], gpu.copies_bytes[way]) == (count, own.copied_bytes[way])
+            assert gpu.copies_s[way] == pytest.approx(own.copied_s[way])
+    for gpu in found.gpus[case.job.gpus:]:
+        assert (gpu.busy, gpu.kernels) == (0.0, 0)
+
+
+@pytest.mark.parametrize(("dtype", "gpu", "family"), [("tf32", "A100", "cnn"), ("bf16", "H100", "transformer"),
+                                                      ("fp16", "V100", "mlp")])
+def test_matmuls_of_sound_jobs_are_seen_on_tensor_cores(dtype: str, gpu: str, family: str) -> None:
+    case = Case("types", "healthy", Job(3, dtype=dtype, gpu=gpu, family=family, kernels=120, steps=8))
+    (use,), (own,) = analysis_of(case).gpus, truth(case.timeline).gpus
+    assert use.tensor_core_time == pytest.approx(own.matmul_share, abs=1e-6)
+    assert use.kernel_time_by_type is not None and use.kernel_time_by_type[dtype] >= own.matmul_share - 1e-6
+
+
+def test_the_late_gpu_is_seen_in_the_collectives() -> None:
+    case = fault_case("collective_waiting", "medium", 1)
+    found, real = analysis_of(case).collectives, truth(case.timeline)
+    assert found is not None and found.waiting == pytest.approx(real.collective_waiting, abs=0.02)
+    assert found.count_per_step == pytest.approx(real.collectives_per_step, abs=0.6)
+
+
+def test_the_allocator_is_as_full_as_the_job_says() -> None:
+    case = fault_case("memory_pressure", "strong", 2)
+    for use in analysis_of(case).memory:
+        assert use.peak_bytes / use.capacity_bytes == pytest.approx(case.job.memory, abs=1e-3)
+
+
+@pytest.mark.parametrize("id_", [i for i in TRACE_IDS if i not in ("batch_size_headroom", "memory_pressure",
+                                                                   "serial_gpus")])
+def test_a_fault_costs_what_was_asked_for(id_: str) -> None:
+    case = fault_case(id_, "strong", 1)
+    assert case.shares[id_] == pytest.approx(0.32, abs=0.13)
+    assert case.must[id_][1] == HIGH
+
+
+@pytest.mark.parametrize("id_", TRACE_IDS[1::4])
+def test_what_must_not_be_said_is_not_true_either(id_: str) -> None:
+    case = fault_case(id_, "medium", 2)
+    assert not {other for other, share in case.ambient.items() if share >= 0.05} & case.must_not
+
+
+@pytest.mark.parametrize("case", list(HEALTHY.values())[::6], ids=lambda case: case.name)
+def test_sound_jobs_have_nothing_to_cure(case: Case) -> None:
+    assert case.may <= {"xla_off"}  # some element-wise work is in any job
+
+
+def test_a_trace_is_the_same_each_time_and_fast_to_make() -> None:
+    one, other = (fault_case("replica_imbalance", "weak", 4) for _ in range(2))
+    assert one.bytes() == other.bytes()
+    assert one.bytes() != fault_case("replica_imbalance", "weak", 5).bytes()
+
+
+def test_causes_add_up_to_their_share_of_the_step() -> None:
+    job = Job(1, compute_ms=50.0, run_ahead=0, gap_ms=0.0)
+    step = simulate(job).step_ms
+    assert simulate(job.but(gap_ms=step)).step_ms == pytest.approx(2 * step, rel=0.05)
+    assert simulate(job.but(prefetch=0, produce_ms=step)).step_ms == pytest.approx(2 * step, rel=0.05)
+    assert simulate(job.but(launch_us=2 * step * 1000 / job.kernels)).step_ms == pytest.approx(2 * step, rel=0.05)
+
+
+def test_pairs_name_the_larger_cause_first() -> None:
+    case = next(case for case in pairs() if case.name == "pair-gap-input")
+    assert case.main == ("step_gap_host",)
+    assert case.shares["step_gap_host"] > case.shares["input_bound"] > 0.05
+    assert set(case.must) == {"step_gap_host", "input_bound"}
+
+
+@pytest.mark.parametrize("id_", sorted(ids_with_rules()))
+def test_strong_faults_are_found(id_: str) -> None:
+    case = fault_case(id_, "strong", 1)
+    verdict = judge(case, findings(case), ids_with_rules())
+    assert id_ in verdict.hit and not verdict.false and not verdict.contradicted
+    assert verdict.first_right is not False
+
+
+@pytest.mark.parametrize("name", [
+    "healthy-eight-overlapped", "healthy-tf32-by-default", "healthy-cpu-only", "healthy-unused-gpus",
+    "healthy-big-batches-pinned", "healthy-callbacks-behind-queue", "healthy-near-memory-limit",
+])
+def test_sound_jobs_are_not_accused(name: str) -> None:
+    assert not judge(HEALTHY[name], findings(HEALTHY[name])).false
+
+
+@pytest.mark.parametrize("case", MISSING.values(), ids=lambda case: case.name)
+def test_a_rule_without_its_inputs_abstains(case: Case) -> None:
+    assert not judge(case, findings(case)).contradicted
+
+
+def _case(**labels: object) -> Case:
+    return dataclasses.replace(Case("made", "fault", Job(1, steps=4, kernels=60)), **labels)  # type: ignore[arg-type]
+
+
+def test_a_score_counts_what_is_found_missed_and_false() -> None:
+    case = _case(windows={"input_bound": (MEDIUM, HIGH), "retracing": (MEDIUM, HIGH), "sync_copies": (None, LOW)},
+                 main=("input_bound",), consequences=frozenset(("launch_bound",)), must_not=frozenset(("xla_off",)),
+                 abstain=frozenset(("memory_pressure",)))
+    verdict = judge(case, [("launch_bound", HIGH), ("input_bound", LOW), ("sync_copies", MEDIUM), ("xla_off", LOW),
+                           ("memory_pressure", LOW), ("serial_gpus", HIGH)])
+    assert (verdict.hit, verdict.missed) == (("input_bound",), ("retracing",))
+    assert verdict.severity_off == {"input_bound": LOW, "sync_copies": MEDIUM}
+    assert set(verdict.false) == {"sync_copies", "serial_gpus"}
+    assert verdict.contradicted == ("xla_off", "memory_pressure")
+    assert (verdict.first, verdict.first_right) == ("launch_bound", False)
+    document = summary([verdict])
+    assert (document["recall"], document["precision"], document["main_cause_first"]) == (0.5, pytest.approx(1 / 3), 0.0)
+    assert document["ids"]["input_bound"]["severity_off"] == 1 and document["ids"]["serial_gpus"]["false"] == 1
+
+
+def test_a_score_leaves_out_ids_without_a_rule() -> None:
+    case = _case(windows={"retracing": (MEDIUM, HIGH)}, main=("retracing",))
+    verdict = judge(case, [], frozenset(("input_bound",)))
+    assert verdict.missed == () and verdict.first_right is None
+    assert judge(case, [], None).missed == ("retracing",)
+    assert summary([])["recall"] is None
+
+
+def test_severities_near_a_limit_may_be_either() -> None:
+    assert severity_window(0.3) == (HIGH, HIGH)
+    assert severity_window(0.14) == (MEDIUM, HIGH)
+    assert severity_window(0.1) == (MEDIUM, MEDIUM)
+    assert severity_window(0.055) == (None, MEDIUM)
+    assert severity_window(0.02) == (None, LOW)
+
+
+def test_the_benchmark_prints_and_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--only", "input_bound-strong-1", "--all-ids", "-v", "--json", str(tmp_path / "advice.json")])
+    printed = capsys.readouterr().out
+    document = json.loads((tmp_path / "advice.json").read_text())
+    assert document["cases"] == 1 and document["verdicts"][0]["wanted"] == ["input_bound"]
+    assert f"recall                   {document['recall']:.3f}" in printed
