@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gputop.comparison.compare import compare as compare
     from gputop.trace.analysis import analyze as analyze
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "analyze"]
+__all__ = ["__version__", "analyze", "compare"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +18,8 @@ def __getattr__(name: str) -> Any:
         from gputop.trace.analysis import analyze
 
         return analyze
+    if name == "compare":
+        from gputop.comparison.compare import compare
+
+        return compare
     raise AttributeError(f"module 'gputop' has no attribute {name!r}")

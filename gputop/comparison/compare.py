@@ -1,0 +1,123 @@
+"""Two captures, analyses or snapshots of a job: what changed, by how much, and beyond noise or not."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gputop.comparison.advice import Followed, followed
+from gputop.comparison.job import Note, batch_factor, gpu_count, notes, other_batch
+from gputop.comparison.rows import ERROR, MIN_EFFECT, Row, Verdict, all_rows
+from gputop.comparison.sides import Side, mapping, read_side
+from gputop.comparison.statistics import MIN_STEPS
+from gputop.errors import NothingToSee
+from gputop.text import percent
+
+SCHEMA = "gputop.compare/1"
+_STEPS = ("count", "anchor", "median_s", "mean_s", "p95_s")
+METHOD = (
+    "A change is better or worse when its interval excludes 0 (medians: Price and Bonett 2002; means: Welch 1947; "
+    f"steps counted by their correlation with the one before) with {percent(1 - ERROR)} confidence for each of the two "
+    f"step times and for each table as a whole, and when it is at least {percent(MIN_EFFECT)} of the step, or a "
+    "percentage point of a share; and where drifting steps allow no interval, when nearly all steps of one side are "
+    "longer than the other's. All else is noise. This is the spread of the steps within each capture; two captures of "
+    "an unchanged job can differ by more (other load on the node, clocks): repeat what matters."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """``a`` is before, ``b`` after.
+
+    ``rows`` holds every figure, ``advice`` the findings of both sides, ``notes`` what limits
+    the comparison, gravest first.
+    """
+
+    a: Side
+    b: Side
+    notes: tuple[Note, ...]
+    rows: tuple[Row, ...]
+    advice: tuple[Followed, ...]
+
+    @property
+    def decisive(self) -> Row | None:
+        """The row of the step time that counts; None where both sides are snapshots without a capture.
+
+        The mean decides how long a training takes; where it is too uneven, the median tells of the typical step.
+        """
+        rows = {row.id: row for row in self.rows if row.group == "steps"}
+        if not rows:
+            return None
+        mean, median = rows["mean_s"], rows["median_s"]
+        for said in (("better", "worse"), ("noise",)):
+            for row in (mean, median):
+                if row.verdict in said:
+                    return row
+        return mean
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the step time, unless the batch size seems to differ and the time per sample went the other way."""
+        row = self.decisive
+        if row is None:
+            return "cannot be told"
+        sample = self.sample_change
+        if sample is not None and (row.verdict, sample < 0) in (("better", False), ("worse", True)):
+            return "cannot be told"
+        return row.verdict
+
+    @property
+    def sample_change(self) -> float | None:
+        """Change of the time per sample as a share, where the bytes copied to the GPUs tell of another batch size."""
+        row, factor = self.decisive, batch_factor(self.a, self.b)
+        if row is None or factor is None or not other_batch(factor) or row.a is None or row.b is None or row.a <= 0:
+            return None
+        return row.b / row.a / factor - 1
+
+    def to_json(self) -> dict[str, Any]:
+        """The document gputop.compare/1."""
+        from gputop import __version__
+
+        return {
+            "schema": SCHEMA, "gputop": __version__,
+            "a": _side(self.a), "b": _side(self.b),
+            "notes": [note.to_json() for note in self.notes],
+            "verdict": self.verdict, "batch_factor": batch_factor(self.a, self.b),
+            "sample_time_change_ratio": self.sample_change,
+            "rows": [row.to_json() for row in self.rows],
+            "advice": [entry.to_json() for entry in self.advice],
+            "method": {"text": METHOD, "confidence": 1 - ERROR, "min_effect_ratio": MIN_EFFECT, "min_steps": MIN_STEPS},
+        }
+
+
+def _side(side: Side) -> dict[str, Any]:
+    steps = mapping(mapping(side.analysis).get("steps"))
+    return {"path": side.path, "kind": side.kind, "simulated": side.simulated, "gpus": gpu_count(side),
+            "gpu_names": sorted(set(side.gpu_names)),
+            "steps": {key: steps.get(key) for key in _STEPS} if steps else None}
+
+
+def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
+    """Compare two files or folders: traces, documents of ``analyze --json`` or ``capture --json``, JSON snapshots.
+
+    Raises GputopError for what cannot be read and NothingToSee where A and B have nothing in common.
+    """
+    first = read_side(a)
+    same = Path(a).resolve() == Path(b).resolve()
+    result = compare_sides(first, first if same else read_side(b))
+    if same:
+        note = Note("same_file", "A and B are the same file.")
+        return Comparison(result.a, result.b, (note, *result.notes), result.rows, result.advice)
+    return result
+
+
+def compare_sides(a: Side, b: Side) -> Comparison:
+    """The same of two sides in memory; a pure function of them."""
+    rows = all_rows(a, b)
+    if not rows:
+        raise NothingToSee(f"{a.path} and {b.path} have no figure in common.",
+                           "Compare two traces or analyses, or two snapshots taken with --seconds 60 or more.")
+    mean_step = next((row for row in rows if row.group == "steps" and row.id == "mean_s"), None)
+    return Comparison(a, b, tuple(notes(a, b)), tuple(rows), tuple(followed(a, b, mean_step)))

@@ -1,0 +1,121 @@
+"""What has to be said before any figure: whether A and B are the same job, measured alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from gputop.comparison.rows import iterations
+from gputop.comparison.sides import Side, items, mapping, number
+from gputop.text import percent
+
+# Less kernel time than this under names that both sides have: another model, number type or compiler. gputop's own.
+SAME_JOB_SHARE = 0.3
+# Bytes copied to the GPUs per step that differ by this factor: most likely another batch size. gputop's own.
+OTHER_BATCH_FACTOR = 1.25
+
+
+class Note(NamedTuple):
+    id: str
+    message: str
+
+    def to_json(self) -> dict[str, str]:
+        return self._asdict()
+
+
+def notes(a: Side, b: Side) -> list[Note]:
+    """The caveats of a comparison, gravest first."""
+    return [*_reality(a, b), *_hardware(a, b), *_work(a, b), *_steps(a, b)]
+
+
+def _reality(a: Side, b: Side) -> Iterator[Note]:
+    if a.simulated != b.simulated:
+        which, other = ("A", "B") if a.simulated else ("B", "A")
+        yield Note("simulated_against_real", f"{which} is SIMULATED and {other} is not: what differs says nothing "
+                                             "about a real job.")
+    elif a.simulated:
+        yield Note("simulated", "SIMULATED: both come from gputop's simulation, not from real GPUs.")
+    if (a.analysis is None) != (b.analysis is None):
+        which = "A" if a.analysis is None else "B"
+        yield Note("no_capture", f"{which} is a snapshot without a capture: steps and shares cannot be compared. "
+                                 "Capture first (c in the monitor), then take the snapshot.")
+
+
+def _hardware(a: Side, b: Side) -> Iterator[Note]:
+    counts = [gpu_count(side) for side in (a, b)]
+    if counts[0] != counts[1]:
+        yield Note("gpu_count", f"A has {_gpus(counts[0])} and B {_gpus(counts[1])}: not the same job, or not on the "
+                                "same GPUs. A step may be a different amount of work.")
+    if a.gpu_names and b.gpu_names and set(a.gpu_names) != set(b.gpu_names):
+        yield Note("gpu_model", f"Other GPUs: {', '.join(sorted(set(a.gpu_names)))} in A, "
+                                f"{', '.join(sorted(set(b.gpu_names)))} in B.")
+
+
+def gpu_count(side: Side) -> int:
+    """GPUs in the trace or, without one, in the snapshot."""
+    return len(items(mapping(side.analysis if side.analysis is not None else side.live).get("gpus")))
+
+
+def _gpus(n: int) -> str:
+    return "no GPU" if n == 0 else "1 GPU" if n == 1 else f"{n} GPUs"
+
+
+def _work(a: Side, b: Side) -> Iterator[Note]:
+    common = common_kernel_time(a, b)
+    if common is not None and common < SAME_JOB_SHARE:
+        yield Note("other_kernels", f"Not the same job? Only {percent(common)} of the kernel time is in kernels of the "
+                                    "same name. Another number type, XLA or another library version renames kernels, "
+                                    "too.")
+    factor = batch_factor(a, b)
+    if factor is not None and other_batch(factor):
+        yield Note("other_batch", f"A step of B copies {factor:.3g} times the bytes of A's to the GPUs: another batch "
+                                  "size? Then a step is not the same work.")
+
+
+def common_kernel_time(a: Side, b: Side) -> float | None:
+    """Share of a side's named kernel time in names that the other has too; the lesser of both, None without kernels."""
+    times: list[dict[Any, float]] = []
+    for side in (a, b):
+        rows = items(mapping(mapping(side.analysis).get("kernels")).get("by_name"))
+        times.append({row["name"]: time for row in rows if isinstance(row.get("name"), str) and row["name"]
+                      and (time := number(row.get("time_s"))) is not None})
+    if not all(sum(t.values()) > 0 for t in times):
+        return None
+    shared = times[0].keys() & times[1].keys()
+    return min(sum(t[name] for name in shared) / sum(t.values()) for t in times)
+
+
+def batch_factor(a: Side, b: Side) -> float | None:
+    """Bytes copied from the host per iteration and GPU, of B over A; None where a side does not tell."""
+    moved = []
+    for side in (a, b):
+        rows = items(mapping(mapping(side.analysis).get("copies")).get("rows"))
+        sizes = [number(row.get("bytes_per_step")) for row in rows if row.get("direction") == "h2d"]
+        gpus = {number(row.get("gpu")) for row in rows if row.get("direction") == "h2d"}
+        known = [size for size in sizes if size is not None]
+        if not known or len(known) < len(sizes) or sum(known) <= 0:
+            return None
+        moved.append(sum(known) / len(gpus) / iterations(side))
+    return moved[1] / moved[0]
+
+
+def other_batch(factor: float) -> bool:
+    """Whether a :func:`batch_factor` is too far from 1 to call a step of A and one of B the same work."""
+    return not 1 / OTHER_BATCH_FACTOR < factor < OTHER_BATCH_FACTOR
+
+
+def _steps(a: Side, b: Side) -> Iterator[Note]:
+    steps = [mapping(mapping(side.analysis).get("steps")) for side in (a, b)]
+    if not all(steps):
+        return
+    per = iterations(a), iterations(b)
+    if max(per) > 1:
+        yield Note("per_iteration", f"A step packs {per[0]:.4g} iterations in A and {per[1]:.4g} in B: times and "
+                                    "kernels are per iteration.")
+    phases = [str(s.get("phase", "unknown")) for s in steps]
+    if phases[0] != phases[1] and "unknown" not in phases:
+        yield Note("other_phase", f"A's steps are {phases[0]}, B's {phases[1]}: not the same work.")
+    low = [name for name, s in zip("AB", steps, strict=True) if s.get("confidence") == "low"]
+    if low:
+        yield Note("unsure_steps", f"What a step is in {' and '.join(low)} is not sure: check that the steps of both "
+                                   "sides are the same work.")

@@ -1,0 +1,352 @@
+"""The figures of two sides in pairs, each with a verdict: better, worse, changed, noise, or cannot be told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from gputop.comparison.sides import Side, items, mapping, number
+from gputop.comparison.statistics import MIN_STEPS, Interval, mean_difference, median_ratio, share_longer
+from gputop.metrics import BYTES, BYTES_PER_S, COUNT, GPU_METRICS, LANE_METRICS, RATIO
+from gputop.trace.model import F64
+
+Verdict = Literal["better", "worse", "changed", "noise", "cannot be told"]
+Group = Literal["steps", "breakdown", "gpus", "collectives", "memory", "live"]
+
+# Chance of a verdict where nothing changed: of the two figures of the step time, and of each table as a whole
+# (shared between its rows: O. J. Dunn, J. Am. Stat. Assoc. 56, 1961).
+ERROR = 0.01
+# A smaller change is of no use to anybody, however surely it is there: of the step time, of a share of it
+# (percentage point), of memory and rates. gputop's own figures.
+MIN_EFFECT = 0.01
+_MIN_RATE = 50e6  # bytes/s
+# Steps that drift are worth few independent ones and have no interval. A change of the median this large, over this
+# many steps, in this share of all pairs of a step of A and one of B counts all the same: series whose neighbours
+# correlate by 0.6 do that by chance in 1 of 100 cases. gputop's own figures.
+_APART_CHANGE = 0.1
+_APART_STEPS = 10
+_APART_SHARE = 0.95
+SECONDS = "s"
+
+PARTS = ("compute", "collectives", "h2d", "d2h", "input", "launch", "host", "idle")
+# What is to be wished of a figure: 1 more, -1 less, 0 neither in itself.
+_GPU_FIGURES = {"busy": 1, "compute": 1, "collectives": 0, "collectives_exposed": -1, "copies": -1, "idle": -1,
+                "launch_delay_s": 0, "kernels": -1, "tensor_core_time": 1}
+_GPU_UNITS = {"launch_delay_s": SECONDS, "kernels": COUNT}
+_LANES = {"sm_active": 1, "gpu_util": 1, "tensor_active": 1}
+_NO_STEPS = "no training steps were found in {}"
+_NO_SERIES = "no figures of single steps from {}: give the trace itself"
+_SMALL = "too small a change to matter"
+_FEW = f"too few steps, or too much alike from one to the next: {MIN_STEPS} independent ones are needed on each side"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of A and B in base units, ``low`` and ``high`` bounding the change b - a where it was tested.
+
+    ``verdict`` is "changed" for a figure of which neither more nor less is better in itself; ``reason`` says
+    why it is "noise" without a test, or "cannot be told".
+    """
+
+    group: Group
+    id: str
+    unit: str
+    a: float | None
+    b: float | None
+    verdict: Verdict
+    gpu: int | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        change = None if self.a is None or self.b is None else self.b - self.a
+        return {
+            "group": self.group, "id": self.id, "gpu": self.gpu, "unit": self.unit, "a": self.a, "b": self.b,
+            "change": change, "change_ratio": change / self.a if change is not None and self.a else None,
+            "low": self.low, "high": self.high, "verdict": self.verdict, "reason": self.reason,
+        }
+
+
+def _row(group: Group, id_: str, unit: str, a: float | None, b: float | None, wish: int, *, minimum: float,
+         interval: Interval | None = None, exact: bool = False, reason: str | None = None,
+         gpu: int | None = None) -> Row:
+    """Judge one pair. ``exact`` figures need no interval: counted, not sampled, or surely apart."""
+    low, high = (interval.low, interval.high) if interval is not None else (None, None)
+    verdict: Verdict = "cannot be told"
+    if a is None or b is None:
+        reason = reason or "not known of " + (" and ".join(s for s, v in (("A", a), ("B", b)) if v is None))
+    elif a == b:
+        verdict, reason = "noise", "the same figure"
+    elif interval is not None or exact:
+        reason = None
+        beyond = interval is None or interval.low > 0 or interval.high < 0
+        if beyond and abs(b - a) >= minimum:
+            verdict = "changed" if wish == 0 else "better" if (b > a) == (wish > 0) else "worse"
+        else:
+            verdict, reason = "noise", _SMALL if beyond else None
+    return Row(group, id_, unit, a, b, verdict, gpu, low, high, reason)
+
+
+def step_rows(a: Side, b: Side) -> list[Row]:
+    """Median and mean time of a step; of one iteration where a side packs several into its step."""
+    both = [_Steps.of(side) for side in (a, b)]
+    one, other = both
+    if one is None or other is None:
+        reason = _NO_STEPS.format(" and ".join(name for name, steps in (("A", one), ("B", other)) if steps is None))
+        return [_row("steps", id_, SECONDS, None if one is None else getattr(one, id_),
+                     None if other is None else getattr(other, id_), -1, minimum=0, reason=reason)
+                for id_ in ("median_s", "mean_s")]
+    scale = step_scale(a, b)
+    ratio = difference = None
+    if one.series is None or other.series is None:
+        reason = _NO_SERIES.format(" and ".join(n for n, s in (("A", one), ("B", other)) if s.series is None))
+    else:
+        ratio = median_ratio(one.series, other.series, 1 - ERROR)
+        difference = mean_difference(one.series, other.series, 1 - ERROR)
+        reason = _FEW
+    median = None
+    if ratio is not None and one.median_s is not None:
+        median = Interval(*(one.median_s * (r - 1) for r in ratio))
+    apart = ratio is None and one.series is not None and other.series is not None and _apart(one.series, other.series)
+    return [
+        _row("steps", "median_s", SECONDS, one.median_s, other.median_s, -1, interval=median, reason=reason,
+             exact=apart, minimum=MIN_EFFECT * scale),
+        _row("steps", "mean_s", SECONDS, one.mean_s, other.mean_s, -1, interval=difference, reason=reason,
+             minimum=MIN_EFFECT * scale),
+    ]
+
+
+def _apart(a: F64, b: F64) -> bool:
+    """Whether nearly all steps of one side are longer than nearly all of the other."""
+    share = share_longer(a, b)
+    return (min(len(a), len(b)) >= _APART_STEPS and max(share, 1 - share) >= _APART_SHARE
+            and abs(math.log(float(np.median(b) / np.median(a)))) >= math.log(1 + _APART_CHANGE))
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Step times per iteration."""
+
+    median_s: float | None
+    mean_s: float | None
+    series: F64 | None
+
+    @classmethod
+    def of(cls, side: Side) -> _Steps | None:
+        steps = mapping(mapping(side.analysis).get("steps"))
+        if not steps:
+            return None
+        per = iterations(side)
+        series: F64 | None = None
+        if side.series is not None:
+            series = side.series.step_s / per
+        elif isinstance(steps.get("durations_s"), list):
+            values = [number(value) for value in steps["durations_s"]]
+            known = [value for value in values if value is not None and value > 0]
+            series = np.array(known) / per if known and len(known) == len(values) else None
+        median, mean = number(steps.get("median_s")), number(steps.get("mean_s"))
+        return cls(None if median is None else median / per, None if mean is None else mean / per, series)
+
+
+def iterations(side: Side) -> float:
+    """Optimizer steps in one step of the trace; 1 where nothing tells."""
+    per = number(mapping(mapping(side.analysis).get("steps")).get("iterations_per_step"))
+    return per if per is not None and per >= 1 else 1.0
+
+
+def step_scale(a: Side, b: Side) -> float:
+    """Seconds against which changes are measured: the mean of both mean steps, so that A and B can be swapped."""
+    means = [steps.mean_s for side in (a, b) if (steps := _Steps.of(side)) is not None and steps.mean_s is not None]
+    return sum(means) / len(means) if means else 0.0
+
+
+def breakdown_rows(a: Side, b: Side) -> list[Row]:
+    """Each part of the mean step, in seconds per iteration."""
+    docs = [mapping(mapping(side.analysis).get("breakdown")) for side in (a, b)]
+    if not any(docs):
+        return []
+    per = iterations(a), iterations(b)
+    pairs = {name: _pair(a, b, partial(_part, name=name), per) for name in PARTS}
+    interval, reason = _tested(a, b, pairs)
+    minimum = MIN_EFFECT * step_scale(a, b)
+    rows = []
+    for name in PARTS:
+        values = [number(doc.get(name)) for doc in docs]
+        first, second = (None if v is None else v / n for v, n in zip(values, per, strict=True))
+        if first is None and second is None:
+            continue
+        rows.append(_row("breakdown", name, SECONDS, first, second, -1, interval=interval.get(name), reason=reason,
+                         exact=_within(pairs[name], minimum), minimum=minimum))
+    return rows
+
+
+def gpu_rows(a: Side, b: Side) -> list[Row]:
+    """Shares of the step, launch delay, kernels per iteration and tensor-core time of each GPU that both have."""
+    docs = [{int(gpu["gpu"]): gpu for gpu in items(mapping(side.analysis).get("gpus"))
+             if number(gpu.get("gpu")) is not None} for side in (a, b)]
+    shared = sorted(docs[0].keys() & docs[1].keys())
+    keys = [(gpu, figure) for gpu in shared for figure in _GPU_FIGURES]
+    one = (1.0, 1.0)
+    per = iterations(a), iterations(b)
+    pairs = {(gpu, figure): _pair(a, b, partial(_of_gpu, gpu=gpu, figure=figure), per if figure == "kernels" else one)
+             for gpu, figure in keys}
+    interval, reason = _tested(a, b, pairs)
+    rows = []
+    for gpu, figure in keys:
+        values = [_gpu_value(side, doc[gpu], figure) for side, doc in zip((a, b), docs, strict=True)]
+        pair = pairs[gpu, figure]
+        if pair is not None:  # of steps on both sides, or of the whole window on both
+            values = [float(series.mean()) for series in pair]
+        elif values[0] is None and values[1] is None:
+            continue
+        size = max(abs(v) for v in values if v is not None)
+        minimum = MIN_EFFECT if _GPU_UNITS.get(figure, RATIO) == RATIO else MIN_EFFECT * size
+        rows.append(_row("gpus", figure, _GPU_UNITS.get(figure, RATIO), values[0], values[1], _GPU_FIGURES[figure],
+                         interval=interval.get((gpu, figure)), reason=reason, exact=_within(pair, minimum),
+                         minimum=minimum, gpu=gpu))
+    return rows
+
+
+def _part(side: Side, name: str) -> F64 | None:
+    return None if side.series is None else side.series.parts.get(name)
+
+
+def _of_gpu(side: Side, gpu: int, figure: str) -> F64 | None:
+    return None if side.series is None else _known(side.series.gpus.get(gpu, {}).get(figure))
+
+
+def _known(series: F64 | None) -> F64 | None:
+    """The steps that have a value."""
+    if series is None:
+        return None
+    known = series[~np.isnan(series)]
+    return known if len(known) else None
+
+
+def _gpu_value(side: Side, gpu: Mapping[str, Any], figure: str) -> float | None:
+    if figure == "idle":
+        busy = number(gpu.get("busy"))
+        return None if busy is None else 1 - busy
+    if figure == "kernels":  # of the window, which says nothing on its own
+        steps, window = mapping(mapping(side.analysis).get("steps")), number(gpu.get("kernels_per_s"))
+        mean = number(steps.get("mean_s"))
+        return None if mean is None or window is None else window * mean / iterations(side)
+    return number(gpu.get("launch_delay_median_s" if figure == "launch_delay_s" else figure))
+
+
+def collective_rows(a: Side, b: Side) -> list[Row]:
+    """The share of collectives spent waiting, and their number per step, which is counted."""
+    docs = [mapping(mapping(side.analysis).get("collectives")) for side in (a, b)]
+    if not any(docs):
+        return []
+    waiting = [number(doc.get("waiting")) for doc in docs]
+    count = [None if (n := number(doc.get("count_per_step"))) is None else n / iterations(side)
+             for side, doc in zip((a, b), docs, strict=True)]
+    rows = []
+    if waiting != [None, None]:
+        pair = _pair(a, b, lambda side: None if side.series is None else _known(side.series.waiting), (1.0, 1.0))
+        interval, reason = _tested(a, b, {"waiting": pair})
+        rows.append(_row("collectives", "waiting", RATIO, waiting[0], waiting[1], -1, minimum=MIN_EFFECT,
+                         interval=interval.get("waiting"), reason=None if None in waiting else reason))
+    if count != [None, None]:
+        size = max(n for n in count if n is not None)
+        rows.append(_row("collectives", "count_per_step", COUNT, count[0], count[1], -1, exact=True,
+                         minimum=MIN_EFFECT * size))
+    return rows
+
+
+def memory_rows(a: Side, b: Side) -> list[Row]:
+    """The peak of each allocator that both sides name: counted, so without spread."""
+    docs = [{str(m.get("allocator")): peak for m in items(mapping(side.analysis).get("memory"))
+             if (peak := number(m.get("peak_bytes"))) is not None} for side in (a, b)]
+    rows = []
+    for name in sorted(docs[0].keys() & docs[1].keys()):
+        first, second = docs[0][name], docs[1][name]
+        rows.append(_row("memory", name, BYTES, first, second, 0, exact=True,
+                         minimum=MIN_EFFECT * max(first, second)))
+    return rows
+
+
+def live_rows(a: Side, b: Side) -> list[Row]:
+    """Means over the minutes that two snapshots hold, of every lane and GPU that both have, matched by index."""
+    if a.live is None or b.live is None:
+        return []
+    sides = [_lanes(side.live) for side in (a, b) if side.live is not None]
+    keys = sorted(sides[0].keys() & sides[1].keys())
+    error = ERROR / max(len(keys), 1)
+    rows = []
+    for gpu, metric in keys:
+        first, second = sides[0][gpu, metric], sides[1][gpu, metric]
+        unit = GPU_METRICS[metric].unit
+        means = float(first.mean()), float(second.mean())
+        minimum = MIN_EFFECT if unit == RATIO else MIN_EFFECT * max(map(abs, means))
+        if unit == BYTES_PER_S:
+            minimum = max(minimum, _MIN_RATE)
+        rows.append(_row("live", metric, unit, means[0], means[1], _LANES.get(metric, 0), gpu=gpu, minimum=minimum,
+                         interval=mean_difference(first, second, 1 - error),
+                         reason=f"a snapshot must look back on {MIN_STEPS} or more slices of 5 s on each side, not all "
+                                "alike from one to the next: gputop snapshot --seconds 60"))
+    return rows
+
+
+def _lanes(document: Mapping[str, Any]) -> dict[tuple[int, str], F64]:
+    gpus = mapping(mapping(document.get("history")).get("gpus"))
+    out: dict[tuple[int, str], F64] = {}
+    for place, gpu in enumerate(items(document.get("gpus"))):
+        lanes = mapping(gpus.get(str(gpu.get("uuid"))))
+        index = number(gpu.get("index"))
+        for metric in LANE_METRICS:
+            means = mapping(lanes.get(metric)).get("mean")
+            known = [v for v in map(number, means) if v is not None] if isinstance(means, list) else []
+            if known:
+                out.setdefault((place if index is None else int(index), metric), np.array(known))
+    return out
+
+
+def _pair(a: Side, b: Side, of: Callable[[Side], F64 | None], per: tuple[float, float]) -> tuple[F64, F64] | None:
+    """The series of both sides per iteration, or None where one lacks it."""
+    first, second = of(a), of(b)
+    return None if first is None or second is None else (first / per[0], second / per[1])
+
+
+def _within(pair: tuple[F64, F64] | None, minimum: float) -> bool:
+    """Whether not one step of either side differs from another by what would count: no interval is needed then."""
+    return pair is not None and float(np.ptp(np.concatenate(pair))) < minimum
+
+
+def _tested(a: Side, b: Side, pairs: Mapping[Any, tuple[F64, F64] | None]) -> tuple[dict[Any, Interval | None], str]:
+    """Intervals of a table whose rows share one error, and why there are none where there are none."""
+    known = {key: pair for key, pair in pairs.items() if pair is not None}
+    error = ERROR / max(len(known), 1)
+    found = {key: mean_difference(*pair, 1 - error) for key, pair in known.items()}
+    bare = [name for name, side in (("A", a), ("B", b)) if side.series is None]
+    stepless = [n for n, side in (("A", a), ("B", b)) if not mapping(side.analysis).get("steps")]
+    if stepless:
+        return found, _NO_STEPS.format(" and ".join(stepless))
+    return found, _NO_SERIES.format(" and ".join(bare)) if bare else _FEW
+
+
+def all_rows(a: Side, b: Side) -> list[Row]:
+    """Every figure that both sides can have."""
+    rows: list[Row] = []
+    if a.analysis is not None and b.analysis is not None:
+        for table in (step_rows, breakdown_rows, gpu_rows, collective_rows, memory_rows):
+            rows += table(a, b)
+    return rows + live_rows(a, b)
+
+
+def of_group(rows: Iterable[Row], group: Group) -> Iterator[Row]:
+    return (row for row in rows if row.group == group)
+
+
+def percent_change(row: Row) -> float | None:
+    """(b - a) / a, None where that has no meaning."""
+    if row.a is None or row.b is None or not row.a or not math.isfinite(row.b / row.a):
+        return None
+    return row.b / row.a - 1

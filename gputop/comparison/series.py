@@ -1,0 +1,116 @@
+"""What a trace shows of each single step, for telling a change from the spread of the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.trace.breakdown import breakdown_by_step
+from gputop.trace.collectives import by_operation, matched
+from gputop.trace.device_time import GpuTimeline, gpu_number, timelines
+from gputop.trace.intervals import coverage, subtract
+from gputop.trace.kernels import classify
+from gputop.trace.model import F64, I64, Kind, Trace
+from gputop.trace.results import Steps
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeries:
+    """One value per step, arrays of shape (steps,).
+
+    ``parts`` are seconds by part of the breakdown. ``gpus`` holds by GPU (numbered as in
+    :func:`~gputop.trace.device_time.gpu_number`): ``busy``, ``compute``, ``collectives``, ``collectives_exposed``,
+    ``copies`` and ``idle`` as shares of the step; ``kernels`` that start in it; and, NaN in steps without,
+    ``launch_delay_s`` (median) and ``tensor_core_time`` (share of the time of compute kernels).
+    ``waiting`` is the share of the collectives' time spent waiting for the last GPU, NaN in steps without;
+    None where they cannot be matched across GPUs.
+    """
+
+    step_s: F64
+    parts: Mapping[str, F64]
+    gpus: Mapping[int, Mapping[str, F64]]
+    waiting: F64 | None
+
+
+def step_series(trace: Trace, steps: Steps) -> StepSeries:
+    """The series of a trace. Without a GPU in it, or with GPUs on which nothing ran, ``gpus`` is empty."""
+    lines = timelines(trace)
+    start, end = np.array(steps.bounds_ns, np.int64).T
+    readable = bool(lines) or not trace.gpus
+    return StepSeries(
+        step_s=(end - start) / 1e9,
+        parts=breakdown_by_step(trace, lines, steps.bounds_ns) if readable else {},
+        gpus={gpu_number(trace, line.gpu): _of_gpu(trace, line, start, end) for line in lines},
+        waiting=_waiting(trace, lines, start, end),
+    )
+
+
+def _waiting(trace: Trace, lines: list[GpuTimeline], start: I64, end: I64) -> F64 | None:
+    """Per step 1 - transfer / summed time of the collectives that begin in it (:mod:`gputop.trace.collectives`)."""
+    device = trace.device
+    summed, transfer = np.zeros((2, len(start)))
+    for rows in by_operation(trace, [line.rows[device.kind[line.rows] == Kind.COLLECTIVE] for line in lines]).values():
+        same = matched(trace, [r for r in rows if len(r)])
+        if isinstance(same, str):
+            return None
+        length = device.end_ns[same] - device.start_ns[same]
+        step, inside = _step_of(device.start_ns[same].min(axis=1), start, end)
+        summed += np.bincount(step, weights=length.sum(axis=1)[inside], minlength=len(start))
+        transfer += np.bincount(step, weights=(length.min(axis=1) * length.shape[1])[inside], minlength=len(start))
+    with np.errstate(invalid="ignore"):
+        return 1 - transfer / summed if summed.any() else None
+
+
+def _step_of(at: I64, start: I64, end: I64) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    """The steps in which those instants lie that lie in any, and which do."""
+    step = np.searchsorted(start, at, side="right") - 1
+    inside = (step >= 0) & (at < end[np.maximum(step, 0)])
+    return step[inside], inside
+
+
+def _of_gpu(trace: Trace, line: GpuTimeline, start: I64, end: I64) -> dict[str, F64]:
+    length = end - start
+    shares = {name: coverage(spans, start, end) / length for name, spans in (
+        ("busy", line.busy), ("compute", line.compute), ("collectives", line.collectives),
+        ("collectives_exposed", subtract(line.collectives, line.compute)), ("copies", line.copies))}
+    device = trace.device
+    kernels = line.rows[device.kind[line.rows] <= Kind.COLLECTIVE]
+    step, inside = _step_of(device.start_ns[kernels], start, end)
+    kernels = kernels[inside]
+    return {
+        **shares, "idle": 1 - shares["busy"],
+        "kernels": np.bincount(step, minlength=len(length)).astype(float),
+        "launch_delay_s": _launch_delay(trace, kernels, step, len(length)),
+        "tensor_core_time": _tensor_share(trace, kernels, step, len(length)),
+    }
+
+
+def _launch_delay(trace: Trace, kernels: I64, step: npt.NDArray[np.intp], count: int) -> F64:
+    """Median per step of a kernel's start after its launching call (:func:`~gputop.trace.device_time.gpu_use`)."""
+    device = trace.device
+    launched = device.launch_end_ns if len(device.launch_end_ns) == len(device) else device.launch_ns
+    launched = np.where(launched[kernels] < 0, device.launch_ns[kernels], launched[kernels])
+    known = launched >= 0
+    delay, step = (device.start_ns[kernels] - launched)[known] / 1e9, step[known]
+    edges = np.searchsorted(step, np.arange(count + 1))  # events come by start, so steps in order
+    return np.array([np.median(delay[a:b]) if b > a else np.nan for a, b in pairwise(edges.tolist())])
+
+
+def _tensor_share(trace: Trace, kernels: I64, step: npt.NDArray[np.intp], count: int) -> F64:
+    """NaN throughout where no kernel's name tells, as in :func:`~gputop.trace.device_time.kernel_types`."""
+    device = trace.device
+    compute = device.kind[kernels] == Kind.COMPUTE
+    rows, step = kernels[compute], step[compute]
+    length = device.end_ns[rows] - device.start_ns[rows]
+    names, which = np.unique(device.name[rows], return_inverse=True)
+    tensor = [classify(trace.names[n] if n >= 0 else "").tensor_core for n in names.tolist()]
+    if all(t is None for t in tensor):
+        return np.full(count, np.nan)
+    on = np.array([bool(t) for t in tensor])[which]
+    total = np.bincount(step, weights=length, minlength=count)
+    with np.errstate(invalid="ignore"):
+        return np.bincount(step, weights=length * on, minlength=count) / total

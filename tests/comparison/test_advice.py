@@ -1,0 +1,106 @@
+"""Which advice was followed, and what it brought."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gputop.comparison.advice import Followed, followed
+from gputop.comparison.compare import compare_sides
+from gputop.comparison.sides import Side
+from tests.comparison.sides import finding, side
+
+
+def advice(a: Side, b: Side) -> dict[str, Followed]:
+    return {entry.id: entry for entry in compare_sides(a, b).advice}
+
+
+@pytest.mark.parametrize(("promised", "left", "outcome"), [
+    (0.3, 0.7, "as promised"), (0.3, 0.74, "as promised"), (0.3, 0.85, "less than promised"),
+    (0.3, 0.5, "more than promised"), (0.3, 1.2, "less than promised"),
+])
+def test_a_cured_cause_against_its_promise(promised, left, outcome):
+    entry = advice(side(0, findings=[finding("input_bound", promised)]), side(1, mean_s=0.2 * left))["input_bound"]
+    assert (entry.status, entry.promised, entry.outcome) == ("gone", promised, outcome)
+    assert entry.measured == pytest.approx(1 - left, abs=0.05)
+    assert entry.low is not None and entry.high is not None and entry.low < entry.measured < entry.high
+
+
+def test_a_weaker_cause_is_measured_against_what_is_left_of_its_promise():
+    # From 200 ms: without its cause 140 ms; at 160 ms an eighth of it is left, so 20 % were promised for that much.
+    entry = advice(side(0, findings=[finding("input_bound", 0.3)]),
+                   side(1, mean_s=0.16, findings=[finding("input_bound", 0.125, severity="medium")]))["input_bound"]
+    assert entry.status == "weaker" and entry.promised == pytest.approx(0.2) and entry.outcome == "as promised"
+    assert (entry.severity_a, entry.severity_b) == ("high", "medium")
+
+
+def test_several_cures_are_measured_together():
+    found = advice(side(0, findings=[finding("input_bound", 0.3), finding("launch_bound", 0.2)]), side(1, mean_s=0.1))
+    assert {e.outcome for e in found.values()} == {"cannot be told"}
+    assert all(e.measured == pytest.approx(0.5, abs=0.05) and "together" in (e.reason or "") for e in found.values())
+
+
+def test_what_stays_what_grows_and_what_is_new():
+    a = side(0, findings=[finding("same", 0.2), finding("grows", 0.06, severity="medium")])
+    b = side(1, findings=[finding("same", 0.21), finding("grows", 0.2), finding("fresh", 0.1)])
+    found = advice(a, b)
+    assert {id_: e.status for id_, e in found.items()} == {"same": "same", "grows": "stronger", "fresh": "new"}
+    assert all(e.outcome is None and e.measured is None for e in found.values())
+
+
+def test_a_rule_that_abstains_cures_nothing():
+    entry = advice(side(0, findings=[finding("input_bound")]), side(1, abstained=["input_bound"]))["input_bound"]
+    assert entry.status == "not judged" and entry.reason == "it needs the trace" and entry.outcome is None
+    back = advice(side(1, abstained=["input_bound"]), side(0, findings=[finding("input_bound")]))["input_bound"]
+    assert back.status == "new" and back.reason == "not judged in A: it needs the trace"
+
+
+def test_what_a_side_cannot_show_is_not_gone():
+    live = {**finding("idle_gpu", None), "origin": "live"}
+    seen = replace(side(0), live={"findings": [finding("input_bound"), live], "abstained": []})
+    only_trace, only_live = side(1), replace(seen, analysis=None, series=None, live={"findings": [], "abstained": []})
+    for b, statuses in ((only_trace, ["gone", "not judged"]), (only_live, ["not judged", "gone"])):
+        assert [(e.id, e.status) for e in followed(seen, b, None)] == list(
+            zip(["input_bound", "idle_gpu"], statuses, strict=True))
+    assert {e.reason for e in followed(only_trace, seen, None)} == {None, "not judged in A: it holds no live figures"}
+
+
+def test_a_cause_that_another_one_explains_is_not_gone():
+    folded = finding("replica_imbalance", 0.4, consequences=(finding("collective_waiting", 0.3),))
+    found = advice(side(0, findings=[finding("collective_waiting", 0.3)]), side(1, findings=[folded]))
+    assert {id_: e.status for id_, e in found.items()} == {"collective_waiting": "same", "replica_imbalance": "new"}
+
+
+def test_another_batch_size_leaves_the_promise_open():
+    a = side(0, findings=[finding("launch_bound", 0.5)])
+    entry = advice(a, side(1, mean_s=0.2, h2d_bytes=2e8))["launch_bound"]
+    assert entry.outcome == "cannot be told" and "2 times" in (entry.reason or "")
+    assert "-5" in (entry.reason or "") or "-4" in (entry.reason or "")  # about half the time per sample
+
+
+def test_a_gain_per_sample_is_measured_per_sample():
+    a = side(0, findings=[finding("batch_size_headroom", 0.4, per="sample")])
+    entry = advice(a, side(1, mean_s=0.24, h2d_bytes=2e8))["batch_size_headroom"]
+    assert entry.measured == pytest.approx(0.4, abs=0.03) and entry.outcome == "as promised"
+    unknown = side(1, mean_s=0.24)
+    unknown.analysis["copies"] = None
+    entry = advice(a, unknown)["batch_size_headroom"]
+    assert entry.measured is None and "batch sizes" in (entry.reason or "")
+
+
+def test_without_a_promise_or_a_step_time_nothing_is_judged():
+    a = side(0, findings=[finding("input_bound", None)])
+    assert advice(a, side(1))["input_bound"].reason == "no gain was promised"
+    b = side(1)
+    b.analysis["steps"] = None
+    entry = advice(side(0, findings=[finding("input_bound")]), b)["input_bound"]
+    assert entry.outcome == "cannot be told" and entry.measured is None
+
+
+def test_steps_that_vary_too_much_judge_no_promise():
+    wild = np.random.default_rng(3).lognormal(0, 1, 12)
+    entry = advice(side(0, step_s=wild, findings=[finding("input_bound", 0.1)]),
+                   side(1, step_s=wild[::-1] * 1.02))["input_bound"]
+    assert entry.outcome == "cannot be told" and "vary too much" in (entry.reason or "")

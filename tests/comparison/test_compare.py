@@ -1,0 +1,298 @@
+"""Whole comparisons: real and simulated pairs, what is said first, the document and the text."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import gputop
+from gputop.cli import main
+from gputop.comparison.compare import Comparison, compare, compare_sides
+from gputop.comparison.report import text_report
+from gputop.comparison.sides import read_side
+from gputop.errors import GputopError, NothingToSee
+from gputop.export.snapshot import document as snapshot_document
+from gputop.export.snapshot import to_json as snapshot_json
+from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.scenarios import Scenario, find_scenario
+from gputop.simulation.xspace import build_xspace
+from gputop.trace.analysis import analyze
+from gputop.trace.results_device import to_json
+from tests.comparison.sides import PARTS, finding, side
+from tests.fakes import StillSession
+from tests.trace.shares import NEEDS_SHARED, SHARED
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+SLOW, FAST = DATA / "keras3_slow_input.xplane.pb.gz", DATA / "keras3_fast.xplane.pb.gz"
+OVERSUBSCRIBED = replace(find_scenario("gpu0-oversubscribed"), input_s=0.12)  # never the limit, cured or not
+CURED = replace(OVERSUBSCRIBED, gpu0_extra_s=0.0, gpu0_extra_kernels=0, gather_bytes=0)
+needs_shared = pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
+
+
+def simulated(folder: Path, name: str, scenario: Scenario, begin_s: float = 20, length_s: float = 4) -> Path:
+    path = folder / f"{name}.xplane.pb"
+    begin_ns, length_ns = int(begin_s * 1e9), int(length_s * 1e9)
+    loop = TrainingLoop(scenario)
+    path.write_bytes(build_xspace(loop, begin_ns, begin_ns + length_ns, 1_700_000_000 * 10**9, "node"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("simulated")
+    return {"before": simulated(folder, "before", OVERSUBSCRIBED), "after": simulated(folder, "after", CURED),
+            "later": simulated(folder, "later", CURED, begin_s=31), "healthy": simulated(
+                folder, "healthy", find_scenario("healthy"))}
+
+
+def verdict(c: Comparison, group: str, id_: str, gpu: int | None = None) -> str:
+    return next(row.verdict for row in c.rows if (row.group, row.id, row.gpu) == (group, id_, gpu))
+
+
+def test_the_real_pair_with_slow_and_fast_input():
+    there = compare(SLOW, FAST)
+    assert verdict(there, "steps", "median_s") == "better" == verdict(there, "breakdown", "input")
+    assert there.verdict == "better"
+    entry = next(e for e in there.advice if e.id == "input_bound")
+    assert entry.status == "gone" and entry.promised is not None and 0.3 < entry.promised < 0.6
+    assert entry.measured is not None and 0.2 < entry.measured < 0.5
+    back = compare(FAST, SLOW)
+    assert back.verdict == "worse" == verdict(back, "breakdown", "input")
+    assert next(e for e in back.advice if e.id == "input_bound").status == "new"
+
+
+def test_a_cured_gpu_0_keeps_its_promise(node):
+    c = compare(node["before"], node["after"])
+    assert c.verdict == "better" and c.sample_change is None
+    assert verdict(c, "breakdown", "collectives") == "better" == verdict(c, "gpus", "collectives_exposed", 1)
+    assert verdict(c, "collectives", "waiting") == "better" == verdict(c, "gpus", "kernels", 0)
+    assert verdict(c, "breakdown", "input") == "noise" == verdict(c, "collectives", "count_per_step")
+    entry = next(e for e in c.advice if e.id == "gpu0_oversubscribed")
+    assert (entry.status, entry.outcome) == ("gone", "as promised")
+    # It promised to spread the extra work over the GPUs; here that work is gone altogether.
+    assert entry.measured == pytest.approx(entry.promised, abs=0.1)
+
+
+def test_the_same_job_later_is_noise(node):
+    c = compare(node["after"], node["later"])
+    assert c.verdict == "noise" and {row.verdict for row in c.rows} == {"noise"}
+
+
+def test_another_batch_size_is_said_and_reckoned(node):
+    c = compare(node["before"], node["healthy"])  # 160 against 256 examples per GPU
+    assert "other_batch" in [note.id for note in c.notes]
+    step = 1 + (c.sample_change or 0)
+    assert step == pytest.approx(c.decisive.b / c.decisive.a * 160 / 256, rel=0.01)
+    assert "per sample is shorter by 4" in " ".join(text_report(c).split())
+
+
+def test_a_larger_batch_makes_longer_steps_no_worse():
+    c = compare_sides(side(0), side(1, mean_s=0.25, h2d_bytes=4e8))
+    assert verdict(c, "steps", "mean_s") == "worse" and c.verdict == "cannot be told"
+    assert c.sample_change == pytest.approx(-0.69, abs=0.02)
+    assert c.to_json()["batch_factor"] == 4
+
+
+def test_a_saved_analysis_stands_for_its_trace(node, tmp_path):
+    saved = tmp_path / "before.json"
+    saved.write_text(json.dumps(analyze(node["before"]).to_json()))
+    whole, half = compare(node["before"], node["after"]), compare(saved, node["after"])
+    assert half.a.kind == "analysis" and half.verdict == "better"
+    assert [r for r in half.rows if r.group == "steps"] == [r for r in whole.rows if r.group == "steps"]
+    assert half.advice == whole.advice
+    assert verdict(half, "breakdown", "collectives") == "cannot be told"
+
+
+@pytest.mark.parametrize("how", ["plain", "sorted", "gz"])
+def test_saved_documents_are_known_however_they_were_written(tmp_path, how):
+    text = json.dumps(side(0).analysis, sort_keys=how == "sorted", indent=None if how == "gz" else 1)
+    path = tmp_path / "a.json"
+    path.write_bytes(gzip.compress(text.encode()) if how == "gz" else text.encode())
+    assert read_side(path).kind == "analysis"
+
+
+def test_a_chrome_trace_is_still_a_trace(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [
+        {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 10 * i, "dur": 5, "pid": 0, "tid": 7,
+         "args": {"device": 0, "stream": 7}} for i in range(9)]}))
+    assert read_side(path).kind == "trace"
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ('{"schema": "gputop.analysis/1", "steps": {', "damaged"),
+    ('{"schema": "gputop.analysis/2"}', "gputop.analysis/2"),
+    ('{"schema": "gputop.doctor/1", "checks": []}', "gputop.doctor/1"),
+    ('{"loss": 0.3}', "trace.json"),
+])
+def test_what_cannot_be_compared_says_why(tmp_path, text, message):
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(GputopError, match=message) as caught:
+        compare(path, path)
+    assert caught.value.fix
+
+
+def snapshot(folder: Path, name: str, sm: list[float | None], **more: object) -> Path:
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({
+        "schema": "gputop.snapshot/1", "simulated": False, "findings": [], "abstained": [], "capture": None,
+        "gpus": [{"index": 0, "uuid": "GPU-a" + name, "name": "NVIDIA H100"}],
+        "history": {"gpus": {"GPU-a" + name: {"sm_active": {"mean": sm}}}}, **more}))
+    return path
+
+
+def test_snapshots_are_compared_by_their_lanes(tmp_path):
+    idle = snapshot(tmp_path, "idle", [None, 0.41, 0.4, 0.42, 0.4, 0.41, 0.43, 0.4])
+    busy = snapshot(tmp_path, "busy", [0.9, 0.91, 0.9, 0.93, 0.9, 0.92, 0.91])
+    short = snapshot(tmp_path, "short", [0.9])
+    assert verdict(compare(idle, busy), "live", "sm_active", 0) == "better"
+    assert verdict(compare(busy, idle), "live", "sm_active", 0) == "worse"
+    c = compare(idle, short)
+    assert verdict(c, "live", "sm_active", 0) == "cannot be told" == c.verdict
+    assert "--seconds 60" in text_report(c)
+
+
+def test_a_snapshot_as_gputop_writes_it(tmp_path):
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, fine in zip(paths, (True, False), strict=True):
+        path.write_text(snapshot_json(snapshot_document(StillSession(fine=fine, ticks=100))))
+    c = compare(paths[0], paths[0])
+    assert {row.verdict for row in c.rows if row.group == "live"} == {"noise"}
+    assert {"sm_active", "power_w"} <= {row.id for row in c.rows}
+    assert "sm_active" not in {row.id for row in compare(*paths).rows}  # B's GPU does not tell it
+    text_report(c)
+
+
+def test_a_snapshots_capture_is_compared_too(tmp_path):
+    lanes = [0.4, 0.41, 0.42, 0.4, 0.41]
+    before = snapshot(tmp_path, "before", lanes, capture={"analysis": side(0).analysis},
+                      findings=[finding("input_bound", 0.3)])
+    bare = snapshot(tmp_path, "bare", lanes)
+    after = tmp_path / "after.json"
+    after.write_text(json.dumps(side(1, mean_s=0.14).analysis))
+    c = compare(before, after)
+    assert c.verdict == "better" and c.advice[0].outcome == "as promised"
+    c = compare(before, bare)
+    assert "no_capture" in [n.id for n in c.notes] and {row.group for row in c.rows} == {"live"}
+    with pytest.raises(NothingToSee, match="no figure in common"):
+        compare(bare, after)
+    with pytest.raises(NothingToSee, match="neither a GPU nor a capture"):
+        compare(snapshot(tmp_path, "empty", [], gpus=[]), after)
+
+
+@pytest.mark.parametrize(("a", "b", "note"), [
+    (side(0, gpus=8), side(1, gpus=4), "gpu_count"),
+    (side(0, kernels=("a", "b")), side(1, kernels=("c", "d", "e", "f", "a")), "other_kernels"),
+    (side(0, simulated=True), side(1), "simulated_against_real"),
+    (side(0, simulated=True), side(1, simulated=True), "simulated"),
+    (side(0), side(1, iterations=10, h2d_bytes=1e9), "per_iteration"),
+    (side(0), side(1, h2d_bytes=2e8), "other_batch"),
+    (replace(side(0), gpu_names=("V100",)), replace(side(1), gpu_names=("A100",)), "gpu_model"),
+])
+def test_what_is_not_alike_is_said_first(a, b, note):
+    c = compare_sides(a, b)
+    assert [n.id for n in c.notes] == [note]
+    text = text_report(c)
+    assert " ".join(text.split()).index(c.notes[0].message[:40]) < text.index("Step time")
+
+
+def test_other_phases_and_unsure_steps_are_said():
+    a, b = side(0), side(1)
+    b.analysis["steps"] |= {"phase": "evaluation", "confidence": "low"}
+    assert [n.id for n in compare_sides(a, b).notes] == ["other_phase", "unsure_steps"]
+
+
+def test_alike_sides_have_no_notes():
+    assert compare_sides(side(0), side(1)).notes == ()
+
+
+def test_the_document_is_typed_and_whole(node):
+    document = compare(node["before"], node["after"]).to_json()
+    assert json.loads(json.dumps(document, allow_nan=False)) == to_json(document)
+    assert document["schema"] == "gputop.compare/1" and document["verdict"] == "better"
+    for row in document["rows"]:
+        assert row["verdict"] in ("better", "worse", "changed", "noise", "cannot be told")
+        assert row["reason"] is not None or row["verdict"] != "cannot be told"
+        assert row["a"] is not None and row["b"] is not None and row["change"] == pytest.approx(row["b"] - row["a"])
+    assert document["a"]["steps"]["count"] > 5 and document["a"]["gpus"] == 8
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_text_fits_and_carries_no_escapes(width):
+    a, b = side(0, gpus=16, findings=[finding("input_bound")]), side(1, mean_s=0.1, gpus=16)
+    a.analysis["findings"][0]["title"] = "\x1b[2Jtitle" + " of many words" * 20
+    for document in (a.analysis, b.analysis):
+        document["memory"][0]["allocator"] = "\x1b]0;GPU\x07" + "x" * 60
+        document["steps"]["anchor"] = "calls of \x1b[31mf"
+    text = text_report(compare_sides(replace(a, path="\x1b[1ma"), b), width)
+    assert "\x1b" not in text and "\x07" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert "BETTER: B's step is shorter by" in text and "GONE: " in text
+
+
+def test_idle_shares_that_grow_with_a_shorter_step_are_explained():
+    a, b = side(0), side(1, mean_s=0.1, parts={name: share / 2 for name, share in PARTS.items()})
+    for gpu in b.series.gpus.values():
+        gpu["idle"] += 0.2
+    assert "the same idle time is a larger share" in " ".join(text_report(compare_sides(a, b)).split())
+
+
+def test_a_mean_and_a_typical_step_that_disagree_are_both_told():
+    a, b = side(0, 200), side(1, 200, mean_s=0.21)
+    slow = a.series.step_s.copy()
+    slow[::5] *= 2
+    c = compare_sides(side(0, step_s=slow), b)
+    assert (verdict(c, "steps", "median_s"), verdict(c, "steps", "mean_s"), c.verdict) == ("worse", "better", "better")
+    assert "typical step is worse, though" in " ".join(text_report(c).split())
+
+
+def test_nothing_changed_and_nothing_told_are_sentences():
+    assert "NOISE: the step time did not change" in text_report(compare_sides(side(0), side(1)))
+    few = text_report(compare_sides(side(0, 3), side(1, 3)))
+    assert "Whether the step time changed cannot be told: too few steps" in " ".join(few.split())
+
+
+@needs_shared
+def test_two_real_jobs_are_told_not_to_be_the_same():
+    c = compare(SHARED / "nsys" / "h100_2gpu_1s.sqlite", SHARED / "nsys" / "mfu_2gpu_before.sqlite")
+    assert c.notes[0].id == "other_kernels" and c.verdict == "cannot be told"
+    c = compare(SHARED / "kineto" / "a100_launch_bound.json.gz", SHARED / "kineto" / "v100_healthy.json.gz")
+    assert {"gpu_model", "other_kernels"} & {note.id for note in c.notes}
+    assert verdict(c, "steps", "mean_s") == "cannot be told"  # 3 and 5 steps
+    assert next(e.status for e in c.advice if e.id == "launch_bound") == "gone"
+
+
+@needs_shared
+def test_a_folder_of_ranks_is_one_side():
+    c = compare(SHARED / "dlrm_8gpu_v100", SHARED / "dlrm_8gpu_v100")
+    assert c.notes[0].id == "same_file" and len({row.gpu for row in c.rows if row.group == "gpus"}) == 8
+    assert all(row.verdict in ("noise", "cannot be told") for row in c.rows)
+
+
+def test_the_command_prints_text_or_one_document(capsys):
+    assert main(["compare", str(SLOW), str(FAST)]) == 0
+    said = capsys.readouterr()
+    assert "BETTER" in said.out and "GONE: Waits for input" in said.out and said.err == ""
+    assert main(["compare", str(SLOW), str(FAST), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "better"
+
+
+def test_the_commands_exit_statuses(tmp_path, capsys):
+    empty = tmp_path / "empty.xplane.pb"
+    empty.write_bytes(b"")
+    assert main(["compare", str(SLOW), str(tmp_path / "gone.pb")]) == 1
+    assert main(["compare", str(SLOW), str(empty)]) == 3
+    said = capsys.readouterr()
+    assert said.out == "" and "gone.pb does not exist" in said.err
+    with pytest.raises(SystemExit) as caught:
+        main(["compare", str(SLOW)])
+    assert caught.value.code == 2
+
+
+def test_the_package_offers_it_lazily():
+    assert gputop.compare is compare

@@ -1,0 +1,173 @@
+"""Verdicts on figures: their direction, their thresholds, what they need."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputop.comparison.compare import compare_sides
+from gputop.comparison.report import text_report
+from gputop.comparison.rows import PARTS, Row, all_rows
+from gputop.comparison.sides import Side
+from gputop.errors import NothingToSee
+from tests.comparison import sides
+from tests.comparison.sides import finding, side
+
+
+def verdicts(a: Side, b: Side) -> dict[tuple[str, str, int | None], str]:
+    return {(row.group, row.id, row.gpu): row.verdict for row in all_rows(a, b)}
+
+
+def the(a: Side, b: Side, group: str, id_: str, gpu: int | None = None) -> Row:
+    return next(row for row in all_rows(a, b) if (row.group, row.id, row.gpu) == (group, id_, gpu))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(5, 40), st.floats(0, 0.3))
+def test_a_job_against_itself_is_noise_everywhere(seed, steps, spread):
+    job = side(seed, steps, spread=spread)
+    assert set(verdicts(job, job).values()) == {"noise"}
+
+
+def test_unchanged_jobs_give_few_false_verdicts():
+    false, untold, judged = 0, 0, 0
+    runs_with_any = 0
+    for seed in range(150):
+        found = list(verdicts(side(2 * seed), side(2 * seed + 1)).values())
+        wrong = sum(v in ("better", "worse", "changed") for v in found)
+        false, judged, runs_with_any = false + wrong, judged + len(found), runs_with_any + (wrong > 0)
+        untold += found.count("cannot be told")
+    assert false / judged < 0.002
+    assert runs_with_any / 150 < 0.05  # all figures of a comparison together
+    assert untold / judged < 0.05
+
+
+def test_ten_percent_less_is_better_and_more_is_worse():
+    for seed in range(20):
+        slow, fast = side(seed), side(seed + 100, mean_s=0.18)
+        for id_ in ("median_s", "mean_s"):
+            assert the(slow, fast, "steps", id_).verdict == "better"
+            assert the(fast, slow, "steps", id_).verdict == "worse"
+
+
+def test_swapping_the_sides_swaps_every_verdict():
+    opposite = {"better": "worse", "worse": "better"}
+    for seed, mean_s in ((0, 0.2), (1, 0.19), (2, 0.15), (3, 0.203)):
+        a, b = side(seed), side(seed + 50, mean_s=mean_s, spread=0.02)
+        there, back = verdicts(a, b), verdicts(b, a)
+        assert {key: opposite.get(v, v) for key, v in there.items()} == back
+
+
+def test_what_is_sure_but_small_is_noise():
+    row = the(side(0, 400, spread=0.002), side(1, 400, mean_s=0.2012, spread=0.002), "steps", "mean_s")
+    assert row.verdict == "noise" and row.low is not None and row.low > 0
+    assert row.reason == "too small a change to matter"
+
+
+def test_the_interval_holds_the_change():
+    row = the(side(0), side(1, mean_s=0.17), "steps", "median_s")
+    assert row.a is not None and row.b is not None and row.low is not None and row.high is not None
+    assert row.low < row.b - row.a < row.high < 0
+
+
+def test_a_part_is_measured_against_the_step():
+    parts = {**sides.PARTS, "d2h": 0.002}
+    doubled = the(side(0, parts=parts), side(1, parts={**parts, "d2h": 0.004}), "breakdown", "d2h")
+    assert doubled.verdict == "noise"  # surely doubled, and 0.2 % of the step
+    gone = the(side(0, parts=parts), side(1, parts={**parts, "input": 0.0}), "breakdown", "input")
+    assert gone.verdict == "better" and gone.b == 0
+
+
+def test_saved_documents_tell_the_step_time_but_no_parts():
+    a, b = side(0, with_series=False), side(1, mean_s=0.17)
+    found = verdicts(a, b)
+    assert found["steps", "mean_s", None] == "better"
+    assert found["breakdown", "input", None] == "cannot be told"
+    row = the(a, b, "breakdown", "compute")
+    assert row.reason is not None and "A" in row.reason and "trace itself" in row.reason and row.low is None
+
+
+def test_documents_without_durations_say_what_is_missing():
+    a, b = side(0, with_series=False), side(1, mean_s=0.1, with_series=False)
+    for s in (a, b):
+        del s.analysis["steps"]["durations_s"]
+    row = the(a, b, "steps", "mean_s")
+    assert row.verdict == "cannot be told" and row.a == pytest.approx(0.2, rel=0.05)
+    assert row.reason is not None and "A and B" in row.reason
+
+
+def test_without_steps_nothing_of_them_is_told():
+    a, b = side(0), side(1)
+    a.analysis["steps"] = None
+    a.analysis["gpus"][0]["busy"] = 0.5
+    a = replace(a, series=None)
+    row = the(a, b, "steps", "mean_s")
+    assert row.a is None and row.b is not None and row.verdict == "cannot be told"
+    assert row.reason == "no training steps were found in A"
+    assert the(a, b, "gpus", "busy", 0).reason == row.reason
+
+
+def test_packed_iterations_are_unpacked():
+    one, ten = side(0), side(1, step_s=side(1).series.step_s * 10, iterations=10.0)
+    row = the(one, ten, "steps", "median_s")
+    assert row.verdict == "noise" and row.b == pytest.approx(0.2, rel=0.05)
+
+
+def test_drifting_steps_far_apart_are_told_apart_by_the_median_only():
+    drift = np.concatenate((np.linspace(1, 1.5, 10), np.linspace(1.5, 1, 10)))
+    a, b = side(0, step_s=drift), side(1, step_s=drift * 0.5)
+    assert the(a, b, "steps", "median_s").verdict == "better"
+    assert the(b, a, "steps", "median_s").verdict == "worse"
+    assert the(a, b, "steps", "mean_s").verdict == "cannot be told"
+    near = side(1, step_s=drift * 0.95)
+    assert the(a, near, "steps", "median_s").verdict == "cannot be told"
+
+
+def test_figures_without_a_better_are_changed():
+    a, b = side(0), side(1)
+    b.analysis["memory"][0]["peak_bytes"] = 2**31
+    assert the(a, b, "memory", "GPU_0_bfc").verdict == "changed"
+    b.analysis["memory"][0]["peak_bytes"] = 2**30 + 1000
+    assert the(a, b, "memory", "GPU_0_bfc").verdict == "noise"
+
+
+def test_only_gpus_of_both_sides_are_compared():
+    found = {row.gpu for row in all_rows(side(0, gpus=4), side(1, gpus=2)) if row.group == "gpus"}
+    assert found == {0, 1}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_document_edited_or_of_another_version_never_fails(seed):
+    """Any value of a saved analysis may be missing or of any type."""
+    rng = random.Random(seed)
+    junk = (None, True, -1, 0, math.nan, math.inf, 10**400, "x", [], {}, [1], [{}], {"a": 1}, [[1]])
+
+    def spoil(value, depth=0):
+        if depth and rng.random() < 0.1:
+            return rng.choice(junk)
+        if isinstance(value, dict):
+            return {k: spoil(v, depth + 1) for k, v in value.items() if depth == 0 or rng.random() > 0.1}
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return [spoil(v, depth + 1) for v in value]
+        return rng.choice(junk) if depth and rng.random() < 0.2 else value
+
+    a, b = (side(i, 6, with_series=False, findings=[finding("input_bound")], abstained=["x"]) for i in (0, 1))
+    spoiled = replace(b, analysis=spoil(b.analysis))
+    for first, second in ((a, spoiled), (spoiled, a), (spoiled, spoiled)):
+        try:
+            comparison = compare_sides(first, second)
+        except NothingToSee:
+            continue
+        json.dumps(comparison.to_json())
+        text_report(comparison)
+
+
+def test_every_part_has_a_row():
+    assert {row.id for row in all_rows(side(0), side(1)) if row.group == "breakdown"} == set(PARTS)
