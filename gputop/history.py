@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ __all__ = ["LEVELS", "RAW_SAMPLES", "TIERS", "History", "Lane"]
 RAW_SAMPLES = 6000  # 10 minutes at 10 Hz, 100 minutes at 1 Hz
 TIERS = ((1.0, 3600), (10.0, 2160), (60.0, 1440))  # seconds, slices kept: 1 h, 6 h, 24 h
 
+HOST_LOOKS = 3000  # 5 minutes at 10 Hz
+
 _REASONS_KNOWN = np.uint32(1)  # flag: the clock event reasons of this sample could be read
 _REASONS = 31  # clock event reasons that can be told apart: one bit each
 
@@ -31,6 +34,17 @@ _REASONS = 31  # clock event reasons that can be told apart: one bit each
 class _Place:
     rings: Rings
     gpu: int  # row of the GPU there
+
+
+@dataclass(frozen=True, slots=True)
+class HostLook:
+    """What is kept of the host: None where a figure could not be read. ``process_cores`` by PID."""
+
+    time_s: float
+    cpu_ratio: float | None
+    full_cores: int | None  # cores with next to no time left
+    cpu_limit_cores: float | None
+    process_cores: Mapping[int, float]
 
 
 class History:
@@ -63,6 +77,7 @@ class History:
         self._reason_bits: dict[str, int] = {}
         self._held_since: dict[str, dict[int | None, float]] = {}
         self._last_ok_s: dict[str, float] = {}
+        self._host: deque[HostLook] = deque(maxlen=HOST_LOOKS)
         self._newest_s: float | None = None
         self._version = 0
 
@@ -80,6 +95,7 @@ class History:
                 if gpu.state == OK:
                     self._last_ok_s[gpu.info.uuid] = sample.time_s
                     self._note_holders(gpu, sample.time_s)
+            self._note_host(sample)
             self._newest_s = sample.time_s
             self._version += 1
 
@@ -123,6 +139,14 @@ class History:
         before = self._held_since.get(gpu.info.uuid, {})
         pids: list[int | None] = [p.pid for p in gpu.processes if "C" in p.kind]
         self._held_since[gpu.info.uuid] = {pid: min(before.get(pid, time_s), time_s) for pid in pids or [None]}
+
+    def _note_host(self, sample: NodeSample) -> None:
+        while self._host and self._host[-1].time_s >= sample.time_s:
+            self._host.pop()
+        host = sample.host
+        cores = {p.pid: p.cpu_cores.value for p in sample.processes if p.cpu_cores.value is not None}
+        self._host.append(HostLook(sample.time_s, host["cpu_ratio"].value,
+                                   host.full_cores if host.core_ratios else None, host.cpu_limit_cores, cores))
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -197,8 +221,14 @@ class History:
                     place.rings.values(place.gpu, column, end_s - seconds, end_s))
 
     def windows(self, metric: str, seconds: float, *, end_s: float | None = None) -> tuple[F64, F32]:
-        """As :meth:`window` for all GPUs at once: times[n], values[n, gpu] in the order of :attr:`uuids`."""
-        column = self._column[metric]
+        """As :meth:`window` for all GPUs at once: times[n], values[n, gpu] in the order of :attr:`uuids`.
+
+        ``metric`` may also be one that is kept as the full scale of another, as ``pcie_max_bytes_per_s``.
+        """
+        scale = metric not in self._column
+        if scale and metric not in self._columns.scale_ids:
+            raise KeyError(metric)
+        column = self._columns.scale_ids.index(metric) if scale else self._column[metric]
         if self._newest_s is None:
             return np.empty(0, np.float64), np.empty((0, 0), np.float32)
         end_s = self._newest_s if end_s is None else end_s
@@ -208,10 +238,24 @@ class History:
             values = np.full((len(times), len(self._places)), np.nan, np.float32)
             done = 0
             for rings in self._rings:
-                part = rings.values(slice(None), column, end_s - seconds, end_s)
+                part = (rings.scales(column, end_s - seconds, end_s) if scale
+                        else rings.values(slice(None), column, end_s - seconds, end_s))
                 values[len(times) - len(part):, done: done + rings.gpus] = part
                 done += rings.gpus
         return times, values
+
+    def host(self, seconds: float, *, end_s: float | None = None) -> list[HostLook]:
+        """The looks at the host of the last ``seconds`` before ``end_s`` (the newest), oldest first."""
+        with self._lock:
+            if end_s is None:
+                end_s = self._newest_s if self._newest_s is not None else -math.inf
+            out = []
+            for look in reversed(self._host):
+                if look.time_s < end_s - seconds:
+                    break
+                if look.time_s <= end_s:
+                    out.append(look)
+        return out[::-1]
 
     def clock_event_share(self, gpu: int | str, reasons: Sequence[str], seconds: float) -> float | None:
         """Share of the last ``seconds``' samples in which any of these clock event reasons was active.
@@ -226,6 +270,22 @@ class History:
             flags = place.rings.flags(place.gpu, self._newest_s - seconds, self._newest_s)
         known = flags[(flags & _REASONS_KNOWN) != 0]
         return float(np.mean((known & wanted) != 0)) if len(known) else None
+
+    def clock_event_shares(self, reasons: Sequence[str], seconds: float) -> F64:
+        """:meth:`clock_event_share` of all GPUs at once, in the order of :attr:`uuids`; NaN for None."""
+        out = np.full(len(self._places), np.nan)
+        if self._newest_s is None:
+            return out
+        with self._lock:
+            wanted = np.uint32(sum(self._reason_bits.get(reason, 0) for reason in set(reasons)))
+            done = 0
+            for rings in self._rings:
+                flags = rings.flags(slice(None), self._newest_s - seconds, self._newest_s)
+                known = ((flags & _REASONS_KNOWN) != 0).sum(axis=0)
+                active = ((flags & wanted) != 0).sum(axis=0)  # flags of what is not known are 0
+                np.divide(active, known, out=out[done: done + rings.gpus], where=known > 0)
+                done += rings.gpus
+        return out
 
     def held_since(self, gpu: int | str, pid: int | None) -> float | None:
         """Since when, without a break, compute process ``pid`` was seen on this GPU.

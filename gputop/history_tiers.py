@@ -246,9 +246,14 @@ class Rings:
         parts = self._raw_parts(begin_s, end_s, closed=True) or [(0, 0)]
         return _joined([self._values[a:b, gpu, column] for a, b in parts], np.float32)
 
-    def flags(self, gpu: int, begin_s: float, end_s: float) -> npt.NDArray[np.uint32]:
-        """The flags that belong to :meth:`times`."""
-        parts = self._raw_parts(begin_s, end_s, closed=True)
+    def scales(self, column: int, begin_s: float, end_s: float) -> F32:
+        """The readings of ``scale_ids[column]`` of all GPUs that belong to :meth:`times`: [time, gpu]."""
+        parts = self._raw_parts(begin_s, end_s, closed=True) or [(0, 0)]
+        return _joined([self._scales[a:b, :, column] for a, b in parts], np.float32)
+
+    def flags(self, gpu: int | slice, begin_s: float, end_s: float) -> npt.NDArray[np.uint32]:
+        """The flags that belong to :meth:`times`; with a slice of GPUs [time, gpu]."""
+        parts = self._raw_parts(begin_s, end_s, closed=True) or [(0, 0)]
         return _joined([self._flags[a:b, gpu] for a, b in parts], np.uint32)
 
     @property

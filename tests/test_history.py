@@ -13,9 +13,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gputop.history import LEVELS, RAW_SAMPLES, TIERS, History, Lane
+from gputop.history import HOST_LOOKS, LEVELS, RAW_SAMPLES, TIERS, History, Lane
 from gputop.metrics import GPU_METRICS, LANE_METRICS
-from gputop.samples import LOST, GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, Reading
+from gputop.samples import LOST, GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 
 START_S = 1_800_000_000.0
 SMALL = {"raw_samples": 60, "tiers": ((1.0, 50), (10.0, 15), (60.0, 6))}
@@ -387,3 +387,52 @@ def test_memory_is_bounded_and_taken_only_as_time_goes_on() -> None:
         history.append(node(START_S + i * 300, *gpus))  # a day and more
     assert history.reserved_bytes == reserved
     assert process.memory_info().rss - before < reserved + 2e6
+
+
+# -- all GPUs at once, and the host ---------------------------------------------------------------
+
+def test_a_full_scale_can_be_asked_for_as_a_window() -> None:
+    history = History(**SMALL)
+    for i in range(4):
+        values = {"pcie_rx_bytes_per_s": 1e9, "pcie_max_bytes_per_s": None if i == 2 else 4e9 + i}
+        history.append(node(START_S + i, gpu("GPU-a", values), *([gpu("GPU-b", values)] if i else [])))
+    times, rates = history.windows("pcie_max_bytes_per_s", 2.0)
+    assert (times - START_S).tolist() == [1, 2, 3] and rates.shape == (3, 2)
+    assert rates[0, 0] == pytest.approx(4e9) and np.isnan(rates[1]).all()
+    with pytest.raises(KeyError):
+        history.windows("memory_temperature_c", 2.0)
+
+
+def test_clock_events_of_all_gpus_at_once_are_those_of_each() -> None:
+    rng = random.Random(4)
+    history = History(**SMALL)
+    assert len(history.clock_event_shares(["thermal"], 10.0)) == 0
+    for i in range(100):
+        history.append(node(START_S + i, *(
+            gpu(f"GPU-{n}", {}, clock_event_reasons=("thermal",) if rng.random() < 0.3 else ("power cap",),
+                clock_events_reason="no" if n == 2 or rng.random() < 0.2 else None)
+            for n in range(3 if i < 40 else 4))))
+    for reasons in (["thermal"], ["power cap", "thermal"], ["unheard of"]):
+        for seconds in (0.5, 20.0, 1000.0):
+            each = [history.clock_event_share(u, reasons, seconds) for u in history.uuids]
+            assert history.clock_event_shares(reasons, seconds).tolist() == pytest.approx(
+                [math.nan if e is None else e for e in each], nan_ok=True)
+
+
+def test_the_host_is_kept_for_some_minutes() -> None:
+    history = History(**SMALL)
+    assert history.host(10.0) == []
+    for i in range(HOST_LOOKS + 5):
+        cpu = Reading(0.5, "ratio") if i % 2 else Reading.missing("ratio", "the test says so")
+        held = ProcessSample(7, "ana", "train", Reading(1.5, "count"), Reading(1.0, "bytes"))
+        sample = NodeSample(START_S + i, (), HostSample("test", {"cpu_ratio": cpu}, 2, (1.0, 0.1), 1.5), (held,))
+        history.append(sample)
+    last = history.host(1.0)
+    assert [look.time_s - START_S for look in last] == [HOST_LOOKS + 3, HOST_LOOKS + 4]
+    assert (last[0].cpu_ratio, last[1].cpu_ratio) == (0.5, None)
+    assert last[0].full_cores == 1 and last[0].cpu_limit_cores == 1.5 and last[0].process_cores == {7: 1.5}
+    assert len(history.host(1e9)) == HOST_LOOKS
+    assert history.host(1.0, end_s=START_S + 100)[-1].time_s == START_S + 100
+    history.append(NodeSample(START_S + 50, (), HostSample("test", {})))  # the clock was set back
+    looks = history.host(1e9)
+    assert looks[-1].time_s == START_S + 50 and looks[-1].full_cores is None and len(looks) <= HOST_LOOKS

@@ -12,6 +12,9 @@ Severity = Literal["high", "medium", "low"]
 HIGH_SHARE = 0.15
 MEDIUM_SHARE = 0.05
 
+# Findings that explain a figure or name a limit: none of them costs time.
+EXPLANATIONS = frozenset({"dram_bound", "memory_preallocated", "no_fine_metrics", "unused_gpu"})
+
 
 @dataclass(frozen=True, slots=True)
 class Gain:
@@ -34,6 +37,7 @@ class Finding:
     The severity of a trace finding follows from the share of the step it costs
     (:func:`severity_of`). Telemetry shows no steps: the severity of a live finding is the
     judgement of its rule, from the figures in ``evidence``, and its gain has no number.
+    ``consequences`` are findings that this one explains: with it they would go, so they are no rivals.
     ``gpus`` are NVML indices in a live finding; in one from a trace they are the numbers that
     the job itself gives its GPUs (CUDA_VISIBLE_DEVICES renumbers them).
     """
@@ -49,6 +53,12 @@ class Finding:
     gpus: tuple[int, ...] = ()
     snippet: str | None = None
     origin: Literal["trace", "live"] = "trace"
+    consequences: tuple[Finding, ...] = ()
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """Its own id and those of all that it explains."""
+        return frozenset({self.id}).union(*(f.ids for f in self.consequences))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -63,6 +73,7 @@ class Finding:
             "gpus": list(self.gpus),
             "source": self.source,
             "origin": self.origin,
+            "consequences": [f.to_json() for f in self.consequences],
         }
 
     @classmethod
@@ -74,6 +85,7 @@ class Finding:
             evidence=data["evidence"], action=data["action"], source=data["source"],
             gain=Gain(gain["step_time"], gain["how"], gain.get("per", "step")), gpus=tuple(data["gpus"]),
             snippet=data["snippet"], origin=data.get("origin", "trace"),
+            consequences=tuple(cls.from_json(f) for f in data.get("consequences", ())),
         )
 
 
@@ -90,10 +102,14 @@ class Abstained:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """All a set of rules had to say: findings in order of what they save, and abstentions."""
+    """All a set of rules had to say: findings in order of what they save, and abstentions.
+
+    ``limit`` says what bounds the job where nothing is wrong; empty where that is not known.
+    """
 
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstained, ...] = field(default=())
+    limit: str = ""
 
 
 def severity_of(share: float) -> Severity:

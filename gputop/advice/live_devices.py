@@ -1,14 +1,16 @@
-"""Live rules that look at the GPUs alone: power limits, missing measurements."""
+"""Live rules that look at the GPUs alone: heat, power limits, missing measurements."""
 
 from __future__ import annotations
 
-from gputop.advice.finding import Abstained, Finding, Gain
+from gputop.advice.finding import Abstained, Finding, Gain, Severity
 from gputop.advice.live_view import View, gpus_text
-from gputop.advice.thresholds import limit
+from gputop.advice.thresholds import limit, source
 from gputop.samples import GpuSample
 from gputop.text import percent
 
 POWER_REASONS = ("power cap",)
+THERMAL_REASONS = ("thermal", "hw thermal")
+SLOWDOWN_REASONS = (*THERMAL_REASONS, "hw slowdown")  # the last one can have other causes than heat
 
 
 def no_fine_metrics(view: View) -> Finding | Abstained | None:
@@ -41,13 +43,76 @@ def _only_coarse(view: View, gpu: GpuSample, window_s: float) -> bool:
     return watched and view.readings_count(gpu, "sm_active", window_s) == 0
 
 
+def thermal_throttled(view: View) -> Finding | Abstained | None:
+    """Clocks held down by heat."""
+    window_s = view.seconds("thermal_throttled.window_s")
+    hot: list[tuple[GpuSample, dict[str, float]]] = []
+    judged = False
+    for gpu in view.boards:
+        clock = _ratio_of(view, gpu, "sm_clock_hz", "sm_clock_max_hz", window_s)
+        heat = _heat(view, gpu, window_s)
+        if clock is None or heat is None:
+            continue
+        judged = True
+        index = gpu.info.index
+        share = heat["thermal_share_ratio"]
+        if share >= view.limit("thermal_throttled", "share_", index) and clock <= view.limit(
+                "thermal_throttled", "clock_", index):
+            hot.append((gpu, {"window_s": window_s, "sm_clock_of_max_ratio": clock, **heat}))
+    if not hot:
+        return None if judged else Abstained(
+            "thermal_throttled", f"{window_s:.0f} s of SM clock with its maximum, and clock event reasons or the core "
+                                 "temperature with that at which clocks are slowed down")
+    worst, evidence = min(hot, key=lambda h: h[1]["sm_clock_of_max_ratio"])
+    clock = evidence["sm_clock_of_max_ratio"]
+    was_high = any(f.id == "thermal_throttled" and f.severity == "high" for f in view.previous)
+    severity: Severity = "high" if clock <= limit("thermal_throttled.high_" + ("leave" if was_high else "enter")) \
+        else "medium"
+    at = f" at {evidence['temperature_c']:.0f} °C" if "temperature_c" in evidence else ""
+    if "temperature_slowdown_c" in evidence:
+        at += f" (slowdown at {evidence['temperature_slowdown_c']:.0f} °C)"
+    gpus = [g for g, _ in hot]
+    return Finding(
+        id="thermal_throttled", severity=severity, origin="live", gpus=tuple(sorted(g.info.index for g in gpus)),
+        evidence=evidence, title=f"{gpus_text(gpus)} slowed down by heat",
+        why=f"GPU {worst.info.index}{at} ran at {percent(clock)} of its highest SM clock, and was held down by heat in "
+            f"{percent(evidence['thermal_share_ratio'])} of the last {window_s:.0f} s. In synchronous training all "
+            "GPUs wait for the slowest.",
+        action="Have the cooling looked at: fans, dust, air flow, inlet temperature, neighbours in the rack. Until "
+               "then a lower power limit keeps the clock even.",
+        snippet="nvidia-smi -q -d TEMPERATURE,PERFORMANCE" + (f" -i {gpus[0].info.index}" if len(gpus) == 1 else ""),
+        source="NVML clock event reasons 'SW thermal', 'HW thermal', 'HW slowdown'; "
+               + source("thermal_throttled.near_c_enter"),
+        gain=Gain(None, "kernels bound by arithmetic gain what the clock gains; telemetry does not show which are"),
+    )
+
+
+def _heat(view: View, gpu: GpuSample, window_s: float) -> dict[str, float] | None:
+    """In which share of the window heat held the clocks down; None where that cannot be told."""
+    mean, slowdown = view.mean(gpu, "temperature_c", window_s), gpu["temperature_slowdown_c"].value
+    out = {}
+    if mean is not None:
+        out["temperature_c"] = mean
+        if slowdown is not None:
+            out["temperature_slowdown_c"] = slowdown
+    near_c = view.limit("thermal_throttled", "near_c_", gpu.info.index)
+    near = mean is not None and slowdown is not None and mean >= slowdown - near_c
+    share = view.clock_event_share(gpu, SLOWDOWN_REASONS if near else THERMAL_REASONS, window_s)
+    if share is None:
+        if mean is None or slowdown is None:
+            return None
+        share = float(mean >= slowdown)  # by the temperature alone
+    return {"thermal_share_ratio": share} | out
+
+
 def power_capped(view: View) -> Finding | Abstained | None:
     """Clocks held down by the power limit for most of the window."""
     window_s = view.seconds("window_s")
+    by_heat = view.explained("thermal_throttled")
     capped: list[tuple[GpuSample, dict[str, float]]] = []
     judged = 0
     for gpu in view.boards:
-        share = view.history.clock_event_share(gpu.info.uuid, POWER_REASONS, window_s)
+        share = view.clock_event_share(gpu, POWER_REASONS, window_s)
         power = _ratio_of(view, gpu, "power_w", "power_limit_w", window_s)
         clock = _ratio_of(view, gpu, "sm_clock_hz", "sm_clock_max_hz", window_s)
         if clock is None or (share is None and power is None):
@@ -55,6 +120,8 @@ def power_capped(view: View) -> Finding | Abstained | None:
         judged += 1
         at_limit = (share is not None and share >= view.limit("power_capped", "share_", gpu.info.index)) or (
             power is not None and power >= view.limit("power_capped", "power_", gpu.info.index))
+        if gpu.info.index in by_heat:
+            continue
         if at_limit and clock <= view.limit("power_capped", "clock_", gpu.info.index):
             figures = {"sm_clock_of_max_ratio": clock}
             if share is not None:

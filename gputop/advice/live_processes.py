@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gputop.advice.finding import Abstained, Finding, Gain, Severity, severity_of
 from gputop.advice.live_view import View, gpus_text, name_of, same_job
-from gputop.advice.thresholds import limit
+from gputop.advice.thresholds import limit, source
 from gputop.samples import GpuSample, ProcessSample
 from gputop.text import percent
 
@@ -282,6 +282,7 @@ def memory_preallocated(view: View) -> Finding | Abstained | None:
     if not view.processes:
         return view.no_process("memory_preallocated")
     window_s = view.seconds("window_s")
+    pressed = view.explained("memory_pressure")
     reserved: dict[int, float] = {}
     judged = False
     for gpu in {g.info.index: g for p in view.processes for g in view.compute_gpus(p)}.values():
@@ -290,6 +291,8 @@ def memory_preallocated(view: View) -> Finding | Abstained | None:
         if mean is None or span is None or not total:
             continue
         judged = True
+        if index in pressed:
+            continue
         share = mean / total
         if span / total <= limit("memory_preallocated.flat") and share >= view.limit("memory_preallocated", "", index):
             reserved[index] = share
@@ -309,4 +312,52 @@ def memory_preallocated(view: View) -> Finding | Abstained | None:
         snippet="TF_FORCE_GPU_ALLOW_GROWTH=true python train.py",
         source="TensorFlow GPU guide: memory is mapped at start; limits: gputop",
         gain=Gain(None, "this explains a figure; nothing is wrong"),
+    )
+
+
+def memory_pressure(view: View) -> Finding | Abstained | None:
+    """Processes that share a GPU have nearly used up its memory, and it still moves.
+
+    That is all that live figures can show: what one process holds may be its allocator's reserve.
+    """
+    rule = "memory_pressure"
+    if not view.processes:
+        return view.no_process(rule)
+    window_s = view.seconds("memory_pressure.window_s")
+    tight: dict[int, dict[str, float]] = {}
+    judged, reserves = False, []
+    for gpu in {g.info.index: g for p in view.processes for g in view.compute_gpus(p)}.values():
+        index, total = gpu.info.index, gpu["memory_total_bytes"].value
+        used = view.mean(gpu, "memory_used_bytes", window_s)
+        if used is None or not total:
+            continue
+        held = [p for p in view.processes if index in p.gpus]
+        free = total - used - (gpu["memory_reserved_bytes"].value or 0.0)
+        scarce = len(held) > 1 and free <= view.limit(rule, "free_", index) * total
+        span = (view.span(gpu, "memory_used_bytes", window_s) or 0.0) if scarce else 0.0
+        if scarce and (index in view.shown(rule) or span >= limit("memory_pressure.moved") * total):
+            tight[index] = {"window_s": window_s, "free_of_total_ratio": max(0.0, free) / total,
+                            "processes_count": float(len(held)), "memory_span_bytes": span}
+        elif used >= limit("memory_pressure.full") * total:
+            reserves.append(gpu)
+            continue
+        judged = True
+    if not tight:
+        if reserves:
+            return Abstained(rule, f"the allocator's peak on {gpus_text(reserves)}: memory used may be reserved at "
+                                   "start and says nothing; capture a trace (c)")
+        return None if judged else Abstained(rule, f"{window_s:.0f} s of memory used and the total of a held GPU")
+    index, evidence = min(tight.items(), key=lambda found: found[1]["free_of_total_ratio"])
+    return Finding(
+        id=rule, severity="medium", origin="live", gpus=tuple(sorted(tight)), evidence=evidence,
+        title=f"{gpus_text(tight)}: processes compete for the last memory",
+        why=f"{evidence['processes_count']:.0f} processes hold GPU {index}; {percent(evidence['free_of_total_ratio'])} "
+            f"of its memory was free over the last {window_s:.0f} s, and what they hold still changed. The next one "
+            "that needs more fails with out-of-memory, whichever it is.",
+        action="Give each process a GPU of its own, or a memory limit that leaves room for the others.",
+        snippet="gpu = tf.config.list_physical_devices('GPU')[0]\n"
+                "tf.config.set_logical_device_configuration(\n"
+                "    gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=30_000)])  # MiB",
+        source="NVML memory used, reserved and total, process list; " + source("memory_pressure.free_enter"),
+        gain=Gain(None, "it averts a failure; nothing gets faster"),
     )

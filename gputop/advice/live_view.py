@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from gputop.advice.finding import Abstained, Finding
 from gputop.advice.thresholds import limit
-from gputop.history import History
+from gputop.history import History, HostLook
 from gputop.samples import OK, GpuSample, NodeSample, ProcessSample
 from gputop.text import ranges
 
@@ -19,6 +21,12 @@ F64 = npt.NDArray[np.float64]
 
 NO_PROCESS = "no compute process holds a GPU: start the job, or look at the node it runs on"
 NO_PROCESS_WATCHED = "no compute process holds a GPU that is watched: leave out --gpus to see all GPUs of the node"
+
+# One GPU is named, all of its job's wait for it.
+_WHOLE_JOB = ("gpu0_oversubscribed",)
+
+_LONGEST = {"sm_active": "tensor_idle.window_s", "tensor_active": "tensor_idle.window_s",
+            "gpu_util": "low_sm_active.window_s"}
 
 # Servers that hold a GPU for others to share, not jobs.
 _SERVICES = ("nvidia-cuda-mps", "nvidia-persistenced", "nv-hostengine", "dcgm")
@@ -38,19 +46,24 @@ class Window:
 
 
 def _window(times: F64, values: npt.NDArray[np.float32], seconds: float, end_s: float) -> Window:
-    here = ~np.isnan(values)
-    count = here.sum(axis=0)
-    mean = np.full(values.shape[1], np.nan)
-    enough = np.flatnonzero(count >= limit("min_readings"))
-    if len(enough):
-        some = here[:, enough]
-        first = times[some.argmax(axis=0)]
-        last = times[len(times) - 1 - some[::-1].argmax(axis=0)]
-        # A reading stands for the time to the next one, so first to last lacks one step.
-        seen_s = (last - first) * count[enough] / (count[enough] - 1)
-        good = (seen_s >= limit("coverage") * seconds) & (end_s - last <= (1 - limit("coverage")) * seconds)
-        total = np.where(some, values[:, enough], np.float32(0)).sum(axis=0, dtype=np.float64)
-        mean[enough] = np.where(good, total / count[enough], np.nan)
+    n, gpus = values.shape
+    total = values.sum(axis=0, dtype=np.float64)
+    count = np.full(gpus, n)
+    mean = np.full(gpus, np.nan)
+    if not n:
+        return Window(times, values, count, mean)
+    first: F64 | np.float64 = times[0]
+    last: F64 | np.float64 = times[-1]
+    if np.isnan(total).any():  # else nothing is missing, as nearly always
+        here = ~np.isnan(values)
+        count = here.sum(axis=0)
+        total = np.where(here, values, np.float32(0)).sum(axis=0, dtype=np.float64)
+        first, last = times[here.argmax(axis=0)], times[n - 1 - here[::-1].argmax(axis=0)]
+    # A reading stands for the time to the next one, so first to last lacks one step.
+    seen_s = (last - first) * count / np.maximum(count - 1, 1)
+    good = ((count >= limit("min_readings")) & (seen_s >= limit("coverage") * seconds)
+            & (end_s - last <= (1 - limit("coverage")) * seconds))
+    np.divide(total, count, out=mean, where=good)
     return Window(times, values, count, mean)
 
 
@@ -67,6 +80,30 @@ class View:
         self._column = {uuid: i for i, uuid in enumerate(history.uuids)}
         self._shown: dict[str, frozenset[int]] = {}
         self._windows: dict[tuple[str, float], Window] = {}
+        self._tables: dict[tuple[str, float], F64] = {}
+        self._readings: dict[str, tuple[float, F64, npt.NDArray[np.float32]]] = {}
+        self._shares: dict[tuple[tuple[str, ...], float], F64] = {}
+        self._hosts: dict[float, list[HostLook]] = {}
+        self._found: list[tuple[str, frozenset[int]]] = []
+
+    # -- what the rules before found ------------------------------------------------------------
+
+    def note(self, finding: Finding) -> None:
+        """Remember a finding of this tick for the rules that come after it."""
+        indices = set(finding.gpus)
+        if finding.id in _WHOLE_JOB:
+            for process in self.processes:
+                held = {g.info.index for g in self.compute_gpus(process)}
+                indices |= held if held & set(finding.gpus) else set()
+        self._found.append((finding.id, frozenset(indices)))
+
+    def found(self, *finding_ids: str) -> bool:
+        """Whether a rule before on this tick found one of these."""
+        return any(found in finding_ids for found, _ in self._found)
+
+    def explained(self, *finding_ids: str) -> frozenset[int]:
+        """The GPUs whose state one of these findings, made before on this tick, accounts for."""
+        return frozenset(i for found, gpus in self._found if found in finding_ids for i in gpus)
 
     # -- what is shown ------------------------------------------------------------------------
 
@@ -100,7 +137,13 @@ class View:
     def window(self, metric: str, seconds: float) -> Window:
         key, end_s = (metric, seconds), self.sample.time_s
         if key not in self._windows:
-            times, values = self.history.windows(metric, seconds, end_s=end_s)
+            fetched = self._readings.get(metric)
+            if fetched is None or fetched[0] < seconds:
+                # What rules ask for over several windows is fetched once, for the longest.
+                longest = max(seconds, self.seconds(_LONGEST[metric])) if metric in _LONGEST else seconds
+                fetched = self._readings[metric] = (longest, *self.history.windows(metric, longest, end_s=end_s))
+            first = int(np.searchsorted(fetched[1], end_s - seconds, "left"))
+            times, values = fetched[1][first:], fetched[2][first:]
             self._windows[key] = _window(times, values, seconds, end_s)
         return self._windows[key]
 
@@ -142,13 +185,49 @@ class View:
                 out.append((np.where(here, part, 0.0).sum(axis=0) / counts).tolist())
         return out
 
+    def slice_table(self, metric: str, seconds: float) -> F64:
+        """Mean of each GPU in each slice of the last ``seconds``: [slice, gpu], oldest first, NaN without readings.
+
+        For GPUs one by one; :meth:`column` tells where one is.
+        """
+        key = (metric, seconds)
+        if key not in self._tables:
+            window, count = self.window(metric, seconds), self.slices(seconds)
+            table = np.full((count, window.values.shape[1]), np.nan)
+            age_s = self.sample.time_s - window.times + (self.sample.interval_s or 0.0) / 2
+            place = count - 1 - np.floor(age_s * count / seconds).astype(np.int64)
+            inside = (place >= 0) & (place < count)
+            place, values = place[inside], window.values[inside]
+            if len(place):
+                starts = np.flatnonzero(np.diff(place, prepend=-1))
+                here = ~np.isnan(values)
+                total = np.add.reduceat(np.where(here, values, np.float32(0)), starts, axis=0, dtype=np.float64)
+                counts = np.add.reduceat(here, starts, axis=0, dtype=np.int64)
+                rows = np.full(total.shape, np.nan)
+                np.divide(total, counts, out=rows, where=counts > 0)
+                table[place[starts]] = rows
+            self._tables[key] = table
+        return self._tables[key]
+
+    def column(self, gpu: GpuSample) -> int:
+        """Where this GPU is in the values of a :class:`Window` and in a :meth:`slice_table`."""
+        return self._column[gpu.info.uuid]
+
     def slices(self, seconds: float) -> int:
         """How many slices the last ``seconds`` have: each as long as an interval at least."""
         return round(seconds / max(limit("slice_s"), self.sample.interval_s or 0.0))
 
+    def clock_event_share(self, gpu: GpuSample, reasons: tuple[str, ...], seconds: float) -> float | None:
+        """Share of the samples in which any of these clock event reasons was active; None where not known."""
+        key = (reasons, seconds)
+        if key not in self._shares:
+            self._shares[key] = self.history.clock_event_shares(reasons, seconds)
+        share = float(self._shares[key][self._column[gpu.info.uuid]])
+        return None if share != share else share
+
     # -- processes ----------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def processes(self) -> list[ProcessSample]:
         """The processes that compute on a GPU, services left out."""
         return [p for p in self.sample.processes if self.compute_gpus(p) and not is_service(p)]
@@ -163,6 +242,35 @@ class View:
         since = [self.history.held_since(g.info.uuid, process.pid) for g in self.compute_gpus(process)]
         known = [s for s in (*since, process.started_s) if s is not None]
         return max(0.0, self.sample.time_s - min(known)) if known else 0.0
+
+    @cached_property
+    def settled(self) -> list[GpuSample]:
+        """The whole GPUs whose job is past its start-up, and those on which no process is listed: from
+        inside a container those of others cannot be seen."""
+        age_s: dict[int, float] = {}
+        for process in self.processes:
+            age = self.age_s(process)
+            for gpu in self.compute_gpus(process):
+                age_s[gpu.info.index] = max(age, age_s.get(gpu.info.index, 0.0))
+        return [g for g in self.working if age_s.get(g.info.index, math.inf) >= limit("idle_gpu.age_s")]
+
+    def full_cores(self, seconds: float) -> float:
+        """How many cores of the host had no time left, on average; 0 where that is not known."""
+        known = [look.full_cores for look in self.host(seconds) if look.full_cores is not None]
+        return sum(known) / len(known) if known else 0.0
+
+    def host(self, seconds: float) -> list[HostLook]:
+        if seconds not in self._hosts:
+            self._hosts[seconds] = self.history.host(seconds, end_s=self.sample.time_s)
+        return self._hosts[seconds]
+
+    def not_at_work(self, finding_id: str, seconds: float) -> Abstained | None:
+        """Why no GPU could be judged by how it works."""
+        if self.processes and self.settled:
+            return Abstained(finding_id, f"{seconds:.0f} s of readings of a GPU at work")
+        if self.processes:
+            return Abstained(finding_id, f"a job that is past its start-up ({limit('idle_gpu.age_s'):.0f} s)")
+        return self.no_process(finding_id)
 
     def without_process(self, seconds: float) -> tuple[list[GpuSample], list[GpuSample]]:
         """The GPUs for which no compute process was listed for that long: the idle ones, and those at work all

@@ -8,19 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gputop.advice.causes import explained
 from gputop.advice.finding import Abstained, Advice, Finding, collect
+from gputop.advice.phase import for_phase
 from gputop.advice.trace_balance import replica_imbalance
+from gputop.advice.trace_collectives import allreduce_count, allreduce_slow, collective_waiting, communication_exposed
 from gputop.advice.trace_copies import copies_excessive
 from gputop.advice.trace_facts import TraceFacts
+from gputop.advice.trace_functions import eager_execution, retracing, xla_off
+from gputop.advice.trace_host import host_placement, step_gap_host
 from gputop.advice.trace_input import input_bound
+from gputop.advice.trace_kernels import loss_scaling, small_kernels
 from gputop.advice.trace_launch import launch_bound
-from gputop.advice.trace_memory import batch_size_headroom
+from gputop.advice.trace_memory import batch_size_headroom, memory_pressure
+from gputop.advice.trace_precision import dims_unaligned, fp16_fallback, tensor_cores_unused
+from gputop.advice.trace_replicas import serial_gpus, staggered_launch
+from gputop.advice.trace_threads import thread_contention
+from gputop.advice.trace_transfers import copies_pageable, sync_copies
 
 RULES: tuple[Callable[[TraceFacts], Finding | Abstained | None], ...] = (
-    input_bound, launch_bound, replica_imbalance, copies_excessive, batch_size_headroom,
+    input_bound, launch_bound, small_kernels, replica_imbalance, serial_gpus, staggered_launch,
+    communication_exposed, allreduce_count, allreduce_slow, collective_waiting,
+    copies_excessive, copies_pageable, sync_copies,
+    tensor_cores_unused, fp16_fallback, dims_unaligned, loss_scaling,
+    batch_size_headroom, memory_pressure,
+    step_gap_host, thread_contention, eager_execution, retracing, xla_off, host_placement,
 )
 
 
 def advise(facts: TraceFacts) -> Advice:
-    """What all rules have to say about one trace."""
-    return collect(rule(facts) for rule in RULES)
+    """What all rules have to say about one trace, what follows from another finding under it."""
+    advice = collect(for_phase(rule(facts), facts.analysis.steps) for rule in RULES)
+    return Advice(explained(advice.findings), advice.abstained)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gputop.advice.finding import Severity, at_most, severity_of
 from gputop.advice.thresholds import limit
 from gputop.trace.breakdown import breakdown
+from gputop.trace.collective_waits import CollectiveWaits, collective_waits
 from gputop.trace.device_time import GpuTimeline
+from gputop.trace.host_causes import HostCauses, host_causes
+from gputop.trace.intervals import EMPTY, Spans, union
 from gputop.trace.model import Trace
 from gputop.trace.query import uses
 from gputop.trace.results import Analysis, GpuUse
@@ -29,6 +33,9 @@ class TraceFacts:
     period_s: float
     framework: str  # tensorflow, jax, pytorch or unknown
     params: int | None = None
+    lines: Sequence[GpuTimeline] = ()  # of the GPUs on which anything ran
+    waits: CollectiveWaits | None = None  # None: no GPU ran a collective
+    host: HostCauses | None = None  # the host's part of the GPUs' idle time, by cause
 
     @property
     def active(self) -> list[GpuUse]:
@@ -45,6 +52,29 @@ class TraceFacts:
         about = f"{steps} whole step{'' if steps == 1 else 's'} and " if steps else ""
         return f"This rests on {about}{kernels:.0f} kernels per GPU only; capture longer to be sure."
 
+    @property
+    def steps_or_window(self) -> int:
+        """How many steps a sum over all of ``within`` is of; 1 without steps."""
+        return self.analysis.steps.count if self.analysis.steps else 1
+
+    @property
+    def within(self) -> Spans:
+        """The time that is judged: the steps, or from the first device event to the last."""
+        steps = self.analysis.steps
+        if steps is not None:
+            return union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns])
+        if not self.lines:
+            return EMPTY
+        return union([min(line.window_ns[0] for line in self.lines)], [max(line.window_ns[1] for line in self.lines)])
+
+    def rated(self, share: float) -> Severity:
+        """Severity of a cause that costs this share, no more than medium where the trace holds too little."""
+        return at_most(severity_of(share), "medium") if self.few else severity_of(share)
+
+    def said(self, why: str) -> str:
+        """``why`` with what it rests on, where that is little."""
+        return f"{why} {self.few}" if self.few else why
+
     @classmethod
     def of(
         cls, trace: Trace, lines: Sequence[GpuTimeline], analysis: Analysis, params: int | None = None,
@@ -60,4 +90,6 @@ class TraceFacts:
         shares = None
         if parts is not None and parts.total > 0:
             shares = {name: seconds / parts.total for name, seconds in parts.to_json().items()}
-        return cls(trace, analysis, shares, basis, parts.total if parts else 0.0, uses(trace), params)
+        host = host_causes(trace, lines, analysis.steps, analysis.ops)
+        return cls(trace, analysis, shares, basis, parts.total if parts else 0.0, uses(trace), params, tuple(lines),
+                   collective_waits(trace, lines, analysis.steps), host)

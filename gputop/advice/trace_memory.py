@@ -5,13 +5,76 @@ from __future__ import annotations
 import math
 import re
 
-from gputop.advice.finding import Abstained, Finding, Gain, at_most, severity_of
+from gputop.advice.finding import HIGH_SHARE, Abstained, Finding, Gain, Severity, at_most, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.advice.trace_launch import launch_bound
-from gputop.text import percent
+from gputop.text import bytes_, percent
+from gputop.trace.results import AllocatorUse
 
+_RECORDS = ("the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's own captures hold "
+            "them, other tools' do not")
+_ROOM = {
+    "tensorflow": "optimizer = keras.optimizers.Adam(gradient_accumulation_steps=4)  # Keras 3, with a batch a quarter the size\n"
+                  "TF_GPU_ALLOCATOR=cuda_malloc_async python train.py  # against fragmentation",
+    "jax": "block = jax.checkpoint(block)  # recomputes activations in the backward pass",
+    "pytorch": "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+}
 _GPU_ALLOCATOR = re.compile(r"GPU_(\d+)_bfc$", re.IGNORECASE)
+
+
+def _allocators(facts: TraceFacts, gpus: set[int]) -> dict[int, AllocatorUse]:
+    """The GPU allocators of these GPUs that tell their capacity."""
+    used = {}
+    for use in facts.analysis.memory:
+        match = _GPU_ALLOCATOR.match(use.allocator)
+        if match and int(match[1]) in gpus and use.capacity_bytes > 0:
+            used[int(match[1])] = use
+    return used
+
+
+def memory_pressure(facts: TraceFacts) -> Finding | Abstained | None:
+    """The allocator's peak is close to its capacity: a larger batch, or a piece of fragmentation, ends the job.
+
+    Going by the allocator, never by NVML's "memory used": TensorFlow reserves nearly all memory at its start.
+    """
+    used = _allocators(facts, {gpu.gpu for gpu in facts.analysis.gpus})
+    if not used:
+        return Abstained("memory_pressure", _RECORDS)
+    share = {gpu: use.peak_bytes / use.capacity_bytes for gpu, use in used.items()}
+    worst = max(share, key=lambda gpu: share[gpu])
+    full = share[worst]
+    if full < limit("trace_memory.warn"):
+        return None
+    use, detail = used[worst], used[worst].detail
+    pieces = None if detail is None else detail.fragmentation_max
+    in_pieces = pieces is not None and pieces >= limit("trace_memory.fragmented")
+    severity: Severity = "low"
+    if full >= limit("trace_memory.critical"):
+        # "High" is for jobs that will fail: nothing left, or what is left is of no use.
+        severity = "high" if full >= limit("trace_memory.full") and in_pieces else "medium"
+    left = use.capacity_bytes - use.peak_bytes
+    evidence = {"peak_bytes": float(use.peak_bytes), "capacity_bytes": float(use.capacity_bytes), "peak_ratio": full,
+                "left_bytes": float(left)}
+    why = f"At its peak the allocator of GPU {worst} had {bytes_(left)} of {bytes_(use.capacity_bytes)} left."
+    if pieces is not None:
+        evidence["fragmentation_ratio"] = pieces
+        if in_pieces:
+            why += f" Up to {percent(pieces)} of its free memory was outside the largest free block."
+    if detail is not None and detail.holders:
+        top = detail.holders[0]
+        why += f" Of what was allocated in the window {top.op} held most, {bytes_(top.bytes)}."
+    return Finding(
+        id="memory_pressure", severity=severity, title=f"GPU {worst}'s allocator was {percent(full)} full", why=why,
+        evidence=evidence,
+        action="Make room before it fails: a smaller batch with gradient accumulation, mixed precision, or recomputation of "
+               "activations" + ("; TensorFlow's asynchronous allocator fragments less." if in_pieces and
+                                facts.framework == "tensorflow" else "."),
+        snippet=_ROOM.get(facts.framework),
+        gain=Gain(None, "no time: it keeps the job from running out of memory"),
+        gpus=tuple(sorted(gpu for gpu, part in share.items() if part >= limit("trace_memory.warn"))),
+        source=source("trace_memory.warn", "trace_memory.critical"),
+    )
 
 
 def batch_size_headroom(facts: TraceFacts) -> Finding | Abstained | None:
@@ -25,18 +88,14 @@ def batch_size_headroom(facts: TraceFacts) -> Finding | Abstained | None:
         return Abstained("batch_size_headroom", "GPU activity in the trace")
     compute = sum(gpu.compute for gpu in gpus) / len(gpus)
     launch = facts.shares["launch"]
-    if compute >= limit("batch_size_headroom.compute") or facts.shares["input"] >= limit("input_bound.share"):
+    if facts.shares["input"] >= limit("input_bound.share"):
+        return None
+    if compute >= limit("batch_size_headroom.compute") and launch < HIGH_SHARE:
         return None
     numbers = {gpu.gpu for gpu in gpus}
-    used = {}
-    for use in facts.analysis.memory:
-        match = _GPU_ALLOCATOR.match(use.allocator)
-        if match and int(match[1]) in numbers and use.capacity_bytes > 0:
-            used[int(match[1])] = use
+    used = _allocators(facts, numbers)
     if set(used) != numbers:
-        return Abstained("batch_size_headroom", (
-            "the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's own captures hold "
-            "them, other tools' do not"))
+        return Abstained("batch_size_headroom", _RECORDS)
     tightest = max(used.values(), key=lambda use: use.peak_bytes / use.capacity_bytes)
     if tightest.peak_bytes <= 0:
         return None

@@ -22,6 +22,8 @@ from gputop.samples import (
 START_S = 1_800_000_000.0
 TOTAL = 80e9
 
+LINK = 63e9  # PCIe 5 × 16
+
 Level = float | Callable[[float], float]
 
 
@@ -37,6 +39,7 @@ class Job:
     sm: float | None = None
     since_s: float = 0.0
     until_s: float = 1e9
+    cores: Level = 1.5
     parent: int | None = None
     started_s: float | None = None
 
@@ -55,6 +58,9 @@ class Scene:
     change: Callable[[GpuSample, float], GpuSample] = lambda gpu, t: gpu
     interval_s: float = 1.0
     watched: Sequence[int] | None = None  # as --gpus would; None: all
+    cpu: Level | None = 0.3
+    full_cores: Level | None = 0.0  # of 64
+    cpu_limit_cores: float | None = None
 
     def sample(self, t: float) -> NodeSample:
         jobs = [j for j in self.jobs if j.since_s <= t < j.until_s]
@@ -63,10 +69,16 @@ class Scene:
                         for g in j.gpus if g in watched} for j in jobs}
         gpus = tuple(self.change(self.gpu(i, t, [h[i] for h in held.values() if i in h]), t) for i in watched)
         processes = tuple(
-            ProcessSample(j.pid, j.user, j.command, Reading(1.5, "cores"), Reading(1e9, "bytes"), 10, held[j.pid],
-                          None if j.command else "no permission", j.parent, j.started_s) for j in jobs if held[j.pid])
-        return NodeSample(START_S + t, gpus, HostSample("test", {}), processes, self.interval_s,
-                          gpus_present=self.gpus)
+            ProcessSample(j.pid, j.user, j.command, Reading(at(j.cores, t), "cores"), Reading(1e9, "bytes"), 10,
+                          held[j.pid], None if j.command else "no permission", j.parent, j.started_s)
+            for j in jobs if held[j.pid])
+        return NodeSample(START_S + t, gpus, self.host(t), processes, self.interval_s, gpus_present=self.gpus)
+
+    def host(self, t: float) -> HostSample:
+        cpu = Reading.missing("ratio", "the test says so") if self.cpu is None else Reading(at(self.cpu, t), "ratio")
+        full = None if self.full_cores is None else round(at(self.full_cores, t))
+        cores = () if full is None else (1.0,) * full + (0.2,) * (64 - full)
+        return HostSample("test", {"cpu_ratio": cpu}, 64, cores, self.cpu_limit_cores)
 
     def gpu(self, index: int, t: float, processes: Sequence[GpuProcess]) -> GpuSample:
         level = at(self.active.get(index, 0.9 if processes else 0.0), t)
@@ -74,10 +86,14 @@ class Scene:
         values: dict[str, float | None] = {
             "sm_active": level if self.fine else None, "gpu_util": at(self.util, t) if level else 0.0,
             "memory_used_bytes": used + 0.5e9, "memory_total_bytes": TOTAL, "power_w": 400.0, "power_limit_w": 700.0,
-            "sm_clock_hz": 1.98e9, "sm_clock_max_hz": 1.98e9,
+            "sm_clock_hz": 1.98e9, "sm_clock_max_hz": 1.98e9, "temperature_c": 60.0, "temperature_slowdown_c": 92.0,
+            "tensor_active": 0.45 * level if self.fine else None, "dram_active": 0.35 * level if self.fine else None,
+            "pcie_rx_bytes_per_s": 6e8 * level, "pcie_tx_bytes_per_s": 5e7 * level, "pcie_max_bytes_per_s": LINK,
+            "pcie_gen": 5.0, "pcie_width": 16.0,
         }
         values.update({m: None if v is None else at(v, t) for m, v in self.other.items()})
-        return GpuSample(GpuInfo(index, f"GPU-{index}", "H100"), {m: read(m, v) for m, v in values.items()},
+        info = GpuInfo(index, f"GPU-{index}", "H100", pcie_gen_max=5, pcie_width_max=16)
+        return GpuSample(info, {m: read(m, v) for m, v in values.items()},
                          tuple(processes), None, tuple(self.events or ()),
                          "the test says so" if self.events is None else None)
 

@@ -45,3 +45,30 @@ def test_one_cause_seen_live_and_in_a_trace_is_one_entry() -> None:
     assert [(f.id, f.origin) for f in merge_findings([trace], [live, idle])] == [
         ("gpu0_oversubscribed", "trace"), ("idle_gpu", "live")]
     assert [f.id for f in merge_findings([replace(F, id="replica_imbalance")], [live])] == ["replica_imbalance"]
+
+
+def test_what_telemetry_sees_of_a_cause_is_folded_under_it() -> None:
+    low = replace(F, id="low_sm_active", severity="low", origin="live", gain=Gain(None, ""))
+    cpu, link, stuck = (replace(low, id=i, severity="medium")
+                        for i in ("host_cpu_saturated", "pcie_saturated", "spinning"))
+    merged = merge_findings([F], [low, cpu, link, stuck])
+    assert [f.id for f in merged] == ["input_bound", "pcie_saturated", "spinning"]
+    assert merged[0].consequences == (low, cpu) and merged[0].gain == F.gain
+    copies = replace(F, id="copies_excessive", severity="medium", gain=Gain(0.1, "how"))
+    merged = merge_findings([copies, F], [link, low])
+    assert [f.id for f in merged] == ["input_bound", "copies_excessive"]  # under the main cause that fits
+    assert [c.id for f in merged for c in f.consequences] == ["low_sm_active", "pcie_saturated"]
+
+
+def test_a_cause_found_below_another_folds_what_follows_too() -> None:
+    low = replace(F, id="low_sm_active", severity="low", origin="live", gain=Gain(None, ""))
+    above = replace(F, id="sync_copies", consequences=(replace(F, id="launch_bound"),))
+    assert [f.id for f in merge_findings([above], [low])] == ["sync_copies"]
+
+
+def test_an_old_trace_or_a_small_cause_explains_nothing_of_now() -> None:
+    low = replace(F, id="low_sm_active", severity="low", origin="live", gain=Gain(None, ""))
+    assert [f.id for f in merge_findings([F], [low], 899.0)] == ["input_bound"]
+    assert [f.id for f in merge_findings([F], [low], 901.0)] == ["input_bound", "low_sm_active"]
+    small = replace(F, severity="low", gain=Gain(0.03, ""))
+    assert [f.id for f in merge_findings([small], [low])] == ["input_bound", "low_sm_active"]

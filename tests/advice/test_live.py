@@ -38,7 +38,9 @@ def test_the_first_tick_abstains_and_says_for_what() -> None:
     advice = after(Scene(), 1)
     assert ids(advice) == []
     assert set(abstained(advice)) == {"idle_gpu", "unused_gpu", "gpu0_oversubscribed", "power_capped",
-                                      "memory_preallocated", "no_fine_metrics"}
+                                      "memory_preallocated", "no_fine_metrics", "memory_pressure", "thermal_throttled",
+                                      "pcie_link_degraded", "pcie_saturated", "host_cpu_saturated", "spinning",
+                                      "dram_bound", "low_sm_active", "tensor_idle"}
     assert all(abstained(advice).values())
 
 
@@ -99,7 +101,12 @@ def test_findings_keep_the_contract() -> None:
 def test_every_threshold_has_a_source_and_leaving_is_further_than_entering() -> None:
     for entry in THRESHOLDS.values():
         assert entry.unit and len(entry.source) > 10
-    smaller_is_worse = {"idle_gpu.", "unused_gpu.", "power_capped.clock_"}
+    smaller_is_worse = {
+        "idle_gpu.", "unused_gpu.", "power_capped.clock_", "low_sm_active.active_", "spinning.sm_", "spinning.tensor_",
+        "spinning.dram_", "spinning.power_", "spinning.coarse_power_", "spinning.varies_", "tensor_idle.tensor_",
+        "dram_bound.tensor_", "memory_pressure.free_", "pcie_saturated.medium_", "thermal_throttled.clock_",
+        "thermal_throttled.high_", "host_cpu_saturated.waiting_",
+        "host_cpu_saturated.most_cores_", "spinning.traffic_", "tensor_idle.fp64_", "thermal_throttled.near_c_"}
     for name in [i.removesuffix("enter") for i in THRESHOLDS if i.endswith("enter")]:
         enter, leave = limit(name + "enter"), limit(name + "leave")
         assert (leave > enter) if name in smaller_is_worse else (leave < enter)
@@ -118,7 +125,7 @@ def test_rules_are_pure() -> None:
     version = history.version
     sample = scene.sample(149)
     assert live_advice(history, sample, advice[-2].findings) == live_advice(history, sample, advice[-2].findings)
-    assert history.version == version and len(RULES) == 8
+    assert history.version == version and len(RULES) == 17
 
 
 def test_parts_of_a_divided_gpu_are_no_gpus_of_a_job() -> None:

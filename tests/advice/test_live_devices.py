@@ -9,6 +9,7 @@ import pytest
 
 from gputop.advice.live import live_advice
 from gputop.history import History
+from gputop.samples import GpuSample
 from tests.advice.live_scene import Scene, abstained, after, get, ids, play, read
 
 # -- power_capped -----------------------------------------------------------------------------------
@@ -87,3 +88,49 @@ def test_a_missing_value_now_and_then_is_not_coarse_only() -> None:
     assert all("no_fine_metrics" not in ids(a) for a in advice)
 
 
+
+
+# -- thermal_throttled ------------------------------------------------------------------------------
+
+def hot(share: float, reason: str = "thermal", clock: float = 1.6e9, temperature: float = 88.0) -> Scene:
+    """One in ``1 / share`` looks has the reason."""
+    def change(gpu: GpuSample, t: float) -> GpuSample:
+        active = share >= 1 or (share > 0 and t % round(1 / share) == 0)
+        return replace(gpu, clock_event_reasons=(reason,) if active else ())
+
+    return Scene(other={"sm_clock_hz": clock, "temperature_c": temperature}, change=change)
+
+
+@pytest.mark.parametrize(("share", "clock", "found"), [
+    (1.0, 1.6e9, True), (1 / 3, 1.6e9, True), (1 / 5, 1.6e9, False), (1.0, 0.94 * 1.98e9, True),
+    (1.0, 0.96 * 1.98e9, False),
+])
+def test_heat_holds_the_clocks_down(share: float, clock: float, found: bool) -> None:
+    assert ("thermal_throttled" in ids(after(hot(share, clock=clock), 61))) == found
+
+
+def test_heat_says_how_hot_and_how_slow() -> None:
+    finding = get(after(hot(1.0), 61), "thermal_throttled")
+    assert finding.severity == "medium" and finding.gpus == tuple(range(8))
+    assert "88 °C (slowdown at 92 °C)" in finding.why and finding.evidence["thermal_share_ratio"] == 1.0
+    assert get(after(hot(1.0, clock=1.2e9), 61), "thermal_throttled").severity == "high"
+
+
+def test_a_hardware_slowdown_is_heat_only_near_the_limit() -> None:
+    assert "thermal_throttled" in ids(after(hot(1.0, "hw slowdown", temperature=88.0), 61))
+    assert "thermal_throttled" not in ids(after(hot(1.0, "hw slowdown", temperature=70.0), 61))
+    assert "thermal_throttled" not in ids(after(hot(1.0, "power cap", temperature=88.0), 61))
+
+
+def test_heat_without_reasons_and_without_anything() -> None:
+    by_temperature = Scene(events=None, other={"sm_clock_hz": 1.5e9, "temperature_c": 93.0})
+    assert "thermal_throttled" in ids(after(by_temperature, 61))
+    cooler = replace(by_temperature, other={"sm_clock_hz": 1.5e9, "temperature_c": 90.0})
+    assert "thermal_throttled" not in ids(after(cooler, 61))
+    nothing = after(Scene(events=None, other={"temperature_slowdown_c": None}), 61)
+    assert "clock event reasons" in abstained(nothing)["thermal_throttled"]
+
+
+def test_heat_at_the_power_limit_is_heat() -> None:
+    scene = Scene(events=["thermal", "power cap"], other={"power_w": 699.0, "sm_clock_hz": 1.5e9})
+    assert ids(after(scene, 61)) == ["thermal_throttled"]

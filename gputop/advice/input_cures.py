@@ -1,0 +1,189 @@
+"""Which change of a tf.data pipeline lets it keep up, the code for it, and the step time to expect then.
+
+tf.data runs a pipeline's segments at the same time: what lies between two stages with threads of their own
+(Prefetch and the parallel ones). The slowest segment bounds it. A cure changes one stage; the step then takes as long
+as the slowest segment that is left, or as the rest of the step. Functions run on as many threads as tf.data has CPUs,
+whatever ``num_parallel_calls`` says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gputop.text import percent, seconds
+from gputop.trace.results_host import Pipeline, Stage
+
+_PREFETCH = "ds = ds.prefetch(tf.data.AUTOTUNE)  # last"
+_PARALLEL = f"ds = ds.map(fn, num_parallel_calls=tf.data.AUTOTUNE)\n{_PREFETCH}"
+_INTERLEAVE = (
+    "ds = tf.data.Dataset.from_tensor_slices(files).interleave(\n"
+    "    read,  # a file's dataset, with the work on it inside\n"
+    "    num_parallel_calls=tf.data.AUTOTUNE, deterministic=False)\n"
+    f"ds = ds.batch(batch_size)\n{_PREFETCH}")
+_CACHE = ("ds = ds.map(decode, num_parallel_calls=tf.data.AUTOTUNE)\n"
+          "ds = ds.cache()  # or .cache(filename) where memory is short")
+_WHOLE = ("ds = ds.batch(batch_size)\n"
+          "# fn_of_a_batch: the same ops on tensors with a batch dimension\n"
+          f"ds = ds.map(fn_of_a_batch, num_parallel_calls=tf.data.AUTOTUNE)\n{_PREFETCH}")
+_THREADS = ("# only where the work waits for storage or network:\n"
+            "options = tf.data.Options()\n"
+            "options.threading.private_threadpool_size = {0}\n"
+            "ds = ds.with_options(options)")
+_BATCH = f"ds = ds.batch(batch_size, num_parallel_calls=tf.data.AUTOTUNE)\n{_PREFETCH}"
+_DEEPER = ("ds = ds.prefetch(16)  # last; AUTOTUNE keeps buffers small\n"
+           "options = tf.data.Options()\n"
+           "options.deterministic = False\n"
+           "ds = ds.with_options(options)")
+_RECORDS = (
+    "with tf.io.TFRecordWriter(path) as file:  # once, before training\n"
+    "    features = tf.train.Features(feature=feature)\n"
+    "    file.write(tf.train.Example(features=features).SerializeToString())\n"
+    "ds = tf.data.TFRecordDataset(paths, num_parallel_reads=tf.data.AUTOTUNE)")
+
+_CACHED = "the stage's results are cached, so it is the most to expect"
+_CUTS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
+_MAPS = re.compile(r"(?:Parallel)?Map|MapAndBatch|Filter")
+_READS = re.compile(r"TFRecord|TextLine|FixedLengthRecord|Csv|SqlDataset|LMDB|Glob|MatchingFiles")
+_SEVERAL = re.compile(r"FlatMap|Interleave")
+
+
+_RECORD_FILES = "Replace from_generator, which runs Python under its lock, by TFRecord files and TensorFlow ops."
+_SEVERAL_FILES = "Read several files at once: interleave with parallel calls, the work on a file inside it."
+_OVERLAP = "Overlap the input pipeline with the step: prefetch, and run its slow stages in parallel."
+_ASSEMBLE = "Assemble batches in parallel."
+_BY_NAME = (
+    (re.compile(r"Parallel|MapAndBatch"), "The stage is parallel already: cache what is the same in every epoch, or do "
+     "the work on whole batches.", f"{_CACHE}\n{_WHOLE}"),
+    (re.compile(r"Generator"), _RECORD_FILES, _RECORDS), (_SEVERAL, _SEVERAL_FILES, _INTERLEAVE),
+    (_READS, _SEVERAL_FILES, _INTERLEAVE), (re.compile(r"Batch|PaddedBatch"), _ASSEMBLE, _BATCH),
+    (_MAPS, "Run the map in parallel and prefetch.", _PARALLEL),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """``step_s`` is the step to expect, None where the pipeline tells no costs; ``how`` what that assumes."""
+
+    action: str
+    snippet: str
+    step_s: float | None
+    how: str
+    tells: str = ""  # a sentence about the stage that bounds the pipeline
+    numbers: Mapping[str, float] | None = None
+
+
+def cure(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, cpus: int | None) -> Cure | None:
+    """The cure for one pipeline; None where nothing says which stage bounds it.
+
+    ``wait_s`` is what a step waits for its batches, ``per_step`` the batches of a step, ``cpus`` tf.data's CPU budget.
+    """
+    stages = {stage.path: stage for stage in pipeline.stages}
+    slow = stages.get(pipeline.bounding or "")
+    if slow is None or not slow.cost_s_per_batch:
+        return None
+    segments = _segments(stages)
+    rest_s = max(step_s - wait_s, 0.0)
+    costs = {head: sum(_cost(stages[path], cpus) for path in paths) * per_step for head, paths in segments.items()}
+    own = next(head for head, paths in segments.items() if slow.path in paths)
+    # Stages that overlap, or a window that cuts batches off, can make the costs more than a step was long.
+    scale = min(1.0, step_s / costs[own]) if costs[own] > 0 else 1.0
+    cost_s, stage_s = costs[own] * scale, _cost(slow, cpus) * per_step * scale
+    others = max((min(cost, step_s) for head, cost in costs.items() if head != own), default=0.0)
+    last = next((stage for stage in pipeline.stages if stage.name.startswith("Prefetch")), None)
+    numbers = {"slowest_stage_s": stage_s, "pipeline_s": max(cost_s, others)}
+    if last is not None and last.buffer_empty is not None:
+        numbers["buffer_empty_ratio"] = last.buffer_empty
+    tells = f" Its stage {slow.name} takes {seconds(stage_s)} of a step's batches"
+    tells += f" on {slow.workers} threads." if slow.workers > 1 else "."
+    if last is not None and last.buffer_empty is not None:
+        tells += f" The prefetch buffer was empty at {percent(last.buffer_empty)} of the calls."
+    elif last is None:
+        tells += " There is no prefetch buffer."
+
+    def made(action: str, snippet: str, left_s: float, how: str) -> Cure:
+        return Cure(action, snippet, max(rest_s, left_s, others), how, tells, numbers)
+
+    apart = _cut_off(stages, slow)
+    if last is not None and apart and max(cost_s, others) <= rest_s and (last.buffer_empty or 0.0) < 0.5:
+        return made("The pipeline is fast enough on average, but its buffer runs empty now and then: prefetch more "
+                    "batches.", _DEEPER, cost_s, "the buffer lasts over the slow batches")
+    if not apart and cost_s <= rest_s:
+        return made("Prefetch: make the next batch while the step runs.", _PREFETCH, cost_s,
+                    "a batch is made while the step before it runs")
+    threads = _threads(stages, slow, cpus)
+    if slow.name.startswith("Generator"):
+        return made(_RECORD_FILES, _RECORDS, cost_s - stage_s,
+                    "records cost next to nothing to read beside the generator's Python")
+    if _under(stages, slow, _SEVERAL) or _READS.match(slow.name) or _SEVERAL.match(slow.name):
+        if slow.workers < threads:
+            return made(_SEVERAL_FILES, _INTERLEAVE, cost_s * slow.workers / threads,
+                        f"files are read on {threads} threads at a time")
+    elif _MAPS.match(slow.name) and slow.workers < threads:
+        return made(f"Run the map in parallel (it uses {slow.workers} thread{'s' if slow.workers > 1 else ''} now) and "
+                    "prefetch.", _PARALLEL, cost_s - stage_s + stage_s * slow.workers / threads,
+                    f"the map runs on {threads} threads, and what it does there is not slower")
+    if slow.name.startswith(("Batch", "PaddedBatch", "ParallelBatch")):
+        return made(_ASSEMBLE, _BATCH, cost_s - stage_s + stage_s * slow.workers / threads,
+                    f"batches are assembled on {threads} threads")
+    if _MAPS.match(slow.name) or _SEVERAL.match(slow.name) or _READS.match(slow.name):
+        fed = max((stage.calls for stage in pipeline.stages if stage.parent == slow.path), default=0)
+        if pipeline.batches and max(slow.calls, fed) >= 2 * pipeline.batches:
+            return made("The work runs on all CPUs already, element by element: do it on whole batches, and cache what "
+                        "is the same in every epoch.", f"{_WHOLE}\n{_CACHE}", cost_s - stage_s, _CACHED)
+        return made("The work runs on all CPUs already: cache what is the same in every epoch, or do it once and store "
+                    "it.", f"{_CACHE}\n{_THREADS.format(4 * threads)}", cost_s - stage_s, _CACHED)
+    return made(_OVERLAP, _PREFETCH, cost_s - stage_s, f"nothing is left of {slow.name}, so it is the most to expect")
+
+
+def cure_by_name(stage: str | None) -> Cure:
+    """What helps in general where the trace tells no more than the slowest stage's name, or not even that."""
+    action, snippet = next(((action, snippet) for pattern, action, snippet in _BY_NAME
+                            if stage is not None and pattern.match(stage)), (_OVERLAP, _PREFETCH))
+    return Cure(action, snippet, None, "")
+
+
+def _threads(stages: Mapping[str, Stage], slow: Stage, cpus: int | None) -> int:
+    """How many threads the stage can have; tf.data's pool has one for each CPU. No more than it has where a parallel
+    interleave runs it: how many that uses, a trace does not always tell."""
+    if any(above.name.startswith("ParallelInterleave") for above in _above(stages, slow)):
+        return slow.workers
+    return max(cpus if cpus is not None else 4 * slow.workers, 1)
+
+
+def _cost(stage: Stage, cpus: int | None) -> float:
+    """Seconds per batch; of a function that was given more workers than there are CPUs, on the CPUs there are."""
+    cost = stage.cost_s_per_batch or 0.0
+    return cost * stage.workers / cpus if cpus and stage.function_s is not None and stage.workers > cpus else cost
+
+
+def _segments(stages: Mapping[str, Stage]) -> dict[str, list[str]]:
+    """Paths of the stages that run one after the other, by the first of them."""
+    head: dict[str, str] = {}
+    for path, stage in stages.items():  # parents come first
+        above = stages.get(stage.parent or "")
+        cut = above is None or _CUTS.search(above.name) or _CUTS.search(stage.name)
+        head[path] = path if cut or above is None else head[above.path]
+    out: dict[str, list[str]] = {}
+    for path, first in head.items():
+        out.setdefault(first, []).append(path)
+    return out
+
+
+def _above(stages: Mapping[str, Stage], stage: Stage) -> list[Stage]:
+    found = []
+    at = stages.get(stage.parent or "")
+    while at is not None:
+        found.append(at)
+        at = stages.get(at.parent or "")
+    return found
+
+
+def _cut_off(stages: Mapping[str, Stage], stage: Stage) -> bool:
+    """Whether a buffer or workers lie between the step and this stage, so that it runs beside the step."""
+    return any(_CUTS.search(above.name) for above in (stage, *_above(stages, stage)))
+
+
+def _under(stages: Mapping[str, Stage], stage: Stage, pattern: re.Pattern[str]) -> bool:
+    return any(pattern.match(above.name) for above in _above(stages, stage))

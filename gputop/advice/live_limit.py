@@ -1,0 +1,68 @@
+"""What bounds a job that nothing is wrong with, from live figures: silence would look like a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gputop.advice.live_view import View, gpus_text
+from gputop.advice.thresholds import limit
+from gputop.samples import GpuSample
+from gputop.text import percent
+
+# Findings that leave nothing to say about limits: time is lost, or how the GPUs work is not known.
+_LOSSES = ("hardware_error", "idle_gpu", "gpu0_oversubscribed", "shared_gpu", "thermal_throttled", "memory_pressure",
+           "pcie_saturated", "host_cpu_saturated", "spinning", "low_sm_active", "tensor_idle", "no_fine_metrics")
+
+
+def live_limit(view: View) -> str | None:
+    """ "GPUs 0-7 work at 92 % SM active, 61 % tensor: compute bound; 540 of 700 W".
+
+    None where no GPU works or its SM activity is not known, and where a rule that ran before on
+    this view found time lost.
+    """
+    if view.found(*_LOSSES):
+        return None
+    window_s = view.seconds("window_s")
+    sm = {g.info.index: (g, mean) for g in view.settled if (mean := view.mean(g, "sm_active", window_s)) is not None
+          and mean >= limit("unused_gpu.peer_busy")}
+    if not sm:
+        return None
+    gpus = [g for g, _ in sm.values()]
+    tensor, dram = (_means(view, gpus, metric, window_s) for metric in ("tensor_active", "dram_active"))
+    figures = [f"{_span(mean for _, mean in sm.values())} SM active"]
+    figures += [f"{_span(values)} {name}" for values, name in ((tensor, "tensor"), (dram, "DRAM")) if values]
+    text = f"{gpus_text(gpus)} {'works' if len(gpus) == 1 else 'work'} at {', '.join(figures)}"
+    bound = _bound(view, [mean for _, mean in sm.values()], tensor)
+    return f"{text}: {bound}{_power(view, gpus, window_s)}."
+
+
+def _bound(view: View, sm: list[float], tensor: list[float]) -> str:
+    if view.found("dram_bound"):
+        return "bound by device memory"
+    if view.found("power_capped"):
+        return "bound by the power limit"
+    if sum(sm) / len(sm) < limit("live_limit.work"):
+        return "neither idle nor at a limit; a trace tells what the rest of the time is"
+    if tensor and sum(tensor) / len(tensor) >= limit("live_limit.tensor"):
+        return "compute bound"
+    return "the SMs are busy; a trace tells which kernels they run"
+
+
+def _means(view: View, gpus: Iterable[GpuSample], metric: str, window_s: float) -> list[float]:
+    return [mean for g in gpus if (mean := view.mean(g, metric, window_s)) is not None]
+
+
+def _span(values: Iterable[float]) -> str:
+    """The mean, or lowest and highest where they differ."""
+    known = sorted(values)
+    if known[-1] - known[0] > 0.1:
+        return f"{100 * known[0]:.0f}-{percent(known[-1])}"
+    return percent(sum(known) / len(known))
+
+
+def _power(view: View, gpus: list[GpuSample], window_s: float) -> str:
+    pairs = [(mean, allowed) for g in gpus if (mean := view.mean(g, "power_w", window_s)) is not None
+             and (allowed := g["power_limit_w"].value)]
+    if not pairs:
+        return ""
+    return f"; {sum(p for p, _ in pairs) / len(pairs):.0f} of {sum(a for _, a in pairs) / len(pairs):.0f} W"

@@ -1,0 +1,35 @@
+"""Advice on a window that does not train, or may not: said more softly, or not at all.
+
+How a job evaluates says nothing about memory, precision or gradients of its training. Of the rest the cure may be
+right for the evaluation, which is what ran; it is not known to save time of the training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gputop.advice.finding import Abstained, Finding, at_most
+from gputop.trace.phases import EVALUATION, PREDICTION, UNKNOWN
+from gputop.trace.results import Steps
+
+# What evaluation differs in from training: memory and batch size, gradients and their AllReduce, the optimizer.
+_OF_TRAINING = frozenset({
+    "batch_size_headroom", "memory_pressure", "loss_scaling", "allreduce_count", "allreduce_slow",
+    "tensor_cores_unused", "fp16_fallback", "dims_unaligned", "xla_off", "small_kernels",
+})
+_CAPTURE = "capture again while the job trains (in Keras: during fit, between its first and its last step of an epoch)"
+
+
+def for_phase(outcome: Finding | Abstained | None, steps: Steps | None) -> Finding | Abstained | None:
+    """The outcome of a rule, true for what ran in the window."""
+    if steps is None or not isinstance(outcome, Finding):
+        return outcome
+    if steps.phase in (EVALUATION, PREDICTION):
+        if outcome.id in _OF_TRAINING:
+            return Abstained(outcome.id, f"steps that train: those of this window are {steps.phase}; {_CAPTURE}")
+        return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
+            f"{outcome.why} This is {steps.phase}, not training: {_CAPTURE} before you change the training."))
+    if steps.phase == UNKNOWN and UNKNOWN in steps.left_out_s:
+        return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
+            f"{outcome.why} Whether these steps train or evaluate, the trace does not tell: {_CAPTURE}."))
+    return outcome

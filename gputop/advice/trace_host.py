@@ -1,0 +1,178 @@
+"""The host between and inside the steps: Python while the GPUs wait, and TF ops that no GPU runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from gputop.advice.finding import Abstained, Finding, Gain
+from gputop.advice.style import CUSTOM, EAGER, JAX, KERAS2, KERAS3, style
+from gputop.advice.thresholds import limit, source
+from gputop.advice.trace_facts import TraceFacts
+from gputop.text import percent, seconds
+from gputop.trace.results_host import GapWork
+
+_KERAS = (KERAS2, KERAS3)
+_FEWER = "model.compile(..., steps_per_execution=16)  # Python once in 16 steps"
+_SELDOM = (
+    "if step % 100 == 0:\n"
+    "    print(step, float(loss))  # reading a value waits for the GPU")
+_MEASURED = "py-spy record --pid PID --output python.svg  # what Python does"
+
+# What fills the gap, by the names of its events: what it is, what to do, and what to paste by the way the loop is
+# written. The first that fills most of the gap is named.
+_WORK: tuple[tuple[str, str, str, dict[str, str | None]], ...] = (
+    (r"(?:SaveV2|SaveSlices|ShardedFilename|MergeV2Checkpoints|WriteFile|SaveDataset\w*)$|\w*[Cc]heckpoint",
+     "saving checkpoints", "Save less often, and in the background.", {
+         KERAS2: 'tf.keras.callbacks.ModelCheckpoint(path, save_freq="epoch")',
+         KERAS3: ('keras.callbacks.ModelCheckpoint(\n'
+                  '    "{epoch}.weights.h5", save_weights_only=True, save_freq="epoch")'),
+         CUSTOM: ("options = tf.train.CheckpointOptions(\n"
+                  "    experimental_enable_async_checkpoint=True)\n"
+                  "checkpoint.save(path, options=options)"),
+         JAX: ("import orbax.checkpoint as ocp\n"
+               "saver = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())"),
+     }),
+    (r"\w*Summary\w*$|\w*SummaryWriter\w*$",
+     "writing summaries", "Write summaries every few hundred steps, not at each one.", {
+         KERAS2: 'tf.keras.callbacks.TensorBoard(logdir, update_freq=500, histogram_freq=0)',
+         KERAS3: 'keras.callbacks.TensorBoard(logdir, update_freq=500, histogram_freq=0)',
+         CUSTOM: "with tf.summary.record_if(lambda: step % 500 == 0):\n    ...",
+     }),
+    (r"MakeIterator\b|AnonymousIterator|Anonymous\w*Iterator|\w*Dataset\w*$",
+     "making a new dataset iterator", "Make the iterator once: repeat the dataset instead of starting it anew.", {
+         KERAS2: "model.fit(ds.repeat(), steps_per_epoch=steps, ...)",
+         KERAS3: "model.fit(ds.repeat(), steps_per_epoch=steps, ...)",
+         CUSTOM: "batches = iter(ds.repeat())  # once, before the loop",
+     }),
+)
+
+
+def step_gap_host(facts: TraceFacts) -> Finding | Abstained | None:
+    """The GPUs stand still while the host is between two calls of the step: callbacks, metrics, logging, Python.
+
+    Waiting for input, tracing and compiling, and ops run one by one as the model are not in these seconds.
+    """
+    host = facts.host
+    if host is None or host.gap_s is None:
+        return Abstained("step_gap_host", (
+            "calls of the step's function on the host and, on a GPU, what ran there; TensorFlow and JAX record them at "
+            "host_tracer_level 2, as gputop captures"))
+    steps = facts.analysis.steps
+    if steps is None or steps.count < limit("host.steps"):
+        return Abstained("step_gap_host", (
+            "two whole steps: what lies between them is the gap; capture longer, or mark steps with "
+            "tf.profiler.experimental.Trace('train', step_num=step, _r=1)"))
+    if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
+        return None
+    share = host.gap_s / facts.period_s
+    evidence = {"gap_s": host.gap_s, "share_ratio": share}
+    if host.gap_silent_s is not None:
+        evidence["no_event_s"] = host.gap_silent_s
+    for work in host.gap_main[:4]:
+        evidence[f"{work.name}_s"] = work.s_per_step
+    what, action, snippet = _gap_cure(facts)
+    stands = "no GPU has work" if facts.active else "the step's function does not run"
+    why = (f"For {seconds(host.gap_s)} of each step, {percent(share)}, the host is between two calls of the step and "
+           f"{stands}: {what}.")
+    return Finding(
+        id="step_gap_host", severity=facts.rated(share),
+        title=f"Host work between steps takes {percent(share)} of the step", why=facts.said(why), evidence=evidence,
+        action=action, snippet=snippet,
+        gain=Gain(share, "at most: the host's time between two calls, if its work went on behind the GPUs or not at "
+                         "all"),
+        gpus=tuple(gpu.gpu for gpu in facts.active), source=source("step_gap_host.share"),
+    )
+
+
+def _gap_cure(facts: TraceFacts) -> tuple[str, str, str | None]:
+    """What fills the gap, what to do, and the code."""
+    host = facts.host
+    assert host is not None and host.gap_s is not None
+    how = style(facts)
+    most = limit("step_gap_host.told") * host.gap_s
+    for pattern, what, action, snippets in _WORK:
+        named = [work for work in (*host.gap_main, *host.gap_executor) if re.match(pattern, work.name)]
+        if sum(work.s_per_step for work in named) >= most:
+            return f"{what} ({_named(named)})", action, snippets.get(how)
+    silent = host.gap_silent_s or 0.0
+    shown = _named(host.gap_main)
+    if silent >= most or not shown:
+        what = f"{seconds(silent)} of it without any event, which is Python (callbacks, logging, data handling)"
+        what += f"; else {shown}" if shown else ""
+    else:
+        what = f"mostly {shown}"
+        what += f", and {seconds(silent)} without any event, which is Python" if silent >= 0.1 * host.gap_s else ""
+    if how in _KERAS:
+        return what, ("Run several steps per call of Python, and take work out of on_train_batch_* callbacks and "
+                      "metrics (.numpy(), get_weights(), print)."), _FEWER
+    if how in (CUSTOM, EAGER, JAX):
+        return what, ("Do what is between the steps inside the step's function or every hundred steps, and read no "
+                      "result at each step, so that the loop runs ahead of the GPU."), _SELDOM
+    return what, "Find out what Python does between the steps and take it out of the loop.", _MEASURED
+
+
+def _named(work: Iterable[GapWork]) -> str:
+    return ", ".join(f"{w.name} {seconds(w.s_per_step)}"
+                     + (f" ({w.count_per_step:.0f}×)" if w.count_per_step >= 1.5 else "") for w in list(work)[:3])
+
+
+_IN_INPUT = ("# in the input pipeline, not in the model:\n"
+             "ds = ds.map(fn, num_parallel_calls=tf.data.AUTOTUNE)\n"
+             "ds = ds.prefetch(tf.data.AUTOTUNE)")
+_LOGGED = ("# before the model is built: says where each op runs\n"
+           "tf.debugging.set_log_device_placement(True)")
+_PYTHON_OPS = re.compile(r"(?:Eager)?PyFunc(?:Stateless)?$|NumpyFunction|PyFuncStateless$")
+_INPUT_OPS = re.compile(
+    r"\w*(?:String|Regex|Decode|Parse|Lookup|Hash(?!Table)|Unicode|Sparse|Ragged|Unique|Encode|ReadFile)\w*$")
+# Types for which TensorFlow has GPU kernels of the usual number types (float, half, bfloat16).
+_HAS_KERNEL = re.compile(
+    r"(?:Batch)?MatMul\w*|Conv2D\w*|_Fused\w+|BiasAdd\w*|Relu\w*|FusedBatchNorm\w*|AddV2|Add|Sub|Mul|RealDiv|Sum|Mean|Max|"
+    r"Softmax\w*|Transpose|Tile|Concat\w*|Cast|GatherV2|ResourceGather|ResourceApply\w+|Assign\w*VariableOp|Exp|Tanh|"
+    r"Sigmoid|Square|Sqrt|Rsqrt|Pow|OneHot|TopKV2|ArgMax|Cumsum|Random\w+|StatelessRandom\w+|Einsum$")
+
+
+def host_placement(facts: TraceFacts) -> Finding | Abstained | None:
+    """Ops of the step's function run on the CPU, long enough that the GPU stands still: no kernel, or put there."""
+    if facts.framework in ("jax", "pytorch"):
+        return None
+    if not facts.active:
+        return Abstained("host_placement", "GPU activity in the trace: without a GPU all ops are on the host")
+    host = facts.host
+    if host is None or host.placement_s is None:
+        return Abstained("host_placement", (
+            "TensorFlow's ops on the host's threads; capture with host_tracer_level 2, as gputop does"))
+    if facts.period_s <= 0 or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
+        return None
+    share = host.placement_s / facts.period_s
+    evidence = {"host_ops_s": host.placement_s, "share_ratio": share}
+    for work in host.placement[:4]:
+        evidence[f"{work.name}_s"] = work.s_per_step
+    names = ", ".join(f"{w.name.rsplit('/', 1)[-1]} {seconds(w.s_per_step)}" for w in host.placement[:3])
+    why = (f"For {percent(share)} of the {facts.basis} the GPU waits while ops run on the CPU in the midst of it: "
+           f"{names}. Their inputs come down from the GPU and their results go up again.")
+    action, snippet = _placement_cure(host.placement[0].name.rsplit(":", 1)[-1])
+    return Finding(
+        id="host_placement", severity=facts.rated(share),
+        title=f"TF ops on the host hold the GPU up {percent(share)} of the {facts.basis}", why=facts.said(why),
+        evidence=evidence, action=action, snippet=snippet,
+        gain=Gain(share, "the time of ops on the host while the GPU has nothing to do, if they ran in the input "
+                         "pipeline or took no longer on the GPU than launching them"),
+        gpus=tuple(gpu.gpu for gpu in facts.active), source=source("host_placement.share"),
+    )
+
+
+def _placement_cure(kind: str) -> tuple[str, str]:
+    if _PYTHON_OPS.match(kind):
+        return ("Write the tf.py_function or numpy_function in TensorFlow ops, or move it to the input pipeline.",
+                _IN_INPUT)
+    if _HAS_KERNEL.match(kind):
+        return (f"{kind} has a GPU kernel: look whether tf.device, an integer type or a variable on the CPU keeps it "
+                "there.",
+                _LOGGED)
+    if _INPUT_OPS.match(kind):
+        return (f"{kind} prepares data: do it in the input pipeline, beside the step.",
+                _IN_INPUT)
+    return (f"{kind} seems to have no GPU kernel: move it to the input pipeline, replace it, or do it once for many "
+            "steps.",
+            _LOGGED)

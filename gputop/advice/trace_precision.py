@@ -1,0 +1,229 @@
+"""Number types: do matrix kernels use tensor cores, and do they use them well?
+
+All of it rests on kernel names (:mod:`gputop.trace.kernels`), of the kernels that the table of the analysis
+lists by name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gputop.advice import what_if
+from gputop.advice.finding import Abstained, Finding, Gain
+from gputop.advice.thresholds import limit, source
+from gputop.advice.trace_facts import TraceFacts
+from gputop.text import percent
+from gputop.trace.results_device import KernelRow
+
+_HAVE_TENSOR_CORES = (7, 0)
+_TF32 = (8, 0)
+# GPUs that say 7.5 and have none.
+_WITHOUT = re.compile(r"GTX 16\d\d|\bT(4|5|6)00\b|MX4\d\d|MX550", re.IGNORECASE)
+# The library's own kernels for a generation run on it and on later ones.
+_BUILT_FOR = re.compile(r"(?:^|[^a-z])(?:sm|cutlass_)_?(\d\d\d?)_|(volta|turing|ampere|ada|hopper|blackwell)_", re.IGNORECASE)
+_GENERATIONS = {"volta": (7, 0), "turing": (7, 5), "ampere": (8, 0), "ada": (8, 9), "hopper": (9, 0),
+                "blackwell": (10, 0)}
+# 16-bit matrix kernels of the ordinary cores that the test for tensor cores does not tell apart.
+_SIXTEEN_BIT_PLAIN = re.compile(r"(?<![a-z])hgemm|gemmSN|gemmk1|gemvx?::|gemv2|grouped_direct|direct_group", re.IGNORECASE)
+_ALIGNED = re.compile(r"align(?:a)?(\d+)(?!\d)|_ldg(\d)_", re.IGNORECASE)
+_BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp8": 1, "int8": 1}
+
+_TF32_ON = "tf.config.experimental.enable_tensor_float_32_execution(True)  # and no other setting that turns it off"
+_MIXED = {
+    "bf16": "keras.mixed_precision.set_global_policy('mixed_bfloat16')",
+    "fp16": "keras.mixed_precision.set_global_policy('mixed_float16')  # scales the loss by itself with model.fit",
+}
+_SOFTMAX = "\noutputs = keras.layers.Activation('softmax', dtype='float32')(x)  # the last layer stays in float32"
+_JAX_TF32 = "jax.config.update('jax_default_matmul_precision', 'tensorfloat32')  # or cast activations to jnp.bfloat16"
+_TORCH_TF32 = "torch.set_float32_matmul_precision('high')  # TF32; or torch.autocast('cuda', dtype=torch.bfloat16)"
+_TORCH_FP16 = ("scaler = torch.amp.GradScaler()\nwith torch.autocast('cuda', dtype=torch.float16):\n"
+               "    loss = criterion(model(x), y)\nscaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()")
+
+
+@dataclass(frozen=True, slots=True)
+class _Matmuls:
+    """Shares of the compute kernels' summed time."""
+
+    plain_fp32: float  # FP32 on the ordinary cores
+    plain_16: float  # 16-bit on the ordinary cores
+    tensor: float
+    sixteen_bit: float  # any 16-bit kernel
+    unaligned: float
+    told: float  # tensor-core kernels whose name tells how operands are aligned
+    least_bytes: int | None
+
+
+def _matmuls(facts: TraceFacts) -> _Matmuls | None:
+    table = facts.analysis.kernels
+    rows = [row for row in table.by_name if not row.collective] if table else []
+    whole = sum(row.time_s for row in rows)
+    if whole <= 0:
+        return None
+    plain_fp32 = plain_16 = tensor = sixteen = unaligned = told = 0.0
+    least: int | None = None
+    for row in rows:
+        kept = row.types.get("fp16", 0.0) + row.types.get("bf16", 0.0)
+        sixteen += row.time_s * kept
+        if row.names > 1 or not row.name:
+            continue  # the rest, whose types and cores are mixed
+        dtype = next(iter(row.types), "")
+        if row.tensor_core == 0 or (row.tensor_core is None and kept and _SIXTEEN_BIT_PLAIN.search(row.name)):
+            plain_16 += row.time_s if kept else 0.0
+            plain_fp32 += row.time_s if dtype == "fp32" else 0.0
+        elif row.tensor_core:
+            tensor += row.time_s
+            aligned = _aligned_bytes(row, dtype)
+            if aligned is not None:
+                told += row.time_s
+                if aligned <= limit("dims_unaligned.bytes"):
+                    unaligned += row.time_s
+                    least = aligned if least is None else min(least, aligned)
+    return _Matmuls(plain_fp32 / whole, plain_16 / whole, tensor / whole, sixteen / whole, unaligned / whole, told / whole,
+                    least)
+
+
+def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:
+    """How many bytes a thread may load at once, as the kernel's name tells; None where it does not."""
+    found = [int(a or b) for a, b in _ALIGNED.findall(row.name.split("(", 1)[0])]
+    return min(found) * _BYTES[dtype] if found and dtype in _BYTES else None
+
+
+def tensor_cores(facts: TraceFacts) -> tuple[int, int] | None | bool:
+    """The compute capability of the GPUs at least; False where they have no tensor cores, None where it is not known."""
+    gpus = [gpu for gpu in facts.trace.gpus if gpu.compute_capability is not None]
+    if any(_WITHOUT.search(gpu.name) for gpu in facts.trace.gpus):
+        return False
+    if gpus:
+        least = min(gpu.compute_capability or (0, 0) for gpu in gpus)
+        return least if least >= _HAVE_TENSOR_CORES else False
+    table = facts.analysis.kernels
+    built = [m for row in (table.by_name if table else ()) if (m := _BUILT_FOR.search(row.name)) is not None]
+    versions = [(int(m[1][:-1]), int(m[1][-1])) if m[1] else _GENERATIONS[m[2].lower()] for m in built]
+    newest = max((v for v in versions if v >= _HAVE_TENSOR_CORES), default=None)
+    return newest
+
+
+def _compute_s(facts: TraceFacts) -> float:
+    """Mean time of a GPU's compute kernels per step, or in the window; no more than the breakdown has for it."""
+    gpus = facts.active
+    own = sum(gpu.compute * gpu.window_s if gpu.compute_s_per_step is None else gpu.compute_s_per_step
+              for gpu in gpus) / len(gpus)
+    return min(own, facts.shares["compute"] * facts.period_s) if facts.shares is not None else own
+
+
+def tensor_cores_unused(facts: TraceFacts) -> Finding | Abstained | None:
+    """Matmuls and convolutions run in FP32 on the ordinary cores of GPUs that have tensor cores."""
+    if not facts.active or facts.shares is None:
+        return Abstained("tensor_cores_unused", "GPU activity in the trace")
+    matmuls = _matmuls(facts)
+    if matmuls is None or not matmuls.plain_fp32 or _mixed(matmuls):
+        return None
+    capability = tensor_cores(facts)
+    if capability is False:
+        return None
+    if capability is None:
+        return Abstained("tensor_cores_unused", "the GPUs' compute capability, which neither the trace nor a kernel's "
+                                                "name tells")
+    assert not isinstance(capability, bool)
+    seconds = matmuls.plain_fp32 * _compute_s(facts)
+    share = what_if.faster(seconds, limit("precision.speedup"), facts.period_s)
+    part = matmuls.plain_fp32
+    # What little compute there is may still be wholly on the wrong cores: worth knowing, if not worth much.
+    if share < limit("precision.share") and part < 0.5:
+        return None
+    tf32 = capability >= _TF32
+    why = (f"{percent(part)} of the kernel time is matrix multiplication in FP32 on the ordinary cores (FFMA); these GPUs' "
+           f"tensor cores do it {'as TF32 or BF16' if tf32 else 'in FP16'} at a multiple of the rate.")
+    if tf32 and facts.framework == "tensorflow":
+        why += " TensorFlow uses TF32 by default, so something has turned it off or the type is forced."
+    return Finding(
+        id="tensor_cores_unused", severity=facts.rated(share),
+        title=f"FP32 without tensor cores takes {percent(part)} of the kernel time", why=facts.said(why),
+        evidence={"fp32_matmul_of_kernels_ratio": part, "fp32_matmul_s": seconds, "share_ratio": seconds / facts.period_s,
+                  "tensor_core_of_kernels_ratio": matmuls.tensor},
+        action="Let FP32 matmuls run as TF32 and train in mixed precision with BF16, which needs no loss scaling."
+               if tf32 else "Train in mixed precision with FP16 and dynamic loss scaling; keep the softmax in FP32.",
+        snippet=_precision_snippet(facts.framework, tf32),
+        gain=_speedup_gain(share, "matmuls now in FP32"), gpus=tuple(gpu.gpu for gpu in facts.active),
+        source=source("precision.share", "precision.speedup"),
+    )
+
+
+def _speedup_gain(share: float, what: str, threshold: str = "precision.speedup") -> Gain:
+    return Gain(share, f"assumes that {what} take 1/{limit(threshold):g} of their time; memory-bound ones gain less")
+
+
+def _precision_snippet(framework: str, tf32: bool) -> str | None:
+    if framework == "tensorflow":
+        return (f"{_TF32_ON}\n{_MIXED['bf16']}" if tf32 else _MIXED["fp16"]) + _SOFTMAX
+    if framework == "jax":
+        return _JAX_TF32 if tf32 else "x, params = jax.tree.map(lambda a: a.astype(jnp.float16), (x, params))"
+    if framework == "pytorch":
+        return _TORCH_TF32 if tf32 else _TORCH_FP16
+    return None
+
+
+def _mixed(matmuls: _Matmuls) -> bool:
+    return matmuls.sixteen_bit >= limit("precision.sixteen_bit")
+
+
+def fp16_fallback(facts: TraceFacts) -> Finding | Abstained | None:
+    """Mixed precision is on, yet matrix kernels run on the ordinary cores: in 16 bits or back in FP32."""
+    if not facts.active or facts.shares is None:
+        return Abstained("fp16_fallback", "GPU activity in the trace")
+    matmuls = _matmuls(facts)
+    if matmuls is None or not _mixed(matmuls) or tensor_cores(facts) is False:
+        return None
+    part = matmuls.plain_16 + matmuls.plain_fp32
+    seconds = part * _compute_s(facts)
+    share = what_if.faster(seconds, limit("precision.speedup"), facts.period_s)
+    if share < limit("precision.share"):
+        return None
+    return Finding(
+        id="fp16_fallback", severity=facts.rated(share),
+        title=f"Mixed precision is on, but {percent(part)} of the kernel time falls back from tensor cores",
+        why=facts.said(
+            f"{percent(matmuls.sixteen_bit)} of the kernel time is in 16 bits, and matrix kernels for {percent(part)} of it "
+            f"({percent(matmuls.plain_16)} in 16 bits, {percent(matmuls.plain_fp32)} in FP32) run on the ordinary cores."),
+        evidence={"fallback_of_kernels_ratio": part, "fallback_16_bit_ratio": matmuls.plain_16,
+                  "fallback_fp32_ratio": matmuls.plain_fp32, "sixteen_bit_ratio": matmuls.sixteen_bit,
+                  "share_ratio": seconds / facts.period_s},
+        action="Find the layers behind these kernels: give them channels and units in multiples of 8, NHWC layout, ordinary "
+               "instead of depthwise convolutions, and inputs in the compute type.",
+        snippet="layer = keras.layers.Dense(units=-(-units // 8) * 8)  # multiples of 8; convolutions: filters likewise\n"
+                "print(layer.compute_dtype)  # float16 or bfloat16 under the policy" if facts.framework == "tensorflow" else None,
+        gain=_speedup_gain(share, "these kernels on tensor cores"), gpus=tuple(gpu.gpu for gpu in facts.active),
+        source=source("precision.share", "precision.sixteen_bit", "precision.speedup") + "; DLProf: eligible ops without "
+               "tensor cores",
+    )
+
+
+def dims_unaligned(facts: TraceFacts) -> Finding | Abstained | None:
+    """Tensor-core kernels that load one or two values at a time, since dimensions are no multiples of 8."""
+    if not facts.active or facts.shares is None:
+        return Abstained("dims_unaligned", "GPU activity in the trace")
+    matmuls = _matmuls(facts)
+    if matmuls is None or not matmuls.tensor:
+        return None
+    if not matmuls.told:
+        return Abstained("dims_unaligned", "kernel names that tell the operands' alignment (CUTLASS: align8, align1)")
+    seconds = matmuls.unaligned * _compute_s(facts)
+    share = what_if.faster(seconds, limit("dims_unaligned.speedup"), facts.period_s)
+    if share < limit("precision.share"):
+        return None
+    return Finding(
+        id="dims_unaligned", severity=facts.rated(share),
+        title=f"Unaligned dimensions slow down {percent(matmuls.unaligned)} of the kernel time",
+        why=facts.said(
+            f"Matrix kernels for {percent(matmuls.unaligned)} of the kernel time use tensor cores by variants for operands "
+            f"aligned to {matmuls.least_bytes} bytes only, because a dimension is no multiple of 8 (16 bytes)."),
+        evidence={"unaligned_of_kernels_ratio": matmuls.unaligned, "unaligned_s": seconds,
+                  "aligned_bytes": float(matmuls.least_bytes or 0), "tensor_core_of_kernels_ratio": matmuls.tensor,
+                  "share_ratio": seconds / facts.period_s},
+        action="Pad batch size, vocabulary, units and channels to multiples of 8 (64 is better still) for 16-bit types.",
+        snippet="vocabulary = -(-vocabulary // 64) * 64  # pad; likewise units, channels and the batch size, to 8 at least",
+        gain=_speedup_gain(share, "these kernels, aligned,", "dims_unaligned.speedup"),
+        gpus=tuple(gpu.gpu for gpu in facts.active),
+        source=source("precision.share", "dims_unaligned.bytes", "dims_unaligned.speedup"),
+    )

@@ -1,0 +1,163 @@
+"""How copies are done: from pageable memory, or with the host waiting for each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gputop.advice import what_if
+from gputop.advice.finding import Abstained, Finding, Gain
+from gputop.advice.thresholds import limit, source
+from gputop.advice.trace_facts import TraceFacts
+from gputop.text import percent
+from gputop.trace.device_time import idle_after
+from gputop.trace.input_pipeline import loops
+from gputop.trace.intervals import EMPTY, intersect, merge, subtract, union
+from gputop.trace.model import I64, Kind, MemoryKind
+from gputop.trace.query import host_rows, in_steps
+
+_PIN = {
+    "tensorflow": "ds = ds.prefetch(tf.data.AUTOTUNE)  # pass the dataset to model.fit instead of NumPy arrays:\n"
+                  "# tf.data hands batches over in pinned buffers; one GPU: also ds.apply(\n"
+                  "#     tf.data.experimental.prefetch_to_device('/GPU:0')) as its last stage",
+    "jax": "batch = jax.device_put(next(batches), sharding)  # for the next step, right after launching this one",
+    "pytorch": "DataLoader(..., pin_memory=True)\nx = x.to(device, non_blocking=True)",
+}
+_FETCH = {
+    "tensorflow": "loss_sum.assign_add(loss)  # stay on the GPU in the loop; loss_sum.numpy() every 100 steps\n"
+                  "y = tf.where(condition, a, b)  # in place of a Python if on a tensor's value",
+    "jax": "losses.append(loss)  # an array on the GPU; jax.device_get(losses) every 100 steps",
+    "pytorch": "running += loss.detach()  # no .item(), .cpu(), print(loss) or Python if on a tensor in the loop",
+}
+_LARGE_BYTES = 1_000_000  # copies that run at the link's rate
+_SYNCHRONISE = r"(cu|cuda|hip)(Stream|Event|Device|Ctx)Synchronize|(cu|cuda|hip)Memcpy(?!.*Async)"
+
+
+def copies_pageable(facts: TraceFacts) -> Finding | Abstained | None:
+    """Copies from or to pageable memory, which the driver stages: slower than the link and not beside compute."""
+    if not facts.active or facts.shares is None:
+        return Abstained("copies_pageable", "GPU activity in the trace")
+    device = facts.trace.device
+    with_host = facts.shares["h2d"] + facts.shares["d2h"]
+    if with_host < limit("copies_pageable.share"):
+        return None
+    if all(gpu.copies_pageable_s is None for gpu in facts.active):
+        return Abstained("copies_pageable", "the kind of memory at the copies' ends (kind_src, kind_dst: from TensorFlow "
+                                            "2.11 on)")
+    exposed = whole = moved = pageable_ns = pinned_ns = pinned_bytes = 0
+    within = facts.within
+    for line in facts.lines:
+        kind, src, dst = (column[line.rows] for column in (device.kind, device.src, device.dst))
+        host_end = np.where(kind == Kind.H2D, src, np.where(kind == Kind.D2H, dst, MemoryKind.UNKNOWN))
+        large = device.bytes[line.rows] > limit("copies_pageable.bytes")
+        own = line.rows[(host_end == MemoryKind.PAGEABLE) & large]
+        free = subtract(subtract(union(device.start_ns[own], device.end_ns[own]), line.compute), line.collectives)
+        exposed += intersect(free, within).total
+        whole += intersect(subtract(subtract(merge(line.h2d, line.d2h), line.compute), line.collectives), within).total
+        moved += int(device.bytes[own].sum())
+        pageable_ns += int((device.end_ns[own] - device.start_ns[own]).sum())
+        pinned = line.rows[(host_end == MemoryKind.PINNED) & (device.bytes[line.rows] >= _LARGE_BYTES)]
+        pinned_ns += int((device.end_ns[pinned] - device.start_ns[pinned]).sum())
+        pinned_bytes += int(device.bytes[pinned].sum())
+    seconds = exposed / len(facts.lines) / facts.steps_or_window / 1e9
+    share = what_if.removed(seconds, facts.period_s)
+    if share < limit("copies_pageable.share") or exposed < limit("copies_pageable.part") * whole:
+        return None
+    rate = moved / pageable_ns * 1e9
+    evidence = {"pageable_s": seconds, "share_ratio": share, "pageable_of_copies_ratio": exposed / whole,
+                "pageable_bytes_per_s": rate}
+    why = (f"For {percent(share)} of the {facts.basis} the GPUs do nothing but copy from or to pageable memory, at "
+           f"{rate / 1e9:.1f} GB/s: the driver stages such copies through a buffer of its own and holds the host meanwhile.")
+    if pinned_ns:
+        evidence["pinned_bytes_per_s"] = pinned_bytes / pinned_ns * 1e9
+        why += f" Pinned copies in this trace run at {pinned_bytes / pinned_ns:.1f} GB/s."
+    return Finding(
+        id="copies_pageable", severity=facts.rated(share),
+        title=f"Copies with pageable memory take {percent(share)} of the {facts.basis}", why=facts.said(why), evidence=evidence,
+        action="Feed from pinned memory (tf.data's own buffers, a pinned DataLoader) and copy the next batch while this "
+               "one computes.",
+        snippet=_PIN.get(facts.framework),
+        gain=Gain(share, "at most: pinned copies run at the link's rate and beside compute"),
+        gpus=tuple(gpu.gpu for gpu in facts.active),
+        source=source("copies_pageable.share", "copies_pageable.bytes"),
+    )
+
+
+def sync_copies(facts: TraceFacts) -> Finding | Abstained | None:
+    """The host waits for copies in the midst of the step, so the GPU runs out of work each time."""
+    if not facts.active or facts.shares is None:
+        return Abstained("sync_copies", "GPU activity in the trace")
+    device = facts.trace.device
+    copies = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER)
+    if not copies.any():
+        return None
+    if not (device.launch_ns[copies] >= 0).any():
+        return Abstained("sync_copies", "the host calls that made the copies (correlation ids); capture with host tracing on")
+    held = _held(facts, np.flatnonzero(copies))
+    idle_ns, count, size = 0, 0, 0
+    within = facts.within
+    input_waits = merge(EMPTY, *(loop.waits for loop in loops(facts.trace)))
+    for line in facts.lines:
+        own = line.rows[np.isin(line.rows, held)]
+        after = idle_after(facts.trace, line, device.end_ns[own], facts.analysis.steps)
+        lost = subtract(intersect(after, within), input_waits)
+        idle_ns += lost.total
+        blocking = own[np.isin(device.end_ns[own], after.start)]
+        inside = blocking if facts.analysis.steps is None else blocking[in_steps(
+            device.start_ns[blocking], facts.analysis.steps)]
+        count += len(inside)
+        size += int(np.maximum(device.bytes[inside], 0).sum())
+    per = len(facts.lines) * facts.steps_or_window
+    seconds = idle_ns / per / 1e9
+    share = what_if.removed(seconds, facts.period_s)
+    if share < limit("sync_copies.share"):
+        return None
+    return Finding(
+        id="sync_copies", severity=facts.rated(share),
+        title=f"Waiting for copies in the midst of the step costs {percent(share)} of the {facts.basis}",
+        why=facts.said(
+            f"{count / per:.3g} copies per {facts.basis} and GPU ({size / max(count, 1):,.0f} bytes each on average) make the host "
+            f"wait for all work before them; it launches on only then, and the GPU stands still for {percent(share)} of the "
+            f"{facts.basis}."),
+        evidence={"idle_after_copies_s": seconds, "share_ratio": share, f"copies_per_{facts.basis}": count / per,
+                  "mean_bytes": size / max(count, 1)},
+        action="Do not read values back within the step: keep losses, metrics and conditions on the GPU, and fetch them every "
+               "so many steps.",
+        snippet=_FETCH.get(facts.framework),
+        gain=Gain(share, "at most: the idle time after these copies, if the host launched on without waiting"),
+        gpus=tuple(gpu.gpu for gpu in facts.active),
+        source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls",
+    )
+
+
+def _held(facts: TraceFacts, copies: I64) -> I64:
+    """The copies that the host waited for: their call lasts until they end, or the thread synchronises then.
+
+    Large copies with pageable memory are left out: they wait by nature (copies_pageable).
+    """
+    device, host = facts.trace.device, facts.trace.host
+    pageable = (device.src[copies] == MemoryKind.PAGEABLE) | (device.dst[copies] == MemoryKind.PAGEABLE)
+    copies = copies[~pageable | (device.bytes[copies] <= limit("copies_pageable.bytes"))]
+    held = np.zeros(len(copies), bool)
+    if len(device.launch_end_ns) == len(device):
+        held |= device.launch_end_ns[copies] >= device.end_ns[copies]
+    rows = host_rows(facts.trace, _SYNCHRONISE)
+    for thread in np.unique(host.line[rows]).tolist():
+        own = rows[host.line[rows] == thread]
+        begin, end = host.start_ns[own], np.maximum.accumulate(host.end_ns[own])
+        here = np.flatnonzero(device.launch_line[copies] == thread)
+        # The last wait of the thread that began before the copy was over, if after its launch, and ended after it.
+        at = np.searchsorted(begin, device.end_ns[copies[here]], side="right") - 1
+        known = at >= 0
+        held[here] |= known & (begin[at] >= device.launch_ns[copies[here]]) & (end[at] >= device.end_ns[copies[here]])
+    return copies[held]
+
+
+def pinned_rate(facts: TraceFacts) -> float | None:
+    """Bytes per second of pinned copies of a megabyte and more with the host: what the slowest link in a node does."""
+    device = facts.trace.device
+    up = (device.kind == Kind.H2D) & (device.src == MemoryKind.PINNED)
+    down = (device.kind == Kind.D2H) & (device.dst == MemoryKind.PINNED)
+    rows = np.flatnonzero((up | down) & (device.bytes >= _LARGE_BYTES))
+    if not len(rows):
+        return None
+    return float(np.median(device.bytes[rows] / np.maximum(device.end_ns[rows] - device.start_ns[rows], 1))) * 1e9
