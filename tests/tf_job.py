@@ -28,11 +28,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-MODES = ("fast", "slow input", "validation", "host work", "retracing")
+MODES = ("fast", "slow input", "validation", "host work", "retracing", "tiny ops")
 READY_TIMEOUT_S = 240.0  # TensorFlow's import alone takes tens of seconds on a busy machine
 WARM_UP_STEPS = 5  # the first ones hold tracing and allocation
 SLOW_INPUT_S = 0.05  # per batch; the step itself computes for 20-40 ms on two cores
 CALLBACK_S = 0.005
+TINY_OPS = 1000  # in a step
 
 
 @dataclass
@@ -160,6 +161,8 @@ def _train(mode: str, port: int) -> None:
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     if mode == "retracing":
         return _retrace(tf, features, report)
+    if mode == "tiny ops":
+        return _tiny_ops(tf, report)
     if mode == "host work":
         dataset = _parallel_input(tf)
     steps = itertools.count()
@@ -218,6 +221,15 @@ def _retrace(tf: Any, features: Any, report: Callable[[int], None]) -> None:
     for step in itertools.count():
         size = 1 + step % 256
         train_step(next(batches)[:size]).numpy()
+        report(step)
+
+
+def _tiny_ops(tf: Any, report: Callable[[int], None]) -> None:
+    """Eager ops of a few microseconds each: what makes a profiler gather most for the least work."""
+    one = value = tf.constant(1.0)
+    for step in itertools.count():
+        for _ in range(TINY_OPS // 2):
+            value = tf.tanh(value + one)
         report(step)
 
 

@@ -35,7 +35,7 @@ def _launched_slowly(cause: Finding, effect: Finding) -> bool:
 
 
 def _of_host_copies(cause: Finding, effect: Finding) -> bool:
-    return not any(name.startswith("d2d_bytes") or name.startswith("d2d_count") for name in effect.evidence)
+    return not any(name.startswith(("d2d_bytes", "d2d_count")) for name in effect.evidence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,12 +65,12 @@ _TRACE_DEVICE = (
     Threshold("precision.sixteen_bit", 0.03, "ratio",
               _OWN + "a few stray 16-bit kernels do not count as mixed precision"),
     Threshold("dims_unaligned.speedup", 2.0, "ratio",
-              "NVIDIA, Matrix Multiplication Background: dimensions of multiples of 16 bytes run fastest, up to several "
-              "times; " + _OWN + "the promise is on the safe side"),
+              "NVIDIA, Matrix Multiplication Background: dimensions of multiples of 16 bytes run fastest, up to "
+              "several times; " + _OWN + "the promise is on the safe side"),
     Threshold("dims_unaligned.bytes", 4, "bytes",
               "NVIDIA: tensor cores want operands aligned to 16 bytes; " + _OWN + "8 bytes, which cost little, pass"),
     Threshold("loss_scaling.share", 0.02, "ratio", _OWN + "static scaling, a per mille or so, is not reported"),
-    Threshold("copies_pageable.share", 0.03, "ratio", "as small_kernels.share; nsys rule: async copies of pageable memory"),
+    Threshold("copies_pageable.share", 0.03, "ratio", "as small_kernels.share; nsys rule: pageable async copies"),
     Threshold("copies_pageable.part", 0.5, "ratio", "as copies_excessive.pageable"),
     Threshold("copies_pageable.bytes", 65536, "bytes",
               "CUDA C++ Programming Guide: copies to the device of 64 KB or less are asynchronous with any memory"),
@@ -78,14 +78,15 @@ _TRACE_DEVICE = (
     Threshold("collectives.share", 0.03, "ratio", "XProf: collectives 3 % of the step are moderate (15 % high)"),
     Threshold("collective_waiting.one", 2 / 3, "ratio",
               _OWN + "one GPU is named alone only where it causes most of the wait"),
-    Threshold("allreduce_count.many", 32, "count", _OWN + "a job that fuses its gradients, also a large one, stays below"),
+    Threshold("allreduce_count.many", 32, "count", _OWN + "a job that fuses its gradients stays below"),
     Threshold("allreduce_count.bucket_bytes", 25e6, "bytes",
               "PyTorch's DistributedDataParallel: buckets of 25 MB (TensorFlow's NcclAllReduce: one pack for all)"),
     Threshold("allreduce_count.message_bytes", 4e6, "bytes",
               _OWN + "messages that use the links well (NCCL's bandwidth saturates at some MB) count as merged"),
     Threshold("allreduce_count.latency_s", 250e-6, "s",
-              _OWN + "an AllReduce that short, sizes unknown, is latency for the most part on any link (NCCL: 15-200 µs)"),
-    Threshold("allreduce_slow.factor", 2.0, "ratio", _OWN + "NCCL's own losses, some tens of per cent, are not reported"),
+              _OWN + "an AllReduce that short, sizes unknown, is latency for the most part on any link (NCCL: "
+                     "15-200 µs)"),
+    Threshold("allreduce_slow.factor", 2.0, "ratio", _OWN + "NCCL's own losses, tens of per cent, pass"),
     Threshold("allreduce_slow.latency_s", 50e-6, "s",
               _OWN + "each AllReduce may take that long beside its bytes (NCCL in a node: 15-50 µs)"),
     Threshold("serial_gpus.overlap", 0.4, "ratio",
@@ -93,16 +94,19 @@ _TRACE_DEVICE = (
     Threshold("serial_gpus.share", 0.05, "ratio", "contract of severities: 5 % is medium"),
     Threshold("staggered_launch.share", 0.03, "ratio", "as launch_bound.share"),
     Threshold("staggered_launch.turn", 0.5, "ratio",
-              _OWN + "a thread that launches half of a GPU's step before it turns to the next one serves them one by one"),
+              _OWN + "a thread that launches half of a GPU's step before it turns to the next one serves them one "
+                     "by one"),
     Threshold("staggered_launch.jump", 0.6, "ratio",
-              _OWN + "one late GPU among several, most of the whole delay in one jump, is not called a staggered launch"),
+              _OWN + "one late GPU among several, most of the whole delay in one jump, is not called a staggered "
+                     "launch"),
     Threshold("trace_memory.warn", 0.92, "ratio", "TraceML: memory, warning at 92 %"),
     Threshold("trace_memory.critical", 0.97, "ratio", "TraceML: memory, critical at 97 %"),
     Threshold("trace_memory.full", 0.99, "ratio", _OWN + "no further tensor of ordinary size fits"),
     Threshold("trace_memory.fragmented", 0.25, "ratio",
               _OWN + "a quarter of what is free is in pieces (TensorFlow's allocator reports 0 for one block)"),
     Threshold("causes.rest", 0.4, "ratio",
-              _OWN + "what follows from a cause is folded under it unless the cause explains less than three fifths of it"),
+              _OWN + "what follows from a cause is folded under it unless the cause explains less than three fifths "
+                     "of it"),
 )
 
 # Rules on the host's side of a trace.
@@ -113,7 +117,8 @@ _TRACE_HOST = (
     Threshold("step_gap_host.told", 0.5, "ratio",
               _OWN + "a cause is named as the main one only if it fills half of the gap"),
     Threshold("retracing.count", 2, "count",
-              _OWN + "a function that is traced once for another shape, as the last batch of an epoch, is not reported"),
+              _OWN + "a function that is traced once for another shape, as the last batch of an epoch, is not "
+                     "reported"),
     Threshold("retracing.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
     Threshold("eager_execution.share", 0.10, "ratio", "XProf: eager execution above 10 %"),
     Threshold("eager_execution.cost", 0.03, "ratio", "as launch_bound.share"),

@@ -16,9 +16,11 @@ from gputop.trace.results_device import CollectiveOp
 
 _OVERLAP = {
     "tensorflow": "strategy = tf.distribute.MirroredStrategy(\n"
-                  "    cross_device_ops=tf.distribute.NcclAllReduce(num_packs=4))  # a pack goes out while others are computed",
+                  "    cross_device_ops=tf.distribute.NcclAllReduce(num_packs=4))  # a pack goes out while others "
+                  "are computed",
     "jax": "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true",
-    "pytorch": "model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # reduces during the backward pass",
+    "pytorch": "model = DistributedDataParallel(model, gradient_as_bucket_view=True)  # reduces during the backward "
+               "pass",
 }
 _MERGE = {
     "tensorflow": "strategy = tf.distribute.MirroredStrategy(\n"
@@ -26,7 +28,7 @@ _MERGE = {
     "jax": "XLA_FLAGS=--xla_gpu_all_reduce_combine_threshold_bytes=134217728",
     "pytorch": "model = DistributedDataParallel(model, bucket_cap_mb=100)",
 }
-_DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep -E 'via|Channel|Ring'  # P2P/NVLink wanted; SHM or NET/Socket is slow"
+_DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is wanted; SHM and NET/Socket are slow"
 
 
 def _missing(facts: TraceFacts, id_: str) -> Abstained | None:
@@ -38,7 +40,7 @@ def _missing(facts: TraceFacts, id_: str) -> Abstained | None:
         "analysed together)")) if reason else None
 
 
-def _judged(facts: TraceFacts, id_: str) -> Abstained | None | bool:
+def _judged(facts: TraceFacts, id_: str) -> Abstained | bool | None:
     """True where exposed collectives take enough of the step and can be judged."""
     if not facts.active or facts.shares is None:
         return Abstained(id_, "GPU activity in the trace")
@@ -64,7 +66,8 @@ def communication_exposed(facts: TraceFacts) -> Finding | Abstained | None:
         id="communication_exposed", severity=facts.rated(share),
         title=f"Communication that nothing hides takes {percent(exposed / facts.period_s)} of the {facts.basis}",
         why=facts.said(
-            f"For {percent(exposed / facts.period_s)} of the {facts.basis} the GPUs exchange data, all of them having arrived, and "
+            f"For {percent(exposed / facts.period_s)} of the {facts.basis} the GPUs exchange data, all of them "
+            "having arrived, and "
             f"compute nothing; {free * 1e3:.3g} ms of compute per {facts.basis} have no communication beside them."),
         evidence={"exposed_transfer_s": exposed, "share_ratio": exposed / facts.period_s, "exposed_waiting_s": waiting,
                   "free_compute_s": free, **_per_step(facts)},
@@ -106,7 +109,8 @@ def collective_waiting(facts: TraceFacts) -> Finding | Abstained | None:
     waiting = sum(waits.waiting_s.values()) / len(waits.waiting_s)
     told = facts.analysis.collectives
     who = f"GPU {main} arrives last" if alone else f"GPUs {ranges(gpus)} take turns to arrive last"
-    why = (f"{who}{f' at {waits.late_times.get(main, 0)} of {waits.count} collectives' if alone else ''}, and the others wait "
+    why = (f"{who}{f' at {waits.late_times.get(main, 0)} of {waits.count} collectives' if alone else ''}, and the "
+           "others wait "
            f"inside them: {waiting * 1e3:.3g} ms per {facts.basis} and GPU that nothing hides.")
     if told is not None and told.waiting is not None:
         why += f" Of all time in collectives {percent(told.waiting)} is waiting."
@@ -116,18 +120,23 @@ def collective_waiting(facts: TraceFacts) -> Finding | Abstained | None:
                f"GPUs wait {percent(share)} of the {facts.basis} for each other in collectives"),
         why=facts.said(why),
         evidence={"late_s": late, "share_ratio": share, "exposed_waiting_s": waiting, "late_gpu": float(main),
-                  "late_gpu_part_ratio": waits.late_s[main] / late, "last_to_arrive_count": float(waits.late_times.get(main, 0)),
+                  "late_gpu_part_ratio": waits.late_s[main] / late,
+                  "last_to_arrive_count": float(waits.late_times.get(main, 0)),
                   "collectives": float(waits.count),
                   **({} if told is None or told.waiting is None else {"waiting_of_collectives_ratio": told.waiting})},
-        action=f"Find what delays GPU {main} before its collectives: its process's launches, its share of input, its CPU cores "
+        action=f"Find what delays GPU {main} before its collectives: its process's launches, its share of input, "
+               "its CPU cores "
                "and NUMA node." if alone else
-               "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one process "
+               "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
+               "process "
                "that the others do not have.",
-        snippet="numactl --cpunodebind=0 --membind=0 python train.py  # per process: the node `nvidia-smi topo -m` names"
+        snippet="numactl --cpunodebind=0 --membind=0 python train.py  # per process: the node `nvidia-smi topo -m` "
+                "names"
                 if alone else None,
         gain=Gain(share, "if the last GPU came to each collective when the others did (their median); a faster network "
                          "saves nothing of it"),
-        gpus=gpus, source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the shortest "
+        gpus=gpus, source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the "
+                                                        "shortest "
                    "duration over the GPUs",
     )
 
@@ -154,10 +163,12 @@ def allreduce_count(facts: TraceFacts) -> Finding | Abstained | None:
     if judged is not True:
         return judged or None
     waits, op = facts.waits, _allreduce(facts)
-    if waits is None or op is None or not waits.durations_s or facts.analysis.steps is None or op.count_per_step is None:
-        return None if op is None or facts.analysis.steps is not None else Abstained(
-            "allreduce_count", "training steps, to count AllReduces per step")
-    count = op.count_per_step / facts.analysis.steps.iterations_per_step
+    steps = facts.analysis.steps
+    if waits is None or op is None or not waits.durations_s:
+        return None
+    if steps is None or op.count_per_step is None:
+        return Abstained("allreduce_count", "training steps, to count AllReduces per step")
+    count = op.count_per_step / steps.iterations_per_step
     if count <= limit("allreduce_count.many"):
         return None
     typical, least = (float(np.percentile(waits.durations_s, q)) for q in (50, 10))
@@ -166,14 +177,15 @@ def allreduce_count(facts: TraceFacts) -> Finding | Abstained | None:
         per = moved / op.count_per_step
         if per >= limit("allreduce_count.message_bytes"):
             return None
-        needed = max(1, math.ceil(moved / facts.analysis.steps.iterations_per_step / limit("allreduce_count.bucket_bytes")))
+        needed = max(1, math.ceil(moved / steps.iterations_per_step / limit("allreduce_count.bucket_bytes")))
     elif typical > limit("allreduce_count.latency_s"):
-        return Abstained("allreduce_count", f"the model's parameters (--params N): whether {count:.0f} AllReduces per step of "
+        return Abstained("allreduce_count", f"the model's parameters (--params N): whether {count:.0f} AllReduces "
+                                            "per step of "
                                             f"{typical * 1e3:.2g} ms are too small is not known")
     else:
         per, needed = None, 1
     share = what_if.merged(count, needed, least, waits.allreduce_exposed,
-                           facts.period_s / facts.analysis.steps.iterations_per_step)
+                           facts.period_s / steps.iterations_per_step)
     if share < limit("collectives.share"):
         return None
     evidence = {"allreduces_per_step": count, "needed_per_step": float(needed), "median_transfer_s": typical,
@@ -184,12 +196,15 @@ def allreduce_count(facts: TraceFacts) -> Finding | Abstained | None:
     return Finding(
         id="allreduce_count", severity=facts.rated(share),
         title=f"{count:.0f} AllReduces per step, where {needed} would do",
-        why=facts.said(f"Each step runs {count:.0f} AllReduces{size}, {typical * 1e6:.3g} µs each (median), which is mostly their "
-                       f"latency; packed into {needed} the same gradients pay it {needed} time{'' if needed == 1 else 's'}."),
+        why=facts.said(f"Each step runs {count:.0f} AllReduces{size}, {typical * 1e6:.3g} µs each (median), which "
+                       "is mostly their "
+                       f"latency; packed into {needed} the same gradients pay it {needed} "
+                       f"time{'' if needed == 1 else 's'}."),
         evidence=evidence,
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
         snippet=_MERGE.get(facts.framework),
-        gain=Gain(share, "assumes that each AllReduce less saves the time of the shortest ones, as far as it is exposed"),
+        gain=Gain(share, "assumes that each AllReduce less saves the time of the shortest ones, as far as it is "
+                         "exposed"),
         gpus=tuple(gpu.gpu for gpu in facts.active),
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )
@@ -210,12 +225,14 @@ def allreduce_slow(facts: TraceFacts) -> Finding | Abstained | None:
         return None
     moved = _bytes(facts, op, gpus)
     if moved is None:
-        return Abstained("allreduce_slow", "the model's parameters (--params N): how long an AllReduce of them should take")
+        return Abstained("allreduce_slow", "the model's parameters (--params N): how long an AllReduce of them "
+                                           "should take")
     if len({gpu.host for gpu in facts.trace.gpus}) > 1:
         return Abstained("allreduce_slow", "the bandwidth between the hosts of this job")
     rate = pinned_rate(facts)
     if rate is None:
-        return Abstained("allreduce_slow", "the links' bandwidth: the trace has no large pinned copy to measure PCIe by")
+        return Abstained("allreduce_slow", "the links' bandwidth: the trace has no large pinned copy to measure "
+                                           "PCIe by")
     count = len(waits.durations_s) / (steps.count if steps else 1)
     wanted = 2 * (gpus - 1) / gpus * moved / rate + count * limit("allreduce_slow.latency_s")
     if seconds < limit("allreduce_slow.factor") * wanted:
@@ -228,14 +245,18 @@ def allreduce_slow(facts: TraceFacts) -> Finding | Abstained | None:
         title=f"AllReduce takes {seconds / wanted:.1f}× what its bytes need",
         why=facts.said(
             f"{moved / 1e6:,.0f} MB per {facts.basis} are reduced in {seconds * 1e3:.3g} ms, waiting left out: "
-            f"{moved / seconds / 1e9:.2g} GB/s. Even over PCIe, at the {rate / 1e9:.1f} GB/s of this trace's pinned copies, a ring "
+            f"{moved / seconds / 1e9:.2g} GB/s. Even over PCIe, at the {rate / 1e9:.1f} GB/s of this trace's pinned "
+            "copies, a ring "
             f"would take {wanted * 1e3:.3g} ms."),
-        evidence={"transfer_s": seconds, "wanted_s": wanted, f"bytes_per_{facts.basis}": moved, "bytes_per_s": moved / seconds,
+        evidence={"transfer_s": seconds, "wanted_s": wanted, f"bytes_per_{facts.basis}": moved,
+                  "bytes_per_s": moved / seconds,
                   "link_bytes_per_s": rate, "exposed_ratio": waits.allreduce_exposed, "share_ratio": share},
-        action="See which transport NCCL uses: direct GPU-to-GPU (NVLink, PCIe P2P) is wanted, not sockets or copies through "
+        action="See which transport NCCL uses: direct GPU-to-GPU (NVLink, PCIe P2P) is wanted, not sockets or "
+               "copies through "
                "host memory; check NCCL_P2P_DISABLE, ACS/IOMMU settings and the container's /dev/shm.",
         snippet=_DEBUG,
         gain=Gain(share, "if it ran at the rate of the PCIe link, as far as it is exposed; NVLink is faster still"),
         gpus=tuple(gpu.gpu for gpu in facts.active),
-        source=source("allreduce_slow.factor", "allreduce_slow.latency_s") + "; a ring moves 2(n-1)/n of the bytes over each link",
+        source=source("allreduce_slow.factor", "allreduce_slow.latency_s") + "; a ring moves 2(n-1)/n of the bytes "
+                                                                             "over each link",
     )

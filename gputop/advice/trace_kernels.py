@@ -20,7 +20,8 @@ from gputop.trace.model import Kind
 _PAUSE_NS = 40_000
 _FUSE = {
     "tensorflow": "model.compile(optimizer, loss, jit_compile=True)  # custom loop: @tf.function(jit_compile=True)",
-    "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # one jit around the whole step; lax.scan over time steps",
+    "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # one jit around the whole step; lax.scan over time "
+           "steps",
     "pytorch": 'model = torch.compile(model, mode="reduce-overhead")  # fuses kernels, replays them as a CUDA graph',
 }
 _CHECK = re.compile(r"loss_?scal|amp_update_scale|amp_non_finite|multi_tensor_unscale", re.IGNORECASE)
@@ -53,7 +54,8 @@ def small_kernels(facts: TraceFacts) -> Finding | Abstained | None:
     evidence = {"below_20us_ratio": short, "kernel_median_s": kernel_s, "pauses_s": seconds, "share_ratio": share,
                 "kernels_per_s": sum(gpu.kernels_per_s for gpu in gpus) / len(gpus)}
     pace = launch_pace_s(facts)
-    why = (f"{percent(short)} of the kernels run for less than 20 µs (median {kernel_s * 1e6:.2g} µs), which is what launching "
+    why = (f"{percent(short)} of the kernels run for less than 20 µs (median {kernel_s * 1e6:.2g} µs), which is "
+           "what launching "
            f"one takes; the pauses between kernels are {percent(share)} of the {facts.basis}.")
     if pace is not None:
         evidence["launch_pace_s"] = pace
@@ -64,7 +66,8 @@ def small_kernels(facts: TraceFacts) -> Finding | Abstained | None:
         id="small_kernels", severity=facts.rated(share),
         title=f"Pauses between {kernel_s * 1e6:.2g} µs kernels take {percent(share)} of the {facts.basis}",
         why=facts.said(why), evidence=evidence,
-        action="Do the same work in fewer, larger kernels: fuse them with XLA, batch small ops together, use fused layers "
+        action="Do the same work in fewer, larger kernels: fuse them with XLA, batch small ops together, use fused "
+               "layers "
                "and optimizers, and raise the batch size if memory allows.",
         snippet=_FUSE.get(facts.framework),
         gain=Gain(share, "at most: all pauses between kernels, if the same work were done in a few large ones"),
@@ -113,7 +116,8 @@ def loss_scaling(facts: TraceFacts) -> Finding | Abstained | None:
         return None
     capability = min((gpu.compute_capability for gpu in facts.trace.gpus if gpu.compute_capability), default=None)
     bf16 = capability is not None and capability >= (8, 0)
-    why = (f"Scaling, unscaling and checking gradients takes {percent(checks / per / facts.period_s)} of the {facts.basis} on the "
+    why = (f"Scaling, unscaling and checking gradients takes {percent(checks / per / facts.period_s)} of the "
+           f"{facts.basis} on the "
            f"GPU")
     why += f", and waiting for the verdict on the host {percent(waits / per / facts.period_s)}." if waits else "."
     action = ("Train in BF16, whose range needs no loss scaling." if bf16 else
@@ -127,7 +131,8 @@ def loss_scaling(facts: TraceFacts) -> Finding | Abstained | None:
                   "kernels": float(count)},
         action=action, snippet=_snippet(facts.framework, bf16),
         gain=Gain(share, "all of it: BF16 needs none, a static scale fused by XLA next to none"),
-        gpus=tuple(gpu.gpu for gpu in facts.active), source=source("loss_scaling.share") + "; TensorFlow mixed-precision guide",
+        gpus=tuple(gpu.gpu for gpu in facts.active), source=source("loss_scaling.share") + "; TensorFlow "
+                                                                                           "mixed-precision guide",
     )
 
 

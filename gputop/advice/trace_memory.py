@@ -15,7 +15,8 @@ from gputop.trace.results import AllocatorUse
 _RECORDS = ("the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's own captures hold "
             "them, other tools' do not")
 _ROOM = {
-    "tensorflow": "optimizer = keras.optimizers.Adam(gradient_accumulation_steps=4)  # Keras 3, with a batch a quarter the size\n"
+    "tensorflow": "optimizer = keras.optimizers.Adam(gradient_accumulation_steps=4)  # Keras 3, with a batch a "
+                  "quarter the size\n"
                   "TF_GPU_ALLOCATOR=cuda_malloc_async python train.py  # against fragmentation",
     "jax": "block = jax.checkpoint(block)  # recomputes activations in the backward pass",
     "pytorch": "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
@@ -67,7 +68,8 @@ def memory_pressure(facts: TraceFacts) -> Finding | Abstained | None:
     return Finding(
         id="memory_pressure", severity=severity, title=f"GPU {worst}'s allocator was {percent(full)} full", why=why,
         evidence=evidence,
-        action="Make room before it fails: a smaller batch with gradient accumulation, mixed precision, or recomputation of "
+        action="Make room before it fails: a smaller batch with gradient accumulation, mixed precision, or "
+               "recomputation of "
                "activations" + ("; TensorFlow's asynchronous allocator fragments less." if in_pieces and
                                 facts.framework == "tensorflow" else "."),
         snippet=_ROOM.get(facts.framework),

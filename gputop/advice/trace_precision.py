@@ -21,11 +21,13 @@ _TF32 = (8, 0)
 # GPUs that say 7.5 and have none.
 _WITHOUT = re.compile(r"GTX 16\d\d|\bT(4|5|6)00\b|MX4\d\d|MX550", re.IGNORECASE)
 # The library's own kernels for a generation run on it and on later ones.
-_BUILT_FOR = re.compile(r"(?:^|[^a-z])(?:sm|cutlass_)_?(\d\d\d?)_|(volta|turing|ampere|ada|hopper|blackwell)_", re.IGNORECASE)
+_BUILT_FOR = re.compile(r"(?:^|[^a-z])(?:sm|cutlass_)_?(\d\d\d?)_|(volta|turing|ampere|ada|hopper|blackwell)_",
+                        re.IGNORECASE)
 _GENERATIONS = {"volta": (7, 0), "turing": (7, 5), "ampere": (8, 0), "ada": (8, 9), "hopper": (9, 0),
                 "blackwell": (10, 0)}
 # 16-bit matrix kernels of the ordinary cores that the test for tensor cores does not tell apart.
-_SIXTEEN_BIT_PLAIN = re.compile(r"(?<![a-z])hgemm|gemmSN|gemmk1|gemvx?::|gemv2|grouped_direct|direct_group", re.IGNORECASE)
+_SIXTEEN_BIT_PLAIN = re.compile(r"(?<![a-z])hgemm|gemmSN|gemmk1|gemvx?::|gemv2|grouped_direct|direct_group",
+                                re.IGNORECASE)
 _ALIGNED = re.compile(r"align(?:a)?(\d+)(?!\d)|_ldg(\d)_", re.IGNORECASE)
 _BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp8": 1, "int8": 1}
 
@@ -38,7 +40,8 @@ _SOFTMAX = "\noutputs = keras.layers.Activation('softmax', dtype='float32')(x)  
 _JAX_TF32 = "jax.config.update('jax_default_matmul_precision', 'tensorfloat32')  # or cast activations to jnp.bfloat16"
 _TORCH_TF32 = "torch.set_float32_matmul_precision('high')  # TF32; or torch.autocast('cuda', dtype=torch.bfloat16)"
 _TORCH_FP16 = ("scaler = torch.amp.GradScaler()\nwith torch.autocast('cuda', dtype=torch.float16):\n"
-               "    loss = criterion(model(x), y)\nscaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()")
+               "    loss = criterion(model(x), y)\nscaler.scale(loss).backward(); scaler.step(optimizer); "
+               "scaler.update()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,8 @@ def _matmuls(facts: TraceFacts) -> _Matmuls | None:
                 if aligned <= limit("dims_unaligned.bytes"):
                     unaligned += row.time_s
                     least = aligned if least is None else min(least, aligned)
-    return _Matmuls(plain_fp32 / whole, plain_16 / whole, tensor / whole, sixteen / whole, unaligned / whole, told / whole,
-                    least)
+    return _Matmuls(plain_fp32 / whole, plain_16 / whole, tensor / whole, sixteen / whole, unaligned / whole,
+                    told / whole, least)
 
 
 def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:
@@ -89,8 +92,8 @@ def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:
     return min(found) * _BYTES[dtype] if found and dtype in _BYTES else None
 
 
-def tensor_cores(facts: TraceFacts) -> tuple[int, int] | None | bool:
-    """The compute capability of the GPUs at least; False where they have no tensor cores, None where it is not known."""
+def tensor_cores(facts: TraceFacts) -> tuple[int, int] | bool | None:
+    """The least compute capability of the GPUs; False where they have no tensor cores, None where it is not known."""
     gpus = [gpu for gpu in facts.trace.gpus if gpu.compute_capability is not None]
     if any(_WITHOUT.search(gpu.name) for gpu in facts.trace.gpus):
         return False
@@ -133,14 +136,16 @@ def tensor_cores_unused(facts: TraceFacts) -> Finding | Abstained | None:
     if share < limit("precision.share") and part < 0.5:
         return None
     tf32 = capability >= _TF32
-    why = (f"{percent(part)} of the kernel time is matrix multiplication in FP32 on the ordinary cores (FFMA); these GPUs' "
+    why = (f"{percent(part)} of the kernel time is matrix multiplication in FP32 on the ordinary cores (FFMA); "
+           "these GPUs' "
            f"tensor cores do it {'as TF32 or BF16' if tf32 else 'in FP16'} at a multiple of the rate.")
     if tf32 and facts.framework == "tensorflow":
         why += " TensorFlow uses TF32 by default, so something has turned it off or the type is forced."
     return Finding(
         id="tensor_cores_unused", severity=facts.rated(share),
         title=f"FP32 without tensor cores takes {percent(part)} of the kernel time", why=facts.said(why),
-        evidence={"fp32_matmul_of_kernels_ratio": part, "fp32_matmul_s": seconds, "share_ratio": seconds / facts.period_s,
+        evidence={"fp32_matmul_of_kernels_ratio": part, "fp32_matmul_s": seconds,
+                  "share_ratio": seconds / facts.period_s,
                   "tensor_core_of_kernels_ratio": matmuls.tensor},
         action="Let FP32 matmuls run as TF32 and train in mixed precision with BF16, which needs no loss scaling."
                if tf32 else "Train in mixed precision with FP16 and dynamic loss scaling; keep the softmax in FP32.",
@@ -184,17 +189,23 @@ def fp16_fallback(facts: TraceFacts) -> Finding | Abstained | None:
         id="fp16_fallback", severity=facts.rated(share),
         title=f"Mixed precision is on, but {percent(part)} of the kernel time falls back from tensor cores",
         why=facts.said(
-            f"{percent(matmuls.sixteen_bit)} of the kernel time is in 16 bits, and matrix kernels for {percent(part)} of it "
-            f"({percent(matmuls.plain_16)} in 16 bits, {percent(matmuls.plain_fp32)} in FP32) run on the ordinary cores."),
+            f"{percent(matmuls.sixteen_bit)} of the kernel time is in 16 bits, and matrix kernels for "
+            f"{percent(part)} of it "
+            f"({percent(matmuls.plain_16)} in 16 bits, {percent(matmuls.plain_fp32)} in FP32) run on the ordinary "
+            "cores."),
         evidence={"fallback_of_kernels_ratio": part, "fallback_16_bit_ratio": matmuls.plain_16,
                   "fallback_fp32_ratio": matmuls.plain_fp32, "sixteen_bit_ratio": matmuls.sixteen_bit,
                   "share_ratio": seconds / facts.period_s},
-        action="Find the layers behind these kernels: give them channels and units in multiples of 8, NHWC layout, ordinary "
+        action="Find the layers behind these kernels: give them channels and units in multiples of 8, NHWC layout, "
+               "ordinary "
                "instead of depthwise convolutions, and inputs in the compute type.",
-        snippet="layer = keras.layers.Dense(units=-(-units // 8) * 8)  # multiples of 8; convolutions: filters likewise\n"
-                "print(layer.compute_dtype)  # float16 or bfloat16 under the policy" if facts.framework == "tensorflow" else None,
+        snippet="layer = keras.layers.Dense(units=-(-units // 8) * 8)  # multiples of 8; convolutions: filters "
+                "likewise\n"
+                "print(layer.compute_dtype)  # float16 or bfloat16 under the policy"
+                if facts.framework == "tensorflow" else None,
         gain=_speedup_gain(share, "these kernels on tensor cores"), gpus=tuple(gpu.gpu for gpu in facts.active),
-        source=source("precision.share", "precision.sixteen_bit", "precision.speedup") + "; DLProf: eligible ops without "
+        source=source("precision.share", "precision.sixteen_bit", "precision.speedup") + "; DLProf: eligible ops "
+                                                                                         "without "
                "tensor cores",
     )
 
@@ -216,13 +227,16 @@ def dims_unaligned(facts: TraceFacts) -> Finding | Abstained | None:
         id="dims_unaligned", severity=facts.rated(share),
         title=f"Unaligned dimensions slow down {percent(matmuls.unaligned)} of the kernel time",
         why=facts.said(
-            f"Matrix kernels for {percent(matmuls.unaligned)} of the kernel time use tensor cores by variants for operands "
+            f"Matrix kernels for {percent(matmuls.unaligned)} of the kernel time use tensor cores by variants for "
+            "operands "
             f"aligned to {matmuls.least_bytes} bytes only, because a dimension is no multiple of 8 (16 bytes)."),
         evidence={"unaligned_of_kernels_ratio": matmuls.unaligned, "unaligned_s": seconds,
                   "aligned_bytes": float(matmuls.least_bytes or 0), "tensor_core_of_kernels_ratio": matmuls.tensor,
                   "share_ratio": seconds / facts.period_s},
-        action="Pad batch size, vocabulary, units and channels to multiples of 8 (64 is better still) for 16-bit types.",
-        snippet="vocabulary = -(-vocabulary // 64) * 64  # pad; likewise units, channels and the batch size, to 8 at least",
+        action="Pad batch size, vocabulary, units and channels to multiples of 8 (64 is better still) for 16-bit "
+               "types.",
+        snippet="vocabulary = -(-vocabulary // 64) * 64  # pad; likewise units, channels and the batch size, to 8 "
+                "at least",
         gain=_speedup_gain(share, "these kernels, aligned,", "dims_unaligned.speedup"),
         gpus=tuple(gpu.gpu for gpu in facts.active),
         source=source("precision.share", "dims_unaligned.bytes", "dims_unaligned.speedup"),

@@ -54,12 +54,14 @@ def serial_gpus(facts: TraceFacts) -> Finding | Abstained | None:
         id="serial_gpus", severity=facts.rated(share),
         title=f"GPUs {ranges(gpus)} work one after the other",
         why=facts.said(
-            f"For {percent(found.serial)} of the time in which any GPU computes only one does; were they independent it would be "
+            f"For {percent(found.serial)} of the time in which any GPU computes only one does; were they "
+            "independent it would be "
             f"{percent(found.serial_by_chance)}. Each waits for the one before it."),
         evidence={"one_alone_ratio": found.serial, "one_alone_by_chance_ratio": found.serial_by_chance,
                   "any_active_ratio": 1 - found.exactly[0], "share_ratio": share,
                   "most_work_s": max(w.compute_s for w in work)},
-        action="Give every GPU the whole model and a part of each batch; where the model does not fit one GPU, pipeline "
+        action="Give every GPU the whole model and a part of each batch; where the model does not fit one GPU, "
+               "pipeline "
                "micro-batches through its parts.",
         snippet=_PARALLEL if facts.framework == "tensorflow" else None,
         gain=Gain(share, "if the same work ran side by side and the step followed the GPU with most of it"),
@@ -77,7 +79,8 @@ def staggered_launch(facts: TraceFacts) -> Finding | Abstained | None:
         return None
     launches = replicas.launches
     if launches is None or launches.delay_median_s is None or launches.span_median_s is None:
-        reason = replicas.missing.get("launches") or replicas.missing.get("first_kernel") or "launches by step are not known"
+        reason = (replicas.missing.get("launches") or replicas.missing.get("first_kernel")
+                  or "launches by step are not known")
         return Abstained("staggered_launch", f"when each GPU's work was launched in each step: {reason}")
     delay = {w.gpu: launches.delay_median_s[w.gpu] for w in work if w.gpu in launches.delay_median_s}
     ordered = sorted(delay, key=lambda gpu: delay[gpu])
@@ -93,7 +96,8 @@ def staggered_launch(facts: TraceFacts) -> Finding | Abstained | None:
     if share < limit("staggered_launch.share") or not (in_turns or _even(delay, launches)):
         return None
     per_gpu = worst / (len(ordered) - 1)
-    why = (f"GPU {last}'s first kernel of a step is launched {delay[last] * 1e3:.3g} ms after GPU {ordered[0]}'s (median), each GPU "
+    why = (f"GPU {last}'s first kernel of a step is launched {delay[last] * 1e3:.3g} ms after GPU {ordered[0]}'s "
+           "(median), each GPU "
            f"about {per_gpu * 1e3:.3g} ms after the one before.")
     if in_turns:
         why += " One thread launches a GPU's step before it turns to the next GPU."
@@ -103,11 +107,13 @@ def staggered_launch(facts: TraceFacts) -> Finding | Abstained | None:
         evidence["launches_per_turn"] = float(launches.launches_per_turn)
     return Finding(
         id="staggered_launch", severity=facts.rated(share),
-        title=f"GPU {last} begins its step {worst * 1e3:.3g} ms after GPU {ordered[0]}", why=facts.said(why), evidence=evidence,
+        title=f"GPU {last} begins its step {worst * 1e3:.3g} ms after GPU {ordered[0]}", why=facts.said(why),
+        evidence=evidence,
         action="Launch to all GPUs at once, from a thread or a process of each, instead of looping over them.",
         snippet=_THREADS if facts.framework == "tensorflow" else None,
         gain=Gain(share, "if the last GPU began when the first one does, as far as it stands still"),
-        gpus=tuple(ordered[1:]), source=source("staggered_launch.share", "staggered_launch.turn", "staggered_launch.jump"),
+        gpus=tuple(ordered[1:]),
+        source=source("staggered_launch.share", "staggered_launch.turn", "staggered_launch.jump"),
     )
 
 
@@ -119,7 +125,7 @@ def _one_by_one(launches: LaunchOrder, work: list[ReplicaWork]) -> bool:
 
 
 def _even(delay: dict[int, float], launches: LaunchOrder) -> bool:
-    """Three GPUs and more begin at about equal distances, always in the same order: their threads wait for each other."""
+    """Three GPUs and more begin at equal distances, always in the same order: their threads wait for each other."""
     if len(delay) < 3 or launches.order_share is None or launches.order_share < 0.8:
         return False
     values = sorted(delay.values())

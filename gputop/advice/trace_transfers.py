@@ -41,7 +41,8 @@ def copies_pageable(facts: TraceFacts) -> Finding | Abstained | None:
     if with_host < limit("copies_pageable.share"):
         return None
     if all(gpu.copies_pageable_s is None for gpu in facts.active):
-        return Abstained("copies_pageable", "the kind of memory at the copies' ends (kind_src, kind_dst: from TensorFlow "
+        return Abstained("copies_pageable", "the kind of memory at the copies' ends (kind_src, kind_dst: from "
+                                            "TensorFlow "
                                             "2.11 on)")
     exposed = whole = moved = pageable_ns = pinned_ns = pinned_bytes = 0
     within = facts.within
@@ -66,14 +67,17 @@ def copies_pageable(facts: TraceFacts) -> Finding | Abstained | None:
     evidence = {"pageable_s": seconds, "share_ratio": share, "pageable_of_copies_ratio": exposed / whole,
                 "pageable_bytes_per_s": rate}
     why = (f"For {percent(share)} of the {facts.basis} the GPUs do nothing but copy from or to pageable memory, at "
-           f"{rate / 1e9:.1f} GB/s: the driver stages such copies through a buffer of its own and holds the host meanwhile.")
+           f"{rate / 1e9:.1f} GB/s: the driver stages such copies through a buffer of its own and holds the host "
+           "meanwhile.")
     if pinned_ns:
         evidence["pinned_bytes_per_s"] = pinned_bytes / pinned_ns * 1e9
         why += f" Pinned copies in this trace run at {pinned_bytes / pinned_ns:.1f} GB/s."
     return Finding(
         id="copies_pageable", severity=facts.rated(share),
-        title=f"Copies with pageable memory take {percent(share)} of the {facts.basis}", why=facts.said(why), evidence=evidence,
-        action="Feed from pinned memory (tf.data's own buffers, a pinned DataLoader) and copy the next batch while this "
+        title=f"Copies with pageable memory take {percent(share)} of the {facts.basis}", why=facts.said(why),
+        evidence=evidence,
+        action="Feed from pinned memory (tf.data's own buffers, a pinned DataLoader) and copy the next batch while "
+               "this "
                "one computes.",
         snippet=_PIN.get(facts.framework),
         gain=Gain(share, "at most: pinned copies run at the link's rate and beside compute"),
@@ -91,7 +95,8 @@ def sync_copies(facts: TraceFacts) -> Finding | Abstained | None:
     if not copies.any():
         return None
     if not (device.launch_ns[copies] >= 0).any():
-        return Abstained("sync_copies", "the host calls that made the copies (correlation ids); capture with host tracing on")
+        return Abstained("sync_copies", "the host calls that made the copies (correlation ids); capture with host "
+                                        "tracing on")
     held = _held(facts, np.flatnonzero(copies))
     idle_ns, count, size = 0, 0, 0
     within = facts.within
@@ -115,12 +120,15 @@ def sync_copies(facts: TraceFacts) -> Finding | Abstained | None:
         id="sync_copies", severity=facts.rated(share),
         title=f"Waiting for copies in the midst of the step costs {percent(share)} of the {facts.basis}",
         why=facts.said(
-            f"{count / per:.3g} copies per {facts.basis} and GPU ({size / max(count, 1):,.0f} bytes each on average) make the host "
-            f"wait for all work before them; it launches on only then, and the GPU stands still for {percent(share)} of the "
+            f"{count / per:.3g} copies per {facts.basis} and GPU ({size / max(count, 1):,.0f} bytes each on "
+            "average) make the host "
+            f"wait for all work before them; it launches on only then, and the GPU stands still for "
+            f"{percent(share)} of the "
             f"{facts.basis}."),
         evidence={"idle_after_copies_s": seconds, "share_ratio": share, f"copies_per_{facts.basis}": count / per,
                   "mean_bytes": size / max(count, 1)},
-        action="Do not read values back within the step: keep losses, metrics and conditions on the GPU, and fetch them every "
+        action="Do not read values back within the step: keep losses, metrics and conditions on the GPU, and fetch "
+               "them every "
                "so many steps.",
         snippet=_FETCH.get(facts.framework),
         gain=Gain(share, "at most: the idle time after these copies, if the host launched on without waiting"),

@@ -24,6 +24,7 @@ from gputop.trace.phases import evaluation_note
 from gputop.trace.replicas import replicas
 from gputop.trace.results import Analysis, Steps
 from gputop.trace.steps import find_steps
+from gputop.trace.typical_step import typical_step
 
 _FEW_STEPS = 5  # below, a mean is a mean of accidents (TraceML asks for 20 to be sure)
 
@@ -65,6 +66,7 @@ def analyze_trace(trace: Trace, params: int | None = None) -> Analysis:
         kernel_sizes=kernel_sizes(trace, lines, steps),
         copies=copy_table(trace, {gpu_number(trace, line.gpu): line.rows for line in lines}, steps),
         replicas=replicas(trace, lines, steps) if lines else None,
+        typical_step=typical_step(trace, lines, steps),
     )
     advice = advise(TraceFacts.of(trace, lines, analysis, params))
     analysis.findings, analysis.abstained = advice.findings, advice.abstained

@@ -24,8 +24,8 @@ import numpy as np
 
 from gputop.trace.device_time import GpuTimeline, idle_by_host, waits_for_another
 from gputop.trace.input_pipeline import Loop, loops
-from gputop.trace.intervals import EMPTY, Spans, chained, intersect, merge, subtract, union
-from gputop.trace.model import Trace
+from gputop.trace.intervals import EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
+from gputop.trace.model import F64, Trace
 from gputop.trace.query import stat
 from gputop.trace.results import Breakdown
 
@@ -41,33 +41,66 @@ _PARTS = ("input", "h2d", "compute", "collectives", "d2h", "launch", "host", "id
 
 def breakdown(trace: Trace, lines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]]) -> Breakdown:
     """Mean over ``bounds`` (disjoint, in order), in seconds."""
+    parts, gpus = _parts(trace, lines, bounds)
+    unit = 1e9 * len(bounds) * max(gpus, 1)
+    return Breakdown(**{name: sum(spans.total for spans in parts[name]) / unit for name in _PARTS})
+
+
+def breakdown_by_step(
+    trace: Trace, lines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+) -> dict[str, F64]:
+    """The same for each of ``bounds``: by part, seconds in an array of shape (len(bounds),)."""
+    parts, gpus = _parts(trace, lines, bounds)
+    start, end = np.array(bounds, np.int64).reshape(-1, 2).T
+    return {name: sum((coverage(spans, start, end) for spans in parts[name]), np.zeros(len(bounds), np.int64))
+            / (1e9 * max(gpus, 1)) for name in _PARTS}
+
+
+def parts_by_gpu(
+    trace: Trace, lines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+) -> dict[int, dict[str, Spans]]:
+    """For each GPU that took part (index into ``Trace.gpus``) when each part holds on it."""
+    within = union([a for a, _ in bounds], [b for _, b in bounds])
+    lines = [line for line in lines if intersect(line.busy, within).total]
+    starved = _starved(trace, lines, loops(trace))
+    launching = _launching(trace) if lines else EMPTY
+    out = {}
+    for line in lines:
+        found = _gpu_parts(line, lines, within, starved[line.gpu], launching)
+        out[line.gpu] = {name: merge(*(spans for part, spans in found if part == name)) for name in _PARTS}
+    return out
+
+
+def _parts(
+    trace: Trace, lines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+) -> tuple[dict[str, list[Spans]], int]:
+    """When each part holds on each GPU that took part, and how many those are; without any, on the host."""
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     waiting = loops(trace)
-    parts = dict.fromkeys(_PARTS, 0)
+    parts: dict[str, list[Spans]] = {name: [] for name in _PARTS}
     lines = [line for line in lines if intersect(line.busy, within).total]
     if not lines:
-        parts["input"] = intersect(merge(EMPTY, *(loop.waits for loop in waiting)), within).total
-        parts["host"] = within.total - parts["input"]
+        parts["input"].append(intersect(merge(EMPTY, *(loop.waits for loop in waiting)), within))
+        parts["host"].append(subtract(within, parts["input"][0]))
     starved = _starved(trace, lines, waiting)
     launching = _launching(trace) if lines else EMPTY
     for line in lines:
-        for name, length in _gpu_parts(line, lines, within, starved[line.gpu], launching).items():
-            parts[name] += length
-    unit = 1e9 * len(bounds) * max(len(lines), 1)
-    return Breakdown(**{name: length / unit for name, length in parts.items()})
+        for name, spans in _gpu_parts(line, lines, within, starved[line.gpu], launching):
+            parts[name].append(spans)
+    return parts, len(lines)
 
 
 def _gpu_parts(
     line: GpuTimeline, lines: list[GpuTimeline], within: Spans, waiting: Spans, launching: Spans,
-) -> dict[str, int]:
-    """Exclusive nanoseconds of one GPU within ``within``; they sum to its length."""
+) -> list[tuple[str, Spans]]:
+    """Exclusive parts of one GPU's time within ``within``; together they are all of it."""
     left = within
-    parts: dict[str, int] = {}
+    parts: list[tuple[str, Spans]] = []
 
     def take(name: str, spans: Spans) -> None:
         nonlocal left
         taken = intersect(left, spans)
-        parts[name] = parts.get(name, 0) + taken.total
+        parts.append((name, taken))
         left = subtract(left, taken)
 
     take("compute", merge(line.compute, line.other))
@@ -81,6 +114,20 @@ def _gpu_parts(
     take("host", by_host)
     take("idle", left)
     return parts
+
+
+def late_by_host(
+    trace: Trace, lines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+) -> dict[int, Spans]:
+    """For each GPU that took part (index into ``Trace.gpus``) the instants of the parts ``launch`` and ``host``."""
+    within = union([a for a, _ in bounds], [b for _, b in bounds])
+    lines = [line for line in lines if intersect(line.busy, within).total]
+    starved = _starved(trace, lines, loops(trace))
+    out = {}
+    for line in lines:
+        waits = merge(starved[line.gpu], waits_for_another(line, lines, WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
+        out[line.gpu] = subtract(intersect(idle_by_host(line), within), waits)
+    return out
 
 
 def _starved(trace: Trace, lines: Sequence[GpuTimeline], waiting: Sequence[Loop]) -> dict[int, Spans]:

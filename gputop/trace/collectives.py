@@ -47,12 +47,8 @@ def collectives(trace: Trace, lines: list[GpuTimeline], steps: Steps | None) -> 
     rows = [r for r in rows if len(r)]
     if not rows:
         return None
-    used = np.unique(np.concatenate([device.name[r] for r in rows])).tolist()
-    operation_of = {i: operation(trace.names[i]) if i >= 0 else UNKNOWN for i in used}
     operations, matches, reasons = [], [], []
-    for name in sorted(set(operation_of.values())):
-        codes = [i for i, op in operation_of.items() if op == name]
-        own = [r[np.isin(device.name[r], codes)] for r in rows]
+    for name, own in by_operation(trace, rows).items():
         result, match = _operation(trace, lines, own, name, steps)
         operations.append(result)
         if match is None:
@@ -75,6 +71,18 @@ def collectives(trace: Trace, lines: list[GpuTimeline], steps: Steps | None) -> 
         per_step, summed / 1e9, transfer / 1e9, 1 - transfer / matched if matched else None,
         {gpu_number(trace, gpu): n for gpu, n in sorted(last.items()) if n}, None, tuple(operations),
     )
+
+
+def by_operation(trace: Trace, rows: Sequence[I64]) -> dict[str, list[I64]]:
+    """The collectives of each GPU by operation, operations in order of their names."""
+    name = trace.device.name
+    used = np.unique(np.concatenate([name[r] for r in rows])).tolist() if rows else []
+    operation_of = {i: operation(trace.names[i]) if i >= 0 else UNKNOWN for i in used}
+    out = {}
+    for op in sorted(set(operation_of.values())):
+        codes = [i for i, own in operation_of.items() if own == op]
+        out[op] = [r[np.isin(name[r], codes)] for r in rows]
+    return out
 
 
 def operation(kernel: str) -> str:
@@ -112,6 +120,20 @@ def _operation(
 
 def _match(trace: Trace, rows: Sequence[I64]) -> _Match | str:
     """The collectives of one operation matched across GPUs, each of which ran some; or why they cannot be."""
+    found = matched(trace, rows)
+    if isinstance(found, str):
+        return found
+    start, end = trace.device.start_ns[found], trace.device.end_ns[found]
+    waited = start.max(axis=1) > start.min(axis=1)  # else nobody was last
+    last = np.bincount(np.argmax(start, axis=1)[waited], minlength=len(rows))
+    return _Match(int((end - start).min(axis=1).sum()) * len(rows), int((end - start).sum()), tuple(last.tolist()))
+
+
+def matched(trace: Trace, rows: Sequence[I64]) -> I64 | str:
+    """Rows of the device events by collective and GPU, shape (collectives, GPUs), in order; or why they cannot be.
+
+    ``rows`` are those of one operation for each GPU that ran any.
+    """
     device = trace.device
     if len(rows) < 2:
         return "only one GPU of the job is in the trace" if len(trace.gpus) < 2 else "only one GPU ran any"
@@ -121,16 +143,13 @@ def _match(trace: Trace, rows: Sequence[I64]) -> _Match | str:
     counts = sorted({len(r) for r in rows})
     if len(counts) > 1:
         return f"the GPUs ran different numbers of them, {counts[0]} to {counts[-1]}"
-    # Shape (collective, GPU), by start: every GPU issues them in the same order.
-    by_start = [r[np.argsort(device.start_ns[r], kind="stable")] for r in rows]
-    start = np.stack([device.start_ns[r] for r in by_start], axis=1)
-    end = np.stack([device.end_ns[r] for r in by_start], axis=1)
+    # By start: every GPU issues them in the same order.
+    by_start = np.stack([r[np.argsort(device.start_ns[r], kind="stable")] for r in rows], axis=1)
+    end = device.end_ns[by_start]
     apart = int((end.max(axis=1) - end.min(axis=1)).max())
     if apart > _END_TOLERANCE_NS:
         return f"matched by order their ends lie up to {apart / 1e6:.1f} ms apart, so the order differs"
-    waited = start.max(axis=1) > start.min(axis=1)  # else nobody was last
-    last = np.bincount(np.argmax(start, axis=1)[waited], minlength=len(rows))
-    return _Match(int((end - start).min(axis=1).sum()) * len(rows), int((end - start).sum()), tuple(last.tolist()))
+    return by_start
 
 
 def _seen_by_all(trace: Trace, rows: Sequence[I64]) -> Sequence[I64]:

@@ -17,6 +17,8 @@ from gputop.trace.kernels import UNKNOWN, classify
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.results import GpuUse, Steps
 
+_NEAR_STEP_NS = 100_000  # what marks a step may be an event somewhat after its first launch
+
 
 @dataclass(frozen=True, slots=True)
 class GpuTimeline:
@@ -191,6 +193,25 @@ def kernel_types(trace: Trace, line: GpuTimeline) -> tuple[dict[str, float] | No
 def idle_by_host(line: GpuTimeline) -> Spans:
     """Idle intervals of the GPU that the host could have filled."""
     chosen = line.host_fault & line.known
+    return Spans(line.gaps.start[chosen], line.gaps.end[chosen])
+
+
+def idle_after(trace: Trace, line: GpuTimeline, ends_ns: I64, steps: Steps | None) -> Spans:
+    """Idle intervals that begin as one of these events of the GPU ends and last until the host launches on.
+
+    Those before the first kernel of a step are left out: there the host has more to do than to wait for the event.
+    """
+    if not len(ends_ns) or not len(line.gaps.start):
+        return EMPTY
+    ends = np.sort(ends_ns)
+    at = np.searchsorted(ends, line.gaps.start, side="right") - 1
+    chosen = (at >= 0) & (ends[at] == line.gaps.start) & line.host_fault & line.known
+    if steps is not None:
+        kernels = trace.device.start_ns[line.rows[trace.device.kind[line.rows] <= Kind.COLLECTIVE]]
+        after = np.append(kernels, line.window_ns[1])[np.searchsorted(kernels, line.gaps.end)]
+        edges = np.sort(np.array(steps.bounds_ns).ravel())
+        chosen &= np.searchsorted(edges, line.gaps.start, side="right") == np.searchsorted(
+            edges, after + _NEAR_STEP_NS, side="right")
     return Spans(line.gaps.start[chosen], line.gaps.end[chosen])
 
 

@@ -13,11 +13,11 @@ from gputop.trace.nesting import nest
 from gputop.trace.query import host_rows, name_mask, stat
 from gputop.trace.results_host import Functions, FunctionUse
 
-_TRACING = r"tf\.function-graph_building$"
+TRACING = r"tf\.function-graph_building$"
 # XLA's compilers on CPUs and GPUs (there the passes over the graph), their annotations in Nsight, PjRt clients (JAX).
-_COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaCompil\w*:|PjRt\w*::Compile|"
+COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaCompil\w*:|PjRt\w*::Compile|"
             r"backend_compile|(?:Jit|Fusion)Compiler::Compile")
-_XLA_RUN = (r"(?:Cpu|Gpu)Executable::Execute|\S+:XLA GPU module$|PjRt\w*LoadedExecutable::Execute\b|"
+XLA_RUN = (r"(?:Cpu|Gpu)Executable::Execute|\S+:XLA GPU module$|PjRt\w*LoadedExecutable::Execute\b|"
             r"PJRT_LoadedExecutable_Execute")
 # XLA names a module after the function, a_inference_<function>_<n>__….<k>, or cluster_<n> where TensorFlow clusters.
 # Its name is part of kernels' ops and of the event in which the host starts it on a GPU.
@@ -27,7 +27,7 @@ _NUMBERED = re.compile(r"(?:__|a_)inference_(.+?)_\d+$")
 
 def functions(trace: Trace) -> Functions | None:
     """Calls of tf.functions in the window; None where none is traced and XLA neither compiles nor runs."""
-    compile_, runs = _spans(trace, host_rows(trace, _COMPILE)), _spans(trace, host_rows(trace, _XLA_RUN))
+    compile_, runs = _spans(trace, host_rows(trace, COMPILE)), _spans(trace, host_rows(trace, XLA_RUN))
     modules = _modules(trace)
     used = _functions(trace, {m[1] for name in modules if (m := _NUMBERED.match(name))}, runs)
     if not used and not len(compile_.start) and not len(runs.start) and not modules:
@@ -45,7 +45,7 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans) -> list[FunctionUs
     rows, mode = stat(host, "tf_function_call")
     counts = dict(zip(*(column.tolist() for column in stat(host, "tracing_count")), strict=True))
     length = host.end_ns - host.start_ns
-    building = _within(trace, rows, host_rows(trace, _TRACING))
+    building = _within(trace, rows, host_rows(trace, TRACING))
     called: dict[str, list[int]] = {}
     for at, name in enumerate(host.name[rows].tolist()):
         called.setdefault(trace.names[name], []).append(at)

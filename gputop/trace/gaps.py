@@ -47,16 +47,16 @@ def step_gaps(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -
     loop_lines = np.unique(trace.host.line[calls]) if len(calls) else _launching_lines(trace)
     main = np.zeros(len(trace.lines), bool)
     main[loop_lines] = True
-    main_work, idle = _work(trace, gaps, main)
+    main_work, idle = work_in(trace, gaps, main)
     executor = lines_of(trace, EXECUTOR)
     executor[trace.device.launch_line[trace.device.launch_line >= 0]] = True
-    executor_work, _ = _work(trace, gaps, executor & ~main)
+    executor_work, _ = work_in(trace, gaps, executor & ~main)
     loops = max(len(loop_lines), 1)
     return StepGaps(
         what=what, total_s_per_step=gaps.total / steps.count / 1e9,
         count_per_step=len(gaps.start) / steps.count,
         no_event_s_per_step=idle / loops / steps.count / 1e9 if len(loop_lines) else None,
-        main=_ranked(main_work, loops * steps.count), executor=_ranked(executor_work, steps.count),
+        main=ranked_work(main_work, loops * steps.count), executor=ranked_work(executor_work, steps.count),
     )
 
 
@@ -81,8 +81,9 @@ def _launching_lines(trace: Trace) -> I64:
     return np.asarray(launching[lines_of(trace, MAIN)[launching]], np.int64)
 
 
-def _work(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[dict[str, tuple[int, int]], int]:
-    """By name (nanoseconds of its own within the gaps, events), and the gap time in which no event is open."""
+def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[dict[str, tuple[int, int]], int]:
+    """By name (nanoseconds of its own within the gaps, events), and the gap time in which no event is open, over the
+    chosen lines."""
     host = trace.host
     rows = np.flatnonzero(chosen[host.line] & (host.end_ns > host.start_ns)) if len(host) else np.empty(0, np.int64)
     lines = int(chosen.sum())
@@ -116,6 +117,6 @@ def _work(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[dic
     return out, lines * gaps.total - shown
 
 
-def _ranked(work: dict[str, tuple[int, int]], per: float) -> tuple[GapWork, ...]:
+def ranked_work(work: dict[str, tuple[int, int]], per: float) -> tuple[GapWork, ...]:
     first = sorted(work.items(), key=lambda item: (-item[1][0], item[0]))[:TOP]
     return tuple(GapWork(name, time / per / 1e9, count / per) for name, (time, count) in first)

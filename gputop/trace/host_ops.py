@@ -16,7 +16,7 @@ from gputop.trace.threads import INPUT, MAIN, lines_of
 TOP = 20
 # scope/name:Type, as tensorflow/core/framework/op_def_builder.cc and node_def_util.cc allow names.
 OP = r"[A-Za-z0-9.][\w.\\/>-]*:[A-Z_]\w*$"
-_FOR_A_BATCH = r"(?:\w*Iterator\w*|OptionalHasValue|OptionalGetValue)$"
+FOR_A_BATCH = r"(?:\w*Iterator\w*|OptionalHasValue|OptionalGetValue)$"
 
 
 def host_ops(trace: Trace, steps: Steps | None) -> HostOps | None:
@@ -120,7 +120,7 @@ def _eager_calls(trace: Trace, within: Spans) -> tuple[I64, I64]:
     host = trace.host
     flags, is_func = stat(host, "is_func")
     rows, op = stat(host, "eager_op")
-    keep = ~np.isin(rows, flags[is_func == 1]) & ~name_mask(trace, _FOR_A_BATCH)[op]
+    keep = ~np.isin(rows, flags[is_func == 1]) & ~name_mask(trace, FOR_A_BATCH)[op]
     keep &= lines_of(trace, MAIN)[host.line[rows]] & _begins_in(within, host.start_ns[rows])
     return rows[keep], op[keep]
 

@@ -55,10 +55,10 @@ _DTYPES = tuple((dtype, re.compile(pattern, re.IGNORECASE)) for dtype, pattern i
     ("fp8", r"e4m3|e5m2|float8|fp8"),
     ("tf32", r"tf32|tensorop_s1688"),
     ("bf16", r"bf16|bfloat16|nvjet_tst"),
-    ("fp16", r"f16|fp16|h884|h1688|h16816|\bhalf\b|__half|c10::Half|Eigen::half|nvjet_hsh|hgemm"),
+    ("fp16", r"f16|fp16|h884|h1688|h16816|\bhalf\b|__half|c10::Half|Eigen::half|nvjet_hsh|hgemm|DT_HALF"),
     ("int8", r"imma|i8816|i16832|\bint8|signed char"),
-    ("fp64", r"dgemm|_f64|\bdouble\b|d884"),
-    ("fp32", r"sgemm|scudnn|_ffma_|_f32|\bfloat\b"),
+    ("fp64", r"dgemm|_f64|\bdouble\b|d884|DT_DOUBLE"),
+    ("fp32", r"sgemm|scudnn|_ffma_|_f32|\bfloat\b|DT_FLOAT"),
 ))
 
 _SIZE = re.compile(r"\b(?:size|num_bytes):(\d{1,18})\b")

@@ -27,7 +27,7 @@ def launch_threads(trace: Trace, lines: Sequence[GpuTimeline]) -> LaunchThreads 
         return None
     ends = device.launch_end_ns if len(device.launch_end_ns) == len(device) else device.launch_ns
     launching = union(device.launch_ns[launched], ends[launched])
-    work = _work_by_line(trace)
+    work = work_by_line(trace)
     threads = []
     for line, at in _by_line(device.launch_line[launched]).items():
         own = launched[at]
@@ -59,7 +59,7 @@ def launch_threads(trace: Trace, lines: Sequence[GpuTimeline]) -> LaunchThreads 
         busy_threads_at_launch=sum(n for line, n in busy.items() if not waits[line]) / per if per else None,
         input_threads_at_launch=(sum(n for line, n in busy.items() if of_input[line]) / per
                                  if per and of_input.any() else None),
-        cpus=_cpus(trace),
+        cpus=cpu_budget(trace),
     )
 
 
@@ -70,7 +70,7 @@ def _by_line(line: npt.NDArray) -> dict[int, I64]:
     return {int(line[part[0]]): part for part in parts if len(part)}
 
 
-def _work_by_line(trace: Trace) -> dict[int, Spans]:
+def work_by_line(trace: Trace) -> dict[int, Spans]:
     """When each host thread shows an event; a thread of tf.data's one of its work."""
     host = trace.host
     rows = np.arange(len(host))
@@ -112,7 +112,7 @@ def _overlaps(work: dict[int, Spans], launching: Spans) -> dict[int, int]:
     return {line: int(total) for line, total in zip(work, totals.tolist(), strict=True)}
 
 
-def _cpus(trace: Trace) -> int | None:
+def cpu_budget(trace: Trace) -> int | None:
     """tf.data's CPU budget: the CPUs that the process may run on, unless the job set it otherwise."""
     budgets: I64 = stat(trace.host, "cpu_budget")[1]
     return int(budgets.max()) if len(budgets) and budgets.max() > 0 else None

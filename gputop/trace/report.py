@@ -16,11 +16,14 @@ _PARTS = {
 }
 # The parts of the step whose cause a finding names; a large part without one is said to be unexplained.
 _UNEVEN = {"gpu0_oversubscribed", "replica_imbalance"}
+_LATE = {"launch_bound", "sync_copies", "staggered_launch", "serial_gpus", "thread_contention", "eager_execution",
+         "retracing", "host_placement", "loss_scaling"}
 _EXPLAINED_BY: dict[str, set[str]] = {
-    "launch": {"launch_bound"},
-    "host": set(),
-    "idle": _UNEVEN,
-    "collectives": {*_UNEVEN, "launch_bound"},
+    "launch": {*_LATE, "small_kernels"},
+    "host": {*_LATE, "step_gap_host"},
+    "idle": {*_UNEVEN, "staggered_launch", "serial_gpus", "collective_waiting", "small_kernels"},
+    "collectives": {*_UNEVEN, "launch_bound", "communication_exposed", "allreduce_count", "allreduce_slow",
+                    "collective_waiting", "staggered_launch"},
 }
 _BAR = 24
 _ABOUT = {"xspace": "TensorFlow/JAX profiler", "chrome": "Chrome/kineto trace", "nsys": "Nsight Systems report"}
@@ -161,7 +164,7 @@ def _unexplained(a: Analysis) -> str:
     if a.breakdown is None or not a.gpus:
         return ""
     parts, total = a.breakdown.to_json(), a.breakdown.total
-    named = {f.id for f in a.findings}
+    named = {id_ for f in a.findings for id_ in f.ids}
     name = max(_EXPLAINED_BY, key=lambda part: 0.0 if named & _EXPLAINED_BY[part] else parts[part])
     share = parts[name] / total if total else 0.0
     if share < HIGH_SHARE or named & _EXPLAINED_BY[name]:
@@ -181,6 +184,9 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     yield from _wrap(f"saves: {saves}; {f.gain.how}", width, "   ", "     ")
     yield from _wrap("evidence: " + ", ".join(f"{name} {_figure(value)}" for name, value in f.evidence.items()),
                      width, "   ", "     ")
+    if f.consequences:
+        others = "; ".join(f"{c.title} [{c.id}]" for c in f.consequences)
+        yield from _wrap(f"also explains: {others}", width, "   ", "     ")
 
 
 def limit_of(a: Analysis) -> str:

@@ -49,6 +49,7 @@ class Steps:
         return {
             "anchor": self.anchor, "confidence": self.confidence, "count": self.count,
             "median_s": self.median_s, "mean_s": self.mean_s, "p95_s": self.p95_s,
+            "durations_s": [(end - start) / 1e9 for start, end in self.bounds_ns],
             "dropped": self.dropped, "iterations_per_step": self.iterations_per_step,
             "phase": self.phase, "left_out_s": dict(self.left_out_s),
         }
@@ -165,6 +166,24 @@ class InputPipeline:
     pipelines: tuple[Pipeline, ...] = ()  # tf.data's, longest waited for first
 
 
+@dataclass(frozen=True, slots=True)
+class TypicalStep:
+    """The step whose length is nearest to the median.
+
+    It is cut into ``slots`` of equal length; ``gpus`` pairs each GPU's number with its runs of
+    slots (part, first, end), end exclusive. A slot shows the part of the breakdown that took most of it.
+    """
+
+    step: int  # counted from 0 in the trace
+    duration_s: float
+    slots: int
+    gpus: tuple[tuple[int, tuple[tuple[str, int, int], ...]], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"step": self.step, "duration_s": self.duration_s, "slots": self.slots,
+                "gpus": [{"gpu": gpu, "runs": [list(run) for run in runs]} for gpu, runs in self.gpus]}
+
+
 @dataclass(slots=True)
 class Analysis:
     """Everything found in one trace."""
@@ -192,6 +211,7 @@ class Analysis:
     kernel_sizes: tuple[KernelSizes, ...] = ()
     copies: CopyTable | None = None
     replicas: Replicas | None = None
+    typical_step: TypicalStep | None = None
 
     def _breakdown_json(self) -> dict[str, float | None] | None:
         """Without a GPU in the trace the parts that happen on one are unknown, not nothing."""
@@ -225,6 +245,7 @@ class Analysis:
             "kernel_sizes": to_json(self.kernel_sizes),
             "copies": to_json(self.copies),
             "replicas": to_json(self.replicas),
+            "typical_step": self.typical_step.to_json() if self.typical_step else None,
             "findings": [f.to_json() for f in self.findings],
             "abstained": [a.to_json() for a in self.abstained],
         }

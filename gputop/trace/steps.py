@@ -7,12 +7,14 @@ marks steps and nothing surely repeats, there are none: :func:`find_steps` retur
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from gputop.trace.columns import Lookup
 from gputop.trace.input_pipeline import GET_NEXT
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
@@ -24,6 +26,7 @@ from gputop.trace.threads import MAIN, lines_of
 _KERAS = r"(?:(?:one|multi)_step_on_(?:iterator|data)\w*|(?:train|test|predict)_function)"
 _KERAS_OPS = rf"__inference_{_KERAS}_\d+$"
 _KERAS_EVENTS = rf"{_KERAS}$"
+_NUMBER = re.compile(r"_\d+$")
 _MARKED = {"train": TRAINING, "test": EVALUATION, "predict": PREDICTION}  # Keras 2's own markers
 _WANTED = (TRAINING, UNKNOWN, EVALUATION, PREDICTION)  # which loop of a window its steps are taken from, first to last
 # A step that takes this many times the median of those after it, at the head of the window, is warm-up
@@ -205,6 +208,7 @@ def _keras_functions(trace: Trace) -> _Anchors | None:
         op, what = host.name[rows].astype(np.int64), "calls of Keras' step function (tf_function_call)"
     if len(rows) < 2:
         return None
+    op = _one_for_retraced(trace, rows, op)
     # Training and validation are functions of their own, in Keras 3 by the same name.
     name, phase, left_out = _loop(trace, op, host.end_ns[rows] - host.start_ns[rows], phases(trace, rows, op))
     what += {EVALUATION: ", which evaluates", PREDICTION: ", which predicts"}.get(phase, "")
@@ -221,7 +225,7 @@ def _jax_executions(trace: Trace) -> _Anchors | None:
 def _root_functions(trace: Trace) -> _Anchors | None:
     """Custom loops: the tf.function called from Python that takes most time, one that trains before others."""
     rows, op = _calls_of_functions(trace)
-    anchors = _repeating(trace, rows, "calls of the tf.function {}", op)
+    anchors = _repeating(trace, rows, "calls of the tf.function {}", _one_for_retraced(trace, rows, op))
     if anchors is None:  # traced anew at every call, it is another function each time
         rows, _ = stat(trace.host, "tf_function_call")
         anchors = _repeating(trace, rows, "calls of the tf.function {}")
@@ -234,6 +238,16 @@ def _eager_loop(trace: Trace) -> _Anchors | None:
     rows = rows[name_mask(trace, r"IteratorGetNext")[op] & lines_of(trace, MAIN)[trace.host.line[rows]]]
     found = _repeating(trace, rows, "calls for a batch from Python (eager IteratorGetNext)", trace.host.name[rows])
     return found and replace(found, confidence="low")
+
+
+def _one_for_retraced(trace: Trace, rows: I64, op: I64) -> I64:
+    """The functions of these calls; those that differ by the number that each tracing gives and are known to
+    train are one: traced anew, a function goes on under another number. Training and evaluation stay apart."""
+    first: dict[str, int] = {}
+    same: dict[int, int] = {}
+    for name, phase in sorted(phases(trace, rows, np.asarray(op, np.int64)).items()):
+        same[name] = first.setdefault(_NUMBER.sub("", trace.names[name]), name) if phase == TRAINING else name
+    return Lookup(same)(np.asarray(op, np.int64)) if same else op
 
 
 def _repeating(trace: Trace, rows: I64, what: str, key: npt.NDArray | None = None) -> _Anchors | None:

@@ -7,6 +7,7 @@ from tests.trace.build import Builder, keras_steps
 
 STEP = 20_000.0  # µs
 STEPS = 6
+KERNEL = "loop_add_fusion_3"  # tells neither its number type nor what cores it needs
 
 
 def job(gpus: int = 1) -> Builder:
@@ -21,7 +22,7 @@ def fill(b: Builder, gpu: int, begin: float, end: float, kernel: float, gap: flo
         t = i * STEP + begin
         while t + kernel <= i * STEP + end:
             ahead = min(gap * 0.8, 8.0) if queued is None else queued
-            b.run(gpu, t, kernel, launch=max(t - ahead, 0.0), launch_length=min(5.0, ahead))
+            b.run(gpu, t, kernel, KERNEL, launch=max(t - ahead, 0.0), launch_length=min(5.0, ahead))
             t += kernel + gap
 
 

@@ -26,7 +26,7 @@ def test_report_says_what_it_could_not_judge():
 def test_report_of_a_healthy_run_names_the_limit():
     text = text_report(analyze_trace(healthy().build()))
     assert "Nothing found to mend" in text and "bound by compute" in text and "1. " not in text
-    assert "(not judged: input_bound)" in " ".join(text.split())
+    assert "(not judged: input_bound," in " ".join(text.split())
 
 
 def test_a_larger_batch_saves_time_per_sample():
@@ -79,7 +79,7 @@ def test_imbalance_explains_the_waiting_of_the_others():
 
 
 def test_large_parts_without_a_finding_are_called_unexplained():
-    b = keras_steps(Builder(), 6, 10_000, 3_000)
+    b = keras_steps(Builder(), 6, 10_000, 9_990)  # inside of the call: no gap between steps
     for i in range(6):
         for j in range(60):
             b.run(0, i * 10_000 + 40 + j * 45, 44, launch=i * 10_000 + j * 40)

@@ -1,0 +1,118 @@
+"""Exposed communication taken apart: the transfer itself, and waiting for the GPU that arrives last.
+
+A collective moves data from the moment its last GPU has entered it; before that the others wait inside
+the kernel. Only time with neither a compute kernel nor a copy beside it counts, and only that within
+steps, where there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gputop.trace.collectives import by_operation, matched
+from gputop.trace.device_time import GpuTimeline, gpu_number
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
+from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.query import in_steps
+from gputop.trace.results import Steps
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveWaits:
+    """Seconds per step, or in the window without steps.
+
+    ``waiting_s`` and ``transfer_s`` are exposed, by GPU. ``bare_s`` is the part of the transfers beside which no
+    GPU does anything else: of each collective what the GPU shows that hides most of it. Where a GPU was early, a
+    transfer lies bare on it that a later one hides; that costs the step nothing. ``late_s`` is how much
+    earlier the collectives would have begun had the last GPU come when the others did (the median of them), as
+    far as that was exposed, by the GPU that was last; ``late_times`` counts in how many collectives each was.
+    ``count`` is of matched collectives; ``durations_s`` are the transfers of AllReduces one by one,
+    ``allreduce_exposed`` the share of their time that is bare. ``unmatched`` says why some operations are
+    not in here, by operation.
+    """
+
+    waiting_s: Mapping[int, float]
+    transfer_s: Mapping[int, float]
+    bare_s: float
+    late_s: Mapping[int, float]
+    late_times: Mapping[int, int]
+    count: int
+    durations_s: tuple[float, ...]
+    allreduce_exposed: float
+    unmatched: Mapping[str, str]
+
+
+def collective_waits(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> CollectiveWaits | None:
+    """None where no GPU ran a collective."""
+    device = trace.device
+    rows = [line.rows[device.kind[line.rows] == Kind.COLLECTIVE] for line in lines]
+    lines = [line for line, r in zip(lines, rows, strict=True) if len(r)]
+    rows = [r for r in rows if len(r)]
+    if not rows:
+        return None
+    beside = [merge(line.compute, line.h2d, line.d2h, line.other) for line in lines]
+    per = steps.count if steps is not None else 1
+    within = None if steps is None else union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns])
+    waits: list[list[Spans]] = [[EMPTY] for _ in lines]
+    moves: list[list[Spans]] = [[EMPTY] for _ in lines]
+    late = np.zeros(len(lines))
+    times = np.zeros(len(lines), np.int64)
+    durations: list[float] = []
+    unmatched: dict[str, str] = {}
+    count = bare_ns = exposed_ns = all_ns = 0
+    for name, own in by_operation(trace, rows).items():
+        there = [i for i, r in enumerate(own) if len(r)]
+        found = matched(trace, [own[i] for i in there])
+        if isinstance(found, str):
+            unmatched[name] = found
+            continue
+        if steps is not None:
+            found = found[_begun_in_steps(device.start_ns[found].max(axis=1), steps)]
+        if not len(found):
+            continue
+        start, end = device.start_ns[found], device.end_ns[found]
+        begun = start.max(axis=1)
+        count += len(found)
+        waiting, hidden, bare = begun[:, None] - start, np.empty_like(start), np.empty_like(start)
+        for j, i in enumerate(there):
+            waits[i].append(union(start[:, j], begun))
+            moves[i].append(union(begun, end[:, j]))
+            hidden[:, j] = coverage(beside[i], start[:, j], begun)
+            bare[:, j] = end[:, j] - begun - coverage(beside[i], begun, end[:, j])
+        bare_ns += int(bare.min(axis=1).sum())
+        whole = waiting.sum(axis=1)
+        exposed = np.where(whole > 0, 1 - hidden.sum(axis=1) / np.maximum(whole, 1), 0.0)
+        ahead = np.median(np.sort(start, axis=1)[:, :-1], axis=1)
+        last = np.argmax(start, axis=1)
+        np.add.at(late, np.array(there)[last], (begun - ahead) * exposed)
+        np.add.at(times, np.array(there)[last[whole > 0]], 1)
+        if name == "AllReduce":
+            durations = ((end - start).min(axis=1) / 1e9).tolist()
+            exposed_ns += int(bare.min(axis=1).sum())
+            all_ns += int((end - begun[:, None]).min(axis=1).sum())
+    numbers = [gpu_number(trace, line.gpu) for line in lines]
+
+    def seconds(i: int, spans: Spans, less: Spans) -> float:
+        left = subtract(subtract(spans, beside[i]), less)
+        return (left if within is None else intersect(left, within)).total / per / 1e9
+
+    waited = [merge(*own) for own in waits]
+    moved = [merge(*own) for own in moves]
+    transfer = {n: seconds(i, moved[i], EMPTY) for i, n in enumerate(numbers)}
+    return CollectiveWaits(
+        waiting_s={n: seconds(i, waited[i], moved[i]) for i, n in enumerate(numbers)},
+        transfer_s=transfer, bare_s=min(bare_ns / per / 1e9, *transfer.values()),
+        late_s={n: float(s) / per / 1e9 for n, s in zip(numbers, late, strict=True) if s > 0},
+        late_times={n: int(k) for n, k in zip(numbers, times, strict=True) if k},
+        count=count, durations_s=tuple(durations),
+        allreduce_exposed=exposed_ns / all_ns if all_ns else 0.0, unmatched=unmatched,
+    )
+
+
+def _begun_in_steps(begun_ns: I64, steps: Steps) -> I64:
+    """Places of the collectives that began within steps; matched ones are nearly in order of time, not quite."""
+    order = np.argsort(begun_ns, kind="stable")
+    return np.sort(order[in_steps(begun_ns[order], steps)])

@@ -1,0 +1,186 @@
+"""What the host does while it keeps the GPUs waiting: one cause for each instant.
+
+Each instant in which a GPU stands still by the host's fault (the parts ``launch`` and ``host`` of the
+breakdown) goes to the first of these that holds:
+
+1. ``tracing``: a function is being traced or compiled, until its first op runs;
+2. ``eager``: Python runs ops one by one; only where the model itself runs so;
+3. ``placement``: a long op runs on the host and starts no kernel, inside a call;
+4. ``gap``: the host is in no function's call: Python between the steps;
+5. ``dispatch``: the rest: inside a call the next launch is late.
+
+Without a GPU the same division of all time within the steps that is not spent waiting for input; there
+``eager`` is Python's part from op to op, and ``dispatch`` holds the computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gputop.trace.breakdown import late_by_host
+from gputop.trace.device_time import GpuTimeline
+from gputop.trace.gaps import ranked_work, work_in
+from gputop.trace.host_spans import HostSpans, compiled_calls, host_spans
+from gputop.trace.input_pipeline import loops
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
+from gputop.trace.launch_threads import work_by_line
+from gputop.trace.model import Trace
+from gputop.trace.results import Steps
+from gputop.trace.results_host import GapWork, HostOps
+from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
+
+# A launch is held up where the time since the one before is this many times the usual and at least so long.
+STALL_FACTOR, STALL_NS = 5.0, 100_000
+# The model itself runs eagerly from this share of the host's time in TensorFlow (XProf's limit) and this
+# number of ops a step on: fewer are a callback's. gputop's own figure.
+EAGER_SHARE, EAGER_OPS = 0.10, 50
+
+
+@dataclass(frozen=True, slots=True)
+class HostCauses:
+    """Seconds per step (of the window, where there are no steps), mean over the GPUs; exclusive.
+
+    ``placement_s`` and ``gap_s`` are None where the trace does not show ops, or calls of functions.
+    ``placement`` are the ops on the host, ``gap_main`` and ``gap_executor`` the work in the gaps by name,
+    ``gap_silent_s`` gap time without any event on Python's threads that call functions.
+    ``stalled`` is the share of ``dispatch_s`` in launches held up far longer than usual, None without launches.
+    ``compiled`` counts by function the calls in which XLA compiled it.
+    ``input_together`` is the share of the time of launches held up in which tf.data's threads work, and
+    ``input_threads`` the mean number of them at work then; None without such launches or threads.
+    """
+
+    tracing_s: float
+    eager_s: float
+    placement_s: float | None
+    gap_s: float | None
+    dispatch_s: float
+    stalled: float | None
+    placement: tuple[GapWork, ...] = ()
+    gap_main: tuple[GapWork, ...] = ()
+    gap_executor: tuple[GapWork, ...] = ()
+    gap_silent_s: float | None = None
+    compiled: Mapping[str, int] = field(default_factory=dict)
+    input_together: float | None = None
+    input_threads: float | None = None
+
+
+def runs_eagerly(ops: HostOps | None) -> bool:
+    """Whether the model itself runs op by op, and not only a callback."""
+    return (ops is not None and (ops.eager_share or 0.0) >= EAGER_SHARE
+            and (ops.eager_ops_per_step or 0.0) >= EAGER_OPS)
+
+
+def host_causes(
+    trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None, ops: HostOps | None,
+) -> HostCauses | None:
+    """The division; None where the trace has no host event, or GPUs but nothing that ran on them."""
+    if not len(trace.host) or (trace.gpus and not lines):
+        return None
+    bounds = steps.bounds_ns if steps is not None else (trace.window_ns,)
+    late = _late(trace, lines, bounds)
+    if not late:
+        return None
+    eagerly = runs_eagerly(ops)
+    hosts = {host: host_spans(trace, host, runs_eagerly=eagerly) for host in {host for host, _, _ in late}}
+    parts = dict.fromkeys(("tracing", "eager", "placement", "gap", "dispatch", "stalled"), 0)
+    gaps = placed = stalled = EMPTY
+    for host, line, left in late:
+        own = hosts[host]
+        in_calls = own.calls if len(own.calls.start) else merge(left)
+        for name, instants in (("tracing", own.tracing), ("eager", own.eager),
+                               ("placement", intersect(own.placed, in_calls))):
+            taken = intersect(left, instants)
+            parts[name] += taken.total
+            left = subtract(left, taken)
+            placed = merge(placed, taken) if name == "placement" else placed
+        gap, left = subtract(left, in_calls), intersect(left, in_calls)
+        gaps = merge(gaps, gap)
+        parts["gap"] += gap.total
+        parts["dispatch"] += left.total
+        if line is not None:
+            held_up = intersect(left, _held_up(trace, line))
+            parts["stalled"] += held_up.total
+            stalled = merge(stalled, held_up)
+    unit = 1e9 * len(bounds) * len(late)
+    within = union([a for a, _ in bounds], [b for _, b in bounds])
+    of_hosts = list(hosts.values())
+    together, threads = _input_at_work(trace, stalled)
+    main, executor, silent = _work(trace, gaps, len(bounds), of_hosts)
+    return HostCauses(
+        tracing_s=parts["tracing"] / unit, eager_s=parts["eager"] / unit,
+        placement_s=parts["placement"] / unit if any(h.shows_ops for h in of_hosts) else None,
+        gap_s=parts["gap"] / unit if any(len(h.calls.start) for h in of_hosts) else None,
+        dispatch_s=parts["dispatch"] / unit,
+        stalled=parts["stalled"] / parts["dispatch"] if lines and parts["dispatch"] else None,
+        placement=_by_op(trace, placed, of_hosts, len(bounds)),
+        gap_main=main, gap_executor=executor, gap_silent_s=silent, compiled=compiled_calls(trace, within),
+        input_together=together, input_threads=threads,
+    )
+
+
+def _late(
+    trace: Trace, lines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+) -> list[tuple[str, GpuTimeline | None, Spans]]:
+    """(host, GPU, when that GPU waits for the host); without GPUs (host, None, when it does not wait for input)."""
+    if lines:
+        late = late_by_host(trace, lines, bounds)
+        return [(trace.gpus[line.gpu].host, line, late[line.gpu]) for line in lines if line.gpu in late]
+    within = union([a for a, _ in bounds], [b for _, b in bounds])
+    waiting = loops(trace)
+    return [(host, None, subtract(within, merge(EMPTY, *(loop.waits for loop in waiting if loop.host == host))))
+            for host in sorted({line.host for line in trace.lines})]
+
+
+def _held_up(trace: Trace, line: GpuTimeline) -> Spans:
+    """From the end of one launch to the start of the next one to this GPU, where that is far longer than usual."""
+    device = trace.device
+    rows = line.rows[device.launch_ns[line.rows] >= 0]
+    if len(rows) < 2:
+        return EMPTY
+    ends = device.launch_end_ns[rows] if len(device.launch_end_ns) == len(device) else device.launch_ns[rows]
+    order = np.argsort(device.launch_ns[rows], kind="stable")
+    start, end = device.launch_ns[rows][order], np.maximum.accumulate(ends[order])
+    apart = start[1:] - end[:-1]
+    usual = float(np.median(np.maximum(apart, 0)))
+    long = apart > max(STALL_FACTOR * usual, STALL_NS)
+    return union(end[:-1][long], start[1:][long])
+
+
+def _input_at_work(trace: Trace, stalled: Spans) -> tuple[float | None, float | None]:
+    """How much of this time tf.data's threads work, and how many do then."""
+    of_input = lines_of(trace, INPUT)
+    if not stalled.total or not of_input.any():
+        return None, None
+    work = [intersect(spans, stalled) for line, spans in work_by_line(trace).items() if of_input[line]]
+    together = merge(EMPTY, *work).total
+    return together / stalled.total, sum(spans.total for spans in work) / together if together else 0.0
+
+
+def _by_op(trace: Trace, placed: Spans, hosts: Sequence[HostSpans], steps: int) -> tuple[GapWork, ...]:
+    host = trace.host
+    rows = np.concatenate([h.placed_rows for h in hosts])
+    inside = coverage(placed, host.start_ns[rows], host.end_ns[rows])
+    rows, inside = rows[inside > 0], inside[inside > 0]
+    names, which = np.unique(host.name[rows], return_inverse=True)
+    times, counts = np.bincount(which, weights=inside), np.bincount(which)
+    return ranked_work({trace.names[name]: (int(time), int(count)) for name, time, count in zip(
+        names.tolist(), times.tolist(), counts.tolist(), strict=True)}, steps)
+
+
+def _work(
+    trace: Trace, gaps: Spans, steps: int, hosts: Sequence[HostSpans],
+) -> tuple[tuple[GapWork, ...], tuple[GapWork, ...], float | None]:
+    """Names in the gaps on the threads that call functions and on executors', and the time without an event."""
+    calling = np.zeros(len(trace.lines), bool)
+    for own in hosts:
+        calling[trace.host.line[own.call_rows]] = True
+    calling &= lines_of(trace, MAIN)
+    if not gaps.total or not calling.any():
+        return (), (), None
+    per = steps * int(calling.sum())
+    main, silent = work_in(trace, gaps, calling)
+    executor, _ = work_in(trace, gaps, lines_of(trace, EXECUTOR))
+    return ranked_work(main, per), ranked_work(executor, steps), silent / per / 1e9

@@ -1,0 +1,169 @@
+"""When a host traces or compiles functions, runs them, runs ops eagerly, and runs ops that no GPU does."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from gputop.trace.functions import COMPILE, TRACING, XLA_RUN
+from gputop.trace.host_ops import FOR_A_BATCH, OP
+from gputop.trace.intervals import EMPTY, Spans, coverage, joined, subtract, union
+from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.query import Mask, host_rows, name_mask, stat
+from gputop.trace.threads import INPUT, MAIN, lines_of
+
+# An op that takes longer than launching several kernels does (20-40 µs each) holds the GPU up by itself.
+LONG_OP_NS = 100_000
+# Ops one after the other from Python; a longer pause is something else that Python does.
+EAGER_PAUSE_NS = 1_000_000
+
+# Ops that wait for others or hold others: their time is not their own.
+_NOT_ITS_OWN = (
+    r".*:(?:\w*(?:Partitioned|Remote)Call|\w*While|\w*If|\w*Case|_?\w*(?:Send|Recv)\w*|\w*Iterator\w*|Optional\w*|NoOp|"
+    r"_?\w*(?:Arg|Retval)|Collective\w*|Nccl\w*|_?Xla\w*|Barrier\w*|\w*(?:Dequeue|Enqueue)\w*)$")
+_STARTS = r"ExecutorState::Process$"
+# XLA's own threads run what Python called, later than the call; and Python that waits for a result does nothing else.
+_XLA_THREAD = re.compile(r"tf_XLA|py_xla_execute|tf_pjrt")
+_WAITS = (r"(?:\$\S+ )?(?:try_to_block|block_until_ready|_?[Aa]wait\w*|result)$|[\w:]*(?:::Await|BlockHost\w*)$|"
+          r"(?:cu|cuda|hip)\w*Synchronize(?:_v\d)?$|Wait for ")
+_RUNS_OP = r"KernelAndDevice(?:Op|Func)::Run$"
+_PJIT = r"PjitFunction\("
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpans:
+    """One host. ``calls`` is when functions of whatever framework are called or run, or Python waits for them; none
+    where no call is traced. ``placed_rows`` are the host events of long ops that start no kernel, ``placed`` is when
+    they run, ``call_rows`` the calls' host events; ``shows_ops``: whether ops on the host are traced at all."""
+
+    tracing: Spans
+    eager: Spans
+    placed: Spans
+    placed_rows: I64
+    calls: Spans
+    call_rows: I64
+    shows_ops: bool
+
+
+def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
+    """``runs_eagerly``: the model itself does, so that Python from op to op counts as eager execution."""
+    here = np.array([line.host == host and line.gpu < 0 for line in trace.lines], bool)
+    main, not_input = here & lines_of(trace, MAIN), here & ~lines_of(trace, INPUT)
+    ops = _rows(trace, name_mask(trace, OP), not_input)
+    runs = host_rows(trace, XLA_RUN)
+    runs = runs[not_input[trace.host.line[runs]]]
+    traced, called = _calls(trace, main)
+    begun = _first_runs(trace, here, ops, runs, not_input)
+    xla = np.array([bool(_XLA_THREAD.match(line.name)) for line in trace.lines], bool)
+    executing = _rows(trace, np.ones(len(trace.names), bool), here & xla)
+    waiting = _rows(trace, name_mask(trace, _WAITS), main)
+    calls = _union(trace, np.concatenate((called, runs, executing, waiting))) if len(called) else EMPTY
+    placed_rows = _placed(trace, ops) if trace.gpus else np.empty(0, np.int64)
+    eager = EMPTY
+    if runs_eagerly:
+        rows = _eager_rows(trace, main)
+        eager = subtract(joined(_union(trace, rows), EAGER_PAUSE_NS), calls)
+        if not trace.gpus:  # on a CPU the ops are the model's own computing
+            eager = subtract(eager, _union(trace, np.concatenate((ops, host_rows(trace, _RUNS_OP)))))
+    return HostSpans(
+        tracing=_tracing(trace, here, traced, begun), eager=eager, placed=_union(trace, placed_rows),
+        placed_rows=placed_rows, calls=calls, call_rows=called, shows_ops=bool(len(ops)),
+    )
+
+
+def compiled_calls(trace: Trace, within: Spans) -> dict[str, int]:
+    """By function, of JAX or TensorFlow, the calls that begin within and in which XLA compiled."""
+    calls = np.concatenate((host_rows(trace, _PJIT), stat(trace.host, "tf_function_call")[0]))
+    start = trace.host.start_ns[calls]
+    calls = calls[coverage(within, start, start + 1) > 0]
+    inside = _holds(trace, calls, trace.host.start_ns[host_rows(trace, COMPILE)])
+    names, counts = np.unique(trace.host.name[calls[inside]], return_counts=True)
+    return {trace.names[name]: int(count) for name, count in zip(names.tolist(), counts, strict=True)}
+
+
+def _rows(trace: Trace, names: Mask, lines: Mask) -> I64:
+    host = trace.host
+    return np.flatnonzero(names[host.name] & lines[host.line]) if len(host) else np.empty(0, np.int64)
+
+
+def _union(trace: Trace, rows: I64) -> Spans:
+    return union(trace.host.start_ns[rows], trace.host.end_ns[rows])
+
+
+def _holds(trace: Trace, rows: I64, times_ns: I64) -> Mask:
+    """Which of these events contain one of these instants."""
+    times = np.sort(times_ns)
+    start, end = trace.host.start_ns[rows], trace.host.end_ns[rows]
+    return np.asarray(np.searchsorted(times, end) > np.searchsorted(times, start), bool)
+
+
+def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
+    """Rows of calls that trace or compile their function, and of all calls, on threads of Python."""
+    host = trace.host
+    tf_rows, mode = stat(host, "tf_function_call")
+    keep = main[host.line[tf_rows]]
+    tf_rows, mode = tf_rows[keep], mode[keep]
+    traces = name_mask(trace, "traced")[mode]
+    functions, is_func = stat(host, "is_func")
+    functions = functions[is_func == 1]
+    pjit = _rows(trace, name_mask(trace, _PJIT), main)
+    compiling = host.start_ns[host_rows(trace, COMPILE)]
+    compiles = np.concatenate((tf_rows[_holds(trace, tf_rows, compiling) & ~traces],
+                               pjit[_holds(trace, pjit, compiling)]))
+    called = np.concatenate((tf_rows, functions[main[host.line[functions]]], pjit))
+    return np.concatenate((tf_rows[traces], compiles)), called
+
+
+def _first_runs(trace: Trace, here: Mask, ops: I64, runs: I64, not_input: Mask) -> I64:
+    """When something of a function runs on this host or is launched, in order."""
+    host, device = trace.host, trace.device
+    started = _rows(trace, name_mask(trace, _STARTS), not_input)
+    known = device.launch_line >= 0
+    launches = device.launch_ns[known][here[device.launch_line[known]]]
+    return np.sort(np.concatenate((host.start_ns[ops], host.start_ns[started], host.start_ns[runs], launches)))
+
+
+def _tracing(trace: Trace, here: Mask, calls: I64, begun: I64) -> Spans:
+    """Of each call that traces the time until its function begins to run: after building, compiling or, where
+    neither is traced, from the call's start on. To the end of building where nothing is seen to run."""
+    host = trace.host
+    building = np.concatenate((host_rows(trace, TRACING), host_rows(trace, COMPILE)))
+    building = building[here[host.line[building]]]
+    order = np.argsort(host.start_ns[building], kind="stable")
+    built_start = host.start_ns[building][order]
+    built = np.maximum.accumulate(host.end_ns[building][order]) if len(building) else built_start
+    start, end = host.start_ns[calls], host.end_ns[calls]
+    last = np.searchsorted(built_start, end) - 1
+    inside = (last >= 0) & (built_start[np.maximum(last, 0)] >= start) if len(building) else np.zeros(len(calls), bool)
+    after = np.where(inside, np.clip(built[np.maximum(last, 0)] if len(building) else start, start, end), start)
+    at = np.searchsorted(begun, after)
+    first = begun[np.minimum(at, len(begun) - 1)] if len(begun) else end
+    runs = (at < len(begun)) & (first <= end)
+    return union(start, np.where(runs, first, np.where(inside, after, end)))
+
+
+def _eager_rows(trace: Trace, main: Mask) -> I64:
+    host = trace.host
+    flags, is_func = stat(host, "is_func")
+    rows, op = stat(host, "eager_op")
+    keep = ~np.isin(rows, flags[is_func == 1]) & ~name_mask(trace, FOR_A_BATCH)[op] & main[host.line[rows]]
+    return np.asarray(rows[keep], np.int64)
+
+
+def _placed(trace: Trace, ops: I64) -> I64:
+    """The host events of ops that take long and start no kernel, neither by name nor on their thread."""
+    host, device = trace.host, trace.device
+    long = ops[(host.end_ns[ops] - host.start_ns[ops]) >= LONG_OP_NS]
+    kernels = device.kind <= Kind.COLLECTIVE
+    on_gpu = np.zeros(len(trace.names) + 1, bool)
+    on_gpu[device.tf_op[kernels]] = True
+    on_gpu[-1] = False
+    long = long[~on_gpu[host.name[long]] & ~name_mask(trace, _NOT_ITS_OWN)[host.name[long]]]
+    launched = kernels & (device.launch_line >= 0)
+    out = []
+    for line in np.unique(host.line[long]).tolist():
+        rows = long[host.line[long] == line]
+        out.append(rows[~_holds(trace, rows, device.launch_ns[launched & (device.launch_line == line)])])
+    return np.sort(np.concatenate(out)) if out else np.empty(0, np.int64)

@@ -1,0 +1,75 @@
+"""Which finding is folded under which, and what stays of those that are explained in part."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.advice.causes import _RELATIONS, explained
+from gputop.advice.finding import Finding, Gain, severity_of
+from gputop.advice.merge import merge_findings
+from gputop.advice.trace import RULES
+
+
+def made(id_: str, share: float | None, gpus: tuple[int, ...] = (0,), **evidence: float) -> Finding:
+    return Finding(id_, severity_of(share or 0), id_, "why", evidence, "do", "rule", Gain(share, "how"), gpus)
+
+
+def folded(*findings: Finding) -> dict[str, tuple[str, ...]]:
+    return {f.id: tuple(c.id for c in f.consequences) for f in explained(findings)}
+
+
+def test_relations_name_rules():
+    made_by_rules = {rule.__name__ for rule in RULES} | {"gpu0_oversubscribed"}
+    assert {id_ for r in _RELATIONS for id_ in (r.cause, r.effect)} <= made_by_rules
+
+
+def test_waiting_for_a_gpu_with_more_work_is_imbalance():
+    assert folded(made("replica_imbalance", 0.2, (3,)), made("collective_waiting", 0.3, (3,))) == {
+        "replica_imbalance": ("collective_waiting",)}
+    assert folded(made("gpu0_oversubscribed", 0.2, (0,)), made("collective_waiting", 0.3, (0,))) == {
+        "gpu0_oversubscribed": ("collective_waiting",)}
+    # Another GPU is late: a cause of its own.
+    assert set(folded(made("replica_imbalance", 0.2, (3,)), made("collective_waiting", 0.3, (5,)))) == {
+        "replica_imbalance", "collective_waiting"}
+
+
+def test_what_a_cause_does_not_explain_stays_with_the_rest_as_gain():
+    waiting, slow = explained([made("allreduce_slow", 0.05), made("communication_exposed", 0.3)])
+    assert (waiting.id, waiting.severity) == ("communication_exposed", "high")
+    assert waiting.gain.step_time == pytest.approx(0.25)
+    assert "less what allreduce_slow claims" in waiting.gain.how and slow.consequences == ()
+    assert folded(made("allreduce_slow", 0.2), made("communication_exposed", 0.3)) == {
+        "allreduce_slow": ("communication_exposed",)}
+
+
+@pytest.mark.parametrize(("pace_s", "main"), [(15e-6, "small_kernels"), (25e-6, "launch_bound")])
+def test_short_kernels_and_late_launches_are_one_cause(pace_s, main):
+    found = folded(made("small_kernels", 0.3, launch_pace_s=pace_s), made("launch_bound", 0.3))
+    assert list(found) == [main] and len(found[main]) == 1
+
+
+def test_chains_hang_together():
+    found = explained([made("serial_gpus", 0.6), made("staggered_launch", 0.5), made("collective_waiting", 0.4)])
+    assert [f.id for f in found] == ["serial_gpus"]
+    assert {"staggered_launch", "collective_waiting"} <= found[0].ids
+
+
+def test_copies_within_the_gpu_are_not_a_matter_of_pinning():
+    assert len(folded(made("copies_pageable", 0.2), made("copies_excessive", 0.1, d2d_count_per_step=3.0))) == 2
+    assert folded(made("copies_pageable", 0.2), made("copies_excessive", 0.2, h2d_count_per_step=3.0)) == {
+        "copies_pageable": ("copies_excessive",)}
+
+
+def test_unrelated_findings_stay_and_documents_keep_what_is_folded():
+    assert len(folded(made("input_bound", 0.3), made("tensor_cores_unused", 0.2))) == 2
+    (finding,) = explained([made("copies_pageable", 0.2), made("sync_copies", 0.1)])
+    document = finding.to_json()
+    assert [c["id"] for c in document["consequences"]] == ["sync_copies"]
+    assert Finding.from_json(document) == finding
+    assert Finding.from_json({k: v for k, v in document.items() if k != "consequences"}).consequences == ()
+
+
+def test_a_live_finding_that_a_trace_has_folded_is_not_listed_again():
+    main, = explained([made("serial_gpus", 0.4), made("gpu0_oversubscribed", 0.2)])
+    assert [f.id for f in merge_findings([main], [made("gpu0_oversubscribed", None), made("idle_gpu", None)])] == [
+        "serial_gpus", "idle_gpu"]

@@ -1,0 +1,94 @@
+"""The cure for a slow tf.data pipeline by the stage that bounds it, and the step to expect."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.advice.input_cures import Cure, cure, cure_by_name
+from gputop.trace.results_host import Pipeline, Stage
+
+
+def pipeline(*stages: tuple[str, float, int], bounding: str = "", batches: int = 10, calls: int = 10,
+             function: bool = False, empty: float | None = 1.0) -> Pipeline:
+    """Stages under one another below Root, as (name, seconds per batch, workers); the costliest bounds."""
+    made, path = [Stage("Root", "Root", None, batches, 0.0, None, 1, 0.0)], "Root"
+    for name, cost, workers in stages:
+        above, path = path, f"{path}::{name}"
+        buffer = (2, empty) if name == "Prefetch" else (None, None)
+        made.append(Stage(path, name, above, calls, cost * batches, cost * batches * workers if function else None,
+                          workers, cost, buffer_limit=buffer[0], buffer_empty=buffer[1]))
+    slow = max(made, key=lambda s: s.cost_s_per_batch or 0.0)
+    return Pipeline("d", 1, batches, 1.0, tuple(made), bounding or slow.path, slow.cost_s_per_batch)
+
+
+def cured(p: Pipeline, step: float = 0.1, wait: float = 0.06, per_step: float = 1.0, cpus: int | None = 8) -> Cure:
+    found = cure(p, step, wait, per_step, cpus)
+    assert found is not None
+    return found
+
+
+def test_without_a_buffer_prefetching_is_enough_where_the_pipeline_is_faster_than_the_rest():
+    c = cured(pipeline(("Map", 0.04, 1)), 0.1, 0.04)
+    assert c.action.startswith("Prefetch") and c.step_s == pytest.approx(0.06) and "no prefetch buffer" in c.tells
+
+
+def test_a_serial_map_runs_on_all_cpus():
+    c = cured(pipeline(("Prefetch", 0, 1), ("Map", 0.1, 1)), wait=0.08)
+    assert "parallel (it uses 1 thread now)" in c.action and c.step_s == pytest.approx(0.02)  # the rest of the step
+    assert cured(pipeline(("Prefetch", 0, 1), ("Map", 0.1, 1)), wait=0.08, cpus=2).step_s == pytest.approx(0.05)
+    assert "empty at 100 %" in c.tells and c.numbers == {
+        "slowest_stage_s": 0.1, "pipeline_s": 0.1, "buffer_empty_ratio": 1.0}
+
+
+def test_more_workers_than_cpus_are_none_more():
+    c = cured(pipeline(("Prefetch", 0, 1), ("ParallelMapV2", 0.025, 8), function=True), cpus=2)
+    assert "all CPUs already" in c.action and (c.numbers or {})["slowest_stage_s"] == pytest.approx(0.1)
+    assert c.step_s == pytest.approx(0.04) and "private_threadpool_size = 8" in c.snippet
+
+
+def test_work_on_single_elements_goes_onto_batches():
+    c = cured(pipeline(("Prefetch", 0, 1), ("MapAndBatch", 0.1, 8), ("Range", 0, 1), calls=320))
+    assert "whole batches" in c.action and "fn_of_a_batch" in c.snippet and ".cache" in c.snippet
+    assert "whole batches" not in cured(pipeline(("Prefetch", 0, 1), ("ParallelMapV2", 0.1, 8), ("Range", 0, 1))).action
+
+
+@pytest.mark.parametrize("stages", [
+    (("FlatMap", 0.0, 1), ("Map", 0.1, 1)), (("Interleave", 0.1, 1),), (("TFRecord", 0.1, 1),),
+])
+def test_files_are_read_side_by_side(stages):
+    c = cured(pipeline(("Prefetch", 0, 1), *stages), wait=0.08, cpus=4)
+    assert "interleave" in c.snippet and c.step_s == pytest.approx(0.025)
+
+
+def test_what_a_parallel_interleave_runs_is_parallel_already():
+    c = cured(pipeline(("Prefetch", 0, 1), ("ParallelInterleaveV4", 0, 1), ("Map", 0.1, 1)))
+    assert "already" in c.action
+
+
+def test_a_generator_and_batches():
+    c = cured(pipeline(("Prefetch", 0, 1), ("BatchV2", 0.01, 1), ("Generator", 0.09, 1)), wait=0.08)
+    assert "from_generator" in c.action and c.step_s == pytest.approx(0.02)
+    assert "Assemble" in cured(pipeline(("Prefetch", 0, 1), ("BatchV2", 0.1, 1))).action
+
+
+def test_a_pipeline_that_keeps_up_on_average_needs_a_deeper_buffer():
+    p = pipeline(("Prefetch", 0, 1), ("Map", 0.03, 1), empty=0.25)
+    assert "prefetch(16)" in cured(p, 0.1, 0.06).snippet and cured(p, 0.1, 0.06).step_s == pytest.approx(0.04)
+    assert "prefetch(16)" not in cured(p, 0.1, 0.08).snippet  # slower than the rest of the step
+
+
+def test_several_batches_a_step_and_another_slow_segment():
+    assert cured(pipeline(("Prefetch", 0, 1), ("Map", 0.02, 1)), 0.1, 0.08, per_step=4, cpus=2).step_s == (
+        pytest.approx(0.04))
+    two = pipeline(("Prefetch", 0, 1), ("BatchV2", 0.1, 1), ("ParallelMapV2", 0.07, 8))
+    assert cured(two, wait=0.09).step_s == pytest.approx(0.07)
+
+
+def test_without_costs_there_is_no_figure():
+    assert cure(pipeline(("Prefetch", 0, 1)), 0.1, 0.06, 1, 8) is None
+    assert cure_by_name(None).step_s is None and "prefetch" in cure_by_name("Shuffle").snippet
+    assert "whole batches" in cure_by_name("ParallelMapV2").action and "num_parallel" in cure_by_name("Map").snippet
+
+
+def test_a_stage_unlike_the_others_gets_general_advice():
+    assert "Overlap" in cured(pipeline(("Prefetch", 0, 1), ("Shuffle", 0.1, 1))).action

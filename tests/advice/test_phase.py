@@ -1,0 +1,46 @@
+"""Advice on windows that do not train."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.advice.finding import Abstained, Finding, Gain
+from gputop.advice.phase import for_phase
+from gputop.trace.analysis import analyze_trace
+from gputop.trace.results import Steps
+from tests.advice.host_jobs import chained
+
+
+def finding(id_: str = "input_bound") -> Finding:
+    return Finding(id_, "high", "t", "Why.", {}, "a", "s", Gain(0.5, ""))
+
+
+def steps(phase: str, **left_out: float) -> Steps:
+    return Steps("a", "high", ((0, 1),), 1, 1, 1, phase=phase, left_out_s=left_out)
+
+
+@pytest.mark.parametrize("phase", ["evaluation", "prediction"])
+def test_evaluation_softens_advice_and_says_what_to_do(phase):
+    f = for_phase(finding(), steps(phase))
+    assert isinstance(f, Finding) and f.severity == "medium"
+    assert f"This is {phase}" in f.why and "while the job trains" in f.why
+    assert isinstance(for_phase(finding("batch_size_headroom"), steps(phase)), Abstained)
+
+
+def test_training_and_what_is_merely_not_told_are_left_alone():
+    for s in (steps("training", evaluation=1.0), steps("unknown"), None):
+        assert for_phase(finding(), s) == finding()
+    assert for_phase(None, steps("evaluation")) is None
+    abstained = Abstained("x", "y")
+    assert for_phase(abstained, steps("evaluation")) is abstained
+
+
+def test_two_loops_of_which_none_is_known_to_train():
+    f = for_phase(finding(), steps("unknown", unknown=1.0))
+    assert isinstance(f, Finding) and f.severity == "medium" and "train or evaluate" in f.why
+
+
+def test_a_trace_of_an_evaluation():
+    a = analyze_trace(chained(8, trains=False).build())
+    assert "xla_off" not in {f.id for f in a.findings}
+    assert "evaluation" in {x.id: x.missing for x in a.abstained}["xla_off"]

@@ -1,0 +1,59 @@
+"""Exposed communication, split by hand into waiting and transfer."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.trace.collective_waits import CollectiveWaits, collective_waits
+from gputop.trace.device_time import timelines
+from gputop.trace.model import Kind
+from tests.trace.build import Builder
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def waits(b: Builder) -> CollectiveWaits:
+    trace = b.build()
+    found = collective_waits(trace, timelines(trace), None)
+    assert found is not None
+    return found
+
+
+def late(by: float = 300) -> Builder:
+    """Three GPUs; 0 and 1 wait from 100 for GPU 2; then 50 µs of transfer."""
+    b = Builder(gpus=3)
+    for gpu in range(3):
+        begin = 100 + (by if gpu == 2 else 0)
+        b.run(gpu, 0, begin)
+        b.run(gpu, begin, 150 + by - begin, NCCL, kind=Kind.COLLECTIVE, stream=2)
+    return b
+
+
+def test_waiting_and_transfer():
+    w = waits(late())
+    assert w.waiting_s == pytest.approx({0: 300e-6, 1: 300e-6, 2: 0})
+    assert w.transfer_s == pytest.approx(dict.fromkeys(range(3), 50e-6)) and w.bare_s == pytest.approx(50e-6)
+    assert w.late_s == pytest.approx({2: 300e-6}) and w.late_times == {2: 1} and w.count == 1
+    assert w.durations_s == pytest.approx((50e-6,)) and w.allreduce_exposed == 1
+
+
+def test_what_work_hides_does_not_count():
+    b = late()
+    b.run(0, 100, 300)  # GPU 0 computes while it waits, GPU 1 copies
+    b.run(1, 100, 300, "MemcpyH2D", kind=Kind.H2D, stream=3)
+    b.run(2, 410, 40)  # GPU 2 computes beside most of the transfer
+    w = waits(b)
+    assert w.waiting_s == pytest.approx({0: 0, 1: 0, 2: 0}) and sum(w.late_s.values()) == 0
+    assert w.bare_s == pytest.approx(10e-6) and w.allreduce_exposed == pytest.approx(0.2)
+
+
+def test_what_cannot_be_matched_says_why_and_without_collectives_there_is_nothing():
+    b = late()
+    b.run(0, 5_000, 10, NCCL, kind=Kind.COLLECTIVE)
+    b.run(0, 5_100, 10, NCCL, kind=Kind.COLLECTIVE)
+    b.run(1, 5_000, 10, NCCL, kind=Kind.COLLECTIVE)
+    b.run(2, 5_000, 10, NCCL, kind=Kind.COLLECTIVE)
+    w = waits(b)
+    assert "different numbers" in w.unmatched["AllReduce"] and w.count == 0
+    trace = Builder().run(0, 0, 10).build()
+    assert collective_waits(trace, timelines(trace), None) is None

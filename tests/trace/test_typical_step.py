@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gputop.trace.analysis import analyze_trace
+from gputop.trace.breakdown import breakdown, parts_by_gpu
+from gputop.trace.device_time import timelines
+from gputop.trace.results import Steps
+from gputop.trace.typical_step import SLOTS, typical_step
+from tests.trace.build import Builder
+
+
+def _steps(*bounds: tuple[int, int]) -> Steps:
+    return Steps(anchor="test", confidence="high", bounds_ns=bounds, median_s=1e-3, mean_s=1e-3, p95_s=1e-3)
+
+
+def _trace() -> Builder:
+    """Two steps of 400 and 1000 µs; in the second GPU 0 computes first, GPU 1 last."""
+    b = Builder(gpus=2)
+    b.run(0, 0, 400).run(1, 0, 400)
+    return b.run(0, 400, 500).run(1, 900, 500)
+
+
+def test_the_runs_say_when_each_gpu_did_what() -> None:
+    trace = _trace().build()
+    step = typical_step(trace, timelines(trace), _steps((0, 400_000), (400_000, 1_400_000), (400_000, 1_400_000)))
+    assert step is not None and (step.step, step.duration_s) == (1, pytest.approx(1e-3))
+    gpus = dict(step.gpus)
+    assert gpus[0][0] == ("compute", 0, SLOTS // 2) and gpus[1][-1] == ("compute", SLOTS // 2, SLOTS)
+    for runs in gpus.values():
+        assert runs[0][1] == 0 and runs[-1][2] == SLOTS
+        assert all(a[2] == b[1] and a[0] != b[0] for a, b in itertools.pairwise(runs))
+    assert step.to_json()["gpus"][0]["runs"][0] == ["compute", 0, SLOTS // 2]
+
+
+def test_parts_of_the_gpus_average_to_the_breakdown() -> None:
+    trace = _trace().build()
+    bounds = [(0, 400_000), (400_000, 1_400_000)]
+    gpus = parts_by_gpu(trace, timelines(trace), bounds)
+    mean = breakdown(trace, timelines(trace), bounds).to_json()
+    for name, value in mean.items():
+        assert sum(parts[name].total for parts in gpus.values()) / 2 / 2 / 1e9 == pytest.approx(value)
+
+
+def test_without_steps_or_gpus_there_is_none() -> None:
+    trace = _trace().build()
+    assert typical_step(trace, timelines(trace), None) is None
+    host = Builder(gpus=0).host("step", 0, 100).build()
+    assert typical_step(host, timelines(host), _steps((0, 100_000))) is None
+    assert analyze_trace(host).to_json()["typical_step"] is None
