@@ -121,6 +121,7 @@ class _DcgmGpu:
         self.info = info
         self._client = client
         self._xids: tuple[XidEvent, ...] = ()
+        self._xids_reason: str | None = "not asked yet"
         self._last_xid_us = 0 if xid is None else xid.time_us  # one from before gputop began is not reported
 
     def read(self, now_s: float) -> GpuSample:
@@ -143,8 +144,12 @@ class _DcgmGpu:
         watched = xid is not None and xid.code in (fields.OK, fields.NO_DATA)
         if xid is not None and xid.value:
             self._note_xid(int(xid.value), xid.time_us)
+        self._xids_reason = None if watched else why_not(fields.XID, xid)
         return GpuSample(self.info, readings, (), _NO_PROCESSES, events, events_reason, xids=self._xids,
-                         xids_reason=None if watched else why_not(fields.XID, xid))
+                         xids_reason=self._xids_reason)
+
+    def xids(self) -> tuple[tuple[XidEvent, ...], str | None]:
+        return self._xids, self._xids_reason
 
     def _note_xid(self, number: int, time_us: int) -> None:
         """The engine keeps the last one only."""

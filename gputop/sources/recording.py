@@ -11,14 +11,11 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from gputop.errors import GputopError
 from gputop.samples import NodeSample
-
-if TYPE_CHECKING:
-    from gputop.recording.reader import Recording
 
 MAX_SPEED = math.inf
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, MAX_SPEED)
@@ -27,6 +24,21 @@ LONGEST_WAIT_S = 10.0  # recorded time in which nothing was sampled is passed ov
 # What comes before the place where one begins fills the history, not all of it one by one.
 _RECENT_S, _RECENT_STEP_S = 600.0, 1.0
 _PAST_S, _PAST_STEP_S = 6 * 3600.0, 10.0
+
+
+class Samples(Protocol):
+    """What is played: a :class:`gputop.recording.reader.Recording`, say."""
+
+    @property
+    def times_s(self) -> Sequence[float]: ...
+
+    def __len__(self) -> int: ...
+
+    def sample(self, index: int) -> NodeSample: ...
+
+    def index_at(self, time_s: float) -> int: ...
+
+    def close(self) -> None: ...
 
 
 class Player:
@@ -38,7 +50,9 @@ class Player:
     player's from now on. ``simulated`` and ``label`` are those of what was recorded.
     """
 
-    def __init__(self, recording: Recording, *, start_s: float = 0.0, speed: float = 1.0,
+    badge = "REPLAY"  # what the header calls it
+
+    def __init__(self, recording: Samples, *, start_s: float = 0.0, speed: float = 1.0,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.recording = recording
         self.speed = speed

@@ -75,19 +75,14 @@ def _parts(
     trace: Trace, lines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
 ) -> tuple[dict[str, list[Spans]], int]:
     """When each part holds on each GPU that took part, and how many those are; without any, on the host."""
+    by_gpu = parts_by_gpu(trace, lines, bounds)
+    if by_gpu:
+        return {name: [parts[name] for parts in by_gpu.values()] for name in _PARTS}, len(by_gpu)
     within = union([a for a, _ in bounds], [b for _, b in bounds])
-    waiting = loops(trace)
     parts: dict[str, list[Spans]] = {name: [] for name in _PARTS}
-    lines = [line for line in lines if intersect(line.busy, within).total]
-    if not lines:
-        parts["input"].append(intersect(merge(EMPTY, *(loop.waits for loop in waiting)), within))
-        parts["host"].append(subtract(within, parts["input"][0]))
-    starved = _starved(trace, lines, waiting)
-    launching = _launching(trace) if lines else EMPTY
-    for line in lines:
-        for name, spans in _gpu_parts(line, lines, within, starved[line.gpu], launching):
-            parts[name].append(spans)
-    return parts, len(lines)
+    parts["input"].append(intersect(merge(EMPTY, *(loop.waits for loop in loops(trace))), within))
+    parts["host"].append(subtract(within, parts["input"][0]))
+    return parts, 0
 
 
 def _gpu_parts(

@@ -23,6 +23,8 @@ from gputop.trace.results_device import CollectiveOp
 
 # A collective ends on all GPUs together; further apart the match is wrong (traces.md §3: 7 µs were measured).
 _END_TOLERANCE_NS = 1_000_000
+# At the window's edges, where dense collectives lie closer than that: real ones end within 10 µs of each other.
+_EDGE_SLACKS_NS = (_END_TOLERANCE_NS, 200_000, 50_000)
 # NCCL's functions, longest names first; a kernel of several (ncclDevKernel_Generic) tells none of them.
 _OPERATION = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|broadcast|reduce|"
                         r"gather|scatter|send|recv)", re.IGNORECASE)
@@ -139,10 +141,14 @@ def matched(trace: Trace, rows: Sequence[I64]) -> I64 | str:
         return "only one GPU of the job is in the trace" if len(trace.gpus) < 2 else "only one GPU ran any"
     if any(note.id == "no_common_clock" for note in trace.quality):
         return "the files are not on one clock"
-    rows = _seen_by_all(trace, rows)
-    counts = sorted({len(r) for r in rows})
-    if len(counts) > 1:
+    for slack_ns in _EDGE_SLACKS_NS:
+        seen = _seen_by_all(trace, rows, slack_ns)
+        counts = sorted({len(r) for r in seen})
+        if len(counts) == 1:
+            break
+    else:
         return f"the GPUs ran different numbers of them, {counts[0]} to {counts[-1]}"
+    rows = seen
     # By start: every GPU issues them in the same order.
     by_start = np.stack([r[np.argsort(device.start_ns[r], kind="stable")] for r in rows], axis=1)
     end = device.end_ns[by_start]
@@ -152,13 +158,14 @@ def matched(trace: Trace, rows: Sequence[I64]) -> I64 | str:
     return by_start
 
 
-def _seen_by_all(trace: Trace, rows: Sequence[I64]) -> Sequence[I64]:
-    """Leave out what only some GPUs have at the window's edges: a collective ends on all of them together.
+def _seen_by_all(trace: Trace, rows: Sequence[I64], slack_ns: int) -> Sequence[I64]:
+    """Leave out what only some GPUs have at the window's edges: a collective ends on all of them together,
+    within ``slack_ns``.
 
     Where that leaves a GPU none, all stay: then no match will be made.
     """
     end = trace.device.end_ns
-    lo = max(int(end[r].min()) for r in rows) - _END_TOLERANCE_NS
-    hi = min(int(end[r].max()) for r in rows) + _END_TOLERANCE_NS
+    lo = max(int(end[r].min()) for r in rows) - slack_ns
+    hi = min(int(end[r].max()) for r in rows) + slack_ns
     kept = [r[(end[r] >= lo) & (end[r] <= hi)] for r in rows]
     return kept if all(len(r) for r in kept) else rows

@@ -165,6 +165,7 @@ def test_xids_are_those_since_gputop_watches(node: Node, skew_s: float) -> None:
     node.engine.stop()
     lost = node.look()
     assert len(lost.xids) == 2 and lost.xids_reason
+    assert node.source.gpus[0].xids()[0] == lost.xids
 
 
 def test_processes_are_not_made_up(node: Node) -> None:

@@ -57,6 +57,18 @@ def test_what_the_windows_edge_cut_off_on_one_gpu_is_left_out():
     assert c.summed_s == pytest.approx((10 + 3 * 140) * 1e-6)
 
 
+def test_dense_collectives_at_the_windows_edge_are_told_apart():
+    """The capture of GPU 1 begins later, in the middle of collectives that follow each other every 300 us."""
+    b = Builder(gpus=2)
+    for i in range(12):
+        reduce(b, 0, i * 300, i * 300 + 100)
+        if i >= 3:
+            reduce(b, 1, i * 300 + 60, i * 300 + 101)
+    c = judged(b)
+    assert c is not None and c.reason is None and c.last_to_arrive == {1: 9}
+    assert c.transfer_s == pytest.approx(9 * 2 * 41e-6)
+
+
 def test_ends_more_than_a_millisecond_apart_are_not_matched():
     b = Builder(gpus=2)
     reduce(b, 0, 0, 100)
@@ -103,14 +115,15 @@ def test_one_operation_that_does_not_match_leaves_the_others_their_figures():
     b = Builder(gpus=2)
     for gpu in range(2):
         reduce(b, gpu, 20 * gpu, 100)
-        b.run(gpu, 200, 50, "ncclKernel_Broadcast_RING_LL_Sum_int8_t", kind=Kind.COLLECTIVE)
+        for start in (200, 400):
+            b.run(gpu, start, 50, "ncclKernel_Broadcast_RING_LL_Sum_int8_t", kind=Kind.COLLECTIVE)
     b.run(0, 300, 50, "ncclKernel_Broadcast_RING_LL_Sum_int8_t", kind=Kind.COLLECTIVE)
     b.run(1, 5000, 50, "ncclKernel_SendRecv", kind=Kind.COLLECTIVE)
     c = judged(b)
     assert c is not None and c.transfer_s is None and c.reason is not None
     by_name = {op.operation: op for op in c.operations}
     assert by_name["AllReduce"].transfer_s == pytest.approx(2 * 80e-6) and by_name["AllReduce"].reason is None
-    assert "1 to 2" in (by_name["Broadcast"].reason or "") and by_name["Broadcast"].waiting is None
+    assert "2 to 3" in (by_name["Broadcast"].reason or "") and by_name["Broadcast"].waiting is None
     assert by_name["SendRecv"].reason == "only one GPU ran any" and by_name["SendRecv"].exposed_s == {1: 50e-6}
 
 
