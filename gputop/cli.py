@@ -115,13 +115,16 @@ def parser() -> argparse.ArgumentParser:
     commands = main_parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
 
     snapshot = commands.add_parser("snapshot", parents=[watch], help="one look, headless")
-    snapshot.add_argument("--format", choices=("json", "text"), default=None,
-                          help="default: text, or json for a FILE that ends in .json")
+    snapshot.add_argument("--format", choices=("json", "text", "svg", "html"), default=None,
+                          help="html: one page for a ticket; default: by FILE's ending (.json, .svg, .html), else text")
     snapshot.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to stdout")
     snapshot.add_argument("--seconds", type=_positive, default=2.0, metavar="S", help="how long to look (2)")
 
     capture = commands.add_parser("capture", parents=[watch], help="one trace, headless, with its findings")
-    capture.add_argument("--seconds", type=_positive, default=10.0, metavar="S", help="length of the trace (10)")
+    capture.add_argument("--seconds", type=_positive, default=10.0, metavar="S",
+                         help="length of the trace at most (10): a short probe may find that less will do")
+    capture.add_argument("--force", action="store_true",
+                         help="record all of --seconds, without a probe, whatever it costs the job and the node")
     capture.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
     analyze = commands.add_parser("analyze", help="analyse a trace that exists")
@@ -131,12 +134,18 @@ def parser() -> argparse.ArgumentParser:
                          help="parameters of the model, for rules on AllReduce (none yet)")
     analyze.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
+    compare = commands.add_parser("compare", help="two traces, analyses or snapshots: what changed beyond noise")
+    for name, meaning in (("a", "before"), ("b", "after")):
+        compare.add_argument(name, metavar=name.upper(),
+                             help=f"{meaning}: a trace, what analyze --json printed, or a JSON snapshot")
+    compare.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
     record = commands.add_parser("record", parents=[watch], help="telemetry into a file, until ctrl-c")
     record.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="a file that does not exist")
     record.add_argument("--seconds", type=_positive, default=None, metavar="S", help="how long (default: until ctrl-c)")
 
-    replay = commands.add_parser("replay", help="a recording in the monitor")
-    replay.add_argument("file", type=Path, metavar="FILE", help="what gputop record has written")
+    replay = commands.add_parser("replay", help="a recording, or a snapshot, in the monitor")
+    replay.add_argument("file", type=Path, metavar="FILE", help="of gputop record, or a snapshot (json or html)")
     replay.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="times as fast, or max (1)")
     replay.add_argument("--start", type=_not_negative, default=0.0, metavar="S", help="seconds into the recording (0)")
 
@@ -232,7 +241,7 @@ def _start(session: Session, seconds: float) -> None:
 
 def _snapshot(args: argparse.Namespace) -> int:
     from gputop.export.files import write_private
-    from gputop.export.snapshot import document, to_json, to_text
+    from gputop.export.snapshot import format_of, render
     from gputop.session import Session
 
     session = Session(_source(args), _options(args))
@@ -243,14 +252,13 @@ def _snapshot(args: argparse.Namespace) -> int:
         for server in session.servers:
             if server.problem is not None:
                 _say(f"no profiler server at {server.address}: {server.problem}")
-        suffix = args.output.suffix if args.output is not None else ""
-        chosen = args.format or ("json" if suffix == ".json" else "text")
-        text = to_json(document(session)) if chosen == "json" else to_text(session)
+        text = render(session, args.format or format_of(args.output or Path()))
     if args.output is None:
         sys.stdout.write(text)
     else:
+        there = args.output.is_file()
         write_private(args.output, text.encode(), make_folder=False)
-        _say(f"wrote {args.output}")
+        _say(f"wrote {args.output}{', in place of what was there' if there else ''}")
     return EXIT_OK
 
 
@@ -288,11 +296,16 @@ def _capture(args: argparse.Namespace) -> int:
     def on_status(status: CaptureStatus) -> None:
         if status.phase not in said:
             said.append(status.phase)
-            hint = f" for {args.seconds:g} s; ctrl-c stops it and keeps the data"
-            _say(f"{status.phase} {status.address}{hint if status.phase == 'recording' else ''}")
+            hint = ""
+            if status.phase == "recording":
+                hint = f" for {status.chosen_s:g} s ({status.why}); ctrl-c stops it and keeps the data"
+            _say(f"{status.phase} {status.address}{hint}")
 
-    record = capture_and_analyse(server, args.seconds, options.logdir, stop, threading.Event(), on_status)
+    record = capture_and_analyse(server, args.seconds, options.logdir, stop, threading.Event(), on_status,
+                                 args.force)
     _say(f"trace written: {record.path}")
+    for remark in record.remarks:
+        _say(remark)
     for note in record.notes:
         _say(f"profiler: {note}")
     if record.problem is not None:
@@ -318,11 +331,28 @@ def _analyze(args: argparse.Namespace) -> int:
         json.dump(analysis.to_json(), sys.stdout, indent=1, allow_nan=False)
         print()
     else:
-        width = 100
-        with contextlib.suppress(OSError):
-            width = min(120, max(60, os.get_terminal_size(sys.stdout.fileno()).columns))
-        print(text_report(analysis, width))
+        print(text_report(analysis, _width()))
     return EXIT_OK
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from gputop.comparison.compare import compare
+    from gputop.comparison.report import text_report
+
+    comparison = compare(args.a, args.b)
+    if args.json:
+        json.dump(comparison.to_json(), sys.stdout, indent=1, allow_nan=False)
+        print()
+    else:
+        print(text_report(comparison, _width()), end="")
+    return EXIT_OK
+
+
+def _width() -> int:
+    """Columns for a report: the terminal's within 60 to 120, 100 where there is none."""
+    with contextlib.suppress(OSError):
+        return min(120, max(60, os.get_terminal_size(sys.stdout.fileno()).columns))
+    return 100
 
 
 def _record(args: argparse.Namespace) -> int:
@@ -345,17 +375,13 @@ def _record(args: argparse.Namespace) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from gputop.recording.reader import Recording
     from gputop.session import Session
-    from gputop.sources.recording import Player
+    from gputop.sources.snapshot import open_player
 
-    recording = Recording(args.file)
-    for note in recording.notes:
-        _say(note)
-    player = Player(recording, start_s=args.start, speed=args.speed)
+    player, snapshot = open_player(args.file, args.start, args.speed, _say)
     if not sys.stdout.isatty():
         raise GputopError("replay needs a terminal", "Run it in one; a recording has no other view.", EXIT_USAGE)
-    with contextlib.closing(Session(player, _options(args))) as session:
+    with contextlib.closing(Session(player, _options(args), told=snapshot)) as session:
         from gputop.tui.app import run
 
         return run(session)
@@ -376,7 +402,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show an arrow still gets the rest
     args = parser().parse_args(argv)
-    commands = {None: _monitor, "snapshot": _snapshot, "capture": _capture, "analyze": _analyze,
+    commands = {None: _monitor, "snapshot": _snapshot, "capture": _capture, "analyze": _analyze, "compare": _compare,
                 "doctor": _doctor, "record": _record, "replay": _replay}
     try:
         if getattr(args, "demo", None) == "list":

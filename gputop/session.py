@@ -23,6 +23,7 @@ from gputop.sources import Source
 from gputop.sources.recording import Player
 
 if TYPE_CHECKING:
+    from gputop.export.load import Snapshot
     from gputop.history import History
 
 DEFAULT_CAPTURE_S = 10.0
@@ -47,7 +48,8 @@ class Session:
     """Everything that is known about the node, kept up to date by background threads."""
 
     def __init__(self, source: Source | Player, options: Options | None = None,
-                 clock: Callable[[], float] = time.time) -> None:
+                 clock: Callable[[], float] = time.time, told: Snapshot | None = None) -> None:
+        """``told``: a snapshot to show; its findings and its capture take the place of own ones."""
         from gputop.sampler import Sampler
 
         self.source = source
@@ -65,6 +67,10 @@ class Session:
         self.status: CaptureStatus | None = None
         self.last_capture: CaptureRecord | None = None
         self.failure: GputopError | None = None
+        self.told = told
+        if told is not None:
+            self.live, self.findings, self.last_capture = told.live, told.findings, told.capture
+            self.servers, self.servers_known = told.servers, True
         self.clock = clock
         self.started_s = clock()
         self._listeners: list[Callable[[Change], None]] = []
@@ -157,6 +163,8 @@ class Session:
         self.sample = sample
 
     def _judge(self, sample: NodeSample) -> None:
+        if self.told is not None:
+            return
         if 0 <= sample.time_s - self._judged_s < 1.0 - 0.5 * min(1.0, self.interval_s):
             return
         from gputop.advice.live import live_advice
@@ -173,7 +181,8 @@ class Session:
     def _refresh_findings(self) -> None:
         with self._findings_lock:  # the sampler's and the capture's thread both come here
             record = self.last_capture
-            self.findings = merge_findings(record.findings if record else (), self.live.findings)
+            age_s = self.clock() - record.time_s if record else 0.0
+            self.findings = merge_findings(record.findings if record else (), self.live.findings, age_s)
 
     # -- profiler servers ---------------------------------------------------------------------
 
@@ -215,8 +224,11 @@ class Session:
 
     # -- capture ------------------------------------------------------------------------------
 
-    def start_capture(self) -> None:
-        """Start a capture in the background; raises GputopError where none can start."""
+    def start_capture(self, *, force: bool = False) -> None:
+        """Start a capture in the background; raises GputopError where none can start.
+
+        ``force``: as long as asked, whatever it costs the job.
+        """
         if self.player is not None:
             raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")
         if self.status is not None and self.status.running:
@@ -224,7 +236,7 @@ class Session:
         server = choose_server(self.servers)
         self._stop_capture.clear()
         self._set_status(CaptureStatus("connecting", server.address, self.options.capture_s))
-        threading.Thread(target=self._capture, args=(server,), name="gputop-capture", daemon=True).start()
+        threading.Thread(target=self._capture, args=(server, force), name="gputop-capture", daemon=True).start()
 
     def stop_capture(self) -> bool:
         """End the running capture early, its data kept. False if there was none."""
@@ -237,11 +249,11 @@ class Session:
         self.status = replace(status, time_s=self.clock())
         self._tell("capture")
 
-    def _capture(self, server: Server) -> None:
+    def _capture(self, server: Server, force: bool) -> None:
         asked_s = self.options.capture_s
         try:
             record = capture_and_analyse(server, asked_s, self.options.logdir, self._stop_capture, self._closing,
-                                         self._set_status)
+                                         self._set_status, force)
         except GputopError as error:
             self._set_status(CaptureStatus("failed", server.address, asked_s, message=error.message, fix=error.fix))
             return

@@ -18,8 +18,11 @@ def printable(text: str | bytes) -> str:
     White space becomes single spaces. A GPU name or a command line can hold any bytes; an
     escape sequence drawn as it is would repaint the user's terminal.
     """
-    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
-    decoded = raw.decode("utf-8", "replace")
+    try:
+        raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+        decoded = raw.decode("utf-8", "replace")
+    except UnicodeEncodeError:  # half of a surrogate pair, as JSON can hold: no byte of any name
+        decoded = str(text)
     if decoded.isprintable():
         return decoded
     kept = "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in decoded)

@@ -3,16 +3,19 @@
     python screenshots/make.py
 
 Starts the app headless, lets it capture from the simulated profiler server and saves the
-screen as SVG at several sizes.
+screen as SVG at several sizes; the page of a snapshot as PNG, by Chromium where there is one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from gputop.export.snapshot import write_snapshot
 from gputop.session import Options, Session
 from gputop.sources.simulated import SimulatedSource
 from gputop.tui.app import GputopApp
@@ -47,6 +50,30 @@ async def _shoot(name: str, size: tuple[int, int], scenario: str, *, capture: bo
     print(f"{name}.svg")
 
 
+async def _report(scenario: str, size: tuple[int, int]) -> None:
+    """The snapshot of a session with a capture, its SVG as it is and its page as a browser shows it."""
+    with tempfile.TemporaryDirectory() as folder:
+        session = Session(SimulatedSource(scenario), Options(logdir=Path(folder), capture_s=3.0))
+        session.start()
+        await _until(lambda: session.sample is not None and session.servers)
+        session.start_capture()
+        await _until(lambda: session.status is not None and not session.status.running)
+        paths = {path.suffix: path for path in write_snapshot(session, Path(folder))}
+        session.close()
+        (HERE / "snapshot.svg").write_text(paths[".svg"].read_text())
+        print("snapshot.svg")
+        browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        if browser is None:
+            print("no Chromium: report-1280.png is left as it is")
+            return
+        name = f"report-{size[0]}.png"
+        subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
+                        "--disable-background-networking", f"--user-data-dir={folder}/profile",
+                        f"--window-size={size[0]},{size[1]}", f"--screenshot={HERE / name}", paths[".html"].as_uri()],
+                       check=True, capture_output=True, timeout=120)
+    print(name)
+
+
 async def main() -> None:
     await _shoot("main-80x24", (80, 24), "gpu0-oversubscribed", capture=True)
     await _shoot("main-120x40", (120, 40), "input-bound", capture=True)
@@ -54,6 +81,7 @@ async def main() -> None:
     await _shoot("finding-120x40", (120, 40), "input-bound", capture=True, keys=("enter",))
     await _shoot("capture-120x40", (120, 40), "launch-bound", capture=True, keys=("t",))
     await _shoot("healthy-120x40", (120, 40), "healthy", capture=True)
+    await _report("input-bound", (1280, 1880))
 
 
 if __name__ == "__main__":

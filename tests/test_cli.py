@@ -112,9 +112,22 @@ def test_capture_from_the_demo_names_its_cause(tmp_path: Path) -> None:
     assert doc["findings"][0]["id"] == "input_bound" and doc["findings"][0]["severity"] == "high"
     trace = Path(doc["capture"]["path"])
     assert trace.is_file() and trace.parent.parent.parts[-2:] == ("plugins", "profile")
+    assert (doc["capture"]["asked_s"], doc["capture"]["chosen_s"]) == (2, 2)
+    assert doc["capture"]["probe"]["device_events_per_s"] > 1000 and "events/s" in doc["capture"]["why"]
+    assert doc["capture"]["cost"]["recorded_s"] == 2
+    assert f"for 2 s ({doc['capture']['why']}); ctrl-c" in done.stderr and "for 2.0 s of trace" in done.stderr
+    assert list(tmp_path.rglob("*.xplane.pb")) == [trace], "the probe is not kept"
     again = gputop("analyze", str(tmp_path), "--json")
     assert again.returncode == 0
     assert json.loads(again.stdout)["findings"] == doc["findings"]
+
+
+def test_forced_capture_has_no_probe(tmp_path: Path) -> None:
+    done = gputop("capture", "--demo", "--seconds", "1.2", "--force", "--logdir", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["capture"]
+    assert told["probe"] is None and told["chosen_s"] == 1.2 and "forced" in told["why"]
+    assert "probing" not in done.stderr
 
 
 def test_capture_where_nothing_listens_is_nothing_to_look_at(tmp_path: Path, unused_port: int) -> None:
@@ -177,6 +190,10 @@ def test_output_names_decide_the_format_and_no_folder_is_made(tmp_path: Path) ->
     common = ("snapshot", "--demo", "healthy", "--seconds", "0.2", "--interval", "0.1", "-o")
     assert gputop(*common, str(tmp_path / "a.json")).returncode == 0
     assert json.loads((tmp_path / "a.json").read_text())["schema"] == "gputop.snapshot/1"
+    assert gputop(*common, str(tmp_path / "a.svg")).returncode == 0
+    assert "SIMULATED" in (tmp_path / "a.svg").read_text().split("<rect")[0]
+    done = gputop(*common, str(tmp_path / "a.json"), "--format", "html")
+    assert "in place of what was there" in done.stderr and (tmp_path / "a.json").read_text().startswith("<!DOCTYPE")
     done = gputop(*common, str(tmp_path / "none" / "a.json"))
     assert done.returncode == 1 and "cannot write" in done.stderr and not (tmp_path / "none").exists()
 

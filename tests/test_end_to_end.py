@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,14 @@ pytestmark = pytest.mark.tensorflow
 
 def captured(job: TfJob, logdir: Path) -> tuple[dict[str, Any], float]:
     """The document of ``gputop capture --json`` and the median step the job's own callback logged meanwhile."""
-    began_s = time.time()
     done = gputop("capture", "--attach", job.address, "--seconds", "3", "--logdir", str(logdir), "--json")
-    ended_s = time.time()
     assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    # While it was recorded: the analysis after it and the imports before take the job's processors, too.
+    ended_s = document["capture"]["time_s"]
+    began_s = ended_s - document["capture"]["took_s"]
     ends = [t for t in job.step_times() if began_s <= t <= ended_s]
-    return json.loads(done.stdout), statistics.median(b - a for a, b in itertools.pairwise(ends))
+    return document, statistics.median(b - a for a, b in itertools.pairwise(ends))
 
 
 def test_slow_input_is_named_and_the_step_time_is_the_job_s_own(tf_slow_job: TfJob, tmp_path: Path) -> None:
@@ -38,6 +39,9 @@ def test_slow_input_is_named_and_the_step_time_is_the_job_s_own(tf_slow_job: TfJ
     assert document["steps"]["median_s"] == pytest.approx(logged_s, rel=0.10)
     assert document["findings"][0]["id"] == "input_bound"
     assert document["findings"][0]["severity"] == "high"
+    told = document["capture"]
+    assert told["chosen_s"] == 3 and told["probe"]["host_events_per_s"] > 0
+    assert told["cost"]["memory_peak_bytes"] >= told["cost"]["memory_before_bytes"] > 1e8
     parts = document["breakdown"]
     assert parts["compute"] is None, "no GPU in this trace: unknown, not 0"
     assert sum(p for p in parts.values() if p is not None) == pytest.approx(document["steps"]["mean_s"], rel=1e-6)

@@ -76,3 +76,7 @@ def test_devices_of_a_process(held: dict[int, int | None], text: str) -> None:
     none = Reading.missing("bytes", "not asked")
     gpus = {index: GpuProcess(7, "C", none, none, mig) for index, mig in held.items()}
     assert fmt.devices(ProcessSample(7, None, None, none, none, gpus=gpus)) == text
+
+
+def test_half_of_a_surrogate_pair_is_shown_as_a_thing_removed() -> None:
+    assert fmt.printable("a\ud800b?") == "a\ufffdb?"

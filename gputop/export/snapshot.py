@@ -13,29 +13,34 @@ from typing import TYPE_CHECKING, Any
 
 from gputop import __version__
 from gputop.errors import GputopError
+from gputop.export import redact
 from gputop.export.files import unused, write_private
+from gputop.export.load import SCHEMA
+from gputop.export.markup import lines
 from gputop.metrics import GPU_METRICS, LANE_METRICS
 from gputop.samples import OK, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.text import bytes_, devices, fit, printable, ranges, rate_gb, reading, seconds
+from gputop.tui.lanes import slice_for
 
 if TYPE_CHECKING:
     from gputop.history import History
     from gputop.session import Session
 
-SCHEMA = "gputop.snapshot/1"
 HISTORY_S = 300.0
 HISTORY_SLICES = 60
+SPECTROGRAM_SLICES = 150  # what a page or a wide terminal can show
+_FEWEST_SLICES = 30  # of a picture, where there is less history than that
 _XIDS = 3  # of one GPU in the text
+_NUMBER = r"(?:-?\d[\d.]*(?:e[+-]?\d+)?|null)"
+_NUMBERS = re.compile(rf"\[\n\s*{_NUMBER}(?:,\n\s*{_NUMBER})*\n\s*\]")  # a line break stands in no JSON text
 
 
 def document(session: Session) -> dict[str, Any]:
-    """The snapshot as JSON-ready values: base units, unknown is null with its reason.
+    """The snapshot as JSON-ready values: base units, unknown is null with its reason; no secrets in commands.
 
     Raises GputopError before the first sample.
     """
-    sample = session.sample
-    if sample is None:
-        raise GputopError("nothing was sampled yet", "Wait a second and try again.")
+    sample = _sample(session)
     record = session.last_capture
     return {
         "schema": SCHEMA,
@@ -57,11 +62,22 @@ def document(session: Session) -> dict[str, Any]:
         } for g in sample.gpus],
         "processes": [_process(p) for p in sample.processes],
         "history": _history(session.history, sample),
-        "servers": [asdict(s) for s in session.servers],
-        "capture": None if record is None else {**record.to_json(), "analysis": record.analysis},
+        "spectrogram": _spectrogram(session.history, sample, session.interval_s),
+        "servers": [{**asdict(s), "description": redact.command(s.description)} for s in session.servers],
+        "capture": None if record is None else {
+            **record.to_json(), "remarks": list(record.remarks), "analysis": record.analysis,
+            "report": record.report, "limit": record.limit,
+            "problem": record.problem and {"message": record.problem.message, "fix": record.problem.fix}},
         "findings": [f.to_json() for f in session.findings],
+        "limit": session.live.limit,
         "abstained": [a.to_json() for a in session.live.abstained],
     }
+
+
+def _sample(session: Session) -> NodeSample:
+    if session.sample is None:
+        raise GputopError("nothing was sampled yet", "Wait a second and try again.")
+    return redact.sample(session.sample)
 
 
 def _reading(r: Reading) -> dict[str, Any]:
@@ -101,9 +117,33 @@ def _history(history: History | None, sample: NodeSample) -> dict[str, Any] | No
         for metric in LANE_METRICS:
             lane = history.lane(gpu.info.uuid, metric, end_s=end_s, slice_s=slice_s, slices=HISTORY_SLICES)
             if lane.count.any():
-                lanes[metric] = {name: _numbers(getattr(lane, name)) for name in ("mean", "min", "max")}
+                lanes[metric] = {"full_scale": lane.full_scale and float(f"{lane.full_scale:.6g}"),
+                                 **{name: _numbers(getattr(lane, name)) for name in ("mean", "min", "max")}}
         gpus[gpu.info.uuid] = lanes
     return {"start_s": end_s - HISTORY_S, "slice_s": slice_s, "slices": HISTORY_SLICES, "gpus": gpus}
+
+
+def _spectrogram(history: History | None, sample: NodeSample, interval_s: float) -> dict[str, Any] | None:
+    """Every GPU's activity in slices as short as there is history for: means, and shares of the samples by level."""
+    if history is None or history.newest_s is None or history.oldest_s is None:
+        return None
+    span_s = min(HISTORY_S, history.newest_s - history.oldest_s)
+    slice_s = max(slice_for(span_s, SPECTROGRAM_SLICES), slice_for(2 * interval_s, 1))  # two samples at least
+    slices = max(_FEWEST_SLICES, math.ceil(span_s / slice_s))
+    end_s = (history.newest_s // slice_s + 1) * slice_s
+    gpus: dict[str, dict[str, Any]] = {}
+    for gpu in sample.gpus:
+        metric, now = gpu.activity()
+        if now.value is None:  # lost, say: what there was
+            metric = next((m for m in ("sm_active", "gpu_util")
+                           if not all(v != v for v in history.window(gpu.info.uuid, m, span_s)[1].tolist())), metric)
+        lane = history.lane(gpu.info.uuid, metric, end_s=end_s, slice_s=slice_s, slices=slices)
+        known = (lane.count > 0).tolist()
+        gpus[gpu.info.uuid] = {
+            "metric": metric, "full_scale": lane.full_scale, "mean": _numbers(lane.mean),
+            "levels": [[float(f"{v:.3g}") for v in row] if k else None
+                       for row, k in zip(lane.levels.tolist(), known, strict=True)]}
+    return {"start_s": end_s - slices * slice_s, "slice_s": slice_s, "slices": slices, "gpus": gpus}
 
 
 def _numbers(values: Any) -> list[float | None]:
@@ -111,14 +151,14 @@ def _numbers(values: Any) -> list[float | None]:
 
 
 def to_json(doc: Mapping[str, Any]) -> str:
-    return json.dumps(doc, indent=1, allow_nan=False) + "\n"
+    """Indented, but a list of numbers on one line."""
+    text = json.dumps(doc, indent=1, allow_nan=False)
+    return _NUMBERS.sub(lambda found: " ".join(found[0].split()), text) + "\n"
 
 
 def to_text(session: Session) -> str:
     """The snapshot as plain text, 100 columns wide, to paste into a ticket."""
-    sample = session.sample
-    if sample is None:
-        raise GputopError("nothing was sampled yet", "Wait a second and try again.")
+    sample = _sample(session)
     out: list[str] = []
     if sample.simulated:
         out.append("*** SIMULATED: no hardware was measured ***")
@@ -139,8 +179,9 @@ def to_text(session: Session) -> str:
                  reading(g["tensor_active"]), reading(g["dram_active"]),
                  f"{reading(g['memory_used_bytes'])}/{reading(g['memory_total_bytes'])}", pcie,
                  reading(g["power_w"]), reading(g["temperature_c"]), reading(g["sm_clock_hz"]))
+        held = "".join(f" [{printable(r)}]" for r in g.clock_event_reasons if r != "idle")
         out.append("".join(fit(c, w, right=i > 0) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
-                   + "  " + printable(g.info.name) + "".join(f" [{r}]" for r in g.clock_event_reasons if r != "idle"))
+                   + "  " + printable(g.info.name) + held)
     if any(g.activity()[0] == "gpu_util" for g in sample.gpus if g.state == OK):
         out.append("~ coarse utilization: share of time in which any kernel ran; SM activity cannot be read here")
     for g in sample.gpus:
@@ -160,12 +201,13 @@ def to_text(session: Session) -> str:
     for p in sample.processes:
         out += _process_lines(p)
     for server in session.servers:
-        out.append(f"  profiler server {printable(server.address)}  {printable(server.problem or server.description)}")
+        what = server.problem or redact.command(server.description)
+        out.append(f"  profiler server {printable(server.address)}  {printable(what)}")
     record = session.last_capture
     if record is not None:
         out += ["", f"Captured from {printable(record.address)}, {seconds(record.took_s)}: {record.path}"]
-        out += [f"  {printable(n)}" for n in record.notes]
-        out += ["", record.report] if record.report else []
+        out += [f"  {printable(n)}" for n in (*record.remarks, *record.notes)]
+        out += ["", lines(record.report)] if record.report else []
     judged = not session.live.abstained
     nothing = ": nothing found in the live figures" if judged else ": nothing found so far"
     out += ["", "What to do" + ("" if session.findings else nothing)]
@@ -223,8 +265,35 @@ def _process_lines(p: ProcessSample) -> list[str]:
     return out
 
 
-def write_snapshot(session: Session, folder: Path, svg: str | None = None) -> list[Path]:
-    """Write the snapshot as json, text and, where given, the screen as svg; returns the paths.
+FORMATS = ("json", "text", "svg", "html")
+
+
+def render(session: Session, kind: str) -> str:
+    """The snapshot in one of :data:`FORMATS`; raises GputopError before the first sample."""
+    if kind == "text":
+        return to_text(session)
+    return _drawn(document(session), kind)
+
+
+def _drawn(doc: dict[str, Any], kind: str) -> str:
+    if kind == "svg":
+        from gputop.export.svg import to_svg
+
+        return to_svg(doc)
+    if kind == "html":
+        from gputop.export.html import to_html
+
+        return to_html(doc)
+    return to_json(doc)
+
+
+def format_of(path: Path) -> str:
+    """The format that a file's name asks for; text where it asks for none."""
+    return {".json": "json", ".svg": "svg", ".html": "html", ".htm": "html"}.get(path.suffix.lower(), "text")
+
+
+def write_snapshot(session: Session, folder: Path) -> list[Path]:
+    """Write the snapshot as json, text, svg and html; returns the paths.
 
     Raises GputopError where the folder cannot be written.
     """
@@ -233,9 +302,8 @@ def write_snapshot(session: Session, folder: Path, svg: str | None = None) -> li
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(doc["time_s"]))
     mark = "-SIMULATED" if doc["simulated"] else ""
     base = unused(folder / f"gputop-{host}{mark}-{stamp}.json")
-    contents = {".json": to_json(doc), ".txt": to_text(session)}
-    if svg is not None:
-        contents[".svg"] = svg
+    contents = {".json": to_json(doc), ".txt": to_text(session), ".svg": _drawn(doc, "svg"),
+                ".html": _drawn(doc, "html")}
     paths = []
     for suffix, content in contents.items():
         path = base.with_suffix(suffix)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gputop.errors import GputopError
+from gputop.export import redact
 from gputop.recording.writer import RecordingWriter
 from gputop.sampler import Sampler
 from gputop.samples import NodeSample
@@ -21,7 +22,7 @@ _LOOK_S = 0.2  # how soon a stop is noticed between two samples
 
 def record(source: Source, interval_s: float, path: Path, seconds: float | None, stop: threading.Event,
            say: Callable[[str], None]) -> None:
-    """Record until ``stop`` or for ``seconds``; ``say`` gets what the user should know.
+    """Record until ``stop`` or for ``seconds``; ``say`` gets what the user should know. Commands lose their secrets.
 
     Writing has a thread of its own (the caller's), so that a slow disk delays no sample. Raises
     GputopError where the source or the file fails; what was written until then can be replayed.
@@ -49,7 +50,7 @@ def record(source: Source, interval_s: float, path: Path, seconds: float | None,
                     continue
                 if isinstance(letter, GputopError):
                     raise letter
-                writer.append(letter)
+                writer.append(redact.sample(letter))
                 elapsed_s += letter.interval_s or 0.0
                 if seconds is not None and elapsed_s >= seconds:
                     break

@@ -16,7 +16,7 @@ from textual.containers import Container, VerticalScroll
 from textual.message import Message
 from textual.screen import Screen
 
-from gputop.advice.finding import Finding
+from gputop.advice.finding import EXPLANATIONS, Finding
 from gputop.errors import EXIT_OK, GputopError
 from gputop.session import Change, Session
 from gputop.text import printable
@@ -40,6 +40,7 @@ class GputopApp(App[int]):
     ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("c", "capture", "capture"),
+        Binding("C", "capture(True)", "capture all that is asked", show=False),
         Binding("x", "stop_capture", "stop capture", show=False),
         Binding("t", "last_capture", "trace"),
         Binding("r", "recommendations", "recommend", show=False),
@@ -127,6 +128,8 @@ class GputopApp(App[int]):
         if message.change == "failed":
             self.error = self.session.failure
             self.exit(self.error.exit_code if self.error else 1)
+        elif not self.query("#header"):
+            pass  # the screen is being taken down
         elif message.change == "sample":
             self._refresh_all()
         else:
@@ -166,7 +169,7 @@ class GputopApp(App[int]):
         session = self.session
         sample = session.sample
         header = self.query_one("#header", LinesWidget)
-        replay = session.player.state() if session.player is not None else ""
+        replay = (session.player.badge, session.player.state()) if session.player is not None else None
         header.show([rows.header(sample, session.interval_s, self.paused, header.size.width, replay)])
         self._refresh_job()
         if self.paused or sample is None:
@@ -201,19 +204,21 @@ class GputopApp(App[int]):
             return ()
         if record is not None:
             return (record.limit,)
-        nothing = "Nothing found in the live figures so far that costs time."
+        nothing: tuple[str, ...] = ()
+        if all(f.id in EXPLANATIONS for f in session.findings):
+            nothing = (f"Nothing found in the live figures so far that costs time. {session.live.limit}".rstrip(),)
         if session.player is not None:
-            return (nothing,)  # a recording has no job that could be asked for more
+            return nothing  # a recording has no job that could be asked for more
         if any(s.problem is None for s in session.servers):
-            return (nothing, "Press c to capture a trace: it tells where the step's time goes.")
-        return (f"{nothing} A trace tells more, but no profiler server was found.",
+            return (*nothing, "Press c to capture a trace: it tells where the step's time goes.")
+        return (*nothing, "A trace tells more, but no profiler server was found.",
                 "In the job: tf.profiler.experimental.server.start(6009), or press a to attach to HOST:PORT.")
 
     def _refresh_job(self) -> None:
         session = self.session
         job = self.query_one("#job", LinesWidget)
         if session.player is not None:
-            job.show([rows.replay_keys(job.size.width)])
+            job.show([rows.replay_keys(job.size.width, snapshot=session.told is not None)])
             return
         status = session.status
         if status is not None and status.phase == "failed" and session.clock() - status.time_s > FAILURE_SHOWN_S:
@@ -243,8 +248,9 @@ class GputopApp(App[int]):
             self.notify(f"{printable(status.message)}\n{printable(status.fix)}", title="Capture failed",
                         severity="error", timeout=15, markup=False)
         else:
-            self.notify(f"{printable(status.message)}\nt shows where the step's time goes.", title="Trace captured",
-                        timeout=8, markup=False)
+            record = self.session.last_capture
+            lines = [status.message, *(record.remarks if record else ()), "t shows where the step's time goes."]
+            self.notify("\n".join(map(printable, lines)), title="Trace captured", timeout=10, markup=False)
             self._refresh_actions()
 
     # -- actions ------------------------------------------------------------------------------
@@ -252,9 +258,9 @@ class GputopApp(App[int]):
     def _try(self, error: GputopError) -> None:
         self.notify(f"{printable(error.message)}\n{printable(error.fix)}", severity="warning", timeout=10, markup=False)
 
-    def action_capture(self) -> None:
+    def action_capture(self, force: bool = False) -> None:
         try:
-            self.session.start_capture()
+            self.session.start_capture(force=force)
         except GputopError as error:
             self._try(error)
 
@@ -283,7 +289,7 @@ class GputopApp(App[int]):
         if record is None:
             self.notify("No capture yet: press c.", timeout=5)
             return
-        parts = [f"profiler: {printable(n)}" for n in record.notes]
+        parts = [*map(printable, record.remarks), *(f"profiler: {printable(n)}" for n in record.notes)]
         parts += [record.report] if record.problem is None else [
             str(record.path), printable(record.problem.message), record.problem.fix]
         self.push_screen(Popup("Last capture", Text("\n".join(parts))))
@@ -350,7 +356,7 @@ class GputopApp(App[int]):
         from gputop.export.snapshot import write_snapshot
 
         try:
-            paths = write_snapshot(self.session, self.session.options.logdir, self.export_screenshot())
+            paths = write_snapshot(self.session, self.session.options.logdir)
         except GputopError as error:
             self._try(error)
         else:
@@ -409,6 +415,8 @@ class GputopApp(App[int]):
         yield from super().get_system_commands(screen)
         for title, text, action in (
             ("Capture", "Capture a trace and analyse it", self.action_capture),
+            ("Capture all that is asked", "No probe, no shortening, whatever it costs the job",
+             lambda: self.action_capture(True)),
             ("Stop capture", "End the running capture, keeping what it has", self.action_stop_capture),
             ("Last capture", "Where the step's time goes, GPU by GPU", self.action_last_capture),
             ("Attach", "Attach to a profiler server, HOST:PORT", self.action_attach),

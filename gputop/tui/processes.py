@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
+from textual.content import Content
 
 from gputop.samples import ProcessSample
 from gputop.text import bytes_, devices, fit, printable, rate, ratio
@@ -65,6 +66,7 @@ class ProcessPanel(LinesWidget, can_focus=True):
         self._processes: tuple[ProcessSample, ...] = ()
         self._attached_pids: frozenset[int] = frozenset()
         self._reason = ""
+        self._titles = ("", "")
 
     def update_view(self, processes: tuple[ProcessSample, ...], attached: frozenset[int], reason: str = "") -> None:
         """``attached`` are pids with a profiler server; ``reason`` why no process could be listed."""
@@ -78,8 +80,9 @@ class ProcessPanel(LinesWidget, can_focus=True):
         rows = arrange(self._processes, self.sort, self.pattern)
         title = "Processes" + (f" matching “{printable(self.pattern)}”" if self.pattern else "")
         subtitle = f"sorted by {self.sort}"
-        if (title, subtitle) != (self.border_title, self.border_subtitle or ""):  # setting them repaints the border
-            self.border_title, self.border_subtitle = title, subtitle
+        if (title, subtitle) != self._titles:  # setting them repaints the border
+            self._titles = (title, subtitle)
+            self.border_title, self.border_subtitle = Content(title), subtitle  # the pattern is no markup
         # The command is what tells processes apart: the other columns take what they need and no more.
         pid_width = max([5, *(len(str(p.pid)) for p in rows)])
         gpu_width = max([3, *(len(devices(p)) for p in rows)])

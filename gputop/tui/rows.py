@@ -23,10 +23,11 @@ def short_gpu_name(name: str) -> str:
     return printable(" ".join(words)) or printable(name)
 
 
-def header(sample: NodeSample | None, interval_s: float, paused: bool, width: int, replay: str = "") -> list[Run]:
+def header(sample: NodeSample | None, interval_s: float, paused: bool, width: int,
+           replay: tuple[str, str] | None = None) -> list[Run]:
     """Node, GPUs, where the figures come from, what gputop itself costs, the time.
 
-    ``replay`` marks a recording and says how it plays: "2×", "end of recording".
+    ``replay`` marks what is not live, and says how it plays: ("REPLAY", "2×"), ("SNAPSHOT", "").
     """
     if sample is None:
         return [(" gputop ", BOLD), ("  opening the recording…" if replay else "  opening the GPUs…", DIM)]
@@ -34,7 +35,7 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     if sample.simulated:
         left.insert(1, (" SIMULATED ", SIMULATED_STYLE))
     if replay:
-        left.insert(1, (" REPLAY ", REPLAY_STYLE))
+        left.insert(1, (f" {replay[0]} ", REPLAY_STYLE))
     # An instance of a GPU that stands here itself is counted apart.
     whole = {g.info.index for g in sample.gpus if g.info.mig is None}
     kinds = Counter(short_gpu_name(g.info.name) for g in sample.gpus if g.info.mig is None or g.info.index not in whole)
@@ -44,8 +45,8 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
         left.append((f" {instances} MIG ", PLAIN))
     stamp = "%Y-%m-%d %H:%M:%S " if replay else "%H:%M:%S "
     right: list[Run] = [(time.strftime(stamp, time.localtime(sample.time_s)), PLAIN)]
-    if replay:
-        right.insert(0, (f"{replay}  ", WARN))
+    if replay and replay[1]:
+        right.insert(0, (f"{replay[1]}  ", WARN))
     if paused:
         right.insert(0, ("PAUSED  ", WARN))
     source = printable(sample.source).removeprefix("SIMULATED: ")
@@ -58,8 +59,11 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     return spread(left, right, width)
 
 
-def replay_keys(width: int) -> list[Run]:
-    """In the place of the training job, where a recording is played."""
+def replay_keys(width: int, snapshot: bool = False) -> list[Run]:
+    """In the place of the training job, where a recording is played or a snapshot shown."""
+    if snapshot:
+        keys = "the node as it was; the minutes before in means  ← →: scroll them  t: its capture"
+        return spread([(" Snapshot  ", BOLD), (keys, DIM)], [], width)
     keys = "space: pause  + -: speed  , .: a minute back, on  ← →: scroll the history"
     return spread([(" Recording  ", BOLD), (keys, DIM)], [], width)
 
@@ -150,17 +154,20 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     return spread(left, right, width)
 
 
-_PHASES = {"connecting": "connecting to", "recording": "recording", "receiving": "receiving the trace of",
-           "saving": "saving the trace of", "analysing": "analysing the trace of"}
+_PHASES = {"connecting": "connecting to", "probing": "a short probe of", "recording": "recording",
+           "receiving": "receiving the trace of", "saving": "saving the trace of",
+           "analysing": "analysing the trace of"}
 
 
 def _progress(status: CaptureStatus, width: int) -> list[Run]:
-    share = min(1.0, status.elapsed_s / status.asked_s) if status.asked_s else 1.0
+    length_s = status.asked_s if status.chosen_s is None else status.chosen_s
+    share = min(1.0, status.elapsed_s / length_s) if length_s else 1.0
     left: list[Run] = [(" Job  ", BOLD), ("● ", BAD), (f"{_PHASES[status.phase]} {printable(status.address)} ", PLAIN)]
     right: list[Run] = []
     if status.phase == "recording":
         right = [bar(share, max(6, min(30, width - 60))),
-                 (f" {status.elapsed_s:4.1f} of {status.asked_s:g} s", PLAIN), ("  x: stop ", ACCENT)]
+                 (f" {status.elapsed_s:4.1f} of {length_s:g} s", PLAIN), ("  x: stop ", ACCENT)]
+        left.append((f"({printable(status.why)}) " if status.why else "", DIM))
     elif status.phase != "connecting":
         right = [(f"{status.elapsed_s:.1f} s ", DIM)]
     return spread(left, right, width)

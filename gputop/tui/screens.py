@@ -11,6 +11,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import HorizontalScroll, Vertical, VerticalScroll
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
@@ -23,12 +24,13 @@ from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, SEVERITY_MARK, SEVERITY_S
 # The keys of the monitor as the help shows them.
 KEYS: tuple[tuple[str, str], ...] = (
     ("c", "capture a trace from the job's profiler server and analyse it"),
+    ("C", "the same without the probe that shortens it for the job's sake"),
     ("x", "stop the running capture, keeping what it has"),
     ("t", "the last capture: where the step's time goes, GPU by GPU"),
     ("r", "go to the recommendations; ↑ ↓ select, enter opens the details"),
     ("enter", "details of the selected recommendation or GPU: evidence, gain, code to paste"),
     ("a", "attach to a profiler server, HOST:PORT"),
-    ("s", "write a snapshot of what is on screen: json, text, svg"),
+    ("s", "write a snapshot: json, text, svg and an html page for a ticket"),
     ("m  M", "next, previous metric in the main lane"),
     ("+  -", "sample more, less often"),
     ("space", "pause the screen; sampling goes on"),
@@ -74,7 +76,7 @@ class Popup(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="popup") as box:
-            box.border_title, box.border_subtitle = printable(self._title), "esc: close"
+            box.border_title, box.border_subtitle = Content(printable(self._title)), "esc: close"  # no markup
             for part in self._content:
                 if isinstance(part, Text):
                     yield Static(part, markup=False)
@@ -108,6 +110,11 @@ def finding_parts(finding: Finding) -> list[Text | Code]:
         out.append("\nEvidence\n", BOLD)
         for line in evidence_lines(finding):
             out.append("  " + printable(line) + "\n")
+    if finding.consequences:
+        out.append("\nAlso explains\n", BOLD)
+        for other in finding.consequences:
+            out.append(f"  {printable(other.title)}", SEVERITY_STYLE[other.severity])
+            out.append(f"  {other.id}\n", DIM)
     out.append("\nRule  ", BOLD)
     out.append(printable(finding.source), DIM)
     return [*parts, out]

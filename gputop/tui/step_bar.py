@@ -11,7 +11,7 @@ from gputop.tui.palette import BOLD, DIM
 from gputop.tui.runs import Run
 
 # In the order of the step's life: waiting for input, work, what stands in its way.
-_PARTS: tuple[tuple[str, str, str], ...] = (
+PARTS: tuple[tuple[str, str, str], ...] = (
     ("input", "input wait", "#e5955f"), ("h2d", "H2D", "#5f8fe5"), ("compute", "compute", "#43b98c"),
     ("collectives", "collectives", "#9a7fe0"), ("d2h", "D2H", "#7fb3e8"), ("launch", "launch wait", "#e56b7f"),
     ("host", "host", "#d8c05a"), ("idle", "other idle", "#596275"),
@@ -29,7 +29,7 @@ def step_lines(breakdown: Mapping[str, float | None], width: int) -> list[list[R
         return []
     head = f" Step {seconds(total)} "
     room = width - len(head) - 1
-    parts = [(label, known[name] / total, Style(color=color)) for name, label, color in _PARTS
+    parts = [(label, known[name] / total, Style(color=color)) for name, label, color in PARTS
              if known.get(name, 0.0) / total >= 0.005]
     # Largest remainders: the cells of all parts together fill the bar exactly.
     shares = [share / sum(s for _, s, _ in parts) * room for _, share, _ in parts]

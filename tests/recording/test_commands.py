@@ -6,12 +6,18 @@ import math
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gputop.cli import main, parser
 from gputop.recording.reader import Recording
+from gputop.recording.record import record
+from gputop.samples import NodeSample
+from tests.fakes import StillSource, node_sample
 
 
 def start(path: Path) -> subprocess.Popen[str]:
@@ -94,3 +100,22 @@ def test_wrong_usage_is_2(args: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(args)
     assert caught.value.code == 2
+
+
+def test_commands_are_recorded_without_their_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = node_sample(0, 1)
+    process = replace(sample.processes[0], command="python train.py --token abcdef --lr 0.1")
+
+    class OneLook:
+        def __init__(self, source: object, interval_s: float, take: Callable[[NodeSample], None], *_: object) -> None:
+            self._take = take
+
+        def start(self) -> None:
+            self._take(replace(sample, processes=(process,)))
+
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr("gputop.recording.record.Sampler", OneLook)
+    path = tmp_path / "f.rec"
+    record(StillSource(), 1.0, path, 1.0, threading.Event(), lambda text: None)
+    assert Recording(path).sample(0).processes[0].command == "python train.py --token *** --lr 0.1"

@@ -12,6 +12,8 @@ import pytest
 from gputop.advice.finding import Advice, Finding, Gain
 from gputop.captures import CaptureRecord, CaptureStatus, Server
 from gputop.errors import GputopError, NothingToSee
+from gputop.profiler.careful import Cost
+from gputop.profiler.plan import Plan
 from gputop.samples import LOST, GpuSample
 from gputop.tui.actions import ActionsPanel
 from gputop.tui.app import GputopApp
@@ -207,9 +209,38 @@ async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
         session._set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
         await pilot.pause()
         assert "4.2 of 10 s" in text_of(job) and "x: stop" in text_of(job)
+        session._set_status(CaptureStatus("probing", "127.0.0.1:6009", 10.0, 0.2))
+        await pilot.pause()
+        assert "a short probe of 127.0.0.1:6009" in text_of(job)
+        session._set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=4.1,
+                                          why="this job makes 240 k events/s"))
+        await pilot.pause()
+        assert "2.0 of 4.1 s" in text_of(job) and "(this job makes 240 k events/s)" in text_of(job)
         session._set_status(CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
         await pilot.pause()
         assert "capture failed: the job died. Restart it." in text_of(job)
+
+
+@pytest.mark.parametrize(("key", "force"), [("c", False), ("C", True)])
+async def test_what_a_capture_cost_is_told_when_it_is_done(key: str, force: bool,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    session = FoundSession()
+    asked: list[bool] = []
+    monkeypatch.setattr(session, "start_capture", lambda *, force=False: asked.append(force))
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await pilot.press(key)
+        assert asked == [force]
+        assert session.last_capture is not None
+        session.last_capture = replace(
+            session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"), cost=Cost(8.0, 4.1))
+        session._set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 8.0, "/logs/trace"))
+        await pilot.pause()
+        (message,) = [n.message for n in app._notifications if "/logs/trace" in n.message]
+        assert "4.1 s: this job makes 240 k events/s" in message and "the call took 8.0 s for 4.1 s" in message
+        await pilot.press("t")
+        assert isinstance(app.screen, Popup)
+        assert any("240 k events/s" in str(part) for part in app.screen._content)
 
 
 async def test_the_last_capture_opens() -> None:
@@ -232,14 +263,14 @@ async def test_attach_rejects_what_is_no_address_and_takes_what_is() -> None:
         assert len(session._attached) == 1
 
 
-async def test_snapshot_key_writes_json_text_and_svg(tmp_path: Path) -> None:
+async def test_snapshot_key_writes_every_form(tmp_path: Path) -> None:
     app = GputopApp(StillSession(logdir=tmp_path))
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         await pilot.press("s")
         await pilot.pause()
     written = sorted(p.suffix for p in tmp_path.iterdir())
-    assert written == [".json", ".svg", ".txt"]
+    assert written == [".html", ".json", ".svg", ".txt"]
     document = json.loads(next(tmp_path.glob("*.json")).read_text())
     assert document["schema"] == "gputop.snapshot/1" and len(document["gpus"]) == 8
 
@@ -372,3 +403,31 @@ async def test_quitting_during_a_capture_keeps_its_data_unless_asked_twice() -> 
                 session._set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 4.3, "kept"))
             await pilot.pause()
         assert app.return_code == 0
+
+
+async def test_a_sample_that_comes_while_the_screen_is_taken_down_is_harmless() -> None:
+    session = StillSession(ticks=3)
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("m")  # the first frame is drawn
+        await app.screen.query("*").remove()
+        for change in ("sample", "servers", "capture"):
+            app.post_message(GputopApp.Changed(change))
+        await pilot.pause()
+
+
+async def test_where_nothing_is_wrong_the_panel_says_what_the_limit_is() -> None:
+    session = FoundSession()
+    session.last_capture = None
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)):
+        session.live = Advice(limit="GPUs 0-7 work at 92 % SM active: compute bound.")
+        session._refresh_findings()
+        nothing, press = app._lead()
+        assert nothing.endswith("costs time. GPUs 0-7 work at 92 % SM active: compute bound.") and "Press c" in press
+        session.live = Advice((replace(SMALL, id="memory_preallocated", origin="live"),))
+        session._refresh_findings()
+        assert app._lead()[0].endswith("that costs time.")
+        session.live = Advice((replace(SMALL, id="low_sm_active", origin="live"),))
+        session._refresh_findings()
+        assert app._lead() == (press,)  # time is lost: only why is not known

@@ -86,3 +86,13 @@ def test_details_of_a_gpu_name_its_memory_node_and_its_faults(reason: str | None
     assert "0000:1b:00.0   NUMA node 1\n" in text
     assert "Xid 79 at 12:34:56" in text
     assert ("Xid errors are not reported: not supported by this driver" in text) == (reason is not None)
+
+
+async def test_a_filter_that_looks_like_markup_is_shown_as_it_is() -> None:
+    async with GputopApp(StillSession(5)).run_test(size=(120, 40)) as pilot:
+        panel = pilot.app.query_one(ProcessPanel)
+        panel.pattern = "[/] [bold]x"
+        panel.draw()
+        await pilot.pause()
+        assert pilot.app.is_running and "[/] [bold]x" in panel._titles[0]
+        assert "[bold]x" in pilot.app.export_screenshot().replace("&#160;", " ")

@@ -1,0 +1,253 @@
+"""The snapshot as one page to attach to a ticket: no request leaves it, and it opens from a file.
+
+Styles, pictures and the JSON document itself are inside. A policy in its head forbids the browser
+to load anything and to run any script but the page's own, which copies snippets.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from gputop.advice.finding import Finding
+from gputop.export import pictures, tables
+from gputop.export.load import DATA_ID, Grid, Snapshot, Track, from_document
+from gputop.export.markup import esc, esc_lines, moment, titled
+from gputop.metrics import GPU_METRICS
+from gputop.samples import OK, GpuSample, Reading
+from gputop.text import printable, ranges, ratio, reading, seconds
+from gputop.tui.actions import evidence_value, gain_text
+from gputop.tui.palette import STEPS
+
+_SCRIPT = """\
+for (const box of document.querySelectorAll(".code")) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Copy";
+  button.addEventListener("click", async () => {
+    const pre = box.querySelector("pre");
+    try {
+      await navigator.clipboard.writeText(pre.textContent);
+    } catch {
+      getSelection().selectAllChildren(pre);
+      document.execCommand("copy");
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+  box.append(button);
+}
+"""
+_MANY_GPUS = 9  # from here on lanes are lower
+_LANES = ("tensor_active", "dram_active", "power_w", "sm_clock_hz", "memory_used_bytes", "temperature_c",
+          "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s")
+_EVIDENCE_SUFFIXES = ("_bytes_per_s", "_bytes", "_ratio", "_share", "_s", "_w", "_c", "_hz")
+
+
+def to_html(document: Mapping[str, Any]) -> str:
+    """The page of a snapshot's document. Raises GputopError for one of another version."""
+    s = from_document(document)
+    title = f"gputop: {printable(s.sample.host.hostname)}, {moment(s.sample.time_s)}"
+    parts = [_header(s), _activity(s), _findings(s), tables.step(s), tables.gpus(s), _lanes(s), tables.processes(s),
+             tables.node(s)]
+    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+    css = resources.files("gputop.export").joinpath("report.css").read_text("utf-8")
+    return "\n".join((
+        "<!DOCTYPE html>", '<html lang="en">', "<head>", '<meta charset="utf-8">',
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'; '
+        f'script-src \'sha256-{digest}\'; base-uri \'none\'; form-action \'none\'">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="referrer" content="no-referrer">',
+        f"<title>{esc(title)}</title>", f"<style>\n{css}</style>", "</head>", "<body>",
+        *(part for part in parts if part),
+        f"<footer>Written by gputop {esc(s.version)}. Commands are redacted of secrets. The document behind this page "
+        "is inside of it: <code>gputop replay FILE.html</code> opens it in the terminal.</footer>",
+        f'<script type="application/json" id="{DATA_ID}">{_embedded(document)}</script>',
+        f"<script>{_SCRIPT}</script>", "</body>", "</html>", ""))
+
+
+def _embedded(document: Mapping[str, Any]) -> str:
+    """JSON that ends no script element, whatever its texts hold."""
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _header(s: Snapshot) -> str:
+    sample = s.sample
+    source = sample.source.removeprefix("SIMULATED: ")  # the banner says it
+    facts = [f"<span><b>{esc(tables.gpu_kinds(sample))}</b></span>", f"<span>{esc(source)}</span>",
+             f"<span>every {s.interval_s:g} s</span>"]
+    if s.capture is not None and s.capture.step_s is not None:
+        facts.insert(1, f"<span><b>{seconds(s.capture.step_s)}</b> a step</span>")
+    banner = ('<div class="banner" role="note">SIMULATED <span>— no hardware was measured: every figure on this page '
+              "comes from gputop's simulated node.</span></div>") if sample.simulated else ""
+    return (f'<header class="top"><div><div class="brand">gputop snapshot</div><h1>{esc(sample.host.hostname)}</h1>'
+            f'<div class="facts">{"".join(facts)}</div></div><div class="when">{esc(moment(sample.time_s))}</div>'
+            f"</header>{banner}")
+
+
+def _activity(s: Snapshot) -> str:
+    """The spectrogram of every GPU over the last minutes."""
+    grid = s.spectrogram
+    if grid is None or not s.sample.gpus:
+        return ""
+    tracks = {uuid: track for uuid, (track,) in grid.gpus.items()}
+    coarse = any(track.metric == "gpu_util" for track in tracks.values())
+    many = " many" if len(s.sample.gpus) >= _MANY_GPUS else ""
+    rows = "".join(_lane(g, tracks[g.info.uuid], grid, s, many) for g in s.sample.gpus if g.info.uuid in tracks)
+    name = "SM active" if not coarse else "SM active or coarse utilization (~)" if any(
+        t.metric == "sm_active" for t in tracks.values()) else "Utilization (coarse)"
+    help_text = GPU_METRICS["gpu_util" if coarse else "sm_active"].help
+    ramp = "".join(f'<path fill="{pictures.colour(i)}" d="M{i} 0h1v1h-1z"/>' for i in range(STEPS))
+    marks, key = _captured(s, grid)
+    return (f'<section><h2>{name}<small title="{esc(help_text)}">the last {_span(grid)}, '
+            f'{grid.slice_s:g} s a column</small></h2><div class="plate">{rows}{marks}{_axis(grid)}</div>'
+            f'<div class="ramp"><span>0 %</span>{_svg(STEPS, 1, ramp, "colour scale")}<span>100 %</span><span>'
+            "Height is the level, brightness the share of samples that reach it. A dot: nothing was measured."
+            f"</span>{key}</div></section>")
+
+
+def _lane(g: GpuSample, track: Track, grid: Grid, s: Snapshot, many: str) -> str:
+    known = [v for v in track.mean if v is not None]
+    mean = sum(known) / len(known) if known else None
+    which, now = g.activity()
+    mark = "~" if which == "gpu_util" and now.value is not None else ""
+    label = f"GPU {g.info.label}: {GPU_METRICS[track.metric].label}" + ("" if mean is None else f", mean {ratio(mean)}")
+    figures = (titled(mark + reading(now), now.reason or now.source, "now")
+               + f'<span class="mean">{"" if mean is None else "ø " + ratio(mean)}</span>')
+    if g.state != OK:
+        figures = f'<span class="bad" title="{esc(g.message)}">{esc(g.state)}</span>'
+    return (f'<div class="lane{many}"><span title="{esc(g.info.name)} {esc(g.info.uuid)}">{esc(g.info.label)}</span>'
+            f"{_svg(grid.slices, pictures.BANDS, pictures.spectrogram(track) + _xids(g, grid), label)}{figures}</div>")
+
+
+def _xids(g: GpuSample, grid: Grid) -> str:
+    """When the driver reported a fault."""
+    places = [(x, (x.time_s - grid.start_s) / grid.slice_s) for x in g.xids]
+    return "".join(f'<path fill="#ff6b7a" d="M{x:.1f} 0h.7v{pictures.BANDS}h-.7z"><title>Xid {event.xid}</title></path>'
+                   for event, x in places if 0 <= x < grid.slices)
+
+
+def _captured(s: Snapshot, grid: Grid) -> tuple[str, str]:
+    """A line under the lanes that shows when the last trace was captured, and the key to it."""
+    if s.capture is None:
+        return "", ""
+    begin, end = ((t - grid.start_s) / grid.slice_s for t in (s.capture.time_s - s.capture.took_s, s.capture.time_s))
+    begin, end = max(0.0, begin), min(float(grid.slices), end)
+    if begin >= end:
+        return "", ""
+    mark = f'<path fill="#57c7d4" d="M{begin:.1f} 0h{end - begin:.2f}v1h-{end - begin:.2f}z"/>'
+    return (f'<div class="lane marks"><span></span>{_svg(grid.slices, 1, mark, "a trace was captured")}</div>',
+            '<span class="key"></span><span>a trace was captured</span>')
+
+
+def _svg(width: int, height: int, content: str, label: str) -> str:
+    return (f'<svg viewBox="0 0 {width} {height}" preserveAspectRatio="none" shape-rendering="crispEdges" role="img" '
+            f'aria-label="{esc(label)}" fill="none"><title>{esc(label)}</title>{content}</svg>')
+
+
+def _axis(grid: Grid) -> str:
+    times = (grid.start_s, (grid.start_s + grid.end_s) / 2, grid.end_s)
+    shown = "".join(f"<span>{time.strftime('%H:%M:%S', time.localtime(t))}</span>" for t in times)
+    return (f'<div class="axis"><span></span><div>{shown}</div><span class="right">now</span>'
+            '<span class="right mean">mean</span></div>')
+
+
+def _span(grid: Grid) -> str:
+    span_s = grid.end_s - grid.start_s
+    return f"{span_s / 60:.0f} min" if span_s >= 90 else f"{span_s:.0f} s"
+
+
+def _lanes(s: Snapshot) -> str:
+    """All other lanes of the history, small: one block a metric, one strip a GPU."""
+    grid = s.history
+    if grid is None:
+        return ""
+    blocks = []
+    for metric in _LANES:
+        tracks = {u: t for u, lanes in grid.gpus.items() for t in lanes if t.metric == metric}
+        values = [v for t in tracks.values() for v in t.mean if v is not None]
+        if len(values) < 2 * len(tracks) or not any(values):
+            continue
+        known = [i for t in tracks.values() for i, v in enumerate(t.mean) if v is not None]
+        first = min(min(known), grid.slices - min(12, grid.slices))
+        scale = _full_scale(metric, [t.full_scale for t in tracks.values()], max(values))
+        kind = GPU_METRICS[metric]
+        rows = "".join(_heat(g, tracks[g.info.uuid], scale, first) for g in s.sample.gpus if g.info.uuid in tracks)
+        full = reading(Reading(scale, kind.unit))
+        blocks.append(f'<div><h3 title="{esc(kind.help)}"><span>{esc(kind.label)}</span><span>0 – {esc(full)}</span>'
+                      f'</h3><div class="plate">{rows}</div></div>')
+    if not blocks:
+        return ""
+    return (f'<section><h2>Other lanes<small>the last {_span(grid)} at most, means of {grid.slice_s:g} s, '
+            f'newest at the right</small></h2><div class="heats">{"".join(blocks)}</div></section>')
+
+
+def _full_scale(metric: str, scales: list[float | None], largest: float) -> float:
+    """100 % of a metric on all GPUs: its own, or the largest value in view rounded up to 1, 2 or 5."""
+    known = [scale for scale in scales if scale is not None]
+    if GPU_METRICS[metric].full_scale is not None and known:
+        return max(known)
+    step = 10.0 ** math.floor(math.log10(largest)) if largest > 0 else 1.0
+    return next(m * step for m in (1, 2, 5, 10) if m * step >= largest * (1 - 1e-9))
+
+
+def _heat(g: GpuSample, track: Track, scale: float, first: int) -> str:
+    shown = Track(track.metric, track.mean[first:])
+    now = g[track.metric]
+    label = f"GPU {g.info.label}: {GPU_METRICS[track.metric].label}"
+    picture = _svg(len(shown.mean), 1, pictures.heat(shown, scale), label)
+    return (f'<div class="lane"><span>{esc(g.info.label)}</span>{picture}'
+            f'{titled(reading(now), now.reason or now.source, "now")}</div>')
+
+
+def _findings(s: Snapshot) -> str:
+    told = "".join(_finding(f) for f in s.findings)
+    if not told:
+        limit = s.capture.limit if s.capture is not None else s.live.limit
+        told = f"<p>Nothing found that costs time. {esc(limit)}</p>"
+    missing: dict[str, list[str]] = {}
+    for abstained in s.live.abstained:
+        missing.setdefault(abstained.missing, []).append(abstained.id)
+    for a in tables.items(tables.analysis(s).get("abstained")):
+        missing.setdefault(str(a.get("missing")), []).append(str(a.get("id")))
+    if missing:
+        rows = "".join(f"<dt><code>{esc(', '.join(ids))}</code></dt><dd>{esc(what)}</dd>"
+                       for what, ids in missing.items())
+        told += (f"<details><summary>Not judged: {sum(map(len, missing.values()))} rules lack what they need</summary>"
+                 f"<dl>{rows}</dl></details>")
+    return f"<section><h2>What to do</h2>{told}</section>"
+
+
+def _finding(f: Finding) -> str:
+    gain = gain_text(f)
+    chips = "".join(f"<li>{esc(_evidence_name(name))} <b>{esc(evidence_value(name, value))}</b></li>"
+                    for name, value in f.evidence.items())
+    gpus = f" · GPU {ranges(f.gpus, ', ')}" if f.gpus else ""
+    explained = "".join(f"<li>{esc(c.title)}</li>" for c in f.consequences)
+    expected = f"Gain {gain}" if gain else "Gain"
+    tag = f"{f.severity}{gpus} · {f.origin}"
+    return "".join((
+        f'<article class="finding {esc(f.severity)}"><header><h3>{esc(f.title)}</h3>',
+        f'<span class="gain">{esc(gain)}</span>' if gain else "",
+        f'<span class="tag">{esc(tag)}</span></header>',
+        f"<p>{esc(f.why)}</p>", f'<p class="do">{esc(f.action)}</p>',
+        f'<div class="code"><pre>{esc_lines(f.snippet)}</pre></div>' if f.snippet else "",
+        f'<ul class="chips">{chips}</ul>' if chips else "",
+        f'<p class="fine">It explains, too:</p><ul class="fine">{explained}</ul>' if explained else "",
+        f'<p class="fine">{esc(expected)}: {esc(f.gain.how)}. Rule <code>{esc(f.id)}</code>: {esc(f.source)}.</p>',
+        "</article>"))
+
+
+def _evidence_name(name: str) -> str:
+    for suffix in _EVIDENCE_SUFFIXES:
+        if name.endswith(suffix) and len(name) > len(suffix):
+            name = name[:-len(suffix)]
+            break
+    return name.replace("_", " ")

@@ -1,0 +1,90 @@
+"""The spectrogram and the step as SVG: the terminal's colours, cells of one colour in one path.
+
+Numbers in a path are small integers, so a picture of 16 GPUs stays below 100 kB; whoever embeds
+it scales it. Nothing here takes text from outside.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+from gputop.export.load import Track
+from gputop.history_tiers import LEVELS
+from gputop.tui.palette import SHADES, STEPS, level_rgb, step_of
+from gputop.tui.step_bar import PARTS
+
+BANDS = LEVELS
+GROUND = "#{:02x}{:02x}{:02x}".format(*level_rgb(0, 0))
+DOT = "#4d5260"  # nothing was measured
+PART_NAMES: dict[str, tuple[str, str]] = {name: (label, color) for name, label, color in PARTS}
+
+Cells = Mapping[str, list[tuple[int, int, int, int]]]  # colour -> x, y, width, height
+
+
+def colour(step: int, shade: int = SHADES - 1, muted: bool = False) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*level_rgb(step, shade, muted))
+
+
+def spectrogram(track: Track) -> str:
+    """One GPU's lane in a box of ``slices`` by BANDS: levels upwards, brightness the share of samples there."""
+    cells: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for band in range(BANDS):
+        colours = [None if levels is None else _band(band, sum(levels[band:])) for levels in track.levels]
+        _runs(cells, colours, BANDS - 1 - band)
+    dots = [x for x, levels in enumerate(track.levels) if levels is None]
+    return _paths(cells) + _dots(dots, BANDS - 1)
+
+
+def _band(band: int, reach: float) -> str | None:
+    """As in the terminal, see gputop.tui.lanes.column: the lowest band of a measured slice is never nothing."""
+    share = 0.4 + 0.6 * reach if band == 0 else reach
+    if band == 0 and reach >= 1:
+        share = 1.0
+    shade = 0 if share < 0.02 else max(1, round(min(1.0, share) * (SHADES - 1)))
+    return colour(round(band / (BANDS - 1) * (STEPS - 1)), shade) if shade else None
+
+
+def heat(track: Track, scale: float) -> str:
+    """Means as a strip of one row: colour is the level, ``scale`` is 100 %."""
+    cells: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
+    muted = track.metric in ("memory_used_bytes", "temperature_c")
+    _runs(cells, [None if v is None else colour(step_of(min(1.0, v / scale)), muted=muted) for v in track.mean], 0)
+    return _paths(cells) + _dots([x for x, v in enumerate(track.mean) if v is None], 0)
+
+
+def step_runs(runs: Sequence[tuple[str, int, int]]) -> str:
+    """One GPU's step: runs of slots (part, first, end) in a box of one row."""
+    cells: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for part, first, end in runs:
+        cells[PART_NAMES[part][1]].append((first, 0, end - first, 1))
+    return _paths(cells)
+
+
+def shares(breakdown: Mapping[str, float | None]) -> list[tuple[str, str, float, float]]:
+    """The parts of a step that are known and not nothing: label, colour, seconds, share; in the order of the bar."""
+    known = {name: value for name, value in breakdown.items() if value is not None and 0 < value < 1e15}
+    total = sum(known.values())
+    return [(label, color, known[name], known[name] / total) for name, (label, color) in PART_NAMES.items()
+            if name in known]
+
+
+def _runs(cells: dict[str, list[tuple[int, int, int, int]]], colours: Iterable[str | None], y: int) -> None:
+    x = 0
+    for found, run in groupby(colours):
+        width = len(list(run))
+        if found is not None:
+            cells[found].append((x, y, width, 1))
+        x += width
+
+
+def _paths(cells: Cells) -> str:
+    return "".join(f'<path fill="{fill}" d="' + "".join(f"M{x} {y}h{w}v{h}h-{w}z" for x, y, w, h in boxes) + '"/>'
+                   for fill, boxes in cells.items())
+
+
+def _dots(columns: Sequence[int], y: int) -> str:
+    if not columns:
+        return ""
+    return f'<path fill="{DOT}" d="' + "".join(f"M{x}.3 {y}.4h.4v.4h-.4z" for x in columns) + '"/>'

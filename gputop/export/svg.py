@@ -1,0 +1,229 @@
+"""The snapshot as one picture: every GPU's lane with its figures, host, step and findings.
+
+Drawn here, not taken off the terminal, so that it is the same headless and without secrets in
+commands. No fonts, scripts or links: any viewer shows it alike.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gputop.advice.finding import Finding
+from gputop.export import pictures
+from gputop.export.load import Grid, Snapshot, from_document
+from gputop.export.markup import esc, moment
+from gputop.export.tables import analysis, gpu_kinds, mapping
+from gputop.samples import OK, GpuSample, Reading
+from gputop.text import bytes_, fit, percent, printable, rate_gb, reading, seconds
+from gputop.tui.actions import gain_text
+from gputop.tui.palette import SEVERITY_MARK
+
+_WIDTH, _EDGE = 1200, 24
+_LETTER = 7.83  # of a monospaced letter at 13 px, with some to spare
+_PLAIN, _BOLD, _DIM, _WARN, _BAD, _ACCENT = "#d7dae0", "#f2f4f8", "#8b93a5", "#e5b567", "#ff6b7a", "#57c7d4"
+_SEVERITY = {"high": _BAD, "medium": _WARN, "low": _ACCENT}
+_LANE_X, _LANE_WIDTH = 60, 540
+# Right ends of the figures, with their headings.
+_FIGURES = (("now", 664), ("mean", 722), ("tensor", 790), ("DRAM", 848), ("memory", 964), ("PCIe GB/s", 1072),
+            ("power", 1128), ("temp", 1176))
+
+
+class _Page:
+    """Elements, and how far down the picture reaches."""
+
+    def __init__(self) -> None:
+        self.y = 0.0
+        self.parts: list[str] = []
+
+    def text(self, x: float, text: str, colour: str = _PLAIN, *, bold: bool = False, end: bool = False,
+             size: int = 13) -> None:
+        weight = ' font-weight="600"' if bold else ""
+        anchor = ' text-anchor="end"' if end else ""
+        self.parts.append(f'<text x="{x:g}" y="{self.y:g}" fill="{colour}" font-size="{size}"{weight}{anchor}>'
+                          f"{esc(text)}</text>")
+
+    def box(self, x: float, y: float, width: float, height: float, colour: str, radius: float = 0) -> None:
+        rounded = f' rx="{radius:g}"' if radius else ""
+        self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{width:.2f}" height="{height:g}" '
+                          f'fill="{colour}"{rounded}/>')
+
+    def lane(self, x: float, y: float, width: float, height: float, slots: tuple[int, int], content: str) -> None:
+        self.parts.append(f'<svg x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" viewBox="0 0 {slots[0]} '
+                          f'{slots[1]}" preserveAspectRatio="none" shape-rendering="crispEdges">{content}</svg>')
+
+
+def to_svg(document: Mapping[str, Any]) -> str:
+    """The picture of a snapshot's document. Raises GputopError for one of another version."""
+    s = from_document(document)
+    page = _Page()
+    _header(page, s)
+    _gpus(page, s)
+    _host(page, s)
+    _step(page, s)
+    _findings(page, s)
+    page.y += 30
+    page.text(_WIDTH - _EDGE, f"gputop {printable(s.version)}", _DIM, end=True, size=11)
+    height = round(page.y + 18)
+    mark = ", SIMULATED" if s.sample.simulated else ""
+    title = f"gputop: {s.sample.host.hostname}, {moment(s.sample.time_s)}{mark}"
+    return (f'<?xml version="1.0" encoding="UTF-8"?>\n<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" '
+            f'height="{height}" viewBox="0 0 {_WIDTH} {height}" font-family="ui-monospace, SFMono-Regular, Menlo, '
+            f'Consolas, \'DejaVu Sans Mono\', \'Liberation Mono\', monospace">\n<title>{esc(title)}</title>\n'
+            f'<rect width="{_WIDTH}" height="{height}" rx="10" fill="#12141b"/>\n'
+            + "\n".join(page.parts) + "\n</svg>\n")
+
+
+def _header(page: _Page, s: Snapshot) -> None:
+    sample = s.sample
+    page.y = 36
+    page.text(_EDGE, "gputop", _ACCENT, bold=True, size=15)
+    x = _EDGE + 66.0
+    if sample.simulated:
+        page.box(x, page.y - 15, 96, 21, "#ffd84d", 4)
+        page.text(x + 10, "SIMULATED", "#1d1a00", bold=True)
+        x += 110
+    host = fit(printable(sample.host.hostname), 32).rstrip()
+    page.text(x, host, _BOLD, bold=True, size=15)
+    x += len(host) * _LETTER * 15 / 13 + 16
+    page.text(x, fit(gpu_kinds(sample), 40).rstrip())
+    page.text(_WIDTH - _EDGE, moment(sample.time_s), end=True)
+    page.y += 21
+    source = printable(sample.source).removeprefix("SIMULATED: ")
+    page.text(_EDGE, fit(f"{source} · every {s.interval_s:g} s", 140).rstrip(), _DIM, size=12)
+
+
+def _gpus(page: _Page, s: Snapshot) -> None:
+    if not s.sample.gpus:
+        return
+    grid = s.spectrogram
+    page.y += 32
+    name = "SM active"
+    if grid is not None and any(t.metric != "sm_active" for tracks in grid.gpus.values() for t in tracks):
+        name += " (~ coarse utilization)"
+    span = "" if grid is None else f", last {(grid.end_s - grid.start_s) / 60:.2g} min"
+    page.text(_EDGE, "GPU", _DIM, size=12)
+    page.text(_LANE_X, name + span, _DIM, size=12)
+    for title, x in _FIGURES:
+        page.text(x, title, _DIM, end=True, size=12)
+    height = 34 if len(s.sample.gpus) <= 8 else 24
+    page.y += 10
+    for g in s.sample.gpus:
+        top = page.y
+        page.box(_LANE_X, top, _LANE_WIDTH, height - 4, pictures.GROUND, 2)
+        page.y = top + height / 2 + 3
+        _gpu(page, g, grid, top, height - 4)
+        page.y = top + height
+    if grid is not None:
+        page.y += 11
+        middle = (grid.start_s + grid.end_s) / 2
+        for at, t, anchor in ((_LANE_X, grid.start_s, "start"), (_LANE_X + _LANE_WIDTH / 2, middle, "middle"),
+                             (_LANE_X + _LANE_WIDTH, grid.end_s, "end")):
+            page.parts.append(f'<text x="{at:g}" y="{page.y:g}" fill="{_DIM}" font-size="11" text-anchor="{anchor}">'
+                              f"{time.strftime('%H:%M:%S', time.localtime(t))}</text>")
+
+
+def _gpu(page: _Page, g: GpuSample, grid: Grid | None, top: float, height: float) -> None:
+    page.text(_LANE_X - 14, g.info.label, _BOLD, end=True)
+    tracks = grid.gpus.get(g.info.uuid, ()) if grid is not None else ()
+    mean = None
+    for track in tracks:
+        page.lane(_LANE_X, top, _LANE_WIDTH, height, (grid.slices if grid else 1, pictures.BANDS),
+                  pictures.spectrogram(track))
+        known = [v for v in track.mean if v is not None]
+        mean = sum(known) / len(known) if known else None
+    if g.state != OK:
+        page.text(_LANE_X + _LANE_WIDTH + 16, fit(f"{printable(g.state)}: {printable(g.message)}", 70).rstrip(), _BAD)
+        return
+    which, now = g.activity()
+    mark = "~" if which == "gpu_util" and now.value is not None else ""
+    rx, tx = g["pcie_rx_bytes_per_s"].value, g["pcie_tx_bytes_per_s"].value
+    pcie = "N/A" if rx is None or tx is None else f"{rate_gb(rx)}/{rate_gb(tx)}"
+    flags = [r for r in g.clock_event_reasons if r != "idle"] + [f"Xid {x.xid}" for x in g.xids[-1:]]
+    memory = "N/A" if g["memory_used_bytes"].value is None else \
+        f"{reading(g['memory_used_bytes'])}/{reading(g['memory_total_bytes'])}"
+    for (_, x), text in zip(_FIGURES, (
+            mark + reading(now), "" if mean is None else f"ø {100 * mean:.0f}%", reading(g["tensor_active"]),
+            reading(g["dram_active"]), memory, pcie, reading(g["power_w"]), reading(g["temperature_c"])),
+            strict=True):
+        first, dim = x == _FIGURES[0][1], text == "N/A" or text.startswith("ø")
+        page.text(x, text, _DIM if dim else _BOLD if first else _PLAIN, bold=first, end=True)
+    if flags:
+        page.y += 11
+        page.text(_FIGURES[-1][1], fit(printable(", ".join(flags)), 60).rstrip(), _WARN, end=True, size=10)
+
+
+def _host(page: _Page, s: Snapshot) -> None:
+    h = s.sample.host
+
+    def shown(r: Reading) -> str:
+        return "N/A" if r.value is None else reading(r)
+
+    ram = "N/A" if h["memory_used_bytes"].value is None else bytes_(h["memory_used_bytes"].value)
+    full = f", {h.full_cores} full" if h.full_cores else ""
+    cores = "" if h.cpu_count is None else f" of {h.cpu_count} cores{full}"
+    page.y += 34
+    page.text(_EDGE, "Host", _BOLD, bold=True)
+    page.text(_LANE_X + 14, f"CPU {shown(h['cpu_ratio'])}{cores}    RAM {ram}/{shown(h['memory_total_bytes'])}    "
+              f"disk read {shown(h['disk_read_bytes_per_s'])}    net in {shown(h['net_rx_bytes_per_s'])}".replace(
+                  "    ", "  ·  "))
+
+
+def _step(page: _Page, s: Snapshot) -> None:
+    parts = pictures.shares(mapping(analysis(s).get("breakdown")))
+    if not parts:
+        return
+    page.y += 36
+    page.text(_EDGE, "Step", _BOLD, bold=True)
+    page.text(_LANE_X + 14, seconds(sum(value for _, _, value, _ in parts)), _PLAIN)
+    left, width = 152.0, _WIDTH - _EDGE - 152.0
+    x = left
+    for _, colour, _, share in parts:
+        page.box(x, page.y - 16, share * width, 22, colour)
+        x += share * width
+    page.y += 25
+    x = left
+    for label, colour, _, share in sorted(parts, key=lambda part: -part[3]):
+        text = f"{label} {percent(share)}"
+        if share < 0.005 or x + len(text) * _LETTER + 20 > _WIDTH - _EDGE:
+            break
+        page.box(x, page.y - 9, 9, 9, colour, 2)
+        page.text(x + 15, text, _DIM, size=12)
+        x += 15 + len(text) * _LETTER * 12 / 13 + 20
+
+
+def _findings(page: _Page, s: Snapshot) -> None:
+    page.y += 40
+    page.text(_EDGE, "What to do", _BOLD, bold=True)
+    if not s.findings:
+        limit = s.capture.limit if s.capture is not None else s.live.limit
+        _wrapped(page, f"Nothing found that costs time. {limit}", _PLAIN)
+    for f in s.findings:
+        _finding(page, f)
+
+
+def _finding(page: _Page, f: Finding) -> None:
+    colour = _SEVERITY[f.severity]
+    page.y += 27
+    page.text(_EDGE, SEVERITY_MARK[f.severity], colour)
+    page.text(_EDGE + 22, fit(printable(f.title), 115).rstrip(), _BOLD, bold=True)
+    gain = gain_text(f) or ("live" if f.origin == "live" else f.severity)
+    page.text(_WIDTH - _EDGE, gain, colour, bold=True, end=True)
+    if f.severity != "low":
+        _wrapped(page, f.why, _DIM)
+        _wrapped(page, f.action, _PLAIN, "→ ")
+
+
+def _wrapped(page: _Page, text: str, colour: str, first: str = "") -> None:
+    columns = int((_WIDTH - 2 * _EDGE - 40) / _LETTER)
+    for i, line in enumerate(_lines(printable(text), columns)):
+        page.y += 19
+        if first and i == 0:
+            page.text(_EDGE + 22, first.strip(), _ACCENT)
+        page.text(_EDGE + (40 if first else 22), line, colour)
+
+
+def _lines(text: str, columns: int) -> Iterable[str]:
+    return textwrap.wrap(text, columns, max_lines=6, placeholder=" …")

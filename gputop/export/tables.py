@@ -1,0 +1,265 @@
+"""The page's figures: the step of the last capture, the GPUs now, processes, host and servers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from gputop.export import pictures
+from gputop.export.load import Snapshot
+from gputop.export.markup import esc, esc_lines, moment, titled
+from gputop.metrics import GPU_METRICS, HOST_METRICS, RATIO
+from gputop.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
+from gputop.text import devices, percent, ratio, reading, seconds
+from gputop.tui.processes import memory_bytes, sm_ratio
+from gputop.tui.rows import short_gpu_name
+
+# The columns of "Now": heading, metrics whose figures it holds.
+_COLUMNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("tensor", ("tensor_active",)), ("DRAM", ("dram_active",)), ("memory", ("memory_used_bytes", "memory_total_bytes")),
+    ("PCIe in", ("pcie_rx_bytes_per_s",)), ("PCIe out", ("pcie_tx_bytes_per_s",)),
+    ("NVLink in", ("nvlink_rx_bytes_per_s",)), ("NVLink out", ("nvlink_tx_bytes_per_s",)),
+    ("power", ("power_w", "power_limit_w")), ("temp", ("temperature_c",)), ("SM clock", ("sm_clock_hz",)))
+
+
+def gpu_kinds(sample: NodeSample) -> str:
+    """"8×H100 80GB": the GPUs by name, an instance of one that is listed itself not counted."""
+    whole = {g.info.index for g in sample.gpus if g.info.mig is None}
+    kinds = Counter(short_gpu_name(g.info.name) for g in sample.gpus if g.info.mig is None or g.info.index not in whole)
+    return " + ".join(f"{n}×{name}" for name, n in kinds.items()) or "no GPU"
+
+
+# What a saved analysis holds is not checked as a whole: it may be of another version, or edited.
+
+
+def analysis(s: Snapshot) -> Mapping[str, Any]:
+    return (s.capture.analysis or {}) if s.capture is not None else {}
+
+
+def items(value: Any) -> list[Mapping[str, Any]]:
+    """The objects in a list."""
+    return [v for v in value if isinstance(v, Mapping)] if isinstance(value, list) else []
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """``value`` if it is an object, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < 1e15 else None
+
+
+# -- the step ------------------------------------------------------------------------------------
+
+
+def step(s: Snapshot) -> str:
+    """Where the mean step's time goes, one step as it went, and the GPUs in the trace."""
+    record, found = s.capture, analysis(s)
+    if record is None:
+        return ""
+    about = f"captured {esc(moment(record.time_s))} for {seconds(record.took_s)} from {esc(record.address)}"
+    parts = [f"<section><h2>The step<small>{about}</small></h2>"]
+    if record.problem is not None:
+        parts.append(f'<p class="bad">{esc(record.problem.message)}</p><p>{esc(record.problem.fix)}</p>')
+    parts.append(_breakdown(found, record.step_s))
+    parts.append(_one_step(found))
+    parts.append(_gpu_table(found))
+    notes = [str(q.get("message")) for q in items(mapping(found.get("trace")).get("quality"))] + list(record.notes)
+    parts += [f'<p class="fine">{esc(note)}</p>' for note in (*notes, *s.remarks)]
+    parts.append(f'<p class="fine">The trace: <code>{esc(str(record.path))}</code></p>')
+    if record.report:
+        parts.append(f"<details><summary>The analysis as text</summary><pre>{esc_lines(record.report)}</pre></details>")
+    return "".join((*parts, "</section>"))
+
+
+def _breakdown(found: Mapping[str, Any], step_s: float | None) -> str:
+    shares = pictures.shares(mapping(found.get("breakdown")))
+    if not shares:
+        return ""
+    total = sum(value for _, _, value, _ in shares)
+    steps = mapping(found.get("steps"))
+    told = f"Mean step {seconds(total)}" + ("" if step_s is None else f", median {seconds(step_s)}")
+    p95 = _number(steps.get("p95_s"))
+    told += "" if p95 is None else f", 95th percentile {seconds(p95)}"
+    bar = "".join(f'<span style="width:{100 * share:.3f}%;background:{color}" title="{esc(label)}: {seconds(value)}, '
+                  f'{percent(share)}"></span>' for label, color, value, share in shares)
+    rows = "".join(f'<li><i style="background:{color}"></i>{esc(label)}<b>{_share(share)}</b>'
+                   f"<em>{seconds(value)}</em></li>"
+                   for label, color, value, share in sorted(shares, key=lambda part: -part[2]))
+    told += f" of {steps['count']} steps" if isinstance(steps.get("count"), int) else ""
+    return (f"<p>{told}, as means of the GPUs that took part.</p>"
+            f'<div class="step" role="img" aria-label="parts of the step">{bar}</div><ul class="legend">{rows}</ul>')
+
+
+def _share(share: float) -> str:
+    return percent(share) if share >= 0.0095 else f"{100 * share:.1f} %"
+
+
+def _one_step(found: Mapping[str, Any]) -> str:
+    """The step nearest to the median, a strip a GPU; nothing where the document does not hold it whole."""
+    told = mapping(found.get("typical_step"))
+    slots, duration_s = told.get("slots"), _number(told.get("duration_s"))
+    if not isinstance(slots, int) or not 0 < slots <= 10_000 or not duration_s:
+        return ""
+    rows = ""
+    for gpu in items(told.get("gpus")):
+        runs = gpu.get("runs")
+        if not isinstance(runs, list) or not all(_is_run(run, slots) for run in runs):
+            return ""
+        label = f"GPU {gpu.get('gpu')}"
+        rows += (f'<div class="lane"><span>{esc(str(gpu.get("gpu")))}</span><svg viewBox="0 0 {slots} 1" role="img" '
+                 f'preserveAspectRatio="none" shape-rendering="crispEdges" aria-label="{esc(label)}">'
+                 f"{pictures.step_runs(runs)}</svg></div>")
+    ticks = "".join(f"<span>{seconds(duration_s * i / 4)}</span>" for i in range(5))
+    if not rows:
+        return ""
+    return (f"<h3>One step as it went: number {esc(str(told.get('step')))} of the trace, {seconds(duration_s)}, "
+            f"a row a GPU. Each {seconds(duration_s / slots)} shows the part that took most of it.</h3>"
+            f'<div class="plate steps">{rows}<div class="axis"><span></span><div>{ticks}</div></div></div>')
+
+
+def _is_run(run: Any, slots: int) -> bool:
+    return (isinstance(run, list) and len(run) == 3 and run[0] in pictures.PART_NAMES
+            and all(isinstance(at, int) for at in run[1:]) and 0 <= run[1] < run[2] <= slots)
+
+
+_GPU_COLUMNS = (("busy", "busy"), ("compute", "compute"), ("collectives", "collectives"), ("copies", "copies"),
+                ("idle, host's fault", "idle_host_fault"), ("tensor cores, of kernel time", "tensor_core_time"))
+
+
+def _gpu_table(found: Mapping[str, Any]) -> str:
+    gpus = items(found.get("gpus"))
+    if not gpus:
+        return ""
+    head = "".join(f"<th>{esc(title)}</th>" for title, _ in _GPU_COLUMNS)
+    rows = ""
+    for gpu in gpus:
+        cells = "".join(_level(_number(gpu.get(key))) for _, key in _GPU_COLUMNS)
+        delay, kernels = _number(gpu.get("launch_delay_median_s")), _number(gpu.get("kernels_per_s"))
+        cells += "".join('<td class="na">N/A</td>' if text is None else f"<td>{text}</td>" for text in (
+            None if delay is None else seconds(delay), None if kernels is None else f"{kernels:,.0f}"))
+        rows += f"<tr><td>{esc(str(gpu.get('gpu')))}</td>{cells}</tr>"
+    return ('<h3>In the trace, by the job\'s own GPU numbers</h3><div class="scroll"><table><thead><tr><th>GPU</th>'
+            f"{head}<th>launch delay</th><th>kernels/s</th></tr></thead><tbody>{rows}</tbody></table></div>")
+
+
+def _level(value: float | None) -> str:
+    if value is None:
+        return '<td class="na">N/A</td>'
+    return f'<td class="level" style="--v:{100 * min(1.0, max(0.0, value)):.0f}%">{ratio(value)}</td>'
+
+
+# -- now -----------------------------------------------------------------------------------------
+
+
+def gpus(s: Snapshot) -> str:
+    """A row a GPU; below it every reading there is, or why there is none."""
+    sample = s.sample
+    if not sample.gpus:
+        return ""
+    head = "".join(f'<th title="{esc(GPU_METRICS[m[0]].help)}">{esc(h)}</th>' for h, m in _COLUMNS)
+    rows = "".join(_gpu_row(g) for g in sample.gpus)
+    metrics = "".join(_metric_row(metric, sample) for metric in GPU_METRICS)
+    labels = "".join(f'<th title="{esc(g.info.uuid)}">{esc(g.info.label)}</th>' for g in sample.gpus)
+    return ('<section><h2>Now<small>hover over a figure for its source, over N/A for the reason</small></h2>'
+            f'<div class="scroll"><table><thead><tr><th>GPU</th><th>SM</th>{head}<th class="l"></th></tr></thead>'
+            f"<tbody>{rows}</tbody></table></div><details><summary>All readings of every GPU</summary>"
+            f'<div class="scroll"><table><thead><tr><th>metric</th>{labels}</tr></thead><tbody>{metrics}</tbody>'
+            "</table></div></details></section>")
+
+
+def _gpu_row(g: GpuSample) -> str:
+    which_gpu = f"{g.info.name} {g.info.uuid} {g.info.pci_bus_id}"
+    label = f'<td title="{esc(which_gpu)}"><b>{esc(g.info.label)}</b></td>'
+    if g.state != OK:
+        why = esc(f"{g.state}: {g.message}")
+        return f'<tr>{label}<td class="bad wrap" colspan="{len(_COLUMNS) + 2}">{why}</td></tr>'
+    which, now = g.activity()
+    cells = _cell(now, "~" if which == "gpu_util" and now.value is not None else "")
+    for _, metrics in _COLUMNS:
+        figures = [g[m] for m in metrics]
+        cells += _cell(figures[0]) if len(figures) == 1 or figures[0].value is None else _pair(figures[0], figures[1])
+    flags = [r for r in g.clock_event_reasons if r != "idle"]
+    flags += [f"Xid {x.xid} at {time.strftime('%H:%M:%S', time.localtime(x.time_s))}" for x in g.xids[-3:]]
+    flags += [f"{GPU_METRICS[m].label} {reading(g[m])}"
+              for m in ("ecc_uncorrected", "row_remap_pending", "row_remap_failed") if g[m].value]
+    return f'<tr>{label}{cells}<td class="l warn">{esc(", ".join(flags))}</td></tr>'
+
+
+def _cell(r: Reading, mark: str = "") -> str:
+    why = (r.reason or r.source) + (" (coarse)" if r.coarse else "")
+    if r.value is None:
+        return f'<td class="na" title="{esc(why)}">N/A</td>'
+    level = f' class="level" style="--v:{100 * min(1.0, max(0.0, r.value)):.0f}%"' if r.unit == RATIO else ""
+    return f'<td{level} title="{esc(why)}">{esc(mark + reading(r))}</td>'
+
+
+def _pair(now: Reading, limit: Reading) -> str:
+    full = f' class="level" style="--v:{100 * min(1.0, max(0.0, (now.value or 0) / limit.value)):.0f}%"' \
+        if limit.value else ""
+    of = f'<span class="sub">/ {esc(reading(limit))}</span>'
+    return f'<td{full} title="{esc(now.source)}">{esc(reading(now))} {of}</td>'
+
+
+def _metric_row(metric: str, sample: NodeSample) -> str:
+    kind = GPU_METRICS[metric]
+    cells = "".join(_cell(g[metric]) for g in sample.gpus)
+    return f'<tr><td title="{esc(kind.help)}">{esc(kind.label)}</td>{cells}</tr>'
+
+
+def processes(s: Snapshot) -> str:
+    if not s.sample.processes:
+        reasons = sorted({g.processes_reason for g in s.sample.gpus if g.processes_reason})
+        return (f'<section><h2>Processes</h2><p>{esc("; ".join(reasons)) or "No process holds a GPU."}</p></section>'
+                if s.sample.gpus else "")
+    rows = "".join(_process_row(p) for p in s.sample.processes)
+    return ('<section><h2>Processes</h2><div class="scroll"><table><thead><tr><th>pid</th><th class="l">user</th>'
+            '<th class="l">GPU</th><th>GPU memory</th><th>SM</th><th>CPU cores</th><th>RAM</th><th>read</th>'
+            f'<th>written</th><th class="l">command</th></tr></thead><tbody>{rows}</tbody></table></div></section>')
+
+
+def _process_row(p: ProcessSample) -> str:
+    memory, sm = memory_bytes(p), sm_ratio(p)
+    why = "the driver does not say"
+    cells = (Reading(memory, "bytes", "all its GPUs") if memory is not None else Reading.missing("bytes", why),
+             Reading(sm, "ratio", "mean of its GPUs") if sm is not None else Reading.missing("ratio", why))
+    cpu = p.cpu_cores
+    cores = f'<td title="{esc(cpu.source)}">{cpu.value:.1f}</td>' if cpu.value is not None else _cell(cpu)
+    told = [f'<span class="mono">{esc(p.command)}</span>' if p.command is not None
+            else f'<span class="sub">N/A: {esc(p.reason or "unknown")}</span>']
+    told += [f'<span class="sub">{esc(text)}</span>' for text in (
+        p.container, p.cuda_visible_devices and f"CUDA_VISIBLE_DEVICES={p.cuda_visible_devices}", p.note) if text]
+    local = "" if p.local_pid is None else f' <span class="sub">({p.local_pid} here)</span>'
+    return (f'<tr><td>{p.pid}{local}</td><td class="l">{esc(p.user or "?")}</td><td class="l">{esc(devices(p))}</td>'
+            f"{_cell(cells[0])}{_cell(cells[1])}{cores}{_cell(p.rss_bytes)}{_cell(p.io_read_bytes_per_s)}"
+            f'{_cell(p.io_write_bytes_per_s)}<td class="wrap">{"<br>".join(told)}</td></tr>')
+
+
+def node(s: Snapshot) -> str:
+    """The host and its profiler servers."""
+    h = s.sample.host
+    rows = []
+    if h.cpu_count is not None:
+        granted = "" if h.cpu_limit_cores is None else f", {h.cpu_limit_cores:g} granted here"
+        full = f", {h.full_cores} full" if h.core_ratios else ""
+        rows.append(("cores", f"{h.cpu_count}{granted}{full}"))
+    nodes: dict[int, list[str]] = {}
+    for g in s.sample.gpus:
+        if g.info.numa_node is not None and g.info.mig is None:
+            nodes.setdefault(g.info.numa_node, []).append(g.info.label)
+    rows += [(f"NUMA node {n}", f"GPU {', '.join(labels)}") for n, labels in sorted(nodes.items())]
+    out = "".join(f"<dt>{esc(HOST_METRICS[m].label)}</dt><dd>{titled(reading(h[m]), h[m].reason or h[m].source)}</dd>"
+                  for m in HOST_METRICS)
+    out += "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in rows)
+    for server in s.servers:
+        told = f'<span class="bad">{esc(server.problem)}</span>' if server.problem else esc(server.description)
+        out += f"<dt>profiler server {esc(server.address)}</dt><dd>{told}</dd>"
+    cost = s.sample.own_cpu_ratio
+    if cost is not None:
+        out += f"<dt>gputop itself</dt><dd>{100 * cost:.1f} % of a core</dd>"
+    return f"<section><h2>Host<small>{esc(h.hostname)}</small></h2><dl>{out}</dl></section>"

@@ -1,0 +1,70 @@
+"""A session with a capture, findings and a job, and one whose every name is hostile."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gputop.advice.finding import Finding, Gain
+from gputop.captures import CaptureRecord, Server
+from gputop.samples import GpuSample, Reading, XidEvent
+from gputop.trace.analysis import analyze
+from gputop.trace.report import text_report
+from tests.fakes import StillSession
+
+_TRACE = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"
+HOSTILE = ("</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+           "]]>&amp;<!--'\"\x1b[31m\x00\u202etxt.exe\u2066\ud800[bold]x[/]")
+SECRET = "hunter2secret"
+RUNS = [["input", 0, 150], ["h2d", 150, 160], ["compute", 160, 390], ["collectives", 390, 400]]
+
+
+@cache
+def _analysis() -> tuple[dict[str, Any], str]:
+    found = analyze(str(_TRACE))
+    doc = found.to_json()
+    doc["breakdown"] = {"input": 0.13, "h2d": 0.002, "compute": 0.15, "collectives": 0.01, "d2h": 0.0, "launch": 0.0,
+                        "host": 0.005, "idle": 0.003}
+    doc["typical_step"] = {"step": 3, "duration_s": 0.3, "slots": 400,
+                           "gpus": [{"gpu": g, "runs": RUNS} for g in range(8)]}
+    return doc, text_report(found, 80)
+
+
+def session(gpus: int = 8, *, name: str = "", noise: bool = False, ticks: int = 300) -> StillSession:
+    """A job with a capture; ``name`` takes the place of all that comes from outside, ``noise`` of smooth figures."""
+    chance = random.Random(7)
+
+    def change(gpu: GpuSample, tick: int) -> GpuSample:
+        readings = dict(gpu.readings)
+        if noise:
+            readings = {m: r if r.value is None or r.unit == "bytes" else replace(r, value=r.value * chance.random())
+                        for m, r in readings.items()}
+        if name:
+            readings["power_w"] = Reading.missing("W", name)
+            return replace(gpu, info=replace(gpu.info, name=name), readings=readings, xids_reason=name,
+                           clock_event_reasons=(name,))
+        xids = (XidEvent(1_800_000_200.0, 79),) if gpu.info.index == 1 else ()
+        return replace(gpu, readings=readings, xids=xids)
+
+    out = StillSession(ticks=ticks, gpus=gpus, change=change)
+    assert out.sample is not None
+    process = replace(out.sample.processes[0], command=name or f"python train.py --api-key {SECRET} --lr 0.1",
+                      container=name or None, note=name or None, user=name or "ana",
+                      cuda_visible_devices=name or "0,1")
+    host = replace(out.sample.host, hostname=name or "node-07", core_ratios=(1.0, 0.3))
+    out.sample = replace(out.sample, processes=(process,), host=host, source=name or out.sample.source)
+    out.servers = (Server("localhost:6009", name or f"python train.py --token={SECRET}", 41231),
+                   Server("far:1", problem=name or "no answer", asked=True))
+    doc, report = _analysis()
+    finding = Finding("input_bound", "high", name or "Waits for input 46 % of the step", name or "No GPU has work.",
+                      {name or "wait_s": 0.137, "share_ratio": 0.46}, name or "Run the map in parallel.",
+                      name or "XProf", Gain(0.46, name or "assuming it scales"), (0, 1),
+                      name or "ds = ds.map(\n    fn)", consequences=())
+    small = replace(finding, id="idle_gpu", severity="low", gain=Gain(None, "no figure"), origin="live", snippet=None)
+    out.findings = (replace(finding, consequences=(small,)), small)
+    out.last_capture = CaptureRecord("localhost:6009", Path("/traces/vm.xplane.pb"), out.sample.time_s - 30, 10.0, 10.2,
+                                     (name or "the server said so",), doc, name or report, "The limit.")
+    return out

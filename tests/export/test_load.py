@@ -1,0 +1,143 @@
+"""A document and back, and documents that are none."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputop.errors import GputopError
+from gputop.export import redact
+from gputop.export.html import to_html
+from gputop.export.load import from_document, is_snapshot, read
+from gputop.export.snapshot import document, to_json
+from gputop.export.svg import to_svg
+from tests.export.scene import session
+from tests.fakes import StillSession
+
+
+@cache
+def _document() -> dict[str, Any]:
+    return json.loads(to_json(document(session(2))))  # type: ignore[no-any-return]
+
+
+def test_what_is_written_is_read() -> None:
+    watched = session()
+    s = from_document(json.loads(to_json(document(watched))))
+    assert watched.sample is not None and watched.last_capture is not None
+    known = {m: r for g in s.sample.gpus for m, r in g.readings.items() if r.reason != "not sampled"}
+    assert set(known) == set(watched.sample.gpus[0].readings)
+    for read_back, gpu in zip(s.sample.gpus, watched.sample.gpus, strict=True):
+        assert replace(read_back, readings=gpu.readings) == gpu
+        assert all(read_back[m] == gpu[m] for m in gpu.readings)
+    assert s.sample.processes == redact.sample(watched.sample).processes
+    assert s.sample.host.core_ratios == (1.0, 0.3) and s.sample.host["cpu_ratio"] == watched.sample.host["cpu_ratio"]
+    assert s.findings == watched.findings and s.live.abstained == watched.live.abstained
+    assert s.capture is not None and s.capture.report == watched.last_capture.report
+    assert s.capture.analysis == watched.last_capture.analysis and s.remarks == watched.last_capture.remarks
+    assert [server.problem for server in s.servers] == [None, "no answer"]
+
+
+def test_the_spectrogram_says_how_often_each_level_was_reached() -> None:
+    doc = document(StillSession(ticks=100))
+    grid = from_document(doc).spectrogram
+    assert grid is not None and grid.slice_s == 2.0 and grid.slices == 50 and len(grid.gpus) == 8
+    (track,) = grid.gpus["GPU-test-0"]
+    assert track.metric == "sm_active"
+    seen = [levels for levels in track.levels if levels is not None]
+    assert len(seen) >= 49 and all(sum(levels) == pytest.approx(1, abs=0.01) for levels in seen)
+    coarse = from_document(document(StillSession(ticks=10, fine=False))).spectrogram
+    assert coarse is not None and coarse.gpus["GPU-test-0"][0].metric == "gpu_util"
+    assert coarse.slices == 30, "a short history is not drawn as if it were a long one"
+
+
+def test_a_list_of_numbers_is_one_line() -> None:
+    text = to_json({"texts": ["[\n 1,\n 2]", "a"], "numbers": [1, -2.5, None, 1e-9], "nested": [[1], []]})
+    assert '"numbers": [ 1, -2.5, null, 1e-09 ]' in text
+    assert json.loads(text) == {"texts": ["[\n 1,\n 2]", "a"], "numbers": [1, -2.5, None, 1e-9], "nested": [[1], []]}
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"schema": "gputop.snapshot/2"}, "of gputop.snapshot/2"), ({"schema": "gputop.analysis/1"}, "gputop.analysis/1"),
+    ({"schema": 7}, "no document of gputop"), ({"gpus": None}, "'None' where a list"),
+    ({"time_s": 1e300}, "is no time"), ({"time_s": -1.0}, "is no time"),
+    ({"interval_s": True}, "'True' where a number"),
+    ({"simulated": 1}, "'1' where true or false"), ({"source": ["x"]}, "where a text"),
+    ({"history": {"start_s": 0, "slice_s": 5, "slices": 10**9, "gpus": {}}}, "slices of"),
+    ({"spectrogram": {"start_s": 0, "slice_s": 0.0, "slices": 1, "gpus": {}}}, "slices of"),
+    ({"findings": [{}]}, "is missing"), ({"capture": []}, "damaged"),
+])
+def test_a_document_that_is_wrong_says_where(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(GputopError, match=message) as caught:
+        from_document({**_document(), **change}, "a.json")
+    assert "a.json" in caught.value.message and caught.value.fix
+    missing = {k: v for k, v in _document().items() if k not in change}
+    with pytest.raises(GputopError):
+        from_document({**missing, **({} if "spectrogram" not in change else {"schema": None})})
+
+
+@pytest.mark.parametrize(("data", "message"), [
+    (b"", "no snapshot, or damaged"), (b"{", "damaged"), (b"[1, 2]", "no document of gputop"), (b"null", "no document"),
+    (b"[" * 100_000, "damaged"), (b'{"schema": NaN}', "NaN is no number"), (b"\xff\xfe{}", "damaged"),
+    (b'{"schema": ' + b"9" * 5000 + b"}", "damaged"), (b"<html></html>", "damaged"),
+])
+def test_a_file_that_is_none_says_so(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(data)
+    with pytest.raises(GputopError, match=message):
+        read(path)
+
+
+def test_a_truncated_file_is_damaged_wherever_it_ends(tmp_path: Path) -> None:
+    data = to_json(_document()).encode()
+    for part in range(1, 20):
+        (tmp_path / "cut.json").write_bytes(data[: len(data) * part // 20])
+        with pytest.raises(GputopError, match="damaged"):
+            read(tmp_path / "cut.json")
+
+
+def test_what_cannot_be_read_is_no_snapshot(tmp_path: Path) -> None:
+    assert not is_snapshot(tmp_path / "none") and not is_snapshot(tmp_path)
+    with pytest.raises(GputopError, match="cannot read"):
+        read(tmp_path / "none")
+    (tmp_path / "r").write_bytes(b"\x89GTOPR\r\n")
+    assert not is_snapshot(tmp_path / "r")
+
+
+def test_what_a_later_version_adds_is_passed_over() -> None:
+    doc = copy.deepcopy(_document())
+    doc["new"] = doc["gpus"][0]["new"] = doc["findings"][0]["new"] = {"a": 1}
+    doc["gpus"][0]["readings"]["new_metric"] = "in a form of its own"
+    assert from_document(doc).sample.gpus[0].info.index == 0
+
+
+_JUNK = st.one_of(st.none(), st.booleans(), st.integers(-10, 10), st.just(10**400), st.floats(), st.text(max_size=5),
+                  st.just([]), st.just({}), st.just([[]]), st.just({"a": {}}), st.just("\ud800"), st.just(1e308))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_whatever_stands_in_a_document_it_is_drawn_or_refused(data: st.DataObject) -> None:
+    doc = copy.deepcopy(_document())
+    at: Any = doc
+    while True:
+        keys = list(at) if isinstance(at, dict) else range(len(at))
+        key = data.draw(st.sampled_from(keys))
+        inner = at[key]
+        if not isinstance(inner, (dict, list)) or not inner or data.draw(st.integers(0, 3)) == 0:
+            break
+        at = inner
+    at[key] = data.draw(_JUNK)
+    try:
+        from_document(doc)
+    except GputopError:
+        return
+    doc = json.loads(json.dumps(doc).replace("NaN", "0").replace("-Infinity", "0").replace("Infinity", "0"))
+    assert to_html(doc).endswith("</html>\n") and to_svg(doc).endswith("</svg>\n")

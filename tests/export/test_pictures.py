@@ -1,0 +1,261 @@
+"""The SVG and the page: their structure, what may not be in them, and the page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import struct
+import subprocess
+import unicodedata
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from gputop.errors import GputopError
+from gputop.export.html import to_html
+from gputop.export.load import read
+from gputop.export.snapshot import document, format_of, render, to_json, to_text, write_snapshot
+from gputop.export.svg import to_svg
+from gputop.samples import LOST, GpuSample
+from tests.export.scene import HOSTILE, SECRET, session
+from tests.fakes import StillSession
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+_SVG = "{http://www.w3.org/2000/svg}"
+_VOID = {"meta", "br", "link", "img", "input"}
+
+
+class _Page(HTMLParser):
+    """Elements with their attributes, and texts outside of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        assert self.open == [], "every element is closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def count(self, tag: str, kind: str = "") -> int:
+        return sum(t == tag and kind in (a.get("class") or "").split() if kind else t == tag for t, a in self.elements)
+
+
+def _harmless(text: str) -> bool:
+    """No control, format or surrogate character but line breaks."""
+    return not [c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n"]
+
+
+# -- SVG -----------------------------------------------------------------------------------------
+
+
+def test_the_svg_shows_every_gpu_the_step_and_the_findings() -> None:
+    root = ElementTree.fromstring(to_svg(document(session())))
+    assert root.tag == f"{_SVG}svg" and root.get("width") == "1200"
+    lanes = root.findall(f"{_SVG}svg")
+    assert len(lanes) == 8 and all(lane.get("viewBox", "").endswith(" 8") and len(lane) > 5 for lane in lanes)
+    texts = [t.text or "" for t in root.iter(f"{_SVG}text")]
+    shown = " ".join(texts)
+    for expected in ("node-07", "8×H100 80GB", "SM active, last 5 min", "Waits for input 46 % of the step",
+                     "−46 % step", "Run the map in parallel.", "compute 50 %", "of 96 cores, 1 full", "Xid 79"):
+        assert expected in shown
+    height = float(root.get("height", "0"))
+    assert all(0 < float(t.get("y", "0")) < height and 0 <= float(t.get("x", "0")) <= 1200
+               for t in root.iter(f"{_SVG}text"))
+    assert "SIMULATED" not in shown
+
+
+def test_the_svg_needs_nothing_from_outside() -> None:
+    text = to_svg(document(session()))
+    assert not re.search(r"href|<script|<style|<image|foreignObject|@import|url\(|font-face", text)
+    assert re.findall(r"\w+://[^\s\"<]+", text) == ["http://www.w3.org/2000/svg"]
+
+
+def test_a_figure_that_is_missing_or_coarse_says_so_in_the_svg() -> None:
+    def change(gpu: GpuSample, tick: int) -> GpuSample:
+        lost = gpu.info.index == 1 and tick > 50
+        return replace(gpu, state=LOST, message="fell off the bus", readings={}) if lost else gpu
+
+    watched = StillSession(ticks=100, gpus=2, fine=False, change=change)
+    text = to_svg(document(watched))
+    assert "lost: fell off the bus" in text and "(~ coarse utilization)" in text and ">~" in text
+
+
+# -- HTML ----------------------------------------------------------------------------------------
+
+
+def test_the_page_has_its_parts() -> None:
+    page = _Page(to_html(document(session())))
+    headings = re.findall(r"<h2>([^<]*)", to_html(document(session())))
+    assert headings == ["SM active", "What to do", "The step", "Now", "Other lanes", "Processes", "Host"]
+    assert page.count("article", "finding") == 2 and page.count("article", "high") == 1
+    assert page.count("div", "step") == 1 and page.count("div", "steps") == 1
+    lanes = [a for t, a in page.elements if t == "svg" and (a.get("aria-label") or "").startswith("GPU ")]
+    assert len(lanes) >= 8 + 8 + 8, "activity, one step, other lanes"
+    for expected in ("node-07", "ds = ds.map(\n    fn)", "−46 % step", "input wait", "It explains, too", "Xid 79",
+                     "no answer", "the server said so", "CUDA_VISIBLE_DEVICES=0,1", "a trace was captured"):
+        assert expected in page.text, expected
+    titles = {a["title"] for _, a in page.elements if a.get("title")}
+    assert "GPM" in titles and "the test says so" in titles and "not sampled" in titles, "sources and reasons on hover"
+    assert "banner" not in [a.get("class") for _, a in page.elements]
+
+
+def test_shares_of_the_step_fill_its_bar() -> None:
+    text = to_html(document(session()))
+    widths = [float(w) for w in re.findall(r'<span style="width:([\d.]+)%;background', text)]
+    assert len(widths) == 6 and sum(widths) == pytest.approx(100, abs=0.01)
+
+
+def test_the_page_asks_nobody_for_anything() -> None:
+    page = _Page(to_html(document(session())))
+    for tag, attributes in page.elements:
+        assert not {"src", "href", "action", "srcset", "background", "poster", "onclick"} & set(attributes), tag
+    assert not {"link", "img", "iframe", "object", "form", "base", "audio", "video"} & {t for t, _ in page.elements}
+    text = to_html(document(session()))
+    assert not re.search(r"@import|url\(|@font-face|\bfetch\(|XMLHttpRequest|import\(", text)
+    assert "default-src 'none'" in text
+
+
+def test_the_page_holds_its_document(tmp_path: Path) -> None:
+    doc = document(session(name=HOSTILE))
+    (tmp_path / "a.json").write_text(to_json(doc))
+    (tmp_path / "a.html").write_text(to_html(doc), "utf-8")
+    assert read(tmp_path / "a.html") == read(tmp_path / "a.json")
+
+
+def test_a_page_of_16_gpus_with_wild_figures_stays_small() -> None:
+    watched = session(16, noise=True, ticks=400)
+    assert len(to_html(document(watched)).encode()) < 1_500_000
+    assert len(to_svg(document(watched)).encode()) < 700_000
+
+
+def test_a_simulated_node_says_so_in_every_form() -> None:
+    watched = session()
+    assert watched.sample is not None
+    watched.sample = replace(watched.sample, simulated=True)
+    page = _Page(render(watched, "html"))
+    assert page.count("div", "banner") == 1 and "SIMULATED" in page.text
+    assert ">SIMULATED</text>" in render(watched, "svg")
+
+
+def test_without_capture_history_or_gpus_there_is_still_a_page() -> None:
+    watched = StillSession(ticks=1)
+    assert watched.sample is not None
+    watched.sample = replace(watched.sample, gpus=(), processes=())
+    watched.history = None
+    page = _Page(to_html(document(watched)))
+    assert page.count("section") == 2 and "Nothing found that costs time." in page.text
+    ElementTree.fromstring(to_svg(document(watched)))
+
+
+def test_a_trace_that_could_not_be_analysed_says_why() -> None:
+    watched = session()
+    assert watched.last_capture is not None
+    watched.last_capture = replace(watched.last_capture, analysis=None, report="",
+                                   problem=GputopError("the trace holds no event", "Capture while it trains."))
+    text = to_html(document(watched))
+    assert "the trace holds no event" in text and "Capture while it trains." in text and "/traces/vm.xplane.pb" in text
+
+
+# -- names from outside, secrets -----------------------------------------------------------------
+
+
+def test_hostile_names_are_shown_and_do_nothing() -> None:
+    watched = session(2, name=HOSTILE)
+    html, svg, text = (render(watched, kind) for kind in ("html", "svg", "text"))
+    page = _Page(html)
+    assert [t for t, _ in page.elements].count("script") == 2 and not page.count("img")
+    assert not [a for _, a in page.elements if any(name.startswith("on") for name in a)]
+    assert "</script><script>document.title='owned'" in page.text, "shown as it is"
+    root = ElementTree.fromstring(svg)
+    assert not [e for e in root.iter() if e.tag.removeprefix(_SVG) not in ("svg", "rect", "path", "text", "title")]
+    assert "[bold]x[/]" in html and "[bold]x[/]" in text
+    for told in (html, svg, text, render(watched, "json")):
+        assert _harmless(told)
+        told.encode()
+    assert json.loads(render(watched, "json"))["host"]["hostname"] == HOSTILE, "the document keeps what was read"
+
+
+def test_no_form_holds_the_secrets_of_commands(tmp_path: Path) -> None:
+    paths = write_snapshot(session(), tmp_path)
+    assert [p.suffix for p in paths] == [".json", ".txt", ".svg", ".html"]
+    for path in paths:
+        assert SECRET not in path.read_text() and path.stat().st_mode & 0o777 == 0o600
+    assert "--api-key *** --lr 0.1" in to_text(session())
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.json", "json"), ("a.SVG", "svg"), ("a.html", "html"), ("a.htm", "html"),
+                                            ("a.txt", "text"), ("a", "text")])
+def test_the_name_of_a_file_decides_the_format(name: str, kind: str) -> None:
+    assert format_of(Path(name)) == kind
+
+
+# -- in a browser --------------------------------------------------------------------------------
+
+
+def _chromium(profile: Path, page: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    assert CHROMIUM is not None
+    return subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
+         "--disable-component-update", "--no-first-run", "--hide-scrollbars", "--enable-logging=stderr",
+         "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={profile}", *options, page.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True)
+
+
+@browser
+@pytest.mark.parametrize("name", ["", HOSTILE])
+def test_a_browser_opens_the_page_and_runs_its_own_script_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(to_html(document(session(name=name))), "utf-8")
+    shot = tmp_path / "page.png"
+    done = _chromium(tmp_path / "profile", path, "--dump-dom")
+    assert "CONSOLE" not in done.stderr, "no error, nothing refused"
+    dom = _Page(done.stdout)
+    assert dom.count("button") == dom.count("div", "code") == 1
+    assert "<title>gputop: " in done.stdout and not dom.count("img")
+    _chromium(tmp_path / "profile", path, f"--screenshot={shot}", "--window-size=1280,2000")
+    width, height = struct.unpack(">II", shot.read_bytes()[16:24])
+    assert (width, height) == (1280, 2000) and shot.stat().st_size > 50_000
+
+
+@browser
+@pytest.mark.parametrize("width", [1280, 500])
+def test_nothing_of_the_page_hangs_over_its_edge(tmp_path: Path, width: int) -> None:
+    text = to_html(document(session(16)))
+    measured = re.sub(r"<meta http-equiv[^>]*>", "", text).replace("</body>", (
+        "<script>document.title = [document.documentElement.scrollWidth, innerWidth].join(' of ')</script></body>"))
+    path = tmp_path / "page.html"
+    path.write_text(measured, "utf-8")
+    done = _chromium(tmp_path / "profile", path, "--dump-dom", f"--window-size={width},900")
+    assert f"<title>{width} of {width}</title>" in done.stdout
+
+
+@browser
+def test_a_browser_draws_the_svg(tmp_path: Path) -> None:
+    path, shot = tmp_path / "picture.svg", tmp_path / "picture.png"
+    path.write_text(to_svg(document(session())), "utf-8")
+    done = _chromium(tmp_path / "profile", path, f"--screenshot={shot}", "--window-size=1200,700")
+    assert "CONSOLE" not in done.stderr and shot.stat().st_size > 30_000
