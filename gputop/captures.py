@@ -10,15 +10,23 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
 
 from gputop.advice.finding import Finding
 from gputop.errors import GputopError, NothingToSee
+from gputop.text import seconds
+
+if TYPE_CHECKING:
+    from gputop.profiler.careful import Cost
+    from gputop.profiler.plan import Plan
 
 HOW_TO_SERVE = (
     "In the job: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009); "
     "then gputop finds it, or name it with --attach HOST:PORT."
 )
+
+_FEW_STEPS = 5  # gputop.trace.analysis calls fewer a sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +44,15 @@ class Server:
 class CaptureStatus:
     """Where the current or last capture stands."""
 
-    phase: Literal["connecting", "recording", "receiving", "saving", "analysing", "done", "failed"]
+    phase: Literal["connecting", "probing", "recording", "receiving", "saving", "analysing", "done", "failed"]
     address: str
     asked_s: float
     elapsed_s: float = 0.0
     message: str = ""  # done: what came of it; failed: the cause
     fix: str = ""
     time_s: float = 0.0  # Unix time it was reached
+    chosen_s: float | None = None  # what is recorded, once that is known
+    why: str = ""  # and the reason for it
 
     @property
     def running(self) -> bool:
@@ -63,6 +73,8 @@ class CaptureRecord:
     report: str = ""  # the analysis as text
     limit: str = ""  # what bounds the job, should nothing be wrong with it
     problem: GputopError | None = None  # why there is no analysis
+    plan: Plan | None = None
+    cost: Cost | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -71,12 +83,45 @@ class CaptureRecord:
     @property
     def step_s(self) -> float | None:
         """Median step time, where the trace has steps."""
-        steps = self.analysis.get("steps") if self.analysis else None
-        return steps["median_s"] if steps else None
+        return self._steps.get("median_s")
+
+    @property
+    def _steps(self) -> dict[str, Any]:
+        """What the analysis says of the steps; empty where it found none."""
+        return (self.analysis or {}).get("steps") or {}
+
+    @property
+    def steps_slowed_s(self) -> tuple[float, float] | None:
+        """Median of the first and of the last fifth of the steps in the trace; ten steps at least."""
+        durations = self._steps.get("durations_s", ())
+        fifth = len(durations) // 5
+        return (median(durations[:fifth]), median(durations[-fifth:])) if fifth >= 2 else None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What was done to the job and why, as a person reads it."""
+        lines: list[str] = []
+        if self.plan is not None:
+            lines += [f"{self.plan.chosen_s:g} s: {self.plan.why}", *self.plan.notes]
+            count = self._steps.get("count", 0)
+            if self.plan.shortened and self.analysis and count < _FEW_STEPS:
+                lines.append(f"{count or 'no'} whole step{'s' if count != 1 else ''} in it; for more: "
+                             f"gputop capture --seconds {self.asked_s:g} --force")
+        if self.cost is not None:
+            lines.append(self.cost.text())
+        slowed = self.steps_slowed_s
+        if slowed is not None and slowed[1] > 1.1 * slowed[0]:
+            lines.append(f"steps took {seconds(slowed[0])} at its beginning and {seconds(slowed[1])} at its end")
+        return tuple(lines)
 
     def to_json(self) -> dict[str, Any]:
-        return {"address": self.address, "path": str(self.path), "time_s": self.time_s, "asked_s": self.asked_s,
-                "took_s": self.took_s, "notes": list(self.notes)}
+        out = {"address": self.address, "path": str(self.path), "time_s": self.time_s, "asked_s": self.asked_s,
+               "took_s": self.took_s, "notes": list(self.notes)}
+        out |= self.plan.to_json() if self.plan else {}
+        first_s, last_s = self.steps_slowed_s or (None, None)
+        if self.cost is not None:
+            out["cost"] = {**self.cost.to_json(), "first_steps_s": first_s, "last_steps_s": last_s}
+        return out
 
 
 def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool,
@@ -133,23 +178,34 @@ def choose_server(servers: Iterable[Server]) -> Server:
 
 
 def capture_and_analyse(server: Server, asked_s: float, logdir: Path, stop: threading.Event,
-                        closing: threading.Event, on_status: Callable[[CaptureStatus], None]) -> CaptureRecord:
+                        closing: threading.Event, on_status: Callable[[CaptureStatus], None],
+                        force: bool = False) -> CaptureRecord:
     """Capture, save and analyse; blocks. ``stop`` ends the recording early and keeps its data.
 
-    Raises GputopError where there is no trace to keep. A trace that cannot be analysed is a
-    record with its ``problem``: the file is safe on disk. ``closing`` gives up the analysis.
+    A probe may shorten it to what does not hurt the job, unless ``force``. Raises GputopError where
+    there is no trace to keep. A trace that cannot be analysed is a record with its ``problem``: the
+    file is safe on disk. ``closing`` gives up the analysis.
     """
-    from gputop.profiler.client import Progress, capture
+    from gputop.profiler.careful import careful_capture
+    from gputop.profiler.client import Progress
     from gputop.trace.worker import analyze_in_worker
 
-    def on_progress(p: Progress) -> None:
-        on_status(CaptureStatus(p.phase, server.address, asked_s, p.elapsed_s))
+    chosen: list[Plan] = []
 
-    result = capture(server.address, seconds=asked_s, logdir=logdir, pid=server.pid, on_progress=on_progress,
-                     stop=stop)
+    def status(phase: Any, elapsed_s: float) -> None:
+        plan = chosen[0] if chosen else None
+        on_status(CaptureStatus(phase, server.address, asked_s, elapsed_s, chosen_s=plan.chosen_s if plan else None,
+                                why=plan.why if plan else ""))
+
+    def on_progress(p: Progress) -> None:
+        status(p.phase, p.elapsed_s)
+
+    result, plan, cost = careful_capture(
+        server.address, seconds=asked_s, logdir=logdir, pid=server.pid, force=force, on_progress=on_progress,
+        on_plan=chosen.append, stop=stop)
     record = CaptureRecord(server.address, result.path, time.time(), asked_s, result.took_s,
-                           (*result.errors, *result.warnings))
-    on_status(CaptureStatus("analysing", server.address, asked_s, result.took_s))
+                           (*result.errors, *result.warnings), plan=plan, cost=cost)
+    status("analysing", result.took_s)
     try:
         document = analyze_in_worker([str(result.path)], closing)
     except GputopError as error:

@@ -229,7 +229,7 @@ class History:
         if scale and metric not in self._columns.scale_ids:
             raise KeyError(metric)
         column = self._columns.scale_ids.index(metric) if scale else self._column[metric]
-        if self._newest_s is None:
+        if self._newest_s is None or not self._rings:  # nothing yet, or no GPU
             return np.empty(0, np.float64), np.empty((0, 0), np.float32)
         end_s = self._newest_s if end_s is None else end_s
         with self._lock:

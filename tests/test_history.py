@@ -436,3 +436,10 @@ def test_the_host_is_kept_for_some_minutes() -> None:
     history.append(NodeSample(START_S + 50, (), HostSample("test", {})))  # the clock was set back
     looks = history.host(1e9)
     assert looks[-1].time_s == START_S + 50 and looks[-1].full_cores is None and len(looks) <= HOST_LOOKS
+
+
+def test_a_node_without_gpus_has_empty_windows() -> None:
+    history = History()
+    history.append(NodeSample(1.0, (), HostSample("node", {})))
+    times, values = history.windows("power_w", 60.0)
+    assert len(times) == 0 and values.shape == (0, 0)

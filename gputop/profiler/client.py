@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -34,9 +34,9 @@ from gputop.profiler.storage import RunFolder, ServerDisk
 if TYPE_CHECKING:
     import grpc
 
-__all__ = ["CaptureResult", "Progress", "ServerInfo", "capture", "parse_address", "probe"]
+__all__ = ["CaptureResult", "EmptyTrace", "Progress", "ServerInfo", "TraceLost", "capture", "parse_address", "probe"]
 
-Phase = Literal["connecting", "recording", "receiving", "saving"]
+Phase = Literal["connecting", "probing", "recording", "receiving", "saving"]
 
 _TICK_S = 0.125  # between two reports of progress
 _TERMINATE_TIMEOUT_S = 5.0
@@ -79,6 +79,18 @@ class CaptureResult:
     warnings: tuple[str, ...] = ()
 
 
+class EmptyTrace(NothingToSee):
+    """The trace holds no events. ``took_s`` is request to answer."""
+
+    def __init__(self, message: str, fix: str, took_s: float) -> None:
+        super().__init__(message, fix)
+        self.took_s = took_s
+
+
+class TraceLost(GputopError):
+    """The job was recorded, or may have been, and its trace did not arrive."""
+
+
 def capture(
     address: str,
     *,
@@ -96,8 +108,9 @@ def capture(
     server's process where known: it helps to fetch a trace that the server wrote itself.
     ``host_name`` names the file (default: the host).
 
-    Raises GputopError with cause and fix. NothingToSee where the trace holds no events; the
-    message says where it was saved all the same.
+    Raises GputopError with cause and fix: TraceLost where the job was recorded in vain,
+    EmptyTrace where the trace holds no events; the message says where it was saved all the same.
+    A trace that a server wrote to its disk before it went away is not lost.
     """
     if not 0.001 <= seconds <= _MAX_SECONDS:
         raise GputopError(f"a capture lasts 0.001 to {_MAX_SECONDS:g} s, not {seconds:g}", exit_code=EXIT_USAGE)
@@ -110,7 +123,10 @@ def capture(
         probe(address)
         disk = ServerDisk.choose(run, address, pid)
         call = _Call(address, seconds, _request(run, disk, seconds))
-        response = call.run(report, stop or threading.Event())
+        try:
+            response = call.run(report, stop or threading.Event())
+        except TraceLost as error:
+            return _left_behind(address, run, disk, call, error)
         report(Progress("saving", call.took_s, seconds))
         return _save(address, run, disk, call, response)
     finally:
@@ -162,8 +178,8 @@ class _Call:
                 self.took_s = time.monotonic() - started
                 return call.result()
             except grpc.RpcError as error:
-                took = time.monotonic() - started
-                raise self._explain(error.code(), error.details() or "", took) from error
+                self.took_s = time.monotonic() - started
+                raise self._explain(error.code(), error.details() or "", self.took_s) from error
             finally:
                 call.cancel()  # no effect once it is done; otherwise the server stops recording
 
@@ -181,7 +197,7 @@ class _Call:
                 grace = _GRACE_EXTRA_S + _GRACE_FACTOR * elapsed
                 hand_over_by = elapsed + grace
             if hand_over_by is not None and elapsed > hand_over_by:
-                raise GputopError(
+                raise TraceLost(
                     f"{self.address} was told to stop recording but did not hand over its trace within "
                     f"{grace:.0f} s; the call was cancelled and the data is lost",
                     "The job may be short of CPU time or memory; capture fewer seconds.",
@@ -200,12 +216,12 @@ class _Call:
         if code.name == "UNIMPLEMENTED":
             return no_profiler_service(self.address)
         if code.name == "UNAVAILABLE":
-            return GputopError(
+            return TraceLost(
                 f"the profiler server at {self.address} went away {took_s:.1f} s after the capture began{said}",
                 "See the job's own output for why it ended. A capture needs host memory: try fewer seconds.",
             )
         if code.name == "DEADLINE_EXCEEDED":
-            return GputopError(
+            return TraceLost(
                 f"{self.address} did not hand over its trace within {took_s:.0f} s and was cancelled",
                 "Very many events take long to gather: capture fewer seconds.",
             )
@@ -215,7 +231,7 @@ class _Call:
                 "TensorFlow up to 2.20 writes traces itself: give a --logdir that the job's user can write.",
             )
         if "deserializing response" in text or code.name == "RESOURCE_EXHAUSTED":
-            return GputopError(
+            return TraceLost(
                 f"the trace from {self.address} is too large or damaged{said}",
                 "A protobuf message holds 2 GB at most: capture fewer seconds.",
             )
@@ -235,6 +251,8 @@ def _save(address: str, run: RunFolder, disk: ServerDisk, call: _Call, response:
     delivered: Literal["response", "server disk"] = "response"
     if response.xspace:
         path = run.save(response.xspace)
+        if path != run.file:
+            warnings.append(f"the disk of {run.file} does not hold the trace ({run.trouble}): it was saved as {path}")
         size, about = len(response.xspace), outline(response.xspace)
     else:
         delivered = "server disk"
@@ -242,7 +260,7 @@ def _save(address: str, run: RunFolder, disk: ServerDisk, call: _Call, response:
             source = disk.find(address)
         except GputopError:
             if response.empty_trace:  # TensorFlow 2.21 has nothing to hand over then, and writes nothing
-                raise _empty(address, None, ()) from None
+                raise _empty(address, None, (), call.took_s) from None
             raise
         path = run.adopt(source)
         size, about = _outline_file(path)
@@ -252,12 +270,25 @@ def _save(address: str, run: RunFolder, disk: ServerDisk, call: _Call, response:
     if about.damaged:
         warnings.append("the trace ends early or is damaged; what is readable of it was kept")
     if response.empty_trace or not about.has_events:
-        raise _empty(address, path, (*about.errors, *about.warnings))
+        raise _empty(address, path, (*about.errors, *about.warnings), call.took_s)
     return CaptureResult(
-        address=address, path=path, run_dir=run.path, session_id=run.path.name, asked_s=call.seconds,
+        address=address, path=path, run_dir=path.parent, session_id=run.path.name, asked_s=call.seconds,
         took_s=call.took_s, bytes=size, stopped_early=call.stopped_early, delivered=delivered,
         errors=about.errors, warnings=(*about.warnings, *warnings),
     )
+
+
+def _left_behind(
+    address: str, run: RunFolder, disk: ServerDisk, call: _Call, lost: TraceLost,
+) -> CaptureResult:
+    """The trace a server wrote to its disk before it went away; raises ``lost`` where there is none."""
+    try:
+        if disk.find(address).stat().st_size == 0:
+            raise lost
+        result = _save(address, run, disk, call, messages.RawProfileResponse())
+    except (GputopError, OSError):
+        raise lost from None
+    return replace(result, warnings=(*result.warnings, f"{lost.message}; the server had written this trace by then"))
 
 
 def _outline_file(path: Path) -> tuple[int, Outline]:
@@ -276,10 +307,11 @@ def _outline_file(path: Path) -> tuple[int, Outline]:
         ) from None
 
 
-def _empty(address: str, path: Path | None, said: tuple[str, ...]) -> NothingToSee:
+def _empty(address: str, path: Path | None, said: tuple[str, ...], took_s: float) -> EmptyTrace:
     words = f"; the profiler said: {'; '.join(said)[:500]}" if said else ""
     kept = f" (kept as {path})" if path else ""
-    return NothingToSee(
+    return EmptyTrace(
         f"the trace from {address} holds no events{kept}{words}",
         "The job did nothing while it was recorded, or no tracer may run: capture while it trains, and longer.",
+        took_s,
     )

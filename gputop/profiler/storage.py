@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +36,7 @@ class RunFolder:
     host: str
     _temporary: Path
     _made: list[Path] = field(default_factory=list)  # folders this capture made, outermost first
+    trouble: str = ""  # why a trace was saved elsewhere
 
     @classmethod
     def create(cls, logdir: str | Path, host: str) -> RunFolder:
@@ -77,14 +79,24 @@ class RunFolder:
         return self.path / f"{self.host}.xplane.pb"
 
     def save(self, data: bytes) -> Path:
-        """Write the trace, whole or not at all; raises GputopError."""
+        """Write the trace, whole or not at all, and say where; raises GputopError.
+
+        The job has paid for it by now: where the logdir cannot take it any more, it goes to
+        another place, and ``trouble`` says why.
+        """
         try:
             return self._fill(io.BytesIO(data))  # shares the bytes, does not copy them
         except OSError as error:
-            raise GputopError(
-                f"the trace ({len(data) / 1e6:.1f} MB) could not be saved as {self.file}: {error.strerror or error}",
-                "Make room or choose another --logdir, and capture again; nothing partial was left behind.",
-            ) from None
+            self.trouble = error.strerror or str(error)
+        tried = _elsewhere(self.path, len(data))
+        for folder in tried:
+            with contextlib.suppress(OSError, GputopError):
+                return _save_below(folder, self.host, data)
+        nor = f", nor in {', '.join(map(str, tried))}" if tried else ""
+        raise GputopError(
+            f"the trace ({len(data) / 1e6:.1f} MB) could not be saved as {self.file}: {self.trouble}{nor}",
+            "Make room or choose another --logdir, and capture again; nothing partial was left behind.",
+        )
 
     def adopt(self, source: Path) -> Path:
         """Take over a trace the server wrote: in place already, or copied from ``source``.
@@ -123,6 +135,27 @@ class RunFolder:
             _remove_file(self._temporary)
             raise
         return self.file
+
+
+def _elsewhere(full: Path, size: int) -> list[Path]:
+    """Folders with room for ``size`` bytes where a trace can go instead, other file systems first."""
+    found: dict[Path, bool] = {}
+    for text in (os.environ.get("XDG_CACHE_HOME") or "~/.cache", tempfile.gettempdir(), "/var/tmp"):
+        with contextlib.suppress(OSError, RuntimeError):  # it is not there; there is no home
+            folder = Path(text).expanduser()
+            if shutil.disk_usage(folder).free > size + _RESERVE_BYTES:
+                found[folder] = folder.stat().st_dev == full.stat().st_dev
+    return sorted(found, key=lambda folder: found[folder])
+
+
+def _save_below(folder: Path, host: str, data: bytes) -> Path:
+    """Save in a new logdir below ``folder``; raises OSError or GputopError, nothing left behind."""
+    logdir = tempfile.mkdtemp(prefix="gputop-traces-", dir=folder)
+    try:
+        return RunFolder.create(logdir, host)._fill(io.BytesIO(data))
+    except BaseException:
+        shutil.rmtree(logdir, ignore_errors=True)
+        raise
 
 
 def _new_folder(parent: Path, name: str) -> Path:

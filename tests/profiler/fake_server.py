@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,6 +43,7 @@ class FakeProfiler:
     refuse: tuple[grpc.StatusCode, str] | None = None
     obeys_terminate: bool = True
     has_service: bool = True
+    on_call: Callable[[FakeProfiler, int], None] | None = None  # told the number of each call, from 0, before it
     address: str = ""
     requests: list[Any] = field(default_factory=list)
     terminated: list[str] = field(default_factory=list)
@@ -50,12 +51,15 @@ class FakeProfiler:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def profile(self, request: Any, context: grpc.ServicerContext) -> Any:
+        if self.on_call is not None:
+            self.on_call(self, len(self.requests))
         self.requests.append(request)
+        stop = self._stop = threading.Event()
         self.recording.set()
         if self.refuse is not None:
             context.abort(*self.refuse)
-        context.add_callback(self._stop.set)  # cancelled by the client
-        self._stop.wait(request.opts.duration_ms / 1000)
+        context.add_callback(stop.set)  # cancelled by the client
+        stop.wait(request.opts.duration_ms / 1000)
         if self.writes_disk or self.writes_to:
             folder = (self.writes_to or Path(request.repository_root)) / request.session_id
             folder.mkdir(parents=True, exist_ok=True)

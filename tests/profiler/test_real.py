@@ -8,8 +8,11 @@ import pytest
 
 from gputop.errors import GputopError
 from gputop.profiler import messages
+from gputop.profiler.careful import careful_capture
 from gputop.profiler.client import capture, probe
 from gputop.profiler.discovery import Finder
+from gputop.profiler.plan import SERVER_MULTIPLE, TARGET_EVENTS
+from gputop.profiler.volume import count_events
 from tests.tf_job import start_tf_job
 
 pytestmark = pytest.mark.tensorflow
@@ -79,3 +82,24 @@ def test_job_that_dies_while_it_is_recorded(tmp_path):
         capture(job.address, seconds=60, logdir=tmp_path / "logs",
                 on_progress=lambda p: p.phase == "recording" and job.kill())
     assert not (tmp_path / "logs").exists()
+
+
+def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_path):
+    asked_s = 100.0
+    with start_tf_job("tiny ops") as job:
+        result, plan, cost = careful_capture(job.address, seconds=asked_s, logdir=tmp_path, pid=job.pid)
+        job.wait_steps(2)  # it goes on as if nothing had been
+    assert plan.probe is not None and plan.probe.device_events == 0
+    assert plan.probe.events_per_s > TARGET_EVENTS / asked_s
+    assert plan.chosen_s < asked_s / 2 and plan.why.startswith("this job makes ")
+    # Its rate may change while other work shares the machine; its order of magnitude does not.
+    assert TARGET_EVENTS / 10 < sum(count_events(result.path.read_bytes())) < TARGET_EVENTS * 5
+    assert cost.memory_before_bytes is not None and cost.growth_bytes is not None
+    assert cost.growth_bytes < SERVER_MULTIPLE * result.bytes * 2, "what the refusal for want of memory rests on"
+    assert list(tmp_path.rglob("*.xplane.pb")) == [result.path]
+
+
+def test_a_job_of_large_steps_is_recorded_in_full(tf_slow_job, tmp_path):
+    _, plan, _ = careful_capture(tf_slow_job.address, seconds=2, logdir=tmp_path, pid=tf_slow_job.pid)
+    assert plan.chosen_s == 2 and plan.why.startswith("as asked: this job makes ")
+    assert plan.probe is not None and plan.probe.step_s is not None, "steps of a tenth of a second show in the probe"

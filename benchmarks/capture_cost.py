@@ -1,0 +1,141 @@
+"""What a capture costs a real job: `gputop capture` beside TensorFlow's own client, both asked for 10 s.
+
+    python benchmarks/capture_cost.py [--job "tiny ops"] [--seconds 10] [--rounds 1]
+
+Needs TensorFlow in this environment. Each client captures from a fresh job of its own (tests/tf_job.py,
+on the CPU), turn about. Lost steps are those the job would have made at its own pace (five seconds before
+and after) between the start of the client and its end, less those it made; growth is that of the job's
+resident memory at its highest.
+The traces of both are analysed: a cheaper capture that finds less would be no gain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from gputop.profiler.footprint import resident_bytes  # noqa: E402
+from gputop.trace.analysis import analyze  # noqa: E402
+from tests.tf_job import MODES, TfJob, start_tf_job  # noqa: E402
+
+_BASELINE_S = 5.0
+_TF_CLIENT = "import sys; import tensorflow as tf; print('ready', flush=True); sys.stdin.readline(); " \
+             "tf.profiler.experimental.client.trace('grpc://' + sys.argv[1], sys.argv[2], int(sys.argv[3]))"
+
+
+@dataclass
+class Cost:
+    """Of one capture. ``lost_steps`` may be below zero by the job's own noise."""
+
+    took_s: float
+    lost_steps: float
+    pace_per_s: float
+    growth_bytes: int
+    trace_bytes: int
+    findings: tuple[str, ...]
+
+
+class _Peak:
+    """The highest resident memory of a process while the block runs."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._stop = pid, threading.Event()
+        self.before = self.highest = resident_bytes(pid) or 0
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.05):
+            self.highest = max(self.highest, resident_bytes(self._pid) or 0)
+
+    def __enter__(self) -> _Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def measure(client: str, mode: str, seconds: float) -> Cost:
+    with tempfile.TemporaryDirectory() as logdir, start_tf_job(mode) as job:
+        # Imports of the clients are no part of what a capture costs the job: they come first.
+        process = _start_tensorflow(job, logdir, seconds) if client == "TensorFlow" else None
+        time.sleep(_BASELINE_S)
+        began_s = time.time()
+        with _Peak(job.pid) as memory:
+            if process is not None:
+                process.communicate("go\n", timeout=600)
+            else:
+                _capture(job, logdir, seconds)
+            ended_s = time.time()
+        time.sleep(_BASELINE_S)
+        steps = job.step_times()
+        # The median second of both sides: what else the machine did then shall not count.
+        pace = statistics.median(sum(at <= t < at + 1 for t in steps) for at in (
+            *(began_s - n - 1 for n in range(int(_BASELINE_S))), *(ended_s + n for n in range(int(_BASELINE_S)))))
+        made = sum(began_s <= t <= ended_s for t in steps)
+        (path,) = Path(logdir).rglob("*.xplane.pb")
+        found = analyze([path]).findings
+        return Cost(ended_s - began_s, pace * (ended_s - began_s) - made, pace, memory.highest - memory.before,
+                    path.stat().st_size, tuple(f.id for f in found if f.severity != "low"))
+
+
+def _start_tensorflow(job: TfJob, logdir: str, seconds: float) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _TF_CLIENT, job.address, logdir, str(round(1000 * seconds))],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"})
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "ready", "TensorFlow's client does not start"
+    return process
+
+
+def _capture(job: TfJob, logdir: str, seconds: float) -> None:
+    from gputop.profiler.careful import careful_capture
+
+    _, plan, _ = careful_capture(job.address, seconds=seconds, logdir=logdir, pid=job.pid)
+    print(f"  gputop chose {plan.chosen_s:g} s: {plan.why}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--job", choices=MODES, default="tiny ops")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=1)
+    args = parser.parse_args()
+    clients = ("gputop", "TensorFlow")
+    costs: dict[str, list[Cost]] = {client: [] for client in clients}
+    for _ in range(args.rounds):
+        for client in clients:
+            costs[client].append(cost := measure(client, args.job, args.seconds))
+            print(f"{client:10} {cost.took_s:5.1f} s  {cost.lost_steps:7.0f} of {cost.pace_per_s:.0f} steps/s lost "
+                  f"({cost.lost_steps / cost.pace_per_s:.1f} s of training)  job +{cost.growth_bytes / 1e6:.0f} MB  "
+                  f"trace {cost.trace_bytes / 1e6:.1f} MB  {', '.join(cost.findings) or 'no findings'}")
+
+    def seconds_lost(client: str) -> float:
+        return statistics.median(c.lost_steps / c.pace_per_s for c in costs[client])
+
+    def middle(client: str, what: str) -> float:
+        return statistics.median(getattr(c, what) for c in costs[client])
+
+    print(f"ratios, gputop over TensorFlow's client: training lost {seconds_lost('gputop'):.2f} s / "
+          f"{seconds_lost('TensorFlow'):.2f} s = {seconds_lost('gputop') / seconds_lost('TensorFlow'):.2f}, "
+          + ", ".join(f"{name} {middle('gputop', what) / middle('TensorFlow', what):.2f}" for name, what in
+                      (("growth of the job", "growth_bytes"), ("trace", "trace_bytes"), ("wall time", "took_s"))))
+    same = {c.findings for one in costs.values() for c in one}
+    print("same findings" if len(same) == 1 else f"findings differ: {sorted(same)}")
+
+
+if __name__ == "__main__":
+    main()

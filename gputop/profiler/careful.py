@@ -1,0 +1,193 @@
+"""A capture that is safe by default: a short probe, a length chosen from it, the cost measured.
+
+Nothing that was recorded is lost: where the probe is all there is (it was stopped, or the server
+went away while it recorded on), the probe is the trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gputop.errors import GputopError
+from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
+from gputop.profiler.footprint import job_pid, resident_bytes, room
+from gputop.profiler.plan import PROBE_S, Plan, Probe, needs_probe, plan
+from gputop.profiler.storage import RunFolder
+from gputop.text import bytes_
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a capture took of the job. ``call_s`` is from request to answer, ``recorded_s`` of it recorded.
+
+    The rest of the call the server gathers and packs what it recorded, in the job's process.
+    Memory is the resident set of that process: before the probe, at its highest since then (looked
+    at eight times a second), and after; None where it is out of sight.
+    """
+
+    call_s: float
+    recorded_s: float
+    memory_before_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    memory_after_bytes: int | None = None
+
+    @property
+    def growth_bytes(self) -> int | None:
+        """Growth of the job at its highest."""
+        if self.memory_before_bytes is None or self.memory_peak_bytes is None:
+            return None
+        return max(0, self.memory_peak_bytes - self.memory_before_bytes)
+
+    def text(self) -> str:
+        """For people: "the call took 8.0 s for 4.1 s of trace …; the job grew by 1.2G meanwhile"."""
+        gathering_s = self.call_s - self.recorded_s
+        text = f"the call took {self.call_s:.1f} s for {self.recorded_s:.1f} s of trace"
+        if gathering_s > max(1.0, 0.2 * self.recorded_s):
+            text += f": the server spent {gathering_s:.1f} s gathering it, and the job was slowed meanwhile"
+        if self.growth_bytes is not None:
+            text += f"; the job's memory grew by {bytes_(self.growth_bytes)} at most"
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        return {"call_s": self.call_s, "recorded_s": self.recorded_s,
+                "memory_before_bytes": self.memory_before_bytes, "memory_peak_bytes": self.memory_peak_bytes,
+                "memory_after_bytes": self.memory_after_bytes}
+
+
+class _Watch:
+    """The job's memory, looked at whenever progress is reported."""
+
+    def __init__(self, pid: int | None, report: Callable[[Progress], None]) -> None:
+        self._pid = pid if pid != os.getpid() else None  # the demo's server is in gputop itself
+        self._report = report
+        self.before = self.peak = resident_bytes(self._pid)
+
+    @property
+    def growth(self) -> int | None:
+        self.look()
+        return None if self.before is None or self.peak is None else self.peak - self.before
+
+    def look(self) -> int | None:
+        now = resident_bytes(self._pid)
+        if now is not None and self.peak is not None:
+            self.peak = max(self.peak, now)
+        return now
+
+    def __call__(self, progress: Progress) -> None:
+        self.look()
+        self._report(progress)
+
+    def cost(self, result: CaptureResult, recorded_s: float) -> Cost:
+        after = self.look()
+        return Cost(result.took_s, min(recorded_s, result.took_s), self.before, self.peak, after)
+
+
+def careful_capture(
+    address: str,
+    *,
+    seconds: float,
+    logdir: str | Path,
+    pid: int | None = None,
+    force: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_plan: Callable[[Plan], None] | None = None,
+    stop: threading.Event | None = None,
+) -> tuple[CaptureResult, Plan, Cost]:
+    """Capture at most ``seconds``, as :func:`gputop.profiler.client.capture` does. Blocks.
+
+    ``force``: exactly ``seconds``, without a probe and without asking whether memory and disk
+    hold it. ``on_plan`` is told the length once it is chosen. Raises GputopError, also where
+    the node has not the room for the shortest useful capture.
+    """
+    address = parse_address(address)
+    stop = stop or threading.Event()
+    pid = job_pid(address, pid)
+    watch = _Watch(pid, on_progress or (lambda _progress: None))
+    tell = on_plan or (lambda _plan: None)
+    chosen = Plan(seconds, seconds, "as asked, forced" if force else "as asked: too short for a probe")
+    if force or not needs_probe(seconds):
+        tell(chosen)
+        result = capture(address, seconds=seconds, logdir=logdir, on_progress=watch, stop=stop, pid=pid)
+        return result, chosen, watch.cost(result, seconds)
+    with _probe_logdir(logdir) as folder:
+        probed, probe = _probe(address, folder, pid, watch, stop)
+        if stop.is_set() and probed is not None:
+            chosen = Plan(seconds, probe.seconds, "stopped during the probe, which is the trace", probe)
+            tell(chosen)
+            return _keep(probed, logdir), chosen, watch.cost(probed, chosen.chosen_s)
+        chosen = plan(seconds, probe, room(address, pid, Path(logdir).expanduser().absolute()))
+        tell(chosen)
+        try:
+            result = capture(address, seconds=chosen.chosen_s, logdir=logdir, on_progress=watch, stop=stop, pid=pid)
+        except TraceLost as error:
+            if probed is None:
+                raise
+            kept = _keep(probed, logdir).path
+            raise GputopError(f"{error.message}; what is there is the probe of {probe.seconds:g} s, kept as {kept}",
+                              f"{error.fix} gputop analyze {kept}") from None
+    return result, chosen, watch.cost(result, chosen.chosen_s)
+
+
+def _probe(
+    address: str, logdir: Path, pid: int | None, watch: _Watch, stop: threading.Event
+) -> tuple[CaptureResult | None, Probe]:
+    """The probe's trace, None where it holds no events, and what it says. Raises GputopError."""
+    from gputop.profiler.volume import count_events, step_time_s
+
+    def report(progress: Progress) -> None:
+        watch(replace(progress, phase="probing"))
+
+    try:
+        result = capture(address, seconds=PROBE_S, logdir=logdir, on_progress=report, stop=stop, pid=pid)
+    except EmptyTrace as empty:
+        return None, Probe(PROBE_S, empty.took_s, 0, 0, 0)
+    if not result.path.is_relative_to(logdir):
+        shutil.rmtree(result.path.parents[3], ignore_errors=True)
+        raise GputopError(f"the disk of {logdir.parent} is full: it does not hold even the probe, "
+                          f"{bytes_(result.bytes)}", "Make room, or choose another folder with --logdir DIR.")
+    try:
+        host, devices = count_events(result.path.read_bytes())
+    except OSError as error:
+        raise GputopError(f"the probe's trace cannot be read: {error.strerror or error} ({result.path})",
+                          "See to that file system; or capture without a probe: --force.") from None
+    step_s = step_time_s(result.path, host + devices)
+    seconds = min(PROBE_S, result.took_s) if result.stopped_early else PROBE_S
+    return result, Probe(seconds, result.took_s, result.bytes, host, devices, step_s, watch.growth)
+
+
+@contextmanager
+def _probe_logdir(logdir: str | Path) -> Iterator[Path]:
+    """A folder below the logdir for the probe's trace, gone afterwards; raises GputopError where none can be.
+
+    There and not in /tmp: a server on another machine may reach the logdir and nothing else.
+    """
+    RunFolder.create(logdir, "probe").discard()  # says what is wrong with the logdir before the job is disturbed
+    place = Path(logdir).expanduser().absolute()
+    missing = [folder for folder in (place, *place.parents) if not folder.exists()]
+    folder = place / f".gputop-probe-{secrets.token_hex(4)}"
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for made in missing:
+            with contextlib.suppress(OSError):  # there is a trace in it
+                made.rmdir()
+
+
+def _keep(probed: CaptureResult, logdir: str | Path) -> CaptureResult:
+    """The probe as a trace like any other; raises GputopError."""
+    run = RunFolder.create(logdir, probed.path.name.removesuffix(".xplane.pb"))
+    try:
+        path = run.adopt(probed.path)
+    finally:
+        run.discard()
+    return replace(probed, path=path, run_dir=run.path, session_id=run.path.name)

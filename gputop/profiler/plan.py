@@ -1,0 +1,172 @@
+"""How long to record: chosen from a short probe, so that a capture hurts neither the job nor the node.
+
+Pure functions of figures. A capture's cost grows with the events it gathers, not with its length:
+asked for 10 s, a job of tiny ops was held for 39 s, grew by 2.2 GB and lost a third to half of its
+steps (TensorFlow 2.21, 4 M events), while a job of large steps notices nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gputop.errors import GputopError
+from gputop.text import bytes_
+
+PROBE_S = 0.5
+TARGET_EVENTS = 1_000_000
+# CUPTI in TensorFlow keeps 2 Mi activity records for all GPUs together (xla, cupti_collector); after that
+# the tail of the window is empty. A fifth is left for a job that speeds up.
+CUPTI_RECORDS = 2 * 2**20
+_CUPTI_SHARE = 0.8
+LEAST_S = 1.0
+WANTED_STEPS = 10
+# What the wish for whole steps may cost: twice the target.
+_MOST_EVENTS_FOR_STEPS = 2 * TARGET_EVENTS
+# Growth of the job over the size of its trace: 16.7 for 132 MB, 10 to 19 for 1 to 17 MB, TensorFlow 2.21 on
+# the CPU, where an event has few stats.
+SERVER_MULTIPLE = 20.0
+_RECEIVE_MULTIPLE = 3.0  # the answer as gRPC receives it, as one message, and its XSpace
+ANALYSIS_MULTIPLE = 5.0  # benchmarks/trace_engine.py
+_ANALYSIS_BASE_BYTES = 100e6  # the interpreter and NumPy
+_USABLE_SHARE = 0.8  # of what is free; the job goes on allocating meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a short recording showed. ``step_s`` is None where it held no whole steps.
+
+    ``growth_bytes`` is that of the job's memory meanwhile, None where it is out of sight. It tells what
+    the size of the trace does not: events that stay pin the heap between tensors that come and go, and
+    a small Keras job on the CPU grew by 300 MB a second for 0.9 MB of trace.
+    """
+
+    seconds: float
+    took_s: float
+    bytes: int
+    host_events: int
+    device_events: int
+    step_s: float | None = None
+    growth_bytes: int | None = None
+
+    @property
+    def events_per_s(self) -> float:
+        return (self.host_events + self.device_events) / self.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "took_s": self.took_s, "bytes": self.bytes,
+                "host_events_per_s": self.host_events / self.seconds,
+                "device_events_per_s": self.device_events / self.seconds, "step_s": self.step_s,
+                "growth_bytes": self.growth_bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Free bytes; None is unlimited or unknown.
+
+    ``shared_bytes`` is the memory of the node, or of the container that job and gputop are both in;
+    ``job_bytes`` and ``own_bytes`` are what is left of memory limits of only one of them;
+    ``disk_bytes`` is free in the logdir. ``job_here``: the job takes its memory from this node.
+    ``unknown`` says in words what could not be looked at.
+    """
+
+    shared_bytes: float | None = None
+    job_bytes: float | None = None
+    own_bytes: float | None = None
+    disk_bytes: float | None = None
+    job_here: bool = True
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``chosen_s`` to record, and in ``why`` the reason as a person reads it; ``notes`` is what could not be known."""
+
+    asked_s: float
+    chosen_s: float
+    why: str
+    probe: Probe | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def shortened(self) -> bool:
+        return self.chosen_s < self.asked_s
+
+    def to_json(self) -> dict[str, Any]:
+        return {"asked_s": self.asked_s, "chosen_s": self.chosen_s, "why": self.why,
+                "unknown": list(self.notes), "probe": self.probe.to_json() if self.probe else None}
+
+
+def needs_probe(asked_s: float) -> bool:
+    """Whether a probe could shorten it at all."""
+    return asked_s > LEAST_S
+
+
+def plan(asked_s: float, probe: Probe, room: Room) -> Plan:
+    """The length of a capture after a probe; raises GputopError where not even the shortest fits.
+
+    About a million events, at least ten steps where the probe shows how long they take, else at
+    least a second; within what CUPTI keeps and what memory and disk hold; at most ``asked_s``.
+    """
+    rate = probe.events_per_s
+    if rate <= 0:
+        return Plan(asked_s, asked_s, "as asked: the job made no events while it was probed", probe, room.unknown)
+    makes = f"this job makes {_count(rate)} events/s"
+    chosen_s, why = asked_s, f"as asked: {makes}"
+    if rate * asked_s > TARGET_EVENTS:
+        chosen_s, why = TARGET_EVENTS / rate, makes
+        least_s, what = LEAST_S, "the least"
+        if probe.step_s is not None:
+            steps_s = min(WANTED_STEPS * probe.step_s, _MOST_EVENTS_FOR_STEPS / rate)
+            if steps_s > least_s:
+                least_s, what = steps_s, f"for {steps_s / probe.step_s:.0f} steps"
+        if chosen_s < least_s:
+            chosen_s, why = (least_s, f"{what}: {makes}") if least_s < asked_s else (asked_s, f"as asked: {makes}")
+    device_rate = probe.device_events / probe.seconds
+    if device_rate * chosen_s > _CUPTI_SHARE * CUPTI_RECORDS:
+        chosen_s = _CUPTI_SHARE * CUPTI_RECORDS / device_rate
+        why = f"its GPUs make {_count(device_rate)} events/s, and CUPTI keeps 2 M in all"
+    chosen_s, why = _fit(asked_s, chosen_s, why, probe, room)
+    if chosen_s < asked_s:
+        chosen_s = max(0.1, int(chosen_s * 10) / 10)
+    return Plan(asked_s, chosen_s, why, probe, room.unknown)
+
+
+def _fit(asked_s: float, chosen_s: float, why: str, probe: Probe, room: Room) -> tuple[float, str]:
+    """Shorter, where memory or disk would not hold it; raises GputopError."""
+    trace_per_s = probe.bytes / probe.seconds
+    job_per_s = max(SERVER_MULTIPLE * trace_per_s, (probe.growth_bytes or 0) / probe.seconds)
+    own_per_s = max(_RECEIVE_MULTIPLE, ANALYSIS_MULTIPLE) * trace_per_s
+    least_s = min(LEAST_S, asked_s)
+    limits = (  # free, needed per second, needed besides, what it is
+        # The job gives little of its part back before the analysis begins.
+        (room.shared_bytes, own_per_s + (job_per_s if room.job_here else 0), _ANALYSIS_BASE_BYTES, "memory"),
+        (room.job_bytes, job_per_s, 0.0, "memory within the job's limit"),
+        (room.own_bytes, own_per_s, _ANALYSIS_BASE_BYTES, "memory within gputop's limit"),
+        (room.disk_bytes, trace_per_s, 0.0, "disk space in the logdir"),
+    )
+    for free, per_s, base, what in limits:
+        if free is None:
+            continue
+        usable = _USABLE_SHARE * free - base
+        if usable < least_s * per_s:
+            grew = "" if probe.growth_bytes is None else f" and grew by {bytes_(probe.growth_bytes)}"
+            raise GputopError(
+                f"too little {what} for a capture: {bytes_(free)} free, and {least_s:g} s of it take about "
+                f"{bytes_(least_s * per_s + base)} (probed for {probe.seconds:g} s, the job made "
+                f"{bytes_(probe.bytes)} of trace{grew})",
+                f"Free some{', or choose another --logdir' if 'disk' in what else ''}; or insist on a short one, "
+                "without probe and check: gputop capture --seconds 0.3 --force.",
+            )
+        if usable < chosen_s * per_s:
+            chosen_s = usable / per_s
+            why = f"{bytes_(free)} of {what} are free, and a capture takes {bytes_(per_s)} a second"
+    return chosen_s, why
+
+
+def _count(number: float) -> str:
+    """Two or three digits, as one says it: 240 k, 1.2 M."""
+    for unit, size in ((" M", 1e6), (" k", 1e3)):
+        if number >= 0.9995 * size:
+            return f"{number / size:.1f}{unit}" if number < 9.95 * size else f"{number / size:.0f}{unit}"
+    return f"{number:.0f}"

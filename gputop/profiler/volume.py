@@ -1,0 +1,48 @@
+"""How much is in a trace: events of host and devices, counted without decoding them, and the step time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gputop.errors import GputopError
+from gputop.trace.wire import LENGTH, read_fields, tag
+
+# Field numbers as in gputop.profiler.messages.
+_PLANES, _PLANE_NAME, _LINES, _EVENTS = tag(1, LENGTH), tag(2, LENGTH), tag(3, LENGTH), tag(4, LENGTH)
+# A trace with more events is not read for its step time: it would hold the monitor up, and 150 MB.
+_MOST_EVENTS = 600_000
+
+
+def count_events(data: bytes) -> tuple[int, int]:
+    """Events of the host and of the devices in a serialised XSpace, as far as it is whole."""
+    host = devices = 0
+    for begin, end in _spans(data, 0, len(data), _PLANES):
+        plane = read_fields(data, begin, end, {_PLANE_NAME, _LINES})
+        name = plane.last(_PLANE_NAME)
+        begins, ends = plane.pairs(_LINES)
+        count = sum(len(read_fields(data, b, e, {_EVENTS}).spans[_EVENTS]) // 2
+                    for b, e in zip(begins.tolist(), ends.tolist(), strict=True))
+        if name is not None and data[name[0]:name[1]].startswith(b"/device:"):
+            devices += count
+        else:
+            host += count
+    return host, devices
+
+
+def _spans(data: bytes, begin: int, end: int, field: int) -> list[tuple[int, int]]:
+    begins, ends = read_fields(data, begin, end, {field}).pairs(field)
+    return list(zip(begins.tolist(), ends.tolist(), strict=True))
+
+
+def step_time_s(path: Path, events: int) -> float | None:
+    """Median step time in a small trace, None where it holds no whole steps or is not small."""
+    if events > _MOST_EVENTS:
+        return None
+    from gputop.trace.load import load
+    from gputop.trace.steps import find_steps
+
+    try:
+        steps = find_steps(load([path]))
+    except GputopError:
+        return None
+    return steps.median_s if steps else None

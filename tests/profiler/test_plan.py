@@ -1,0 +1,111 @@
+"""The length of a capture from a probe's figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gputop.errors import GputopError
+from gputop.profiler.plan import CUPTI_RECORDS, SERVER_MULTIPLE, Plan, Probe, Room, needs_probe, plan
+
+MB, GB = 1e6, 1e9
+
+
+def probe(host: float = 0, device: float = 0, step_s: float | None = None, mb_per_s: float = 1.0) -> Probe:
+    """A probe of half a second, from rates per second."""
+    return Probe(0.5, 0.6, round(mb_per_s * MB / 2), round(host / 2), round(device / 2), step_s)
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "probed", "chosen_s", "why"),
+    [
+        (10, probe(3_200), 10, "as asked: this job makes 3.2 k events/s"),
+        (10, probe(100_000), 10, "as asked: this job makes 100 k events/s"),
+        (10, probe(240_000), 4.1, "this job makes 240 k events/s"),
+        (10, probe(140_000, 100_000), 4.1, "this job makes 240 k events/s"),
+        (3, probe(240_000), 3, "as asked: this job makes 240 k events/s"),
+        (60, probe(20_000), 50, "this job makes 20 k events/s"),
+        # Ten steps, where their length is known and they fit in twice the target.
+        (10, probe(500_000, step_s=0.25), 2.5, "for 10 steps: this job makes 500 k events/s"),
+        (10, probe(500_000, step_s=0.01), 2.0, "this job makes 500 k events/s"),
+        (10, probe(1_000_000, step_s=0.5), 2.0, "for 4 steps: this job makes 1.0 M events/s"),
+        (2, probe(1_000_000, step_s=0.25), 2, "as asked: this job makes 1.0 M events/s"),
+        # A second, where it is not.
+        (10, probe(2_400_000), 1.0, "the least: this job makes 2.4 M events/s"),
+        (10, probe(0, 0), 10, "as asked: the job made no events while it was probed"),
+    ],
+)
+def test_about_a_million_events(asked_s, probed, chosen_s, why):
+    made = plan(asked_s, probed, Room())
+    if chosen_s < asked_s:
+        assert chosen_s - 0.1001 <= made.chosen_s <= chosen_s + 1e-9, "whole tenths, rounded down"
+    else:
+        assert made.chosen_s == asked_s
+    assert made.why == why
+    assert made.shortened == (chosen_s < asked_s)
+    assert made.probe is probed
+
+
+def test_never_more_device_events_than_cupti_keeps():
+    busy = probe(device=1_100_000, step_s=0.25)  # ten steps would be 2.75 million records
+    made = plan(10, busy, Room())
+    assert 1.0 < made.chosen_s * 1_100_000 / 1e6 < CUPTI_RECORDS / 1e6
+    assert "CUPTI keeps 2 M" in made.why and "1.1 M events/s" in made.why
+
+
+@pytest.mark.parametrize(
+    ("room", "chosen_s", "named"),
+    [
+        (Room(shared_bytes=100 * GB, job_bytes=100 * GB, own_bytes=100 * GB, disk_bytes=GB), 10, "as asked"),
+        (Room(job_bytes=SERVER_MULTIPLE * 5 * MB * 10), 8.0, "within the job's limit"),
+        (Room(own_bytes=312.5 * MB), 6.0, "within gputop's limit"),
+        (Room(disk_bytes=25 * MB), 4.0, "of disk space in the logdir"),
+        (Room(shared_bytes=750 * MB), 4.0, "of memory are free"),
+        (Room(shared_bytes=750 * MB, job_here=False), 10, "as asked"),
+    ],
+)
+def test_memory_and_disk_shorten_it(room, chosen_s, named):
+    made = plan(10, probe(3_000, mb_per_s=5), room)
+    assert made.chosen_s == pytest.approx(chosen_s, abs=0.1001)
+    assert named in made.why
+
+
+@pytest.mark.parametrize(
+    ("room", "named"),
+    [
+        (Room(shared_bytes=200 * MB), r"too little memory for a capture: 191M free, and 1 s of it take about 215M"),
+        (Room(job_bytes=100 * MB), "too little memory within the job's limit"),
+        (Room(own_bytes=150 * MB), "too little memory within gputop's limit"),
+        (Room(disk_bytes=5 * MB), "too little disk space in the logdir for a capture: 4.8M free"),
+    ],
+)
+def test_refused_where_not_even_a_second_fits(room, named):
+    with pytest.raises(GputopError, match=named) as caught:
+        plan(10, probe(3_000, mb_per_s=5), room)
+    assert "(probed for 0.5 s, the job made 2.4M of trace)" in caught.value.message
+    assert "--seconds 0.3 --force" in caught.value.fix
+    assert ("--logdir" in caught.value.fix) == ("disk" in named)
+
+
+def test_growth_seen_in_the_probe_counts_where_it_is_more_than_the_trace_explains():
+    grew = replace(probe(3_000, mb_per_s=1), growth_bytes=150_000_000)
+    made = plan(10, grew, Room(job_bytes=1.5 * GB))
+    assert made.chosen_s == 4.0 and "a capture takes 286M a second" in made.why
+    assert plan(10, replace(grew, growth_bytes=10), Room(job_bytes=1.5 * GB)).chosen_s == 10
+    with pytest.raises(GputopError, match=r"2\.4M of trace and grew by 143M"):
+        plan(10, replace(grew, bytes=2_500_000), Room(job_bytes=300 * MB))
+
+
+def test_what_is_unknown_is_said_and_short_captures_need_no_probe():
+    made = plan(10, probe(3_000), Room(unknown=("no idea",)))
+    assert made.notes == ("no idea",)
+    assert [needs_probe(s) for s in (0.3, 1.0, 1.1)] == [False, False, True]
+
+
+def test_json_has_rates_in_base_units():
+    document = plan(10, probe(140_000, 100_000, step_s=0.1), Room()).to_json()
+    assert document["asked_s"] == 10 and document["chosen_s"] == 4.1
+    assert document["probe"] == {"seconds": 0.5, "took_s": 0.6, "bytes": 500_000, "host_events_per_s": 140_000,
+                                 "device_events_per_s": 100_000, "step_s": 0.1, "growth_bytes": None}
+    assert Plan(1.0, 1.0, "as asked").to_json()["probe"] is None

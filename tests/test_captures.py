@@ -1,0 +1,68 @@
+"""What is said of a capture: why so long, and what it cost the job."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gputop.captures import CaptureRecord, CaptureStatus, Server, capture_and_analyse
+from gputop.errors import GputopError
+from gputop.profiler.careful import Cost
+from gputop.profiler.plan import Plan, Probe
+from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
+
+SHORT = Plan(10.0, 4.1, "this job makes 240 k events/s", Probe(0.5, 0.8, 2_000_000, 120_000, 0), ("a note",))
+
+
+def record(durations_s: list[float] | None = None, *, plan: Plan | None = SHORT) -> CaptureRecord:
+    steps = {"count": len(durations_s), "durations_s": durations_s, "median_s": 1.0} if durations_s else None
+    return CaptureRecord("a:1", Path("x"), 0.0, 10.0, 5.0, analysis={"findings": [], "steps": steps}, plan=plan,
+                         cost=Cost(8.0, 4.1, 10, 30, 20))
+
+
+def test_remarks_give_reason_and_cost() -> None:
+    assert record([0.1] * 8).remarks == (
+        "4.1 s: this job makes 240 k events/s", "a note",
+        "the call took 8.0 s for 4.1 s of trace: the server spent 3.9 s gathering it, and the job was slowed "
+        "meanwhile; the job's memory grew by 20B at most")
+    assert CaptureRecord("a:1", Path("x"), 0.0, 10.0, 5.0).remarks == ()
+
+
+@pytest.mark.parametrize(("durations", "said"), [(None, "no whole steps in it"), ([1.3, 1.3], "2 whole steps in it")])
+def test_too_few_steps_after_a_shortening_name_the_way_out(durations: list[float] | None, said: str) -> None:
+    (line,) = [r for r in record(durations).remarks if "whole steps" in r]
+    assert line == f"{said}; for more: gputop capture --seconds 10 --force"
+    full = replace(SHORT, chosen_s=10.0)
+    assert not any("whole steps" in r for r in record(durations, plan=full).remarks), "it was as long as asked"
+
+
+def test_steps_that_grow_slower_under_the_profiler_are_told() -> None:
+    slower = record([0.10, 0.10, *[0.11] * 6, 0.15, 0.15])
+    assert slower.remarks[-1] == "steps took 100 ms at its beginning and 150 ms at its end"
+    assert slower.to_json()["cost"]["first_steps_s"] == 0.10 and slower.to_json()["cost"]["last_steps_s"] == 0.15
+    assert record([0.10] * 10).steps_slowed_s == (0.10, 0.10)
+    assert len(record([0.10] * 10).remarks) == 3
+    assert record([0.10] * 9).steps_slowed_s is None
+
+
+def test_json_has_what_was_asked_chosen_and_why() -> None:
+    document = record().to_json()
+    assert json.loads(json.dumps(document)) == document
+    assert (document["asked_s"], document["chosen_s"], document["why"]) == (10.0, 4.1, SHORT.why)
+    assert document["probe"]["host_events_per_s"] == 240_000
+    assert document["cost"]["memory_peak_bytes"] == 30 and document["cost"]["first_steps_s"] is None
+
+
+def test_the_length_and_its_reason_are_in_the_status(tmp_path: Path) -> None:
+    seen: list[CaptureStatus] = []
+    with serve(FakeProfiler(xspace=make_xspace(events=1_000))) as server:
+        done = capture_and_analyse(Server(server.address), 0.3, tmp_path, threading.Event(), threading.Event(),
+                                   seen.append, force=True)
+    assert [r.duration_ms for r in server.requests] == [300]
+    assert all(s.chosen_s == 0.3 and "forced" in s.why for s in seen)
+    assert done.remarks[0] == "0.3 s: as asked, forced"
+    assert done.problem is None or isinstance(done.problem, GputopError)
