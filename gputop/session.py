@@ -88,7 +88,8 @@ class Session:
             source.connect(self.take, self._on_failure)
             self._sampler = source
         else:
-            self._sampler = Sampler(source, self.options.interval_s, self.take, self._on_failure, on_past=self.take_past)
+            self._sampler = Sampler(source, self.options.interval_s, self.take, self._on_failure,
+                                    on_past=self.take_past)
 
     # -- life ---------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gputop import __version__
-from gputop.cli import main, parser
+from gputop.cli import main
+from gputop.options import parser
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(__file__).parent / "data"

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.cli import main, parser
+from gputop.cli import main
+from gputop.options import parser
 from gputop.recording.reader import Recording
 from gputop.recording.record import record
 from gputop.samples import NodeSample
