@@ -249,7 +249,9 @@ class GputopApp(App[int]):
                         severity="error", timeout=15, markup=False)
         else:
             record = self.session.last_capture
-            lines = [status.message, *(record.remarks if record else ()), "t shows where the step's time goes."]
+            # Over the panel it is to be short: what is as asked, and the whole path, t tells.
+            shortened = record is not None and record.plan is not None and record.plan.shortened
+            lines = [*(record.remarks if record and shortened else ()), "t: where the step's time goes, and the trace."]
             self.notify("\n".join(map(printable, lines)), title="Trace captured", timeout=10, markup=False)
             self._refresh_actions()
 

@@ -236,8 +236,13 @@ async def test_what_a_capture_cost_is_told_when_it_is_done(key: str, force: bool
             session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"), cost=Cost(8.0, 4.1))
         session._set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 8.0, "/logs/trace"))
         await pilot.pause()
-        (message,) = [n.message for n in app._notifications if "/logs/trace" in n.message]
+        (message,) = [n.message for n in app._notifications if n.title == "Trace captured"]
         assert "4.1 s: this job makes 240 k events/s" in message and "the call took 8.0 s for 4.1 s" in message
+        session.last_capture = replace(session.last_capture, plan=Plan(10.0, 10.0, "as asked"))
+        session._set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 10.1, "/logs/trace"))
+        await pilot.pause()
+        assert [n.message for n in app._notifications][-1] == "t: where the step's time goes, and the trace."
+        session.last_capture = replace(session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"))
         await pilot.press("t")
         assert isinstance(app.screen, Popup)
         assert any("240 k events/s" in str(part) for part in app.screen._content)
