@@ -20,14 +20,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def tf_fast_job() -> Iterator[TfJob]:
-    """A Keras job whose input is always ready."""
+def fast_process() -> Iterator[TfJob]:
     with start_tf_job("fast") as job:
         yield job
 
 
 @pytest.fixture(scope="session")
-def tf_slow_job() -> Iterator[TfJob]:
-    """A Keras job that waits for its input most of the time."""
+def slow_process() -> Iterator[TfJob]:
     with start_tf_job("slow input") as job:
+        yield job
+
+
+@pytest.fixture
+def tf_fast_job(fast_process: TfJob) -> Iterator[TfJob]:
+    """A Keras job whose input is always ready."""
+    with fast_process.awake() as job:
+        yield job
+
+
+@pytest.fixture
+def tf_slow_job(slow_process: TfJob) -> Iterator[TfJob]:
+    """A Keras job that waits for its input most of the time."""
+    with slow_process.awake() as job:
         yield job

@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -59,6 +60,15 @@ class TfJob:
             wanted = len(self._steps) + count
             self._progress.wait_for(lambda: len(self._steps) >= wanted or self._ended, timeout_s)
             assert len(self._steps) >= wanted, "the job stopped stepping"
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[TfJob]:
+        """Let it train within the block only: the rest of a test run need not share its cores with it."""
+        self._process.send_signal(signal.SIGCONT)
+        try:
+            yield self
+        finally:
+            self._process.send_signal(signal.SIGSTOP)
 
     def kill(self) -> None:
         """End the job as a crash would."""
