@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import stat
 import subprocess
 import sys
@@ -206,15 +205,14 @@ def test_the_disk_is_asked_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(synced) == int(99 // SYNC_PERIOD_S) + 1
 
 
-def _limit_file_size() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-
-
 def test_a_full_disk_ends_the_recording_and_keeps_it(tmp_path: Path) -> None:
     path = tmp_path / "node.rec"
+    # Not by preexec_fn: where gRPC runs in this process, its handlers for a fork can abort the child.
+    limited = ("import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
+               "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])")
     done = subprocess.run(
-        [sys.executable, "-m", "gputop", "record", "--demo", "--interval", "0.1", "--seconds", "60", "-o", str(path)],
-        capture_output=True, text=True, timeout=60, preexec_fn=_limit_file_size)
+        [sys.executable, "-c", limited, "-m", "gputop", "record", "--demo", "--interval", "0.1", "--seconds", "60",
+         "-o", str(path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1, done.stderr
     assert "cannot write" in done.stderr and "Make room" in done.stderr and "Traceback" not in done.stderr
     recording = Recording(path)

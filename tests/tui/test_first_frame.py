@@ -79,21 +79,24 @@ def _read_until(terminal: int, wanted: str, seen: str = "", timeout_s: float = 6
 
 @pytest.mark.parametrize("ending", ["q", "ctrl-c", signal.SIGTERM, signal.SIGHUP])
 def test_the_program_in_a_terminal_starts_draws_quits_and_gives_the_screen_back(ending: str | int) -> None:
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
-        os.execv(sys.executable, [sys.executable, "-m", "gputop", "--demo", "healthy"])
+    # Not pty.fork: where gRPC runs in this process, its handlers for a fork can deadlock or abort the child.
+    terminal, theirs = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    tty = os.ttyname(theirs)  # the first terminal that the leader of a new session opens becomes its own
+    program = subprocess.Popen(
+        ["/bin/sh", "-c", f'exec "$@" <{tty} >{tty} 2>&1', "sh", sys.executable, "-m", "gputop", "--demo", "healthy"],
+        env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}, start_new_session=True)
     seen = _read_until(terminal, "What to do")
     seen = _read_until(terminal, "SIMULATED", seen)
     seen = _read_until(terminal, "snapshot", seen)  # the footer: keys are read by now
+    os.close(theirs)
     assert "\x1b[?1049h" in seen
     if isinstance(ending, str):
         os.write(terminal, b"q" if ending == "q" else b"\x03")
     else:
-        os.kill(pid, ending)
+        program.send_signal(ending)
     tail = _read_until(terminal, "\0 never", timeout_s=60.0)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    os.close(terminal)
+    assert program.wait(60) == 0
     assert "\x1b[?1049l" in tail and "\x1b[?25h" in tail
     assert "Traceback" not in tail
