@@ -39,7 +39,7 @@ class Installed:
 
     major: int
     folder: Path
-    library: Path
+    shared_object: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ def load(installed: Installed) -> Bindings:
     if lacking:
         raise GputopError(f"the DCGM bindings in {place} lack {', '.join(lacking)}: too old", INSTALL)
     try:
-        structs._dcgmInit(str(installed.library.parent))
+        structs._dcgmInit(str(installed.shared_object.parent))
         agent.dcgmInit()
     except structs.DCGMError as error:
-        raise GputopError(f"{installed.library} cannot be loaded (DCGM {error.value})", INSTALL) from error
+        raise GputopError(f"{installed.shared_object} cannot be loaded (DCGM {error.value})", INSTALL) from error
     return Bindings(installed.major, agent, structs)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputop.trace.collectives import by_operation, matched
+from gputop.trace.collectives import by_operation, matched, of_gpus
 from gputop.trace.device_time import GpuTimeline, gpu_number
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
-from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.model import I64, Trace
 from gputop.trace.query import in_steps
 from gputop.trace.results import Steps
 
@@ -48,9 +48,7 @@ class CollectiveWaits:
 def collective_waits(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> CollectiveWaits | None:
     """None where no GPU ran a collective."""
     device = trace.device
-    rows = [line.rows[device.kind[line.rows] == Kind.COLLECTIVE] for line in lines]
-    lines = [line for line, r in zip(lines, rows, strict=True) if len(r)]
-    rows = [r for r in rows if len(r)]
+    lines, rows = of_gpus(trace, lines)
     if not rows:
         return None
     beside = [merge(line.compute, line.h2d, line.d2h, line.other) for line in lines]

@@ -41,14 +41,18 @@ class _Match(NamedTuple):
     last: tuple[int, ...]
 
 
+def of_gpus(trace: Trace, lines: Sequence[GpuTimeline]) -> tuple[list[GpuTimeline], list[I64]]:
+    """The GPUs that ran collectives, and for each the rows of the device events that are some."""
+    found = [(line, line.rows[trace.device.kind[line.rows] == Kind.COLLECTIVE]) for line in lines]
+    return [line for line, rows in found if len(rows)], [rows for _, rows in found if len(rows)]
+
+
 def collectives(trace: Trace, lines: list[GpuTimeline], steps: Steps | None) -> Collectives | None:
     """Collectives of the whole trace, or None where no GPU ran any."""
-    device = trace.device
-    rows = [line.rows[device.kind[line.rows] == Kind.COLLECTIVE] for line in lines]
-    lines = [line for line, r in zip(lines, rows, strict=True) if len(r)]
-    rows = [r for r in rows if len(r)]
+    lines, rows = of_gpus(trace, lines)
     if not rows:
         return None
+    device = trace.device
     operations, matches, reasons = [], [], []
     for name, own in by_operation(trace, rows).items():
         result, match = _operation(trace, lines, own, name, steps)

@@ -1,12 +1,13 @@
-"""The fake NVML, compiled once, in this process for one test at a time."""
+"""The fake NVML, compiled once, in this process for one test at a time; nodes with a DCGM host engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.dcgm_double.scene import Scene
 from tests.nvml_fake import FakeNvml, build
 
 
@@ -41,3 +42,17 @@ class Clock:
 @pytest.fixture
 def clock(fake: FakeNvml) -> Clock:
     return Clock(fake)
+
+
+@pytest.fixture
+def make_scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
+    """Makes nodes with a host engine and its bindings, by DCGM's major versions."""
+    scenes: list[Scene] = []
+
+    def new(*majors: int, **engine: object) -> Scene:
+        scenes.append(Scene(tmp_path, *majors, **engine))  # type: ignore[arg-type]
+        return scenes[-1]
+
+    yield new
+    for scene in scenes:
+        scene.close()

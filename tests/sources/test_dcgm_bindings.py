@@ -61,7 +61,7 @@ def test_a_folder_given_counts_alone_and_tells_its_major_itself(tmp_path: Path) 
     with pytest.raises(GputopError, match=r"library libdcgm.so.3"):
         find_installed(tmp_path, {}, mine)
     install_library(mine, 3)
-    assert find_installed(tmp_path, {}, mine)[0].library == mine / "libdcgm.so.3"
+    assert find_installed(tmp_path, {}, mine)[0].shared_object == mine / "libdcgm.so.3"
     with pytest.raises(GputopError, match=r"--dcgm-bindings .*: no bindings"):
         find_installed(tmp_path, {}, tmp_path / "empty")
 
@@ -119,7 +119,7 @@ def test_bindings_that_are_broken_or_too_old(tmp_path: Path, name: str, text: st
 def test_a_library_that_does_not_load(tmp_path: Path) -> None:
     install(tmp_path, 4)
     entry = find_installed(tmp_path, {})[0]
-    entry.library.write_bytes(b"broken")
+    entry.shared_object.write_bytes(b"broken")
     with pytest.raises(GputopError, match=r"libdcgm.so.4 cannot be loaded \(DCGM -25\)"):
         load(entry)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,21 +19,8 @@ from tests.dcgm_double.scene import Scene
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
-    scenes: list[Scene] = []
-
-    def new(*majors: int, **engine: object) -> Scene:
-        scenes.append(Scene(tmp_path, *majors, **engine))  # type: ignore[arg-type]
-        return scenes[-1]
-
-    yield new
-    for scene in scenes:
-        scene.close()
-
-
-@pytest.fixture
-def scene(make: Callable[..., Scene]) -> Scene:
-    scene = make()
+def scene(make_scene: Callable[..., Scene]) -> Scene:
+    scene = make_scene()
     scene.client.want([1002, 1009], None)
     return scene
 
@@ -66,8 +53,8 @@ def test_a_refused_permission_names_the_socket(scene: Scene, monkeypatch: pytest
     assert snapshot.error == "this user may not connect to unix:///run/dcgm.sock" and "ls -l" in snapshot.fix
 
 
-def test_without_bindings_the_reason_says_which(make: Callable[..., Scene], tmp_path: Path) -> None:
-    scene = make(4)
+def test_without_bindings_the_reason_says_which(make_scene: Callable[..., Scene], tmp_path: Path) -> None:
+    scene = make_scene(4)
     empty = tmp_path / "other"
     install_library(empty / "usr/lib64", 4)
     client = DcgmClient(parse_address(scene.engine.address), root=empty, env={})
@@ -82,8 +69,8 @@ def test_something_else_that_listens_is_no_host_engine(scene: Scene) -> None:
     assert "DCGM 4 cannot talk to what listens" in (scene.client.snapshot().error or "")
 
 
-def test_an_older_engine_gets_the_older_bindings_and_keeps_them(make: Callable[..., Scene]) -> None:
-    scene = make(4, 3, version="3.3.9")
+def test_an_older_engine_gets_the_older_bindings_and_keeps_them(make_scene: Callable[..., Scene]) -> None:
+    scene = make_scene(4, 3, version="3.3.9")
     scene.client.want([155], None)
     scene.engine.watched_by_others([155])
     scene.client.step()
@@ -96,21 +83,21 @@ def test_an_older_engine_gets_the_older_bindings_and_keeps_them(make: Callable[.
     assert scene.client.snapshot().error is None and scene.engine.calls["dcgmConnect_v2"] == 3
 
 
-def test_older_bindings_on_a_newer_engine(make: Callable[..., Scene]) -> None:
-    scene = make(3, version="4.6.0")
+def test_older_bindings_on_a_newer_engine(make_scene: Callable[..., Scene]) -> None:
+    scene = make_scene(3, version="4.6.0")
     scene.client.step()
     assert scene.client.snapshot().version == "4.6.0"
 
 
-def test_newer_bindings_alone_on_an_older_engine(make: Callable[..., Scene]) -> None:
-    scene = make(4, version="3.3.9")
+def test_newer_bindings_alone_on_an_older_engine(make_scene: Callable[..., Scene]) -> None:
+    scene = make_scene(4, version="3.3.9")
     scene.client.step()
     assert "DCGM 4" in (scene.client.snapshot().error or "") and "different versions" in (
         scene.client.snapshot().error or "")
 
 
-def test_bindings_that_break_give_way_to_the_next(make: Callable[..., Scene]) -> None:
-    scene = make(4, 3)
+def test_bindings_that_break_give_way_to_the_next(make_scene: Callable[..., Scene]) -> None:
+    scene = make_scene(4, 3)
     next(scene.root.rglob("datacenter-gpu-manager-4/bindings/python3/dcgm_agent.py")).write_text("1/0")
     scene.client.step()
     assert scene.client.snapshot().error is None
@@ -204,8 +191,8 @@ def test_without_consent_nothing_is_watched_and_the_engine_is_spared(scene: Scen
     assert scene.value(1002) == 0.5
 
 
-def test_consent_watches_what_each_gpu_has(make: Callable[..., Scene]) -> None:
-    scene = make(gpus=3)
+def test_consent_watches_what_each_gpu_has(make_scene: Callable[..., Scene]) -> None:
+    scene = make_scene(gpus=3)
     scene.engine.gpus[1].profiling = frozenset((1001, 1002))
     scene.engine.gpus[2].profiling = None
     scene.client.want(PROFILING_IDS, None, profiling=True)

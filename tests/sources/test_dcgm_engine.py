@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,21 +19,8 @@ G0, G1 = (1, 0), (1, 1)
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
-    scenes: list[Scene] = []
-
-    def new(*majors: int, **engine: object) -> Scene:
-        scenes.append(Scene(tmp_path, *majors, **engine))  # type: ignore[arg-type]
-        return scenes[-1]
-
-    yield new
-    for scene in scenes:
-        scene.close()
-
-
-@pytest.fixture
-def scene(make: Callable[..., Scene]) -> Scene:
-    return make()
+def scene(make_scene: Callable[..., Scene]) -> Scene:
+    return make_scene()
 
 
 def connect(scene: Scene) -> Engine:
@@ -70,8 +57,8 @@ def test_lists_gpus_and_its_version(scene: Scene) -> None:
     assert not scene.engine.clients
 
 
-def test_unix_socket(make: Callable[..., Scene], tmp_path: Path) -> None:
-    scene = make(path=str(tmp_path / "dcgm.sock"))
+def test_unix_socket(make_scene: Callable[..., Scene], tmp_path: Path) -> None:
+    scene = make_scene(path=str(tmp_path / "dcgm.sock"))
     assert parse_address(scene.engine.address).reach(1.0)
     assert len(connect(scene).gpus) == 2
 
@@ -255,8 +242,8 @@ def test_an_engine_that_does_not_tell_of_mig(scene: Scene) -> None:
     assert connect(scene).instances == ()
 
 
-def test_newer_bindings_fail_half_way_on_an_older_engine(make: Callable[..., Scene]) -> None:
-    scene = make(3, 4, version="3.3.9")
+def test_newer_bindings_fail_half_way_on_an_older_engine(make_scene: Callable[..., Scene]) -> None:
+    scene = make_scene(3, 4, version="3.3.9")
     with pytest.raises(EngineError) as caught:
         connect(scene)
     assert caught.value.code == fields.FUNCTION_NOT_FOUND and not scene.engine.clients
