@@ -67,8 +67,8 @@ def communication_exposed(facts: TraceFacts) -> Finding | Abstained | None:
         title=f"Communication that nothing hides takes {percent(exposed / facts.period_s)} of the {facts.basis}",
         why=facts.said(
             f"For {percent(exposed / facts.period_s)} of the {facts.basis} the GPUs exchange data, all of them "
-            "having arrived, and "
-            f"compute nothing; {free * 1e3:.3g} ms of compute per {facts.basis} have no communication beside them."),
+            f"having arrived, and compute nothing; {free * 1e3:.3g} ms of compute per {facts.basis} have no "
+            "communication beside them."),
         evidence={"exposed_transfer_s": exposed, "share_ratio": exposed / facts.period_s, "exposed_waiting_s": waiting,
                   "free_compute_s": free, **_per_step(facts)},
         action="Reduce gradients in a few packs while the backward pass is still running, or communicate less often by "
@@ -110,8 +110,7 @@ def collective_waiting(facts: TraceFacts) -> Finding | Abstained | None:
     told = facts.analysis.collectives
     who = f"GPU {main} arrives last" if alone else f"GPUs {ranges(gpus)} take turns to arrive last"
     why = (f"{who}{f' at {waits.late_times.get(main, 0)} of {waits.count} collectives' if alone else ''}, and the "
-           "others wait "
-           f"inside them: {waiting * 1e3:.3g} ms per {facts.basis} and GPU that nothing hides.")
+           f"others wait inside them: {waiting * 1e3:.3g} ms per {facts.basis} and GPU that nothing hides.")
     if told is not None and told.waiting is not None:
         why += f" Of all time in collectives {percent(told.waiting)} is waiting."
     return Finding(
@@ -128,16 +127,14 @@ def collective_waiting(facts: TraceFacts) -> Finding | Abstained | None:
                "its CPU cores "
                "and NUMA node." if alone else
                "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
-               "process "
-               "that the others do not have.",
+               "process that the others do not have.",
         snippet="numactl --cpunodebind=0 --membind=0 python train.py  # per process: the node `nvidia-smi topo -m` "
                 "names"
                 if alone else None,
         gain=Gain(share, "if the last GPU came to each collective when the others did (their median); a faster network "
                          "saves nothing of it"),
         gpus=gpus, source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the "
-                                                        "shortest "
-                   "duration over the GPUs",
+                                                        "shortest duration over the GPUs",
     )
 
 
@@ -180,8 +177,7 @@ def allreduce_count(facts: TraceFacts) -> Finding | Abstained | None:
         needed = max(1, math.ceil(moved / steps.iterations_per_step / limit("allreduce_count.bucket_bytes")))
     elif typical > limit("allreduce_count.latency_s"):
         return Abstained("allreduce_count", f"the model's parameters (--params N): whether {count:.0f} AllReduces "
-                                            "per step of "
-                                            f"{typical * 1e3:.2g} ms are too small is not known")
+                                            f"per step of {typical * 1e3:.2g} ms are too small is not known")
     else:
         per, needed = None, 1
     share = what_if.merged(count, needed, least, waits.allreduce_exposed,
@@ -197,8 +193,7 @@ def allreduce_count(facts: TraceFacts) -> Finding | Abstained | None:
         id="allreduce_count", severity=facts.rated(share),
         title=f"{count:.0f} AllReduces per step, where {needed} would do",
         why=facts.said(f"Each step runs {count:.0f} AllReduces{size}, {typical * 1e6:.3g} µs each (median), which "
-                       "is mostly their "
-                       f"latency; packed into {needed} the same gradients pay it {needed} "
+                       f"is mostly their latency; packed into {needed} the same gradients pay it {needed} "
                        f"time{'' if needed == 1 else 's'}."),
         evidence=evidence,
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
@@ -246,14 +241,12 @@ def allreduce_slow(facts: TraceFacts) -> Finding | Abstained | None:
         why=facts.said(
             f"{moved / 1e6:,.0f} MB per {facts.basis} are reduced in {seconds * 1e3:.3g} ms, waiting left out: "
             f"{moved / seconds / 1e9:.2g} GB/s. Even over PCIe, at the {rate / 1e9:.1f} GB/s of this trace's pinned "
-            "copies, a ring "
-            f"would take {wanted * 1e3:.3g} ms."),
+            f"copies, a ring would take {wanted * 1e3:.3g} ms."),
         evidence={"transfer_s": seconds, "wanted_s": wanted, f"bytes_per_{facts.basis}": moved,
                   "bytes_per_s": moved / seconds,
                   "link_bytes_per_s": rate, "exposed_ratio": waits.allreduce_exposed, "share_ratio": share},
         action="See which transport NCCL uses: direct GPU-to-GPU (NVLink, PCIe P2P) is wanted, not sockets or "
-               "copies through "
-               "host memory; check NCCL_P2P_DISABLE, ACS/IOMMU settings and the container's /dev/shm.",
+               "copies through host memory; check NCCL_P2P_DISABLE, ACS/IOMMU settings and the container's /dev/shm.",
         snippet=_DEBUG,
         gain=Gain(share, "if it ran at the rate of the PCIe link, as far as it is exposed; NVLink is faster still"),
         gpus=tuple(gpu.gpu for gpu in facts.active),

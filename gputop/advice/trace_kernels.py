@@ -55,8 +55,7 @@ def small_kernels(facts: TraceFacts) -> Finding | Abstained | None:
                 "kernels_per_s": sum(gpu.kernels_per_s for gpu in gpus) / len(gpus)}
     pace = launch_pace_s(facts)
     why = (f"{percent(short)} of the kernels run for less than 20 µs (median {kernel_s * 1e6:.2g} µs), which is "
-           "what launching "
-           f"one takes; the pauses between kernels are {percent(share)} of the {facts.basis}.")
+           f"what launching one takes; the pauses between kernels are {percent(share)} of the {facts.basis}.")
     if pace is not None:
         evidence["launch_pace_s"] = pace
         why += f" The host launches one every {pace * 1e6:.2g} µs."
@@ -67,8 +66,7 @@ def small_kernels(facts: TraceFacts) -> Finding | Abstained | None:
         title=f"Pauses between {kernel_s * 1e6:.2g} µs kernels take {percent(share)} of the {facts.basis}",
         why=facts.said(why), evidence=evidence,
         action="Do the same work in fewer, larger kernels: fuse them with XLA, batch small ops together, use fused "
-               "layers "
-               "and optimizers, and raise the batch size if memory allows.",
+               "layers and optimizers, and raise the batch size if memory allows.",
         snippet=_FUSE.get(facts.framework),
         gain=Gain(share, "at most: all pauses between kernels, if the same work were done in a few large ones"),
         gpus=tuple(gpu.gpu for gpu in gpus),
@@ -117,8 +115,7 @@ def loss_scaling(facts: TraceFacts) -> Finding | Abstained | None:
     capability = min((gpu.compute_capability for gpu in facts.trace.gpus if gpu.compute_capability), default=None)
     bf16 = capability is not None and capability >= (8, 0)
     why = (f"Scaling, unscaling and checking gradients takes {percent(checks / per / facts.period_s)} of the "
-           f"{facts.basis} on the "
-           f"GPU")
+           f"{facts.basis} on the GPU")
     why += f", and waiting for the verdict on the host {percent(waits / per / facts.period_s)}." if waits else "."
     action = ("Train in BF16, whose range needs no loss scaling." if bf16 else
               "Use a static loss scale once a value is known to hold, and let XLA fuse the checks.")

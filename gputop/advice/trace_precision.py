@@ -137,8 +137,7 @@ def tensor_cores_unused(facts: TraceFacts) -> Finding | Abstained | None:
         return None
     tf32 = capability >= _TF32
     why = (f"{percent(part)} of the kernel time is matrix multiplication in FP32 on the ordinary cores (FFMA); "
-           "these GPUs' "
-           f"tensor cores do it {'as TF32 or BF16' if tf32 else 'in FP16'} at a multiple of the rate.")
+           f"these GPUs' tensor cores do it {'as TF32 or BF16' if tf32 else 'in FP16'} at a multiple of the rate.")
     if tf32 and facts.framework == "tensorflow":
         why += " TensorFlow uses TF32 by default, so something has turned it off or the type is forced."
     return Finding(
@@ -190,23 +189,20 @@ def fp16_fallback(facts: TraceFacts) -> Finding | Abstained | None:
         title=f"Mixed precision is on, but {percent(part)} of the kernel time falls back from tensor cores",
         why=facts.said(
             f"{percent(matmuls.sixteen_bit)} of the kernel time is in 16 bits, and matrix kernels for "
-            f"{percent(part)} of it "
-            f"({percent(matmuls.plain_16)} in 16 bits, {percent(matmuls.plain_fp32)} in FP32) run on the ordinary "
-            "cores."),
+            f"{percent(part)} of it ({percent(matmuls.plain_16)} in 16 bits, {percent(matmuls.plain_fp32)} in FP32) "
+            "run on the ordinary cores."),
         evidence={"fallback_of_kernels_ratio": part, "fallback_16_bit_ratio": matmuls.plain_16,
                   "fallback_fp32_ratio": matmuls.plain_fp32, "sixteen_bit_ratio": matmuls.sixteen_bit,
                   "share_ratio": seconds / facts.period_s},
         action="Find the layers behind these kernels: give them channels and units in multiples of 8, NHWC layout, "
-               "ordinary "
-               "instead of depthwise convolutions, and inputs in the compute type.",
+               "ordinary instead of depthwise convolutions, and inputs in the compute type.",
         snippet="layer = keras.layers.Dense(units=-(-units // 8) * 8)  # multiples of 8; convolutions: filters "
                 "likewise\n"
                 "print(layer.compute_dtype)  # float16 or bfloat16 under the policy"
                 if facts.framework == "tensorflow" else None,
         gain=_speedup_gain(share, "these kernels on tensor cores"), gpus=tuple(gpu.gpu for gpu in facts.active),
         source=source("precision.share", "precision.sixteen_bit", "precision.speedup") + "; DLProf: eligible ops "
-                                                                                         "without "
-               "tensor cores",
+                                                                                         "without tensor cores",
     )
 
 
@@ -228,8 +224,8 @@ def dims_unaligned(facts: TraceFacts) -> Finding | Abstained | None:
         title=f"Unaligned dimensions slow down {percent(matmuls.unaligned)} of the kernel time",
         why=facts.said(
             f"Matrix kernels for {percent(matmuls.unaligned)} of the kernel time use tensor cores by variants for "
-            "operands "
-            f"aligned to {matmuls.least_bytes} bytes only, because a dimension is no multiple of 8 (16 bytes)."),
+            f"operands aligned to {matmuls.least_bytes} bytes only, because a dimension is no multiple of 8 (16 "
+            "bytes)."),
         evidence={"unaligned_of_kernels_ratio": matmuls.unaligned, "unaligned_s": seconds,
                   "aligned_bytes": float(matmuls.least_bytes or 0), "tensor_core_of_kernels_ratio": matmuls.tensor,
                   "share_ratio": seconds / facts.period_s},

@@ -55,14 +55,12 @@ def serial_gpus(facts: TraceFacts) -> Finding | Abstained | None:
         title=f"GPUs {ranges(gpus)} work one after the other",
         why=facts.said(
             f"For {percent(found.serial)} of the time in which any GPU computes only one does; were they "
-            "independent it would be "
-            f"{percent(found.serial_by_chance)}. Each waits for the one before it."),
+            f"independent it would be {percent(found.serial_by_chance)}. Each waits for the one before it."),
         evidence={"one_alone_ratio": found.serial, "one_alone_by_chance_ratio": found.serial_by_chance,
                   "any_active_ratio": 1 - found.exactly[0], "share_ratio": share,
                   "most_work_s": max(w.compute_s for w in work)},
         action="Give every GPU the whole model and a part of each batch; where the model does not fit one GPU, "
-               "pipeline "
-               "micro-batches through its parts.",
+               "pipeline micro-batches through its parts.",
         snippet=_PARALLEL if facts.framework == "tensorflow" else None,
         gain=Gain(share, "if the same work ran side by side and the step followed the GPU with most of it"),
         gpus=gpus, source=source("serial_gpus.overlap", "serial_gpus.share"),
@@ -97,8 +95,7 @@ def staggered_launch(facts: TraceFacts) -> Finding | Abstained | None:
         return None
     per_gpu = worst / (len(ordered) - 1)
     why = (f"GPU {last}'s first kernel of a step is launched {delay[last] * 1e3:.3g} ms after GPU {ordered[0]}'s "
-           "(median), each GPU "
-           f"about {per_gpu * 1e3:.3g} ms after the one before.")
+           f"(median), each GPU about {per_gpu * 1e3:.3g} ms after the one before.")
     if in_turns:
         why += " One thread launches a GPU's step before it turns to the next GPU."
     evidence = {"last_begins_late_s": worst, "share_ratio": share, "per_gpu_s": per_gpu,

@@ -42,8 +42,7 @@ def copies_pageable(facts: TraceFacts) -> Finding | Abstained | None:
         return None
     if all(gpu.copies_pageable_s is None for gpu in facts.active):
         return Abstained("copies_pageable", "the kind of memory at the copies' ends (kind_src, kind_dst: from "
-                                            "TensorFlow "
-                                            "2.11 on)")
+                                            "TensorFlow 2.11 on)")
     exposed = whole = moved = pageable_ns = pinned_ns = pinned_bytes = 0
     within = facts.within
     for line in facts.lines:
@@ -77,8 +76,7 @@ def copies_pageable(facts: TraceFacts) -> Finding | Abstained | None:
         title=f"Copies with pageable memory take {percent(share)} of the {facts.basis}", why=facts.said(why),
         evidence=evidence,
         action="Feed from pinned memory (tf.data's own buffers, a pinned DataLoader) and copy the next batch while "
-               "this "
-               "one computes.",
+               "this one computes.",
         snippet=_PIN.get(facts.framework),
         gain=Gain(share, "at most: pinned copies run at the link's rate and beside compute"),
         gpus=tuple(gpu.gpu for gpu in facts.active),
@@ -121,15 +119,13 @@ def sync_copies(facts: TraceFacts) -> Finding | Abstained | None:
         title=f"Waiting for copies in the midst of the step costs {percent(share)} of the {facts.basis}",
         why=facts.said(
             f"{count / per:.3g} copies per {facts.basis} and GPU ({size / max(count, 1):,.0f} bytes each on "
-            "average) make the host "
-            f"wait for all work before them; it launches on only then, and the GPU stands still for "
-            f"{percent(share)} of the "
+            "average) make the host wait for all work before them; it launches on only then, and the GPU stands still "
+            f"for {percent(share)} of the "
             f"{facts.basis}."),
         evidence={"idle_after_copies_s": seconds, "share_ratio": share, f"copies_per_{facts.basis}": count / per,
                   "mean_bytes": size / max(count, 1)},
         action="Do not read values back within the step: keep losses, metrics and conditions on the GPU, and fetch "
-               "them every "
-               "so many steps.",
+               "them every so many steps.",
         snippet=_FETCH.get(facts.framework),
         gain=Gain(share, "at most: the idle time after these copies, if the host launched on without waiting"),
         gpus=tuple(gpu.gpu for gpu in facts.active),
