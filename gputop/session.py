@@ -183,7 +183,9 @@ class Session:
         with self._findings_lock:  # the sampler's and the capture's thread both come here
             record = self.last_capture
             age_s = self.clock() - record.time_s if record else 0.0
-            self.findings = merge_findings(record.findings if record else (), self.live.findings, age_s)
+            analysis = record.analysis if record else None
+            self.findings = merge_findings(record.findings if record else (), self.live.findings, age_s,
+                                           allocators_known=bool(analysis and analysis.get("memory")))
 
     # -- profiler servers ---------------------------------------------------------------------
 

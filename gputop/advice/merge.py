@@ -27,17 +27,21 @@ _FOLLOWS_FROM = {
 }
 
 
-def merge_findings(trace: Iterable[Finding], live: Iterable[Finding], trace_age_s: float = 0.0) -> tuple[Finding, ...]:
+def merge_findings(trace: Iterable[Finding], live: Iterable[Finding], trace_age_s: float = 0.0,
+                   allocators_known: bool = False) -> tuple[Finding, ...]:
     """Rank both together; a cause seen both ways is one entry.
 
     A live finding that has the trace's own name is left out; one that follows from what a fresh
     trace (of at most ``merge.fresh_s``) names is folded under that, where it adds its evidence.
+    ``allocators_known``: the trace tells the true head-room, so the advice to capture for it is done.
     """
     top = list(ranked(trace))
     known = {id_ for f in top for id_ in f.ids}
     fresh = trace_age_s <= limit("merge.fresh_s")
     only_live = []
     for finding in live:
+        if allocators_known and finding.id == "memory_preallocated":
+            continue
         if known & _SAME_CAUSE.get(finding.id, {finding.id}):
             continue
         causes = _FOLLOWS_FROM.get(finding.id, set()) if fresh else set()

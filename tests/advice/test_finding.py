@@ -72,3 +72,9 @@ def test_an_old_trace_or_a_small_cause_explains_nothing_of_now() -> None:
     assert [f.id for f in merge_findings([F], [low], 901.0)] == ["input_bound", "low_sm_active"]
     small = replace(F, severity="low", gain=Gain(0.03, ""))
     assert [f.id for f in merge_findings([small], [low])] == ["input_bound", "low_sm_active"]
+
+
+def test_the_advice_to_capture_for_the_head_room_is_done_once_a_trace_tells_it() -> None:
+    reserved = replace(F, id="memory_preallocated", severity="low", origin="live")
+    assert [f.id for f in merge_findings([], [reserved])] == ["memory_preallocated"]
+    assert merge_findings([], [reserved], allocators_known=True) == ()
