@@ -1,0 +1,87 @@
+"""The timeline of a capture: its rows, the named ranges on them, and the places where GPUs stand still.
+
+All times are int64 nanoseconds since the trace's origin, as in :mod:`gputop.trace.model`. Every text here has been
+made printable; it may still hold markup characters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+RowKind = Literal["gpu", "stream", "thread", "stage"]
+
+# What a range is; its place in here is its code in the arrays of ``Timeline.kinds``. 0: nothing.
+KINDS = ("", "compute", "collective", "h2d", "d2h", "d2d", "p2p", "copy", "memset", "host", "input")
+
+# Why GPUs stand still, by the part of the step's breakdown it belongs to (gputop.trace.breakdown), the host's part by
+# what the host does meanwhile (gputop.trace.host_causes).
+CAUSES = {
+    "input": "waits for input",
+    "tracing": "a function is traced or compiled",
+    "eager": "Python runs ops one by one",
+    "placement": "an op runs on the host",
+    "gap": "the host is between two calls of the step",
+    "dispatch": "the next launch is late",
+    "other_gpu": "another GPU works meanwhile",
+    "collective_wait": "waits in a collective for the last GPU",
+    "idle": "no host fault seen: work was queued, or its launch is not in the trace",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the picture. A GPU's row is the union of its streams', a stage's that of its calls on all threads."""
+
+    key: int  # index into Timeline.rows
+    kind: RowKind
+    label: str  # "GPU 0", "Stream #13 compute", "python 4711", "Map"
+    group: str  # the heading it stands under: "GPU 0", "Host node-1", "tf.data"
+    gpu: int | None  # as the job numbers it
+    depth: int = 0  # deepest nesting of its ranges: it takes depth + 1 lines to draw all of them
+
+
+class Range(NamedTuple):
+    """One event. ``(row, index)`` is its identity; one seen through a GPU's row carries the row of its stream."""
+
+    row: int
+    index: int
+    start_ns: int
+    end_ns: int
+    name: str
+    kind: str  # one of KINDS
+    depth: int = 0  # how many ranges of its row are around it
+    tf_op: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """What one host thread did within a bubble: time of events of this name, less that of events inside them."""
+
+    thread: str
+    role: str  # main, executor, input or pool (gputop.trace.threads)
+    op: str  # "": no event was recorded, which on Python's threads is Python
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bubble:
+    """One place where one or more GPUs do nothing at the same time.
+
+    ``start_ns`` to ``end_ns`` is from the first GPU's standstill to the last one's; ``cost_ns`` is the sum over the
+    GPUs of their own, so the GPU-time lost. ``ends`` is the (row, index) of the range that ended it on the GPU that
+    stood still longest, for ``Timeline.range``; its launch is what ``Timeline.linked`` says. None: the step's end
+    did, or the trace's.
+    """
+
+    gpus: tuple[int, ...]
+    start_ns: int
+    end_ns: int
+    cost_ns: int
+    part: str  # of the step's breakdown: input, launch, host, idle or collectives
+    cause: str  # one of CAUSES
+    host: str  # the longest work of the thread that matters most: "python 4711: SaveV2 83 %"; "": unknown
+    ended_by: str  # "Conv2D kernel…, launched by python 4711"; "": unknown
+    finding: str | None  # id of the finding it belongs to
+    work: tuple[HostWork, ...] = ()  # threads that matter for its cause first, longest first
+    ends: tuple[int, int] | None = None
