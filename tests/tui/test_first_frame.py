@@ -59,7 +59,8 @@ def test_colours_follow_the_terminal(env: dict[str, str], system: ColorSystem | 
 
 
 def test_nothing_heavy_is_imported_before_the_first_frame() -> None:
-    program = ("import sys, gputop.cli, gputop.session, gputop.sources.nvml, gputop.tui.first_frame\n"
+    program = ("import sys, gputop.cli, gputop.commands.monitor, gputop.session, gputop.sources.nvml\n"
+               "import gputop.tui.first_frame\n"
                "print(sorted({'numpy', 'textual', 'grpc', 'google.protobuf', 'psutil'} & set(sys.modules)))")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

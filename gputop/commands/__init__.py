@@ -1,0 +1,1 @@
+"""One module per command, imported when it is asked for; each has ``run(args)``, which returns the exit status."""

@@ -1,0 +1,68 @@
+"""``gputop capture``: one trace, headless, with its findings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import threading
+
+from gputop.commands.common import options_of, say, source_of
+from gputop.errors import EXIT_OK
+
+
+def run(args: argparse.Namespace) -> int:
+    from gputop.captures import CaptureStatus, capture_and_analyse, choose_server, find_servers
+
+    options = options_of(args)
+    own: dict[str, str] = {}
+    if args.demo is not None or args.source == "simulated":
+        source = source_of(args)
+        source.open()
+        own.update(source.profiler_endpoints())
+    servers, notes = find_servers(options.attach, own, discover=not own and not options.attach)
+    for note in notes:
+        say(note)
+    server = choose_server(servers)
+    for other in servers:
+        if other.asked and other is not server:
+            say(f"not captured: {other.address}, " + (other.problem or "one server is captured at a time"))
+    stop = threading.Event()
+    # The first ctrl-c ends the recording and keeps its data; the second one quits.
+
+    said: list[str] = []
+
+    def interrupted(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stop.set()
+        if "analysing" in said:
+            say(f"stopped; the trace is kept in {options.logdir}")
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGTERM, interrupted)  # what a job scheduler sends: the data is kept, too
+
+    def on_status(status: CaptureStatus) -> None:
+        if status.phase not in said:
+            said.append(status.phase)
+            hint = ""
+            if status.phase == "recording":
+                hint = f" for {status.chosen_s:g} s ({status.why}); ctrl-c stops it and keeps the data"
+            say(f"{status.phase} {status.address}{hint}")
+
+    record = capture_and_analyse(server, args.seconds, options.logdir, stop, threading.Event(), on_status,
+                                 args.force)
+    say(f"trace written: {record.path}")
+    for remark in record.remarks:
+        say(remark)
+    for note in record.notes:
+        say(f"profiler: {note}")
+    if record.problem is not None:
+        raise record.problem
+    if args.json:
+        json.dump({**(record.analysis or {}), "capture": record.to_json()}, sys.stdout, indent=1, allow_nan=False)
+        print()
+    else:
+        print(record.report)
+    return EXIT_OK

@@ -1,0 +1,74 @@
+"""What several commands need: the source and the options that were asked for, a started session, messages."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gputop.errors import GputopError
+from gputop.options import SIMULATED_DEFAULT
+
+if TYPE_CHECKING:
+    from gputop.session import Options, Session
+    from gputop.sources import Source
+
+
+def source_of(args: argparse.Namespace) -> Source:
+    gpus = tuple(g for g in args.gpus.split(",") if g)
+    if args.demo is not None or args.source == "simulated":
+        from gputop.sources.simulated import SimulatedSource
+
+        if args.demo in (None, SIMULATED_DEFAULT):
+            return SimulatedSource(gpus=gpus)
+        return SimulatedSource(args.demo, gpus=gpus)
+    from gputop.sources.live import live_source
+
+    return live_source(args.source, gpus, args.interval, dcgm=args.dcgm, dcgm_bindings=args.dcgm_bindings,
+                       dcgm_watch=args.dcgm_watch)
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    from gputop.session import DEFAULT_LOGDIR, Options
+
+    for address in args.attach:
+        from gputop.profiler.client import parse_address
+
+        parse_address(address)  # wrong usage is said before anything starts
+    return Options(interval_s=args.interval, attach=tuple(args.attach), logdir=args.logdir or Path(DEFAULT_LOGDIR))
+
+
+def start(session: Session, seconds: float) -> None:
+    """Run a session until it has looked for ``seconds``, two samples at least; raises its failure."""
+    ready = threading.Event()
+
+    def listener(change: str) -> None:
+        sample, history = session.sample, session.history
+        looked = (history is not None and sample is not None and sample.interval_s is not None
+                  and sample.time_s - session.started_s >= seconds)
+        if change == "failed" or looked:
+            ready.set()
+
+    session.listen(listener)
+    session.start()
+    patience_s = max(seconds, 2 * session.interval_s) + 30.0
+    if not ready.wait(patience_s):
+        raise GputopError(f"no sample within {patience_s:.0f} s: the driver does not answer",
+                          "See whether nvidia-smi returns; a hung driver needs a GPU reset or a reboot.")
+    if session.failure is not None:
+        raise session.failure
+
+
+def say(message: str) -> None:
+    print(f"gputop: {message}", file=sys.stderr)
+
+
+def width() -> int:
+    """Columns for a report: the terminal's within 60 to 120, 100 where there is none."""
+    with contextlib.suppress(OSError):
+        return min(120, max(60, os.get_terminal_size(sys.stdout.fileno()).columns))
+    return 100

@@ -1,0 +1,23 @@
+"""``gputop compare``: two traces, analyses or snapshots."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from gputop.commands.common import width
+from gputop.errors import EXIT_OK
+
+
+def run(args: argparse.Namespace) -> int:
+    from gputop.comparison.compare import compare
+    from gputop.comparison.report import text_report
+
+    comparison = compare(args.a, args.b)
+    if args.json:
+        json.dump(comparison.to_json(), sys.stdout, indent=1, allow_nan=False)
+        print()
+    else:
+        print(text_report(comparison, width()), end="")
+    return EXIT_OK

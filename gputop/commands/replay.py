@@ -1,0 +1,23 @@
+"""``gputop replay``: a recording, or a snapshot, in the monitor."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+
+from gputop.commands.common import options_of, say
+from gputop.errors import EXIT_USAGE, GputopError
+
+
+def run(args: argparse.Namespace) -> int:
+    from gputop.session import Session
+    from gputop.sources.snapshot import open_player
+
+    player, snapshot = open_player(args.file, args.start, args.speed, say)
+    if not sys.stdout.isatty():
+        raise GputopError("replay needs a terminal", "Run it in one; a recording has no other view.", EXIT_USAGE)
+    with contextlib.closing(Session(player, options_of(args), told=snapshot)) as session:
+        from gputop.tui import app
+
+        return app.run(session)

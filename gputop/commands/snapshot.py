@@ -1,0 +1,34 @@
+"""``gputop snapshot``: one look, headless."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+
+from gputop.commands.common import options_of, say, source_of, start
+from gputop.errors import EXIT_OK
+
+
+def run(args: argparse.Namespace) -> int:
+    from gputop.export.files import write_private
+    from gputop.export.snapshot import format_of, render
+    from gputop.session import Session
+
+    session = Session(source_of(args), options_of(args))
+    with contextlib.closing(session):
+        start(session, args.seconds)
+        if not session.servers_known or args.attach:
+            session.look_for_servers()
+        for server in session.servers:
+            if server.problem is not None:
+                say(f"no profiler server at {server.address}: {server.problem}")
+        text = render(session, args.format or format_of(args.output or Path()))
+    if args.output is None:
+        sys.stdout.write(text)
+    else:
+        there = args.output.is_file()
+        write_private(args.output, text.encode(), make_folder=False)
+        say(f"wrote {args.output}{', in place of what was there' if there else ''}")
+    return EXIT_OK
