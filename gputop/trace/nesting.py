@@ -46,13 +46,8 @@ def nest(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequ
     rows = np.flatnonzero(end > start)
     if not len(rows):
         return Nesting(parent)
-    rows = rows[_order(line[rows], start[rows], end[rows], name[rows], names)]
-    line, start, end = line[rows], start[rows], end[rows]
-    depth = np.empty(len(rows), np.int64)
-    edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(rows)]
-    for first, last in pairwise(edges):  # how many earlier events of the line are still open
-        ends = np.sort(end[first:last])
-        depth[first:last] = np.arange(last - first) - np.searchsorted(ends, start[first:last], side="right")
+    rows = rows[in_order(line[rows], start[rows], end[rows], name[rows], names)]
+    depth = depths(line[rows], start[rows], end[rows])
     by_depth = _stable(depth)
     bounds = np.searchsorted(depth[by_depth], np.arange(int(depth.max()) + 2))
     for level in range(1, len(bounds) - 1):
@@ -62,7 +57,18 @@ def nest(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequ
     return Nesting(parent)
 
 
-def _order(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequence[str]) -> I64:
+def depths(line: npt.NDArray, start: I64, end: I64) -> I64:
+    """For each event how many earlier ones of its line are still open as it begins; events as :func:`in_order`."""
+    depth = np.empty(len(start), np.int64)
+    edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(start)]
+    for first, last in pairwise(edges):
+        begin, lasts = start[first:last], end[first:last] > start[first:last]
+        ends = np.sort(end[first:last][lasts])
+        depth[first:last] = np.cumsum(lasts) - lasts - np.searchsorted(ends, begin, side="right")
+    return depth
+
+
+def in_order(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequence[str]) -> I64:
     """By line, start, longest first, then name."""
     order = np.argsort(start, kind="stable") if (start[1:] < start[:-1]).any() else np.arange(len(start))
     order = order[_stable(line[order])]

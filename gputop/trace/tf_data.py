@@ -49,11 +49,9 @@ def pipelines(trace: Trace) -> tuple[Pipeline, ...]:
     run in the window go with the only dataset that has their path, else with one of their own.
     """
     host = trace.host
-    rows = host_rows(trace, ITERATOR)
-    rows = rows[host.end_ns[rows] > host.start_ns[rows]]
+    rows, path, paths = iterator_paths(trace)
     if not len(rows):
         return ()
-    rows, path, paths = _paths(trace, rows)
     nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
     calls = _Calls(rows, path, _iterators(trace, rows), nesting.own(host.end_ns[rows] - host.start_ns[rows]), paths)
     dataset, labels = _datasets(trace, calls)
@@ -63,9 +61,12 @@ def pipelines(trace: Trace) -> tuple[Pipeline, ...]:
     return tuple(sorted(found, key=lambda p: (-p.wait_s, p.dataset or "")))
 
 
-def _paths(trace: Trace, rows: I64) -> tuple[I64, I64, list[str]]:
-    """The rows, the number of the path of each, and the paths in order; of more paths than any job has the longest."""
+def iterator_paths(trace: Trace) -> tuple[I64, I64, list[str]]:
+    """Rows of the iterators' calls, the number of the path of each (``Root::Prefetch::Map``), and the paths in order;
+    of more paths than any job has the longest."""
     host = trace.host
+    rows = host_rows(trace, ITERATOR)
+    rows = rows[host.end_ns[rows] > host.start_ns[rows]]
     names, which = np.unique(host.name[rows], return_inverse=True)
     by_name = [_POSITION.sub("", trace.names[i]).removeprefix("Iterator::") for i in names.tolist()]
     paths = sorted(set(by_name))
