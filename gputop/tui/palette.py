@@ -1,13 +1,23 @@
-"""Colours of the spectrogram: perceptually even, safe for colour-blind eyes, computed once.
+"""Colours of the screen, named by what they mean; every module takes them from here.
+
+A style says what is meant, in the colours of the dark theme on a terminal with all colours. On its
+way to the screen :mod:`gputop.tui.look` turns it into what the theme and the terminal can show: another
+theme's colours, 256 or 16 colours, attributes alone; and glyphs into those the terminal has. So a view
+draws one way only, and need not ask what terminal it is on: it says the level or the share by
+:func:`bar_style` and :func:`cell_style`, a part of the step by :data:`PART_STYLE`, and in glyphs what must
+be told without colour. Colours of its own are translated by their lightness, which is readable, no more.
 
 The ramp runs in OKLCH (Björn Ottosson's OKLab, 2020): lightness rises evenly from dark to
 light, so order is readable without hue; hue turns from blue over green-teal to warm yellow,
-the axis that red-green colour blindness leaves intact.
+the axis that red-green colour blindness leaves intact. On a light ground it runs the other way:
+the more, the darker.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 
 from rich.color import Color
@@ -16,15 +26,46 @@ from rich.style import Style
 STEPS = 32  # distinct levels of colour; more cannot be told apart on a terminal
 SHADES = 9  # distinct brightnesses of one level: nothing … full
 
-_LIGHTNESS = (0.36, 0.90)
-_CHROMA = (0.13, 0.15)
-_HUE = (285.0, 92.0)
-_GROUND = (0.17, 0.012, 270.0)  # the empty lane: visible as a track, never mistaken for a level
+Rgb = tuple[int, int, int]
 
 BLANK = "·"  # nothing was measured here; a measured zero draws as the lowest bar
 
 
-def _rgb(lightness: float, chroma: float, hue_degrees: float) -> tuple[int, int, int]:
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """What a theme makes of the levels and the names. Pairs run from the lowest level to the highest."""
+
+    lightness: tuple[float, float]
+    chroma: tuple[float, float]
+    hue: tuple[float, float]
+    lane: tuple[float, float, float]  # OKLCH of the empty lane: visible as a track, never mistaken for a level
+    muted: tuple[float, float]  # lightness of lanes that stand beside the main one and must not outshine it
+    blank: float  # lightness of the dot where nothing was measured
+    names: Mapping[str, str] = field(default_factory=dict)  # meaning → #rrggbb
+
+
+DARK = Scheme((0.36, 0.90), (0.13, 0.15), (285.0, 92.0), (0.17, 0.012, 270.0), (0.34, 0.66), 0.38, {
+    "text": "#d7dae0", "strong": "#f2f4f8", "dim": "#8b93a5", "warn": "#e5b567", "bad": "#ff6b7a", "accent": "#57c7d4",
+    "ground": "#101218", "surface": "#161a23", "panel": "#1b1f2a", "border": "#3b4252",
+    "input": "#e5955f", "h2d": "#5f8fe5", "compute": "#43b98c", "collectives": "#9a7fe0", "d2h": "#7fb3e8",
+    "launch": "#e56b7f", "host": "#d8c05a", "idle": "#596275",
+})
+LIGHT = Scheme((0.86, 0.34), (0.10, 0.15), (98.0, 275.0), (0.935, 0.006, 270.0), (0.80, 0.46), 0.70, {
+    "text": "#2a2f3a", "strong": "#0b0e14", "dim": "#5b6372", "warn": "#8a5a00", "bad": "#b3122b", "accent": "#00697a",
+    "ground": "#fafafa", "surface": "#f1f2f5", "panel": "#e4e7ec", "border": "#b4bac6",
+    "input": "#c65f1c", "h2d": "#2f66c4", "compute": "#1c8a61", "collectives": "#6f4fc4", "d2h": "#5a93cf",
+    "launch": "#c53a54", "host": "#a58712", "idle": "#9aa1ae",
+})
+# Names after Okabe and Ito, "Color Universal Design" (2008), lightened for a black ground.
+CONTRAST = Scheme((0.42, 0.97), (0.14, 0.13), (262.0, 100.0), (0.14, 0.0, 0.0), (0.50, 0.82), 0.60, {
+    "text": "#ffffff", "strong": "#ffffff", "dim": "#c8c8c8", "warn": "#f0e442", "bad": "#ff8a3d", "accent": "#5cc8ff",
+    "ground": "#000000", "surface": "#0a0a0a", "panel": "#1c1c1c", "border": "#9a9a9a",
+    "input": "#e69f00", "h2d": "#3f9fe0", "compute": "#14b886", "collectives": "#e08fc0", "d2h": "#8fd0ff",
+    "launch": "#ff8a3d", "host": "#f0e442", "idle": "#8a8a8a",
+})
+
+
+def oklch_rgb(lightness: float, chroma: float, hue_degrees: float) -> Rgb:
     """OKLCH to 8-bit sRGB; matrices from the OKLab publication."""
     a = chroma * math.cos(math.radians(hue_degrees))
     b = chroma * math.sin(math.radians(hue_degrees))
@@ -51,17 +92,18 @@ def _mix(low: float, high: float, share: float) -> float:
 
 
 @cache
-def level_rgb(step: int, shade: int = SHADES - 1, muted: bool = False) -> tuple[int, int, int]:
+def level_rgb(step: int, shade: int = SHADES - 1, muted: bool = False, scheme: str = "dark") -> Rgb:
     """Colour of level ``step`` (0 … STEPS-1), faded to the ground by ``shade`` (0 … SHADES-1).
 
     ``muted`` is the ramp of lanes that stand beside the main one and must not outshine it.
     """
+    s = SCHEMES[scheme]
     share = step / (STEPS - 1)
-    full = (_mix(*_LIGHTNESS, share), _mix(*_CHROMA, share), _mix(*_HUE, share))
+    full = (_mix(*s.lightness, share), _mix(*s.chroma, share), _mix(*s.hue, share))
     if muted:
-        full = (_mix(0.34, 0.66, share), 0.05, 250.0)
+        full = (_mix(*s.muted, share), 0.05, 250.0)
     strength = shade / (SHADES - 1)
-    return _rgb(_mix(_GROUND[0], full[0], strength), _mix(_GROUND[1], full[1], strength), full[2])
+    return oklch_rgb(_mix(s.lane[0], full[0], strength), _mix(s.lane[1], full[1], strength), full[2])
 
 
 def step_of(level: float) -> int:
@@ -78,19 +120,31 @@ def bar_style(step: int, ghost_step: int = 0, ghost_shade: int = 0, muted: bool 
 
 @cache
 def cell_style(upper: tuple[int, int], lower: tuple[int, int], muted: bool = False) -> Style:
-    """A half-block cell: (step, shade) of its upper and lower half."""
+    """A half-block cell ▀: (step, shade) of its upper and lower half."""
     return Style(color=Color.from_rgb(*level_rgb(*upper, muted)), bgcolor=Color.from_rgb(*level_rgb(*lower, muted)))
 
 
-BLANK_STYLE = Style(color=Color.from_rgb(*_rgb(0.38, 0.012, 270.0)), bgcolor=Color.from_rgb(*level_rgb(0, 0)))
+SCHEMES: dict[str, Scheme] = {"dark": DARK, "light": LIGHT, "contrast": CONTRAST}
+
+
+def blank_rgb(scheme: str = "dark") -> Rgb:
+    """The dot where nothing was measured."""
+    return oklch_rgb(SCHEMES[scheme].blank, 0.012, 270.0)
+
+
+BLANK_STYLE = Style(color=Color.from_rgb(*blank_rgb()), bgcolor=Color.from_rgb(*level_rgb(0, 0)))
 
 # Every style names its colour, so that a line need not be combined with the widget's own on each repaint.
-PLAIN = Style(color="#d7dae0")
-BOLD = Style(color="#f2f4f8", bold=True)
-DIM = Style(color="#8b93a5")
-WARN = Style(color="#e5b567")
-BAD = Style(color="#ff6b7a", bold=True)
-ACCENT = Style(color="#57c7d4")
+PLAIN = Style(color=DARK.names["text"])
+BOLD = Style(color=DARK.names["strong"], bold=True)
+DIM = Style(color=DARK.names["dim"])
+WARN = Style(color=DARK.names["warn"])
+BAD = Style(color=DARK.names["bad"], bold=True)
+ACCENT = Style(color=DARK.names["accent"])
+
+# The parts of a training step, wherever they are drawn. Without colour a full block of one becomes a letter.
+PARTS = ("input", "h2d", "compute", "collectives", "d2h", "launch", "host", "idle")
+PART_STYLE = {part: Style(color=DARK.names[part]) for part in PARTS}
 
 
 @cache
