@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from gputop.advice.finding import Finding
@@ -93,6 +92,8 @@ class CaptureRecord:
     @property
     def steps_slowed_s(self) -> tuple[float, float] | None:
         """Median of the first and of the last fifth of the steps in the trace; ten steps at least."""
+        from statistics import median  # 4 ms of the first frame otherwise
+
         durations = self._steps.get("durations_s", ())
         fifth = len(durations) // 5
         return (median(durations[:fifth]), median(durations[-fifth:])) if fifth >= 2 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ class PsutilHost:
         self._psutil = psutil
         self._clock = clock
         self._root = root
-        self._hostname = socket.gethostname()
+        self._hostname = os.uname().nodename
         self._limit = CpuLimit(clock, root)
         self._cpu: CpuTimes | None = None
         self._cores_before: tuple[float, CpuTimes] | None = None  # monotonic seconds, counters

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -134,7 +133,7 @@ class NvmlSource:
         handles = {device.info.uuid: device.handle for device in self._devices}
         known = read_past(self._nvml, {uuid: handle for uuid, handle in handles.items() if handle is not None}, now_s)
         infos = [device.info for device in self._devices]
-        return past_looks(known, infos, now_s, interval_s, socket.gethostname(), self.label, self._present)
+        return past_looks(known, infos, now_s, interval_s, os.uname().nodename, self.label, self._present)
 
     def profiler_endpoints(self) -> Mapping[str, str]:
         return {}
