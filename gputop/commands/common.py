@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 
 from gputop.errors import GputopError
 from gputop.options import SIMULATED_DEFAULT
+from gputop.samples import OK
 
 if TYPE_CHECKING:
     from gputop.session import Options, Session
     from gputop.sources import Source
+
+LATE_TICKS = 5
 
 
 def source_of(args: argparse.Namespace) -> Source:
@@ -48,8 +51,11 @@ def start(session: Session, seconds: float) -> None:
 
     def listener(change: str) -> None:
         sample, history = session.sample, session.history
-        looked = (history is not None and sample is not None and sample.interval_s is not None
-                  and sample.time_s - session.started_s >= seconds)
+        looked = False
+        if history is not None and sample is not None and sample.interval_s is not None:
+            # A GPU whose driver was late for just this tick is waited for; one that hangs is not.
+            late = any(gpu.state == OK and not gpu.readings for gpu in sample.gpus)
+            looked = sample.time_s - session.started_s >= seconds + (LATE_TICKS * sample.interval_s if late else 0.0)
         if change == "failed" or looked:
             ready.set()
 

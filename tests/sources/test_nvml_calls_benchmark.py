@@ -33,8 +33,11 @@ def test_every_call_is_in_the_table_with_its_result(nvml_library: Path) -> None:
     results = [row[6] for row in calls if row[0].startswith("field value 82")]
     assert results == ["ok", "3 (3×): not supported by this GPU"]
     assert any("999" in row[6] for row in calls if row[0].endswith("ecc_corrected"))
-    # At 20 ms the byte rates are 0, and no error says so; at 120 ms they are real.
-    assert [row[3] for row in rows if row[0] in ("0.02", "0.12")] == ["100%", "0%"] * 2
+    # At 20 ms the byte rates are 0, and no error says so; at 120 ms they are real. (Where the machine is so
+    # busy that 20 ms become 100, some are real there, too.)
+    zero = [int(row[3].rstrip("%")) for row in rows if row[0] in ("0.02", "0.12")]
+    assert zero[1::2] == [0, 0]
+    assert max(zero[::2]) > 0
 
 
 def test_without_gpm_and_without_a_driver_it_says_so(nvml_library: Path) -> None:
