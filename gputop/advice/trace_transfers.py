@@ -12,7 +12,7 @@ from gputop.text import percent
 from gputop.trace.device_time import idle_after
 from gputop.trace.input_pipeline import loops
 from gputop.trace.intervals import EMPTY, intersect, merge, subtract, union
-from gputop.trace.model import I64, Kind, MemoryKind
+from gputop.trace.model import I64, Kind, MemoryKind, Trace
 from gputop.trace.query import host_rows, in_steps
 
 _PIN = {
@@ -95,7 +95,7 @@ def sync_copies(facts: TraceFacts) -> Finding | Abstained | None:
     if not (device.launch_ns[copies] >= 0).any():
         return Abstained("sync_copies", "the host calls that made the copies (correlation ids); capture with host "
                                         "tracing on")
-    held = _held(facts, np.flatnonzero(copies))
+    held = held_copies(facts.trace, np.flatnonzero(copies))
     idle_ns, count, size = 0, 0, 0
     within = facts.within
     input_waits = merge(EMPTY, *(loop.waits for loop in loops(facts.trace)))
@@ -133,18 +133,18 @@ def sync_copies(facts: TraceFacts) -> Finding | Abstained | None:
     )
 
 
-def _held(facts: TraceFacts, copies: I64) -> I64:
+def held_copies(trace: Trace, copies: I64) -> I64:
     """The copies that the host waited for: their call lasts until they end, or the thread synchronises then.
 
     Large copies with pageable memory are left out: they wait by nature (copies_pageable).
     """
-    device, host = facts.trace.device, facts.trace.host
+    device, host = trace.device, trace.host
     pageable = (device.src[copies] == MemoryKind.PAGEABLE) | (device.dst[copies] == MemoryKind.PAGEABLE)
     copies = copies[~pageable | (device.bytes[copies] <= limit("copies_pageable.bytes"))]
     held = np.zeros(len(copies), bool)
     if len(device.launch_end_ns) == len(device):
         held |= device.launch_end_ns[copies] >= device.end_ns[copies]
-    rows = host_rows(facts.trace, _SYNCHRONISE)
+    rows = host_rows(trace, _SYNCHRONISE)
     for thread in np.unique(host.line[rows]).tolist():
         own = rows[host.line[rows] == thread]
         begin, end = host.start_ns[own], np.maximum.accumulate(host.end_ns[own])

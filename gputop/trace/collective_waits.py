@@ -24,14 +24,14 @@ from gputop.trace.results import Steps
 class CollectiveWaits:
     """Seconds per step, or in the window without steps.
 
-    ``waiting_s`` and ``transfer_s`` are exposed, by GPU. ``bare_s`` is the part of the transfers beside which no
-    GPU does anything else: of each collective what the GPU shows that hides most of it. Where a GPU was early, a
-    transfer lies bare on it that a later one hides; that costs the step nothing. ``late_s`` is how much
-    earlier the collectives would have begun had the last GPU come when the others did (the median of them), as
-    far as that was exposed, by the GPU that was last; ``late_times`` counts in how many collectives each was.
-    ``count`` is of matched collectives; ``durations_s`` are the transfers of AllReduces one by one,
-    ``allreduce_exposed`` the share of their time that is bare. ``unmatched`` says why some operations are
-    not in here, by operation.
+    ``waiting_s`` and ``transfer_s`` are exposed, by GPU; ``waiting`` says when that waiting is. ``bare_s`` is the
+    part of the transfers beside which no GPU does anything else: of each collective what the GPU shows that hides
+    most of it. Where a GPU was early, a transfer lies bare on it that a later one hides; that costs the step nothing.
+    ``late_s`` is how much earlier the collectives would have begun had the last GPU come when the others did (the
+    median of them), as far as that was exposed, by the GPU that was last; ``late_times`` counts in how many
+    collectives each was. ``count`` is of matched collectives; ``durations_s`` are the transfers of AllReduces one by
+    one, ``allreduce_exposed`` the share of their time that is bare. ``unmatched`` says why some operations are not in
+    here, by operation.
     """
 
     waiting_s: Mapping[int, float]
@@ -43,6 +43,7 @@ class CollectiveWaits:
     durations_s: tuple[float, ...]
     allreduce_exposed: float
     unmatched: Mapping[str, str]
+    waiting: Mapping[int, Spans]
 
 
 def collective_waits(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> CollectiveWaits | None:
@@ -93,20 +94,21 @@ def collective_waits(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | 
             all_ns += int((end - begun[:, None]).min(axis=1).sum())
     numbers = [gpu_number(trace, line.gpu) for line in lines]
 
-    def seconds(i: int, spans: Spans, less: Spans) -> float:
+    def exposed_of(i: int, spans: Spans, less: Spans) -> Spans:
         left = subtract(subtract(spans, beside[i]), less)
-        return (left if within is None else intersect(left, within)).total / per / 1e9
+        return left if within is None else intersect(left, within)
 
-    waited = [merge(*own) for own in waits]
     moved = [merge(*own) for own in moves]
-    transfer = {n: seconds(i, moved[i], EMPTY) for i, n in enumerate(numbers)}
+    waiting_of = {n: exposed_of(i, merge(*waits[i]), moved[i]) for i, n in enumerate(numbers)}
+    transfer = {n: exposed_of(i, moved[i], EMPTY).total / per / 1e9 for i, n in enumerate(numbers)}
     return CollectiveWaits(
-        waiting_s={n: seconds(i, waited[i], moved[i]) for i, n in enumerate(numbers)},
+        waiting_s={n: spans.total / per / 1e9 for n, spans in waiting_of.items()},
         transfer_s=transfer, bare_s=min(bare_ns / per / 1e9, *transfer.values()),
         late_s={n: float(s) / per / 1e9 for n, s in zip(numbers, late, strict=True) if s > 0},
         late_times={n: int(k) for n, k in zip(numbers, times, strict=True) if k},
         count=count, durations_s=tuple(durations),
         allreduce_exposed=exposed_ns / all_ns if all_ns else 0.0, unmatched=unmatched,
+        waiting=waiting_of,
     )
 
 

@@ -68,7 +68,7 @@ def timelines(trace: Trace) -> list[GpuTimeline]:
 
         busy = union(device.start_ns[rows], device.end_ns[rows])
         gaps = Spans(busy.end[:-1], busy.start[1:])
-        launch = _launch_after(trace, rows, gaps)
+        launch = device.launch_ns[event_after(trace, rows, gaps)]
         out.append(GpuTimeline(
             gpu, rows, of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
             of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy, gaps,
@@ -77,18 +77,17 @@ def timelines(trace: Trace) -> list[GpuTimeline]:
     return out
 
 
-def _launch_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
-    """When the event that ends each gap was launched, -1 where the trace does not tell.
+def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
+    """Of a GPU's device events (``rows``) the one that begins as each gap ends, or the first after that; -1: none.
 
-    Of several that start at once the earliest launch counts: the GPU could have run that one.
+    Of several that start at once the earliest launched counts: the GPU could have run that one.
     """
     device = trace.device
     rows = rows[device.end_ns[rows] > device.start_ns[rows]]
     start, launch = device.start_ns[rows], device.launch_ns[rows]
     unknown = np.iinfo(np.int64).max
-    order = np.lexsort((np.where(launch < 0, unknown, launch), start))
-    first = order[np.searchsorted(start[order], gaps.end)]
-    return launch[first]
+    rows = rows[np.lexsort((np.where(launch < 0, unknown, launch), start))]
+    return np.append(rows, -1)[np.searchsorted(device.start_ns[rows], gaps.end)]
 
 
 def gpu_use(trace: Trace, line: GpuTimeline, steps: Steps | None) -> GpuUse:

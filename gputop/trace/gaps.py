@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +82,42 @@ def _launching_lines(trace: Trace) -> I64:
     return np.asarray(launching[lines_of(trace, MAIN)[launching]], np.int64)
 
 
+class Charge(NamedTuple):
+    """Host events within gaps: the name that the time of each counts for, and the time itself.
+
+    ``name`` indexes ``Trace.names``; what only passes an op on counts for the op. ``own_ns`` is an event's time within
+    the gaps less that of events inside it, ``outer_ns`` all of it for an event that is in no other, else 0. ``holder``
+    is the place of the event that has the name.
+    """
+
+    name: I64
+    own_ns: I64
+    outer_ns: I64
+    holder: I64
+
+
+def charge(trace: Trace, rows: I64, inside_ns: I64, line: npt.NDArray) -> Charge:
+    """``rows``: those host events that lie within the gaps for ``inside_ns``, which is above 0; ``line``: what sets
+    them apart into sequences that nest, their threads or finer."""
+    host = trace.host
+    nesting = nest(line, host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
+    label = host.name[rows].astype(np.int64)
+    eager, op = stat(host, "eager_op")
+    at = np.searchsorted(eager, rows)
+    names_op = at < len(eager)
+    names_op[names_op] = eager[at[names_op]] == rows[names_op]
+    label[names_op] = op[at[names_op]]
+    passes_on = name_mask(trace, _WRAPPERS)[label]
+    passes_on |= name_mask(trace, _EAGER_PREFIX.pattern)[label] & (nesting.parent >= 0) & names_op[nesting.parent]
+    holder = nesting.holder(passes_on & ~names_op)
+    return Charge(label[holder], nesting.own(inside_ns), np.where(nesting.parent < 0, inside_ns, 0), holder)
+
+
+def without_prefix(name: str) -> str:
+    """An op's name without what eager execution puts before it."""
+    return _EAGER_PREFIX.sub("", name)
+
+
 def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[dict[str, tuple[int, int]], int]:
     """By name (nanoseconds of its own within the gaps, events), and the gap time in which no event is open, over the
     chosen lines."""
@@ -91,30 +128,18 @@ def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[d
     rows, inside = rows[inside > 0], inside[inside > 0]  # what holds such an event is such an event
     if not len(rows):
         return {}, lines * gaps.total
-    nesting = nest(host.line[rows], host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
-    own = nesting.own(inside)
-    shown = int(inside[nesting.parent < 0].sum())
-    label = host.name[rows].astype(np.int64)
-    eager, op = stat(host, "eager_op")
-    at = np.searchsorted(rows, eager)
-    mine = (at < len(rows)) & (rows[np.minimum(at, len(rows) - 1)] == eager)
-    label[at[mine]] = op[mine]
-    names_op = np.zeros(len(rows), bool)
-    names_op[at[mine]] = True
-    passes_on = name_mask(trace, _WRAPPERS)[label]
-    passes_on |= name_mask(trace, _EAGER_PREFIX.pattern)[label] & (nesting.parent >= 0) & names_op[nesting.parent]
-    holder = nesting.holder(passes_on & ~names_op)
-    counted = own > 0
+    charged = charge(trace, rows, inside, host.line[rows])
+    counted = charged.own_ns > 0
     holds = np.zeros(len(rows), bool)
-    holds[holder[counted]] = True
-    times = np.bincount(label[holder[counted]], weights=own[counted], minlength=len(trace.names))
-    events = np.bincount(label[holds], minlength=len(trace.names))
+    holds[charged.holder[counted]] = True
+    times = np.bincount(charged.name[counted], weights=charged.own_ns[counted], minlength=len(trace.names))
+    events = np.bincount(charged.name[holds], minlength=len(trace.names))
     out: dict[str, tuple[int, int]] = {}
     for name in np.flatnonzero(times).tolist():
-        text = _EAGER_PREFIX.sub("", trace.names[name])
+        text = without_prefix(trace.names[name])
         known = out.get(text, (0, 0))
         out[text] = known[0] + int(times[name]), known[1] + int(events[name])
-    return out, lines * gaps.total - shown
+    return out, lines * gaps.total - int(charged.outer_ns.sum())
 
 
 def ranked_work(work: dict[str, tuple[int, int]], per: float) -> tuple[GapWork, ...]:

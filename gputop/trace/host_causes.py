@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,17 @@ STALL_FACTOR, STALL_NS = 5.0, 100_000
 # The model itself runs eagerly from this share of the host's time in TensorFlow (XProf's limit) and this
 # number of ops a step on: fewer are a callback's. gputop's own figure.
 EAGER_SHARE, EAGER_OPS = 0.10, 50
+
+
+CAUSES = ("tracing", "eager", "placement", "gap", "dispatch")
+
+
+class Late(NamedTuple):
+    """One GPU and when it waits for the host, by cause; without GPUs one host, ``line`` None."""
+
+    host: str
+    line: GpuTimeline | None
+    by_cause: dict[str, Spans]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,31 +91,14 @@ def host_causes(
     """The division; None where the trace has no host event, or GPUs but nothing that ran on them."""
     if not len(trace.host) or (trace.gpus and not lines):
         return None
-    bounds = steps.bounds_ns if steps is not None else (trace.window_ns,)
-    late = _late(trace, lines, bounds)
+    late, hosts = late_by_cause(trace, lines, steps, ops)
     if not late:
         return None
-    eagerly = runs_eagerly(ops)
-    hosts = {host: host_spans(trace, host, runs_eagerly=eagerly) for host in {host for host, _, _ in late}}
-    parts = dict.fromkeys(("tracing", "eager", "placement", "gap", "dispatch", "stalled"), 0)
-    gaps = placed = stalled = EMPTY
-    for host, line, left in late:
-        own = hosts[host]
-        in_calls = own.calls if len(own.calls.start) else merge(left)
-        for name, instants in (("tracing", own.tracing), ("eager", own.eager),
-                               ("placement", intersect(own.placed, in_calls))):
-            taken = intersect(left, instants)
-            parts[name] += taken.total
-            left = subtract(left, taken)
-            placed = merge(placed, taken) if name == "placement" else placed
-        gap, left = subtract(left, in_calls), intersect(left, in_calls)
-        gaps = merge(gaps, gap)
-        parts["gap"] += gap.total
-        parts["dispatch"] += left.total
-        if line is not None:
-            held_up = intersect(left, _held_up(trace, line))
-            parts["stalled"] += held_up.total
-            stalled = merge(stalled, held_up)
+    bounds = _bounds(trace, steps)
+    parts = {cause: sum(own.by_cause[cause].total for own in late) for cause in CAUSES}
+    gaps, placed = (merge(*(own.by_cause[cause] for own in late)) for cause in ("gap", "placement"))
+    held_up = [intersect(own.by_cause["dispatch"], _held_up(trace, own.line)) for own in late if own.line is not None]
+    stalled = merge(EMPTY, *held_up)
     unit = 1e9 * len(bounds) * len(late)
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     of_hosts = list(hosts.values())
@@ -114,11 +109,37 @@ def host_causes(
         placement_s=parts["placement"] / unit if any(h.shows_ops for h in of_hosts) else None,
         gap_s=parts["gap"] / unit if any(len(h.calls.start) for h in of_hosts) else None,
         dispatch_s=parts["dispatch"] / unit,
-        stalled=parts["stalled"] / parts["dispatch"] if lines and parts["dispatch"] else None,
+        stalled=sum(s.total for s in held_up) / parts["dispatch"] if lines and parts["dispatch"] else None,
         placement=_by_op(trace, placed, of_hosts, len(bounds)),
         gap_main=main, gap_executor=executor, gap_silent_s=silent, compiled=compiled_calls(trace, within),
         input_together=together, input_threads=threads,
     )
+
+
+def late_by_cause(
+    trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None, ops: HostOps | None,
+) -> tuple[list[Late], dict[str, HostSpans]]:
+    """The same division instant by instant, of each GPU that took part (each host, where there is none), and what
+    each of those hosts was at. Empty where no GPU ran within the steps."""
+    late = _late(trace, lines, _bounds(trace, steps))
+    eagerly = runs_eagerly(ops)
+    hosts = {host: host_spans(trace, host, runs_eagerly=eagerly) for host in {host for host, _, _ in late}}
+    out = []
+    for host, line, left in late:
+        own = hosts[host]
+        in_calls = own.calls if len(own.calls.start) else merge(left)
+        by_cause = {}
+        for cause, instants in (("tracing", own.tracing), ("eager", own.eager),
+                                ("placement", intersect(own.placed, in_calls))):
+            by_cause[cause] = intersect(left, instants)
+            left = subtract(left, by_cause[cause])
+        by_cause["gap"], by_cause["dispatch"] = subtract(left, in_calls), intersect(left, in_calls)
+        out.append(Late(host, line, by_cause))
+    return out, hosts
+
+
+def _bounds(trace: Trace, steps: Steps | None) -> Sequence[tuple[int, int]]:
+    return steps.bounds_ns if steps is not None else (trace.window_ns,)
 
 
 def _late(
