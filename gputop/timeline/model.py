@@ -25,7 +25,7 @@ CAUSES = {
     "dispatch": "the next launch is late",
     "other_gpu": "another GPU works meanwhile",
     "collective_wait": "waits in a collective for the last GPU",
-    "idle": "no host fault seen: work was queued, or its launch is not in the trace",
+    "idle": "not told: work was queued, its launch is not in the trace, or the window begins or ends",
 }
 
 
@@ -45,7 +45,7 @@ class Range(NamedTuple):
     """One event. ``(row, index)`` is its identity; one seen through a GPU's row carries the row of its stream."""
 
     row: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuple's method of that name is of no use here
     start_ns: int
     end_ns: int
     name: str

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,10 @@ REPORT_WIDTH = 70  # what the monitor can show on 80 columns
 _CHILD = """\
 import sys
 sys.path[:] = [p for p in sys.path if p] + [sys.argv.pop(1)]
-from gputop.trace.worker import die_with, main
+from importlib import import_module
+from gputop.trace.worker import die_with
 die_with(int(sys.argv.pop(1)))
+main = import_module(sys.argv.pop(1)).main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -45,32 +47,46 @@ def analyze_in_worker(
     with the child's own message, or one that says how the child ended. However this ends,
     KeyboardInterrupt included, the child does not outlive it.
     """
-    command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2]), str(os.getpid()),
-               *map(str, paths)]
+    return run_in_worker("gputop.trace.worker", list(map(str, paths)), stop, timeout_s)
+
+
+def run_in_worker(
+    module: str, arguments: Sequence[str], stop: threading.Event | None = None, timeout_s: float = TIMEOUT_S,
+    what: str = "analysis", pass_fds: Sequence[int] = (),
+) -> dict[str, Any]:
+    """``main(arguments)`` of this module of gputop in a subprocess, which prints one JSON object (:func:`answer`).
+
+    ``what`` it makes, for messages; ``pass_fds`` are files it inherits. Else as :func:`analyze_in_worker`.
+    """
+    command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2]), str(os.getpid()), module,
+               *arguments]
     try:
-        return _analyze(command, stop, timeout_s)
+        return _run(command, stop, timeout_s, what, pass_fds)
     except OSError as error:
-        raise GputopError(f"The analysis could not be started: {error}", "The trace is kept: run `gputop analyze` on "
+        raise GputopError(f"The {what} could not be started: {error}", "The trace is kept: run `gputop analyze` on "
                           "it.") from error
 
 
-def _analyze(command: list[str], stop: threading.Event | None, timeout_s: float) -> dict[str, Any]:
+def _run(
+    command: list[str], stop: threading.Event | None, timeout_s: float, what: str, pass_fds: Sequence[int],
+) -> dict[str, Any]:
     with tempfile.TemporaryFile() as errors, subprocess.Popen(
         # A session of its own: ctrl-c in the terminal is for gputop to decide on.
         command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, start_new_session=True,
+        pass_fds=pass_fds,
     ) as child:
         try:
-            output = _read(child, stop, timeout_s)
+            output = _read(child, stop, timeout_s, what)
         finally:
             if child.poll() is None:
                 child.kill()
             code = child.wait()
         errors.seek(0)
         tail = errors.read()[-2000:].decode(errors="replace").strip()
-    return _document(output, code, tail)
+    return _document(output, code, tail, what)
 
 
-def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_s: float) -> bytes:
+def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_s: float, what: str) -> bytes:
     """The child's whole output, looking at ``stop`` several times a second."""
     assert child.stdout is not None
     chunks: list[bytes] = []
@@ -79,9 +95,9 @@ def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_
         ready.register(child.stdout, selectors.EVENT_READ)
         while True:
             if stop is not None and stop.is_set():
-                raise GputopError("The analysis was stopped.", "The trace itself is kept.")
+                raise GputopError(f"The {what} was stopped.", "The trace itself is kept.")
             if waited >= timeout_s:
-                raise GputopError(f"The analysis was not done after {timeout_s:.0f} s.",
+                raise GputopError(f"The {what} was not done after {timeout_s:.0f} s.",
                                   "Capture a shorter window, or run `gputop analyze` on a larger machine.")
             if not ready.select(_POLL_S):
                 waited += _POLL_S
@@ -92,13 +108,13 @@ def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_
             chunks.append(chunk)
 
 
-def _document(output: bytes, code: int, stderr: str) -> dict[str, Any]:
+def _document(output: bytes, code: int, stderr: str, what: str) -> dict[str, Any]:
     try:
         document = json.loads(output) if output else None
     except ValueError:
         document = None
     if code == -signal.SIGKILL:
-        raise GputopError("The analysis was killed by the kernel, most likely for want of memory.",
+        raise GputopError(f"The {what} was killed by the kernel, most likely for want of memory.",
                           "The trace is kept: run `gputop analyze` on it on a machine with more memory, "
                           "or capture a shorter window.")
     if isinstance(document, dict) and "error" in document:
@@ -107,7 +123,7 @@ def _document(output: bytes, code: int, stderr: str) -> dict[str, Any]:
     if code != 0 or not isinstance(document, dict):
         last = stderr.splitlines()[-1] if stderr else "it left no message"
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        raise GputopError(f"The analysis {how}: {last}", "The trace is kept; please report this with the trace.")
+        raise GputopError(f"The {what} {how}: {last}", "The trace is kept; please report this with the trace.")
     return document
 
 
@@ -115,7 +131,7 @@ def die_with(parent: int) -> None:
     """Have the kernel kill this process when ``parent`` ends, in whatever way.
 
     Strictly, when the thread that started it ends: that one waits for it in
-    :func:`analyze_in_worker` (prctl(2), PR_SET_PDEATHSIG).
+    :func:`run_in_worker` (prctl(2), PR_SET_PDEATHSIG).
     """
     import ctypes
 
@@ -124,28 +140,33 @@ def die_with(parent: int) -> None:
         sys.exit(EXIT_FAILED)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Analyse and print the document, with ``report`` (text) and ``limit`` (a sentence) in it.
-
-    Errors are JSON too; the status is the command's.
-    """
-    from gputop.trace.analysis import analyze
-    from gputop.trace.report import limit_of, text_report
-
+def answer(work: Callable[[], dict[str, Any]]) -> int:
+    """In the subprocess: print what ``work`` returns, or its error, as JSON; returns the status to end with."""
     try:
-        analysis = analyze(list(arguments))
-        document = {**analysis.to_json(), "report": text_report(analysis, REPORT_WIDTH), "limit": limit_of(analysis)}
+        document = work()
         status = EXIT_OK
     except GputopError as error:
         document = {"error": {"message": error.message, "fix": error.fix, "exit_code": error.exit_code}}
         status = error.exit_code
     except MemoryError:
-        document = {"error": {"message": "The analysis ran out of memory.",
+        document = {"error": {"message": "There was not enough memory for the trace.",
                               "fix": "Capture a shorter window, or analyse the trace on a larger machine.",
                               "exit_code": EXIT_FAILED}}
         status = EXIT_FAILED
     json.dump(document, sys.stdout, allow_nan=False)
     return status
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Analyse and print the document, with ``report`` (text) and ``limit`` (a sentence) in it."""
+    from gputop.trace.analysis import analyze
+    from gputop.trace.report import limit_of, text_report
+
+    def work() -> dict[str, Any]:
+        analysis = analyze(list(arguments))
+        return {**analysis.to_json(), "report": text_report(analysis, REPORT_WIDTH), "limit": limit_of(analysis)}
+
+    return answer(work)
 
 
 if __name__ == "__main__":

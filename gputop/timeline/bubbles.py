@@ -1,0 +1,264 @@
+"""The bubble detective: where GPUs lose most time, what the host did there, and which finding says so.
+
+A GPU stands still where no device event runs within the steps (the parts ``input``, ``launch``, ``host`` and ``idle``
+of the breakdown), or where it waits in a collective for the last GPU with nothing else to do
+(gputop.trace.collective_waits). The same places of several GPUs are one bubble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gputop.advice.finding import Finding
+from gputop.advice.trace_transfers import held_copies
+from gputop.text import percent, printable
+from gputop.timeline.bubble_work import Place, work_at
+from gputop.timeline.model import CAUSES, Bubble, HostWork
+from gputop.trace.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, parts_by_gpu
+from gputop.trace.collective_waits import collective_waits
+from gputop.trace.device_time import GpuTimeline, event_after, gpu_number, idle_after, timelines, waits_for_another
+from gputop.trace.host_causes import late_by_cause
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract
+from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.results import Analysis
+
+LIMIT = 200  # bubbles told
+_SEEDS = 20  # standstills looked at for each that is told: the longest ones
+_TOGETHER = 0.5  # standstills of two GPUs are one place where they share this much of the longer one
+_IDLE_PARTS = ("input", "launch", "host", "idle")
+
+# By cause the findings that it can be the doing of, the surest first; and where the host was launching meanwhile.
+_FINDINGS: Mapping[str, tuple[str, ...]] = {
+    "input": ("input_bound",),
+    "tracing": ("retracing",),
+    "eager": ("eager_execution",),
+    "placement": ("host_placement",),
+    "gap": ("step_gap_host",),
+    "dispatch": ("thread_contention", "staggered_launch", "eager_execution"),
+    "other_gpu": ("serial_gpus", "staggered_launch", "gpu0_oversubscribed", "replica_imbalance"),
+    "collective_wait": ("collective_waiting", "gpu0_oversubscribed", "replica_imbalance", "staggered_launch",
+                        "serial_gpus"),
+}
+_AFTER_COPIES = ("sync_copies", "loss_scaling", "host_placement")
+_LAUNCHING = ("launch_bound", "small_kernels")
+
+
+class Found(NamedTuple):
+    """A bubble, and the row of the device event that ended it."""
+
+    bubble: Bubble
+    event: int | None
+
+
+class _Still(NamedTuple):
+    """When one GPU stands still in one way."""
+
+    line: GpuTimeline
+    in_collective: bool
+    spans: Spans
+
+
+class _Group(NamedTuple):
+    """Standstills at the same time: by place in the list of :class:`_Still` and in its spans, the longest first."""
+
+    members: list[tuple[int, int]]
+    start: int
+    end: int
+    cost: int
+
+
+def bubbles(trace: Trace, analysis: Analysis, limit: int = LIMIT) -> tuple[Bubble, ...]:
+    """The most costly places, at most ``limit``; empty where no GPU of the trace ran anything."""
+    return tuple(found.bubble for found in coldest(trace, analysis, limit))
+
+
+def coldest(trace: Trace, analysis: Analysis, limit: int = LIMIT) -> list[Found]:
+    lines = timelines(trace)
+    if not lines:
+        return []
+    bounds = analysis.steps.bounds_ns if analysis.steps else (
+        (min(line.window_ns[0] for line in lines), max(line.window_ns[1] for line in lines)),)
+    parts = parts_by_gpu(trace, lines, bounds)
+    waits = collective_waits(trace, lines, analysis.steps)
+    stills = []
+    for line in lines:
+        if line.gpu in parts:
+            stills.append(_Still(line, False, merge(*(parts[line.gpu][part] for part in _IDLE_PARTS))))
+            if waits is not None:
+                stills.append(_Still(line, True, waits.waiting.get(gpu_number(trace, line.gpu), EMPTY)))
+    groups = _groups(stills, limit)
+    by_cause = _by_cause(trace, lines, analysis, parts)
+    shares = _measured(stills, groups, by_cause)
+    events = _enders(trace, stills, groups)
+    causes = [_cause(stills[group.members[0][0]], share) for group, share in zip(groups, shares, strict=True)]
+    gpus = [sorted({stills[i].line.gpu for i, _ in group.members}) for group in groups]
+    work = work_at(trace, analysis.steps, [
+        _place(trace, group, cause, own, event)
+        for group, cause, own, event in zip(groups, causes, gpus, events, strict=True)])
+    return [
+        Found(Bubble(
+            gpus=tuple(sorted(gpu_number(trace, gpu) for gpu in own)), start_ns=group.start, end_ns=group.end,
+            cost_ns=group.cost, part=_part(cause, share), cause=cause, host=_summary(done, group),
+            ended_by=_ended_by(trace, cause, event), finding=_finding(cause, share, analysis.findings), work=done,
+        ), event)
+        for group, share, cause, own, event, done in zip(groups, shares, causes, gpus, events, work, strict=True)]
+
+
+def _groups(stills: Sequence[_Still], limit: int) -> list[_Group]:
+    """The most costly groups of standstills that lie together, looked for around the longest ones."""
+    of = np.repeat(np.arange(len(stills)), [len(s.spans.start) for s in stills])
+    start = np.concatenate([s.spans.start for s in stills])
+    end = np.concatenate([s.spans.end for s in stills])
+    within = np.concatenate([np.arange(len(s.spans.start)) for s in stills])
+    seeds = max(_SEEDS, 4 * len(stills)) * limit
+    if len(start) > seeds:
+        chosen = np.argpartition(start - end, seeds)[:seeds]
+        of, start, end, within = of[chosen], start[chosen], end[chosen], within[chosen]
+    order = np.lexsort((of, start, start - end))
+    of, start, end, within = of[order], start[order], end[order], within[order]
+    partner = np.stack([_partners(still, i, stills, of, start, end) for i, still in enumerate(stills)], axis=1)
+    taken: set[tuple[int, int]] = set()
+    groups = []
+    for own, first, partners in zip(of.tolist(), within.tolist(), partner.tolist(), strict=True):
+        if (own, first) in taken:
+            continue
+        members = [(own, first)]
+        members += [(i, at) for i, at in enumerate(partners) if at >= 0 and (i, at) not in taken]
+        taken.update(members)
+        times = [(int(stills[i].spans.start[at]), int(stills[i].spans.end[at])) for i, at in members]
+        groups.append(_Group(members, min(a for a, _ in times), max(b for _, b in times), sum(b - a for a, b in times)))
+    groups.sort(key=lambda group: (-group.cost, group.start, group.members))
+    return groups[:limit]
+
+
+def _partners(still: _Still, number: int, stills: Sequence[_Still], of: I64, start: I64, end: I64) -> I64:
+    """For each standstill the one of this GPU that lies together with it, -1 where none does."""
+    if not len(still.spans.start):
+        return np.full(len(of), -1, np.int64)
+    middle = start + (end - start) // 2
+    at = np.searchsorted(still.spans.start, middle, side="right") - 1
+    a, b = still.spans.start[np.maximum(at, 0)], still.spans.end[np.maximum(at, 0)]
+    shared = np.minimum(b, end) - np.maximum(a, start)
+    alike = np.array([other.in_collective == still.in_collective for other in stills], bool)[of]
+    together = (at >= 0) & alike & (of != number) & (shared >= _TOGETHER * np.maximum(b - a, end - start))
+    return np.where(together, at, -1)
+
+
+def _by_cause(
+    trace: Trace, lines: Sequence[GpuTimeline], analysis: Analysis, parts: Mapping[int, Mapping[str, Spans]],
+) -> dict[int, dict[str, Spans]]:
+    """For each GPU when it is idle for each cause, and the further facts that tell the finding: idle by the parts
+    ``launch`` and ``host``, and ``after_copy``: from a copy that the host waited for."""
+    late, _ = late_by_cause(trace, lines, analysis.steps, analysis.ops) if len(trace.host) else ([], {})
+    of_host = {own.line.gpu: own.by_cause for own in late if own.line is not None}
+    device = trace.device
+    held = held_copies(trace, np.flatnonzero((device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER)))
+    out = {}
+    for line in lines:
+        if line.gpu not in parts:
+            continue
+        own = dict(of_host.get(line.gpu, {"dispatch": merge(parts[line.gpu]["launch"], parts[line.gpu]["host"])}))
+        idle = parts[line.gpu]["idle"]
+        own["input"] = parts[line.gpu]["input"]
+        own["other_gpu"] = intersect(idle, waits_for_another(line, list(lines), WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
+        own["idle"] = subtract(idle, own["other_gpu"])
+        own["launch"], own["host"] = parts[line.gpu]["launch"], parts[line.gpu]["host"]
+        copies = line.rows[np.isin(line.rows, held)]
+        own["after_copy"] = idle_after(trace, line, device.end_ns[copies], analysis.steps)
+        out[line.gpu] = own
+    return out
+
+
+def _measured(
+    stills: Sequence[_Still], groups: Sequence[_Group], by_cause: Mapping[int, Mapping[str, Spans]],
+) -> list[dict[str, float]]:
+    """For each group the share of its cost by cause and further fact."""
+    sums: list[dict[str, float]] = [{} for _ in groups]
+    members: dict[int, list[tuple[int, int]]] = {}
+    for number, group in enumerate(groups):
+        for i, at in group.members:
+            members.setdefault(i, []).append((number, at))
+    for i, own in members.items():
+        spans = stills[i].spans
+        places = np.array([place for _, place in own])
+        for cause, instants in by_cause[stills[i].line.gpu].items():
+            inside = coverage(instants, spans.start[places], spans.end[places]).tolist()
+            for (number, _), time in zip(own, inside, strict=True):
+                sums[number][cause] = sums[number].get(cause, 0.0) + time / groups[number].cost
+    return sums
+
+
+def _cause(still: _Still, share: Mapping[str, float]) -> str:
+    if still.in_collective:
+        return "collective_wait"
+    return max((cause for cause in CAUSES if cause in share), key=lambda cause: share[cause])
+
+
+def _part(cause: str, share: Mapping[str, float]) -> str:
+    """The part of the step's breakdown that a cause's time is in."""
+    if cause in ("input", "idle"):
+        return cause
+    if cause in ("other_gpu", "collective_wait"):
+        return "idle" if cause == "other_gpu" else "collectives"
+    return "launch" if share.get("launch", 0.0) > share.get("host", 0.0) else "host"
+
+
+def _finding(cause: str, share: Mapping[str, float], findings: Sequence[Finding]) -> str | None:
+    """The finding that stands in the list, by its own id where what it explains is the nearer one."""
+    wanted = _FINDINGS.get(cause, ())
+    if cause == "dispatch" and share.get("after_copy", 0.0) >= _TOGETHER:
+        wanted = (*_AFTER_COPIES, *wanted)
+    if _part(cause, share) == "launch":
+        wanted = (*wanted, *_LAUNCHING)
+    of = {id_: finding.id for finding in reversed(findings) for id_ in finding.ids}
+    return next((of[id_] for id_ in wanted if id_ in of), None)
+
+
+def _enders(trace: Trace, stills: Sequence[_Still], groups: Sequence[_Group]) -> list[int | None]:
+    """For each group the device event that ended the longest standstill: on that GPU, or of a wait in a collective
+    the last GPU's. None where nothing begins at that moment."""
+    device = trace.device
+    out: list[int | None] = [None] * len(groups)
+    collectives = np.flatnonzero(device.kind == Kind.COLLECTIVE)
+    for i, still in enumerate(stills):
+        own = [number for number, group in enumerate(groups) if group.members[0][0] == i]
+        if not own:
+            continue
+        at = np.array([groups[number].members[0][1] for number in own])
+        ends = still.spans.end[at]
+        others = collectives[device.gpu[collectives] != still.line.gpu]
+        events = event_after(trace, others if still.in_collective else still.line.rows,
+                             Spans(still.spans.start[at], ends))
+        for number, event, end in zip(own, events.tolist(), ends.tolist(), strict=True):
+            if event >= 0 and device.start_ns[event] == end:
+                out[number] = event
+    return out
+
+
+def _place(trace: Trace, group: _Group, cause: str, gpus: Sequence[int], event: int | None) -> Place:
+    if event is None:
+        return Place(group.start, group.end, cause, tuple(gpus))
+    device = trace.device
+    return Place(group.start, group.end, cause, (*gpus, int(device.gpu[event])), int(device.launch_line[event]))
+
+
+def _ended_by(trace: Trace, cause: str, event: int | None) -> str:
+    if event is None:
+        return ""
+    device = trace.device
+    name = printable(trace.names[device.name[event]]) if device.name[event] >= 0 else "an event without a name"
+    line = int(device.launch_line[event])
+    launched = f", launched by {printable(trace.lines[line].name)}" if line >= 0 else ""
+    if cause == "collective_wait":
+        return f"GPU {gpu_number(trace, int(device.gpu[event]))}, the last to come to {name}{launched}"
+    return f"{name}{launched}"
+
+
+def _summary(work: Sequence[HostWork], group: _Group) -> str:
+    if not work:
+        return ""
+    first = work[0]
+    return f"{first.thread}: {first.op or 'no event (Python)'} {percent(first.time_ns / (group.end - group.start))}"

@@ -1,0 +1,88 @@
+"""The file a timeline lives in: a head, columns one after the other, and what describes them as JSON.
+
+The head is written last, so that a file whose writer was interrupted is no timeline. Columns are little-endian
+and lie at multiples of 8 bytes, ready to be mapped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.errors import GputopError
+
+_MAGIC = b"gputopTL"
+VERSION = 1  # a file is read by the gputop that wrote it, so there is no other
+_HEAD = struct.Struct("<8sIIQQ")  # magic, version, CRC-32 of the description, its offset, its length
+_ALIGN = 8
+
+
+class Writer:
+    """Writes columns to an open, seekable file. OSError is the caller's to explain."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._columns: dict[str, tuple[int, str, int]] = {}
+        self._at = 0
+        self._put(bytes(_HEAD.size))
+
+    def column(self, name: str, dtype: npt.DTypeLike, pieces: Iterable[npt.NDArray]) -> None:
+        """A column of the pieces one after the other."""
+        kind = np.dtype(dtype).newbyteorder("<")
+        self._put(bytes(-self._at % _ALIGN))
+        offset = self._at
+        for piece in pieces:
+            self._put(np.ascontiguousarray(piece, kind).data)
+        self._columns[name] = (offset, kind.str, (self._at - offset) // kind.itemsize)
+
+    def finish(self, about: Mapping[str, Any]) -> None:
+        """Write the description, then the head."""
+        text = json.dumps({**about, "columns": self._columns}, allow_nan=False).encode()
+        offset = self._at
+        self._put(text)
+        self._file.seek(0)
+        self._file.write(_HEAD.pack(_MAGIC, VERSION, zlib.crc32(text), offset, len(text)))
+        self._file.flush()
+
+    def _put(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._at += len(data) if isinstance(data, bytes) else data.nbytes
+
+
+def mapped(file: BinaryIO) -> tuple[dict[str, npt.NDArray], dict[str, Any]]:
+    """The columns, mapped read-only, and the description. Raises GputopError for what is no whole timeline."""
+    try:
+        size = os.fstat(file.fileno()).st_size
+        if size < _HEAD.size:
+            raise ValueError("it is too short")
+        whole = np.asarray(np.memmap(file, np.uint8, "r"))  # views of a memmap itself are slow to make
+        magic, version, check, offset, length = _HEAD.unpack(whole[:_HEAD.size].tobytes())
+        if magic != _MAGIC:
+            raise ValueError("it does not begin like one")
+        if version != VERSION:
+            raise ValueError(f"it is of version {version}, this gputop reads {VERSION}")
+        if offset + length != size:
+            raise ValueError("it is cut off or longer than it says")
+        text = whole[offset:].tobytes()
+        if zlib.crc32(text) != check:
+            raise ValueError("its description is damaged")
+        about = json.loads(text)
+        columns = {}
+        for name, (start, dtype, count) in about.pop("columns").items():
+            end = start + count * np.dtype(dtype).itemsize
+            columns[name] = whole[start:end].view(dtype)
+        return columns, about
+    except (ValueError, OSError) as error:
+        raise damaged(str(error)) from error
+
+
+def damaged(why: str) -> GputopError:
+    return GputopError(f"This is no timeline of gputop: {why}.", "Open the trace itself; a timeline is made anew each "
+                       "time.")

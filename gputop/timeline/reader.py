@@ -1,0 +1,350 @@
+"""A timeline as the screen asks for it: what covers each column of a row, and the ranges by name.
+
+The file is mapped, so this process holds no event. A picture of any zoom takes a binary search for each edge of a
+column in sums made beforehand, whatever lies between the edges; no loop here goes over events.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.timeline.layout import damaged, mapped
+from gputop.timeline.model import KINDS, Bubble, HostWork, Range, Row
+
+I64 = npt.NDArray[np.int64]
+_BLOCK = 4096  # events looked at first where one is sought; then four times as many
+_NAMES_KEPT = 20_000
+
+
+class Timeline:
+    """One capture's timeline, read-only. Times are nanoseconds since the trace's origin.
+
+    Rows are named by their ``key``. A GPU's row is the union of its streams, and what it shows are ranges of those.
+    Not for several threads at once.
+    """
+
+    def __init__(self, columns: dict[str, npt.NDArray], about: dict[str, Any]) -> None:
+        self.window_ns: tuple[int, int] = tuple(about["window_ns"])
+        self.paths: tuple[str, ...] = tuple(about["paths"])
+        self.simulated: bool = about["simulated"]
+        self.events: int = about["events"]
+        self.quality: tuple[tuple[str, str], ...] = tuple((id_, message) for id_, message in about["quality"])
+        self.rows: tuple[Row, ...] = tuple(Row(**row) for row in about["rows"])
+        self.bubbles: tuple[Bubble, ...] = tuple(_bubble(told) for told in about["bubbles"])
+        self.steps_ns: I64 = columns["steps"].reshape(-1, 2)
+        self._columns = columns
+        self._start, self._end = columns["start"], columns["end"]
+        self._name, self._op = columns["name"], columns["op"]
+        self._bounds: list[tuple[int, int]] = [(first, last) for first, last in about["bounds"]]
+        self._streams: dict[int, list[int]] = {int(gpu): own for gpu, own in about["streams"].items()}
+        self._span_start, self._span_end = columns["span_start"], columns["span_end"]
+        self._span_before = columns["span_before"]
+        self._stride: int = about["stride"]
+        self._edges = np.array(about["edges"], np.int64)
+        self._all: list[int] = about["all"]
+        self._kinds: list[list[tuple[int, int]]] = about["kinds"]
+        self._texts: dict[int, str] = {}
+        self._sought: tuple[str, npt.NDArray[np.bool_]] = "", np.empty(0, np.bool_)
+
+    @classmethod
+    def open(cls, file: str | Path | BinaryIO) -> Timeline:
+        """From a path or an open file, which may be closed afterwards. Raises GputopError for what is no timeline."""
+        try:
+            if isinstance(file, (str, Path)):
+                with Path(file).open("rb") as opened:
+                    return cls(*mapped(opened))
+            return cls(*mapped(file))
+        except OSError as error:
+            raise damaged(error.strerror or str(error)) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(f"its description is not as expected ({error})") from error
+
+    def close(self) -> None:
+        """Let go of the file. Nothing can be asked any more."""
+        self.__dict__.clear()
+
+    def __enter__(self) -> Timeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What covers the columns
+
+    def picture(
+        self, rows: Sequence[int], start_ns: int, end_ns: int, columns: int,
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+        """Of each row and column the share that is covered by ranges, and what covers most of it.
+
+        Both of shape (rows, columns): float32 of 0-1, and uint8, an index into KINDS, 0 where nothing is. The columns
+        are equal parts of ``start_ns`` to ``end_ns``, of a nanosecond at least.
+        """
+        if not len(rows) or columns < 1:
+            return np.zeros((len(rows), max(columns, 0)), np.float32), np.zeros((len(rows), max(columns, 0)), np.uint8)
+        low, high = _columns(start_ns, end_ns, columns)
+        of_row = [self._kinds[row] for row in rows]
+        covered = self._covered(np.array([track for kinds in of_row for _, track in kinds], np.int64), low, high)
+        first = np.cumsum([0, *(len(kinds) for kinds in of_row)])[:-1]
+        share = np.add.reduceat(covered, first, axis=0) / (high - low)
+        # The larger part wins; of equal ones the first, which is the one that is told first of ranges that overlap.
+        codes = np.array([code for kinds in of_row for code, _ in kinds], np.int64)[:, None]
+        place = np.array([len(KINDS) - i for kinds in of_row for i, _ in enumerate(kinds)], np.int64)[:, None]
+        best = np.maximum.reduceat((covered * (len(KINDS) + 1) + place) * len(KINDS) + codes, first, axis=0)
+        return share.astype(np.float32), np.where(share > 0, best % len(KINDS), 0).astype(np.uint8)
+
+    def coverage(self, row: int, start_ns: int, end_ns: int, columns: int) -> npt.NDArray[np.float32]:
+        """The share of each column that ranges of this row cover; see :meth:`picture`."""
+        return self.picture([row], start_ns, end_ns, columns)[0][0]
+
+    def kinds(self, row: int, start_ns: int, end_ns: int, columns: int) -> npt.NDArray[np.uint8]:
+        """What covers most of each column, as index into KINDS; see :meth:`picture`."""
+        return self.picture([row], start_ns, end_ns, columns)[1][0]
+
+    def _covered(self, tracks: I64, low: I64, high: I64) -> I64:
+        """Nanoseconds of each track in each column, shape (tracks, columns)."""
+        joint = bool((low[1:] == high[:-1]).all())
+        at = np.append(low, high[-1]) if joint else np.concatenate((low, high))
+        before = self._before(tracks, at)
+        return np.diff(before, axis=1) if joint else before[:, len(low):] - before[:, :len(low)]
+
+    def _before(self, tracks: I64, at_ns: I64) -> I64:
+        """Nanoseconds of each track before each instant, shape (tracks, instants)."""
+        base = (tracks * self._stride)[:, None]
+        at = base + np.clip(at_ns - self.window_ns[0], 0, self._stride - 1)
+        last = np.searchsorted(self._span_start, at, side="right") - 1
+        inside = last >= self._edges[tracks][:, None]
+        last[~inside] = 0
+        covered = self._span_before[last] + np.minimum(at, self._span_end[last]) - self._span_start[last]
+        return np.where(inside, covered, 0)
+
+    def _span_at(self, row: int, time_ns: int) -> tuple[int, slice]:
+        """The last span of the row that begins at or before that time, -1 if none, and which spans are the row's."""
+        track = self._all[row]
+        own = slice(int(self._edges[track]), int(self._edges[track + 1]))
+        at = min(max(time_ns - self.window_ns[0], -1), self._stride - 1) + track * self._stride
+        found = int(np.searchsorted(self._span_start[own], at, side="right")) - 1
+        return (own.start + found if found >= 0 else -1), own
+
+    def next_gap(self, row: int, time_ns: int, minimum_ns: int, back: bool = False) -> tuple[int, int] | None:
+        """The next stretch between two ranges in which the row shows nothing, of ``minimum_ns`` at least.
+
+        It begins after ``time_ns``; with ``back`` it is the last that begins before.
+        """
+        last, own = self._span_at(row, time_ns)
+        shift = self.window_ns[0] - self._all[row] * self._stride
+        # Gap i is from the end of span i to the start of span i + 1.
+        if back:
+            last = max(last, own.start - 1)
+            if last >= own.start and self._span_end[last] + shift >= time_ns:
+                last -= 1
+            blocks = _blocks(own.start, min(last + 1, own.stop - 1), back=True)
+        else:
+            after = max(last, own.start)
+            if self._span_end.size and self._span_end[after] + shift <= time_ns:
+                after += 1
+            blocks = _blocks(after, own.stop - 1)
+        for first, stop in blocks:
+            length = self._span_start[first + 1:stop + 1] - self._span_end[first:stop]
+            found = np.flatnonzero(length >= minimum_ns)
+            if len(found):
+                gap = first + int(found[-1 if back else 0])
+                return int(self._span_end[gap]) + shift, int(self._span_start[gap + 1]) + shift
+        return None
+
+    # The ranges
+
+    def count(self, row: int, start_ns: int, end_ns: int) -> int:
+        """How many ranges begin in there."""
+        return sum(stop - first for first, stop in (self._begun(own, start_ns, end_ns) for own in self._own(row)))
+
+    def ranges(self, row: int, start_ns: int, end_ns: int, limit: int = 500) -> list[Range]:
+        """The ranges that are at least partly in there, by start; of more than ``limit`` the longest."""
+        found = []
+        for own in self._own(row):
+            first, stop = self._begun(own, start_ns, end_ns)
+            events = np.concatenate((self._open_at(own, start_ns, first), np.arange(first, stop)))
+            if len(events) > limit:
+                length = self._end[events] - self._start[events]
+                events = np.sort(events[np.argpartition(length, len(events) - limit)[len(events) - limit:]])
+            found += self._told(own, events)
+        if len(self._own(row)) > 1:
+            found = sorted(found, key=lambda r: r.start_ns - r.end_ns)[:limit]
+            found.sort(key=lambda r: (r.start_ns, r.row, r.index))
+        return found
+
+    def range(self, row: int, index: int) -> Range:
+        """The range of that identity. Raises IndexError where there is none."""
+        first, last = self._bounds[row]
+        if not 0 <= index < last - first:
+            raise IndexError(f"row {row} has {last - first} ranges, not one of index {index}")
+        return self._told(row, np.array([first + index]))[0]
+
+    def at(self, row: int, time_ns: int) -> Range | None:
+        """The innermost range there; of a GPU that on its busiest stream."""
+        for own in self._own(row):
+            first, _ = self._begun(own, time_ns + 1, time_ns + 1)
+            open_ = self._open_at(own, time_ns, first, innermost=True)
+            if len(open_):
+                return self._told(own, open_[-1:])[0]
+        return None
+
+    def next_range(self, row: int, time_ns: int, back: bool = False, index: int | None = None) -> Range | None:
+        """The next range that begins after that time (``back``: the last that begins before it).
+
+        With the ``index`` of a range of this very row simply the next (last) one.
+        """
+        found = []
+        for own in self._own(row):
+            first, stop = self._bounds[own]
+            if index is not None and own == row:
+                place = first + index + (-1 if back else 1)
+            else:
+                side = self._begun(own, time_ns if back else time_ns + 1, time_ns)[0]
+                place = side - 1 if back else side
+            if first <= place < stop:
+                found.append((int(self._start[place]), own, place))
+        if not found:
+            return None
+        _, own, place = max(found) if back else min(found)
+        return self._told(own, np.array([place]))[0]
+
+    def search(
+        self, text: str, row: int, time_ns: int, back: bool = False, index: int | None = None,
+    ) -> Range | None:
+        """The next range after a place whose name or op holds ``text``, whatever its case; with ``back`` the last one.
+
+        Over streams and threads, by start, then row. The place is that of the range ``index`` of ``row``, which begins
+        at ``time_ns``, or where there is no index that time on that row.
+        """
+        wanted = self._with_text(text)
+        best: tuple[int, int, int] | None = None
+        if not wanted[:-1].any():
+            return None
+        for own, (first, stop) in enumerate(self._bounds):
+            if first == stop or self.rows[own].kind == "stage":
+                continue
+            if own == row and index is not None:
+                place = first + index + (0 if back else 1)
+            else:  # what begins then is after the place on rows below it, before it on rows above
+                place = self._begun(own, time_ns + (own <= row), time_ns)[0] if not back else self._begun(
+                    own, time_ns + (own < row), time_ns)[0]
+            for low, high in _blocks(first, place, back=True) if back else _blocks(place, stop):
+                if best is not None and (
+                        self._start[high - 1] < best[0] if back else self._start[low] > best[0]):
+                    break
+                hits = wanted[self._name[low:high]]
+                if low < len(self._op):
+                    hits = hits | wanted[self._op[low:high]]
+                found = np.flatnonzero(hits)
+                if len(found):
+                    event = low + int(found[-1 if back else 0])
+                    key = int(self._start[event]), own, event
+                    best = key if best is None else max(best, key) if back else min(best, key)
+                    break
+        return None if best is None else self._told(best[1], np.array([best[2]]))[0]
+
+    def linked(self, range_: Range) -> Range | None:
+        """Of a kernel or copy its launch on the host; of a launch what it launched, the first of several."""
+        event = self._bounds[range_.row][0] + range_.index
+        other = int(self._columns["link"][event])
+        if not 0 <= other < len(self._start):
+            return None
+        row = next(i for i, (first, last) in enumerate(self._bounds) if first <= other < last)
+        return self._told(row, np.array([other]))[0]
+
+    def _own(self, row: int) -> Sequence[int]:
+        """The rows that hold this one's events: itself, or a GPU's streams."""
+        return self._streams.get(row) or (row,)
+
+    def _begun(self, row: int, start_ns: int, end_ns: int) -> tuple[int, int]:
+        """The first event of a row that begins at ``start_ns`` or later, and at ``end_ns`` or later."""
+        first, last = self._bounds[row]
+        low, high = np.searchsorted(self._start[first:last], (start_ns, end_ns)).tolist()
+        return first + low, first + high
+
+    def _open_at(self, row: int, time_ns: int, before: int, innermost: bool = False) -> I64:
+        """Events of a row before this one that still run then: they lie no further back than the span's start."""
+        last, own = self._span_at(row, time_ns)
+        if last < own.start:
+            return np.empty(0, np.int64)
+        shift = self.window_ns[0] - self._all[row] * self._stride
+        if self._span_end[last] + shift <= time_ns:
+            return np.empty(0, np.int64)
+        first = self._begun(row, int(self._span_start[last]) + shift, time_ns)[0]
+        found = []
+        for low, high in _blocks(first, before, back=True):
+            found.append(low + np.flatnonzero(self._end[low:high] > time_ns))
+            if innermost and len(found[-1]):
+                break
+        return np.concatenate(found[::-1]) if found else np.empty(0, np.int64)
+
+    def _told(self, row: int, events: I64) -> list[Range]:
+        first = self._bounds[row][0]
+        ops = self._op[events].tolist() if len(events) and events[-1] < len(self._op) else [-1] * len(events)
+        kind, depth = self._columns["kind"], self._columns["depth"]
+        return [
+            Range(row, event - first, start, end, self._text(name), KINDS[code], deep, self._text(op))
+            for event, start, end, name, code, deep, op in zip(
+                events.tolist(), self._start[events].tolist(), self._end[events].tolist(),
+                self._name[events].tolist(), kind[events].tolist(), depth[events].tolist(), ops, strict=True)]
+
+    # Names
+
+    def _text(self, name: int) -> str:
+        if name < 0:
+            return ""
+        text = self._texts.get(name)
+        if text is None:
+            ends = self._columns["text_end"]
+            first = int(ends[name - 1]) if name else 0
+            text = self._columns["text"][first:int(ends[name]) - 1].tobytes().decode("utf-8", "replace")
+            if len(self._texts) >= _NAMES_KEPT:
+                self._texts.clear()
+            self._texts[name] = text
+        return text
+
+    def _with_text(self, text: str) -> npt.NDArray[np.bool_]:
+        """Which names hold this text; the last entry, False, answers for no name."""
+        folded = text.casefold()
+        if self._sought[0] != folded or not len(self._sought[1]):
+            ends = self._columns["folded_end"]
+            mask = np.zeros(len(ends) + 1, np.bool_)
+            if folded and "\n" not in folded and len(ends):
+                # One hit for each name: what follows it in the name is skipped.
+                sought = re.compile(re.escape(folded.encode("utf-8", "replace")) + rb"[^\n]*")
+                hits = [found.start() for found in sought.finditer(self._columns["folded"].data)]
+                mask[np.searchsorted(ends, hits, side="right")] = True
+            self._sought = folded, mask
+        return self._sought[1]
+
+
+def _columns(start_ns: int, end_ns: int, columns: int) -> tuple[I64, I64]:
+    """Where the columns begin and end: one at the next one's start, or a nanosecond later if that is less."""
+    each, rest = divmod(max(end_ns - start_ns, 0), columns)
+    i = np.arange(columns + 1, dtype=np.int64)
+    edges = start_ns + i * each + i * rest // columns
+    return edges[:-1], np.maximum(edges[1:], edges[:-1] + 1)
+
+
+def _blocks(first: int, stop: int, back: bool = False) -> Iterator[tuple[int, int]]:
+    """``first`` to ``stop`` in parts, each larger than the one before, from one end or the other."""
+    size = _BLOCK
+    while first < stop:
+        if back:
+            yield max(first, stop - size), stop
+            stop -= size
+        else:
+            yield first, min(stop, first + size)
+            first += size
+        size = min(4 * size, 1 << 20)
+
+
+def _bubble(told: dict[str, Any]) -> Bubble:
+    return Bubble(**{**told, "gpus": tuple(told["gpus"]), "work": tuple(HostWork(**work) for work in told["work"]),
+                     "ends": tuple(told["ends"]) if told["ends"] else None})

@@ -1,0 +1,161 @@
+"""Which rows the timeline of a trace has, in the order they are drawn, and the events of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.text import printable
+from gputop.timeline.model import KINDS, Row, RowKind
+from gputop.trace.device_time import gpu_number
+from gputop.trace.input_pipeline import GET_NEXT
+from gputop.trace.intervals import Spans, merge, subtract, union
+from gputop.trace.model import I64, U8, Kind, Trace
+from gputop.trace.nesting import depths, in_order
+from gputop.trace.query import name_mask
+from gputop.trace.tf_data import ITERATOR, iterator_paths
+from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, role
+
+_INPUT_CALL = rf"{ITERATOR}|{GET_NEXT}|enumerate\(DataLoader\)#"
+_OF_DEVICE = {
+    Kind.COMPUTE: "compute", Kind.COLLECTIVE: "collective", Kind.H2D: "h2d", Kind.D2H: "d2h", Kind.D2D: "d2d",
+    Kind.P2P: "p2p", Kind.COPY_OTHER: "copy", Kind.MEMSET: "memset",
+}
+# Where ranges of several kinds overlap an instant is the first's: the order of the step's breakdown; and what the
+# host does for input is told apart from the call around it.
+_FIRST = ("compute", "d2d", "memset", "copy", "collective", "p2p", "h2d", "d2h", "input", "host")
+_ROLES = (MAIN, EXECUTOR, INPUT, POOL)
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows and their events. ``of_device`` and ``of_host`` are the trace's events in the order of the file: those
+    of a row lie together, by start, what holds others before them. ``of_stage`` are host events once more, by stage.
+
+    ``bounds`` gives by row its first event and the one after its last, over all three; equal for a GPU, whose
+    ``streams`` are given instead. ``kind``, ``depth``: of each event, ``kind`` as index into KINDS.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    bounds: list[tuple[int, int]] = field(default_factory=list)
+    streams: dict[int, list[int]] = field(default_factory=dict)
+    of_device: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    of_host: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    of_stage: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    kind: U8 = field(default_factory=lambda: np.empty(0, np.uint8))
+    depth: npt.NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16))
+
+    def add(self, kind: RowKind, label: str, group: str, gpu: int | None, first: int, last: int, depth: int = 0) -> int:
+        self.rows.append(Row(len(self.rows), kind, printable(label), printable(group), gpu, depth))
+        self.bounds.append((first, last))
+        return len(self.rows) - 1
+
+
+def rows_of(trace: Trace) -> Rows:
+    """Each GPU with its streams, the busiest first; host threads, those that launch first; tf.data's stages."""
+    out = Rows()
+    device_kind, host_kind = _kinds(trace)
+    device, host = trace.device, trace.host
+    line_of_row = _device_order(trace)
+    place, device_depth, bounds = _sorted(trace, device.line, device.start_ns, device.end_ns, device.name, line_of_row)
+    out.of_device = place
+    for gpu in sorted(np.unique(device.gpu).tolist(), key=lambda g: gpu_number(trace, g)):
+        number = gpu_number(trace, gpu)
+        group = f"GPU {number}" + (f" {trace.gpus[gpu].host}" if len(trace.hosts) > 1 else "")
+        above = out.add("gpu", f"GPU {number}", group, number, 0, 0)
+        out.streams[above] = [
+            out.add("stream", trace.lines[line].name, group, number, *bounds[line],
+                    int(device_depth[slice(*bounds[line])].max()))
+            for line in line_of_row if line in bounds and trace.lines[line].gpu == gpu]
+    order = _host_order(trace)
+    place, host_depth, bounds = _sorted(trace, host.line, host.start_ns, host.end_ns, host.name, order)
+    out.of_host, before = place, len(out.of_device)
+    for line in order:
+        if line in bounds:
+            first, last = bounds[line]
+            name = trace.lines[line].host
+            out.add("thread", trace.lines[line].name, f"Host {name}".rstrip(), None, before + first, before + last,
+                    int(host_depth[first:last].max()))
+    _add_stages(trace, out)
+    out.kind = np.concatenate((device_kind[out.of_device], host_kind[out.of_host], host_kind[out.of_stage]))
+    flat = np.zeros(len(out.of_stage), np.uint16)
+    out.depth = np.concatenate((device_depth, host_depth, flat))
+    return out
+
+
+def _kinds(trace: Trace) -> tuple[U8, U8]:
+    """Of each device and each host event what it is, as index into KINDS."""
+    of_kind = np.array([KINDS.index(_OF_DEVICE[kind]) for kind in Kind], np.uint8)
+    inputs = np.array([line.gpu < 0 and role(line.name) == INPUT for line in trace.lines], bool)
+    host = trace.host
+    if not len(host):
+        return of_kind[trace.device.kind], np.empty(0, np.uint8)
+    is_input = name_mask(trace, _INPUT_CALL)[host.name] | inputs[host.line]
+    return (of_kind[trace.device.kind],
+            np.where(is_input, KINDS.index("input"), KINDS.index("host")).astype(np.uint8))
+
+
+def _device_order(trace: Trace) -> list[int]:
+    """Lines of streams: by GPU, the busiest first."""
+    device = trace.device
+    busy = np.bincount(device.line, weights=device.end_ns - device.start_ns, minlength=len(trace.lines))
+    lines = np.unique(device.line).tolist()
+    return sorted(lines, key=lambda line: (
+        gpu_number(trace, trace.lines[line].gpu), -busy[line], trace.lines[line].name, line))
+
+
+def _host_order(trace: Trace) -> list[int]:
+    """Lines of threads: by host, those that launch most first, then by role, then by time in events."""
+    host, launch = trace.host, trace.device.launch_line
+    launches = np.bincount(launch[launch >= 0], minlength=len(trace.lines))
+    busy = np.bincount(host.line, weights=host.end_ns - host.start_ns, minlength=len(trace.lines))
+    return sorted(np.unique(host.line).tolist(), key=lambda line: (
+        trace.lines[line].host, -launches[line], _ROLES.index(role(trace.lines[line].name)), -busy[line],
+        trace.lines[line].name, line))
+
+
+def _sorted(
+    trace: Trace, line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, order: list[int],
+) -> tuple[I64, npt.NDArray[np.uint16], dict[int, tuple[int, int]]]:
+    """Events in the order of their lines given by ``order``, their depths, and by line the first and one after the
+    last."""
+    rank = np.zeros(len(trace.lines) + 1, np.int32)
+    rank[order] = np.arange(len(order))
+    of_event = rank[line]
+    place = in_order(of_event, start, end, name, trace.names)
+    of_event = of_event[place]
+    depth = np.minimum(depths(of_event, start[place], end[place]), np.iinfo(np.uint16).max).astype(np.uint16)
+    edges = np.searchsorted(of_event, np.arange(len(order) + 1)).tolist()
+    return place, depth, {own: (edges[i], edges[i + 1]) for i, own in enumerate(order)}
+
+
+def _add_stages(trace: Trace, out: Rows) -> None:
+    """A row for each stage of tf.data's pipelines, its calls on all threads together."""
+    rows, path, paths = iterator_paths(trace)
+    if not len(rows):
+        return
+    by_path = np.argsort(path, kind="stable")  # rows are in order of start
+    edges = np.searchsorted(path[by_path], np.arange(len(paths) + 1)).tolist()
+    out.of_stage = rows[by_path]
+    before = len(out.of_device) + len(out.of_host)
+    last = [p.rpartition("::")[2] for p in paths]
+    for i, text in enumerate(paths):
+        label = last[i] if last.count(last[i]) == 1 else text.removeprefix("Root::")
+        out.add("stage", label, "tf.data", None, before + edges[i], before + edges[i + 1])
+
+
+def tracks(start: I64, end: I64, kind: U8) -> tuple[Spans, list[tuple[int, Spans]]]:
+    """When a row shows any range, and that parted into exclusive kinds: (index into KINDS, its part)."""
+    there = [code for code in map(KINDS.index, _FIRST) if (kind == code).any()]
+    if len(there) == 1:
+        whole = union(start, end)
+        return whole, [(there[0], whole)]
+    parts: list[tuple[int, Spans]] = []
+    whole = union(start[:0], end[:0])
+    for code in there:
+        own = union(start[kind == code], end[kind == code])
+        parts.append((code, subtract(own, whole)))
+        whole = merge(whole, own)
+    return whole, parts

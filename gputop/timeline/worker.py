@@ -1,0 +1,56 @@
+"""A timeline made in a process of its own: ``python -m gputop.timeline.worker FD PATH…``, run by the monitor.
+
+Reading a trace takes up to gigabytes, and building a timeline the sort of all its events; what is left of that here
+is a mapped file. It never has a name, is nobody else's to read, and goes with the process that has it open.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from gputop.errors import GputopError
+from gputop.timeline.reader import Timeline
+from gputop.trace.worker import TIMEOUT_S, answer, run_in_worker
+
+
+def timeline_in_worker(
+    paths: Sequence[str], stop: threading.Event | None = None, timeout_s: float = TIMEOUT_S,
+) -> Timeline:
+    """The timeline of the trace in these files. Blocks; call it from a worker thread.
+
+    Raises GputopError as :func:`gputop.trace.worker.analyze_in_worker` does, and where there is no room for the file.
+    """
+    try:
+        with tempfile.TemporaryFile(prefix="gputop-timeline-") as file:
+            run_in_worker("gputop.timeline.worker", [str(file.fileno()), *map(str, paths)], stop, timeout_s,
+                          "timeline", pass_fds=(file.fileno(),))
+            return Timeline.open(file)
+    except OSError as error:
+        raise GputopError(f"The timeline has no place to be written: {error.strerror or error}",
+                          "Set TMPDIR to a folder that you may write to.") from error
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the timeline to the open file of that number."""
+    from gputop.timeline.build import build
+    from gputop.trace.analysis import analyze_trace
+    from gputop.trace.load import load
+
+    def work() -> dict[str, Any]:
+        number, *paths = arguments
+        trace = load(paths)
+        analysis = analyze_trace(trace)
+        with os.fdopen(int(number), "wb") as file:
+            build(trace, analysis, file)
+        return {"events": trace.event_count}
+
+    return answer(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
