@@ -1,0 +1,89 @@
+"""``gputop run``: a job with a profiler server inside, and the monitor beside it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from gputop.commands.common import options_of, say, source_of
+from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.launch import environment
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.print_path:
+        print(environment.INSIDE)
+        return EXIT_OK
+    if not args.job:
+        raise GputopError("no command to run", "Write it after --: gputop run -- python train.py", EXIT_USAGE)
+    environ = environment.own_environ()
+    file = environment.find_command(args.job)
+    doubt = environment.doubts(args.job, file)
+    if doubt is not None:
+        say(doubt)
+    token = environment.new_token()
+    environ = environment.prepared(environ, token, args.port, args.listen)
+    if args.headless:
+        _become(file, args.job, environ)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        say("no terminal for the monitor: the job runs alone, as with --headless")
+        _become(file, args.job, environ)
+    return _beside(args, token, environ)
+
+
+def _become(file: str, argv: list[str], environ: dict[str, str]) -> NoReturn:
+    """Nothing stands between the job and who started it: gputop's process becomes the job's."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the job would inherit that
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execve(file, argv, environ)
+    except OSError as error:
+        raise GputopError(f"{argv[0]} cannot be started: {error.strerror}",
+                          "Check that it is a program, or a script with a #! line.",
+                          environment.EXIT_NOT_EXECUTABLE) from None
+
+
+def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> int:
+    """The job, with the monitor on the terminal until it is quit, then with its own output there."""
+    from gputop.launch.announcements import Announcement, Announcements
+    from gputop.launch.job import Job, end_like, log_path, see_out
+    from gputop.session import Session
+
+    options = options_of(args)
+    source = source_of(args)
+    try:
+        source.open()  # what keeps the monitor from running is said before the job starts
+    except GputopError as error:
+        raise GputopError(error.message, f"{error.fix} Without the monitor: gputop run --headless -- …",
+                          error.exit_code) from None
+    session = Session(source, options)
+    told: list[Announcement] = []
+
+    def announced(announcement: Announcement) -> None:
+        told.append(announcement)
+        if announcement.address is not None:
+            session.attach(announcement.address)
+        job.serves(announcement.address, announcement.line)
+
+    with contextlib.closing(Announcements(token, announced)) as announcements:
+        job = Job(args.job, environ, args.output or log_path(options.logdir))
+        announcements.start()
+        try:
+            with contextlib.closing(session):
+                from gputop.tui.run_app import run as run_monitor
+
+                run_monitor(session, job)
+        except GputopError as error:  # of the monitor's, not of the job's
+            say(f"the monitor ended: {error.message}")
+        see_out(job, print)
+    if not any(announcement.address for announcement in told):
+        say(told[-1].line if told else "no profiler server came up: no Python of the job that reads PYTHONPATH "
+            "imported TensorFlow or JAX")
+    assert job.returncode is not None
+    return end_like(job.returncode)

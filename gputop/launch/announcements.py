@@ -1,0 +1,75 @@
+"""What the processes of a job tell the gputop that started it: where a profiler server is, or why there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_LONGEST_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """``address`` is None where a server could not be started; ``line`` says all of it."""
+
+    address: str | None
+    line: str
+
+
+class Announcements:
+    """Receives what :mod:`gputop.launch.inside.gputop_serve` tells under ``token``, on a thread of its own.
+
+    A socket with a name in the kernel: no file is left behind, whatever ends first. The kernel vouches
+    for the sender; other users are not listened to.
+    """
+
+    def __init__(self, token: str, on_announcement: Callable[[Announcement], None]) -> None:
+        self._callback = on_announcement
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.bind(f"\0gputop-run-{token}")
+
+    def start(self) -> None:
+        threading.Thread(target=self._receive, name="gputop-announcements", daemon=True).start()
+
+    def receive(self, timeout_s: float) -> Announcement | None:
+        """The next one, instead of on a thread; None if there is none within the time."""
+        self._socket.settimeout(timeout_s)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                announcement = self._next()
+                if announcement is not None:
+                    return announcement
+        return None
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _receive(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                announcement = self._next()
+                if announcement is not None:
+                    self._callback(announcement)
+
+    def _next(self) -> Announcement | None:
+        data, ancillary, _, _ = self._socket.recvmsg(_LONGEST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+        senders = [_CREDENTIALS.unpack(value)[1] for level, kind, value in ancillary
+                   if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)]
+        if not senders or senders[0] not in (os.getuid(), 0):
+            return None
+        try:
+            told = json.loads(data)
+            address = told["address"]
+            return Announcement(None if address is None else str(address), str(told["line"]))
+        except (ValueError, KeyError, TypeError):
+            return None

@@ -1,0 +1,115 @@
+"""What ``gputop run`` changes about a job: three variables of its environment, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gputop.errors import GputopError
+
+INSIDE = Path(__file__).resolve().parent / "inside"
+EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # what shells, env and nohup end with
+
+_PYTHON = re.compile(r"python[0-9.]*(-dbg)?")
+_WITH_VALUE = "WX"  # interpreter options whose value may be the next argument
+_DEAF = {"I": "-I", "E": "-E", "S": "-S"}
+_ELSEWHERE = {"docker", "podman", "nerdctl", "kubectl", "sudo", "su", "doas", "ssh"}
+
+
+def prepared(environ: Mapping[str, str], token: str, port: int = 0, listen: str = "local") -> dict[str, str]:
+    """``environ`` for a job whose first process, or each rank, is to serve its profiler.
+
+    ``token`` is what its processes have in common; ``port`` 0 is any; ``listen`` local or all.
+    """
+    before = environ.get("PYTHONPATH")
+    out = {**environ, "PYTHONPATH": f"{INSIDE}{os.pathsep}{before}" if before else str(INSIDE), "GPUTOP_RUN": token}
+    if port:
+        out["GPUTOP_PORT"] = str(port)
+    if listen != "local":
+        out["GPUTOP_LISTEN"] = listen
+    return out
+
+
+def new_token() -> str:
+    return secrets.token_hex(8)
+
+
+def own_environ() -> dict[str, str]:
+    """The environment gputop was started with, without what its interpreter added to it: in the C locale
+    Python sets LC_CTYPE (PEP 538), and a job that is no Python would be another one for it."""
+    environ = dict(os.environ)
+    try:
+        at_start = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return environ
+    if b"\0LC_CTYPE=" not in b"\0" + at_start:
+        environ.pop("LC_CTYPE", None)
+    return environ
+
+
+def find_command(argv: Sequence[str]) -> str:
+    """The file that ``argv`` starts. Raises GputopError with a shell's exit status where there is none."""
+    found = shutil.which(argv[0])
+    if found is not None:
+        return found
+    path = Path(argv[0])
+    if "/" in argv[0] and path.exists():
+        why = "is a folder" if path.is_dir() else "is not executable"
+        raise GputopError(f"{argv[0]} {why}", f"For a Python script: gputop run -- python {argv[0]}",
+                          EXIT_NOT_EXECUTABLE)
+    raise GputopError(f"there is no command {argv[0]}", "Check the name and PATH; the job's command comes after --.",
+                      EXIT_NOT_FOUND)
+
+
+def doubts(argv: Sequence[str], file: str) -> str | None:
+    """Why no server may start in this command, as far as its arguments tell; None where nothing speaks against it."""
+    name = Path(argv[0]).name
+    if name in _ELSEWHERE or (name == "env" and {"-i", "-", "--ignore-environment"} & set(argv)):
+        return (f"{name} does not pass its environment on, so no profiler server may start in the job. "
+                f"Put gputop run inside: {name} … gputop run --headless -- python …")
+    words = list(argv)
+    if not _PYTHON.fullmatch(name):
+        words = _shebang(file)
+    option = _deaf_option(words)
+    if option is None:
+        return None
+    return (f"Python's {option} leaves the environment aside, so no profiler server will start in the job. "
+            "Leave it out, or start the server in the script.")
+
+
+def _shebang(file: str) -> list[str]:
+    try:
+        with Path(file).open("rb") as script:
+            first = script.readline(256)
+    except OSError:
+        return []
+    words = first[2:].decode("utf-8", "replace").split() if first.startswith(b"#!") else []
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if word not in ("-S", "--split-string") and "=" not in word]
+    return words
+
+
+def _deaf_option(words: Sequence[str]) -> str | None:
+    """The option with which this Python reads neither PYTHONPATH nor a sitecustomize; None if it does."""
+    if not words or not _PYTHON.fullmatch(Path(words[0]).name):
+        return None
+    skip = False
+    for word in words[1:]:
+        if skip:
+            skip = False
+            continue
+        if not word.startswith("-") or word in ("-", "--") or word.startswith("--"):
+            return None
+        for at, letter in enumerate(word[1:], 1):
+            if letter in _DEAF:
+                return _DEAF[letter]
+            if letter in "cm":
+                return None
+            if letter in _WITH_VALUE:
+                skip = at == len(word) - 1
+                break
+    return None

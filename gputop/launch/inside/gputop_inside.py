@@ -1,0 +1,72 @@
+"""Inside each Python of the job: watches for the import of TensorFlow or JAX, then has its profiler served.
+
+Stands alone: only the standard library, Python 3.8 and newer, nothing of gputop, which the job's environment
+need not have. Every Python that the job starts loads it, so it imports next to nothing itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # typing's own would have to be imported
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def watch() -> None:
+    """Serve as soon as TensorFlow or JAX has been imported."""
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder:
+    """Finds nothing by itself: it passes on what the others find, to be told when its import has ended."""
+
+    def __init__(self) -> None:
+        self.awaited = {"tensorflow", "jax"}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self.awaited:
+            return None
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            if finder is self or find is None:
+                continue
+            spec = find(name, path, target)
+            if spec is not None:
+                self._follow(name, spec.loader)
+                return spec
+        return None
+
+    def _follow(self, name: str, loader: Any) -> None:
+        """Have this one loader call us at the end; its class and everything else stay as they are."""
+        try:
+            execute = loader.exec_module
+
+            def exec_module(module: object) -> None:
+                del loader.exec_module
+                execute(module)
+                self.awaited.discard(name)
+                if not self.awaited and self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                _serve(name)
+
+            loader.exec_module = exec_module
+        except AttributeError:  # a loader that takes no attributes, or loads in a way of its own: no server
+            pass
+
+
+def _serve(framework: str) -> None:
+    try:
+        if "gputop_serve" not in sys.modules:  # a second framework finds what the first left
+            from importlib.util import module_from_spec, spec_from_file_location
+
+            path = f"{os.path.dirname(__file__)}/gputop_serve.py"  # noqa: PTH120
+            spec = spec_from_file_location("gputop_serve", path)
+            assert spec is not None and spec.loader is not None
+            module = module_from_spec(spec)
+            spec.loader.exec_module(module)
+            sys.modules["gputop_serve"] = module
+        sys.modules["gputop_serve"].serve(framework)
+    except Exception:  # noqa: BLE001  whatever it is, the job must not notice
+        pass

@@ -1,0 +1,179 @@
+"""A job that runs beside the monitor: its output in a file, its signals, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gputop.errors import GputopError
+from gputop.text import printable
+
+TAIL_BYTES = 64 * 1024
+FOLLOW_PERIOD_S = 0.2
+# What a terminal sends goes to all of the job, what a person or scheduler sends to its first process.
+_OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
+FORWARDED = (*_OF_TERMINALS[:-1], signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Job:
+    """A started command. Its processes are a process group of their own: the terminal is the monitor's."""
+
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        """Start it; its output goes to ``log``, a new file of the user's own. Raises GputopError."""
+        self.command = printable(shlex.join(argv))
+        self.log = log
+        self.server: str | None = None  # where it serves its profiler, once it does
+        self.problem: str | None = None  # why it does not, where it said so
+        self._on_change: Callable[[], None] = lambda: None
+        self.ended = threading.Event()
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise GputopError(f"the job's output cannot go to {log}: {error.strerror}",
+                              "Name another file with --output; the job was not started.") from None
+        try:
+            self._process = subprocess.Popen(
+                argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=descriptor, stderr=subprocess.STDOUT,
+                close_fds=False, preexec_fn=os.setpgrp)
+        except OSError as error:
+            log.unlink(missing_ok=True)
+            raise GputopError(f"{argv[0]} cannot be started: {error.strerror}",
+                              "Check that it is a program, or a script with a #! line.", 126) from None
+        finally:
+            os.close(descriptor)
+        self.pid = self._process.pid
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call ``on_change`` when the job ends or its server comes up."""
+        self._on_change = on_change
+        threading.Thread(target=self._wait, name="gputop-job", daemon=True).start()
+
+    def serves(self, address: str | None, line: str) -> None:
+        """Note what it told of its profiler server; the first one's address stays."""
+        if address is None:
+            self.problem = line
+        elif self.server is None:
+            self.server = address
+        self._on_change()
+
+    def _wait(self) -> None:
+        self._process.wait()
+        self.ended.set()
+        self._on_change()
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.returncode
+
+    def state(self) -> str:
+        """Whether it runs or how it ended, in words."""
+        code = self.returncode
+        if code is None:
+            return "runs"
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"was ended by {signal.Signals(-code).name}"
+            return f"was ended by signal {-code}"
+        return f"ended with status {code}"
+
+    def send(self, number: int) -> None:
+        """A signal to the job, as the terminal or another process would have sent it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if number in _OF_TERMINALS:
+                os.killpg(self.pid, number)
+            elif self.returncode is None:
+                os.kill(self.pid, number)
+
+    def tail(self, lines: int) -> tuple[list[str], int]:
+        """The last lines of its output, without control characters, and the offset they end at, in bytes."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                start = max(0, file.tell() - TAIL_BYTES)
+                file.seek(start)
+                data = file.read()
+        except OSError as error:
+            return [f"{self.log} cannot be read: {error.strerror}"], 0
+        end = start + len(data)
+        if start:
+            data = data.partition(b"\n")[2]
+        # A progress bar rewrites its line after each \r: what stands there last counts.
+        rows = [row.rstrip(b"\r").rpartition(b"\r")[2] for row in data.rstrip(b"\n").split(b"\n")]
+        return [printable(row) for row in rows[-lines:]] if data else [], end
+
+
+def see_out(job: Job, say: Callable[[str], None], tail_lines: int = 20) -> None:
+    """After the monitor: show the end of the job's output and what it goes on to write, until it ends.
+
+    Signals are passed on meanwhile. Raw bytes go to stdout, as they would have without gputop.
+    """
+    before: dict[int, Any] = {}
+
+    def forward(number: int, _: FrameType | None) -> None:
+        job.send(number)
+
+    def stop(number: int, _: FrameType | None) -> None:
+        job.send(number)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        job.send(signal.SIGCONT)  # in the foreground again
+
+    for caught in FORWARDED:
+        before[caught] = signal.signal(caught, forward)
+    before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, stop)
+    try:
+        running = not job.ended.is_set()
+        lines, position = job.tail(tail_lines)
+        for line in lines:
+            say(line)
+        if running:
+            say(f"gputop: the job goes on; ctrl-c reaches it. All of its output: {job.log}")
+        while running:
+            running = not job.ended.wait(FOLLOW_PERIOD_S)
+            position += _copy(job.log, position)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    say(f"gputop: the job {job.state()}; its output: {job.log}")
+
+
+def _copy(log: Path, position: int) -> int:
+    """What is new in the log to stdout; its size in bytes. Where the terminal or the file is gone, the job is not."""
+    size = 0
+    with contextlib.suppress(OSError, ValueError), log.open("rb") as file:
+        file.seek(position)
+        while data := file.read(TAIL_BYTES):
+            size += len(data)
+            sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    return size
+
+
+def end_like(returncode: int) -> int:
+    """The exit status that makes gputop end as the job did; where a signal ended it, this does not return."""
+    if returncode >= 0:
+        return returncode
+    sys.stdout.flush()
+    sys.stderr.flush()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file, the job's, is enough
+    with contextlib.suppress(OSError, ValueError):  # those that cannot be caught
+        signal.signal(-returncode, signal.SIG_DFL)
+    os.kill(os.getpid(), -returncode)
+    return 128 - returncode
+
+
+def log_path(folder: Path) -> Path:
+    """A new file for a job's output beside the traces."""
+    return folder / f"run-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"

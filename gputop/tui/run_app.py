@@ -1,0 +1,188 @@
+"""The monitor beside a job that ``gputop run`` started: its state, its output, and no quitting by mistake."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from gputop.launch.job import FORWARDED, Job
+from gputop.session import Session
+from gputop.text import printable
+from gputop.tui.app import GputopApp
+from gputop.tui.keys import key
+from gputop.tui.lines import LinesWidget
+from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
+from gputop.tui.rows import spread
+from gputop.tui.runs import Run
+
+OUTPUT_LINES = 500
+OUTPUT_PERIOD_S = 0.5
+
+
+class RunApp(GputopApp):
+    """:class:`GputopApp` with a job of its own."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("l", "output", "job's output", "the end of what the started job has written", footer=True)]
+
+    class JobChanged(Message):
+        """The job ended, or told of its profiler server."""
+
+    def __init__(self, session: Session, job: Job) -> None:
+        super().__init__(session)
+        self.job = job
+        self._told_server = self._told_end = False
+
+    async def _after_first_frame(self) -> None:
+        await super()._after_first_frame()
+        loop = asyncio.get_running_loop()
+        for number in FORWARDED:
+            with contextlib.suppress(RuntimeError):  # only the main thread may
+                loop.add_signal_handler(number, self._signalled, number)
+        self.job.watch(self._job_told)
+        self._job_changed()
+
+    def _job_told(self) -> None:
+        self.post_message(self.JobChanged())
+
+    def _signalled(self, number: int) -> None:
+        """Meant for the job; those that end gputop too give the terminal back."""
+        self.job.send(number)
+        if number not in (signal.SIGUSR1, signal.SIGUSR2):
+            self.exit()
+
+    def on_run_app_job_changed(self, _: JobChanged) -> None:
+        self._job_changed()
+
+    def _job_changed(self) -> None:
+        job = self.job
+        if job.server is not None and not self._told_server:
+            self._told_server = True
+            self._attaching = job.server  # the base tells what comes of it
+        if job.ended.is_set() and not self._told_end:
+            self._told_end = True
+            self.notify(f"The job {job.state()}. l: its output, q: quit.", timeout=15, markup=False,
+                        severity="information" if job.returncode == 0 else "error")
+        if self.query("#job"):
+            self._refresh_job()
+
+    def _refresh_job(self) -> None:
+        status = self.session.status
+        capturing = status is not None and status.running
+        attached = any(s.problem is None for s in self.session.servers)
+        if capturing or (attached and not self.job.ended.is_set()):
+            super()._refresh_job()
+        else:
+            line = self.query_one("#job", LinesWidget)
+            line.show([job_line(self.job, line.size.width)])
+
+    def action_output(self) -> None:
+        if not isinstance(self.screen, Output):
+            self.push_screen(Output(self.job))
+
+    async def action_quit(self) -> None:
+        """Quit; while the job runs, only once it is said what is to become of it."""
+        if self.job.ended.is_set() or isinstance(self.screen, Leave):
+            await super().action_quit()
+            return
+
+        async def answered(answer: str | None) -> None:
+            if answer == "end":
+                self.job.send(signal.SIGTERM)
+            if answer is not None:
+                await super(RunApp, self).action_quit()
+
+        self.push_screen(Leave(self.job), answered)
+
+
+def job_line(job: Job, width: int) -> list[Run]:
+    """The started job where there is no profiler server to speak of: whether it runs, or how it ended."""
+    left: list[Run] = [(" Job  ", BOLD)]
+    right: list[Run] = [("l: its output ", ACCENT)]
+    if job.ended.is_set():
+        left += [("■ ", PLAIN if job.returncode == 0 else BAD), (f"{job.state()}  ", PLAIN), (job.command, DIM)]
+    elif job.problem is not None:
+        left += [("▶ ", ACCENT), (printable(job.problem), WARN)]
+    else:
+        waits = "starts its profiler server" if job.server else "no TensorFlow or JAX imported yet"
+        left += [("▶ ", ACCENT), (f"pid {job.pid} runs, {waits}  ", PLAIN), (job.command, DIM)]
+    return spread(left, right, width)
+
+
+class Output(ModalScreen[None]):
+    """The end of the job's output, as it grows."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [key("escape,q,l", "dismiss", "close", "back to the monitor")]
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._job = job
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="popup") as box:
+            box.border_title = Content(printable(str(self._job.log)))  # no markup
+            box.border_subtitle = "esc: close"
+            yield Static(id="output", markup=False)
+
+    def on_mount(self) -> None:
+        self._show()
+        self.set_interval(OUTPUT_PERIOD_S, self._show)
+        box = self.query_one("#popup", VerticalScroll)
+        box.focus()
+        self.call_after_refresh(box.scroll_end, animate=False)
+
+    def _show(self) -> None:
+        box = self.query_one("#popup", VerticalScroll)
+        follows = box.scroll_offset.y >= box.max_scroll_y
+        lines, _ = self._job.tail(OUTPUT_LINES)
+        self.query_one("#output", Static).update(Text("\n".join(lines) or "nothing so far"))
+        if follows:
+            self.call_after_refresh(box.scroll_end, animate=False)
+
+
+class Leave(ModalScreen[str | None]):
+    """What is to become of the job when the monitor goes: "stay", "end", or None: do not quit."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("enter,w", "answer('stay')", "wait", "leave the monitor and wait for the job"),
+        key("k", "answer('end')", "end it", "ask the job to end (SIGTERM), then wait for it"),
+        key("escape", "answer(None)", "back", "back to the monitor"),
+    ]
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self._job = job
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="popup") as box:
+            box.border_title = "The job is running"
+            out = Text()
+            out.append(f"{self._job.command}\n\n", DIM)
+            for keys, what in (("enter", "leave the monitor; the job goes on, its output comes to this terminal"),
+                               ("k", "ask the job to end (SIGTERM) and wait for it"),
+                               ("esc", "back to the monitor")):
+                out.append(f"{keys:>6}  ", ACCENT)
+                out.append(what + "\n")
+            yield Static(out, markup=False)
+
+    def action_answer(self, answer: str | None) -> None:
+        self.dismiss(answer)
+
+
+def run(session: Session, job: Job) -> None:
+    """Run the monitor beside ``job`` until the user leaves it; raises what made the monitor fail."""
+    app = RunApp(session, job)
+    app.run()
+    if app.error is not None:
+        raise app.error
