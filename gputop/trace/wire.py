@@ -24,8 +24,8 @@ Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-# A varint read past the end of a message stays inside the padded copy: a tag of up to 10
-# bytes, a value of up to 10, and a word of 8 read at its last byte.
+# A field read past the end of a message stays inside the padded copy: a tag of up to 10 bytes, a value of
+# up to 10, one byte more.
 _PADDING = 32
 _MAX_VARINT_BYTES = 10
 # A run longer than _FEW_BYTES is walked from guesses _STRIDE apart, each looked for in the _SEARCHED
@@ -35,11 +35,7 @@ _FEW_BYTES, _STRIDE, _SEARCHED, _CONFIRMED = 1 << 17, 1 << 11, 128, 12
 _WINDOW, _MAX_WINDOW = 1 << 22, 1 << 24
 _LONGEST = (1 << 14) + 3  # of the fields of a run, with tag and length
 
-_BYTE = np.uint64(0xFF)
-_LAST = np.uint64(0x8080808080808080)  # the top bit of a byte is clear on a varint's last byte
-_SEVEN = np.uint64(0x7F7F7F7F7F7F7F7F)
-_LOW, _SEVENTH = np.uint64(0x7F), np.uint64(7)
-_ONE, _EIGHT = np.uint64(1), np.uint64(8)
+_NOWHERE = 1 << 62  # a position after everything
 
 
 def tag(number: int, wire_type: int) -> int:
@@ -87,7 +83,7 @@ def read_fields(data: Data, begin: int, end: int, wanted: Collection[int]) -> Fi
             this, pos = _read_varint(data, pos - 1, end)
         elif this == before and this in out.spans:
             places, pos = _run(data, pos - 1, end, this)
-            out.spans[this].frombytes(_spans(data, places))
+            out.spans[this].frombytes(_spans(data, places, pos))
             before = -1
             continue
         kind = this & 7
@@ -174,6 +170,7 @@ def _long_run(raw: Bytes, pos: int, wanted: int) -> tuple[I64, int]:
     at = around[which, offset]
     for _ in range(_CONFIRMED):
         at, ok = _next(raw, at, wanted)
+        ok &= at < last
         at, which = at[ok], which[ok]
     _, first = np.unique(which, return_index=True)
     begin = np.unique(np.append(at[first], pos))
@@ -181,32 +178,41 @@ def _long_run(raw: Bytes, pos: int, wanted: int) -> tuple[I64, int]:
     here, walked = begin.copy(), []
     row = np.arange(len(begin))
     while len(row):
-        after, ok = _next(raw, here[row], wanted)
-        row, after = row[ok], after[ok]
-        walked.append((row, here[row]))
+        at = here[row]
+        after, ok = _next(raw, at, wanted)
+        if not ok.all():
+            row, at, after = row[ok], at[ok], after[ok]
+        walked.append((row, at))
         here[row] = after
-        row = row[after < limit[row]]
+        more = after < limit[row]
+        if not more.all():
+            row = row[more]
     good = len(begin) if (arrived := here[:-1] == begin[1:]).all() else int(np.argmin(arrived)) + 1
     rows, places = (np.concatenate(column) for column in zip(*walked, strict=True))
-    return np.sort(places[rows < good]), int(here[good - 1])
+    return np.sort(places[rows < good] if good < len(begin) else places), int(here[good - 1])
 
 
 def _next(raw: Bytes, at: I64, wanted: int) -> tuple[I64, Bools]:
-    """Where the fields that begin there end, and whether they are of the run."""
-    inside = np.minimum(at, len(raw) - 3)
-    low, high = raw[inside + 1].astype(np.int64), raw[inside + 2].astype(np.int64)
+    """Where the fields that begin there end, three bytes before the end of all at the latest; and whether they are
+    of the run."""
+    low = raw.take(at + 1)
     long = low >= 0x80
-    stop = inside + 2 + np.where(long, (low & 0x7F) + (high << 7) + 1, low)
-    return stop, (at < len(raw) - 3) & (raw[inside] == wanted) & ~(long & (high >= 0x80)) & (stop <= len(raw))
+    stop = at + 2 + low
+    ok = raw.take(at) == wanted
+    if long.any():
+        some = np.flatnonzero(long)
+        high = raw.take(at[some] + 2)
+        stop[some] += (high.astype(np.int64) << 7) - 0x7F
+        ok[some] &= high < 0x80
+    return stop, ok & (stop <= len(raw))
 
 
-def _spans(data: Data, at: I64) -> bytes:
-    """Begin and end of the contents of the fields of a run, as int64 pairs."""
-    raw = np.frombuffer(data, np.uint8)
-    low, high = raw[at + 1].astype(np.int64), raw[at + 2].astype(np.int64)
-    long = low >= 0x80
-    begin = at + 2 + long
-    return np.stack([begin, begin + np.where(long, (low & 0x7F) + (high << 7), low)], axis=1).tobytes()
+def _spans(data: Data, at: I64, stop: int) -> bytes:
+    """Begin and end of the contents of the fields of a run that stops there, as int64 pairs."""
+    spans = np.empty((len(at), 2), np.int64)
+    spans[:, 0] = at + 2 + (np.frombuffer(data, np.uint8).take(at + 1) >= 0x80)
+    spans[:-1, 1], spans[-1:, 1] = at[1:], stop  # each ends where the next begins
+    return spans.tobytes()
 
 
 def _read_varint(data: Data, pos: int, end: int) -> tuple[int, int]:
@@ -229,45 +235,47 @@ def signed(value: int) -> int:
 
 @dataclass(slots=True)
 class Round:
-    """One field of each message that still has one. ``rows`` says of which messages.
+    """One field of each message that still has one. ``rows`` says of which messages, in order.
 
-    ``value`` is the varint's or fixed field's bits; a length-delimited field lies in
-    ``begin`` … ``end``, positions in the block's data.
+    ``tag`` is theirs, a single number where all have the same. ``value`` is the varint's or fixed field's
+    bits; a length-delimited field lies in ``begin`` … ``end``, positions in the block's data.
     """
 
     rows: I64
-    tag: U64
+    tag: npt.NDArray | int
     value: U64
     begin: I64
     end: I64
 
-    def of(self, wanted: int) -> Bools:
-        return self.tag == np.uint64(wanted)
+    def of(self, *wanted: int) -> Bools | slice:
+        """Where the tag is one of these, as an index of the columns; a slice where that is everywhere or nowhere."""
+        if isinstance(self.tag, int):
+            return slice(None) if self.tag in wanted else slice(0)
+        return np.asarray(np.logical_or.reduce([self.tag == this for this in wanted]), bool)
 
 
 class Block:
-    """A stretch of the data that holds many messages of one type, copied with room to over-read."""
+    """A stretch of the data that holds many messages of one type, copied with room to over-read.
+
+    Bytes are taken one at a time and compared as bytes: eight times less to move than in words of 64 bits.
+    """
 
     def __init__(self, data: Data, begin: int, end: int) -> None:
         begin, end = max(begin, 0), min(end, len(data))
         self.base = begin
         self.bytes = np.zeros(max(end - begin, 0) + _PADDING, np.uint8)
         self.bytes[: end - begin] = np.frombuffer(data, np.uint8, max(end - begin, 0), begin)
-        # The eight bytes at every position, overlapping: no copy.
-        self.words: U64 = np.ndarray((len(self.bytes) - 7,), "<u8", self.bytes, strides=(1,))
 
     def first_varint(self, wanted: int, begin: I64) -> tuple[I64, I64]:
-        """The value of the first field where it has this (one-byte) tag and two bytes at most, else -1;
+        """The value of the first field where it has this (one-byte) tag and a value below 2**63, else -1;
         and the place after it, which may lie beyond the message's end.
 
         A glance that spares walking through messages nobody wants.
         """
-        word = self.words[begin]
-        low, high = word >> _EIGHT & _BYTE, word >> np.uint64(16) & _BYTE
-        short = low < 0x80
-        value = np.where(short, low, (low & np.uint64(0x7F)) | high << np.uint64(7))
-        known = ((word & _BYTE) == np.uint64(wanted)) & (short | (high < 0x80))
-        return np.where(known, value.view(np.int64), -1), begin + np.where(short, 2, 3)
+        value, after = self._varints(begin + 1)
+        known = (self.bytes.take(begin) == wanted) & (after < _NOWHERE)
+        signed_value = value.view(np.int64)
+        return (signed_value if known.all() else np.where(known, signed_value, -1)), after
 
     def walk(self, begin: I64, end: I64, broken: Bools) -> Iterator[Round]:
         """All messages side by side, field after field, in the order each has them.
@@ -281,86 +289,81 @@ class Block:
         rows = np.flatnonzero(inside & (begin < end))
         pos, stop = begin[rows], end[rows]
         while len(rows):
-            tags, value, after = self._tag_and_varint(pos)
-            kind = tags & np.uint64(7)
-            is_length = kind == np.uint64(LENGTH)
-            # A length is added only after it is known to fit; nothing overflows.
-            room = (stop - after).astype(np.uint64)
-            bad = (after < 0) | (after > stop) | (tags < _EIGHT) | (is_length & (value > room))
-            plain = kind == np.uint64(VARINT)
-            finish = np.where(is_length & ~bad, after + value.astype(np.int64), after)
-            if not (plain | is_length).all():
-                bad |= ~(plain | is_length | (kind == np.uint64(FIXED64)) | (kind == np.uint64(FIXED32)))
-                self._read_fixed(pos, stop, tags, kind, value, finish, bad)
+            tags, at = self._tags(pos)
+            value, after = self._varints(at)
+            kind = tags & 7
+            is_length, plain = np.equal(kind, LENGTH), np.equal(kind, VARINT)
+            finish, bad = after, (after > stop) | (tags < 8)
+            if np.any(is_length):
+                # A length is added only after it is known to fit; nothing overflows.
+                bad |= is_length & (value > (stop - after).view(np.uint64))
+                finish = after + value.view(np.int64) * is_length
+            if not np.all(is_length | plain):
+                finish = finish.copy()
+                bad |= ~(is_length | plain | np.equal(kind, FIXED64) | np.equal(kind, FIXED32))
+                self._read_fixed(at, stop, tags, value, finish, bad)
             if bad.any():
                 broken[rows[bad]] = True
-                ok = ~bad
-                rows, stop, tags, value, after, finish = (a[ok] for a in (rows, stop, tags, value, after, finish))
+                ok = np.flatnonzero(~bad)
+                rows, stop, value, after, finish = rows[ok], stop[ok], value[ok], after[ok], finish[ok]
+                tags = tags if isinstance(tags, int) else tags[ok]
+                if not len(rows):
+                    return
             yield Round(rows, tags, value, after, finish)
+            more = finish < stop
             pos = finish
-            more = pos < stop
             if not more.all():
-                rows, pos, stop = rows[more], pos[more], stop[more]
+                left = np.flatnonzero(more)
+                rows, pos, stop = rows[left], pos[left], stop[left]
 
-    def _tag_and_varint(self, pos: I64) -> tuple[U64, U64, I64]:
-        """Tags, the varints after them and the positions after those (-1: malformed)."""
-        word = self.words[pos]
-        tags = word & _BYTE
-        value, size = _decode(word >> _EIGHT)
-        after = pos + 1 + size
-        # Tags of two bytes (field 16 and up) and varints of more than seven: few.
-        odd = np.flatnonzero((tags >= np.uint64(0x80)) | (size == 8))
-        if len(odd):
-            tags[odd], at = self._varint(pos[odd])
-            value[odd], end = self._varint(np.maximum(at, 0))
-            after[odd] = np.where(at < 0, -1, end)
-        return tags, value, after
+    def _tags(self, pos: I64) -> tuple[npt.NDArray | int, I64]:
+        """Tags, one number where all are the same, 0 for malformed ones; and the positions after them."""
+        tags, after = self.bytes.take(pos), pos + 1
+        if (tags == (first := int(tags[0]))).all() and first < 0x80:
+            return first, after
+        long = np.flatnonzero(tags >= 0x80)  # field 16 and up: few
+        if not len(long):
+            return tags, after
+        value, end = self._varints(pos[long])
+        known = end < _NOWHERE
+        wide = tags.astype(np.uint64)
+        wide[long] = np.where(known, value, 0)
+        after[long[known]] = end[known]
+        return wide, after
 
-    def _varint(self, pos: I64) -> tuple[U64, I64]:
-        """Varints of any length at these positions, and the positions after them (-1: none)."""
-        pos = np.minimum(pos, len(self.words) - 3)
-        word = self.words[pos]
-        value, size = _decode(word)
-        long = np.flatnonzero((word & _LAST) == _LAST)
-        after = pos + size
-        if len(long):
-            at = pos[long]
-            ninth, tenth = self.bytes[at + 8].astype(np.uint64), self.bytes[at + 9].astype(np.uint64)
-            eight = _squeeze(word[long] & _SEVEN) | (ninth & np.uint64(0x7F)) << np.uint64(56)
-            value[long] = np.where(ninth < 0x80, eight, eight | tenth << np.uint64(63))
-            after[long] = np.where(ninth < 0x80, at + 9, np.where(tenth < 0x80, at + 10, -1))
+    def _varints(self, at: I64, at_most: int = _MAX_VARINT_BYTES) -> tuple[U64, I64]:
+        """The varints that begin there and the positions after them, _NOWHERE where none ends in time."""
+        byte = self.bytes.take(at)
+        value, after, shift = (byte & 0x7F).astype(np.uint64), at + 1, 0
+        goes_on = byte >= 0x80
+        while count := np.count_nonzero(goes_on):
+            shift += 7
+            at_most -= 1
+            if not at_most:
+                after[goes_on] = _NOWHERE
+            elif count < len(at) // 4:
+                some = np.flatnonzero(goes_on)
+                rest, after[some] = self._varints(after[some], at_most)
+                value[some] |= rest << np.uint64(shift)
+            else:
+                byte = self.bytes.take(after) * goes_on
+                value |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
+                after += goes_on
+                goes_on = byte >= 0x80
+                continue
+            break
         return value, after
 
-    def _read_fixed(self, pos: I64, stop: I64, tags: U64, kind: U64, value: U64, finish: I64, bad: Bools) -> None:
-        """Put right, in place, what was read as a varint but is a fixed32 or fixed64."""
+    def _read_fixed(self, at: I64, stop: I64, tags: npt.NDArray | int, value: U64, finish: I64, bad: Bools) -> None:
+        """Put right, in place, what was read as a varint but is a fixed32 or fixed64 at ``at``."""
+        # The eight bytes at every position, overlapping: no copy.
+        words: U64 = np.ndarray((len(self.bytes) - 7,), "<u8", self.bytes, strides=(1,))
+        tags = np.broadcast_to(tags, at.shape)
         for wire_type, size, mask in ((FIXED64, 8, 0xFFFFFFFFFFFFFFFF), (FIXED32, 4, 0xFFFFFFFF)):
-            rows = np.flatnonzero(kind == np.uint64(wire_type))
-            at = np.where(tags[rows] < 0x80, pos[rows] + 1, self._varint(pos[rows])[1])
-            fits = (at >= 0) & (at + size <= stop[rows])
-            bad[rows] = ~fits | (tags[rows] < _EIGHT)
-            value[rows] = self.words[np.where(fits, at, 0)] & np.uint64(mask)
-            finish[rows] = at + size
+            rows = np.flatnonzero((tags & 7) == wire_type)
+            finish[rows] = at[rows] + size
+            bad[rows] = (finish[rows] > stop[rows]) | (tags[rows] < 8)
+            value[rows] = words[at[rows]] & np.uint64(mask)
 
     def text(self, begin: int, end: int) -> str:
         return self.bytes[begin:end].tobytes().decode("utf-8", "replace")
-
-
-def _decode(word: U64) -> tuple[U64, I64]:
-    """The varint at the start of each little-endian word, and its size; size 8 where it may go on."""
-    long = (word >> _SEVENTH) & _ONE
-    two = word & (long << np.uint64(15))  # the second byte goes on, too
-    if not two.any():  # lengths and ids, most of them
-        size = long.view(np.int64) + 1
-        return word & _LOW | (word >> _ONE) & (np.uint64(0x3F80) * long), size
-    last = ~word & _LAST
-    lowest = last & (~last + _ONE)
-    size = (lowest.astype(np.float64).view(np.int64) >> 52) - 1022 >> 3  # from the exponent: 2**7 is 1 byte
-    size[lowest == 0] = 8
-    return _squeeze(word & (lowest + (lowest - _ONE)) & _SEVEN), size
-
-
-def _squeeze(x: U64) -> U64:
-    """Drop the top bit of each of the eight bytes and close the gaps."""
-    x = (x & np.uint64(0x007F007F007F007F)) | (x & np.uint64(0x7F007F007F007F00)) >> _ONE
-    x = (x & np.uint64(0x00003FFF00003FFF)) | (x & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2)
-    return (x & np.uint64(0x000000000FFFFFFF)) | (x & np.uint64(0x0FFFFFFF00000000)) >> np.uint64(4)

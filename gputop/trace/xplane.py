@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from gputop.trace.columns import Lookup, Names
 from gputop.trace.model import F64, I64
-from gputop.trace.wire import LENGTH, U64, VARINT, Block, Bools, Data, read_fields, signed, tag
+from gputop.trace.wire import LENGTH, U64, VARINT, Block, Bools, Data, Round, read_fields, signed, tag
 
 PLANE_ID, PLANE_NAME, PLANE_LINE = tag(1, VARINT), tag(2, LENGTH), tag(3, LENGTH)
 PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT = tag(4, LENGTH), tag(5, LENGTH), tag(6, LENGTH)
@@ -24,6 +26,7 @@ EVENT_METADATA_ID, EVENT_OFFSET_PS, EVENT_DURATION_PS = tag(1, VARINT), tag(2, V
 EVENT_STAT, EVENT_OCCURRENCES = tag(4, LENGTH), tag(5, VARINT)
 STAT_METADATA_ID, STAT_DOUBLE, STAT_UINT64 = tag(1, VARINT), tag(2, 1), tag(3, VARINT)
 STAT_INT64, STAT_STR, STAT_BYTES, STAT_REF = tag(4, VARINT), tag(5, LENGTH), tag(6, LENGTH), tag(7, VARINT)
+_Values = TypeVar("_Values", I64, F64)
 _STAT_VALUES = (STAT_DOUBLE, STAT_UINT64, STAT_INT64, STAT_STR, STAT_BYTES, STAT_REF)
 
 # Events decoded at a time: the columns of a chunk stay in the processor's cache and the
@@ -56,34 +59,36 @@ class XPlane:
 @dataclass(slots=True)
 class Stats:
     """Some stats of a chunk of events: ``row`` the event, ``value_tag`` which member of the
-    oneof (0: none), ``value`` its bits, ``begin`` and ``end`` where a string lies in ``block``.
+    oneof (0: none), ``value`` its bits or the length of a string, which begins at ``begin`` in ``block``.
     """
 
     row: I64
-    value_tag: I64
+    value_tag: npt.NDArray[np.uint8]
     value: U64
     begin: I64
-    end: I64
     block: Block
 
     def integers(self) -> tuple[I64, I64]:
         """Rows and values of those that are whole numbers."""
-        whole = (self.value_tag == STAT_UINT64) | (self.value_tag == STAT_INT64)
-        return self.row[whole], self.value[whole].view(np.int64)
+        return self._of((self.value_tag == STAT_UINT64) | (self.value_tag == STAT_INT64), self.value.view(np.int64))
 
     def floats(self) -> tuple[I64, F64]:
         """Rows and values of those that are doubles."""
-        double = self.value_tag == STAT_DOUBLE
-        return self.row[double], self.value[double].view(np.float64)
+        return self._of(self.value_tag == STAT_DOUBLE, self.value.view(np.float64))
 
     def strings(self, names: Names, by_reference: Lookup) -> tuple[I64, I64]:
         """Rows and indices into ``names`` of those that are strings, inline or by reference."""
         out = by_reference(self.value.view(np.int64))
-        out[self.value_tag != STAT_REF] = -1
-        for i in np.flatnonzero(self.value_tag == STAT_STR):
-            out[i] = names[self.block.text(int(self.begin[i]), int(self.end[i]))]
-        found = out >= 0
-        return self.row[found], out[found]
+        other = self.value_tag != STAT_REF
+        if other.any():
+            out[other] = -1
+            for i in np.flatnonzero(self.value_tag == STAT_STR).tolist():
+                begin = int(self.begin[i])
+                out[i] = names[self.block.text(begin, begin + int(self.value[i]))]
+        return self._of(out >= 0, out)
+
+    def _of(self, which: Bools, values: _Values) -> tuple[I64, _Values]:
+        return (self.row, values) if which.all() else (self.row[which], values[which])
 
 
 @dataclass(slots=True)
@@ -161,7 +166,7 @@ def _read_stat(data: Data, begin: int, end: int, stat_names: dict[int, str]) -> 
     stat_id = 0
     value: int | float | str | None = None
     for fields in block.walk(np.zeros(1, np.int64), np.array([end - begin]), broken):
-        for this, bits, a, b in zip(fields.tag.tolist(), fields.value, fields.begin, fields.end, strict=True):
+        for this, bits, a, b in zip(np.atleast_1d(fields.tag), fields.value, fields.begin, fields.end, strict=True):
             if this == STAT_METADATA_ID:
                 stat_id = int(bits.view(np.int64))
             elif this == STAT_DOUBLE:
@@ -208,29 +213,17 @@ def _decode_events(
     broken, aggregate = np.zeros(n, bool), np.zeros(n, bool)
     metadata, offset, duration = (np.zeros(n, np.int64) for _ in range(3))
     columns = {EVENT_METADATA_ID: metadata, EVENT_OFFSET_PS: offset, EVENT_DURATION_PS: duration}
-    stat_rows, stat_ids, stat_begins, stat_ends = [], [], [], []
+    found = _FoundStats(block, wanted)
     for fields in block.walk(begin, end, broken):
         for this, column in columns.items():
-            _store(column, fields.rows, fields.value.view(np.int64), fields.of(this))
-        at = fields.of(EVENT_STAT)
-        if at.any():
-            rows, first, last = fields.rows[at], fields.begin[at], fields.end[at]
-            # -1: the id is not where writers put it, so the stat is read in full to know
-            peeked, after = block.first_varint(STAT_METADATA_ID, first)
-            maybe = (wanted(peeked) >= 0) | (peeked < 0)
-            peeked, first, after, last = peeked[maybe], first[maybe], after[maybe], last[maybe]
-            known = (peeked >= 0) & (after <= last)
-            stat_rows.append(rows[maybe])
-            stat_ids.append(np.where(known, peeked, 0))
-            stat_begins.append(np.where(known, after, first))
-            stat_ends.append(last)
+            _store(column, fields, fields.value.view(np.int64), fields.of(this))
+        found.add(fields, fields.of(EVENT_STAT))
         # offset and occurrences are one oneof: the later of the two counts
-        _store(aggregate, fields.rows, np.ones(len(fields.rows), bool), fields.of(EVENT_OCCURRENCES))
-        _store(aggregate, fields.rows, np.zeros(len(fields.rows), bool), fields.of(EVENT_OFFSET_PS))
+        aggregate[fields.rows[fields.of(EVENT_OCCURRENCES)]] = True
+        if aggregate.any():
+            aggregate[fields.rows[fields.of(EVENT_OFFSET_PS)]] = False
 
     name = names(metadata)
-    start_ns = timestamp_ns + offset // _PS_PER_NS
-    end_ns = timestamp_ns + (offset + duration) // _PS_PER_NS
     nonsense = (offset <= -_MAX_NS) | (offset >= _MAX_NS) | (duration < 0) | (duration >= _MAX_NS)
     if abs(timestamp_ns) >= _MAX_NS:
         nonsense[:] = True
@@ -239,48 +232,68 @@ def _decode_events(
     losses.malformed += int(malformed.sum())
     losses.unnamed += int((~malformed & ~unwanted & (name < 0)).sum())
     keep = ~malformed & ~unwanted & (name >= 0)
-    found = _decode_stats(block, stat_rows, stat_ids, stat_begins, stat_ends, keep, wanted, stats) if stat_rows else {}
-    return Chunk(name[keep], start_ns[keep], end_ns[keep], found)
+    start_ns = timestamp_ns + offset // _PS_PER_NS
+    end_ns = timestamp_ns + (offset + duration) // _PS_PER_NS
+    if not keep.all():
+        name, start_ns, end_ns = name[keep], start_ns[keep], end_ns[keep]
+    return Chunk(name, start_ns, end_ns, found.decode(keep, stats))
 
 
-def _store(column: np.ndarray, rows: I64, values: np.ndarray, at: Bools) -> None:
-    if at.all():
-        column[rows] = values
-    elif at.any():
-        column[rows[at]] = values[at]
+class _FoundStats:
+    """The stats of a chunk's events that are wanted, as far as a glance at them tells; decoded when all are found."""
+
+    def __init__(self, block: Block, wanted: Lookup) -> None:
+        self._block, self._wanted = block, wanted
+        # By round: events, ids (0: not known yet), and where what follows the id lies.
+        self._rounds: list[tuple[I64, I64, I64, I64]] = []
+
+    def add(self, fields: Round, at: Bools | slice) -> None:
+        rows, first, last = fields.rows[at], fields.begin[at], fields.end[at]
+        if not len(rows):
+            return
+        # -1: the id is not where writers put it, so the stat is read in full to know
+        peeked, after = self._block.first_varint(STAT_METADATA_ID, first)
+        odd = (peeked < 0) | (after > last)
+        any_odd = odd.any()
+        maybe = np.flatnonzero((self._wanted(peeked) >= 0) | odd if any_odd else self._wanted(peeked) >= 0)
+        if any_odd:
+            peeked, after = np.where(odd, 0, peeked), np.where(odd, first, after)
+        if len(maybe):
+            self._rounds.append((rows[maybe], peeked[maybe], after[maybe], last[maybe]))
+
+    def decode(self, keep: Bools, stats: Sequence[str]) -> dict[str, Stats]:
+        """By name those of the events in ``keep``, whose rows are counted without the others."""
+        if not self._rounds:
+            return {}
+        rows, stat_id, begin, end = (np.concatenate(column) for column in zip(*self._rounds, strict=True))
+        if not keep.all():
+            of_kept = keep[rows]
+            rows, stat_id, begin, end = rows[of_kept], stat_id[of_kept], begin[of_kept], end[of_kept]
+            rows = (np.cumsum(keep) - 1)[rows]
+        n = len(rows)
+        broken, value_tag = np.zeros(n, bool), np.zeros(n, np.uint8)
+        value, text_begin = np.zeros(n, np.uint64), np.zeros(n, np.int64)
+        for fields in self._block.walk(begin, end, broken):
+            _store(stat_id, fields, fields.value.view(np.int64), fields.of(STAT_METADATA_ID))
+            at = fields.of(*_STAT_VALUES)
+            _store(value_tag, fields, np.broadcast_to(fields.tag, len(fields.rows)), at)
+            _store(value, fields, fields.value, at)
+            _store(text_begin, fields, fields.begin, at)
+        code = self._wanted(stat_id).astype(np.int16)
+        code[broken] = -1
+        out = {}
+        for number, name in enumerate(stats):
+            if (these := code == number).any():
+                where = np.flatnonzero(these)
+                out[name] = Stats(rows[where], value_tag[where], value[where], text_begin[where], self._block)
+        return out
 
 
-def _decode_stats(
-    block: Block, stat_rows: list[I64], ids: list[I64], begins: list[I64], ends: list[I64], keep: Bools,
-    wanted: Lookup, stats: Sequence[str],
-) -> dict[str, Stats]:
-    """The wanted stats. ``ids`` are those that precede ``begins``, 0 where none is known yet."""
-    place = np.cumsum(keep) - 1  # an event's row once the others are gone
-    rows = np.concatenate(stat_rows)
-    of_kept = keep[rows]
-    rows, begin, end = place[rows[of_kept]], np.concatenate(begins)[of_kept], np.concatenate(ends)[of_kept]
-    n = len(rows)
-    broken = np.zeros(n, bool)
-    stat_id = np.concatenate(ids)[of_kept]
-    value_tag, text_begin, text_end = (np.zeros(n, np.int64) for _ in range(3))
-    value = np.zeros(n, np.uint64)
-    for fields in block.walk(begin, end, broken):
-        is_id = fields.of(STAT_METADATA_ID)
-        _store(stat_id, fields.rows, fields.value.view(np.int64), is_id)
-        if is_id.all():
-            continue
-        of_value = np.flatnonzero(np.isin(fields.tag, _STAT_VALUES))
-        at = fields.rows[of_value]
-        value_tag[at], value[at] = fields.tag[of_value], fields.value[of_value]
-        text_begin[at], text_end[at] = fields.begin[of_value], fields.end[of_value]
-    code = wanted(stat_id)
-    code[broken] = -1
-    out = {}
-    for number, name in enumerate(stats):
-        these = np.flatnonzero(code == number)
-        if len(these):
-            out[name] = Stats(rows[these], value_tag[these], value[these], text_begin[these], text_end[these], block)
-    return out
+def _store(column: np.ndarray, fields: Round, values: np.ndarray, at: Bools | slice) -> None:
+    if len(fields.rows) == len(column):  # every message has a field in this round
+        column[at] = values[at]
+    else:
+        column[fields.rows[at]] = values[at]
 
 
 def _text(data: Data, span: tuple[int, int] | None) -> str:

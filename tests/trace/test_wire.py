@@ -47,7 +47,8 @@ def walked(messages: list[bytes], junk: bytes = b"") -> tuple[list[list[tuple[in
     out: list[list[tuple[int, int, int | bytes]]] = [[] for _ in messages]
     for fields in block.walk(begins, ends, broken):
         for row, this, value, a, b in zip(*(x.tolist() for x in (
-                fields.rows, fields.tag, fields.value, fields.begin, fields.end)), strict=True):
+                fields.rows, np.broadcast_to(fields.tag, len(fields.rows)), fields.value, fields.begin, fields.end)),
+                strict=True):
             content = block.bytes[a:b].tobytes() if this & 7 == LENGTH else value
             out[row].append((this >> 3, this & 7, content))
     return out, broken.tolist()
@@ -162,13 +163,25 @@ def test_read_fields_survives_any_bytes(data):
 
 
 def test_first_varint_looks_only_at_the_first_field():
-    messages = [encoded(1, VARINT, 5), encoded(1, VARINT, 300), encoded(1, VARINT, 70000), encoded(2, VARINT, 5), b""]
+    messages = [encoded(1, VARINT, 5), encoded(1, VARINT, 300), encoded(1, VARINT, 70000), encoded(2, VARINT, 5),
+                b"\x08" + b"\xff" * 10, b""]
     ends = np.cumsum([len(m) for m in messages])
     block = Block(b"".join(messages), 0, int(ends[-1]))
     begin = ends - [len(m) for m in messages]
     value, after = block.first_varint(tag(1, VARINT), begin)
-    assert value.tolist() == [5, 300, -1, -1, -1]
-    assert (after - begin).tolist()[:2] == [2, 3]
+    assert value.tolist() == [5, 300, 70000, -1, -1, -1]
+    assert (after - begin).tolist()[:3] == [2, 3, 4]
+
+
+def test_of_tells_where_a_tag_is():
+    same = Block(encoded(3, VARINT, 7) * 2, 0, 4)
+    (fields,) = same.walk(np.array([0, 2]), np.array([2, 4]), np.zeros(2, bool))
+    assert fields.value[fields.of(tag(3, VARINT))].tolist() == [7, 7]
+    assert fields.value[fields.of(tag(4, VARINT))].tolist() == []
+    mixed = Block(encoded(3, VARINT, 7) + encoded(1000, VARINT, 8) + encoded(5, VARINT, 9), 0, 7)
+    (fields,) = mixed.walk(np.array([0, 2, 5]), np.array([2, 5, 7]), np.zeros(3, bool))
+    assert fields.value[fields.of(tag(1000, VARINT), tag(3, VARINT))].tolist() == [7, 8]
+    assert not fields.of(tag(4, VARINT)).any()
 
 
 def test_signed():
