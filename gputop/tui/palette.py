@@ -102,6 +102,8 @@ def level_rgb(step: int, shade: int = SHADES - 1, muted: bool = False, scheme: s
     full = (_mix(*s.lightness, share), _mix(*s.chroma, share), _mix(*s.hue, share))
     if muted:
         full = (_mix(*s.muted, share), 0.05, 250.0)
+    if not shade:
+        return oklch_rgb(*s.lane)  # one ground behind all levels
     strength = shade / (SHADES - 1)
     return oklch_rgb(_mix(s.lane[0], full[0], strength), _mix(s.lane[1], full[1], strength), full[2])
 

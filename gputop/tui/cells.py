@@ -1,0 +1,231 @@
+"""What the terminal shows and what it should show, cell by cell: the difference is all that is sent.
+
+Textual writes whole regions with every style spelled out; on a monitor few cells change from one second
+to the next. So what it writes is drawn here into a grid, and :meth:`Cells.update` gives the shortest text
+that brings the terminal there. It also makes frames droppable: between two calls any number of frames may
+be fed, and a terminal that was not read for a minute is brought up to date by one update.
+
+Understood is what Textual draws with: cursor addresses, SGR, text. Everything else (modes, the clipboard,
+a bell) is passed on in order, ahead of the cells. Rows with characters whose width terminals disagree
+about are sent whole, so that an error cannot spread.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from itertools import groupby
+
+from rich.cells import get_character_cell_size
+
+_CONTROL = re.compile(
+    r"\x1b\[([0-?]*)([ -/]*[@-~])"  # CSI
+    r"|\x1b\].*?(?:\x07|\x1b\\)|\x1b[PX^_].*?\x1b\\"  # OSC and other strings
+    r"|\x1b[^\[\]PX^_]|[\x00-\x1a\x1c-\x1f\x7f]", re.S)
+# One cell each on every terminal: Latin, punctuation, arrows, mathematics, boxes, blocks, shapes, braille.
+_NARROW = re.compile("[ -~\xa0-\u02ff\u2010-\u2027\u2190-\u21ff\u2200-\u22ff\u2500-\u25fc\u2800-\u28ff]*")
+_SYNC = re.compile(r"\?2026")
+_NEAR = 4  # unchanged cells up to here are cheaper written again than stepped over
+
+Pen = str  # SGR parameters after a reset: "1;38;2;215;218;224"
+
+
+@lru_cache(4096)
+def _parts(pen: Pen) -> tuple[frozenset[str], str, str]:
+    """Attributes, colour and background of a pen."""
+    attributes: set[str] = set()
+    color = ground = ""
+    codes = iter(pen.split(";"))
+    for code in codes:
+        if code in ("", "0"):
+            attributes, color, ground = set(), "", ""
+        elif code in ("38", "48"):
+            kind = next(codes, "5")
+            values = [next(codes, "0") for _ in range(3 if kind == "2" else 1)]
+            text = ";".join([code, kind, *values])
+            color, ground = (text, ground) if code == "38" else (color, text)
+        elif code in ("39", "49"):
+            color, ground = ("", ground) if code == "39" else (color, "")
+        elif len(code) == 2 and code[0] in "39":
+            color = code
+        elif (len(code) == 2 and code[0] == "4") or (len(code) == 3 and code[:2] == "10"):
+            ground = code
+        else:
+            attributes.add(code)
+    return frozenset(attributes), color, ground
+
+
+@lru_cache(4096)
+def _change(before: Pen, after: Pen) -> str:
+    """The shortest sequence from one pen to another."""
+    if before == after:
+        return ""
+    old, new = _parts(before), _parts(after)
+    whole = ["", *sorted(new[0]), *filter(None, new[1:])] if new != (frozenset(), "", "") else [""]
+    codes = whole
+    if old[0] <= new[0]:
+        codes = sorted(new[0] - old[0])
+        codes += [new[1] or "39"] if new[1] != old[1] else []
+        codes += [new[2] or "49"] if new[2] != old[2] else []
+        if not codes:
+            return ""
+    return "\x1b[" + min(";".join(codes), ";".join(whole), key=len) + "m"
+
+
+@lru_cache(4096)
+def _blank(pen: Pen) -> Pen:
+    """The pen of a space: its colour cannot be seen, unless a line goes through it."""
+    attributes, _, ground = _parts(pen)
+    return pen if attributes & {"4", "7", "9", "21", "53"} else ground
+
+
+class Cells:
+    """The grid of a terminal of ``width`` by ``height``, of which nothing is known at first."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.synchronized = False  # the terminal asked for frames in brackets (mode 2026)
+        self.resize(width, height)
+
+    def resize(self, width: int, height: int) -> None:
+        """Another size; terminals differ in what they leave on the screen, so nothing is known of it."""
+        self.width, self.height = max(1, width), max(1, height)
+        self._chars = [[" "] * self.width for _ in range(self.height)]
+        self._pens = [[""] * self.width for _ in range(self.height)]
+        self._wide: set[int] = set()  # rows with a character whose width is not sure
+        self._x = self._y = 0
+        self._pen: Pen = ""
+        self._controls: list[str] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is known of what the terminal shows: the next update draws every cell."""
+        self._shown_chars: list[list[str]] = [[]] * self.height
+        self._shown_pens: list[list[Pen]] = [[]] * self.height
+        self._dirty = set(range(self.height))
+
+    @property
+    def due(self) -> bool:
+        """Whether an update would say anything."""
+        return bool(self._dirty or self._controls)
+
+    @property
+    def cursor(self) -> tuple[int, int]:
+        """Column and row, from 0, where an update leaves the cursor."""
+        return self._x, self._y
+
+    def controls(self) -> str:
+        """What was written besides text, without the cells; for when the screen is given back."""
+        out, self._controls = "".join(self._controls), []
+        return out
+
+    def feed(self, data: str) -> None:
+        """Draw what was written; nothing is sent."""
+        position = 0
+        for match in _CONTROL.finditer(data):
+            if match.start() > position:
+                self._put(data[position:match.start()])
+            position = match.end()
+            self._control(match)
+        if position < len(data):
+            self._put(data[position:])
+
+    def _control(self, match: re.Match[str]) -> None:
+        whole, parameters, final = match[0], match[1], match[2]
+        if final == "m":
+            reset = parameters.startswith("0;") or parameters in ("", "0") or not self._pen
+            self._pen = parameters.removeprefix("0").lstrip(";") if reset else f"{self._pen};{parameters}"
+        elif final in ("H", "f"):
+            y, _, x = parameters.partition(";")
+            self._y, self._x = int(y or 1) - 1, int(x or 1) - 1
+        elif whole == "\n":
+            self._y += 1
+        elif whole == "\r":
+            self._x = 0
+        elif final in ("h", "l") and _SYNC.fullmatch(parameters):
+            self.synchronized = True  # the brackets go around the update, not around what is fed
+        elif whole.startswith("\x1b]8;"):
+            pass  # links are not drawn
+        else:
+            self._controls.append(whole)
+
+    def _put(self, text: str) -> None:
+        x, y = self._x, self._y
+        if not 0 <= y < self.height:
+            return
+        self._dirty.add(y)
+        if y in self._wide or not _NARROW.fullmatch(text):
+            self._put_wide(text)
+            return
+        self._x = x + len(text)
+        text = text[:max(0, self.width - x)]
+        end = x + len(text)
+        self._chars[y][x:end] = text
+        self._pens[y][x:end] = [_blank(self._pen) if text.isspace() else self._pen] * len(text)
+
+    def _put_wide(self, text: str) -> None:
+        """Character by character: the second cell of a wide one is empty, combining ones join the cell before."""
+        chars, pens = self._chars[self._y], self._pens[self._y]
+        self._wide.add(self._y)
+        for char in text:
+            cells = get_character_cell_size(char)
+            if cells == 0:
+                if 0 < self._x <= self.width:
+                    chars[self._x - 1] += char
+                continue
+            if 0 <= self._x and self._x + cells <= self.width:
+                if chars[self._x] == "" and self._x:
+                    chars[self._x - 1] = " "  # half of a wide character is left: terminals blank it
+                after = self._x + cells
+                if after < self.width and chars[after] == "":
+                    chars[after] = " "
+                chars[self._x:after] = [char, *[""] * (cells - 1)]
+                pens[self._x:after] = [self._pen] * cells
+            self._x += cells
+
+    def update(self) -> str:
+        """What to send for the terminal to show what was fed; from then on it is taken to show it."""
+        out = [self.controls()]
+        pen, frame = "", []
+        for y in sorted(self._dirty):
+            chars, pens = self._chars[y], self._pens[y]
+            shown_chars, shown_pens = self._shown_chars[y], self._shown_pens[y]
+            if chars == shown_chars and pens == shown_pens:
+                continue
+            at = -1  # the cursor's column, where it is known to be in this row
+            for start, end in self._spans(y):
+                if at < 0:
+                    frame.append(f"\x1b[{y + 1}H" if start == 0 else f"\x1b[{y + 1};{start + 1}H")
+                elif start > at:
+                    frame.append(f"\x1b[{start - at}C" if start - at > 1 else "\x1b[C")
+                for style, cells in groupby(range(start, end), pens.__getitem__):
+                    frame.append(_change(pen, style))
+                    frame.extend(chars[x] for x in cells)
+                    pen = style
+                at = end
+            self._shown_chars[y], self._shown_pens[y] = chars[:], pens[:]
+        self._dirty.clear()
+        if frame:
+            frame.append("\x1b[m" if pen else "")
+            frame.append(f"\x1b[{self._y + 1};{self._x + 1}H")  # screen readers and input methods look there
+            out += ["\x1b[?2026h", *frame, "\x1b[?2026l"] if self.synchronized else frame
+        return "".join(out)
+
+    def _spans(self, y: int) -> list[tuple[int, int]]:
+        """The stretches of a row to write, first and end column."""
+        chars, pens = self._chars[y], self._pens[y]
+        shown_chars, shown_pens = self._shown_chars[y], self._shown_pens[y]
+        if not shown_chars or y in self._wide:
+            if y in self._wide and all(map(_NARROW.fullmatch, chars)) and "" not in chars:
+                self._wide.discard(y)  # this once it is sent whole
+            return [(0, self.width)]
+        spans: list[tuple[int, int]] = []
+        for x in range(self.width):
+            if chars[x] == shown_chars[x] and pens[x] == shown_pens[x]:
+                continue
+            if spans and x - spans[-1][1] <= _NEAR and len(set(pens[spans[-1][1] - 1:x + 1])) == 1:
+                spans[-1] = (spans[-1][0], x + 1)
+            elif spans and x == spans[-1][1]:
+                spans[-1] = (spans[-1][0], x + 1)
+            else:
+                spans.append((x, x + 1))
+        return spans

@@ -1,0 +1,304 @@
+"""From what a view means to what the theme and the terminal can show: the one table of colours and glyphs.
+
+Views draw with the styles of :mod:`gputop.tui.palette`, in the dark theme's colours, and with any glyph. A
+:class:`Look` translates each run on its way to the screen: into the colours of another theme, the nearest
+of 256, a choice of 16, or attributes alone; and glyphs into those a console or an ASCII terminal has. It
+knows the levels behind the ramp's colours, so where colours are too few a cell becomes a density glyph.
+
+On the dark theme and a terminal with all colours and glyphs there is nothing to translate (:attr:`Look.plain`).
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Mapping
+from functools import cache
+from typing import Literal
+
+from rich.color import Color, ColorSystem, ColorType
+from rich.style import Style
+
+from gputop.tui.palette import DARK, PARTS, SCHEMES, SHADES, STEPS, Rgb, blank_rgb, level_rgb
+
+Colors = Literal["truecolor", "256", "16", "none"]
+Glyphs = Literal["unicode", "console", "ascii"]
+COLORS: tuple[Colors, ...] = ("truecolor", "256", "16", "none")
+
+# -- what the terminal can show ---------------------------------------------------------------
+
+_TRUECOLOR_TERMS = ("kitty", "alacritty", "foot", "wezterm", "ghostty", "-direct")
+_COLOURLESS_TERMS = ("vt100", "vt102", "vt220", "xterm-mono", "ansi-m")
+
+
+def terminal_colors(env: Mapping[str, str] | None = None) -> Colors:
+    """What the terminal says it can show; none where NO_COLOR (no-color.org) is set."""
+    env = os.environ if env is None else env
+    term = env.get("TERM", "dumb").lower()
+    if env.get("NO_COLOR") or term in ("dumb", "unknown") or term.startswith(_COLOURLESS_TERMS):
+        return "none"
+    if env.get("COLORTERM", "").lower() in ("truecolor", "24bit") or any(name in term for name in _TRUECOLOR_TERMS):
+        return "truecolor"
+    return "256" if "256" in term else "16"
+
+
+def terminal_glyphs(env: Mapping[str, str] | None = None) -> Glyphs:
+    """All glyphs, those of the kernel's console, or ASCII where the locale names another charset than UTF-8.
+
+    No locale, C and POSIX are taken for UTF-8, as Python itself does (PEP 538): containers seldom set one,
+    and the terminals people look at them with are of this century.
+    """
+    env = os.environ if env is None else env
+    name = next((env[key] for key in ("LC_ALL", "LC_CTYPE", "LANG") if env.get(key)), "").upper()
+    charset = name.partition(".")[2].partition("@")[0].replace("-", "")
+    if charset not in ("", "UTF8"):
+        return "ascii"
+    return "console" if env.get("TERM", "").lower().startswith("linux") else "unicode"
+
+
+SYSTEMS: dict[Colors, ColorSystem | None] = {
+    "truecolor": ColorSystem.TRUECOLOR, "256": ColorSystem.EIGHT_BIT, "16": ColorSystem.STANDARD,
+    "none": ColorSystem.STANDARD}  # attributes need a system, too; colours are gone by then
+
+# -- glyphs -----------------------------------------------------------------------------------
+
+DENSITY = " ░▒▓█"  # a share in quarters, where brightness cannot show it
+
+# What the kernel's own console font (CP437 and a little more) lacks. Each stands for one of the same width.
+_CONSOLE = {
+    **dict(zip("▁▂▃▅▆▇", "▄▄▄███", strict=True)), **dict(zip("▏▎▍▋▊▉", " ▌▌▌██", strict=True)), "▔": "▀", "▕": "▐",
+    **dict(zip("╭╮╰╯", "┌┐└┘", strict=True)), "●": "•", "◐": "o", "○": "o", "…": ".", "›": ">", "✗": "x", "✓": "√",
+    "—": "-", "–": "-", "−": "-", "→": ">", "←": "<", "↑": "^", "↓": "v", "⏵": ">", "⏸": "=", "▶": ">",
+    "“": '"', "”": '"', "‘": "'", "’": "'", "⚠": "!", "▸": ">", "▾": "v", "◀": "<", "◆": "+", "│": "│", "┊": "│",
+    "▲": "^", "▼": "v", "△": "^", "▽": "v", "\ufffd": "?",
+}
+_ASCII = {
+    **dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True)), **dict(zip("▏▎▍▌▋▊▉", "  --==#", strict=True)), "▐": "-",
+    "▔": "-", "▕": "|", "▀": '"', "░": ".", "▒": ":", "▓": "+", "■": "#", "□": ".", "▪": "#", "▰": "#", "▱": "-",
+    **dict.fromkeys("─━═╌┄┈╴╶╸╺", "-"), **dict.fromkeys("│┃║┊┆╎╵╷", "|"),
+    **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯┏┓┗┛┣┫┳┻╋╞╡╔╗╚╝", "+"),
+    "●": "*", "◐": "o", "○": ".", "◌": ".", "·": ".", "•": "*", "…": "~", "›": ">", "‹": "<", "»": ">", "«": "<",
+    "✗": "x", "✓": "v", "✔": "v", "✘": "x", "ø": "m", "×": "x", "→": ">", "←": "<", "↑": "^", "↓": "v", "↔": "=",
+    "⇥": ">", "⏎": "<", "°": "'", "−": "-", "—": "-", "–": "-", "‐": "-", "µ": "u", "“": '"', "”": '"', "‘": "'",
+    "’": "'", "⚠": "!", "◆": "+", "◇": "+", "▶": ">", "▸": ">", "▾": "v", "◀": "<", "▲": "^", "▼": "v", "△": "^",
+    "▽": "v", "⏵": ">", "⏸": "=", "≥": ">", "≤": "<", "≈": "~", "±": "~", "⋯": "~", "\ufffd": "?",
+}
+
+
+class _AsciiTable(dict[int, str]):
+    """For ``str.translate``: what is not in the table becomes its letter without accents, or ?; widths stay."""
+
+    def __missing__(self, code: int) -> str:
+        if code < 128:
+            out = chr(code)
+        else:
+            char = chr(code)
+            plain = unicodedata.normalize("NFKD", char).encode("ascii", "ignore").decode()
+            wide = unicodedata.east_asian_width(char) in "WF"
+            out = "" if unicodedata.combining(char) else "??" if wide else plain if len(plain) == 1 else "?"
+        self[code] = out
+        return out
+
+
+_TABLES: dict[Glyphs, dict[int, str]] = {
+    "console": {ord(char): to for char, to in _CONSOLE.items()},
+    "ascii": _AsciiTable({ord(char): to for char, to in _ASCII.items()}),
+}
+
+# -- colours ----------------------------------------------------------------------------------
+
+_MEANT: dict[Rgb, str] = {Color.parse(color).get_truecolor(): name for name, color in DARK.names.items()}
+_OF_LIGHT = {Color.parse(color).get_truecolor() for color in SCHEMES["light"].names.values()}  # from the style sheet
+_LETTER = {"input": "i", "h2d": ">", "compute": "C", "collectives": "A", "d2h": "<", "launch": "l", "host": "h",
+           "idle": "."}
+# The 16 of any terminal, whatever shades it gives them: on a dark ground, on a light one.
+_NAMES_16: dict[str, tuple[int, int]] = {
+    "text": (7, 0), "strong": (15, 0), "dim": (7, 0), "warn": (11, 5), "bad": (9, 1), "accent": (14, 4),
+    "ground": (0, 15), "surface": (0, 15), "panel": (0, 15), "border": (8, 8),
+    "input": (3, 3), "h2d": (12, 12), "compute": (2, 2), "collectives": (5, 5), "d2h": (6, 6), "launch": (9, 9),
+    "host": (11, 1), "idle": (8, 8),
+}
+_LEVELS_16 = ((4, 12, 6, 14, 11), (6, 12, 4, 5, 0))
+_MUTED_16 = ((8, 7), (7, 8))
+
+
+@cache
+def _levels() -> dict[Rgb, tuple[int, int, bool]]:
+    """Colour of the dark ramp → (step, shade, muted). Where two fall together the more usual one is kept."""
+    out: dict[Rgb, tuple[int, int, bool]] = {}
+    for muted in (False, True):
+        for shade in (SHADES - 1, *range(SHADES - 1)):
+            for step in range(STEPS):
+                out.setdefault(level_rgb(step, shade, muted), (step, shade, muted))
+    return out
+
+
+def _lab(rgb: Rgb) -> tuple[float, float, float]:
+    """8-bit sRGB to OKLab."""
+    r, g, b = (c / 255 / 12.92 if c <= 10.31 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb)
+    long = (0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b) ** (1 / 3)
+    medium = (0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b) ** (1 / 3)
+    short = (0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b) ** (1 / 3)
+    return (0.2104542553 * long + 0.7936177850 * medium - 0.0040720468 * short,
+            1.9779984951 * long - 2.4285922050 * medium + 0.4505937099 * short,
+            0.0259040371 * long + 0.7827717662 * medium - 0.8086757660 * short)
+
+
+def _with_lightness(rgb: Rgb, lightness: float) -> Rgb:
+    """The same hue, as light or dark as said."""
+    from math import atan2, degrees, hypot
+
+    from gputop.tui.palette import oklch_rgb
+
+    _, a, b = _lab(rgb)
+    return oklch_rgb(lightness, hypot(a, b), degrees(atan2(b, a)))
+
+
+@cache
+def _palette_256() -> list[tuple[int, tuple[float, float, float]]]:
+    """The 240 colours that are the same on every terminal, with their OKLab."""
+    cube = (0, 95, 135, 175, 215, 255)
+    colors = [(16 + 36 * r + 6 * g + b, (cube[r], cube[g], cube[b]))
+              for r in range(6) for g in range(6) for b in range(6)]
+    colors += [(232 + i, (8 + 10 * i,) * 3) for i in range(24)]
+    return [(number, _lab(rgb)) for number, rgb in colors]
+
+
+@cache
+def nearest_256(rgb: Rgb, grey: bool = False) -> int:
+    """The nearest of 256 colours, or of their greys. Lightness counts more: the order of the levels hangs on it."""
+    lightness, a, b = _lab(rgb)
+    return min(_palette_256()[216 if grey else 0:], key=lambda entry: 2 * (entry[1][0] - lightness) ** 2
+               + (entry[1][1] - a) ** 2 + (entry[1][2] - b) ** 2)[0]
+
+
+def _rgb_of(color: Color | None) -> Rgb | None:
+    if color is None or color.type != ColorType.TRUECOLOR or color.triplet is None:
+        return None
+    return color.triplet.red, color.triplet.green, color.triplet.blue
+
+
+class Look:
+    """A theme's scheme, and what colours and glyphs the terminal has."""
+
+    def __init__(self, scheme: str = "dark", colors: Colors = "truecolor", glyphs: Glyphs = "unicode") -> None:
+        self.scheme, self.colors, self.glyphs = scheme, colors, glyphs
+        self._light = scheme == "light"
+        self._styles: dict[Style, Style] = {}
+        self._table = _TABLES.get(glyphs)
+
+    @property
+    def plain(self) -> bool:
+        """Whether there is nothing to translate."""
+        return (self.scheme, self.colors, self.glyphs) == ("dark", "truecolor", "unicode")
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.scheme, self.colors, self.glyphs
+
+    def run(self, text: str, style: Style | None) -> tuple[str, Style | None]:
+        """One run of text as this terminal shows it; as many cells as before."""
+        if style is not None:
+            if self.colors in ("16", "none") and ("▀" in text or "█" in text):
+                text = self._shapes(text, style)
+            style = self.style(style)
+        if self._table is not None and not text.isascii():
+            text = text.translate(self._table)
+        return text, style
+
+    def style(self, style: Style) -> Style:
+        """A style as this terminal shows it."""
+        shown = self._styles.get(style)
+        if shown is None:
+            shown = self._styles[style] = self._without_color(style) if self.colors == "none" else self._colored(style)
+        return shown
+
+    def ground(self, name: str = "ground") -> Color:
+        """The theme's ground, surface or panel."""
+        color = self.style(Style(bgcolor=DARK.names[name])).bgcolor
+        return color if color is not None else Color.default()
+
+    # -- shapes in place of colours ------------------------------------------------------------
+
+    def _shapes(self, text: str, style: Style) -> str:
+        """Cells whose meaning is in their colour alone, as glyphs."""
+        upper = _levels().get(_rgb_of(style.color) or (-1, 0, 0))
+        if "▀" in text and upper is not None:
+            lower = _levels().get(_rgb_of(style.bgcolor) or (-1, 0, 0))
+            if lower is not None:
+                share = (upper[1] + lower[1]) / 2 / (SHADES - 1)
+                # A little is not nothing.
+                quarters = round(4 * share) or (1 if share >= 0.06 else 0)
+                text = text.replace("▀", DENSITY[quarters])
+        if "█" in text and self.colors == "none":
+            part = _MEANT.get(_rgb_of(style.color) or (-1, 0, 0))
+            if part in PARTS:
+                text = text.replace("█", _LETTER[part])
+        return text
+
+    def _without_color(self, style: Style) -> Style:
+        """Attributes alone. A loud background, as of a badge or what is selected, becomes reverse video."""
+        ground = style.bgcolor
+        loud = False
+        if ground is not None and not ground.is_default:
+            rgb = _rgb_of(ground) or tuple(ground.get_truecolor())
+            if rgb not in _levels():
+                lightness, a, b = _lab(rgb)  # type: ignore[arg-type]
+                loud = lightness < 0.7 if self._light else lightness > 0.42
+        return Style(bold=style.bold, italic=style.italic, underline=style.underline, strike=style.strike,
+                     reverse=True if loud else style.reverse, meta=style.meta or None)
+
+    # -- colours -------------------------------------------------------------------------------
+
+    def _colored(self, style: Style) -> Style:
+        ground = _rgb_of(style.bgcolor)
+        color, bgcolor = self._color(style.color, ground), self._color(style.bgcolor, None, is_ground=True)
+        if color is style.color and bgcolor is style.bgcolor:
+            return style
+        return style + Style(color=color, bgcolor=bgcolor)
+
+    def _color(self, color: Color | None, ground: Rgb | None, is_ground: bool = False) -> Color | None:
+        """Another colour for this one; ``ground`` is what stands behind it."""
+        rgb = _rgb_of(color)
+        if rgb is None:
+            return color  # one of the terminal's own
+        level, name = _levels().get(rgb), _MEANT.get(rgb)
+        if self.colors == "16":
+            number = self._number_16(level, name, is_ground)
+            if number is not None:
+                return Color.from_ansi(number)
+        if self.scheme != "dark":
+            if name is not None:
+                rgb = _rgb_of(Color.parse(SCHEMES[self.scheme].names[name])) or rgb
+            elif level is not None:
+                rgb = level_rgb(*level, self.scheme)
+            elif rgb == blank_rgb():
+                rgb = blank_rgb(self.scheme)
+            elif self._light and rgb not in _OF_LIGHT:
+                rgb = self._on_light(rgb, ground, is_ground)
+        if self.colors == "256":
+            # The muted ramp is nearly grey: in 256 colours it would change between grey and blue.
+            return Color.from_ansi(nearest_256(rgb, grey=level is not None and level[2]))
+        return Color.from_rgb(*rgb)  # rich brings it to 16 where that is all there is
+
+    def _number_16(self, level: tuple[int, int, bool] | None, name: str | None, is_ground: bool) -> int | None:
+        if name is not None:
+            return _NAMES_16[name][self._light]
+        if level is None:
+            return None
+        step, shade, muted = level
+        ramp = (_MUTED_16 if muted else _LEVELS_16)[self._light]
+        # Behind a glyph there is only the ground: shares are told by the glyph's density.
+        return (15 if self._light else 0) if is_ground or shade == 0 else ramp[step * len(ramp) // STEPS]
+
+    @staticmethod
+    def _on_light(rgb: Rgb, ground: Rgb | None, is_ground: bool) -> Rgb:
+        """A colour that a view mixed for a dark ground, and the style sheet's own, which are right as they are."""
+        lightness = _lab(rgb)[0]
+        if is_ground:
+            return _with_lightness(rgb, 1.10 - lightness) if lightness < 0.4 else rgb
+        on_dark = ground is not None and _lab(ground)[0] < 0.4  # that ground turns light
+        on_color = ground is not None and 0.4 <= _lab(ground)[0] < 0.8  # stays; what is on it was chosen for it
+        if on_color or (lightness <= 0.6 and not on_dark):
+            return rgb
+        return _with_lightness(rgb, min(0.56, 1.10 - lightness) if lightness > 0.35 else 1.10 - lightness)

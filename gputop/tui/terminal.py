@@ -1,0 +1,113 @@
+"""The part of the app that knows the terminal: driver, theme, colours and glyphs, and a line that is slow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.segment import Segment
+from textual.app import App
+from textual.color import Color
+from textual.filter import LineFilter, Monochrome
+from textual.theme import Theme
+
+from gputop.text import printable
+from gputop.tui import themes
+from gputop.tui.driver import LineDriver
+from gputop.tui.look import Look
+from gputop.tui.preferences import DEFAULT_THEME, Preferences
+
+LOW_BANDWIDTH_S = 5.0  # between two pictures on a slow line
+
+
+class LookFilter(LineFilter):
+    """Brings each line to the colours and glyphs of a look; Textual keeps what it made of a line."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        run = self._look.run
+        return [Segment(*run(text, style), control) for text, style, control in segments]
+
+
+class TerminalApp(App[int]):
+    """An app that never waits for its terminal and shows itself as well as that terminal can."""
+
+    def __init__(self, preferences: Preferences | None = None, painted: bool = False) -> None:
+        """``painted``: the first frame is on the terminal's other screen already."""
+        super().__init__(driver_class=LineDriver)
+        self.preferences = preferences or Preferences()
+        self.painted = painted
+        self.low_bandwidth = bool(self.preferences.low_bandwidth)
+        self._low_bandwidth_fixed = self.preferences.low_bandwidth is not None
+        self._drawn_s = 0.0
+        self._look_filters: list[LineFilter] = []
+        for own in themes.own_themes():
+            self.register_theme(own)
+        wanted = self.preferences.theme
+        self.theme = wanted if wanted in self.available_themes else DEFAULT_THEME
+        self._take_look(self.current_theme)
+
+    def tell_preferences(self) -> None:
+        """What is wrong with them, once there is a screen to say it on; from then on they are remembered."""
+        warnings = list(self.preferences.warnings)
+        if self.theme != self.preferences.theme:
+            warnings.append(f"There is no theme {printable(self.preferences.theme)}: {self.theme} it is. "
+                            "Ctrl+p, Theme shows them all.")
+        for warning in warnings:
+            self.notify(warning, title="Settings", severity="warning", timeout=12, markup=False)
+        self.theme_changed_signal.subscribe(self, self._theme_changed)  # type: ignore[arg-type]
+
+    # -- theme, colours, glyphs ----------------------------------------------------------------
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return themes.variables(themes.scheme_of(self.current_theme))
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        # Textual's answer to NO_COLOR is shades of grey, which are colours all the same.
+        return [*(f for f in super().get_line_filters() if not isinstance(f, Monochrome)), *self._look_filters]
+
+    def _take_look(self, theme: Theme) -> None:
+        look = Look(themes.scheme_of(theme), self.preferences.colors, self.preferences.glyphs)
+        self._look_filters = [] if look.plain else [LookFilter(look)]
+
+    def _theme_changed(self, theme: Theme) -> None:
+        self._take_look(theme)
+        self.refresh_css(animate=False)
+        keep = self.preferences.keep_theme
+        problem = keep(theme.name) if keep is not None else ""
+        if problem:
+            self.notify(problem, severity="warning", markup=False)
+
+    # -- the line ------------------------------------------------------------------------------
+
+    def on_line_driver_line_changed(self, message: LineDriver.LineChanged) -> None:
+        if self._low_bandwidth_fixed or self.low_bandwidth == message.slow:
+            return
+        self.low_bandwidth = message.slow
+        if message.slow:
+            self.notify(f"The line to this terminal is slow: the screen is drawn every {LOW_BANDWIDTH_S:g} s. "
+                        "Sampling goes on; keys are answered at once.", timeout=10, markup=False)
+
+    def action_low_bandwidth(self) -> None:
+        """Switch by hand; from then on the line's speed does not matter."""
+        self.low_bandwidth, self._low_bandwidth_fixed = not self.low_bandwidth, True
+        self.notify(f"The screen is drawn every {LOW_BANDWIDTH_S:g} s." if self.low_bandwidth
+                    else "Every sample is drawn.", timeout=4)
+
+    def picture_due(self) -> bool:
+        """Whether the newest sample is to be drawn; on a slow line only some are."""
+        now_s = time.monotonic()
+        if self.low_bandwidth and now_s - self._drawn_s < LOW_BANDWIDTH_S - 0.05:
+            return False
+        self._drawn_s = now_s
+        return True
+
+    def action_redraw(self) -> None:
+        """Draw everything again, where something else has written on the terminal."""
+        driver: Any = self._driver
+        if isinstance(driver, LineDriver):
+            driver.redraw()

@@ -1,0 +1,44 @@
+"""The themes: gputop's own, made from the palette's schemes, beside those Textual brings.
+
+With a theme of Textual's the style sheet's colours are that theme's, and the rest is drawn as on gputop's
+dark or light ground, whichever the theme has.
+"""
+
+from __future__ import annotations
+
+from textual.theme import Theme
+
+from gputop.tui.palette import SCHEMES
+
+
+def _theme(scheme: str) -> Theme:
+    names = SCHEMES[scheme].names
+    return Theme(
+        name=f"gputop-{scheme}", dark=scheme != "light", primary=names["accent"], secondary=names["h2d"],
+        accent=names["accent"], warning=names["warn"], error=names["bad"], success=names["compute"],
+        foreground=names["text"], background=names["ground"], surface=names["surface"], panel=names["panel"],
+        variables={
+            "border": names["accent"], "border-blurred": names["border"], "footer-background": names["panel"],
+            "footer-key-foreground": names["accent"], "footer-description-foreground": names["text"],
+            "scrollbar": names["border"], "scrollbar-hover": names["dim"], "scrollbar-active": names["accent"],
+            "scrollbar-background": names["ground"], "scrollbar-corner-color": names["ground"],
+            "scrollbar-background-hover": names["ground"], "scrollbar-background-active": names["ground"],
+            "block-cursor-background": names["accent"], "block-cursor-foreground": names["ground"],
+            **variables(scheme),
+        })
+
+
+def variables(scheme: str) -> dict[str, str]:
+    """Colours that Textual's themes do not have."""
+    names = SCHEMES[scheme].names
+    return {"quiet-border": names["border"], "quiet-text": names["dim"]}
+
+
+def scheme_of(theme: Theme) -> str:
+    """Which of the palette's schemes goes with a theme."""
+    own = theme.name.removeprefix("gputop-")
+    return own if own in SCHEMES else "dark" if theme.dark else "light"
+
+
+def own_themes() -> list[Theme]:
+    return [_theme(scheme) for scheme in SCHEMES]
