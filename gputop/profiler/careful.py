@@ -63,7 +63,7 @@ class Cost:
                 "memory_after_bytes": self.memory_after_bytes}
 
 
-class _Watch:
+class JobMemory:
     """The job's memory, looked at whenever progress is reported."""
 
     def __init__(self, pid: int | None, report: Callable[[Progress], None]) -> None:
@@ -111,19 +111,19 @@ def careful_capture(
     address = parse_address(address)
     stop = stop or threading.Event()
     pid = job_pid(address, pid)
-    watch = _Watch(pid, on_progress or (lambda _progress: None))
+    watch = JobMemory(pid, on_progress or (lambda _progress: None))
     tell = on_plan or (lambda _plan: None)
     chosen = Plan(seconds, seconds, "as asked, forced" if force else "as asked: too short for a probe")
     if force or not needs_probe(seconds):
         tell(chosen)
         result = capture(address, seconds=seconds, logdir=logdir, on_progress=watch, stop=stop, pid=pid)
         return result, chosen, watch.cost(result, seconds)
-    with _probe_logdir(logdir) as folder:
-        probed, probe = _probe(address, folder, pid, watch, stop)
+    with probe_logdir(logdir) as folder:
+        probed, probe = probe_job(address, folder, pid, watch, stop)
         if stop.is_set() and probed is not None:
             chosen = Plan(seconds, probe.seconds, "stopped during the probe, which is the trace", probe)
             tell(chosen)
-            return _keep(probed, logdir), chosen, watch.cost(probed, chosen.chosen_s)
+            return keep_probe(probed, logdir), chosen, watch.cost(probed, chosen.chosen_s)
         chosen = plan(seconds, probe, room(address, pid, Path(logdir).expanduser().absolute()))
         tell(chosen)
         try:
@@ -131,14 +131,14 @@ def careful_capture(
         except TraceLost as error:
             if probed is None:
                 raise
-            kept = _keep(probed, logdir).path
+            kept = keep_probe(probed, logdir).path
             raise GputopError(f"{error.message}; what is there is the probe of {probe.seconds:g} s, kept as {kept}",
                               f"{error.fix} gputop analyze {kept}") from None
     return result, chosen, watch.cost(result, chosen.chosen_s)
 
 
-def _probe(
-    address: str, logdir: Path, pid: int | None, watch: _Watch, stop: threading.Event
+def probe_job(
+    address: str, logdir: Path, pid: int | None, watch: JobMemory, stop: threading.Event
 ) -> tuple[CaptureResult | None, Probe]:
     """The probe's trace, None where it holds no events, and what it says. Raises GputopError."""
     from gputop.profiler.volume import count_events, step_time_s
@@ -152,7 +152,7 @@ def _probe(
         return None, Probe(PROBE_S, empty.took_s, 0, 0, 0)
     if not result.path.is_relative_to(logdir):
         shutil.rmtree(result.path.parents[3], ignore_errors=True)
-        raise GputopError(f"the disk of {logdir.parent} is full: it does not hold even the probe, "
+        raise GputopError(f"the disk of the logdir is full: it does not hold even the probe, "
                           f"{bytes_(result.bytes)}", "Make room, or choose another folder with --logdir DIR.")
     try:
         host, devices = count_events(result.path.read_bytes())
@@ -165,7 +165,7 @@ def _probe(
 
 
 @contextmanager
-def _probe_logdir(logdir: str | Path) -> Iterator[Path]:
+def probe_logdir(logdir: str | Path) -> Iterator[Path]:
     """A folder below the logdir for the probe's trace, gone afterwards; raises GputopError where none can be.
 
     There and not in /tmp: a server on another machine may reach the logdir and nothing else.
@@ -183,11 +183,12 @@ def _probe_logdir(logdir: str | Path) -> Iterator[Path]:
                 made.rmdir()
 
 
-def _keep(probed: CaptureResult, logdir: str | Path) -> CaptureResult:
-    """The probe as a trace like any other; raises GputopError."""
-    run = RunFolder.create(logdir, probed.path.name.removesuffix(".xplane.pb"))
+def keep_probe(probed: CaptureResult, logdir: str | Path, host: str | None = None,
+               run: str | None = None) -> CaptureResult:
+    """The probe as a trace like any other, in a run folder of its own or in one that exists; raises GputopError."""
+    folder = RunFolder.create(logdir, host or probed.path.name.removesuffix(".xplane.pb"), run)
     try:
-        path = run.adopt(probed.path)
+        path = folder.adopt(probed.path)
     finally:
-        run.discard()
-    return replace(probed, path=path, run_dir=run.path, session_id=run.path.name)
+        folder.discard()
+    return replace(probed, path=path, run_dir=folder.path, session_id=folder.path.name)

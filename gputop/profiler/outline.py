@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from gputop.trace.wire import LENGTH, read_fields, tag
+from gputop.trace.xplane import read_plane
 
 # Field numbers as in gputop.profiler.messages.
 _PLANES, _ERRORS, _WARNINGS = tag(1, LENGTH), tag(2, LENGTH), tag(3, LENGTH)
+_PLANE_NAME = tag(2, LENGTH)
 _LINES = tag(3, LENGTH)
 _EVENTS = tag(4, LENGTH)
 
@@ -35,6 +38,23 @@ def outline(data: bytes) -> Outline:
     planes = sorted(zip(begins.tolist(), ends.tolist(), strict=True), key=lambda span: span[0] - span[1])
     has_events = any(_plane_has_events(data, begin, end) for begin, end in planes)
     return Outline(has_events, texts(_ERRORS), texts(_WARNINGS), space.damaged)
+
+
+def session_window_ns(path: Path) -> tuple[int, int] | None:
+    """When the recording began and ended, Unix time by the server's clock; None where the trace does not tell.
+
+    Raises OSError.
+    """
+    data = path.read_bytes()
+    begins, ends = read_fields(data, 0, len(data), {_PLANES}).pairs(_PLANES)
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        name = read_fields(data, begin, end, {_PLANE_NAME}).last(_PLANE_NAME)
+        if name is not None and data[name[0]:name[1]] == b"Task Environment":
+            stats = read_plane(data, begin, end).stats
+            start, stop = stats.get("profile_start_time"), stats.get("profile_stop_time")
+            if isinstance(start, int) and isinstance(stop, int) and 0 < start <= stop:
+                return start, stop
+    return None
 
 
 def _plane_has_events(data: bytes, begin: int, end: int) -> bool:

@@ -39,8 +39,11 @@ class RunFolder:
     trouble: str = ""  # why a trace was saved elsewhere
 
     @classmethod
-    def create(cls, logdir: str | Path, host: str) -> RunFolder:
-        """Make a new run folder; raises GputopError where the logdir cannot be written."""
+    def create(cls, logdir: str | Path, host: str, run: str | None = None) -> RunFolder:
+        """Make a new run folder; raises GputopError where the logdir cannot be written.
+
+        ``run`` is one that exists, of a capture of several hosts: who made it removes it.
+        """
         if "://" in str(logdir):
             raise GputopError(f"{logdir} is not a folder of this machine", "Give a local --logdir.", EXIT_USAGE)
         try:
@@ -55,8 +58,11 @@ class RunFolder:
                 if not folder.is_dir():
                     folder.mkdir(exist_ok=True)
                     made.append(folder)
-            path = _new_folder(profiles, datetime.now().strftime(_RUN_NAME))
-            made.append(path)
+            if run is None:
+                path = _new_folder(profiles, datetime.now().strftime(_RUN_NAME))
+                made.append(path)
+            else:
+                path = profiles / run
             run = cls(path, host, path / f".{host}.partial", made)
             with run._temporary.open("xb") as file:
                 # A full disk or a spent quota lets files be made, not filled.
@@ -64,7 +70,7 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            if made:
+            if made and run is None:
                 _remove_file(made[-1] / f".{host}.partial")
             _remove_empty(made)
             raise GputopError(

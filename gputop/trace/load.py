@@ -87,12 +87,16 @@ def _read(files: list[Path], format_: str) -> Trace:
 
         return read_chrome([(str(file), pieces(file, damaged)) for file in files], damaged=damaged,
                            limit_bytes=limit)
+    from gputop.trace.clocks import read_clocks
     from gputop.trace.xspace import read_xspaces
 
+    clocks = {folder: read_clocks(folder) for folder in {file.parent for file in files}} if len(files) > 1 else {}
     # One after the other: the bytes of a file are given back before those of the next are read.
     return read_xspaces(((str(file), re.sub(r"\.xplane\.pb(\.gz)?$|\.pb(\.gz)?$", "", file.name),
                           partial(whole, file, damaged, limit)) for file in files),
-                        damaged=damaged, limit_bytes=limit)
+                        damaged=damaged, limit_bytes=limit,
+                        known_clocks={str(file): clock for file in files
+                                      if (clock := clocks.get(file.parent, {}).get(file.name.removesuffix(".gz")))})
 
 
 def _files_at(path: Path, notes: list[QualityNote]) -> list[Path]:

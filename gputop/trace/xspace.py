@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from gputop.errors import GputopError
 from gputop.trace import kernels
-from gputop.trace.columns import NOISE, Launches, Lookup, Names, Parts
+from gputop.trace.clocks import HostClock
+from gputop.trace.columns import NOISE, Launches, Lookup, Parts
 from gputop.trace.content import too_big
-from gputop.trace.model import F64, I32, I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
+from gputop.trace.model import I32, I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages, note_serialised
+from gputop.trace.skew import HostPart, align
 from gputop.trace.wire import LENGTH, Data, read_fields, tag
-from gputop.trace.xplane import Chunk, Losses, Stats, XPlane, read_events, read_plane
+from gputop.trace.xplane import Chunk, Losses, XPlane, read_events, read_plane
+from gputop.trace.xspace_stats import floats, integers, lookups, op_names, set_copies, strings, whole_numbers
 
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = (tag(number, LENGTH) for number in (1, 2, 3, 4))
 _GPU_PLANE = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
@@ -62,23 +65,27 @@ class _HostCalls:
 
 def read_xspaces(
     files: Iterable[tuple[str, str, Data | Callable[[], Data]]], *, damaged: Collection[str] = (),
-    limit_bytes: float = float("inf"),
+    limit_bytes: float = float("inf"), known_clocks: Mapping[str, HostClock] | None = None,
 ) -> Trace:
-    """One Trace from the XSpaces of one capture, one per host.
+    """One Trace from the XSpaces of one capture, one per host or process, in the order of their ranks.
 
     ``files`` holds the path, the host's name where the XSpace has none, and the bytes or what
-    reads them; ``damaged`` the paths known to be incomplete by then (a cut-off gzip stream).
+    reads them; ``damaged`` the paths known to be incomplete by then (a cut-off gzip stream);
+    ``known_clocks``, by path, what the capture found out about the clocks.
     A file among several that is no XSpace, or needs more memory than ``limit_bytes``, is left out
     with a note. Raises GputopError where that is all of them, NothingToSee where none has an event.
     """
     parts = Parts()
-    clocks, windows, simulated, losses = [], [], False, Losses()
+    hosts: list[HostPart] = []
+    windows: list[tuple[int, int] | None] = []
+    wall_clock, simulated, losses = True, False, Losses()
     cut: set[str] = set()
     paths: list[str] = []
     errors: list[GputopError] = []
     for path, fallback_host, data in files:
         try:
-            reader = _XSpace(data() if callable(data) else data, path, fallback_host, parts, losses)
+            reader = _XSpace(data() if callable(data) else data, path, fallback_host, parts, losses,
+                             (known_clocks or {}).get(path), rank=len(paths))
             if reader.needs_bytes > limit_bytes:
                 raise too_big(path, limit_bytes)
         except GputopError as error:
@@ -87,14 +94,14 @@ def read_xspaces(
         paths.append(path)
         if reader.damaged:
             cut.add(path)
-        before = len(parts.device), len(parts.host)
+        before = len(parts.device), len(parts.host), len(parts.allocator)
         reader.read()
-        reader.window_ns = note_clipping(parts, reader.host, parts.device[before[0]:], parts.host[before[1]:],
-                                         reader.window_ns)
-        clocks.append(reader.wall_clock)
+        windows.append(note_clipping(parts, reader.host, parts.device[before[0]:], parts.host[before[1]:],
+                                     reader.window_ns))
+        hosts.append(HostPart(reader.host, reader.machine, slice(before[0], len(parts.device)),
+                              slice(before[1], len(parts.host)), slice(before[2], len(parts.allocator)), reader.clock))
+        wall_clock = wall_clock and reader.wall_clock
         simulated = simulated or reader.simulated
-        if reader.window_ns is not None:
-            windows.append(reader.window_ns)
     if errors and not paths:
         raise errors[0]
     for bad in errors:
@@ -109,11 +116,15 @@ def read_xspaces(
     if losses.unnamed:
         parts.note("truncated" if cut else "unnamed_events",
                    f"{losses.unnamed} events were left out because the file does not hold their names.")
-    wall_clock = all(clocks)
+    moved = [0] * len(hosts)
     if len(paths) > 1 and not wall_clock:
         parts.note("no_common_clock", "Not every host's file says when it was captured: times of different hosts "
                                       "cannot be compared.")
-    window = (min(w[0] for w in windows), max(w[1] for w in windows)) if windows else None
+    elif len(paths) > 1:
+        moved = align(parts, hosts)
+    begins = [w[0] + by for w, by in zip(windows, moved, strict=True) if w is not None]
+    ends = [w[1] + by for w, by in zip(windows, moved, strict=True) if w is not None]
+    window = (min(begins), max(ends)) if begins else None
     fix = (f"{INSUFFICIENT_RIGHTS[1]}" if any(q.id == "empty_device_plane" for q in parts.quality) else
            "Capture while the job trains, for at least a few steps, with host_tracer_level 2.")
     trace = parts.finish("xspace", paths, to_unix_ns=0 if wall_clock else None,
@@ -125,8 +136,10 @@ def read_xspaces(
 class _XSpace:
     """One file on its way into ``parts``."""
 
-    def __init__(self, data: Data, path: str, fallback_host: str, parts: Parts, losses: Losses) -> None:
-        self._data, self._parts, self._losses = data, parts, losses
+    def __init__(self, data: Data, path: str, fallback_host: str, parts: Parts, losses: Losses,
+                 clock: HostClock | None, rank: int) -> None:
+        self._data, self._parts, self._losses, self._rank = data, parts, losses, rank
+        self.clock = clock
         self._gpus: dict[int, int] = {}
         found = read_fields(data, 0, len(data), (_PLANES, _ERRORS, _WARNINGS, _HOSTNAMES))
         begins, ends = found.pairs(_PLANES)
@@ -139,7 +152,9 @@ class _XSpace:
             raise GputopError(f"{path} is not an XSpace: no plane can be read from it.",
                               "Give the <host>.xplane.pb that the profiler wrote, or copy it again.")
         self._errors, self._warnings = texts[_ERRORS], texts[_WARNINGS]
-        self.host = next((h for h in texts[_HOSTNAMES] if h), fallback_host)
+        self.machine = next((h for h in texts[_HOSTNAMES] if h), fallback_host)
+        # Another process of the same machine: threads, GPUs and steps of the two must not be taken for one's.
+        self.host = self.machine if self.machine not in parts.hosts else f"{self.machine} rank {rank}"
         self.simulated = any(p.name == _SIMULATED_PLANE for p in self._planes)
         self._base_ns, self.wall_clock, self.window_ns = self._clock()
 
@@ -150,16 +165,20 @@ class _XSpace:
         """What to add to the lines' times, whether the result is Unix time, and the capture's window.
 
         A profiler session makes its lines relative to its start, which it keeps in the plane
-        "Task Environment"; older files hold Unix times.
+        "Task Environment"; older files hold Unix times. Those of TensorFlow up to 2.15 do neither.
         """
         stats = next((p.stats for p in self._planes if p.name == "Task Environment"), {})
         start, stop = stats.get("profile_start_time"), stats.get("profile_stop_time")
         latest = max((ln.timestamp_ns for p in self._planes for ln in p.lines if len(ln.begin)), default=0)
         absolute = latest > 10**18  # after 2001
+        ahead = self.clock.offset_ns if self.clock is not None else 0
         if not isinstance(start, int) or not 0 < start < 1 << 61:
-            return 0, absolute, None
-        window = (start, stop) if isinstance(stop, int) and start <= stop < 1 << 61 else None
-        return (0 if absolute else start), True, window
+            began = self.clock.began_ns if self.clock is not None else None
+            if not absolute and began is not None:
+                return began, True, None
+            return -ahead if absolute else 0, absolute, None
+        window = (start - ahead, stop - ahead) if isinstance(stop, int) and start <= stop < 1 << 61 else None
+        return (0 if absolute else start) - ahead, True, window
 
     def read(self) -> None:
         """Read all events. Ends with what is worth saying about the file."""
@@ -192,11 +211,11 @@ class _XSpace:
         gpu = self._gpus.setdefault(ordinal, len(parts.gpus))
         if gpu == len(parts.gpus):
             parts.gpus.append(TraceGpu(
-                self.host, ordinal, name=str(name),
+                self.host, ordinal, self._rank, name=str(name),
                 compute_capability=(major, minor) if isinstance(major, int) and isinstance(minor, int) else None,
                 memory_bytes=memory if isinstance(memory, int) else None,
             ))
-        names, references = _lookups(plane, parts.names)
+        names, references = lookups(plane, parts.names)
         nvidia = parts.gpus[gpu].compute_capability if stats.get("device_vendor") == "Nvidia" else None
         pieces = [DeviceEvents.empty()]
         for xline in plane.lines:
@@ -220,20 +239,20 @@ class _XSpace:
         out.start_ns, out.end_ns = chunk.start_ns + self._base_ns, chunk.end_ns + self._base_ns
         distinct, where = np.unique(chunk.name, return_inverse=True)
         out.kind[:] = np.array([kernels.classify(names.list[i]).kind for i in distinct.tolist()], np.uint8)[where]
-        out.correlation = _integers(chunk, "correlation_id", n)
-        _set_copies(out, _strings(chunk, "memcpy_details", n, names, references), names)
-        details = _strings(chunk, "kernel_details", n, names, references)
+        out.correlation = integers(chunk, "correlation_id", n)
+        set_copies(out, strings(chunk, "memcpy_details", n, names, references), names)
+        details = strings(chunk, "kernel_details", n, names, references)
         shape_of = np.full(len(names.list) + 1, -1, np.int32)  # the extra last entry answers -1
         for i in np.unique(details).tolist():
             if i >= 0:
                 shape_of[i] = self._parts.shape(kernels.launch_shape(names.list[i], nvidia))
         out.shape = shape_of[details]
-        out.tf_op = _op_names(chunk, n, names, references).astype(np.int32)
+        out.tf_op = op_names(chunk, n, names, references).astype(np.int32)
         return out
 
     def _read_host(self, plane: XPlane, calls: _HostCalls) -> None:
         parts = self._parts
-        names, references = _lookups(plane, parts.names)
+        names, references = lookups(plane, parts.names)
         skip = Lookup({i: 1 for i, name in plane.event_names.items() if name.startswith(NOISE)}, 0)
         allocator_names = np.array(sorted(parts.names[name] for name in _ALLOCATOR), np.int64)
         for xline in plane.lines:
@@ -262,38 +281,38 @@ class _XSpace:
             found = chunk.stats.get(stat)
             if found is None:
                 continue
-            rows, values = (_whole_numbers(found, names, references) if stat in _INTEGER_STATS
+            rows, values = (whole_numbers(found, names, references) if stat in _INTEGER_STATS
                             else found.strings(names, references))
             kept = keep[rows]
             if kept.any():
                 events.stats[stat] = (place[rows[kept]], values[kept])
         self._parts.host.append(events)
-        correlation = _integers(chunk, "correlation_id", n)
+        correlation = integers(chunk, "correlation_id", n)
         rows = np.flatnonzero(correlation > 0)
         if len(rows):
             calls.correlation.append(correlation[rows])
-            calls.device_id.append(_integers(chunk, "device_id", n)[rows])
+            calls.device_id.append(integers(chunk, "device_id", n)[rows])
             calls.start_ns.append(chunk.start_ns[rows])
             calls.end_ns.append(chunk.end_ns[rows])
             calls.line.append(np.full(len(rows), line, np.int64))
             calls.name.append(chunk.name[rows])
-            calls.details.append(_strings(chunk, "memcpy_details", n, names, references)[rows])
+            calls.details.append(strings(chunk, "memcpy_details", n, names, references)[rows])
 
     def _allocator_chunk(self, chunk: Chunk, rows: I64, references: Lookup) -> None:
         names, n = self._parts.names, len(chunk.name)
         self._parts.allocator.append(AllocatorEvents(
             time_ns=chunk.start_ns[rows],
-            allocator=_strings(chunk, "allocator_name", n, names, references)[rows].astype(np.int32),
-            in_use_bytes=_integers(chunk, "bytes_allocated", n)[rows],
-            available_bytes=_integers(chunk, "bytes_available", n)[rows],
-            peak_bytes=_integers(chunk, "peak_bytes_in_use", n)[rows],
-            tf_op=self._told(_strings(chunk, "tf_op", n, names, references)[rows]),
+            allocator=strings(chunk, "allocator_name", n, names, references)[rows].astype(np.int32),
+            in_use_bytes=integers(chunk, "bytes_allocated", n)[rows],
+            available_bytes=integers(chunk, "bytes_available", n)[rows],
+            peak_bytes=integers(chunk, "peak_bytes_in_use", n)[rows],
+            tf_op=self._told(strings(chunk, "tf_op", n, names, references)[rows]),
             is_free=chunk.name[rows] == names["MemoryDeallocation"],
-            requested_bytes=_integers(chunk, "requested_bytes", n)[rows],
-            allocation_bytes=_integers(chunk, "allocation_bytes", n)[rows],
-            address=_integers(chunk, "addr", n)[rows],
-            fragmentation=_floats(chunk, "fragmentation", n)[rows],
-            region_type=self._told(_strings(chunk, "region_type", n, names, references)[rows]),
+            requested_bytes=integers(chunk, "requested_bytes", n)[rows],
+            allocation_bytes=integers(chunk, "allocation_bytes", n)[rows],
+            address=integers(chunk, "addr", n)[rows],
+            fragmentation=floats(chunk, "fragmentation", n)[rows],
+            region_type=self._told(strings(chunk, "region_type", n, names, references)[rows]),
         ))
 
     def _told(self, text: I64) -> I32:
@@ -314,7 +333,7 @@ class _XSpace:
         is_copy = (device.kind[rows] >= Kind.H2D) & (device.kind[rows] <= Kind.COPY_OTHER) & (device.bytes[rows] < 0)
         rows, call = rows[is_copy], call[is_copy]
         told = DeviceEvents.empty(len(rows))
-        _set_copies(told, details[call], names)
+        set_copies(told, details[call], names)
         device.bytes[rows], device.src[rows], device.dst[rows] = told.bytes, told.src, told.dst
         for i in np.unique(name[call]).tolist():
             way = kernels.copy_way(names.list[i])
@@ -326,74 +345,3 @@ class _XSpace:
 def _ordinal(plane: XPlane) -> int | None:
     match = _GPU_PLANE.match(plane.name)
     return int(match[1]) if match else None
-
-
-def _lookups(plane: XPlane, names: Names) -> tuple[Lookup, Lookup]:
-    """Event metadata ids, and stat metadata ids as they are referred to, to indices of names."""
-    return (Lookup({i: names[name] for i, name in plane.event_names.items()}),
-            Lookup({i: names[name] for i, name in plane.stat_names.items()}))
-
-
-def _integers(chunk: Chunk, stat: str, n: int) -> I64:
-    """A stat as a full column, -1 where absent."""
-    out = np.full(n, -1, np.int64)
-    if stat in chunk.stats:
-        rows, values = chunk.stats[stat].integers()
-        out[rows] = values
-    return out
-
-
-def _floats(chunk: Chunk, stat: str, n: int) -> F64:
-    """A stat as a full column, NaN where absent."""
-    out = np.full(n, np.nan)
-    if stat in chunk.stats:
-        rows, values = chunk.stats[stat].floats()
-        out[rows] = values
-    return out
-
-
-def _strings(chunk: Chunk, stat: str, n: int, names: Names, references: Lookup) -> I64:
-    out = np.full(n, -1, np.int64)
-    if stat in chunk.stats:
-        rows, values = chunk.stats[stat].strings(names, references)
-        out[rows] = values
-    return out
-
-
-def _whole_numbers(found: Stats, names: Names, references: Lookup) -> tuple[I64, I64]:
-    """Integers, also those that TraceMe passed on as strings."""
-    rows, values = found.integers()
-    text_rows, texts = found.strings(names, references)
-    numbers = [(row, int(names.list[i])) for row, i in zip(text_rows.tolist(), texts.tolist(), strict=True)
-               if re.fullmatch(r"-?\d{1,18}", names.list[i])]
-    if numbers:
-        extra = np.array(numbers, np.int64)
-        rows, values = np.concatenate([rows, extra[:, 0]]), np.concatenate([values, extra[:, 1]])
-        order = np.argsort(rows, kind="stable")
-        rows, values = rows[order], values[order]
-    return rows, values
-
-
-def _set_copies(out: DeviceEvents, details: I64, names: Names) -> None:
-    rows = np.flatnonzero(details >= 0)
-    distinct, where = np.unique(details[rows], return_inverse=True)
-    parsed = [kernels.copy_details(names.list[i]) for i in distinct.tolist()]
-    if parsed:
-        out.bytes[rows], out.src[rows], out.dst[rows] = np.array(parsed, np.int64).T[:, where]
-
-
-def _op_names(chunk: Chunk, n: int, names: Names, references: Lookup) -> I64:
-    """``tf_op``, or ``module/op`` of XLA, whose tf_op only says that it is XLA."""
-    op = _strings(chunk, "tf_op", n, names, references)
-    hlo = _strings(chunk, "hlo_op", n, names, references)
-    module = _strings(chunk, "hlo_module", n, names, references)
-    empty = np.array([names[text] for text in ("", "XlaModule:")], np.int64)
-    op[np.isin(op, empty)] = -1
-    rows = np.flatnonzero((op < 0) & (hlo >= 0))
-    if len(rows):
-        pair = (module[rows] + 1) * (len(names.list) + 1) + hlo[rows]
-        _, first, where = np.unique(pair, return_index=True, return_inverse=True)
-        text = [names.list[m] + "/" + names.list[h] if m >= 0 else names.list[h]
-                for m, h in zip(module[rows[first]].tolist(), hlo[rows[first]].tolist(), strict=True)]
-        op[rows] = np.array([names[t] for t in text], np.int64)[where]
-    return op

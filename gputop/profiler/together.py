@@ -1,0 +1,290 @@
+"""Capturing from several servers at once: the workers of one job, over the same seconds.
+
+As :mod:`gputop.profiler.careful` does for one: all are probed together, each probe says how long its
+job and its node would bear it, and the shortest counts for all. The recordings begin at a common time,
+which the servers wait for by their own clocks, as TensorFlow's client has them do; but only where a
+probe has shown what that clock says: a server told to wait waits, its profiler taken, whatever it costs.
+What one worker lacks is its own: the others are captured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gputop.errors import GputopError
+from gputop.profiler.careful import Cost, JobMemory, keep_probe, probe_job, probe_logdir
+from gputop.profiler.client import CaptureResult, Progress, capture
+from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, both, bounds_of_call
+from gputop.profiler.footprint import job_pid, room
+from gputop.profiler.outline import session_window_ns
+from gputop.profiler.plan import Plan, Probe, Room, needs_probe, plan
+from gputop.profiler.probe import is_local, probe, split_address
+from gputop.profiler.storage import RunFolder
+from gputop.text import seconds as duration
+from gputop.trace.clocks import HostClock, write_clocks
+
+# Ahead of the common start: a request must be there by then, and nothing can end a server's wait for it.
+_LEAD_S, _LEAD_PER_WORKER_S = 0.3, 0.01
+_MOST_WAIT_S = 5.0  # the longest a wrong guess of a server's clock may make it wait
+_PHASES = ("connecting", "probing", "recording", "receiving", "saving")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one worker: ``result`` or ``error``. ``began_s`` is Unix time by our clock."""
+
+    address: str
+    name: str  # of its trace in the run folder, without the ending
+    result: CaptureResult | None = None
+    plan: Plan | None = None
+    cost: Cost | None = None
+    error: GputopError | None = None
+    clock: HostClock | None = None
+    began_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        result, clock, error = self.result, self.clock, self.error
+        return {
+            "address": self.address, "path": str(result.path) if result else None,
+            "took_s": result.took_s if result else None, "began_s": self.began_s,
+            "clock_offset_s": clock.offset_ns / 1e9 if clock else None,
+            "clock_error_s": clock.error_ns / 1e9 if clock else None,
+            "cost": self.cost.to_json() if self.cost else None,
+            "error": {"message": error.message, "fix": error.fix} if error else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """A capture of several workers: the run folder, what was recorded and why, and what came of each."""
+
+    run_dir: Path
+    plan: Plan
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def captured(self) -> tuple[Outcome, ...]:
+        return tuple(o for o in self.outcomes if o.result is not None)
+
+    @property
+    def start_spread_s(self) -> float | None:
+        """How far apart the recordings began, as far as that can be told; None with fewer than two."""
+        began = [o.began_s for o in self.captured if o.began_s is not None]
+        return max(began) - min(began) if len(began) > 1 else None
+
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of it besides plan and cost."""
+        lines = [f"not captured: {o.address}: {o.error.message}" for o in self.outcomes if o.error is not None]
+        if self.start_spread_s is not None:
+            errors = [o.clock.error_ns / 1e9 for o in self.captured if o.clock is not None]
+            lines.append(f"{len(self.captured)} workers began within {duration(self.start_spread_s)} of each other"
+                         + (f", clocks known to {duration(max(errors))}" if any(errors) else ""))
+        lines += [f"the clock of {o.address} differs by {o.clock.offset_ns / 1e9:+.3f} s: taken into account"
+                  for o in self.captured if o.clock is not None and o.clock.offset_ns]
+        return tuple(lines)
+
+
+class _Worker:
+    """One server on its way through the phases; each phase runs in a thread of its own."""
+
+    def __init__(self, address: str, pid: int | None, name: str, report: Callable[[_Worker, Progress], None]) -> None:
+        self.address, self.name = address, name
+        self.local = is_local(split_address(address)[0])
+        self.pid = job_pid(address, pid)
+        self.memory = JobMemory(self.pid, lambda progress: report(self, progress))
+        self.probe: Probe | None = None
+        self.probed: CaptureResult | None = None
+        self.plan: Plan | None = None
+        self.bounds: ClockBounds | None = SAME_MACHINE if self.local else None
+        self.round_trip_s = 0.0
+        self.result: CaptureResult | None = None
+        self.error: GputopError | None = None
+        self.start_s: float | None = None  # by our clock, where it was told to wait for it
+
+    def attempt(self, step: Callable[[], None]) -> None:
+        """Run a phase; what goes wrong is this worker's own."""
+        try:
+            step()
+        except GputopError as error:
+            self.error = error
+        except Exception as error:  # noqa: BLE001  thread boundary: the other workers go on
+            self.error = GputopError(f"gputop's own fault: {error!r}", "Please report this; the job itself goes on.")
+
+    def look(self, folder: Path, stop: threading.Event) -> None:
+        """The probe, and what it tells about the server's clock."""
+        self.round_trip_s = probe(self.address).round_trip_s
+        self.probed, self.probe = probe_job(self.address, folder, self.pid, self.memory, stop)
+        if self.probed is not None:
+            self.bounds = both(self.bounds, _bounds(self.probed)) if not self.local else self.bounds
+
+    def record(self, length_s: float, logdir: Path, run: str, start_s: float, stop: threading.Event) -> None:
+        start_ns = None
+        if self.bounds is not None and self.bounds.width_s <= _MOST_WAIT_S:
+            start_ns = round((start_s + self.bounds.best_s(self.round_trip_s / 2)) * 1e9)
+            self.start_s = start_s
+        else:
+            stop.wait(max(0.0, start_s - time.time()))
+        self.result = capture(self.address, seconds=length_s, logdir=logdir, on_progress=self.memory, stop=stop,
+                              pid=self.pid, host_name=self.name, run=run, start_ns=start_ns)
+
+    def outcome(self, length_s: float) -> Outcome:
+        result, clock, began_s, cost = self.result, None, None, None
+        if result is not None:
+            window_ns = _window(result.path)
+            if window_ns is None:
+                clock = began_between(result.sent_s, result.sent_s + result.took_s, length_s, self.start_s)
+                began_s = (clock.began_ns or 0) / 1e9
+            else:
+                bounds = self.bounds if self.local else both(self.bounds, _bounds(result))
+                clock = bounds.clock(self.round_trip_s / 2) if bounds is not None else None
+                began_s = (window_ns[0] - (clock.offset_ns if clock else 0)) / 1e9
+            cost = self.memory.cost(result, length_s)
+            if self.start_s is not None and began_s is not None:  # the wait for the common start took nothing
+                cost = replace(cost, call_s=max(cost.recorded_s, result.took_s - max(0.0, began_s - result.sent_s)))
+        return Outcome(self.address, self.name, result, self.plan, cost, self.error, clock, began_s)
+
+
+def _window(path: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        return session_window_ns(path)
+    return None
+
+
+def _bounds(result: CaptureResult) -> ClockBounds | None:
+    window_ns = _window(result.path)
+    return bounds_of_call(result.sent_s, result.sent_s + result.took_s, window_ns) if window_ns else None
+
+
+def capture_together(
+    servers: Sequence[tuple[str, int | None]],
+    *,
+    seconds: float,
+    logdir: str | Path,
+    force: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_plan: Callable[[Plan], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Together:
+    """Capture at most ``seconds`` from all ``servers`` (address, pid where known) into one run folder. Blocks.
+
+    ``on_progress`` is called from several threads, one at a time, with where the slowest worker stands.
+    Raises GputopError where no worker could be captured.
+    """
+    stop = stop or threading.Event()
+    tell = on_plan or (lambda _plan: None)
+    place = Path(logdir).expanduser().absolute()
+    run = RunFolder.create(logdir, "together")
+    progress = _Slowest(on_progress or (lambda _progress: None))
+    names = trace_names([address for address, _ in servers])
+    workers = [_Worker(address, pid, name, progress) for (address, pid), name in zip(servers, names, strict=True)]
+    progress.workers = workers
+    try:
+        with ThreadPoolExecutor(len(workers), "gputop-worker") as threads:
+            def all_do(step: Callable[[_Worker], None]) -> None:
+                """Let all that are well take a step, and wait for the last."""
+                list(threads.map(lambda w: w.attempt(lambda: step(w)), [w for w in workers if w.error is None]))
+
+            if force or not needs_probe(seconds):
+                chosen = Plan(seconds, seconds, "as asked, forced" if force else "as asked: too short for a probe")
+            else:
+                with probe_logdir(logdir) as folder:
+                    all_do(lambda w: w.look(folder / w.name, stop))
+                    if stop.is_set() and any(w.probed for w in workers):
+                        return _probes(workers, seconds, place, run)
+                    all_do(lambda w: _set_plan(w, seconds, len(workers), place))
+                chosen = shortest(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error])
+            if any(w.error is None for w in workers):
+                tell(chosen)
+            start_s = time.time() + _LEAD_S + _LEAD_PER_WORKER_S * len(workers)
+            all_do(lambda w: w.record(chosen.chosen_s, place, run.path.name, start_s, stop))
+        return _finish(workers, chosen, run, chosen.chosen_s)
+    finally:
+        run.discard()
+
+
+def _finish(workers: Sequence[_Worker], chosen: Plan, run: RunFolder, length_s: float) -> Together:
+    """What came of it, the clocks written down beside the traces; raises GputopError where nothing did."""
+    outcomes = tuple(w.outcome(length_s) for w in workers)
+    if all(o.result is None for o in outcomes):
+        errors = {o.address: o.error for o in outcomes if o.error is not None}
+        first = next(iter(errors.values()))
+        others = "".join(f"; {address}: {error.message}" for address, error in list(errors.items())[1:])
+        raise GputopError(f"none of the {len(outcomes)} workers could be captured: {first.message}{others}", first.fix,
+                          first.exit_code)
+    clocks = {o.result.path.name: o.clock for o in outcomes if o.result is not None and o.clock is not None}
+    with contextlib.suppress(OSError):  # the traces are there; without it their own clocks count
+        write_clocks(run.path, clocks)
+    return Together(run.path, chosen, outcomes)
+
+
+def _probes(workers: Sequence[_Worker], asked_s: float, logdir: Path, run: RunFolder) -> Together:
+    """The probes as the traces: stopped while they ran."""
+    for worker in workers:
+        if worker.probed is not None and worker.error is None:
+            worker.result = keep_probe(worker.probed, logdir, worker.name, run.path.name)
+        elif worker.error is None:
+            worker.error = GputopError("stopped before it recorded anything", "")
+    length_s = max(w.probe.seconds for w in workers if w.probe)
+    return _finish(workers, Plan(asked_s, length_s, "stopped during the probes, which are the trace"), run, length_s)
+
+
+def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path) -> None:
+    """Raises GputopError where this worker's node or ours has not the room."""
+    assert worker.probe is not None
+    own = share(room(worker.address, worker.pid, logdir), workers)
+    worker.plan = plan(seconds, worker.probe, own)
+
+
+def share(room_: Room, workers: int) -> Room:
+    """The room of one of several workers whose traces come to this node at once."""
+    def part(free: float | None) -> float | None:
+        return None if free is None else free / workers
+
+    return replace(room_, shared_bytes=part(room_.shared_bytes), own_bytes=part(room_.own_bytes),
+                   disk_bytes=part(room_.disk_bytes))
+
+
+def shortest(asked_s: float, plans: Sequence[tuple[str, Plan]]) -> Plan:
+    """The plan that hurts nobody: the shortest of all, its worker named. As asked where there are none."""
+    if not plans:
+        return Plan(asked_s, asked_s, "as asked")
+    address, least = min(plans, key=lambda one: one[1].chosen_s)
+    notes = tuple(dict.fromkeys(note for _, one in plans for note in one.notes))
+    why = f"{address}: {least.why}" if least.shortened and len(plans) > 1 else least.why
+    return replace(least, why=why, notes=notes)
+
+
+def trace_names(addresses: Sequence[str]) -> list[str]:
+    """What to call each worker's trace: its host, with the port where several are on one host."""
+    hosts = []
+    for address in addresses:
+        host = split_address(address)[0]
+        hosts.append(socket.gethostname() if is_local(host) else host)
+    return [f"{host}_{split_address(address)[1]}" if hosts.count(host) > 1 else host
+            for host, address in zip(hosts, addresses, strict=True)]
+
+
+class _Slowest:
+    """Many workers' progress as one: the phase of the one that is furthest behind."""
+
+    def __init__(self, report: Callable[[Progress], None]) -> None:
+        self.workers: Sequence[_Worker] = ()
+        self._report = report
+        self._lock = threading.Lock()
+        self._latest: dict[str, Progress] = {}
+
+    def __call__(self, worker: _Worker, progress: Progress) -> None:
+        with self._lock:
+            self._latest[worker.address] = progress
+            going = [self._latest[w.address] for w in self.workers if w.error is None and w.address in self._latest]
+            if going:
+                self._report(min(going, key=lambda p: (_PHASES.index(p.phase), p.elapsed_s)))
+

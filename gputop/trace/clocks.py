@@ -1,0 +1,53 @@
+"""What is known of the clocks of the hosts in a run folder, as the capture that made it wrote it down.
+
+A file beside the traces, which other tools pass over: ``gputop.clocks.json``. By trace file, in
+nanoseconds: how far the host's clock is ahead of that of the machine that captured, how wrong that
+may be, and when the recording began by the latter, for servers that do not write that into the
+trace (TensorFlow up to 2.15).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = "gputop.clocks.json"
+_SCHEMA = "gputop.clocks/1"
+_LIMIT_NS = 1 << 61  # as of times in traces: beyond, a sum would not fit
+
+
+@dataclass(frozen=True, slots=True)
+class HostClock:
+    """``offset_ns`` is the host's clock less ours, ``error_ns`` how far it may be off; ``began_ns`` is Unix time,
+    None where the trace tells it itself."""
+
+    offset_ns: int = 0
+    error_ns: int = 0
+    began_ns: int | None = None
+
+
+def write_clocks(folder: Path, clocks: Mapping[str, HostClock]) -> None:
+    """Write down the clocks by name of the trace file; raises OSError."""
+    document = {"schema": _SCHEMA, "files": {name: asdict(clock) for name, clock in clocks.items()}}
+    (folder / FILE).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def read_clocks(folder: Path) -> dict[str, HostClock]:
+    """The same back; empty where there is no such file, or it is another's or damaged."""
+    try:
+        document = json.loads((folder / FILE).read_text())
+        if document["schema"] != _SCHEMA:
+            return {}
+        return {str(name): _clock(about) for name, about in document["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _clock(about: Any) -> HostClock:
+    offset, error, began = about["offset_ns"], about["error_ns"], about["began_ns"]
+    if not all(type(n) is int and abs(n) < _LIMIT_NS for n in (offset, error, 0 if began is None else began)):
+        raise ValueError("no number of nanoseconds")
+    return HostClock(offset, abs(error), began)

@@ -1,0 +1,164 @@
+"""The clocks of a job's hosts, from the collectives that they ran together.
+
+A collective that every rank takes part in ends on all of them within microseconds, and on none before
+the last has begun it. The i-th of one host is the i-th of another, but where the hosts' windows begin
+a little apart some are missing at the edges, and which is the first common one is to be found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from gputop.text import seconds
+from gputop.trace.clocks import HostClock
+from gputop.trace.columns import Parts
+from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind
+
+# Clocks that nobody said anything about: NTP keeps them within milliseconds, a node without it within a second or so.
+_UNKNOWN_NS = 1_000_000_000
+_FEWEST = 5
+_MOST = 20_000  # of the first collectives; more do not make it better
+_MOST_SHIFTS = 200
+_BEFORE_START_NS = 50_000  # by which a recorded end may lie before another rank's beginning: the tracer's own jitter
+_CLEAR = 3.0  # how much worse the second best must fit
+# TensorFlow's collective ops on the host, "scope/CollectiveReduceV2:CollectiveReduceV2": all wait for all.
+_HOST_COLLECTIVE = re.compile(r"Collective(Reduce|Gather|ReduceScatter|AllToAll)\w*$")
+
+
+class Skew(NamedTuple):
+    """``offset_ns`` is the second clock less the first; nine of ten ends agree within ``error_ns`` after it."""
+
+    offset_ns: int
+    error_ns: int
+    matched: int
+
+
+def skew(a_start: I64, a_end: I64, b_start: I64, b_end: I64, within_ns: int) -> Skew | str:
+    """From the same collectives on two hosts, each sorted by start; or why they do not tell.
+
+    ``within_ns``: by how much the clocks can differ at most.
+    """
+    a_start, a_end, b_start, b_end = (times[:_MOST] for times in (a_start, a_end, b_start, b_end))
+    fewest = min(len(a_end), len(b_end))
+    if fewest < _FEWEST:
+        return f"only {fewest} collectives are in both"
+    found: list[tuple[float, Skew]] = []
+    reach = min(_MOST_SHIFTS, fewest // 2)
+    for shift in range(-reach, reach + 1):  # b's i-th is a's (i + shift)-th
+        i, j = max(0, shift), max(0, -shift)
+        n = min(len(a_end) - i, len(b_end) - j)
+        apart = b_end[j:j + n] - a_end[i:i + n]
+        offset = float(np.median(apart))
+        if n < max(_FEWEST, fewest // 2) or abs(offset) > within_ns:
+            continue
+        lowest = int((b_start[j:j + n] - a_end[i:i + n]).max())
+        highest = int((b_end[j:j + n] - a_start[i:i + n]).min())
+        if lowest - _BEFORE_START_NS > offset or offset > highest + _BEFORE_START_NS:
+            continue
+        off = np.abs(apart - offset)
+        found.append((float(off.mean()), Skew(round(offset), int(np.percentile(off, 90)), n)))
+    if not found:
+        return f"no match of them fits clocks that differ by up to {seconds(within_ns / 1e9)}"
+    found.sort(key=lambda one: one[0])
+    if len(found) > 1 and found[1][0] < _CLEAR * found[0][0] + 1000:
+        return f"{len(found)} ways to match them fit as well"
+    return found[0][1]
+
+
+@dataclass(slots=True)
+class HostPart:
+    """What one file gave: where its pieces lie in the parts, and what is known of its clock."""
+
+    name: str
+    machine: str
+    device: slice
+    host: slice
+    allocator: slice
+    clock: HostClock | None
+
+
+def align(parts: Parts, hosts: Sequence[HostPart]) -> list[int]:
+    """Move the events of each host to the first one's clock where collectives tell it; returns by how much (ns).
+
+    Hosts on one machine share its clock. What was done, and how sure it is, goes into the notes.
+    """
+    moved = [0] * len(hosts)
+    first = hosts[0]
+    own: tuple[I64, I64] | None = None
+    for i, other in enumerate(hosts[1:], start=1):
+        if other.machine == first.machine:
+            continue
+        if own is None:
+            own = _collectives(parts, first)
+        known = [h.clock.error_ns for h in (first, other) if h.clock is not None]
+        within_ns = max(sum(known), 1_000_000) if len(known) == 2 else _UNKNOWN_NS
+        others = _collectives(parts, other)
+        found = skew(*own, *others, within_ns)
+        both = f"The clocks of {first.name} and {other.name}"
+        if isinstance(found, str):
+            by_capture = f"by the capture they are known to {seconds(sum(known) / 1e9)}" if len(known) == 2 else (
+                "they are taken as they are")
+            if len(known) == 2 or (len(own[0]) and len(others[0])):
+                parts.note("clocks", f"{both} cannot be compared by collectives ({found}): {by_capture}.")
+        elif abs(found.offset_ns) <= found.error_ns:
+            parts.note("clocks", f"{both} agree to {seconds(found.error_ns / 1e9)} by {found.matched} collectives.")
+        else:
+            moved[i] = -found.offset_ns
+            _move(parts, other, -found.offset_ns)
+            parts.note("clocks", f"The clock of {other.name} was {seconds(abs(found.offset_ns) / 1e9)} "
+                                 f"{'ahead of' if found.offset_ns > 0 else 'behind'} that of {first.name} by "
+                                 f"{found.matched} collectives, known to {seconds(found.error_ns / 1e9)}: taken into "
+                                 "account.")
+    return moved
+
+
+def _collectives(parts: Parts, host: HostPart) -> tuple[I64, I64]:
+    """Starts and ends of the collectives of one GPU of a host, or of its host ops where no GPU ran any; by start."""
+    device = [(events.gpu, events.start_ns, events.end_ns, events.kind) for events in parts.device[host.device]]
+    if device:
+        gpu, start, end, kind = (np.concatenate(columns) for columns in zip(*device, strict=True))
+        rows = np.flatnonzero(kind == Kind.COLLECTIVE)
+        rows = rows[gpu[rows] == gpu[rows[0]]] if len(rows) else rows
+        if len(rows):
+            return _by_start(start[rows], end[rows])
+    names = parts.names.list
+    starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for events in parts.host[host.host]:
+        used = np.unique(events.name)
+        wanted = used[[bool(_HOST_COLLECTIVE.search(names[i])) for i in used.tolist()]] if len(used) else used
+        rows = np.flatnonzero(np.isin(events.name, wanted))
+        starts.append(events.start_ns[rows])
+        ends.append(events.end_ns[rows])
+    return _by_start(np.concatenate(starts), np.concatenate(ends))
+
+
+def _by_start(start: I64, end: I64) -> tuple[I64, I64]:
+    order = np.argsort(start, kind="stable")
+    return start[order], end[order]
+
+
+def _move(parts: Parts, host: HostPart, by_ns: int) -> None:
+    for device in parts.device[host.device]:
+        _move_device(device, by_ns)
+    for events in parts.host[host.host]:
+        _move_host(events, by_ns)
+    for allocator in parts.allocator[host.allocator]:
+        allocator.time_ns += by_ns
+
+
+def _move_device(events: DeviceEvents, by_ns: int) -> None:
+    events.start_ns += by_ns
+    events.end_ns += by_ns
+    launched = events.launch_line >= 0
+    events.launch_ns[launched] += by_ns
+    events.launch_end_ns[launched] += by_ns
+
+
+def _move_host(events: HostEvents, by_ns: int) -> None:
+    events.start_ns += by_ns
+    events.end_ns += by_ns

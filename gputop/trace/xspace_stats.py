@@ -1,0 +1,85 @@
+"""The stats of a chunk of an XSpace's events as full columns, names resolved."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from gputop.trace import kernels
+from gputop.trace.columns import Lookup, Names
+from gputop.trace.model import F64, I64, DeviceEvents
+from gputop.trace.xplane import Chunk, Stats, XPlane
+
+
+def lookups(plane: XPlane, names: Names) -> tuple[Lookup, Lookup]:
+    """Event metadata ids, and stat metadata ids as they are referred to, to indices of names."""
+    return (Lookup({i: names[name] for i, name in plane.event_names.items()}),
+            Lookup({i: names[name] for i, name in plane.stat_names.items()}))
+
+
+def integers(chunk: Chunk, stat: str, n: int) -> I64:
+    """A stat as a full column, -1 where absent."""
+    out = np.full(n, -1, np.int64)
+    if stat in chunk.stats:
+        rows, values = chunk.stats[stat].integers()
+        out[rows] = values
+    return out
+
+
+def floats(chunk: Chunk, stat: str, n: int) -> F64:
+    """A stat as a full column, NaN where absent."""
+    out = np.full(n, np.nan)
+    if stat in chunk.stats:
+        rows, values = chunk.stats[stat].floats()
+        out[rows] = values
+    return out
+
+
+def strings(chunk: Chunk, stat: str, n: int, names: Names, references: Lookup) -> I64:
+    """A stat as indices of names, a full column, -1 where absent."""
+    out = np.full(n, -1, np.int64)
+    if stat in chunk.stats:
+        rows, values = chunk.stats[stat].strings(names, references)
+        out[rows] = values
+    return out
+
+
+def whole_numbers(found: Stats, names: Names, references: Lookup) -> tuple[I64, I64]:
+    """Integers, also those that TraceMe passed on as strings."""
+    rows, values = found.integers()
+    text_rows, texts = found.strings(names, references)
+    numbers = [(row, int(names.list[i])) for row, i in zip(text_rows.tolist(), texts.tolist(), strict=True)
+               if re.fullmatch(r"-?\d{1,18}", names.list[i])]
+    if numbers:
+        extra = np.array(numbers, np.int64)
+        rows, values = np.concatenate([rows, extra[:, 0]]), np.concatenate([values, extra[:, 1]])
+        order = np.argsort(rows, kind="stable")
+        rows, values = rows[order], values[order]
+    return rows, values
+
+
+def set_copies(out: DeviceEvents, details: I64, names: Names) -> None:
+    """Bytes and both ends of copies, from what CUPTI wrote about each."""
+    rows = np.flatnonzero(details >= 0)
+    distinct, where = np.unique(details[rows], return_inverse=True)
+    parsed = [kernels.copy_details(names.list[i]) for i in distinct.tolist()]
+    if parsed:
+        out.bytes[rows], out.src[rows], out.dst[rows] = np.array(parsed, np.int64).T[:, where]
+
+
+def op_names(chunk: Chunk, n: int, names: Names, references: Lookup) -> I64:
+    """``tf_op``, or ``module/op`` of XLA, whose tf_op only says that it is XLA."""
+    op = strings(chunk, "tf_op", n, names, references)
+    hlo = strings(chunk, "hlo_op", n, names, references)
+    module = strings(chunk, "hlo_module", n, names, references)
+    empty = np.array([names[text] for text in ("", "XlaModule:")], np.int64)
+    op[np.isin(op, empty)] = -1
+    rows = np.flatnonzero((op < 0) & (hlo >= 0))
+    if len(rows):
+        pair = (module[rows] + 1) * (len(names.list) + 1) + hlo[rows]
+        _, first, where = np.unique(pair, return_index=True, return_inverse=True)
+        text = [names.list[m] + "/" + names.list[h] if m >= 0 else names.list[h]
+                for m, h in zip(module[rows[first]].tolist(), hlo[rows[first]].tolist(), strict=True)]
+        op[rows] = np.array([names[t] for t in text], np.int64)[where]
+    return op
