@@ -44,7 +44,8 @@ def text_report(analysis: Analysis, width: int = 80) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
+def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
+    """Lines of at most ``width`` columns, the first after ``first``, the others after ``rest`` or as far in."""
     indent = " " * len(first) if rest is None else rest
     whole = printable(text).replace(" %", "\u00a0%")  # a number and its % stay on one line
     lines = textwrap.wrap(whole, width, initial_indent=first, subsequent_indent=indent,
@@ -58,14 +59,14 @@ def _head(a: Analysis, width: int) -> Iterator[str]:
     paths = [printable(str(p)) for p in a.paths]
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     yield f"Trace    {paths[0] if paths else '(in memory)'}{more}"
-    yield from _wrap(f"{_ABOUT.get(a.format, a.format)}, {a.events:,} events over {seconds(a.window_s)}, "
+    yield from wrap(f"{_ABOUT.get(a.format, a.format)}, {a.events:,} events over {seconds(a.window_s)}, "
                      f"{_number(len(a.gpus), 'GPU')}" + (f", host {', '.join(a.hosts)}" if a.hosts else ""),
                      width, "         ")
 
 
 def _quality(a: Analysis, width: int) -> Iterator[str]:
     for note in a.quality:
-        yield from _wrap(note.message, width, "Note     ")
+        yield from wrap(note.message, width, "Note     ")
 
 
 def _steps(a: Analysis, width: int) -> Iterator[str]:
@@ -73,7 +74,7 @@ def _steps(a: Analysis, width: int) -> Iterator[str]:
     if s is None:
         yield "Step     not found"
         return
-    yield from _wrap(f"{seconds(s.median_s)} median, {seconds(s.mean_s)} mean, {seconds(s.p95_s)} 95th percentile",
+    yield from wrap(f"{seconds(s.median_s)} median, {seconds(s.mean_s)} mean, {seconds(s.p95_s)} 95th percentile",
                      width, "Step     ")
     text = f"{_number(s.count, 'step')} by {s.anchor}, confidence {s.confidence}"
     if s.dropped:
@@ -81,7 +82,7 @@ def _steps(a: Analysis, width: int) -> Iterator[str]:
     if s.iterations_per_step > 1:
         text += (f"; each packs {s.iterations_per_step:.4g} iterations, "
                  f"{seconds(s.median_s / s.iterations_per_step)} per iteration")
-    yield from _wrap(text, width, "         ")
+    yield from wrap(text, width, "         ")
 
 
 def _breakdown(a: Analysis, width: int) -> Iterator[str]:
@@ -127,7 +128,7 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
         if c.last_to_arrive:
             late = sorted(c.last_to_arrive.items(), key=lambda item: -item[1])
             text += " (" + ", ".join(f"GPU {gpu} last at {n}" for gpu, n in late[:4]) + ")"
-    yield from _wrap(text, width, "Collectives  ")
+    yield from wrap(text, width, "Collectives  ")
     yield from report_device.collective_operations(a, width)
 
 
@@ -144,19 +145,19 @@ def _memory(a: Analysis, width: int) -> Iterator[str]:
 
 def _advice(a: Analysis, width: int) -> Iterator[str]:
     if not any(f.severity in ("high", "medium") for f in a.findings):
-        yield from _wrap(limit_of(a), width)
+        yield from wrap(limit_of(a), width)
         if a.findings:
             yield ""
     for i, finding in enumerate(a.findings, 1):
         yield from _finding(i, finding, width, "step" if a.steps else "window")
         yield ""
-    yield from _wrap(_unexplained(a), width)
+    yield from wrap(_unexplained(a), width)
     if a.abstained:
         missing: dict[str, list[str]] = {}
         for abstained in a.abstained:
             missing.setdefault(abstained.missing, []).append(abstained.id)
         text = "; ".join(f"{', '.join(ids)} (needs {what})" for what, ids in missing.items())
-        yield from _wrap(f"Not judged: {text}.", width)
+        yield from wrap(f"Not judged: {text}.", width)
 
 
 def _unexplained(a: Analysis) -> str:
@@ -174,19 +175,19 @@ def _unexplained(a: Analysis) -> str:
 
 def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     gpus = f" · GPU {ranges(f.gpus)}" if f.gpus else ""
-    yield from _wrap(f"{f.severity.upper()} {f.title} [{f.id}]{gpus}", width, f"{number}. ")
-    yield from _wrap(f.why, width, "   ")
-    yield from _wrap(f"→ {f.action}", width, "   ", "     ")
+    yield from wrap(f"{f.severity.upper()} {f.title} [{f.id}]{gpus}", width, f"{number}. ")
+    yield from wrap(f.why, width, "   ")
+    yield from wrap(f"→ {f.action}", width, "   ", "     ")
     if f.snippet:
         yield from (f"       {printable(line)}" for line in f.snippet.splitlines())
     per = "time per sample" if f.gain.per == "sample" else basis
     saves = "no figure" if f.gain.step_time is None else f"{percent(f.gain.step_time)} of the {per}"
-    yield from _wrap(f"saves: {saves}; {f.gain.how}", width, "   ", "     ")
-    yield from _wrap("evidence: " + ", ".join(f"{name} {_figure(value)}" for name, value in f.evidence.items()),
+    yield from wrap(f"saves: {saves}; {f.gain.how}", width, "   ", "     ")
+    yield from wrap("evidence: " + ", ".join(f"{name} {_figure(value)}" for name, value in f.evidence.items()),
                      width, "   ", "     ")
     if f.consequences:
         others = "; ".join(f"{c.title} [{c.id}]" for c in f.consequences)
-        yield from _wrap(f"also explains: {others}", width, "   ", "     ")
+        yield from wrap(f"also explains: {others}", width, "   ", "     ")
 
 
 def limit_of(a: Analysis) -> str:
