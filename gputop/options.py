@@ -45,6 +45,12 @@ def _not_negative(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 1000):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to 1000")
+    return int(text)
+
+
 def _speed(text: str) -> float:
     if text == "max":
         return math.inf
@@ -122,6 +128,8 @@ def parser() -> argparse.ArgumentParser:
                          help=".xplane.pb, run folder, TensorBoard logdir, Chrome/kineto .json[.gz], Nsight .sqlite")
     analyze.add_argument("--params", type=int, default=None, metavar="N",
                          help="parameters of the model, for rules on AllReduce (none yet)")
+    analyze.add_argument("--bubbles", type=_count, default=None, metavar="N",
+                         help="also the N places where the GPUs lose most time, and what the host did there")
     analyze.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
     compare = commands.add_parser("compare", help="two traces, analyses or snapshots: what changed beyond noise")

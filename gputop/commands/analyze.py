@@ -11,13 +11,27 @@ from gputop.errors import EXIT_OK
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.trace.analysis import analyze
+    from gputop.trace.analysis import analyze_trace
+    from gputop.trace.load import load
     from gputop.trace.report import text_report
 
-    analysis = analyze(args.paths, params=args.params)
+    trace = load(args.paths)
+    analysis = analyze_trace(trace, args.params)
+    bubbles = None
+    if args.bubbles is not None:
+        from gputop.timeline import report
+        from gputop.timeline.bubbles import bubbles as find
+
+        bubbles = find(trace, analysis, args.bubbles)
+    origin_ns = trace.window_ns[0]
     if args.json:
-        json.dump(analysis.to_json(), sys.stdout, indent=1, allow_nan=False)
+        document = analysis.to_json()
+        if bubbles is not None:
+            document["bubbles"] = report.to_json(bubbles, analysis, origin_ns)
+        json.dump(document, sys.stdout, indent=1, allow_nan=False)
         print()
     else:
         print(text_report(analysis, width()))
+        if bubbles is not None:
+            print(report.text_of(bubbles, analysis, origin_ns, width()))
     return EXIT_OK
