@@ -16,8 +16,17 @@ from typing import TYPE_CHECKING, Literal
 
 from gputop.advice.finding import Advice, Finding
 from gputop.advice.merge import merge_findings
-from gputop.captures import CaptureRecord, CaptureStatus, Server, capture_and_analyse, choose_server, find_servers
+from gputop.captures import (
+    CaptureRecord,
+    CaptureStatus,
+    Server,
+    called,
+    capture_and_analyse,
+    choose_servers,
+    find_servers,
+)
 from gputop.errors import GputopError
+from gputop.marks import MarkLog
 from gputop.samples import NodeSample
 from gputop.sources import Source
 from gputop.sources.recording import Player
@@ -25,10 +34,12 @@ from gputop.sources.recording import Player
 if TYPE_CHECKING:
     from gputop.export.load import Snapshot
     from gputop.history import History
+    from gputop.rhythm import Rhythm
 
 DEFAULT_CAPTURE_S = 10.0
 DISCOVERY_PERIOD_S = 10.0
 DEFAULT_LOGDIR = "gputop-traces"
+RHYTHM_PERIOD_S = 5.0
 
 Change = Literal["sample", "servers", "capture", "failed"]
 
@@ -61,6 +72,8 @@ class Session:
         self.history: History | None = None
         self.live = Advice()
         self.findings: tuple[Finding, ...] = ()
+        self.rhythm: Rhythm | None = None  # None: not looked for yet
+        self.marks = MarkLog()
         self.servers: tuple[Server, ...] = ()
         self.servers_known = False
         self.discovery_notes: tuple[str, ...] = ()
@@ -71,15 +84,19 @@ class Session:
         if told is not None:
             self.live, self.findings, self.last_capture = told.live, told.findings, told.capture
             self.servers, self.servers_known = told.servers, True
+            if told.capture is not None:
+                self.marks.note_record(told.capture)
         self.clock = clock
         self.started_s = clock()
         self._listeners: list[Callable[[Change], None]] = []
         self._attached: list[str] = list(self.options.attach)
         self._stop_capture = threading.Event()
+        self._captured: frozenset[str] = frozenset()  # addresses of the running or last capture
         self._started = False
         self._past_due = False  # the sampler still has to say what it knows of the time before
         self._report_servers = False  # somebody waits for the outcome of the next look
         self._judged_s = 0.0  # time of the sample the live rules last looked at
+        self._felt_s = 0.0  # and of the one the rhythm was last looked for
         self._closing = threading.Event()
         self._look_now = threading.Event()
         self._findings_lock = threading.Lock()
@@ -142,6 +159,7 @@ class Session:
             return  # the past of a recording: nothing to judge or to draw yet
         self._judge(sample)
         self._tell("sample")
+        self._feel_rhythm(sample)
 
     def take_past(self, samples: Sequence[NodeSample]) -> None:
         """Begin the history with what the source knows of the time before the first sample."""
@@ -161,6 +179,7 @@ class Session:
 
             self.history = History()
         self.history.append(sample)
+        self.marks.note_sample(sample)
         self.sample = sample
 
     def _judge(self, sample: NodeSample) -> None:
@@ -175,6 +194,16 @@ class Session:
         self.live = live_advice(self.history, sample, self.live.findings)
         self._refresh_findings()
 
+    def _feel_rhythm(self, sample: NodeSample) -> None:
+        """Look for the step's rhythm, now and then; it is on the screen with the next sample."""
+        if self.told is not None or 0 <= sample.time_s - self._felt_s < RHYTHM_PERIOD_S:
+            return
+        from gputop.rhythm import rhythm_of
+
+        assert self.history is not None
+        self._felt_s = sample.time_s
+        self.rhythm = rhythm_of(self.history)
+
     def _on_failure(self, error: GputopError) -> None:
         self.failure = error
         self._tell("failed")
@@ -186,6 +215,7 @@ class Session:
             analysis = record.analysis if record else None
             self.findings = merge_findings(record.findings if record else (), self.live.findings, age_s,
                                            allocators_known=bool(analysis and analysis.get("memory")))
+            self.marks.note_findings(self.findings, self.clock())
 
     # -- profiler servers ---------------------------------------------------------------------
 
@@ -210,8 +240,7 @@ class Session:
 
     def look_for_servers(self) -> None:
         """Look once which profiler servers there are; blocks for as long as they take to answer."""
-        status = self.status
-        busy = status.address if status and status.running else None
+        busy = self._captured if self.status is not None and self.status.running else ()
         try:
             servers, notes = find_servers(tuple(self._attached), self.source.profiler_endpoints(),
                                           self.options.discover and not self.source.simulated, busy)
@@ -230,16 +259,20 @@ class Session:
     def start_capture(self, *, force: bool = False) -> None:
         """Start a capture in the background; raises GputopError where none can start.
 
-        ``force``: as long as asked, whatever it costs the job.
+        Where several servers were asked for, of all of them at once. ``force``: as long as asked,
+        whatever it costs the job.
         """
         if self.player is not None:
             raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")
         if self.status is not None and self.status.running:
             raise GputopError("a capture is running", "Press x to stop it and keep what it has.")
-        server = choose_server(self.servers)
+        servers = choose_servers(self.servers)
+        answering = [s for s in servers if s.problem is None]
+        self._captured = frozenset(s.address for s in answering)
         self._stop_capture.clear()
-        self._set_status(CaptureStatus("connecting", server.address, self.options.capture_s))
-        threading.Thread(target=self._capture, args=(server, force), name="gputop-capture", daemon=True).start()
+        self._set_status(CaptureStatus("connecting", called(answering), self.options.capture_s))
+        threading.Thread(target=self._capture, args=(servers, called(answering), force), name="gputop-capture",
+                         daemon=True).start()
 
     def stop_capture(self) -> bool:
         """End the running capture early, its data kept. False if there was none."""
@@ -250,25 +283,26 @@ class Session:
 
     def _set_status(self, status: CaptureStatus) -> None:
         self.status = replace(status, time_s=self.clock())
+        self.marks.note_capture(self.status)
         self._tell("capture")
 
-    def _capture(self, server: Server, force: bool) -> None:
+    def _capture(self, servers: Sequence[Server], name: str, force: bool) -> None:
         asked_s = self.options.capture_s
         try:
-            record = capture_and_analyse(server, asked_s, self.options.logdir, self._stop_capture, self._closing,
+            record = capture_and_analyse(servers, asked_s, self.options.logdir, self._stop_capture, self._closing,
                                          self._set_status, force)
         except GputopError as error:
-            self._set_status(CaptureStatus("failed", server.address, asked_s, message=error.message, fix=error.fix))
+            self._set_status(CaptureStatus("failed", name, asked_s, message=error.message, fix=error.fix))
             return
         except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
-            self._set_status(CaptureStatus("failed", server.address, asked_s, message=f"gputop's own fault: {error!r}",
+            self._set_status(CaptureStatus("failed", name, asked_s, message=f"gputop's own fault: {error!r}",
                                            fix="Please report this; the job itself goes on."))
             return
         self.last_capture = record
         self._refresh_findings()
         if record.problem is None:
-            self._set_status(CaptureStatus("done", server.address, asked_s, record.took_s, str(record.path)))
+            self._set_status(CaptureStatus("done", name, asked_s, record.took_s, str(record.path)))
         else:
-            self._set_status(CaptureStatus("failed", server.address, asked_s, record.took_s,
+            self._set_status(CaptureStatus("failed", name, asked_s, record.took_s,
                                            f"{record.problem.message} (the trace is kept: {record.path})",
                                            record.problem.fix))

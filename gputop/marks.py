@@ -1,0 +1,148 @@
+"""What happened when, since gputop watches: faults, throttling, captures, findings; for a view's time axis."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gputop.advice.finding import Finding
+from gputop.captures import CaptureRecord, CaptureStatus
+from gputop.samples import OK, GpuSample, NodeSample
+
+Kind = Literal["xid", "ecc", "lost", "thermal", "power", "capture", "finding"]
+
+KEPT = 8192  # marks that are over; the oldest go first
+GAP_S = 5.0  # what comes again within this time, or within three samples, went on
+FORGOTTEN_S = 60.0  # a finding that was away for so long appears anew
+
+# Clock event reasons that hold a GPU's clocks down. The others are wished for: idle, application clocks, sync boost.
+_REASONS: dict[str, Kind] = {"power cap": "power", "power brake": "power",
+                             "thermal": "thermal", "hw thermal": "thermal", "hw slowdown": "thermal"}
+_ERRORS = (("ecc_uncorrected", "memory error that ECC could not correct"), ("ecc_corrected", "memory error corrected"),
+           ("rows_remapped", "row of memory replaced"), ("row_remap_failed", "row of memory could not be replaced"),
+           ("row_remap_pending", "row of memory is to be replaced"))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that began at ``begin_s`` and was last seen at ``end_s`` (Unix time).
+
+    ``text`` says what, as it came: it may need :func:`gputop.text.printable`. ``uuid`` and ``gpu`` (its label)
+    name the GPU it happened on; both are empty for what happened to the job.
+    """
+
+    kind: Kind
+    begin_s: float
+    end_s: float
+    text: str
+    gpu: str = ""
+    uuid: str = ""
+
+    def within(self, begin_s: float, end_s: float) -> bool:
+        return self.begin_s < end_s and self.end_s >= begin_s
+
+
+class MarkLog:
+    """Fed with samples, findings and the state of captures; may be asked from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._over: deque[Mark] = deque(maxlen=KEPT)
+        self._going_on: dict[tuple[str, str], Mark] = {}  # by GPU and what
+        self._errors: dict[tuple[str, str], float] = {}
+        self._xids: set[tuple[int, float, int]] = set()
+        self._found: dict[str, float] = {}  # findings by id: when last there
+        self._capture: Mark | None = None
+        self._last_s = -math.inf
+
+    def between(self, begin_s: float, end_s: float) -> list[Mark]:
+        """What happened in that time, in part at least."""
+        with self._lock:
+            marks = [*self._over, *self._going_on.values(), *([self._capture] if self._capture else ())]
+        return [m for m in marks if m.within(begin_s, end_s)]
+
+    # -- feeding ------------------------------------------------------------------------------
+
+    def note_sample(self, sample: NodeSample) -> None:
+        """Take over what a sample says of faults and throttling. One that goes back in time forgets what came after."""
+        with self._lock:
+            if sample.time_s < self._last_s:
+                self._forget_from(sample.time_s)
+            self._last_s = sample.time_s
+            gap_s = max(GAP_S, 3 * (sample.interval_s or 0.0))
+            for gpu in sample.gpus:
+                for reason in gpu.clock_event_reasons:
+                    if reason in _REASONS:
+                        self._see(gpu, _REASONS[reason], reason, sample.time_s, gap_s)
+                if gpu.state != OK:
+                    self._see(gpu, "lost", gpu.state, sample.time_s, gap_s)
+                for event in gpu.xids:
+                    # An instance tells the events of its GPU again.
+                    if (key := (gpu.info.index, event.time_s, event.xid)) not in self._xids:
+                        self._xids.add(key)
+                        self._add(gpu, "xid", f"Xid {event.xid}", event.time_s)
+                self._count_errors(gpu, sample.time_s)
+
+    def note_findings(self, findings: Iterable[Finding], time_s: float) -> None:
+        """A finding is marked when it appears; one that comes and goes, the first time."""
+        with self._lock:
+            for finding in findings:
+                last_s = self._found.get(finding.id, -math.inf)
+                if time_s - last_s > FORGOTTEN_S:
+                    self._over.append(Mark("finding", time_s, time_s, finding.title))
+                self._found[finding.id] = time_s
+
+    def note_capture(self, status: CaptureStatus) -> None:
+        """A capture lasts from the beginning of its recording until that is over."""
+        with self._lock:
+            now_s = status.time_s
+            if status.phase == "recording":
+                begin_s = self._capture.begin_s if self._capture else now_s - status.elapsed_s
+                self._capture = Mark("capture", begin_s, now_s, f"capture of {status.address}")
+            elif self._capture is not None:
+                self._over.append(self._capture)
+                self._capture = None
+
+    def note_record(self, record: CaptureRecord) -> None:
+        """A capture of which only the end is known, and how long it took."""
+        with self._lock:
+            self._over.append(Mark("capture", record.time_s - record.took_s, record.time_s,
+                                   f"capture of {record.address}"))
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _add(self, gpu: GpuSample, kind: Kind, text: str, time_s: float) -> None:
+        self._over.append(Mark(kind, time_s, time_s, text, gpu.info.label, gpu.info.uuid))
+
+    def _see(self, gpu: GpuSample, kind: Kind, what: str, time_s: float, gap_s: float) -> None:
+        key = (gpu.info.uuid, what)
+        mark = self._going_on.get(key)
+        if mark is not None and time_s - mark.end_s <= gap_s:
+            self._going_on[key] = replace(mark, end_s=time_s)
+            return
+        if mark is not None:
+            self._over.append(mark)
+        self._going_on[key] = Mark(kind, time_s, time_s, what, gpu.info.label, gpu.info.uuid)
+
+    def _count_errors(self, gpu: GpuSample, time_s: float) -> None:
+        for metric, what in _ERRORS:
+            reading = gpu.readings.get(metric)
+            if reading is None or reading.value is None:
+                continue
+            key = (gpu.info.uuid, metric)
+            more = reading.value - self._errors.get(key, reading.value)
+            self._errors[key] = reading.value
+            if more > 0:
+                self._add(gpu, "ecc", what if more == 1 else f"{more:.0f} × {what}", time_s)
+
+    def _forget_from(self, time_s: float) -> None:
+        self._over = deque((m for m in self._over if m.begin_s < time_s), maxlen=KEPT)
+        self._going_on = {key: replace(m, end_s=min(m.end_s, time_s))
+                          for key, m in self._going_on.items() if m.begin_s < time_s}
+        self._xids = {key for key in self._xids if key[1] < time_s}
+        self._found = {name: s for name, s in self._found.items() if s < time_s}
+        self._errors.clear()

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gputop.advice.finding import Finding, Gain
+from gputop.captures import CaptureRecord, CaptureStatus
+from gputop.marks import FORGOTTEN_S, KEPT, MarkLog
+from gputop.samples import LOST, GpuSample, NodeSample, Reading, XidEvent
+from tests.fakes import START_S, StillSession, node_sample
+
+FOUND = Finding("power_capped", "medium", "GPU 0 is held at its power limit", "why", {}, "do", "test",
+                Gain(None, "how"), (0,), None)
+
+
+def _with(sample: NodeSample, gpu: int, **change: object) -> NodeSample:
+    gpus = [replace(g, **change) if g.info.index == gpu else g for g in sample.gpus]  # type: ignore[arg-type]
+    return replace(sample, gpus=tuple(gpus))
+
+
+def _all(log: MarkLog) -> list[tuple[str, str, float, float, str]]:
+    return sorted((m.kind, m.gpu, m.begin_s - START_S, m.end_s - START_S, m.text)
+                  for m in log.between(0, START_S + 1e6))
+
+
+def test_throttling_is_an_episode_that_short_breaks_do_not_end() -> None:
+    log = MarkLog()
+    for tick in range(60):
+        reasons = ("idle", "hw thermal") if tick in (10, 11, 14, 40) else ("idle",)
+        log.note_sample(_with(node_sample(tick, 2), 1, clock_event_reasons=reasons))
+    assert _all(log) == [("thermal", "1", 10, 14, "hw thermal"), ("thermal", "1", 40, 40, "hw thermal")]
+    assert [m.begin_s - START_S for m in log.between(START_S + 12, START_S + 13)] == [10], "it went on meanwhile"
+    assert log.between(START_S + 15, START_S + 40) == []
+
+
+def test_faults_are_told_once_and_counters_only_where_they_grow() -> None:
+    log = MarkLog()
+    for tick in range(5):
+        sample = node_sample(tick, 2)
+        counts = {**sample.gpus[0].readings, "ecc_uncorrected": Reading(7.0 + 2 * (tick >= 3), "count")}
+        xids = (XidEvent(START_S + 1.5, 79),) if tick >= 2 else ()
+        sample = _with(sample, 0, readings=counts, xids=xids)
+        # The instance of a GPU tells its events again.
+        instance = replace(sample.gpus[0], info=replace(sample.gpus[0].info, uuid="MIG-1", mig=1), readings={})
+        log.note_sample(replace(sample, gpus=(*sample.gpus, instance)))
+    assert _all(log) == [("ecc", "0", 3, 3, "2 × memory error that ECC could not correct"),
+                         ("xid", "0", 1.5, 1.5, "Xid 79")]
+
+
+def test_a_lost_gpu_is_marked_for_as_long_as_it_is_away() -> None:
+    log = MarkLog()
+    for tick in range(20):
+        log.note_sample(_with(node_sample(tick, 1), 0, state=LOST if 5 <= tick < 12 else "ok"))
+    assert _all(log) == [("lost", "0", 5, 11, "lost")]
+
+
+def test_a_finding_is_marked_when_it_appears_and_when_it_was_long_away() -> None:
+    log = MarkLog()
+    for time_s, there in ((10, True), (11, True), (20, False), (30, True), (31 + FORGOTTEN_S, True)):
+        log.note_findings((FOUND,) if there else (), START_S + time_s)
+    assert [m[2] for m in _all(log)] == [10, 31 + FORGOTTEN_S]
+
+
+def test_a_capture_lasts_from_its_first_recorded_moment_to_its_last() -> None:
+    log = MarkLog()
+    status = CaptureStatus("connecting", "host:6009", 10.0, time_s=START_S)
+    log.note_capture(status)
+    assert _all(log) == []
+    for elapsed in (0.5, 4.0, 9.9):
+        log.note_capture(replace(status, phase="recording", elapsed_s=elapsed, time_s=START_S + 3 + elapsed))
+        assert _all(log) == [("capture", "", 3.0, pytest.approx(3 + elapsed), "capture of host:6009")]
+    for phase in ("receiving", "analysing", "done"):
+        log.note_capture(replace(status, phase=phase, time_s=START_S + 30))  # type: ignore[arg-type]
+    assert [m[3] for m in _all(log)] == [pytest.approx(12.9)]
+    log.note_record(CaptureRecord("other:1", Path("t"), START_S + 100, 10.0, 12.0))
+    assert _all(log)[1][2:] == (88, 100, "capture of other:1")
+
+
+def test_going_back_in_a_recording_forgets_what_came_after() -> None:
+    log = MarkLog()
+    for tick in range(40):
+        log.note_sample(_with(node_sample(tick, 1), 0, clock_event_reasons=("power cap",) if tick > 20 else (),
+                              xids=(XidEvent(START_S + 30, 13),) if tick > 30 else ()))
+    log.note_findings((FOUND,), START_S + 35)
+    assert {m[0] for m in _all(log)} == {"power", "xid", "finding"}
+    log.note_sample(node_sample(25, 1))
+    assert _all(log) == [("power", "0", 21, 25, "power cap")]
+    log.note_sample(_with(node_sample(31, 1), 0, xids=(XidEvent(START_S + 30, 13),)))
+    assert [m[0] for m in _all(log)] == ["power", "xid"], "played again, it happens again"
+
+
+def test_memory_is_bounded() -> None:
+    log = MarkLog()
+    sample = node_sample(0, 1)
+    for i in range(KEPT + 500):
+        log.note_sample(_with(replace(sample, time_s=START_S + 10 * i), 0, clock_event_reasons=("thermal",)))
+    assert len(log.between(0, START_S + 1e9)) <= KEPT + 1
+
+
+def test_a_session_keeps_marks_and_rhythm() -> None:
+    def throttle(gpu: GpuSample, tick: int) -> GpuSample:
+        return replace(gpu, clock_event_reasons=("thermal",)) if tick == 100 and gpu.info.index == 2 else gpu
+
+    session = StillSession(change=throttle)
+    assert [(m.kind, m.gpu) for m in session.marks.between(START_S + 99, START_S + 101)] == [("thermal", "2")]
+    assert session.rhythm is not None and session.rhythm.period_s == pytest.approx(20.0, rel=0.02)
+    session._set_status(CaptureStatus("recording", "h:1", 10.0, 1.0))
+    assert [m.kind for m in session.marks.between(session.clock(), session.clock() + 1)].count("capture") == 1
