@@ -20,6 +20,7 @@ SLOW_S, SLOW_UPDATES = 0.5, 3
 # How long a slow line is spared before the full picture is tried again; doubled each time that was too early.
 SPARE_S, SPARE_MAX_S = 120.0, 3600.0
 TRIAL_S = 60.0  # slow again within this time: too early
+_LOOK_UP_S = 0.1  # how often a writer that waits for the terminal sees whether it has been given up
 
 
 class Meter:
@@ -54,20 +55,32 @@ class Meter:
         return False
 
 
+def _opened_anew(fd: int) -> int:
+    """The same terminal opened once more, so that writes do not block; ``fd`` itself where it has no name.
+
+    The flag that makes them so belongs to what was opened: set on ``fd`` itself, the shell and
+    everything else with this terminal would have it, too, and keep it.
+    """
+    flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK
+    with contextlib.suppress(OSError):
+        return os.open(os.ttyname(fd), flags)
+    return fd
+
+
 class Line:
     """Writes to the terminal ``fd`` from a daemon thread. A terminal that is gone takes everything silently."""
 
     def __init__(self, fd: int, drained: Callable[[int, float], None]) -> None:
         """``drained(size_bytes, took_s)`` is called in the writer's thread each time all is written."""
-        self._fd = fd
+        self._given, self._fd = fd, _opened_anew(fd)
         self._drained = drained
         self._queue: list[bytes] = []
         self._change = threading.Condition()
         self._writing = False
+        self._given_up = False
         self._ended = False
         self.gone = False
-        self._thread = threading.Thread(target=self._run, name="gputop-terminal", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="gputop-terminal", daemon=True).start()
 
     @property
     def busy(self) -> bool:
@@ -90,6 +103,7 @@ class Line:
         """Drop what the terminal has not taken, in the queue and in the kernel, and write ``last`` instead."""
         with self._change:
             self._queue[:] = [last]
+            self._given_up = True
             self._change.notify_all()
         with contextlib.suppress(OSError, termios.error):
             termios.tcflush(self._fd, termios.TCOFLUSH)
@@ -101,35 +115,37 @@ class Line:
             self._change.notify_all()
 
     def _run(self) -> None:
-        while True:
+        try:
+            while self._write_next():
+                pass
+        except OSError:  # EIO: the terminal has been closed; SIGHUP tells the program
             with self._change:
-                self._writing = False
-                self._change.notify_all()
-                self._change.wait_for(lambda: self._queue or self._ended)
-                if not self._queue:
-                    return
-                data = b"".join(self._queue)
+                self.gone = True
                 self._queue.clear()
-                self._writing = True
-            began_s = time.monotonic()
-            try:
-                self._write(data)
-            except OSError:  # EIO: the terminal has been closed; SIGHUP tells the program
-                with self._change:
-                    self.gone = True
-                    self._queue.clear()
-                    self._change.notify_all()
-                return
-            with self._change:
-                more = bool(self._queue)
-                self._writing = more
-            if not more:
-                self._drained(len(data), time.monotonic() - began_s)
+                self._change.notify_all()
+        if self._fd != self._given:
+            os.close(self._fd)
 
-    def _write(self, data: bytes) -> None:
+    def _write_next(self) -> bool:
+        """Write what is in the queue; False at the end."""
+        with self._change:
+            self._writing = False
+            self._change.notify_all()
+            self._change.wait_for(lambda: self._queue or self._ended)
+            if not self._queue:
+                return False
+            data = b"".join(self._queue)
+            self._queue.clear()
+            self._writing, self._given_up = True, False
+        began_s = time.monotonic()
         left = memoryview(data)
-        while left:
+        while left and not self._given_up:
             try:
                 left = left[os.write(self._fd, left):]
-            except BlockingIOError:  # whoever shares this terminal made it non-blocking
-                select.select([], [self._fd], [])
+            except BlockingIOError:
+                select.select([], [self._fd], [], _LOOK_UP_S)
+        with self._change:
+            self._writing = bool(self._queue)
+        if not self._writing:
+            self._drained(len(data), time.monotonic() - began_s)
+        return True
