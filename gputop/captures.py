@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +19,7 @@ from gputop.text import seconds
 if TYPE_CHECKING:
     from gputop.profiler.careful import Cost
     from gputop.profiler.plan import Plan
+    from gputop.profiler.together import Outcome, Together
 
 HOW_TO_SERVE = (
     "In the job: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009); "
@@ -73,7 +74,9 @@ class CaptureRecord:
     limit: str = ""  # what bounds the job, should nothing be wrong with it
     problem: GputopError | None = None  # why there is no analysis
     plan: Plan | None = None
-    cost: Cost | None = None
+    cost: Cost | None = None  # of several workers, that of the one that was held longest
+    workers: tuple[Outcome, ...] = ()  # where several were captured at once
+    asides: tuple[str, ...] = ()  # what to know of that: who is missing, who began when
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -101,7 +104,7 @@ class CaptureRecord:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What was done to the job and why, as a person reads it."""
-        lines: list[str] = []
+        lines = list(self.asides)
         if self.plan is not None:
             lines += [f"{self.plan.chosen_s:g} s: {self.plan.why}", *self.plan.notes]
             count = self._steps.get("count", 0)
@@ -122,19 +125,20 @@ class CaptureRecord:
         first_s, last_s = self.steps_slowed_s or (None, None)
         if self.cost is not None:
             out["cost"] = {**self.cost.to_json(), "first_steps_s": first_s, "last_steps_s": last_s}
+        if self.workers:
+            out["workers"] = [worker.to_json() for worker in self.workers]
         return out
 
 
 def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool,
-                 busy: str | None = None) -> tuple[tuple[Server, ...], tuple[str, ...]]:
+                 busy: Collection[str] = ()) -> tuple[tuple[Server, ...], tuple[str, ...]]:
     """The servers a capture can go to, those asked for first, and what could not be looked at.
 
-    ``own`` are servers the source itself brings; ``busy`` is an address that is being captured
+    ``own`` are servers the source itself brings; ``busy`` are addresses that are being captured
     from, which must not be probed meanwhile.
     """
     from gputop.profiler.client import parse_address, probe
 
-    found: dict[str, Server] = {}
     discovered: dict[str, Server] = {a: Server(a, text) for a, text in own.items()}
     notes: tuple[str, ...] = ()
     if discover:
@@ -143,73 +147,107 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
         discovery = discover_servers(None)
         notes = tuple(discovery.notes)
         discovered |= {s.address: Server(s.address, s.command or "", s.pid) for s in discovery.servers}
-    for text in attached:
+    def look(text: str) -> Server:
         try:
             address = parse_address(text)
         except GputopError as error:
-            found[text] = Server(text, problem=error.message, asked=True)
-            continue
+            return Server(text, problem=error.message, asked=True)
         if address in discovered:
-            found[address] = replace(discovered[address], asked=True)
-            continue
+            return replace(discovered[address], asked=True)
         try:
-            if address != busy:
+            if address not in busy:
                 probe(address, timeout_s=2.0)
-            found[address] = Server(address, "attached", asked=True)
         except GputopError as error:
-            found[address] = Server(address, problem=error.message, asked=True)
+            return Server(address, problem=error.message, asked=True)
+        return Server(address, "attached", asked=True)
+
+    if len(attached) > 1:  # those that are down must not add up
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(min(32, len(attached)), "gputop-look") as threads:
+            found = {s.address: s for s in threads.map(look, attached)}
+    else:
+        found = {s.address: s for s in map(look, attached)}
     return tuple((found | {a: s for a, s in discovered.items() if a not in found}).values()), notes
 
 
-def choose_server(servers: Iterable[Server]) -> Server:
-    """The first server that answers; raises NothingToSee with what to do where there is none.
+def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
+    """What to capture from: all servers that were asked for, or the first that was found.
 
-    Where one was asked for, no other is taken in its place: a capture slows down its job.
+    Of those asked for, the ones that do not answer come along, with their ``problem``. Raises
+    NothingToSee with what to do where none answers: where one was asked for, no other is taken in
+    its place, as a capture slows down its job.
     """
     servers = tuple(servers)
     asked = tuple(s for s in servers if s.asked)
-    first: Server | None = None
-    for server in asked or servers:
-        if server.problem is None:
-            return server
-        first = first or server
-    if first is not None:
+    if any(s.problem is None for s in asked or servers):
+        return asked or next((s,) for s in servers if s.problem is None)
+    if asked or servers:
+        first = (asked or servers)[0]
         raise NothingToSee(f"no profiler server at {first.address}: {first.problem}", HOW_TO_SERVE)
     raise NothingToSee("no profiler server found on this node", HOW_TO_SERVE)
 
 
-def capture_and_analyse(server: Server, asked_s: float, logdir: Path, stop: threading.Event,
+def called(servers: Sequence[Server]) -> str:
+    """One name for them all: "a:6009 and 3 more"."""
+    more = len(servers) - 1
+    return servers[0].address + (f" and {more} more" if more else "")
+
+
+def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path, stop: threading.Event,
                         closing: threading.Event, on_status: Callable[[CaptureStatus], None],
                         force: bool = False) -> CaptureRecord:
     """Capture, save and analyse; blocks. ``stop`` ends the recording early and keeps its data.
 
-    A probe may shorten it to what does not hurt the job, unless ``force``. Raises GputopError where
-    there is no trace to keep. A trace that cannot be analysed is a record with its ``problem``: the
-    file is safe on disk. ``closing`` gives up the analysis.
+    A probe may shorten it to what does not hurt the job, unless ``force``. Several servers are captured
+    at once, as the workers of one job; those with a ``problem`` are named as missing. Raises GputopError
+    where there is no trace to keep. A trace that cannot be analysed is a record with its ``problem``:
+    the file is safe on disk. ``closing`` gives up the analysis.
     """
-    from gputop.profiler.careful import careful_capture
     from gputop.profiler.client import Progress
     from gputop.trace.worker import analyze_in_worker
 
+    answering = [s for s in servers if s.problem is None]
+    name = called(answering)
     chosen: list[Plan] = []
 
     def status(phase: Any, elapsed_s: float) -> None:
         plan = chosen[0] if chosen else None
-        on_status(CaptureStatus(phase, server.address, asked_s, elapsed_s, chosen_s=plan.chosen_s if plan else None,
+        on_status(CaptureStatus(phase, name, asked_s, elapsed_s, chosen_s=plan.chosen_s if plan else None,
                                 why=plan.why if plan else ""))
 
     def on_progress(p: Progress) -> None:
         status(p.phase, p.elapsed_s)
 
-    result, plan, cost = careful_capture(
-        server.address, seconds=asked_s, logdir=logdir, pid=server.pid, force=force, on_progress=on_progress,
-        on_plan=chosen.append, stop=stop)
-    record = CaptureRecord(server.address, result.path, time.time(), asked_s, result.took_s,
-                           (*result.errors, *result.warnings), plan=plan, cost=cost)
-    status("analysing", result.took_s)
+    if len(servers) == 1:
+        from gputop.profiler.careful import careful_capture
+
+        result, plan, cost = careful_capture(
+            answering[0].address, seconds=asked_s, logdir=logdir, pid=answering[0].pid, force=force,
+            on_progress=on_progress, on_plan=chosen.append, stop=stop)
+        record = CaptureRecord(name, result.path, time.time(), asked_s, result.took_s,
+                               (*result.errors, *result.warnings), plan=plan, cost=cost)
+    else:
+        from gputop.profiler.together import capture_together
+
+        together = capture_together(
+            [(s.address, s.pid) for s in answering], seconds=asked_s, logdir=logdir, force=force,
+            on_progress=on_progress, on_plan=chosen.append, stop=stop)
+        missing = tuple(f"not captured: {s.address}: {s.problem}" for s in servers if s.problem is not None)
+        record = _of_several(name, asked_s, together, missing)
+    status("analysing", record.took_s)
     try:
-        document = analyze_in_worker([str(result.path)], closing)
+        document = analyze_in_worker([str(record.path)], closing)
     except GputopError as error:
         return replace(record, problem=error)
     report, limit = document.pop("report"), document.pop("limit")
     return replace(record, analysis=document, report=report, limit=limit)
+
+
+def _of_several(name: str, asked_s: float, together: Together, missing: tuple[str, ...]) -> CaptureRecord:
+    results = [(o.address, o.result) for o in together.captured if o.result is not None]
+    notes = tuple(f"{address}: {note}" for address, r in results for note in (*r.errors, *r.warnings))
+    costs = [o.cost for o in together.captured if o.cost is not None]
+    return CaptureRecord(name, together.run_dir, time.time(), asked_s, max(r.took_s for _, r in results), notes,
+                         plan=together.plan, cost=max(costs, key=lambda c: c.call_s, default=None),
+                         workers=together.outcomes, asides=(*missing, *together.notes()))

@@ -60,7 +60,7 @@ def test_json_has_what_was_asked_chosen_and_why() -> None:
 def test_the_length_and_its_reason_are_in_the_status(tmp_path: Path) -> None:
     seen: list[CaptureStatus] = []
     with serve(FakeProfiler(xspace=make_xspace(events=1_000))) as server:
-        done = capture_and_analyse(Server(server.address), 0.3, tmp_path, threading.Event(), threading.Event(),
+        done = capture_and_analyse([Server(server.address)], 0.3, tmp_path, threading.Event(), threading.Event(),
                                    seen.append, force=True)
     assert [r.duration_ms for r in server.requests] == [300]
     assert all(s.chosen_s == 0.3 and "forced" in s.why for s in seen)

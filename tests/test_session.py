@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.captures import CaptureRecord, Server, choose_server, find_servers
+from gputop.captures import CaptureRecord, Server, choose_servers, find_servers
 from gputop.errors import GputopError, NothingToSee
 from gputop.session import Options, Session
 from tests.fakes import StillSession, StillSource, node_sample
@@ -138,18 +138,18 @@ def test_asked_for_servers_come_first_and_broken_ones_say_why() -> None:
     servers, _ = find_servers(["nonsense:port"], {"127.0.0.1:6009": "simulated"}, discover=False)
     assert [s.problem is None for s in servers] == [False, True]
     with pytest.raises(NothingToSee, match="nonsense"):
-        choose_server(servers)  # another job than the one asked for is left alone
-    assert choose_server(servers[1:]).address == "127.0.0.1:6009"
+        choose_servers(servers)  # another job than the one asked for is left alone
+    assert choose_servers(servers[1:])[0].address == "127.0.0.1:6009"
     servers, _ = find_servers(["127.0.0.1:6009"], {"127.0.0.1:6009": "own"}, discover=False)
     assert servers == (Server("127.0.0.1:6009", "own", asked=True),)
 
 
 def test_no_server_to_choose_says_how_to_start_one() -> None:
     with pytest.raises(NothingToSee, match="no profiler server found") as caught:
-        choose_server([])
+        choose_servers([])
     assert "server.start(6009)" in caught.value.fix
     with pytest.raises(NothingToSee, match="connection refused"):
-        choose_server([Server("127.0.0.1:1", problem="connection refused")])
+        choose_servers([Server("127.0.0.1:1", problem="connection refused")])
 
 
 def test_a_record_without_an_analysis_has_no_findings() -> None:

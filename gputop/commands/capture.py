@@ -13,7 +13,7 @@ from gputop.errors import EXIT_OK
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.captures import CaptureStatus, capture_and_analyse, choose_server, find_servers
+    from gputop.captures import CaptureStatus, capture_and_analyse, choose_servers, find_servers
 
     options = options_of(args)
     own: dict[str, str] = {}
@@ -24,10 +24,7 @@ def run(args: argparse.Namespace) -> int:
     servers, notes = find_servers(options.attach, own, discover=not own and not options.attach)
     for note in notes:
         say(note)
-    server = choose_server(servers)
-    for other in servers:
-        if other.asked and other is not server:
-            say(f"not captured: {other.address}, " + (other.problem or "one server is captured at a time"))
+    chosen = choose_servers(servers)
     stop = threading.Event()
     # The first ctrl-c ends the recording and keeps its data; the second one quits.
 
@@ -51,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
                 hint = f" for {status.chosen_s:g} s ({status.why}); ctrl-c stops it and keeps the data"
             say(f"{status.phase} {status.address}{hint}")
 
-    record = capture_and_analyse(server, args.seconds, options.logdir, stop, threading.Event(), on_status,
+    record = capture_and_analyse(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
                                  args.force)
     say(f"trace written: {record.path}")
     for remark in record.remarks:

@@ -38,11 +38,16 @@ def source_of(args: argparse.Namespace) -> Source:
 def options_of(args: argparse.Namespace) -> Options:
     from gputop.session import DEFAULT_LOGDIR, Options
 
-    for address in args.attach:
-        from gputop.profiler.client import parse_address
+    return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir or Path(DEFAULT_LOGDIR))
 
-        parse_address(address)  # wrong usage is said before anything starts
-    return Options(interval_s=args.interval, attach=tuple(args.attach), logdir=args.logdir or Path(DEFAULT_LOGDIR))
+
+def _attached(args: argparse.Namespace) -> tuple[str, ...]:
+    """The servers that were named; wrong usage is said before anything starts."""
+    if not args.attach and args.profiler_port is None:
+        return ()
+    from gputop.profiler.workers import addresses, parse_ports
+
+    return addresses(args.attach, parse_ports(args.profiler_port) if args.profiler_port is not None else (), os.environ)
 
 
 def start(session: Session, seconds: float) -> None:

@@ -54,30 +54,30 @@ class RunFolder:
         host = re.sub(r"[^A-Za-z0-9._-]", "_", host) or "host"
         made: list[Path] = []
         try:
-            for folder in (*reversed(profiles.parents), profiles):
-                if not folder.is_dir():
-                    folder.mkdir(exist_ok=True)
-                    made.append(folder)
+            for above in (*reversed(profiles.parents), profiles):
+                if not above.is_dir():
+                    above.mkdir(exist_ok=True)
+                    made.append(above)
             if run is None:
                 path = _new_folder(profiles, datetime.now().strftime(_RUN_NAME))
                 made.append(path)
             else:
                 path = profiles / run
-            run = cls(path, host, path / f".{host}.partial", made)
-            with run._temporary.open("xb") as file:
+            folder = cls(path, host, path / f".{host}.partial", made)
+            with folder._temporary.open("xb") as file:
                 # A full disk or a spent quota lets files be made, not filled.
                 file.write(bytes(_RESERVE_BYTES))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            if made and run is None:
-                _remove_file(made[-1] / f".{host}.partial")
+            if run is not None or made:
+                _remove_file((profiles / run if run is not None else made[-1]) / f".{host}.partial")
             _remove_empty(made)
             raise GputopError(
                 f"cannot write traces to {logdir}: {error.strerror or error} ({error.filename or profiles})",
                 "Choose a folder you can write to with --logdir DIR. The job was not disturbed.",
             ) from None
-        return run
+        return folder
 
     @property
     def file(self) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -20,8 +21,9 @@ import grpc
 from gputop.profiler import messages
 
 
-def make_xspace(events: int = 3, errors: tuple[str, ...] = (), warnings: tuple[str, ...] = ()) -> bytes:
-    """A small XSpace: one host plane, ``events`` events."""
+def make_xspace(events: int = 3, errors: tuple[str, ...] = (), warnings: tuple[str, ...] = (),
+                window_ns: tuple[int, int] | None = None) -> bytes:
+    """A small XSpace: one host plane, ``events`` events, and where it is told when it was recorded."""
     space = messages.XSpace(errors=errors, warnings=warnings, hostnames=["fake"])
     plane = space.planes.add(name="/host:CPU")
     plane.event_metadata[1].id = 1
@@ -29,6 +31,11 @@ def make_xspace(events: int = 3, errors: tuple[str, ...] = (), warnings: tuple[s
     line = plane.lines.add(id=-7, name="python", timestamp_ns=1_000)
     for index in range(events):
         line.events.add(metadata_id=1, offset_ps=index * 10, duration_ps=5)
+    if window_ns is not None:
+        session = space.planes.add(name="Task Environment")
+        for index, (name, value) in enumerate(zip(("profile_start_time", "profile_stop_time"), window_ns, strict=True)):
+            session.stat_metadata[index].id, session.stat_metadata[index].name = index, name
+            session.stats.add(metadata_id=index, uint64_value=value)
     return bytes(space.SerializeToString())
 
 
@@ -42,12 +49,15 @@ class FakeProfiler:
     writes_to: Path | None = None  # another disk than the one asked for
     refuse: tuple[grpc.StatusCode, str] | None = None
     obeys_terminate: bool = True
+    clock_ahead_s: float | None = None  # as TensorFlow 2.21: waits for its start by this clock, and tells the window
     has_service: bool = True
     on_call: Callable[[FakeProfiler, int], None] | None = None  # told the number of each call, from 0, before it
     address: str = ""
     requests: list[Any] = field(default_factory=list)
     terminated: list[str] = field(default_factory=list)
+    windows: list[tuple[float, float]] = field(default_factory=list)  # began, and was told to begin, by its clock
     recording: threading.Event = field(default_factory=threading.Event)
+    _sleeping: threading.Event = field(default_factory=threading.Event)
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def profile(self, request: Any, context: grpc.ServicerContext) -> Any:
@@ -59,7 +69,14 @@ class FakeProfiler:
         if self.refuse is not None:
             context.abort(*self.refuse)
         context.add_callback(stop.set)  # cancelled by the client
+        if self.clock_ahead_s is not None and request.opts.start_timestamp_ns:
+            self._sleeping.wait(request.opts.start_timestamp_ns / 1e9 - time.time() - self.clock_ahead_s)
+        began_s = time.time()
         stop.wait(request.opts.duration_ms / 1000)
+        if self.clock_ahead_s is not None:
+            self.xspace = make_xspace(window_ns=(round((began_s + self.clock_ahead_s) * 1e9),
+                                                 round((time.time() + self.clock_ahead_s) * 1e9)))
+            self.windows.append((began_s, request.opts.start_timestamp_ns / 1e9))
         if self.writes_disk or self.writes_to:
             folder = (self.writes_to or Path(request.repository_root)) / request.session_id
             folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +113,7 @@ def serve(profiler: FakeProfiler | None = None, host: str = "127.0.0.1") -> Iter
         yield profiler
     finally:
         profiler._stop.set()
+        profiler._sleeping.set()
         server.stop(None).wait()
 
 

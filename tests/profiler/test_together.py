@@ -1,0 +1,201 @@
+"""Several servers captured at once, among them some that fail, hold up or have another clock."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gputop.captures import Server, capture_and_analyse
+from gputop.errors import GputopError, NothingToSee
+from gputop.profiler import careful, together
+from gputop.profiler.plan import Plan, Room
+from gputop.profiler.together import capture_together, share, shortest, trace_names
+from gputop.trace.clocks import read_clocks
+from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Probes of a twentieth of a second, captures from a tenth on."""
+    monkeypatch.setattr(careful, "PROBE_S", 0.05)
+    monkeypatch.setattr("gputop.profiler.plan.LEAST_S", 0.1)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """The servers count as other machines'."""
+    monkeypatch.setattr(together, "is_local", lambda host: False)
+    monkeypatch.setattr(together, "job_pid", lambda address, pid: None)
+
+
+@pytest.fixture
+def logdir(tmp_path: Path) -> Path:
+    return tmp_path / "logs"
+
+
+@contextlib.contextmanager
+def serving(*profilers: FakeProfiler):
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(serve(p)) for p in profilers]
+
+
+def addresses(servers) -> list[tuple[str, None]]:
+    return [(s.address, None) for s in servers]
+
+
+def names_below(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.rglob("*") if p.is_file())
+
+
+def test_one_run_folder_with_a_trace_of_each(logdir):
+    with serving(FakeProfiler(), FakeProfiler(), FakeProfiler()) as servers:
+        done = capture_together(addresses(servers), seconds=0.3, logdir=logdir)
+    assert [o.error for o in done.outcomes] == [None] * 3 and done.plan.chosen_s == 0.3
+    ports = [s.address.rpartition(":")[2] for s in servers]
+    assert names_below(logdir) == sorted([*(f"{trace_names(['127.0.0.1:1'])[0]}_{p}.xplane.pb" for p in ports),
+                                          "gputop.clocks.json"])
+    assert {o.result.run_dir for o in done.outcomes} == {done.run_dir}
+    for server in servers:
+        assert [r.duration_ms for r in server.requests] == [50, 300]
+    assert len({r.session_id for s in servers for r in s.requests[1:]}) == 1
+
+
+def test_they_are_told_one_moment_by_their_own_clocks(logdir, elsewhere):
+    """One clock is an hour ahead, one a day behind: a common Unix time would hold the first one's profiler for long."""
+    with serving(*(FakeProfiler(clock_ahead_s=s) for s in (0.0, 3600.0, -86400.0))) as servers:
+        done = capture_together(addresses(servers), seconds=0.2, logdir=logdir)
+        told = [s.windows[1][1] - s.clock_ahead_s for s in servers]
+    assert max(told) - min(told) < 1.0 and all(s.windows[1][1] > 0 for s in servers)
+    clocks = read_clocks(done.run_dir)
+    offsets = [clocks[f"{o.name}.xplane.pb"].offset_ns / 1e9 for o in done.outcomes]
+    errors = [clocks[f"{o.name}.xplane.pb"].error_ns / 1e9 for o in done.outcomes]
+    for offset, error, server in zip(offsets, errors, servers, strict=True):
+        assert abs(offset - server.clock_ahead_s) <= error + 1e-6
+    assert any("differs by +3600" in note for note in done.notes())
+    assert any("began within" in note for note in done.notes())
+
+
+def test_without_a_look_at_its_clock_none_is_told_to_wait(logdir, elsewhere):
+    with serving(FakeProfiler(clock_ahead_s=3600.0), FakeProfiler(clock_ahead_s=0.0)) as servers:
+        done = capture_together(addresses(servers), seconds=0.05, logdir=logdir, force=True)
+    assert [r.opts.start_timestamp_ns for s in servers for r in s.requests] == [0, 0]
+    assert done.start_spread_s is not None
+
+
+def test_servers_of_this_machine_share_its_clock(logdir):
+    with serving(FakeProfiler(clock_ahead_s=0.0), FakeProfiler(clock_ahead_s=0.0)) as servers:
+        done = capture_together(addresses(servers), seconds=0.05, logdir=logdir, force=True)
+    (a,), (b,) = (s.requests for s in servers)
+    assert a.opts.start_timestamp_ns == b.opts.start_timestamp_ns > 0
+    assert all(o.clock.error_ns == 0 for o in done.outcomes)
+
+
+def test_servers_that_do_not_tell_the_time_are_bounded_by_ours(logdir):
+    """As TensorFlow up to 2.15."""
+    with serving(FakeProfiler(), FakeProfiler()) as servers:
+        done = capture_together(addresses(servers), seconds=0.05, logdir=logdir, force=True)
+    for outcome in done.outcomes:
+        assert outcome.clock.began_ns == round(outcome.began_s * 1e9) and outcome.clock.error_ns < 5e9
+
+
+@pytest.mark.parametrize("spoiler", [
+    FakeProfiler(refuse=(grpc.StatusCode.UNAVAILABLE, "Another profiling session active.")),
+    FakeProfiler(has_service=False), FakeProfiler(xspace=make_xspace(events=0))])
+def test_one_that_fails_does_not_spoil_the_rest(logdir, spoiler):
+    with serving(spoiler, FakeProfiler(), FakeProfiler()) as servers:
+        done = capture_together(addresses(servers), seconds=0.2, logdir=logdir)
+        assert [o.error is None for o in done.outcomes] == [False, True, True]
+        assert any(spoiler.address in note for note in done.notes())
+    assert len(list(done.run_dir.glob("*.xplane.pb"))) in (2, 3), "an empty trace may be kept beside the others"
+    assert json.dumps(done.outcomes[0].to_json())
+
+
+def test_a_server_that_is_gone_after_the_probe(logdir):
+    def vanish(server: FakeProfiler, number: int) -> None:
+        server.refuse = (grpc.StatusCode.UNAVAILABLE, "Socket closed") if number else None
+
+    with serving(FakeProfiler(on_call=vanish), FakeProfiler()) as servers:
+        done = capture_together(addresses(servers), seconds=0.2, logdir=logdir)
+    assert "went away" in done.outcomes[0].error.message and done.outcomes[1].result is not None
+
+
+def test_where_none_works_the_reasons_of_all_are_told_and_nothing_is_left(logdir):
+    with serving(FakeProfiler(has_service=False)) as servers, pytest.raises(GputopError) as caught:
+        capture_together([*addresses(servers), ("127.0.0.1:1", None)], seconds=0.2, logdir=logdir)
+    assert "none of the 2 workers" in caught.value.message and "127.0.0.1:1" in caught.value.message
+    assert not logdir.exists()
+    with serving(*(FakeProfiler(xspace=make_xspace(events=0)) for _ in range(2))) as servers, \
+            pytest.raises(GputopError) as caught:
+        capture_together(addresses(servers), seconds=0.2, logdir=logdir / "empty")
+    assert caught.value.exit_code == NothingToSee("").exit_code
+
+
+def test_the_busiest_job_decides_for_all(logdir):
+    plans: list[Plan] = []
+    with serving(FakeProfiler(xspace=make_xspace(events=100_000)), FakeProfiler()) as servers:
+        done = capture_together(addresses(servers), seconds=300, logdir=logdir, on_plan=plans.append)
+    assert plans == [done.plan] and done.plan.chosen_s == 0.5
+    assert done.plan.why == f"{servers[0].address}: this job makes 2.0 M events/s"
+    assert [s.requests[1].duration_ms for s in servers] == [500, 500]
+
+
+def test_stopped_during_the_probes_keeps_the_probes(logdir, monkeypatch):
+    monkeypatch.setattr(careful, "PROBE_S", 60.0)
+    stop = threading.Event()
+    recording = [0]
+
+    def on_progress(progress) -> None:
+        recording[0] += 1
+        if recording[0] > 6:
+            stop.set()
+
+    with serving(FakeProfiler(), FakeProfiler()) as servers:
+        done = capture_together(addresses(servers), seconds=300, logdir=logdir, stop=stop, on_progress=on_progress)
+        assert all(len(s.terminated) == 1 for s in servers)
+    assert "stopped during the probes" in done.plan.why and len(done.captured) == 2
+    assert len(list(done.run_dir.glob("*.xplane.pb"))) == 2
+
+
+def test_stopped_while_recording_stops_all(logdir):
+    stop = threading.Event()
+    with serving(FakeProfiler(), FakeProfiler()) as servers:
+        done = capture_together(addresses(servers), seconds=60, logdir=logdir, stop=stop,
+                                on_progress=lambda p: p.phase == "recording" and p.elapsed_s > 0.5 and stop.set())
+    assert all(o.result.stopped_early for o in done.outcomes)
+
+
+def test_the_slowest_worker_is_what_progress_tells(logdir):
+    phases: list[str] = []
+    with serving(FakeProfiler(), FakeProfiler()) as servers:
+        capture_together(addresses(servers), seconds=0.3, logdir=logdir, on_progress=lambda p: phases.append(p.phase))
+    assert list(dict.fromkeys(phases))[0] == "probing" and "recording" in phases
+
+
+def test_the_room_on_this_node_is_shared():
+    assert share(Room(80.0, 10.0, 40.0, None), 4) == Room(20.0, 10.0, 10.0, None)
+
+
+def test_the_shortest_plan_names_its_worker():
+    quiet, busy = Plan(10, 10, "as asked: 1"), Plan(10, 4.1, "this job makes 240 k events/s", notes=("n",))
+    assert shortest(10, [("a:1", quiet), ("b:2", busy)]) == Plan(10, 4.1, f"b:2: {busy.why}", notes=("n",))
+    assert shortest(10, [("a:1", quiet)]) == quiet and shortest(10, []).chosen_s == 10
+
+
+def test_names_of_traces_tell_the_workers_apart():
+    assert trace_names(["a:1", "b:1"]) == ["a", "b"]
+    assert trace_names(["a:1", "a:2", "[::ffff:0:1]:1"]) == ["a_1", "a_2", "::ffff:0:1"]
+
+
+def test_a_record_over_all_workers(logdir):
+    with serving(FakeProfiler(), FakeProfiler()) as servers:
+        record = capture_and_analyse(
+            [*(Server(s.address, asked=True) for s in servers), Server("gone:1", problem="it sleeps", asked=True)],
+            0.05, logdir, threading.Event(), threading.Event(), lambda status: None, force=True)
+    assert record.address == f"{servers[0].address} and 1 more" and record.path.is_dir()
+    assert record.remarks[0] == "not captured: gone:1: it sleeps"
+    assert [w["address"] for w in json.loads(json.dumps(record.to_json()))["workers"]] == [s.address for s in servers]
