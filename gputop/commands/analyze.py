@@ -11,19 +11,19 @@ from gputop.errors import EXIT_OK
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.trace.analysis import analyze_trace
+    from gputop.trace.analysis import examine
     from gputop.trace.load import load
     from gputop.trace.report import text_report
 
-    trace = load(args.paths)
-    analysis = analyze_trace(trace, args.params)
+    facts = examine(load(args.paths), args.params)
+    analysis = facts.analysis
     bubbles = None
     if args.bubbles is not None:
         from gputop.timeline import report
         from gputop.timeline.bubbles import bubbles as find
 
-        bubbles = find(trace, analysis, args.bubbles)
-    origin_ns = trace.window_ns[0]
+        bubbles = find(facts, args.bubbles)
+    origin_ns = facts.trace.window_ns[0]
     if args.json:
         document = analysis.to_json()
         if bubbles is not None:

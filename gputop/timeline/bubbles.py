@@ -7,19 +7,20 @@ of the breakdown), or where it waits in a collective for the last GPU with nothi
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from gputop.advice.finding import Finding
+from gputop.advice.trace_facts import TraceFacts
 from gputop.advice.trace_transfers import held_copies
 from gputop.text import percent, printable
 from gputop.timeline.bubble_work import Place, work_at
 from gputop.timeline.model import CAUSES, Bubble, HostWork
 from gputop.trace.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, parts_by_gpu
-from gputop.trace.collective_waits import collective_waits
-from gputop.trace.device_time import GpuTimeline, event_after, gpu_number, idle_after, timelines, waits_for_another
+from gputop.trace.device_time import GpuTimeline, event_after, gpu_number, idle_after, waits_for_another
 from gputop.trace.host_causes import late_by_cause
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract
 from gputop.trace.model import I64, Kind, Trace
@@ -70,25 +71,23 @@ class _Group(NamedTuple):
     cost: int
 
 
-def bubbles(trace: Trace, analysis: Analysis, limit: int = LIMIT) -> tuple[Bubble, ...]:
+def bubbles(facts: TraceFacts, limit: int = LIMIT) -> tuple[Bubble, ...]:
     """The most costly places, at most ``limit``; empty where no GPU of the trace ran anything."""
-    return tuple(found.bubble for found in coldest(trace, analysis, limit))
+    return tuple(found.bubble for found in coldest(facts, limit))
 
 
-def coldest(trace: Trace, analysis: Analysis, limit: int = LIMIT) -> list[Found]:
-    lines = timelines(trace)
-    if not lines:
-        return []
-    bounds = analysis.steps.bounds_ns if analysis.steps else (
-        (min(line.window_ns[0] for line in lines), max(line.window_ns[1] for line in lines)),)
-    parts = parts_by_gpu(trace, lines, bounds)
-    waits = collective_waits(trace, lines, analysis.steps)
+def coldest(facts: TraceFacts, limit: int = LIMIT) -> list[Found]:
+    trace, analysis, lines, waits = facts.trace, facts.analysis, facts.lines, facts.waits
+    within = facts.within
+    parts = parts_by_gpu(trace, lines, list(zip(within.start.tolist(), within.end.tolist(), strict=True)))
     stills = []
     for line in lines:
         if line.gpu in parts:
             stills.append(_Still(line, False, merge(*(parts[line.gpu][part] for part in _IDLE_PARTS))))
             if waits is not None:
                 stills.append(_Still(line, True, waits.waiting.get(gpu_number(trace, line.gpu), EMPTY)))
+    if not stills:
+        return []
     groups = _groups(stills, limit)
     by_cause = _by_cause(trace, lines, analysis, parts)
     shares = _measured(stills, groups, by_cause)
@@ -119,17 +118,24 @@ def _groups(stills: Sequence[_Still], limit: int) -> list[_Group]:
         of, start, end, within = of[chosen], start[chosen], end[chosen], within[chosen]
     order = np.lexsort((of, start, start - end))
     of, start, end, within = of[order], start[order], end[order], within[order]
+    gpus = len({still.line.gpu for still in stills})
     partner = np.stack([_partners(still, i, stills, of, start, end) for i, still in enumerate(stills)], axis=1)
     taken: set[tuple[int, int]] = set()
-    groups = []
-    for own, first, partners in zip(of.tolist(), within.tolist(), partner.tolist(), strict=True):
+    groups: list[_Group] = []
+    most: list[int] = []  # the largest costs, the least of them first
+    for own, first, length, partners in zip(of.tolist(), within.tolist(), (end - start).tolist(), partner, strict=True):
+        if len(most) == limit and gpus * length <= most[0]:
+            break  # longer ones are all taken, so that is the most that any other group can cost
         if (own, first) in taken:
             continue
         members = [(own, first)]
-        members += [(i, at) for i, at in enumerate(partners) if at >= 0 and (i, at) not in taken]
+        members += [(i, at) for i, at in enumerate(partners.tolist()) if at >= 0 and (i, at) not in taken]
         taken.update(members)
         times = [(int(stills[i].spans.start[at]), int(stills[i].spans.end[at])) for i, at in members]
         groups.append(_Group(members, min(a for a, _ in times), max(b for _, b in times), sum(b - a for a, b in times)))
+        heapq.heappush(most, groups[-1].cost)
+        if len(most) > limit:
+            heapq.heappop(most)
     groups.sort(key=lambda group: (-group.cost, group.start, group.members))
     return groups[:limit]
 

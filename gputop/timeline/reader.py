@@ -20,6 +20,7 @@ from gputop.timeline.model import KINDS, Bubble, HostWork, Range, Row
 I64 = npt.NDArray[np.int64]
 _BLOCK = 4096  # events looked at first where one is sought; then four times as many
 _NAMES_KEPT = 20_000
+_FEW = 8  # names that are sooner compared one by one than looked up
 
 
 class Timeline:
@@ -45,7 +46,6 @@ class Timeline:
         self._streams: dict[int, list[int]] = {int(gpu): own for gpu, own in about["streams"].items()}
         self._span_start, self._span_end = columns["span_start"], columns["span_end"]
         self._span_before = columns["span_before"]
-        self._stride: int = about["stride"]
         self._edges = np.array(about["edges"], np.int64)
         self._all: list[int] = about["all"]
         self._kinds: list[list[tuple[int, int]]] = about["kinds"]
@@ -89,8 +89,11 @@ class Timeline:
             return np.zeros((len(rows), max(columns, 0)), np.float32), np.zeros((len(rows), max(columns, 0)), np.uint8)
         low, high = _columns(start_ns, end_ns, columns)
         of_row = [self._kinds[row] for row in rows]
-        covered = self._covered(np.array([track for kinds in of_row for _, track in kinds], np.int64), low, high)
+        # A GPU with one stream has that stream's tracks.
+        tracks, of_track = np.unique([track for kinds in of_row for _, track in kinds], return_inverse=True)
+        covered = self._covered(tracks, low, high)
         first = np.cumsum([0, *(len(kinds) for kinds in of_row)])[:-1]
+        covered = covered[of_track]
         share = np.add.reduceat(covered, first, axis=0) / (high - low)
         # The larger part wins; of equal ones the first, which is the one that is told first of ranges that overlap.
         codes = np.array([code for kinds in of_row for code, _ in kinds], np.int64)[:, None]
@@ -115,20 +118,21 @@ class Timeline:
 
     def _before(self, tracks: I64, at_ns: I64) -> I64:
         """Nanoseconds of each track before each instant, shape (tracks, instants)."""
-        base = (tracks * self._stride)[:, None]
-        at = base + np.clip(at_ns - self.window_ns[0], 0, self._stride - 1)
-        last = np.searchsorted(self._span_start, at, side="right") - 1
-        inside = last >= self._edges[tracks][:, None]
-        last[~inside] = 0
-        covered = self._span_before[last] + np.minimum(at, self._span_end[last]) - self._span_start[last]
+        last = np.empty((len(tracks), len(at_ns)), np.int64)
+        first = self._edges[tracks][:, None]
+        for place, track in zip(last, tracks.tolist(), strict=True):  # one search for all would leave the CPU's cache
+            place[:] = np.searchsorted(self._span_start[self._edges[track]:self._edges[track + 1]], at_ns, side="right")
+        last += first - 1
+        inside = last >= first
+        last = np.maximum(last, 0, out=last)
+        covered = self._span_before[last] + np.minimum(at_ns, self._span_end[last]) - self._span_start[last]
         return np.where(inside, covered, 0)
 
     def _span_at(self, row: int, time_ns: int) -> tuple[int, slice]:
         """The last span of the row that begins at or before that time, -1 if none, and which spans are the row's."""
         track = self._all[row]
         own = slice(int(self._edges[track]), int(self._edges[track + 1]))
-        at = min(max(time_ns - self.window_ns[0], -1), self._stride - 1) + track * self._stride
-        found = int(np.searchsorted(self._span_start[own], at, side="right")) - 1
+        found = int(np.searchsorted(self._span_start[own], time_ns, side="right")) - 1
         return (own.start + found if found >= 0 else -1), own
 
     def next_gap(self, row: int, time_ns: int, minimum_ns: int, back: bool = False) -> tuple[int, int] | None:
@@ -137,16 +141,17 @@ class Timeline:
         It begins after ``time_ns``; with ``back`` it is the last that begins before.
         """
         last, own = self._span_at(row, time_ns)
-        shift = self.window_ns[0] - self._all[row] * self._stride
+        if own.stop - own.start < 2:
+            return None
         # Gap i is from the end of span i to the start of span i + 1.
         if back:
             last = max(last, own.start - 1)
-            if last >= own.start and self._span_end[last] + shift >= time_ns:
+            if last >= own.start and self._span_end[last] >= time_ns:
                 last -= 1
             blocks = _blocks(own.start, min(last + 1, own.stop - 1), back=True)
         else:
             after = max(last, own.start)
-            if self._span_end.size and self._span_end[after] + shift <= time_ns:
+            if self._span_end[after] <= time_ns:
                 after += 1
             blocks = _blocks(after, own.stop - 1)
         for first, stop in blocks:
@@ -154,7 +159,7 @@ class Timeline:
             found = np.flatnonzero(length >= minimum_ns)
             if len(found):
                 gap = first + int(found[-1 if back else 0])
-                return int(self._span_end[gap]) + shift, int(self._span_start[gap + 1]) + shift
+                return int(self._span_end[gap]), int(self._span_start[gap + 1])
         return None
 
     # The ranges
@@ -224,7 +229,8 @@ class Timeline:
         """
         wanted = self._with_text(text)
         best: tuple[int, int, int] | None = None
-        if not wanted[:-1].any():
+        few = np.flatnonzero(wanted).tolist()
+        if not few:
             return None
         for own, (first, stop) in enumerate(self._bounds):
             if first == stop or self.rows[own].kind == "stage":
@@ -238,9 +244,9 @@ class Timeline:
                 if best is not None and (
                         self._start[high - 1] < best[0] if back else self._start[low] > best[0]):
                     break
-                hits = wanted[self._name[low:high]]
+                hits = _among(self._name[low:high], few, wanted)
                 if low < len(self._op):
-                    hits = hits | wanted[self._op[low:high]]
+                    hits |= _among(self._op[low:high], few, wanted)
                 found = np.flatnonzero(hits)
                 if len(found):
                     event = low + int(found[-1 if back else 0])
@@ -271,12 +277,9 @@ class Timeline:
     def _open_at(self, row: int, time_ns: int, before: int, innermost: bool = False) -> I64:
         """Events of a row before this one that still run then: they lie no further back than the span's start."""
         last, own = self._span_at(row, time_ns)
-        if last < own.start:
+        if last < own.start or self._span_end[last] <= time_ns:
             return np.empty(0, np.int64)
-        shift = self.window_ns[0] - self._all[row] * self._stride
-        if self._span_end[last] + shift <= time_ns:
-            return np.empty(0, np.int64)
-        first = self._begun(row, int(self._span_start[last]) + shift, time_ns)[0]
+        first = self._begun(row, int(self._span_start[last]), time_ns)[0]
         found = []
         for low, high in _blocks(first, before, back=True):
             found.append(low + np.flatnonzero(self._end[low:high] > time_ns))
@@ -330,6 +333,16 @@ def _columns(start_ns: int, end_ns: int, columns: int) -> tuple[I64, I64]:
     i = np.arange(columns + 1, dtype=np.int64)
     edges = start_ns + i * each + i * rest // columns
     return edges[:-1], np.maximum(edges[1:], edges[:-1] + 1)
+
+
+def _among(names: npt.NDArray, wanted: list[int], mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Which of these are wanted; ``mask`` says the same by name, for where many are."""
+    if len(wanted) > _FEW:
+        return mask[names]
+    out = names == wanted[0]
+    for name in wanted[1:]:
+        out |= names == name
+    return np.asarray(out, np.bool_)
 
 
 def _blocks(first: int, stop: int, back: bool = False) -> Iterator[tuple[int, int]]:

@@ -38,16 +38,15 @@ def timeline_in_worker(
 def main(arguments: Sequence[str]) -> int:
     """Write the timeline to the open file of that number."""
     from gputop.timeline.build import build
-    from gputop.trace.analysis import analyze_trace
+    from gputop.trace.analysis import examine
     from gputop.trace.load import load
 
     def work() -> dict[str, Any]:
         number, *paths = arguments
-        trace = load(paths)
-        analysis = analyze_trace(trace)
+        facts = examine(load(paths))
         with os.fdopen(int(number), "wb") as file:
-            build(trace, analysis, file)
-        return {"events": trace.event_count}
+            build(facts, file)
+        return {"events": facts.trace.event_count}
 
     return answer(work)
 

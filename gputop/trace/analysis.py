@@ -43,6 +43,11 @@ def analyze(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], pa
 
 def analyze_trace(trace: Trace, params: int | None = None) -> Analysis:
     """The same of a trace in memory; a pure function of it."""
+    return examine(trace, params).analysis
+
+
+def examine(trace: Trace, params: int | None = None) -> TraceFacts:
+    """The analysis of a trace in memory, with what it rests on."""
     steps = find_steps(trace)
     lines = timelines(trace)
     used = {line.gpu: gpu_use(trace, line, steps) for line in lines}
@@ -68,9 +73,10 @@ def analyze_trace(trace: Trace, params: int | None = None) -> Analysis:
         replicas=replicas(trace, lines, steps) if lines else None,
         typical_step=typical_step(trace, lines, steps),
     )
-    advice = advise(TraceFacts.of(trace, lines, analysis, params))
+    facts = TraceFacts.of(trace, lines, analysis, params)
+    advice = advise(facts)
     analysis.findings, analysis.abstained = advice.findings, advice.abstained
-    return analysis
+    return facts
 
 
 def _notes(trace: Trace, steps: Steps | None, device_events: bool) -> list[QualityNote]:

@@ -1,0 +1,174 @@
+"""How fast a capture's timeline is drawn, and what it takes to make one.
+
+    python benchmarks/timeline.py [--events 5000000] [--gpus 16] [FILE.xplane.pb]
+
+Makes an XSpace of a job (xspaces.py), or takes FILE, and from it a timeline in a worker process as the monitor does.
+Then, in a fresh process that has only the timeline: screens of 50 rows by 200 columns at random zooms and places, each
+its picture and, of the rows that are not too full for it, the named ranges; beside them the same picture by one pass
+over the visible events in NumPy, without the sums made beforehand. And the single questions: at, next gap, search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+_ROWS, _COLUMNS = 50, 200
+_SCREENS, _PLAIN = 500, 30  # how many are drawn, and how many of them the plain way, too
+
+
+def make(paths: list[str], out: Path) -> dict[str, float]:
+    """In a process of its own: what the worker does, stage by stage."""
+    from gputop.timeline.bubbles import coldest
+    from gputop.timeline.build import build
+    from gputop.trace.analysis import examine
+    from gputop.trace.load import load
+
+    begin = time.perf_counter()
+    trace = load(paths)
+    read = time.perf_counter()
+    facts = examine(trace)
+    analysed = time.perf_counter()
+    coldest(facts)
+    sought = time.perf_counter()
+    with out.open("wb") as file:
+        build(facts, file)
+    return {"events": trace.event_count, "read_s": read - begin, "analyse_s": analysed - read,
+            "bubbles_s": sought - analysed, "build_s": time.perf_counter() - sought, "peak_bytes": held("VmHWM"),
+            "file_bytes": out.stat().st_size}
+
+
+def read(path: Path) -> dict[str, object]:
+    """In a fresh process that has nothing but the timeline."""
+    from gputop.timeline.reader import Timeline
+
+    rng = random.Random(1)
+    before = held("RssAnon")
+    timeline = Timeline.open(path)
+    rows = [row.key for row in timeline.rows][:_ROWS]
+    low, high = timeline.window_ns
+    screens = []
+    for _ in range(_SCREENS):
+        length = int(np.exp(rng.uniform(np.log(10_000), np.log(high - low))))
+        start = rng.randint(low, high - length)
+        screens.append((start, start + length))
+
+    def picture(start: int, end: int) -> object:
+        return timeline.picture(rows, start, end, _COLUMNS)
+
+    def screen(start: int, end: int) -> None:
+        timeline.picture(rows, start, end, _COLUMNS)
+        for row in rows:
+            if timeline.count(row, start, end) <= _COLUMNS // 4:
+                timeline.ranges(row, start, end, _COLUMNS // 4)
+
+    def plain(start: int, end: int) -> object:
+        from gputop.trace.intervals import coverage, union
+
+        edges = np.linspace(start, end, _COLUMNS + 1).astype(np.int64)
+        out = []
+        for row in rows:
+            for own in timeline._own(row):
+                first, last = timeline._begun(own, start, end)
+                out.append(coverage(union(timeline._start[first:last], timeline._end[first:last]), edges[:-1],
+                                    edges[1:]))
+        return out
+
+    def place() -> tuple[int, int]:
+        return rng.choice(rows), rng.randint(low, high)
+
+    cold = timed(lambda: screen(low, high), 1)  # its pages are mapped for the first time
+    busy = max(timeline.rows, key=lambda row: timeline.count(row.key, low, high)).key
+    name = timeline.ranges(busy, low, high, 1)[0].name
+    return {
+        "rows": len(rows), "first_screen_ms": cold[0], "screen": spread([each(screen, s) for s in screens]),
+        "picture": spread([each(picture, s) for s in screens]),
+        "picture_plain": spread([each(plain, s) for s in screens[:_PLAIN]]),
+        "picture_of_these": spread([each(picture, s) for s in screens[:_PLAIN]]),
+        "at": spread(timed(lambda: timeline.at(*place()), 500)),
+        "next_gap": spread(timed(lambda: timeline.next_gap(*place(), 1_000), 500)),
+        "next_gap_none": spread(timed(lambda: timeline.next_gap(busy, low - 1, high - low), 50)),
+        "search_common": spread(timed(lambda: timeline.search(name[:20], *place()), 100)),
+        "search_rare": spread(timed(lambda: timeline.search("train", rows[0], rng.randint(low, high)), 100)),
+        "anonymous_bytes": held("RssAnon") - before, "mapped_bytes": held("RssFile"),
+    }
+
+
+def each(draw: Callable[[int, int], object], screen: tuple[int, int]) -> float:
+    return timed(lambda: draw(*screen), 1)[0]
+
+
+def timed(work: Callable[[], object], times: int) -> list[float]:
+    """Milliseconds of each run."""
+    out = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        work()
+        out.append((time.perf_counter() - begin) * 1e3)
+    return out
+
+
+def spread(ms: list[float]) -> dict[str, float]:
+    return {"p50_ms": float(np.percentile(ms, 50)), "p95_ms": float(np.percentile(ms, 95)), "max_ms": max(ms)}
+
+
+def held(key: str) -> int:
+    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(status[key].split()[0])
+
+
+def in_process(*arguments: str) -> dict:
+    done = subprocess.run([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=5_000_000)
+    parser.add_argument("--gpus", type=int, default=16)
+    parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--read", help=argparse.SUPPRESS)
+    parser.add_argument("file", nargs="?")
+    args = parser.parse_args()
+    if args.make:
+        print(json.dumps(make([args.make[0]], Path(args.make[1]))))
+        return
+    if args.read:
+        print(json.dumps(read(Path(args.read))))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        trace = args.file
+        if trace is None:
+            from xspaces import write
+
+            trace = Path(folder) / "job.xplane.pb"
+            write(trace, args.events, args.gpus)
+        path = Path(folder) / "timeline"
+        made = in_process("--make", str(trace), str(path))
+        print(f"{made['events']:,} events: read {made['read_s']:.1f} s, analyse {made['analyse_s']:.1f} s, bubbles "
+              f"{made['bubbles_s']:.1f} s, build (bubbles included) {made['build_s']:.1f} s, peak "
+              f"{made['peak_bytes'] / 2**20:,.0f} MiB; file {made['file_bytes'] / 2**20:,.0f} MiB, "
+              f"{made['file_bytes'] / made['events']:.1f} bytes an event")
+        found = in_process("--read", str(path))
+    print(f"reader: {found['anonymous_bytes'] / 2**20:.1f} MiB of its own, {found['mapped_bytes'] / 2**20:.0f} MiB of "
+          f"mapped files (libraries and the timeline's pages seen); the very first screen "
+          f"{found['first_screen_ms']:.1f} ms")
+    print(f"{found['rows']} rows by {_COLUMNS} columns, {_SCREENS} random zooms and places:")
+    for what, value in found.items():
+        if isinstance(value, dict):
+            print(f"  {what:18} p50 {value['p50_ms']:8.3f}  p95 {value['p95_ms']:8.3f}  max {value['max_ms']:8.3f} ms")
+    ratio = found["picture_plain"]["p95_ms"] / found["picture_of_these"]["p95_ms"]
+    print(f"a picture by the sums is {ratio:.0f} times as fast as by one pass over the events (p95)")
+
+
+if __name__ == "__main__":
+    main()
