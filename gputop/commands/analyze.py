@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from gputop.commands.common import width
-from gputop.errors import EXIT_OK
+from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.timeline:
+        return _timeline(args.paths)
     from gputop.trace.analysis import examine
     from gputop.trace.load import load
     from gputop.trace.report import text_report
@@ -35,3 +38,15 @@ def run(args: argparse.Namespace) -> int:
         if bubbles is not None:
             print(report.text_of(bubbles, analysis, origin_ns, width()))
     return EXIT_OK
+
+
+def _timeline(paths: list[str]) -> int:
+    if not sys.stdout.isatty():
+        raise GputopError("--timeline needs a terminal", "Headless: gputop analyze PATH --bubbles 10, or --json.",
+                          EXIT_USAGE)
+    for path in paths:
+        if not Path(path).exists():
+            raise GputopError(f"{path} does not exist", "Give a trace, a run folder or a TensorBoard logdir.")
+    from gputop.tui.timeline_open import show
+
+    return show(paths)

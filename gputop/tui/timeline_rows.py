@@ -1,0 +1,130 @@
+"""Which rows of a timeline stand where: headings, GPUs with their streams, pools of threads, nested ranges. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+
+from gputop.timeline.model import Row
+
+MAX_DEPTH = 16  # lines of one thread; a recursion may nest deeper than any screen is high
+_POOL = 4  # threads of one name, in a row, that are first shown as one
+_NESTED_AT_FIRST = 8  # levels of a thread that is unfolded without being asked
+_NUMBER = re.compile(r"[\s/#:_.-]*\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One or more lines of the picture: a heading (no row), a row, a pool of rows, or one level of a thread's nesting.
+
+    ``fold`` is what :func:`places` takes to unfold or fold it, None if there is nothing in it.
+    """
+
+    rows: tuple[Row, ...]
+    label: str
+    lines: int = 1
+    depth: int | None = None  # None: the whole row on one place
+    fold: int | None = None
+    folded: bool = True
+
+    @property
+    def row(self) -> Row | None:
+        """Its row, of a pool the first; None for a heading."""
+        return self.rows[0] if self.rows else None
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Its identity while rows fold and unfold."""
+        return -1 if not self.rows else self.rows[0].key, len(self.rows), self.depth or 0
+
+
+def places(rows: Sequence[Row], unfolded: frozenset[int], gpu_lines: int = 1) -> list[Place]:
+    """The picture from top to bottom. ``unfolded``: what shows what is in it."""
+    out: list[Place] = []
+    group = ""
+    for members in _pools(rows):
+        row = members[0]
+        if row.kind in ("thread", "stage") and row.group != group:
+            out.append(Place((), row.group))
+        group = row.group
+        if row.kind == "gpu":
+            streams = row.key + 1 < len(rows) and rows[row.key + 1].kind == "stream"
+            out.append(Place((row,), row.label, gpu_lines, None, row.key if streams else None,
+                             row.key not in unfolded))
+        elif row.kind == "stream":
+            gpu = next((r.key for r in rows if r.kind == "gpu" and r.gpu == row.gpu), None)
+            if gpu is None or gpu in unfolded:
+                out.append(Place((row,), "  " + row.label))
+        elif len(members) > 1:
+            pool = -1 - row.key
+            out.append(Place(members, f"{len(members)}× {_NUMBER.sub('', row.label)}", 1, None, pool,
+                             pool not in unfolded))
+            if pool in unfolded:
+                for member in members:
+                    out += _thread(member, unfolded, "  ")
+        else:
+            out += _thread(row, unfolded, "")
+    return out
+
+
+def _pools(rows: Sequence[Row]) -> Iterator[tuple[Row, ...]]:
+    """The rows in order, each alone or the threads of a pool together."""
+    def pool(row: Row) -> object:
+        name = _NUMBER.sub("", row.label) if row.kind == "thread" else ""
+        # Python's own threads are the job's loops: each of them counts.
+        return (row.group, name) if name and not name.startswith("python") else row.key
+
+    for _, found in groupby(rows, pool):
+        members = tuple(found)
+        if len(members) >= _POOL:
+            yield members
+        else:
+            yield from ((row,) for row in members)
+
+
+def _thread(row: Row, unfolded: frozenset[int], indent: str) -> list[Place]:
+    nested = row.key if row.kind == "thread" and row.depth > 0 else None
+    if nested is None or nested not in unfolded:
+        return [Place((row,), indent + row.label, 1, None, nested)]
+    return [Place((row,), indent + row.label if depth == 0 else "", 1, depth, nested, False)
+            for depth in range(min(row.depth + 1, MAX_DEPTH))]
+
+
+def gpu_folds(rows: Sequence[Row]) -> frozenset[int]:
+    """The folds of all GPUs that have streams."""
+    return frozenset(p.fold for p in places(rows, frozenset()) if p.fold is not None and p.rows[0].kind == "gpu")
+
+
+def first_unfolded(rows: Sequence[Row], lines: int) -> frozenset[int]:
+    """What to unfold at first, as far as the whole picture still fits into ``lines``: streams, then threads.
+
+    A GPU with one stream stays folded: the two would look the same.
+    """
+    streams = Counter(row.gpu for row in rows if row.kind == "stream")
+    chosen = frozenset(fold for fold in gpu_folds(rows) if streams[rows[fold].gpu] > 1)
+    if _lines(rows, chosen) > lines:
+        chosen = frozenset()
+    for row in rows:
+        more = chosen | {row.key}
+        if row.kind == "thread" and 0 < row.depth <= _NESTED_AT_FIRST and _lines(rows, more) <= lines:
+            chosen = more
+    return chosen
+
+
+def _lines(rows: Sequence[Row], unfolded: frozenset[int]) -> int:
+    return sum(place.lines for place in places(rows, unfolded))
+
+
+def lines_per_gpu(rows: Sequence[Row], unfolded: frozenset[int], lines: int) -> int:
+    """More lines for the GPUs' rows where the others leave them: up to three."""
+    gpus = sum(row.kind == "gpu" for row in rows)
+    rest = lines - _lines(rows, unfolded)
+    return 1 + max(0, min(2, rest // gpus)) if gpus else 1
+
+
+def tops(of: Sequence[Place]) -> list[int]:
+    """The first line of each place, and one more: the number of lines."""
+    return [0, *accumulate(p.lines for p in of)]

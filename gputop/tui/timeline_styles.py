@@ -1,0 +1,80 @@
+"""Colours of the timeline. A cell's style is a code, so that lines can be put together as arrays.
+
+A code holds the kind of work (0: none), why nothing ran, and flags: on a ruled line, part of a
+bar with a name, selected, linked to what is selected, on the row one is on.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from rich.color import Color
+from rich.style import Style
+
+from gputop.timeline.model import KINDS
+from gputop.tui.palette import BOLD, DARK, PARTS, Rgb, level_rgb
+
+# The part of the step that a kind of work belongs to, whose colour it has.
+PART_OF = {"compute": "compute", "collective": "collectives", "h2d": "h2d", "d2h": "d2h", "d2d": "d2h", "p2p": "d2h",
+           "copy": "h2d", "memset": "idle", "host": "host", "input": "input"}
+
+KIND_MASK = 0xF
+CAUSE_SHIFT, CAUSE_MASK = 4, 0xF  # one more than the index into PARTS, 0: not told
+RULED, BAR, SELECTED, LINKED, ROW = 0x100, 0x200, 0x400, 0x800, 0x1000
+
+
+def _rgb(color: str) -> Rgb:
+    return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
+
+
+_LANE = level_rgb(0, 0)
+_ROW_LANE: Rgb = (29, 34, 46)
+_CURSOR: Rgb = (38, 84, 99)
+_INK, _LIGHT, _RULE = (_rgb(DARK.names[name]) for name in ("ground", "strong", "border"))
+
+assert len(KINDS) <= KIND_MASK and len(PARTS) < CAUSE_MASK  # what there is room for in a code
+
+
+def mix(one: Rgb, other: Rgb, share: float) -> Rgb:
+    """``share`` of the other, the rest of the one."""
+    return (round(one[0] + (other[0] - one[0]) * share), round(one[1] + (other[1] - one[1]) * share),
+            round(one[2] + (other[2] - one[2]) * share))
+
+
+def cause_code(part: str) -> int:
+    """What stands for a lost stretch of this part of the step in a code, before it is shifted."""
+    return PARTS.index(part) + 1
+
+
+@cache
+def style_of(code: int) -> Style:
+    """How a cell with this code looks."""
+    kind = KINDS[code & KIND_MASK]
+    cause = code >> CAUSE_SHIFT & CAUSE_MASK
+    lane = _ROW_LANE if code & ROW else _LANE
+    color = _rgb(DARK.names[PART_OF[kind]]) if kind else _RULE
+    if code & BAR:
+        if code & SELECTED:
+            return _style(_INK, mix(color, _LIGHT, 0.75), bold=True)
+        if code & LINKED:
+            return _style(_INK, mix(color, _LIGHT, 0.4), bold=True, underline=True)
+        return _style(_INK, color)
+    ground = mix(lane, _rgb(DARK.names[PARTS[cause - 1]]), 0.3) if cause else lane
+    if code & RULED and kind:
+        ground, color = mix(ground, _RULE, 0.35), mix(color, lane, 0.3)
+    if code & (SELECTED | LINKED):
+        ground = _CURSOR
+        color = mix(color, _LIGHT, 0.7 if code & SELECTED else 0.4)
+    return _style(color, ground)
+
+
+@cache
+def _style(color: Rgb, ground: Rgb, bold: bool = False, underline: bool = False) -> Style:
+    return Style(color=Color.from_rgb(*color), bgcolor=Color.from_rgb(*ground), bold=bold or None,
+                 underline=underline or None)
+
+
+# The ruler's stretches for every other step; the one under the cursor.
+STEP = (Style(color=DARK.names["text"], bgcolor="#222838"), Style(color=DARK.names["text"], bgcolor="#2c3343"))
+STEP_HERE = BOLD + Style(bgcolor="#26545f")
+RULE = Style(color=DARK.names["border"])
