@@ -28,9 +28,9 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 # up to 10, one byte more.
 _PADDING = 32
 _MAX_VARINT_BYTES = 10
-# A run longer than _FEW_BYTES is walked from guesses _STRIDE apart, each looked for in the _SEARCHED
-# bytes from there and confirmed by that many fields after it.
-_FEW_BYTES, _STRIDE, _SEARCHED, _CONFIRMED = 1 << 17, 1 << 11, 128, 12
+# A run longer than _FEW_BYTES is walked from up to _WALKS guesses at least _STRIDE apart, each looked for in the
+# _SEARCHED bytes from there and confirmed by that many fields after it.
+_FEW_BYTES, _WALKS, _STRIDE, _SEARCHED, _CONFIRMED = 1 << 17, 1 << 11, 1 << 11, 128, 8
 # Walked at a time: little at first, since a run may end soon, and never so much that it takes memory.
 _WINDOW, _MAX_WINDOW = 1 << 22, 1 << 24
 _LONGEST = (1 << 14) + 3  # of the fields of a run, with tag and length
@@ -157,23 +157,14 @@ def _run(data: Data, pos: int, end: int, wanted: int) -> tuple[I64, int]:
 def _long_run(raw: Bytes, pos: int, wanted: int) -> tuple[I64, int]:
     """The same of a long run, walked from many places at once.
 
-    Each place is guessed: a few kilobytes apart, what looks like such a field and like some more
-    that follow. Fields of the same tag inside the wanted ones, as an event's stats are, look the
-    same, but going from one to the next soon leads out of them. Each walk has to arrive exactly
-    where the next begins; from the first that does not, all is left to be walked again. So what
-    is found is what one walk from the beginning finds.
+    The places are guessed, some kilobytes apart: what looks like such a field and like some more that
+    follow. A guess may lie inside a field, as the stats of an event have its tag; going from one to the next
+    soon leads out of it. So of each walk only what comes after the end of the walk before it counts, and that
+    end has to be among it; from the first walk where it is not, all is left to be walked again. So what is
+    found is what one walk from the beginning finds.
     """
     last = len(raw) - 3
-    guesses = np.arange(pos + _STRIDE, last - _STRIDE, _STRIDE)
-    around = guesses[:, None] + np.arange(_SEARCHED)
-    which, offset = np.nonzero(raw[around] == wanted)
-    at = around[which, offset]
-    for _ in range(_CONFIRMED):
-        at, ok = _next(raw, at, wanted)
-        ok &= at < last
-        at, which = at[ok], which[ok]
-    _, first = np.unique(which, return_index=True)
-    begin = np.unique(np.append(at[first], pos))
+    begin = _guesses(raw, pos, wanted)
     limit = np.append(begin[1:], last)
     here, walked = begin.copy(), []
     row = np.arange(len(begin))
@@ -187,9 +178,29 @@ def _long_run(raw: Bytes, pos: int, wanted: int) -> tuple[I64, int]:
         more = after < limit[row]
         if not more.all():
             row = row[more]
-    good = len(begin) if (arrived := here[:-1] == begin[1:]).all() else int(np.argmin(arrived)) + 1
     rows, places = (np.concatenate(column) for column in zip(*walked, strict=True))
-    return np.sort(places[rows < good] if good < len(begin) else places), int(here[good - 1])
+    good = len(begin)
+    if (here[:-1] != begin[1:]).any():
+        before = np.concatenate(([pos], here[:-1]))  # where the walk before ended
+        arrived = here == before  # it may have covered this one
+        arrived[rows[places == before[rows]]] = True
+        good = good if arrived.all() else int(np.argmin(arrived))
+        chosen = (rows < good) & (places >= before[rows])
+        places = places[chosen]
+    return np.sort(places), int(here[good - 1])
+
+
+def _guesses(raw: Bytes, pos: int, wanted: int) -> I64:
+    """``pos`` and further places in order, at most one in each stride, where such fields seem to begin."""
+    last = len(raw) - 3
+    stride = max(_STRIDE, (last - pos) // _WALKS)
+    around = np.arange(pos + stride, last - stride, stride)[:, None] + np.arange(_SEARCHED)
+    at = around[raw[around] == wanted]
+    for _ in range(_CONFIRMED):
+        after, ok = _next(raw, at, wanted)
+        at = np.unique(after[ok & (after < last)])  # most have met
+    which = (at - pos) // stride
+    return np.concatenate(([pos], at[np.diff(which, prepend=0) > 0]))
 
 
 def _next(raw: Bytes, at: I64, wanted: int) -> tuple[I64, Bools]:
