@@ -11,8 +11,9 @@ from importlib import import_module
 from typing import NoReturn
 
 from gputop.commands.common import say
+from gputop.config import config_path, load, settle
 from gputop.errors import EXIT_FAILED, EXIT_OK, GputopError
-from gputop.options import parser
+from gputop.options import parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,7 +21,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show an arrow still gets the rest
-    args = parser().parse_args(argv)
+    args = parse(argv)
+    settings = load(config_path())
+    for warning in settings.warnings:
+        say(warning)
+    settle(args, settings)
     try:
         if getattr(args, "demo", None) == "list":
             from gputop.simulation.scenarios import describe

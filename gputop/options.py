@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,8 +13,16 @@ from gputop import __version__
 from gputop.errors import EXIT_USAGE
 
 _EPILOG = """\
+What is not said here, ~/.config/gputop/config.toml may say; gputop config shows all it can hold.
 exit status: 0 done; 1 it failed, the message says why and what to do; 2 wrong usage; 3 nothing to look at
 (no GPU, no profiler server, no trace events)"""
+
+_RUN_EPILOG = """\
+The server starts in the first Python process of the job that imports TensorFlow or JAX, and in each rank
+(LOCAL_RANK, OMPI_COMM_WORLD_RANK, SLURM_PROCID, TF_CONFIG, …). Without gputop run, one variable prepares a job:
+  export PYTHONPATH=$(gputop run --print-path)${PYTHONPATH:+:$PYTHONPATH}
+and, where wanted, GPUTOP_PORT=6009 and GPUTOP_LISTEN=all.
+exit status: the job's; 126 or 127 where it cannot be started"""
 
 SIMULATED_DEFAULT = "default"
 
@@ -51,6 +60,18 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text} is not a port from 1 to 65535")
+    return int(text)
+
+
+def _pid(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a process")
+    return int(text)
+
+
 def _speed(text: str) -> float:
     if text == "max":
         return math.inf
@@ -83,7 +104,7 @@ def _watch_options(*, after_command: bool) -> _Parser:
                             "by default: before Hopper that takes the node's counters for itself, so that ncu, nsys "
                             "and other profilers fail meanwhile, and on A10 and A40 it has wedged the GPU (Xid 119, "
                             "reboot). Undone when gputop ends")
-    watch.add_argument("--interval", type=_interval, default=1.0, metavar="S", help="seconds between samples (1.0)")
+    watch.add_argument("--interval", type=_interval, default=None, metavar="S", help="seconds between samples (1.0)")
     watch.add_argument("--gpus", default="", metavar="LIST",
                        help="only these GPUs: 0,2-3, GPU or MIG UUIDs or their beginnings, MIG instances as 0:1, or "
                             "the word visible: what CUDA_VISIBLE_DEVICES names")
@@ -105,10 +126,42 @@ def _watch_options(*, after_command: bool) -> _Parser:
     return watch
 
 
+def _screen_options(*, after_command: bool) -> _Parser:
+    """How the monitor looks. What is left out here, the config file may say."""
+    screen = _Parser(add_help=False)
+    screen.add_argument("--theme", default=None, metavar="NAME",
+                        help="gputop-dark, gputop-light, gputop-contrast (colour-blind safe), or one of Textual's")
+    screen.add_argument("--color", choices=("auto", "truecolor", "256", "16", "none"), default=None,
+                        help="what the terminal can show (auto: what it says; none where NO_COLOR is set)")
+    screen.add_argument("--ascii", action=argparse.BooleanOptionalAction, default=None,
+                        help="no glyphs beyond ASCII (default: where the locale is not UTF-8)")
+    screen.add_argument("--low-bandwidth", action=argparse.BooleanOptionalAction, default=None,
+                        help="draw every 5 s only (default: where the line to the terminal is slow)")
+    if after_command:
+        for action in screen._actions:
+            action.default = argparse.SUPPRESS
+    return screen
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of one command (None: those of this process). After the first ``--`` of ``run``
+    nothing is gputop's: argparse, whose ways with ``--`` differ between versions, never sees it."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    own, rest = words, []
+    if "--" in words and "run" in words[:words.index("--")]:
+        at = words.index("--")
+        own, rest = words[:at], words[at:]
+    args = parser().parse_args(own)
+    if args.command == "run":
+        args.job = [*args.job, *rest] if args.job else rest[1:]
+    return args
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line: options of the monitor, and the headless commands beside it."""
-    watch = _watch_options(after_command=True)
-    main_parser = _Parser(prog="gputop", parents=[_watch_options(after_command=False)], epilog=_EPILOG,
+    watch, screen = _watch_options(after_command=True), _screen_options(after_command=True)
+    main_parser = _Parser(prog="gputop", epilog=_EPILOG,
+                          parents=[_watch_options(after_command=False), _screen_options(after_command=False)],
                           formatter_class=argparse.RawDescriptionHelpFormatter,
                           description="Why the GPUs are not at 100 %, and what to do about it. "
                                       "Without a command: the live monitor.")
@@ -135,6 +188,7 @@ def parser() -> argparse.ArgumentParser:
                          help="parameters of the model, for rules on AllReduce (none yet)")
     analyze.add_argument("--bubbles", type=_count, default=None, metavar="N",
                          help="also the N places where the GPUs lose most time, and what the host did there")
+    analyze.add_argument("--timeline", action="store_true", help="the timeline of the trace, on the screen")
     analyze.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
     compare = commands.add_parser("compare", help="two traces, analyses or snapshots: what changed beyond noise")
@@ -147,10 +201,39 @@ def parser() -> argparse.ArgumentParser:
     record.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="a file that does not exist")
     record.add_argument("--seconds", type=_positive, default=None, metavar="S", help="how long (default: until ctrl-c)")
 
-    replay = commands.add_parser("replay", help="a recording, or a snapshot, in the monitor")
+    replay = commands.add_parser("replay", parents=[screen], help="a recording, or a snapshot, in the monitor")
     replay.add_argument("file", type=Path, metavar="FILE", help="of gputop record, or a snapshot (json or html)")
     replay.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="times as fast, or max (1)")
     replay.add_argument("--start", type=_not_negative, default=0.0, metavar="S", help="seconds into the recording (0)")
+
+    run = commands.add_parser("run", parents=[watch, screen], help="start a job with a profiler server inside, no code change",
+                              usage="gputop run [options] -- COMMAND…",
+                              formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_RUN_EPILOG)
+    run.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND…",
+                     help="what to start: python train.py …, bash train.sh, torchrun-like launchers")
+    run.add_argument("--headless", action="store_true",
+                     help="without the monitor: gputop becomes the job, whose terminal and signals stay its own")
+    run.add_argument("--port", type=_port, default=0, metavar="N",
+                     help="of the node's first process, the next ones for its other ranks (default: any free one)")
+    run.add_argument("--listen", choices=("local", "all"), default="local",
+                     help="who reaches the server: this host (default), or any, without a password")
+    run.add_argument("--output", type=Path, default=None, metavar="FILE",
+                     help="a new file for the job's output while the monitor has the terminal (LOGDIR/run-….log)")
+    run.add_argument("--print-path", action="store_true", help="print the folder that prepares a job, and end")
+
+    attach = commands.add_parser("attach", help="start a profiler server in a process that has been running without")
+    attach.add_argument("pid", type=_pid, metavar="PID", help="a TensorFlow or JAX process")
+    attach.add_argument("--yes", action="store_true", help="do not ask first")
+    attach.add_argument("--port", type=_port, default=0, metavar="N", help="for the server (default: any free one)")
+
+    xprof = commands.add_parser("xprof", help="open a captured trace in XProf, in the browser")
+    xprof.add_argument("path", nargs="?", type=Path, default=None, metavar="RUN|LOGDIR",
+                       help="a trace, its run folder or a logdir (./gputop-traces)")
+    xprof.add_argument("--port", type=_port, default=8791, metavar="N", help="on the loopback interface (8791)")
+    xprof.add_argument("--print", action="store_true", help="only print the command")
+
+    config = commands.add_parser("config", help="the settings in $XDG_CONFIG_HOME/gputop/config.toml, as a file")
+    config.add_argument("--path", action="store_true", help="only where they are")
 
     doctor = commands.add_parser("doctor", help="what works on this node, and the command that mends what does not")
     doctor.add_argument("--attach", action="append", default=argparse.SUPPRESS, metavar="HOST:PORT",

@@ -28,7 +28,7 @@ _claim: socket.socket | None = None  # the socket whose name says that this proc
 _kept: list[object] = []  # JAX stops a server that nothing refers to
 
 
-def serve(framework: str, token: str = "", port: int | None = None) -> None:
+def serve(framework: str, token: str = "", port: int | None = None, listen: str | None = None) -> None:
     """Start the server of ``framework``, "tensorflow" or "jax", which is imported; unless another process of this
     job and rank has one. Raises nothing."""
     run = token or os.environ.get("GPUTOP_RUN") or f"pid-{os.getpid()}"
@@ -38,13 +38,13 @@ def serve(framework: str, token: str = "", port: int | None = None) -> None:
         if not token:
             os.environ["GPUTOP_RUN"] = run  # for children: they are of this job
         wanted = _wanted_port() if port is None else port
-        chosen = _free_port(wanted) or _free_port(0)
+        chosen = free_port(wanted) or free_port(0)
         module = sys.modules[framework]
         (_start_jax if framework == "jax" else _start_tensorflow)(module, chosen)
-        listening = _listening_sockets(chosen)
+        listening = listening_sockets(chosen)
         if not listening:
             raise RuntimeError(f"it does not listen on port {chosen}")
-        everywhere = os.environ.get("GPUTOP_LISTEN") == "all" or not _confine(listening)
+        everywhere = (listen or os.environ.get("GPUTOP_LISTEN")) == "all" or not confine(listening)
         name = "TensorFlow" if framework == "tensorflow" else "JAX"
         what = f"{name} {getattr(module, '__version__', '')}"
         rank = _rank()
@@ -54,20 +54,24 @@ def serve(framework: str, token: str = "", port: int | None = None) -> None:
                 "any host can reach it" if everywhere else ""]
         _tell(", ".join(part for part in more if part), run, f"127.0.0.1:{chosen}")
     except Exception as error:  # noqa: BLE001  whatever it is, the job must not notice
+        _release()
         _tell(f"{type(error).__name__}: {error}", run)
 
 
-def serve_now(token: str, port: int, until_s: float) -> None:
+def serve_now(token: str, port: int, listen: str, until_s: float) -> None:
     """For a process that has been running: as :func:`serve`, for the framework in use; too late is not at all."""
     if time.time() > until_s:
         return
     jax = sys.modules.get("jax")
     bridge = sys.modules.get("jax._src.xla_bridge")
     used = jax is not None and (getattr(bridge, "_backends", None) or "tensorflow" not in sys.modules)
-    if used or "tensorflow" in sys.modules:
-        serve("jax" if used else "tensorflow", token, port)
-    else:
+    framework = "jax" if used else "tensorflow"
+    if framework not in sys.modules:
         _tell("neither TensorFlow nor JAX is imported", token)
+    elif getattr(sys.modules[framework].__spec__, "_initializing", False):
+        _tell(f"it is importing {framework}; try again in a moment", token)
+    else:
+        serve(framework, token, port, listen)
 
 
 def _start_tensorflow(module: Any, port: int) -> None:
@@ -99,14 +103,14 @@ def _claimed(token: str) -> bool:
         candidate.close()
         return False
     _claim = candidate
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_release)
     return True
 
 
-def _forked() -> None:
+def _release() -> None:
     global _claim
     if _claim is not None:
-        _claim.close()  # stays the parent's
+        _claim.close()  # in a child: it stays the parent's
         _claim = None
 
 
@@ -134,7 +138,7 @@ def _wanted_port() -> int:
     return first + int(local) if first and local.isdecimal() else first
 
 
-def _free_port(port: int) -> int:
+def free_port(port: int) -> int:
     """``port``, or any for 0; 0 if it is taken. To be asked: gRPC shares a port that another server has."""
     for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
         try:
@@ -150,15 +154,15 @@ def _free_port(port: int) -> int:
     return 0
 
 
-def _listening_sockets(port: int) -> list[int]:
-    """The descriptors of this process's sockets that listen on ``port``."""
+def listening_sockets(port: int) -> list[int]:
+    """The descriptors of this process's sockets that listen on ``port``, 0: on any."""
     inodes = set()
     for table in ("tcp", "tcp6"):
         try:
             with open(f"/proc/self/net/{table}") as lines:  # noqa: PTH123
                 for line in lines:
                     columns = line.split()
-                    if columns[3] == _LISTENING and int(columns[1].rpartition(":")[2], 16) == port:
+                    if columns[3] == _LISTENING and port in (0, int(columns[1].rpartition(":")[2], 16)):
                         inodes.add(f"socket:[{columns[9]}]")
         except OSError:
             continue
@@ -172,7 +176,7 @@ def _listening_sockets(port: int) -> list[int]:
     return found
 
 
-def _confine(descriptors: list[int]) -> bool:
+def confine(descriptors: list[int]) -> bool:
     """Let these sockets be reached over the loopback interface only; False where the kernel does not (before 5.7).
     The servers bind to all interfaces and can be told nothing else; anybody who reaches one may capture."""
     try:

@@ -1,0 +1,40 @@
+"""``gputop attach PID``: a profiler server in a process that has been running without one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from gputop.commands.common import say
+from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
+
+
+def run(args: argparse.Namespace) -> int:
+    from gputop.launch.attach import serving, start_server
+    from gputop.launch.target import examine
+
+    process = examine(args.pid)
+    address = serving(args.pid)
+    if address is not None:
+        print(f"process {args.pid} serves its profiler at {address} already: gputop finds it by itself")
+        return EXIT_OK
+    if not args.yes and not _agreed(args.pid, process.user, process.command):
+        say("nothing was done")
+        return EXIT_OK
+    told = start_server(process, args.port)
+    print(f"{told.line}: gputop finds it by itself")
+    return EXIT_OK
+
+
+def _agreed(pid: int, user: str, command: str) -> bool:
+    if not sys.stdin.isatty():
+        raise GputopError("starting a server inside a running process is asked first, and there is no terminal to ask",
+                          "If it is meant: gputop attach PID --yes", EXIT_USAGE)
+    print(f"Process {pid} of {user}: {command[:200]}\n"
+          "gputop would have its own Python start the profiler server of the TensorFlow or JAX it has loaded, once, "
+          "between two of its\nsteps. The server stays until the process ends and costs nothing until it is used.",
+          file=sys.stderr)
+    try:
+        return input("Start it? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False

@@ -1,0 +1,131 @@
+"""What a process is, and why gputop may not or cannot start a profiler server in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import pwd
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputop.errors import GputopError, NothingToSee
+from gputop.profiler import sockets
+from gputop.text import printable
+
+_FRAMEWORK = re.compile(r"/(tensorflow|jaxlib)/\S+\.so")
+_PYTHON = re.compile(r"/lib/python3\.(\d+)/")
+_CAP_SYS_PTRACE = 19  # linux/capability.h
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+_INSTEAD = "Or start the job anew with gputop run."
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A process that can be asked to start a server. ``minor`` is that of its Python 3, None if not to be seen."""
+
+    pid: int
+    command: str
+    user: str
+    minor: int | None
+    same_network: bool  # else it lives in a container with a network of its own
+
+
+def examine(pid: int, proc: Path = Path("/proc"), yama: Path = _YAMA) -> Target:
+    """Look at a process without touching it. Raises GputopError with the reason why it is no target."""
+    folder = proc / str(pid)
+    try:
+        status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
+        command = printable((folder / "cmdline").read_bytes().replace(b"\0", b" ").strip())
+        uid = folder.stat().st_uid
+    except OSError:
+        raise NothingToSee(f"there is no process {pid}", "ps or nvidia-smi shows the job's; in a container pids "
+                           "differ from those outside.") from None
+    user = user_name(uid)
+    state = status.get("State", "?")[0]
+    if state in "ZX":
+        raise GputopError(f"process {pid} has ended", "Only its parent has yet to notice.")
+    if not command:
+        raise GputopError(f"process {pid} is the kernel's", "Give the pid of the training job.")
+    tracer = status.get("TracerPid", "0").strip()
+    if tracer != "0":
+        raise GputopError(f"process {tracer} (a debugger, strace, …) has hold of process {pid}", "End that first.")
+    if state in "Tt":
+        raise GputopError(f"process {pid} is stopped", f"Let it go on first: kill -CONT {pid}")
+    _check_rights(pid, folder, uid, user, proc, yama)
+    maps = (folder / "maps").read_text(errors="replace")
+    python = _PYTHON.search(maps)
+    if not _FRAMEWORK.search(maps):
+        raise GputopError(f"process {pid} ({command[:60]}) has neither TensorFlow nor JAX loaded",
+                          "Give the Python process that trains, not its shell or launcher; or wait until it has "
+                          "imported them.")
+    same_network = True
+    with contextlib.suppress(OSError):
+        same_network = sockets.network_namespace(proc, pid) == sockets.network_namespace(proc, os.getpid())
+    return Target(pid, command, user, int(python[1]) if python else None, same_network)
+
+
+def check_machine() -> None:
+    """Raises GputopError on machines whose threads gputop cannot borrow."""
+    if platform.machine() != "x86_64":
+        raise GputopError(f"gputop attach knows x86-64 only, not {platform.machine()}, for Python before 3.14",
+                          _INSTEAD)
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # a user of a container
+        return str(uid)
+
+
+def _check_rights(pid: int, folder: Path, uid: int, user: str, proc: Path, yama: Path) -> None:
+    """Raises GputopError, the reason named, where the kernel would not let this process be traced.
+
+    Opening its memory asks the kernel the very question (ptrace(2), PTRACE_MODE_ATTACH) and changes nothing.
+    """
+    try:
+        with (folder / "mem").open("rb"):
+            return
+    except PermissionError:
+        pass
+    except OSError:
+        raise GputopError(f"process {pid} has ended", "") from None
+    scope = _ptrace_scope(yama)
+    again = f"sudo gputop attach {pid}"
+    if scope == 3:
+        raise GputopError("kernel.yama.ptrace_scope is 3 on this node: no process may touch another, not even root's, "
+                          "until it is booted anew", _INSTEAD)
+    if uid != os.geteuid() and os.geteuid() != 0:
+        raise GputopError(f"process {pid} belongs to {user}", f"Run gputop as that user, or {again}. {_INSTEAD}")
+    if scope == 1:
+        raise GputopError("kernel.yama.ptrace_scope is 1 on this node: only root may touch a process that is not "
+                          "its child", f"{again}; or, until the next boot, sudo sysctl kernel.yama.ptrace_scope=0. "
+                          f"{_INSTEAD}")
+    if scope == 2 and os.geteuid() != 0:
+        raise GputopError("kernel.yama.ptrace_scope is 2 on this node: only root may touch other processes",
+                          f"{again}. {_INSTEAD}")
+    if os.geteuid() == 0 and not _may_trace(proc):
+        raise GputopError("this container lacks the capability SYS_PTRACE",
+                          "Start it with --cap-add=SYS_PTRACE (Kubernetes: securityContext.capabilities.add), or run "
+                          f"gputop attach on the host. {_INSTEAD}")
+    raise GputopError(f"the kernel does not let gputop touch process {pid}",
+                      "It may have gained rights since its start, or a security module forbids it: "
+                      f"{again}. {_INSTEAD}")
+
+
+def _ptrace_scope(yama: Path) -> int:
+    try:
+        return int(yama.read_text())
+    except (OSError, ValueError):  # a kernel without Yama
+        return 0
+
+
+def _may_trace(proc: Path) -> bool:
+    try:
+        status = (proc / "self" / "status").read_text()
+    except OSError:
+        return True
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return effective is None or bool(int(effective[1], 16) >> _CAP_SYS_PTRACE & 1)

@@ -1,0 +1,90 @@
+"""Opening a captured trace in XProf or TensorBoard: which command does it here, and XProf on the loopback interface.
+
+``xprof`` binds to all interfaces, its web server and a gRPC worker, without a password, and has no option for it.
+So ``gputop xprof`` runs its entry point in a process that takes each socket as it appears to the loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+import sys
+import threading
+import time
+from importlib import metadata
+from pathlib import Path
+
+from gputop.errors import GputopError, NothingToSee
+from gputop.launch.inside.gputop_serve import confine, free_port, listening_sockets
+
+INSTALL = "pip install 'gputop-tf[xprof]'"
+_LOOK_PERIOD_S = 0.02
+_LAYOUT = ("plugins", "profile")  # LOGDIR/plugins/profile/RUN/HOST.xplane.pb
+
+
+def logdir_of(path: Path) -> Path:
+    """The logdir that ``path``, a trace, run folder or logdir, is or lies in. Raises NothingToSee."""
+    path = path.absolute()
+    if not path.exists():
+        raise NothingToSee(f"there is no {path}", "Capture a trace first: gputop, then c; or gputop capture.")
+    for folder in (path, *path.parents):
+        if folder.parts[-2:] == _LAYOUT:
+            return folder.parent.parent
+    if next(path.glob("**/plugins/profile/*/*.xplane.pb"), None) is not None:
+        return path
+    raise NothingToSee(f"{path} holds no traces in TensorBoard's layout, LOGDIR/plugins/profile/RUN/HOST.xplane.pb",
+                       "Give the logdir of a capture, or one of its runs.")
+
+
+def open_command(logdir: Path) -> str:
+    """What to type to see the traces of ``logdir``: true for what is installed here, in this environment or on PATH."""
+    folder = shlex.quote(str(logdir))
+    if _version("xprof") is not None:
+        return f"gputop xprof {folder}"
+    if _installed("xprof"):
+        return f"xprof --logdir {folder}"
+    if _installed("tensorboard") and _version("tensorboard-plugin-profile") is not None:
+        return f"tensorboard --logdir {folder}"
+    return f"{INSTALL} && gputop xprof {folder}"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _installed(command: str) -> bool:
+    return shutil.which(command) is not None
+
+
+def serve(logdir: Path, port: int) -> int:
+    """Run XProf over ``logdir`` at 127.0.0.1:``port`` until ctrl-c. Raises GputopError where it is not installed."""
+    entry = next(iter(metadata.entry_points(group="console_scripts", name="xprof")), None)
+    if entry is None:
+        raise GputopError("XProf is not installed beside gputop", f"{INSTALL}; or open {logdir} with a TensorBoard "
+                          "that has tensorboard-plugin-profile: tensorboard --logdir …")
+    if not free_port(port):
+        raise GputopError(f"port {port} is taken", "By an XProf that is open already? Else name another with --port.")
+    start = entry.load()
+    threading.Thread(target=_keep_to_loopback, args=(port,), name="gputop-loopback", daemon=True).start()
+    sys.argv = ["xprof", "--logdir", str(logdir), "--port", str(port)]
+    with contextlib.suppress(KeyboardInterrupt):
+        return int(start() or 0)
+    return 0
+
+
+def _keep_to_loopback(port: int) -> None:
+    """Confine what listens in this process, until its web server does, which comes last."""
+    while True:
+        up = bool(listening_sockets(port))
+        if not confine(listening_sockets(0)):
+            print("gputop: this kernel (before 5.7) leaves XProf open to any host that reaches this one",
+                  file=sys.stderr)
+            return
+        if up:
+            print(f"gputop: XProf at http://127.0.0.1:{port}/, for this host only; ctrl-c ends it", file=sys.stderr)
+            return
+        time.sleep(_LOOK_PERIOD_S)
