@@ -118,6 +118,8 @@ class Timeline:
 
     def _before(self, tracks: I64, at_ns: I64) -> I64:
         """Nanoseconds of each track before each instant, shape (tracks, instants)."""
+        if not len(self._span_start):  # nothing in the trace has a length
+            return np.zeros((len(tracks), len(at_ns)), np.int64)
         last = np.empty((len(tracks), len(at_ns)), np.int64)
         first = self._edges[tracks][:, None]
         for place, track in zip(last, tracks.tolist(), strict=True):  # one search for all would leave the CPU's cache

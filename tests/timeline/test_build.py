@@ -1,0 +1,203 @@
+"""Which rows a trace has, what links a launch and its kernel, and texts from outside."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gputop.errors import GputopError
+from gputop.timeline.build import build
+from gputop.timeline.model import KINDS, Range
+from gputop.timeline.reader import Timeline
+from gputop.trace.analysis import examine
+from gputop.trace.device_time import gpu_number, timelines
+from gputop.trace.intervals import coverage
+from gputop.trace.load import load
+from gputop.trace.model import Kind, Trace
+from tests.timeline.make import timeline_of
+from tests.trace.build import Builder, keras_steps
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+REAL = [DATA / "keras3_slow_input.xplane.pb.gz", DATA / "jax_cpu.xplane.pb.gz", DATA / "tf_retracing.xplane.pb.gz",
+        SHARED / "dlrm_8gpu_v100", SHARED / "kineto" / "a100_launch_bound.json.gz",
+        SHARED / "nsys" / "mfu_2gpu_before.sqlite", SHARED / "xplane_amd" / "jax_conv_minimal_08_tw003.xplane.pb"]
+
+
+def test_rows_stand_by_gpu_then_threads_then_stages():
+    b = Builder(gpus=2)
+    b.run(1, 10, 5, launch=1).run(1, 30, 5, stream=2).run(1, 40, 20, stream=2)
+    b.run(0, 20, 5, launch=2, thread="tf_Compute/1")
+    b.host("Work", 0, 100, "tf_data_private_threadpool/3")
+    b.host("Iterator::Root::Prefetch", 1, 5).host("Iterator::Root::Prefetch::Map[2]", 2, 2)
+    b.host("Iterator::Root::Map", 3, 1)
+    timeline = timeline_of(b.build())
+    assert [(row.kind, row.label, row.group, row.gpu) for row in timeline.rows] == [
+        ("gpu", "GPU 0", "GPU 0", 0), ("stream", "Stream #1", "GPU 0", 0),
+        ("gpu", "GPU 1", "GPU 1", 1), ("stream", "Stream #2", "GPU 1", 1), ("stream", "Stream #1", "GPU 1", 1),
+        ("thread", "launch 1", "Host node", None), ("thread", "tf_Compute/1", "Host node", None),
+        ("thread", "python", "Host node", None), ("thread", "tf_data_private_threadpool/3", "Host node", None),
+        ("stage", "Map", "tf.data", None), ("stage", "Prefetch", "tf.data", None),
+        ("stage", "Prefetch::Map", "tf.data", None),
+    ]
+    assert [row.key for row in timeline.rows] == list(range(len(timeline.rows)))
+    # What an input thread does is input, and so are a training loop's calls for a batch.
+    kinds = {row.label: set(timeline.kinds(row.key, 0, 100_000, 50).tolist()) - {0} for row in timeline.rows}
+    assert {KINDS[k] for k in kinds["tf_data_private_threadpool/3"]} == {KINDS[k] for k in kinds["python"]} == {"input"}
+
+
+def test_two_stages_of_one_name_are_told_by_their_paths():
+    b = Builder().host("Iterator::Root::Map", 0, 5).host("Iterator::Root::Map::Batch::Map", 1, 2)
+    labels = [row.label for row in timeline_of(b.build()).rows if row.kind == "stage"]
+    assert labels == ["Map", "Map::Batch::Map"]
+
+
+def test_steps_window_and_what_the_trace_is():
+    b = keras_steps(Builder(), 6, 1_000, 900)
+    for i in range(6):
+        b.run(0, 1_000 * i + 50, 700, launch=1_000 * i + 10)
+    trace = b.build()
+    trace.simulated = True
+    analysis = examine(trace).analysis
+    timeline = timeline_of(trace)
+    assert analysis.steps is not None
+    assert [tuple(step) for step in timeline.steps_ns.tolist()] == list(analysis.steps.bounds_ns)
+    assert timeline.window_ns == trace.window_ns and timeline.events == trace.event_count
+    assert timeline.simulated and timeline.paths == ("synthetic",)
+    assert timeline.quality == tuple((note.id, note.message) for note in analysis.quality)
+
+
+def linked(timeline: Timeline, name: str) -> list[tuple[str, int] | None]:
+    """For each range of this name what it leads to, and that it leads back."""
+    found = []
+    for row in timeline.rows:
+        for r in timeline.ranges(row.key, *timeline.window_ns) if row.kind in ("stream", "thread") else []:
+            if r.name == name:
+                other = timeline.linked(r)
+                found.append(None if other is None else (other.name, other.start_ns))
+                if other is not None and timeline.rows[r.row].kind == "thread":
+                    back = timeline.linked(other)
+                    assert back is not None and (back.row, back.index) == (r.row, r.index)
+    return found
+
+
+def test_a_kernel_leads_to_its_launch_and_back():
+    b = Builder(gpus=2)
+    b.run(0, 100, 5, "first", launch=10).run(0, 110, 5, "second", launch=20)
+    b.run(1, 100, 5, "other", launch=10)  # at the same time, from a thread of its own
+    b.run(0, 120, 5, "unknown")
+    b.host("not a launch", 10, 3, "python")
+    timeline = timeline_of(b.build())
+    assert linked(timeline, "first") == [("cuLaunchKernel", 10_000)]
+    assert linked(timeline, "second") == [("cuLaunchKernel", 20_000)]
+    assert linked(timeline, "unknown") == linked(timeline, "not a launch") == [None]
+    assert sorted(linked(timeline, "cuLaunchKernel")) == [("first", 100_000), ("other", 100_000), ("second", 110_000)]
+    other = next(row for row in timeline.rows if row.label == "launch 1")
+    launch = timeline.ranges(other.key, 0, 10**6)[0]
+    kernel = timeline.linked(launch)
+    assert kernel is not None and kernel.name == "other" and timeline.rows[kernel.row].gpu == 1
+
+
+def test_of_calls_that_begin_at_once_the_one_that_ends_so_is_the_launch():
+    b = Builder()
+    b.run(0, 100, 5, "kernel", launch=10, launch_length=4)
+    b.host("cudaGraphLaunch", 10, 8, "launch 0").host("inside", 10, 2, "launch 0")
+    timeline = timeline_of(b.build())
+    assert linked(timeline, "kernel") == [("cuLaunchKernel", 10_000)]
+    assert linked(timeline, "inside") == linked(timeline, "cudaGraphLaunch") == [None]
+
+
+def test_a_launch_of_several_kernels_leads_to_the_first():
+    b = Builder()
+    b.run(0, 100, 5, "kernel a", launch=10).run(0, 110, 5, "kernel b", launch=10)
+    trace = b.build()
+    # One call for both, as for a CUDA graph.
+    rows = [i for i, start in enumerate(trace.host.start_ns.tolist()) if start == 10_000]
+    trace.host.start_ns[rows[1]], trace.host.end_ns[rows[1]] = 20_000, 21_000
+    timeline = timeline_of(trace)
+    assert linked(timeline, "kernel a") == linked(timeline, "kernel b") == [("cuLaunchKernel", 10_000)]
+    launch = timeline.ranges(2, 10_000, 10_001)[0]
+    first = timeline.linked(launch)
+    assert first is not None and first.name == "kernel a"
+
+
+def test_texts_from_outside_are_made_harmless_and_found():
+    b = Builder(hosts=("no\x1b[31mde",))
+    b.run(0, 10, 5, "ker[red]nel\x1b[2J\nline", op="a\tb:Op", launch=1)
+    b.host("\udcffbad", 20, 5, "thr\x07ead")
+    timeline = timeline_of(b.build())
+    texts = [text for row in timeline.rows for text in (row.label, row.group)]
+    texts += [text for row in timeline.rows for r in timeline.ranges(row.key, *timeline.window_ns)
+              for text in (r.name, r.tf_op)]
+    assert all(text.isprintable() for text in texts)
+    found = timeline.search("[RED]", 0, -1)
+    assert found is not None and found.name == "ker[red]nel\ufffd[2J line" and found.tf_op == "a b:Op"
+
+
+class Full(io.BytesIO):
+    def write(self, data) -> int:
+        if self.tell() > 100:
+            raise OSError(28, "No space left on device")
+        return super().write(data)
+
+
+def test_a_full_disk_is_said_with_its_remedy():
+    b = Builder().run(0, 10, 5)
+    with pytest.raises(GputopError, match="No space left on device") as caught:
+        build(examine(b.build()), Full())
+    assert "TMPDIR" in caught.value.fix
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name.split(".")[0])
+def test_real_traces(path):
+    if not path.exists():
+        pytest.skip(f"no {path}")
+    trace = load([str(path)])
+    timeline = timeline_of(trace)
+    low, high = timeline.window_ns
+    of_kind: Counter[str] = Counter()
+    shown = 0
+    for row in timeline.rows:
+        count = timeline.count(row.key, low, high + 1)
+        ranges = timeline.ranges(row.key, low, high + 1, count + 1)
+        assert len(ranges) == count > 0
+        assert [r.start_ns for r in ranges] == sorted(r.start_ns for r in ranges)
+        if row.kind in ("stream", "thread"):
+            of_kind.update(row.kind for _ in ranges)
+            shown += sum(timeline.linked(r) is not None for r in ranges if row.kind == "stream")
+            assert {r.kind for r in ranges} <= set(KINDS[1:])
+    assert of_kind == Counter({k: n for k, n in (("stream", len(trace.device)), ("thread", len(trace.host))) if n})
+    assert shown == int((trace.device.launch_line >= 0).sum())  # each launch that is known is found
+    agrees_with_the_analysis(trace, timeline)
+    every = {r.name for row in timeline.rows if row.kind != "gpu" for r in all_of(timeline, row.key)}
+    for name in sorted(every)[:20]:
+        found = timeline.search(name, 0, low - 1)
+        assert name == "" or (found is not None and name.casefold() in found.name.casefold())
+
+
+def all_of(timeline: Timeline, row: int) -> list[Range]:
+    low, high = timeline.window_ns
+    return timeline.ranges(row, low, high + 1, 10**9)
+
+
+def agrees_with_the_analysis(trace: Trace, timeline: Timeline) -> None:
+    """A GPU's row covers what its busy time is, and shows compute where the breakdown does."""
+    low, high = timeline.window_ns
+    columns = 37
+    edges = [low + (high - low) * i // columns for i in range(columns + 1)]
+    lines = {gpu_number(trace, line.gpu): line for line in timelines(trace)}
+    for row in timeline.rows:
+        if row.kind != "gpu" or row.gpu not in lines:
+            continue
+        line = lines[row.gpu]
+        share = timeline.coverage(row.key, low, high, columns)
+        busy = coverage(line.busy, edges[:-1], edges[1:])
+        for i in range(columns):
+            assert share[i] == pytest.approx(busy[i] / (edges[i + 1] - edges[i]), abs=1e-5)
+        computes = coverage(line.compute, edges[:-1], edges[1:])
+        kinds = timeline.kinds(row.key, low, high, columns)
+        assert all(kinds[i] == KINDS.index("compute") for i in range(columns) if computes[i] * 2 > busy[i])
+        assert Kind.COMPUTE == 0 and KINDS[1] == "compute"

@@ -1,0 +1,197 @@
+"""Every question to a timeline against the plain truth, on small traces of any shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gputop.timeline.model import KINDS
+from gputop.timeline.reader import Timeline
+from gputop.trace.model import Kind, Trace
+from tests.timeline.make import Plain, timeline_of
+from tests.trace.build import Builder
+
+_HORIZON = 60
+_times = st.tuples(st.integers(0, _HORIZON), st.integers(0, 15))
+_device = st.tuples(_times, st.integers(0, 1), st.integers(1, 2), st.sampled_from(list(Kind)),
+                    st.sampled_from(["gemm", "Relu", "copy it"]), st.sampled_from([None, "model/dense:MatMul"]))
+_host = st.tuples(_times, st.sampled_from(["python", "tf_data_private_threadpool/1"]),
+                  st.sampled_from(["train", "MatMul", "Iterator::Map", "ΑΒΓ straße"]))
+_traces = st.tuples(st.lists(_device, max_size=14), st.lists(_host, max_size=14)).filter(lambda t: t[0] or t[1])
+_when = st.integers(-5, _HORIZON + 25)
+_many = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def trace_of(events: tuple[list, list]) -> Trace:
+    """Times are nanoseconds, so that all of them can be gone through."""
+    b = Builder(gpus=2)
+    for (start, length), gpu, stream, kind, name, op in events[0]:
+        b.run(gpu, start / 1e3, length / 1e3, name, kind=kind, stream=stream, op=op)
+    for (start, length), line, name in events[1]:
+        b.host(name, start / 1e3, length / 1e3, line)
+    return b.build()
+
+
+def open_(events: tuple[list, list]) -> tuple[Timeline, Plain]:
+    timeline = timeline_of(trace_of(events))
+    return timeline, Plain.of(timeline)
+
+
+@_many
+@given(_traces, _when, st.integers(0, 70), st.integers(1, 12))
+def test_a_picture_is_what_one_sees_instant_by_instant(events, start, length, columns):
+    timeline, plain = open_(events)
+    rows = [row.key for row in timeline.rows]
+    share, kind = timeline.picture(rows, start, start + length, columns)
+    assert share.shape == kind.shape == (len(rows), columns)
+    assert (share.dtype, kind.dtype) == (np.float32, np.uint8)
+    for row in rows:
+        for i in range(columns):
+            low = start + length * i // columns
+            high = max(start + length * (i + 1) // columns, low + 1)
+            expected, dominant = plain.column(row, low, high)
+            assert share[row, i] == pytest.approx(expected, abs=1e-6)
+            assert KINDS[kind[row, i]] == KINDS[dominant]
+    assert (timeline.coverage(rows[-1], start, start + length, columns) == share[-1]).all()
+    assert (timeline.kinds(rows[-1], start, start + length, columns) == kind[-1]).all()
+
+
+@_many
+@given(_traces, _when, st.integers(1, 20), st.booleans())
+def test_the_next_gap(events, time, minimum, back):
+    timeline, plain = open_(events)
+    for row in timeline.rows:
+        gaps = [gap for gap in plain.gaps(row.key) if gap[1] - gap[0] >= minimum]
+        told = [gap for gap in gaps if (gap[0] < time if back else gap[0] > time)]
+        expected = (told[-1] if back else told[0]) if told else None
+        assert timeline.next_gap(row.key, time, minimum, back) == expected
+
+
+@_many
+@given(_traces, _when, st.integers(0, 40))
+def test_the_ranges_of_a_stretch(events, start, length):
+    timeline, plain = open_(events)
+    end = start + length
+    for row in timeline.rows:
+        found = timeline.ranges(row.key, start, end)
+        expected = [r for r in plain.rows[row.key] if start <= r.start_ns < end or r.start_ns < start < r.end_ns]
+        assert sorted(found) == sorted(expected)
+        assert [r.start_ns for r in found] == sorted(r.start_ns for r in found)
+        assert timeline.count(row.key, start, end) == sum(start <= r.start_ns < end for r in expected)
+        few = timeline.ranges(row.key, start, end, 2)
+        longest = sorted((r.end_ns - r.start_ns for r in expected), reverse=True)[:2]
+        assert sorted((r.end_ns - r.start_ns for r in few), reverse=True) == longest
+
+
+@_many
+@given(_traces, _when)
+def test_the_innermost_range_at_an_instant(events, time):
+    timeline, plain = open_(events)
+    for row in timeline.rows:
+        found = timeline.at(row.key, time)
+        there = [r for r in plain.rows[row.key] if r.start_ns <= time < r.end_ns]
+        if not there:
+            assert found is None
+            continue
+        assert found is not None and found in there
+        own = [r for r in there if r.row == found.row]
+        assert found == max(own, key=lambda r: (r.start_ns, -r.end_ns, r.index))
+        # The busiest stream that shows something is the one that counts.
+        assert found.row == min(r.row for r in there)
+
+
+@_many
+@given(_traces, _when, st.booleans())
+def test_the_next_range(events, time, back):
+    timeline, plain = open_(events)
+    for row in timeline.rows:
+        found = timeline.next_range(row.key, time, back)
+        told = sorted(r.start_ns for r in plain.rows[row.key] if (r.start_ns < time if back else r.start_ns > time))
+        assert (found.start_ns if found else None) == ((told[-1] if back else told[0]) if told else None)
+
+
+@_many
+@given(_traces, st.booleans())
+def test_from_range_to_range_by_its_index_misses_none(events, back):
+    timeline, plain = open_(events)
+    for row in timeline.rows:
+        ranges = plain.rows[row.key]
+        if row.kind == "gpu" or not ranges:
+            continue
+        at = ranges[-1] if back else ranges[0]
+        seen = [at]
+        while (following := timeline.next_range(row.key, at.start_ns, back, at.index)) is not None:
+            seen.append(at := following)
+        assert seen == (ranges[::-1] if back else ranges)
+
+
+@_many
+@given(_traces, st.sampled_from(["mat", "MATMUL", "e", "dense", "STRASSE", "αβγ", "no such", ""]), _when,
+       st.integers(0, 8), st.booleans())
+def test_search_goes_through_all_hits_in_order(events, text, time, row, back):
+    timeline, plain = open_(events)
+    row = min(row, len(timeline.rows) - 1)
+    hits = sorted(
+        (r for key, ranges in plain.rows.items() if timeline.rows[key].kind in ("stream", "thread") for r in ranges
+         if text and (text.casefold() in r.name.casefold() or text.casefold() in r.tf_op.casefold())),
+        key=lambda r: (r.start_ns, r.row, r.index))
+    left = [r for r in hits if ((r.start_ns, r.row) < (time, row) if back else (r.start_ns, r.row) > (time, row))]
+    found, at = [], timeline.search(text, row, time, back)
+    while at is not None:
+        found.append(at)
+        at = timeline.search(text, at.row, at.start_ns, back, at.index)
+    assert found == (left[::-1] if back else left)
+
+
+def test_names_and_depths_are_told():
+    b = Builder()
+    b.run(0, 10, 5, "gemm", launch=1, op="model/dense:MatMul")
+    b.host("outer", 0, 50).host("inner", 0.5, 20).host("innermost", 1, 2)
+    timeline = timeline_of(b.build())
+    row = next(row for row in timeline.rows if row.label == "python")
+    assert row.depth == 2
+    assert [(r.name, r.depth, r.kind) for r in timeline.ranges(row.key, 0, 10**6)] == [
+        ("outer", 0, "host"), ("inner", 1, "host"), ("innermost", 2, "host")]
+    kernel = timeline.at(0, 12_000)
+    assert kernel is not None and (kernel.name, kernel.tf_op, kernel.kind) == ("gemm", "model/dense:MatMul", "compute")
+    assert timeline.rows[kernel.row].kind == "stream"
+    with pytest.raises(IndexError):
+        timeline.range(row.key, 3)
+
+
+def test_many_events_are_told_in_blocks():
+    """More events than are looked at in one go, a long one around them, and hits far apart."""
+    b = Builder()
+    b.host("around", 0, 100_000)
+    for i in range(12_000):
+        b.host("small", 1 + 8 * i, 4)
+    b.host("needle", 99_000, 10)
+    timeline = timeline_of(b.build())
+    between = timeline.at(0, 96_006_000)
+    assert between is not None and between.name == "around"
+    assert [r.name for r in timeline.ranges(0, 96_006_000, 96_007_000)] == ["around"]
+    found = timeline.search("needle", 0, 0)
+    assert found is not None and found.start_ns == 99_000_000
+    assert timeline.search("NEEDLE", 0, 10**9, back=True) == found
+    longest = timeline.ranges(0, 0, 10**9, 2)
+    assert [r.name for r in longest] == ["around", "needle"]
+    assert timeline.next_gap(0, 0, 1) is None
+
+
+def test_a_closed_timeline_lets_go_of_its_file():
+    b = Builder()
+    b.run(0, 10, 5)
+    with timeline_of(b.build()) as timeline:
+        assert timeline.rows
+    with pytest.raises(AttributeError):
+        timeline.picture([0], 0, 10, 1)
+
+
+def test_no_rows_and_no_columns_are_no_picture():
+    b = Builder()
+    b.run(0, 10, 5)
+    timeline = timeline_of(b.build())
+    assert timeline.picture([], 0, 10, 5)[0].shape == (0, 5)
+    assert timeline.picture([0, 1], 0, 10, 0)[1].shape == (2, 0)
