@@ -61,16 +61,18 @@ def test_wrong_values_are_wrong_usage_too(args: list[str], capsys: pytest.Captur
     assert "gputop:" in capsys.readouterr().err
 
 
-def test_the_monitor_needs_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--demo"]) == 2
-    assert "snapshot" in capsys.readouterr().err
+def test_without_a_terminal_the_monitor_is_one_look_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--demo", "--interval", "0.2"]) == 0
+    said = capsys.readouterr()
+    assert "standard output is no terminal" in said.err and "gputop snapshot" in said.err
+    assert "SIMULATED" in said.out and "What to do" in said.out and "\x1b" not in said.out
 
 
 def test_options_count_before_and_after_the_command() -> None:
     before = parser().parse_args(["--interval", "0.5", "--attach", "a:1", "snapshot"])
     after = parser().parse_args(["snapshot", "--interval", "0.5", "--attach", "a:1"])
     assert before.interval == after.interval == 0.5 and before.attach == after.attach == ["a:1"]
-    assert parser().parse_args(["snapshot"]).interval == 1.0
+    assert parser().parse_args(["snapshot"]).interval is None, "the config file may say"
     assert parser().parse_args(["--demo"]).demo == "default"
     assert parser().parse_args(["--demo", "healthy"]).demo == "healthy"
 

@@ -7,9 +7,9 @@ import contextlib
 import os
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gputop.config import remember
 from gputop.errors import GputopError
 from gputop.options import SIMULATED_DEFAULT
 from gputop.samples import OK
@@ -17,6 +17,7 @@ from gputop.samples import OK
 if TYPE_CHECKING:
     from gputop.session import Options, Session
     from gputop.sources import Source
+    from gputop.tui.preferences import Preferences
 
 LATE_TICKS = 5
 
@@ -36,9 +37,23 @@ def source_of(args: argparse.Namespace) -> Source:
 
 
 def options_of(args: argparse.Namespace) -> Options:
-    from gputop.session import DEFAULT_LOGDIR, Options
+    from gputop.session import Options
 
-    return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir or Path(DEFAULT_LOGDIR))
+    return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir)
+
+
+def preferences_of(args: argparse.Namespace) -> Preferences:
+    """How the monitor is to look, on this terminal."""
+    from gputop.tui.look import terminal_colors, terminal_glyphs
+    from gputop.tui.preferences import Preferences
+
+    config = args.config
+    return Preferences(
+        theme=args.theme, colors=terminal_colors() if args.color == "auto" else args.color,
+        glyphs=terminal_glyphs() if args.ascii == "auto" else "ascii" if args.ascii else "unicode",
+        low_bandwidth=None if args.low_bandwidth == "auto" else args.low_bandwidth,
+        metric=str(config["metric"]), span_s=float(config["span"]), warnings=config.warnings,
+        keep_theme=lambda name: remember(config.path, "theme", name))
 
 
 def _attached(args: argparse.Namespace) -> tuple[str, ...]:

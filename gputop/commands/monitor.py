@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 
-from gputop.commands.common import options_of, source_of
-from gputop.errors import EXIT_USAGE, GputopError
+from gputop.commands.common import options_of, preferences_of, say, source_of
 
 
 def run(args: argparse.Namespace) -> int:
@@ -17,18 +17,31 @@ def run(args: argparse.Namespace) -> int:
     source = source_of(args)
     if not source.simulated and (args.source == "dcgm" or not _has_driver()):
         source.open()  # raises with the exact cause, before the screen is taken
+    unfit = unfit_terminal()
+    if unfit:
+        from gputop.commands import snapshot
+
+        say(f"{unfit}: one look as text in place of the monitor (gputop snapshot has more forms)")
+        return snapshot.run(argparse.Namespace(**{**vars(args), "format": "text", "output": None, "seconds": 2.0}))
+    preferences = preferences_of(args)
+    with contextlib.closing(Session(source, options_of(args))) as session, \
+            first_frame.shown(session, preferences.look()) as frame:
+        preferences.tell_textual()
+        from gputop.tui import app
+
+        return app.run(session, preferences, frame)
+
+
+def unfit_terminal() -> str:
+    """Why the monitor cannot be drawn or steered here, or nothing."""
     if not sys.stdout.isatty():
-        raise GputopError("the monitor needs a terminal", "Headless: gputop snapshot --format json|text",
-                          EXIT_USAGE)
-    with contextlib.closing(Session(source, options_of(args))) as session:
-        painted = first_frame.show(session)
-        try:
-            from gputop.tui import app
-        except BaseException:
-            if painted:
-                first_frame.leave()
-            raise
-        return app.run(session)
+        return "standard output is no terminal"
+    if not sys.stdin.isatty():
+        return "standard input is no terminal, so no key would be heard"
+    term = os.environ.get("TERM", "")
+    if term in ("", "dumb", "unknown"):
+        return f"TERM is {term}, a terminal on which nothing can be placed" if term else "TERM is not set"
+    return ""
 
 
 def _has_driver() -> bool:

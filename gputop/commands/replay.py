@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 
-from gputop.commands.common import options_of, say
+from gputop.commands.common import options_of, preferences_of, say
 from gputop.errors import EXIT_USAGE, GputopError
 
 
@@ -20,4 +20,4 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.closing(Session(player, options_of(args), told=snapshot)) as session:
         from gputop.tui import app
 
-        return app.run(session)
+        return app.run(session, preferences_of(args))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from textual import events
-from textual.app import App, ComposeResult, SystemCommand
+from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.containers import Container, VerticalScroll
 from textual.message import Message
@@ -23,16 +23,19 @@ from gputop.text import printable
 from gputop.tui import rows
 from gputop.tui.actions import ActionsPanel
 from gputop.tui.columns import METRICS, lines_per_gpu
+from gputop.tui.first_frame import FirstFrame
 from gputop.tui.gpu_table import GpuTable
 from gputop.tui.lines import LinesWidget
+from gputop.tui.preferences import Preferences
 from gputop.tui.processes import ProcessPanel
+from gputop.tui.terminal import TerminalApp
 
 FAILURE_SHOWN_S = 30.0
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 SPANS_S = (60.0, 120.0, 240.0, 600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
 
 
-class GputopApp(App[int]):
+class GputopApp(TerminalApp):
     """The main screen over a :class:`~gputop.session.Session`."""
 
     TITLE = "gputop"
@@ -73,8 +76,9 @@ class GputopApp(App[int]):
             super().__init__()
             self.change = change
 
-    def __init__(self, session: Session) -> None:
-        super().__init__()
+    def __init__(self, session: Session, preferences: Preferences | None = None,
+                 first_frame: FirstFrame | None = None) -> None:
+        super().__init__(preferences, first_frame)
         self.session = session
         self.paused = False
         self._quitting = False
@@ -102,6 +106,9 @@ class GputopApp(App[int]):
         for number in (signal.SIGTERM, signal.SIGHUP):
             with contextlib.suppress(RuntimeError):  # only the main thread may
                 loop.add_signal_handler(number, lambda: self.call_next(self.action_quit))
+        table = self.query_one(GpuTable)
+        table.metric = self.preferences.metric or table.metric
+        table.span_s = self.preferences.span_s or table.span_s
         self.session.listen(self._session_changed)
         self.session.start()
         self.call_after_refresh(self._after_first_frame)
@@ -113,6 +120,7 @@ class GputopApp(App[int]):
         await self.mount(Footer(show_command_palette=False))
         self.query_one("#actions").focus()
         self._refresh_all()
+        self.tell_preferences()
         # What exists by now stays until the end: the collector need not look at it every few seconds.
         gc.collect()
         gc.freeze()
@@ -131,7 +139,8 @@ class GputopApp(App[int]):
         elif not self.query("#header"):
             pass  # the screen is being taken down
         elif message.change == "sample":
-            self._refresh_all()
+            if self.picture_due():
+                self._refresh_all()
         else:
             self._refresh_job()
             if message.change == "capture":
@@ -428,9 +437,9 @@ class GputopApp(App[int]):
             yield SystemCommand(title, text, action)
 
 
-def run(session: Session) -> int:
+def run(session: Session, preferences: Preferences | None = None, first_frame: FirstFrame | None = None) -> int:
     """Run the monitor over a started session until the user quits; returns the exit status."""
-    app = GputopApp(session)
+    app = GputopApp(session, preferences, first_frame)
     status = app.run()
     session.close()
     if app.error is not None:

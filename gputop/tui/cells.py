@@ -5,7 +5,7 @@ to the next. So what it writes is drawn here into a grid, and :meth:`Cells.updat
 that brings the terminal there. It also makes frames droppable: between two calls any number of frames may
 be fed, and a terminal that was not read for a minute is brought up to date by one update.
 
-Understood is what Textual draws with: cursor addresses, SGR, text. Everything else (modes, the clipboard,
+Understood is what Textual and an update draw with: cursor addresses, SGR, text. Everything else (modes, the clipboard,
 a bell) is passed on in order, ahead of the cells. Rows with characters whose width terminals disagree
 about are sent whole, so that an error cannot spread.
 """
@@ -61,7 +61,7 @@ def _change(before: Pen, after: Pen) -> str:
     if before == after:
         return ""
     old, new = _parts(before), _parts(after)
-    whole = ["", *sorted(new[0]), *filter(None, new[1:])] if new != (frozenset(), "", "") else [""]
+    whole = ["", *sorted(new[0]), *filter(None, new[1:])]
     codes = whole
     if old[0] <= new[0]:
         codes = sorted(new[0] - old[0])
@@ -118,6 +118,10 @@ class Cells:
         out, self._controls = "".join(self._controls), []
         return out
 
+    def withdraw(self, control: str) -> None:
+        """Do not send this control, if it has not been sent."""
+        self._controls = [other for other in self._controls if other != control]
+
     def feed(self, data: str) -> None:
         """Draw what was written; nothing is sent."""
         position = 0
@@ -137,6 +141,8 @@ class Cells:
         elif final in ("H", "f"):
             y, _, x = parameters.partition(";")
             self._y, self._x = int(y or 1) - 1, int(x or 1) - 1
+        elif final == "C":
+            self._x += int(parameters or 1)
         elif whole == "\n":
             self._y += 1
         elif whole == "\r":
@@ -169,10 +175,13 @@ class Cells:
         for char in text:
             cells = get_character_cell_size(char)
             if cells == 0:
-                if 0 < self._x <= self.width:
-                    chars[self._x - 1] += char
+                before = min(self._x, self.width) - 1
+                if before >= 1 and chars[before] == "":
+                    before -= 1
+                if before >= 0:
+                    chars[before] += char
                 continue
-            if 0 <= self._x and self._x + cells <= self.width:
+            if self._x + cells <= self.width:
                 if chars[self._x] == "" and self._x:
                     chars[self._x - 1] = " "  # half of a wide character is left: terminals blank it
                 after = self._x + cells
@@ -222,10 +231,9 @@ class Cells:
         for x in range(self.width):
             if chars[x] == shown_chars[x] and pens[x] == shown_pens[x]:
                 continue
-            if spans and x - spans[-1][1] <= _NEAR and len(set(pens[spans[-1][1] - 1:x + 1])) == 1:
-                spans[-1] = (spans[-1][0], x + 1)
-            elif spans and x == spans[-1][1]:
-                spans[-1] = (spans[-1][0], x + 1)
+            start, end = spans[-1] if spans else (0, -_NEAR - 1)
+            if x == end or (x - end <= _NEAR and len(set(pens[end - 1:x + 1])) == 1):
+                spans[-1] = (start, x + 1)
             else:
                 spans.append((x, x + 1))
         return spans

@@ -58,7 +58,8 @@ class LineDriver(LinuxDriver):
                  size: tuple[int, int] | None = None) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)
         # The screen, even where messages go elsewhere: gputop 2> log.
-        self._out = (sys.__stdout__ if sys.__stdout__ and sys.__stdout__.isatty() else sys.__stderr__).fileno()
+        streams = (sys.__stdout__, sys.__stderr__)
+        self._out = next((stream.fileno() for stream in streams if stream and stream.isatty()), 2)
         self.meter = Meter()
         self.cells = Cells(*self._get_terminal_size())
         self._lock = threading.RLock()  # Textual's input thread writes, too; so do its signal handlers
@@ -85,6 +86,9 @@ class LineDriver(LinuxDriver):
             self._get_terminal_size()
             self.cells.forget()
         super().start_application_mode()
+        frame = getattr(self._app, "first_frame", None)
+        if frame is not None and frame.taken():
+            self.cells.withdraw("\x1b[?1049h")  # it stands there until what follows is drawn over it
 
     def stop_application_mode(self) -> None:
         if self._answers:

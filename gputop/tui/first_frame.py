@@ -7,29 +7,64 @@ colours, and Textual takes over what is already there.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import threading
+from collections.abc import Iterator
+from typing import NoReturn
 
-from rich.color import ColorSystem
+from rich.style import Style
 
 from gputop.samples import NodeSample
 from gputop.session import Session
 from gputop.text import fit
 from gputop.tui import rows
 from gputop.tui.columns import ACTIVITY, Field, figures_of, lines_per_gpu, plan, title_texts
+from gputop.tui.look import SYSTEMS, Look
 from gputop.tui.palette import BLANK, BLANK_STYLE, DIM, PLAIN
 from gputop.tui.runs import Run
 
 PATIENCE_S = 0.4  # how long to wait for the first sample before Textual may start without it
-_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J", "\x1b[?25h\x1b[?1049l"
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J", "\x1b[m\x1b[?25h\x1b[?1049l"
 
 
-def show(session: Session) -> bool:
-    """Start the session and paint its first sample; False where the screen was left alone.
+class FirstFrame:
+    """Whether it is on the screen; who takes the screen over says :meth:`taken`."""
 
+    on_screen = False
+
+    def taken(self) -> bool:
+        """True where there was a frame, and with it the terminal's other screen."""
+        was, self.on_screen = self.on_screen, False
+        return was
+
+
+@contextlib.contextmanager
+def shown(session: Session, look: Look) -> Iterator[FirstFrame]:
+    """Start the session and paint its first sample, if it comes in time and the terminal has room.
+
+    The screen is given back where an error or a signal comes before Textual has taken it over.
     Raises the session's failure, should the source not open in that time.
     """
+    def ended(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    frame = FirstFrame()
+    before = {number: signal.signal(number, ended) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        _show(session, look, frame)
+        yield frame
+    finally:
+        if frame.taken():
+            sys.stdout.write(_LEAVE)
+            sys.stdout.flush()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show(session: Session, look: Look, frame: FirstFrame) -> None:
     there = threading.Event()
     session.listen(lambda change: there.set() if change in ("sample", "failed") else None)
     session.start()
@@ -37,33 +72,16 @@ def show(session: Session) -> bool:
     if session.failure is not None:
         raise session.failure
     sample = session.sample
-    if sample is None or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
-        return False
     size = os.get_terminal_size(sys.stdout.fileno())
-    if size.columns < 20 or size.lines < 5:
-        return False
-    sys.stdout.write(_ENTER + paint(sample, session.interval_s, size.columns, size.lines, color_system()))
-    sys.stdout.flush()
-    return True
-
-
-def leave() -> None:
-    """Give the screen back, should Textual not have come to do so."""
-    sys.stdout.write(_LEAVE)
+    if sample is None or size.columns < 20 or size.lines < 5:
+        return
+    frame.on_screen = True
+    sys.stdout.write(paint(sample, session.interval_s, size.columns, size.lines, look, _ENTER))
     sys.stdout.flush()
 
 
-def color_system() -> ColorSystem | None:
-    """What the terminal says it can show; None without colour."""
-    if os.environ.get("NO_COLOR"):
-        return None
-    if os.environ.get("COLORTERM", "").lower() in ("truecolor", "24bit"):
-        return ColorSystem.TRUECOLOR
-    return ColorSystem.EIGHT_BIT if "256" in os.environ.get("TERM", "") else ColorSystem.STANDARD
-
-
-def paint(sample: NodeSample, interval_s: float, width: int, height: int, colors: ColorSystem | None) -> str:
-    """Header, GPUs and host as text with colour sequences, at most ``height`` lines."""
+def paint(sample: NodeSample, interval_s: float, width: int, height: int, look: Look, enter: str = "") -> str:
+    """Header, GPUs and host as text with colour sequences, at most ``height`` lines, on the theme's ground."""
     fields = plan(width)
     per_gpu = lines_per_gpu(height, len(sample.gpus))
     title = "".join(title_texts(fields, "SM active"))
@@ -73,8 +91,24 @@ def paint(sample: NodeSample, interval_s: float, width: int, height: int, colors
         lines += [[] for _ in range(per_gpu - 1)]
         lines.insert(len(lines) - (per_gpu - 1), _gpu_line(fields, figures, width))
     lines.append(rows.host(sample, width))
-    return "\r\n".join("".join(style.render(text, color_system=colors) for text, style in line)
-                       for line in lines[:height])
+    ground, panel = look.ground(), look.ground("panel")
+    # Erased with the ground's colour, the terminal fills the screen with it.
+    return (_sequence(ground, look) + enter if enter else "") + "\r\n".join(
+        _line(line, ground if y else panel, look) for y, line in enumerate(lines[:height]))
+
+
+def _line(line: list[Run], ground: Style, look: Look) -> str:
+    out = []
+    for text, style in line:
+        shown, meant = look.run(text, style)
+        out.append((ground + meant).render(shown, color_system=SYSTEMS[look.colors]))
+    fill = _sequence(ground, look)
+    return "".join(out) + (f"{fill}\x1b[K\x1b[m" if fill else "")
+
+
+def _sequence(style: Style, look: Look) -> str:
+    """What sets a style; nothing where it says nothing."""
+    return style.render("x", color_system=SYSTEMS[look.colors]).partition("x")[0]
 
 
 def _gpu_line(fields: list[Field], figures: dict[str, Run], width: int) -> list[Run]:

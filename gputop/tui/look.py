@@ -56,7 +56,7 @@ def terminal_glyphs(env: Mapping[str, str] | None = None) -> Glyphs:
     return "console" if env.get("TERM", "").lower().startswith("linux") else "unicode"
 
 
-SYSTEMS: dict[Colors, ColorSystem | None] = {
+SYSTEMS: dict[Colors, ColorSystem] = {
     "truecolor": ColorSystem.TRUECOLOR, "256": ColorSystem.EIGHT_BIT, "16": ColorSystem.STANDARD,
     "none": ColorSystem.STANDARD}  # attributes need a system, too; colours are gone by then
 
@@ -213,10 +213,9 @@ class Look:
             shown = self._styles[style] = self._without_color(style) if self.colors == "none" else self._colored(style)
         return shown
 
-    def ground(self, name: str = "ground") -> Color:
-        """The theme's ground, surface or panel."""
-        color = self.style(Style(bgcolor=DARK.names[name])).bgcolor
-        return color if color is not None else Color.default()
+    def ground(self, name: str = "ground") -> Style:
+        """The theme's ground, surface or panel; without colour, nothing."""
+        return self.style(Style(bgcolor=DARK.names[name]))
 
     # -- shapes in place of colours ------------------------------------------------------------
 
@@ -243,7 +242,7 @@ class Look:
         if ground is not None and not ground.is_default:
             rgb = _rgb_of(ground) or tuple(ground.get_truecolor())
             if rgb not in _levels():
-                lightness, a, b = _lab(rgb)  # type: ignore[arg-type]
+                lightness = _lab(rgb)[0]  # type: ignore[arg-type]
                 loud = lightness < 0.7 if self._light else lightness > 0.42
         return Style(bold=style.bold, italic=style.italic, underline=style.underline, strike=style.strike,
                      reverse=True if loud else style.reverse, meta=style.meta or None)

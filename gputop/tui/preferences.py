@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gputop.tui.look import Colors, Glyphs, Look
+from rich.color import ColorSystem
+
+from gputop.tui.look import SYSTEMS, Colors, Glyphs, Look
 from gputop.tui.palette import SCHEMES
 
 DEFAULT_THEME = "gputop-dark"
@@ -23,6 +26,11 @@ class Preferences:
     span_s: float | None = None
     warnings: tuple[str, ...] = ()  # of the config file
     keep_theme: Callable[[str], str] | None = None  # remembers the choice of a theme; says what went wrong, or ""
+
+    def tell_textual(self) -> None:
+        """How many colours there are; Textual asks once, when it is imported."""
+        names = {ColorSystem.TRUECOLOR: "truecolor", ColorSystem.EIGHT_BIT: "256"}
+        os.environ["TEXTUAL_COLOR_SYSTEM"] = names.get(SYSTEMS[self.colors], "standard")
 
     def look(self) -> Look:
         """Before Textual is there to say whether its theme is a dark one."""

@@ -15,6 +15,7 @@ from textual.theme import Theme
 from gputop.text import printable
 from gputop.tui import themes
 from gputop.tui.driver import LineDriver
+from gputop.tui.first_frame import FirstFrame
 from gputop.tui.look import Look
 from gputop.tui.preferences import DEFAULT_THEME, Preferences
 
@@ -36,11 +37,11 @@ class LookFilter(LineFilter):
 class TerminalApp(App[int]):
     """An app that never waits for its terminal and shows itself as well as that terminal can."""
 
-    def __init__(self, preferences: Preferences | None = None, painted: bool = False) -> None:
-        """``painted``: the first frame is on the terminal's other screen already."""
+    def __init__(self, preferences: Preferences | None = None, first_frame: FirstFrame | None = None) -> None:
+        """``first_frame``: what may be on the screen already."""
         super().__init__(driver_class=LineDriver)
         self.preferences = preferences or Preferences()
-        self.painted = painted
+        self.first_frame = first_frame
         self.low_bandwidth = bool(self.preferences.low_bandwidth)
         self._low_bandwidth_fixed = self.preferences.low_bandwidth is not None
         self._drawn_s = 0.0
@@ -59,7 +60,7 @@ class TerminalApp(App[int]):
                             "Ctrl+p, Theme shows them all.")
         for warning in warnings:
             self.notify(warning, title="Settings", severity="warning", timeout=12, markup=False)
-        self.theme_changed_signal.subscribe(self, self._theme_changed)  # type: ignore[arg-type]
+        self.theme_changed_signal.subscribe(self, self._theme_changed)
 
     # -- theme, colours, glyphs ----------------------------------------------------------------
 

@@ -95,7 +95,8 @@ class Terminal:
         def last(on: bytes, off: bytes) -> bool:
             return sent.rfind(off) > sent.rfind(on) or on not in sent
 
-        pairs = [(f"\x1b[?{mode}h".encode(), f"\x1b[?{mode}l".encode()) for mode in (1049, 1000, 1003, 1006, 2004, 1004)]
+        modes = (1049, 1000, 1003, 1006, 2004, 1004)
+        pairs = [(f"\x1b[?{mode}h".encode(), f"\x1b[?{mode}l".encode()) for mode in modes]
         return (termios.tcgetattr(self.theirs) == self.attributes and all(last(on, off) for on, off in pairs)
                 and last(b"\x1b[?25l", b"\x1b[?25h") and last(b"\x1b[?7l", b"\x1b[?7h")
                 and sent.count(b"\x1b[>") <= sent.count(b"\x1b[<u"))

@@ -1,0 +1,19 @@
+"""``gputop config``: where the settings are, and all of them."""
+
+from __future__ import annotations
+
+import argparse
+
+from gputop.config import Config, document
+from gputop.errors import EXIT_OK, GputopError
+
+
+def run(args: argparse.Namespace) -> int:
+    config: Config = args.config
+    if args.path:
+        if config.path is None:
+            raise GputopError("a user without a home folder has no file of settings", "Set HOME or XDG_CONFIG_HOME.")
+        print(config.path)
+    else:
+        print(document(config), end="")
+    return EXIT_OK

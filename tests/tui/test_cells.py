@@ -1,0 +1,96 @@
+"""What is sent must leave the terminal with what was drawn, whatever was drawn, and be short."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gputop.tui.cells import Cells
+
+WIDTH, HEIGHT = 12, 4
+TEXTS = st.text(st.sampled_from("ab z▀█·…漢é\u0301⚡"), min_size=1, max_size=8)
+PENS = st.sampled_from(["", "1", "7", "38;2;1;2;3", "1;38;2;1;2;3;48;5;17", "31;44", "48;2;9;9;9", "4;90"])
+WRITES = st.lists(st.tuples(st.integers(0, HEIGHT), st.integers(0, WIDTH - 1), PENS, TEXTS), max_size=6)
+
+
+def drawn(writes: list[tuple[int, int, str, str]]) -> str:
+    """As rich draws: the address, each text with its whole style and a reset after it."""
+    return "".join(f"\x1b[{y + 1};{x + 1}H" + (f"\x1b[{pen}m{text}\x1b[0m" if pen else text)
+                   for y, x, pen, text in writes)
+
+
+def looks(cells: Cells) -> list[list[tuple[str, object]]]:
+    """What can be seen: the colour of a space cannot."""
+    from gputop.tui.cells import _blank, _parts
+
+    return [[(char, _parts(_blank(pen) if char == " " else pen)) for char, pen in zip(*rows, strict=True)]
+            for rows in zip(cells._chars, cells._pens, strict=True)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(WRITES, st.booleans()), min_size=1, max_size=6))
+def test_a_terminal_that_gets_the_updates_shows_what_was_drawn(frames: list[tuple[list, bool]]) -> None:
+    ours, theirs = Cells(WIDTH, HEIGHT), Cells(WIDTH, HEIGHT)
+    for writes, sent in frames:
+        ours.feed(drawn(writes))
+        if sent:  # the others are dropped
+            theirs.feed(ours.update())
+    theirs.feed(ours.update())
+    assert looks(theirs) == looks(ours)
+    assert ours.update() == ""
+
+
+def test_only_what_differs_is_sent_and_with_the_fewest_codes() -> None:
+    cells = Cells(40, 3)
+    cells.feed("\x1b[H\x1b[1;38;2;9;9;9;48;2;1;1;1mGPU 0  45%\x1b[0m")
+    cells.update()
+    cells.feed("\x1b[H\x1b[1;38;2;9;9;9;48;2;1;1;1mGPU 0  46%\x1b[0m")
+    assert cells.update() == "\x1b[1;9H\x1b[1;38;2;9;9;9;48;2;1;1;1m6\x1b[m\x1b[1;11H"
+    cells.feed("\x1b[2H\x1b[38;2;9;9;9;48;2;1;1;1ma\x1b[0m\x1b[38;2;8;8;8;48;2;1;1;1mb\x1b[0m")
+    update = cells.update()
+    assert "\x1b[38;2;8;8;8mb" in update, "the ground stays"
+    cells.feed("\x1b[2H\x1b[38;2;9;9;9;48;2;1;1;1ma\x1b[0m\x1b[38;2;8;8;8;48;2;1;1;1mb\x1b[0m")
+    assert cells.update() == ""
+
+
+def test_modes_the_clipboard_and_the_bell_pass_in_order_and_frames_are_bracketed_where_that_is_known() -> None:
+    cells = Cells(10, 2)
+    cells.feed("\x1b[?1049h\x1b[?25l\x1b]52;c;Zm9v\x07\x07")
+    assert cells.update().startswith("\x1b[?1049h\x1b[?25l\x1b]52;c;Zm9v\x07\x07\x1b[1H")
+    cells.feed("\x1b[?2026h\x1b[Hx\x1b[?2026l")
+    update = cells.update()
+    assert update.startswith("\x1b[?2026h\x1b[1H") and update.endswith("\x1b[?2026l")
+
+
+def test_after_a_resize_and_when_asked_everything_is_drawn_again() -> None:
+    cells = Cells(10, 2)
+    cells.feed("\x1b[Habc\x1b[2Hdef")
+    first = cells.update()
+    cells.forget()
+    assert cells.update() == first
+    cells.resize(4, 1)
+    cells.feed("\x1b[Habcdefg\x1b[9;9Hout of sight")
+    assert re.sub(r"\x1b\[[\d;]*[Hm]", "", cells.update()) == "abcd"
+
+
+def test_a_row_with_characters_of_unsure_width_is_sent_whole() -> None:
+    cells = Cells(10, 1)
+    cells.feed("\x1b[H漢字 abc")
+    cells.update()
+    cells.feed("\x1b[1;7Hx")
+    assert "漢字 axc" in cells.update()
+    cells.feed("\x1b[Habcd efg")
+    assert "abcd efg" in cells.update()
+    cells.feed("\x1b[1;1HA")
+    assert re.sub(r"\x1b\[[\d;]*[Hm]", "", cells.update()) == "A", "and is an ordinary one again"
+
+
+@pytest.mark.parametrize("torn", ["\x1b", "\x1b[", "\x1b[38;2", "\x1b]52;c;abc"])
+def test_rubbish_does_no_harm(torn: str) -> None:
+    cells = Cells(10, 2)
+    cells.feed(torn)
+    cells.feed("\x1b[2Hok")
+    assert "ok" in cells.update()
