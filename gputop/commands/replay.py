@@ -18,6 +18,8 @@ def run(args: argparse.Namespace) -> int:
     if not sys.stdout.isatty():
         raise GputopError("replay needs a terminal", "Run it in one; a recording has no other view.", EXIT_USAGE)
     with contextlib.closing(Session(player, options_of(args), told=snapshot)) as session:
+        preferences = preferences_of(args)
+        preferences.tell_textual()
         from gputop.tui import app
 
-        return app.run(session, preferences_of(args))
+        return app.run(session, preferences)

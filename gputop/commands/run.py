@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from gputop.commands.common import options_of, say, source_of
+from gputop.commands.common import options_of, preferences_of, say, source_of
 from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.launch import environment
 
@@ -76,9 +76,11 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
         announcements.start()
         try:
             with contextlib.closing(session):
+                preferences = preferences_of(args)
+                preferences.tell_textual()
                 from gputop.tui.run_app import run as run_monitor
 
-                run_monitor(session, job)
+                run_monitor(session, job, preferences)
         except GputopError as error:  # of the monitor's, not of the job's
             say(f"the monitor ended: {error.message}")
         see_out(job, print)

@@ -23,6 +23,7 @@ from gputop.tui.app import GputopApp
 from gputop.tui.keys import key
 from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
+from gputop.tui.preferences import Preferences
 from gputop.tui.rows import spread
 from gputop.tui.runs import Run
 
@@ -39,8 +40,8 @@ class RunApp(GputopApp):
     class JobChanged(Message):
         """The job ended, or told of its profiler server."""
 
-    def __init__(self, session: Session, job: Job) -> None:
-        super().__init__(session)
+    def __init__(self, session: Session, job: Job, preferences: Preferences | None = None) -> None:
+        super().__init__(session, preferences)
         self.job = job
         self._told_server = self._told_end = False
 
@@ -180,9 +181,9 @@ class Leave(ModalScreen[str | None]):
         self.dismiss(answer)
 
 
-def run(session: Session, job: Job) -> None:
+def run(session: Session, job: Job, preferences: Preferences | None = None) -> None:
     """Run the monitor beside ``job`` until the user leaves it; raises what made the monitor fail."""
-    app = RunApp(session, job)
+    app = RunApp(session, job, preferences)
     app.run()
     if app.error is not None:
         raise app.error
