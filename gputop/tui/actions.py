@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.advice.finding import Finding
 from gputop.text import bytes_, fit, printable, rate, ratio, seconds
+from gputop.tui.keys import key
 from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.tui.runs import Run, spread, wrap
@@ -48,10 +49,11 @@ class ActionsPanel(LinesWidget, can_focus=True):
     """A list of findings; up and down select, enter asks for the details."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "up", show=False),
-        Binding("down,j", "move(1)", "down", show=False),
-        Binding("enter", "details", "details", show=False),
+        key("up,k", "move(-1)", "up", "select the one above"),
+        key("down,j", "move(1)", "down", "select the one below"),
+        key("enter", "details", "details", "evidence, gain, code to paste, the rule and its source"),
     ]
+    PANEL = "What to do"
 
     class Opened(Message):
         """The details of a finding are wanted."""

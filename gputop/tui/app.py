@@ -7,32 +7,35 @@ import contextlib
 import gc
 import signal
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
 from textual.app import ComposeResult, SystemCommand
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Container, VerticalScroll
 from textual.message import Message
 from textual.screen import Screen
 
-from gputop.advice.finding import EXPLANATIONS, Finding
+from gputop.advice.finding import Finding
 from gputop.errors import EXIT_OK, GputopError
 from gputop.session import Change, Session
 from gputop.text import printable
-from gputop.tui import rows
+from gputop.tui import rows, telling
 from gputop.tui.actions import ActionsPanel
-from gputop.tui.columns import METRICS, lines_per_gpu
+from gputop.tui.columns import METRICS, has_axis, lines_per_gpu
 from gputop.tui.first_frame import FirstFrame
 from gputop.tui.gpu_table import GpuTable
+from gputop.tui.keys import MONITOR, commands
 from gputop.tui.lines import LinesWidget
 from gputop.tui.preferences import Preferences
 from gputop.tui.processes import ProcessPanel
 from gputop.tui.terminal import TerminalApp
 
+if TYPE_CHECKING:
+    from gputop.tui.timeline_open import TraceFile
+
 FAILURE_SHOWN_S = 30.0
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-SPANS_S = (60.0, 120.0, 240.0, 600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
 
 
 class GputopApp(TerminalApp):
@@ -41,33 +44,7 @@ class GputopApp(TerminalApp):
     TITLE = "gputop"
     CSS_PATH = "gputop.tcss"
     ENABLE_COMMAND_PALETTE = True
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("c", "capture", "capture"),
-        Binding("C", "capture(True)", "capture all that is asked", show=False),
-        Binding("x", "stop_capture", "stop capture", show=False),
-        Binding("t", "last_capture", "trace"),
-        Binding("r", "recommendations", "recommend", show=False),
-        Binding("s", "snapshot", "snapshot"),
-        Binding("m", "metric(1)", "metric"),
-        Binding("M", "metric(-1)", "previous metric", show=False),
-        Binding("a", "attach", "attach"),
-        Binding("plus,equals_sign", "interval(-1)", "faster", show=False),
-        Binding("minus", "interval(1)", "slower", show=False),
-        Binding("space", "pause", "pause", show=False),
-        Binding("left", "scroll(-1)", "back in time", show=False),
-        Binding("right", "scroll(1)", "forward in time", show=False),
-        Binding("end", "scroll_to_now", "back to now", show=False),
-        Binding("left_square_bracket", "zoom(1)", "more time", show=False),
-        Binding("right_square_bracket", "zoom(-1)", "less time", show=False),
-        Binding("comma", "seek(-60)", "back in the recording", show=False),
-        Binding("full_stop", "seek(60)", "on in the recording", show=False),
-        Binding("o", "sort", "sort", show=False),
-        Binding("slash", "filter", "filter", show=False),
-        Binding("question_mark", "help", "help"),
-        Binding("q", "quit", "quit"),
-        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
-        Binding("ctrl+z", "suspend_process", "suspend", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = MONITOR
 
     class Changed(Message):
         """Something in the session is new; posted from the thread that made it."""
@@ -85,7 +62,7 @@ class GputopApp(TerminalApp):
         self._terminal = self.size
         self._attaching: str | None = None
         self.error: GputopError | None = None
-        self._span = SPANS_S.index(240.0)
+        self.trace: TraceFile | None = None  # of the last capture, once it has been looked at
         self._queued: set[str] = set()
 
     # -- building -----------------------------------------------------------------------------
@@ -164,7 +141,7 @@ class GputopApp(TerminalApp):
         base.set_class(height < 12 or width < 40, "tiny")
         gpus = len(self.session.sample.gpus) if self.session.sample else 8
         table = self.query_one(GpuTable)
-        table.resize_rows(lines_per_gpu(height, gpus))
+        table.resize_rows(lines_per_gpu(height, gpus), has_axis(height))
         processes = self.query_one(ProcessPanel)
         held = len(self.session.sample.processes) if self.session.sample else 1
         # Stacked, the processes take what they need and no more than two fifths.
@@ -179,14 +156,14 @@ class GputopApp(TerminalApp):
         sample = session.sample
         header = self.query_one("#header", LinesWidget)
         replay = (session.player.badge, session.player.state()) if session.player is not None else None
-        header.show([rows.header(sample, session.interval_s, self.paused, header.size.width, replay)])
+        header.show([rows.header(sample, session.interval_s, self.paused, header.size.width, replay, self.drawn_every_s)])
         self._refresh_job()
         if self.paused or sample is None:
             return
         table = self.query_one(GpuTable)
         if table.sample is None:
             self._fit()
-        table.update_view(sample, session.history)
+        table.update_view(sample, session.history, session.marks)
         host = self.query_one("#host", LinesWidget)
         host.show([rows.host(sample, host.size.width)])
         attached = frozenset(s.pid for s in session.servers if s.pid is not None)
@@ -201,39 +178,19 @@ class GputopApp(TerminalApp):
         if record is not None:
             title += f" · capture {rows.since(session.clock(), record.time_s)} + live"
         breakdown = record.analysis.get("breakdown") if record is not None and record.analysis else None
-        self.query_one(ActionsPanel).update_view(session.findings, title, self._lead(), breakdown)
-
-    def _lead(self) -> tuple[str, ...]:
-        """What to say before the findings: that nothing is wrong and what the limit is, or how to learn more."""
-        session = self.session
-        record = session.last_capture
-        if record is not None and record.analysis is None:
-            return ("The trace could not be analysed; it is kept on disk. Press t for why.",)
-        if any(f.severity != "low" for f in session.findings):
-            return ()
-        if record is not None:
-            return (record.limit,)
-        nothing: tuple[str, ...] = ()
-        if all(f.id in EXPLANATIONS for f in session.findings):
-            nothing = (f"Nothing found in the live figures so far that costs time. {session.live.limit}".rstrip(),)
-        if session.player is not None:
-            return nothing  # a recording has no job that could be asked for more
-        if any(s.problem is None for s in session.servers):
-            return (*nothing, "Press c to capture a trace: it tells where the step's time goes.")
-        return (*nothing, "A trace tells more, but no profiler server was found.",
-                "In the job: tf.profiler.experimental.server.start(6009), or press a to attach to HOST:PORT.")
+        self.query_one(ActionsPanel).update_view(session.findings, title, telling.lead(session), breakdown)
 
     def _refresh_job(self) -> None:
         session = self.session
         job = self.query_one("#job", LinesWidget)
         if session.player is not None:
-            job.show([rows.replay_keys(job.size.width, snapshot=session.told is not None)])
+            job.show([rows.replay_keys(job.size.width, session.told is not None, session.rhythm)])
             return
         status = session.status
         if status is not None and status.phase == "failed" and session.clock() - status.time_s > FAILURE_SHOWN_S:
             status = None  # said long enough; what matters now is whether there is a server
         job.show([rows.job(session.servers, session.servers_known, status, session.last_capture,
-                           session.clock(), job.size.width)])
+                           session.clock(), job.size.width, session.rhythm)])
 
     def _tell_attached(self) -> None:
         """What came of the address given last."""
@@ -257,11 +214,7 @@ class GputopApp(TerminalApp):
             self.notify(f"{printable(status.message)}\n{printable(status.fix)}", title="Capture failed",
                         severity="error", timeout=15, markup=False)
         else:
-            record = self.session.last_capture
-            # Over the panel it is to be short: what is as asked, and the whole path, t tells.
-            shortened = record is not None and record.plan is not None and record.plan.shortened
-            lines = [*(record.remarks if record and shortened else ()), "t: where the step's time goes, and the trace."]
-            self.notify("\n".join(map(printable, lines)), title="Trace captured", timeout=10, markup=False)
+            self.notify(telling.captured(self.session.last_capture), title="Trace captured", timeout=10, markup=False)
             self._refresh_actions()
 
     # -- actions ------------------------------------------------------------------------------
@@ -292,18 +245,9 @@ class GputopApp(TerminalApp):
             self.notify("No capture is running.", timeout=4)
 
     def action_last_capture(self) -> None:
-        from rich.text import Text
+        from gputop.tui.timeline_open import open_last
 
-        from gputop.tui.screens import Popup
-
-        record = self.session.last_capture
-        if record is None:
-            self.notify("No capture yet: press c.", timeout=5)
-            return
-        parts = [*map(printable, record.remarks), *(f"profiler: {printable(n)}" for n in record.notes)]
-        parts += [record.report] if record.problem is None else [
-            str(record.path), printable(record.problem.message), record.problem.fix]
-        self.push_screen(Popup("Last capture", Text("\n".join(parts))))
+        open_last(self)
 
     def action_recommendations(self) -> None:
         self.query_one("#actions").focus()
@@ -312,9 +256,9 @@ class GputopApp(TerminalApp):
         self._open_finding(message.finding)
 
     def _open_finding(self, finding: Finding) -> None:
-        from gputop.tui.screens import Popup, finding_parts
+        from gputop.tui.timeline_open import FindingPopup, open_last
 
-        self.push_screen(Popup(finding.title, *finding_parts(finding)))
+        self.push_screen(FindingPopup(finding, lambda f: open_last(self, f)))
 
     def on_gpu_table_opened(self, message: GpuTable.Opened) -> None:
         from gputop.tui.screens import Popup, gpu_text
@@ -322,30 +266,21 @@ class GputopApp(TerminalApp):
         self.push_screen(Popup(f"GPU {message.gpu.info.label}", gpu_text(message.gpu)))
 
     def action_help(self) -> None:
-        from gputop.tui.screens import Popup, help_text
+        from gputop.tui import help
+        from gputop.tui.screens import Popup
 
-        self.push_screen(Popup("Help", help_text()))
+        more = getattr(self.screen, "HELP", f"{help.READING}\n{help.HOW_TO_SERVE}")
+        self.push_screen(Popup("Help", help.help_text(self.screen, more)))
 
     def action_attach(self) -> None:
-        from gputop.tui.screens import Ask
+        from gputop.tui.screens import ask_attach
 
         def attach(address: str | None) -> None:
             if address:
                 self._attaching = self.session.attach(address)
                 self.notify(f"Looking for a profiler server at {self._attaching}…", timeout=3, markup=False)
 
-        def problem(address: str) -> str | None:
-            from gputop.profiler.client import parse_address
-
-            try:
-                parse_address(address)
-            except GputopError as error:
-                return f"{error.message} {error.fix}"
-            return None
-
-        hint = ("The profiler server of a TensorFlow or JAX process. In the job:\n"
-                "tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009)")
-        self.push_screen(Ask("Attach to HOST:PORT", hint, placeholder="localhost:6009", check=problem), attach)
+        self.push_screen(ask_attach(), attach)
 
     def action_filter(self) -> None:
         from gputop.tui.screens import Ask
@@ -400,41 +335,25 @@ class GputopApp(TerminalApp):
         self._refresh_all()
 
     def action_scroll(self, by: int) -> None:
-        """A quarter of the picture at a time; past the newest sample it follows again."""
-        table, history = self.query_one(GpuTable), self.session.history
-        if history is None or history.newest_s is None or history.oldest_s is None:
-            return
-        newest, span = history.newest_s, table.span_shown_s
-        end = (table.end_s if table.end_s is not None else newest) + by * span / 4
-        table.end_s = None if end >= newest else max(end, min(newest, history.oldest_s + span / 4))
-        self._redraw_table()
+        self.query_one(GpuTable).scroll_in_time(by)
 
     def action_scroll_to_now(self) -> None:
-        self.query_one(GpuTable).end_s = None
-        self._redraw_table()
+        self.query_one(GpuTable).follow()
 
     def action_zoom(self, by: int) -> None:
-        self._span = min(len(SPANS_S) - 1, max(0, self._span + by))
-        self.query_one(GpuTable).span_s = SPANS_S[self._span]
-        self._redraw_table()
+        self.query_one(GpuTable).zoom(by)
+
+    def action_cursor(self, by: int = 0) -> None:
+        """Move the cursor in time; with 0, put it there or take it away."""
+        self.query_one(GpuTable).cursor(by)
 
     def _redraw_table(self) -> None:
         table = self.query_one(GpuTable)
-        table.update_view(table.sample, self.session.history)
+        table.update_view(table.sample, self.session.history, self.session.marks)
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
         yield from super().get_system_commands(screen)
-        for title, text, action in (
-            ("Capture", "Capture a trace and analyse it", self.action_capture),
-            ("Capture all that is asked", "No probe, no shortening, whatever it costs the job",
-             lambda: self.action_capture(True)),
-            ("Stop capture", "End the running capture, keeping what it has", self.action_stop_capture),
-            ("Last capture", "Where the step's time goes, GPU by GPU", self.action_last_capture),
-            ("Attach", "Attach to a profiler server, HOST:PORT", self.action_attach),
-            ("Snapshot", "Write what is on screen to files", self.action_snapshot),
-            ("Filter processes", "Show only some processes", self.action_filter),
-        ):
-            yield SystemCommand(title, text, action)
+        yield from commands(screen)
 
 
 def run(session: Session, preferences: Preferences | None = None, first_frame: FirstFrame | None = None) -> int:

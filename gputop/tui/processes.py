@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.content import Content
 
 from gputop.samples import ProcessSample
 from gputop.text import bytes_, devices, fit, printable, rate, ratio
+from gputop.tui.keys import key as bind
 from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.tui.runs import Run
@@ -54,9 +55,10 @@ class ProcessPanel(LinesWidget, can_focus=True):
     """A table of processes; up and down scroll it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "up", show=False),
-        Binding("down,j", "move(1)", "down", show=False),
+        bind("up,k", "move(-1)", "up", "scroll up"),
+        bind("down,j", "move(1)", "down", "scroll down"),
     ]
+    PANEL = "Processes"
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

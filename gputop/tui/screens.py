@@ -16,46 +16,12 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from gputop.advice.finding import Finding
+from gputop.captures import CaptureRecord
+from gputop.errors import GputopError
 from gputop.samples import GpuSample
 from gputop.text import printable, ranges, reading
 from gputop.tui.actions import evidence_lines, gain_text
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, SEVERITY_MARK, SEVERITY_STYLE, WARN
-
-# The keys of the monitor as the help shows them.
-KEYS: tuple[tuple[str, str], ...] = (
-    ("c", "capture a trace from the job's profiler server and analyse it"),
-    ("C", "the same without the probe that shortens it for the job's sake"),
-    ("x", "stop the running capture, keeping what it has"),
-    ("t", "the last capture: where the step's time goes, GPU by GPU"),
-    ("r", "go to the recommendations; ↑ ↓ select, enter opens the details"),
-    ("enter", "details of the selected recommendation or GPU: evidence, gain, code to paste"),
-    ("a", "attach to a profiler server, HOST:PORT"),
-    ("s", "write a snapshot: json, text, svg and an html page for a ticket"),
-    ("m  M", "next, previous metric in the main lane"),
-    ("+  -", "sample more, less often"),
-    ("space", "pause the screen; sampling goes on"),
-    ("←  →", "scroll into the past and back; end: back to now"),
-    ("[  ]", "zoom: show more, less time"),
-    (",  .", "in a replay: a minute back, on (space pauses it, + - set its speed)"),
-    ("o", "sort the processes by the next column"),
-    ("/", "filter the processes"),
-    ("tab", "next panel"),
-    ("ctrl+p", "all commands"),
-    ("q", "quit"),
-)
-
-_HOW_TO_SERVE = """\
-To let gputop capture, the job starts a profiler server; it costs nothing until it is used.
-  TensorFlow   tf.profiler.experimental.server.start(6009)
-  JAX          jax.profiler.start_server(6009)
-"""
-
-_READING = (
-    "Each row is a GPU, each column a slice of time, newest at the right; height and colour are the level, "
-    "ø is the mean of what is shown. On several lines, brightness is the share of samples that reach a level: "
-    "a GPU busy half of the time is dim to the top, a half busy one bright to the middle. A dot: nothing was "
-    "measured. ~ marks coarse utilization (any kernel ran), where SM activity cannot be read.\n"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +86,12 @@ def finding_parts(finding: Finding) -> list[Text | Code]:
     return [*parts, out]
 
 
-def help_text() -> Text:
-    out = Text()
-    for key, what in KEYS:
-        out.append(f"{key:>7}  ", ACCENT)
-        out.append(what + "\n")
-    out.append("\n" + _READING, DIM)
-    out.append("\n" + _HOW_TO_SERVE, DIM)
-    return out
+def capture_text(record: CaptureRecord) -> Text:
+    """What a capture did and says; where it could not be analysed, why."""
+    parts = [*map(printable, record.remarks), *(f"profiler: {printable(n)}" for n in record.notes)]
+    parts += [record.report] if record.problem is None else [
+        str(record.path), printable(record.problem.message), record.problem.fix]
+    return Text("\n".join(parts))
 
 
 def gpu_text(gpu: GpuSample) -> Text:
@@ -182,3 +146,19 @@ class Ask(ModalScreen[str | None]):
 
     def action_cancel(self) -> None:
         self.dismiss(None)
+
+
+def ask_attach() -> Ask:
+    """Where the profiler server is."""
+    def problem(address: str) -> str | None:
+        from gputop.profiler.client import parse_address
+
+        try:
+            parse_address(address)
+        except GputopError as error:
+            return f"{error.message} {error.fix}"
+        return None
+
+    hint = ("The profiler server of a TensorFlow or JAX process. In the job:\n"
+            "tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009)")
+    return Ask("Attach to HOST:PORT", hint, placeholder="localhost:6009", check=problem)

@@ -15,6 +15,7 @@ from gputop.errors import GputopError, NothingToSee
 from gputop.profiler.careful import Cost
 from gputop.profiler.plan import Plan
 from gputop.samples import LOST, GpuSample
+from gputop.tui import telling
 from gputop.tui.actions import ActionsPanel
 from gputop.tui.app import GputopApp
 from gputop.tui.columns import METRICS
@@ -428,11 +429,11 @@ async def test_where_nothing_is_wrong_the_panel_says_what_the_limit_is() -> None
     async with app.run_test(size=(120, 40)):
         session.live = Advice(limit="GPUs 0-7 work at 92 % SM active: compute bound.")
         session._refresh_findings()
-        nothing, press = app._lead()
+        nothing, press = telling.lead(session)
         assert nothing.endswith("costs time. GPUs 0-7 work at 92 % SM active: compute bound.") and "Press c" in press
         session.live = Advice((replace(SMALL, id="memory_preallocated", origin="live"),))
         session._refresh_findings()
-        assert app._lead()[0].endswith("that costs time.")
+        assert telling.lead(session)[0].endswith("that costs time.")
         session.live = Advice((replace(SMALL, id="low_sm_active", origin="live"),))
         session._refresh_findings()
-        assert app._lead() == (press,)  # time is lost: only why is not known
+        assert telling.lead(session) == (press,)  # time is lost: only why is not known

@@ -1,0 +1,40 @@
+"""The help of the screen one is on: its keys, and how to read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.text import Text
+from textual.screen import Screen
+
+from gputop.tui.keys import key_groups
+from gputop.tui.palette import ACCENT, BOLD, DIM
+
+HOW_TO_SERVE = """\
+To let gputop capture, the job starts a profiler server; it costs nothing until it is used.
+  TensorFlow   tf.profiler.experimental.server.start(6009)
+  JAX          jax.profiler.start_server(6009)
+"""
+
+READING = (
+    "Each row is a GPU, each column a slice of time, newest at the right; height and colour are the level, "
+    "ø is the mean of what is shown. On several lines, brightness is the share of samples that reach a level: "
+    "a GPU busy half of the time is dim to the top, a half busy one bright to the middle. A dot: nothing was "
+    "measured. ~ marks coarse utilization (any kernel ran), where SM activity cannot be read.\n"
+)
+
+
+def help_text(screen: Screen[Any], more: str) -> Text:
+    """The keys of ``screen``: of the panel in use, of the others, and those that work everywhere; then ``more``."""
+    out = Text()
+    groups = list(key_groups(screen))
+    width = max((len("  ".join(keys)) for _, lines in groups for keys, _ in lines), default=0)
+    for title, lines in groups:
+        if len(groups) > 1:
+            out.append(f"{title}\n", BOLD)
+        for keys, binding in lines:
+            out.append(f"{'  '.join(keys):>{width}}  ", ACCENT)
+            out.append(binding.tooltip + "\n")
+    if more:
+        out.append("\n" + more, DIM)
+    return out

@@ -1,0 +1,35 @@
+"""What the monitor says in words: before the findings, and when a capture or an attach has come to its end."""
+
+from __future__ import annotations
+
+from gputop.advice.finding import EXPLANATIONS
+from gputop.captures import CaptureRecord
+from gputop.session import Session
+from gputop.text import printable
+
+
+def lead(session: Session) -> tuple[str, ...]:
+    """What to say before the findings: that nothing is wrong and what the limit is, or how to learn more."""
+    record = session.last_capture
+    if record is not None and record.analysis is None:
+        return ("The trace could not be analysed; it is kept on disk. Press t for why.",)
+    if any(f.severity != "low" for f in session.findings):
+        return ()
+    if record is not None:
+        return (record.limit,)
+    nothing: tuple[str, ...] = ()
+    if all(f.id in EXPLANATIONS for f in session.findings):
+        nothing = (f"Nothing found in the live figures so far that costs time. {session.live.limit}".rstrip(),)
+    if session.player is not None:
+        return nothing  # a recording has no job that could be asked for more
+    if any(s.problem is None for s in session.servers):
+        return (*nothing, "Press c to capture a trace: it tells where the step's time goes.")
+    return (*nothing, "A trace tells more, but no profiler server was found.",
+            "In the job: tf.profiler.experimental.server.start(6009), or press a to attach to HOST:PORT.")
+
+
+def captured(record: CaptureRecord | None) -> str:
+    """A capture has come to its good end. Over the panel it is to be short: what is as asked, and the path, t tells."""
+    shortened = record is not None and record.plan is not None and record.plan.shortened
+    lines = [*(record.remarks if record and shortened else ()), "t: where the step's time goes, and the trace."]
+    return "\n".join(map(printable, lines))
