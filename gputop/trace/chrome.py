@@ -182,9 +182,8 @@ class _Rank:
 
 def _join(device: DeviceEvents, host: HostEvents, correlation: I64) -> None:
     calls = np.flatnonzero(correlation > 0)
-    calls = calls[np.argsort(host.start_ns[calls], kind="stable")]
     none = np.full(len(calls), -1, np.int64)
-    found = Launches(correlation[calls], none, ()).find(device.correlation, device.correlation)
+    found = Launches(correlation[calls], none, host.start_ns[calls], ()).find(device.correlation, device.correlation)
     rows = np.flatnonzero(found >= 0)
     call = calls[found[rows]]
     device.launch_ns[rows], device.launch_end_ns[rows] = host.start_ns[call], host.end_ns[call]

@@ -127,18 +127,19 @@ def no_events(paths: Sequence[str], reasons: Sequence[str], fix: str) -> Nothing
 
 
 class Launches:
-    """Host calls by correlation id. Rows must be sorted by start: the first call with an id counts.
+    """Host calls by correlation id, of several with the same id the one that starts first.
 
     Device ids (-1: not told) take part where they are among ``devices``, the numbers of the
     trace's own GPUs. ROCm's tracer numbers devices otherwise on the host's side, and
     correlation ids are unique in a process anyway.
     """
 
-    def __init__(self, correlation: I64, device_id: I64, devices: Iterable[int]) -> None:
+    def __init__(self, correlation: I64, device_id: I64, start_ns: I64, devices: Iterable[int]) -> None:
         told = device_id >= 0
-        self._by_device = bool(told.any()) and set(np.unique(device_id[told]).tolist()) <= set(devices)
-        self._exact = _Keys(correlation, device_id) if self._by_device else None
-        self._plain = _Keys(np.where(told, -1, correlation) if self._by_device else correlation, None)
+        ours = Lookup(dict.fromkeys(devices, 1), 0)(device_id) == 1
+        by_device = bool(told.any() and ours[told].all())
+        self._exact = _Keys(correlation, device_id, start_ns) if by_device else None
+        self._plain = _Keys(np.where(told, -1, correlation) if by_device else correlation, None, start_ns)
 
     def find(self, correlation: I64, device_id: I64) -> npt.NDArray[np.intp]:
         """For each device event the row of the call that launched it, or -1."""
@@ -150,12 +151,14 @@ class Launches:
 class _Keys:
     """Rows by (correlation, device), as one sorted integer."""
 
-    def __init__(self, correlation: I64, device_id: I64 | None) -> None:
+    def __init__(self, correlation: I64, device_id: I64 | None, start_ns: I64) -> None:
         keys = _key(correlation, device_id)
         rows = np.flatnonzero(keys >= 0)
-        order = np.argsort(keys[rows], kind="stable")
-        self._rows = rows[order]
+        # Ids count up on each thread: the stable sort makes use of that.
+        self._rows = rows[np.argsort(keys[rows], kind="stable")]
         self._keys = keys[self._rows]
+        if (self._keys[1:] == self._keys[:-1]).any():
+            self._rows = rows[np.lexsort((start_ns[rows], keys[rows]))]
 
     def find(self, correlation: I64, device_id: I64 | None) -> npt.NDArray[np.intp]:
         wanted = _key(correlation, device_id)
@@ -233,8 +236,9 @@ class Lookup:
             self._dense[self._keys] = self._values
 
     def __call__(self, keys: I64) -> I64:
-        if self._dense is not None:  # the last element stands for everything outside
-            return self._dense[np.where((keys < 0) | (keys >= len(self._dense)), len(self._dense) - 1, keys)]
+        if self._dense is not None:  # the last element stands for everything outside; unsigned, so does a key below 0
+            return self._dense.take(np.minimum(keys.astype(np.int64, copy=False).view(np.uint64),
+                                               np.uint64(len(self._dense) - 1)).view(np.int64))
         if not len(self._keys):
             return np.full(len(keys), self._default, np.int64)
         at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)

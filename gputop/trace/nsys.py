@@ -228,7 +228,8 @@ class _Report:
         processes = np.unique(process)
         told = np.isin(calls.process, processes)
         index = np.searchsorted(processes, calls.process)
-        calls_of = Launches(np.where(told, calls.correlation, -1), np.where(told, index, -1), range(len(processes)))
+        calls_of = Launches(np.where(told, calls.correlation, -1), np.where(told, index, -1), calls.start_ns,
+                            range(len(processes)))
         found = calls_of.find(out.correlation, np.searchsorted(processes, process))
         rows = np.flatnonzero(found >= 0)
         call = found[rows]

@@ -18,7 +18,7 @@ from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_
 from gputop.trace.skew import HostPart, align
 from gputop.trace.wire import LENGTH, Data, read_fields, tag
 from gputop.trace.xplane import Chunk, Losses, XPlane, read_events, read_plane
-from gputop.trace.xspace_stats import floats, integers, lookups, op_names, set_copies, strings, whole_numbers
+from gputop.trace.xspace_stats import distinct, floats, integers, lookups, op_names, set_copies, strings, whole_numbers
 
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = (tag(number, LENGTH) for number in (1, 2, 3, 4))
 _GPU_PLANE = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
@@ -28,7 +28,7 @@ _DERIVED_LINES = frozenset((
     "Steps", "XLA Modules", "XLA Ops", "Async XLA Ops", "XLA TraceMe", "Framework Ops", "Framework Name Scope",
     "Source code", "Launch Stats", "Host Offload Ops",
 ))
-_ALLOCATOR = frozenset(("MemoryAllocation", "MemoryDeallocation"))
+_ALLOCATOR = ("MemoryAllocation", "MemoryDeallocation")
 
 # What an event takes in memory at most, until the trace is assembled.
 _EVENT_BYTES = 250
@@ -56,11 +56,9 @@ class _HostCalls:
     details: list[I64] = field(default_factory=list)
 
     def columns(self) -> list[I64]:
-        """The seven columns sorted by start."""
-        all_ = [np.concatenate(c) if c else np.empty(0, np.int64) for c in (
+        """The seven columns."""
+        return [np.concatenate(c) if c else np.empty(0, np.int64) for c in (
             self.correlation, self.device_id, self.start_ns, self.end_ns, self.line, self.name, self.details)]
-        order = np.argsort(all_[2], kind="stable")
-        return [c[order] for c in all_]
 
 
 def read_xspaces(
@@ -195,15 +193,17 @@ class _XSpace:
                 device.append(self._read_device(plane))
         if device:
             columns = calls.columns()
-            launches = Launches(columns[0], columns[1], [_ordinal(p) or 0 for p in self._planes])
-            for events in device:
-                if len(events):
+            launches = Launches(columns[0], columns[1], columns[2], [_ordinal(p) or 0 for p in self._planes])
+            for pieces in device:
+                for events in pieces:
                     self._join(events, launches, columns)
-                    parts.device.append(events)
-            note_empty_planes(parts, self.host, [len(d) for d in device], self._errors + self._warnings, columns[5])
+                parts.device += pieces
+            note_empty_planes(parts, self.host, [sum(len(events) for events in pieces) for pieces in device],
+                              self._errors + self._warnings, columns[5])
         note_messages(parts, self._errors, self._warnings)
 
-    def _read_device(self, plane: XPlane) -> DeviceEvents:
+    def _read_device(self, plane: XPlane) -> list[DeviceEvents]:
+        """The events of one GPU in pieces, none of them empty."""
         parts, stats = self._parts, plane.stats
         major, minor, memory = (stats.get(k) for k in ("compute_cap_major", "compute_cap_minor", "memory_size"))
         name = stats.get("gpu_device_name") or stats.get("device_name") or ""
@@ -217,7 +217,7 @@ class _XSpace:
             ))
         names, references = lookups(plane, parts.names)
         nvidia = parts.gpus[gpu].compute_capability if stats.get("device_vendor") == "Nvidia" else None
-        pieces = [DeviceEvents.empty()]
+        pieces = []
         for xline in plane.lines:
             if xline.name in _DERIVED_LINES:
                 continue
@@ -225,9 +225,9 @@ class _XSpace:
             for chunk in read_events(self._data, plane, xline, names=names, stats=_DEVICE_STATS, losses=self._losses):
                 if line < 0:
                     line = parts.add_line(Line(self.host, gpu, xline.name))
-                pieces.append(self._device_chunk(chunk, references, gpu, line, nvidia))
-        return DeviceEvents(*(np.concatenate([getattr(p, name) for p in pieces])
-                              for name in DeviceEvents.__dataclass_fields__))
+                if len(chunk.name):
+                    pieces.append(self._device_chunk(chunk, references, gpu, line, nvidia))
+        return pieces
 
     def _device_chunk(
         self, chunk: Chunk, references: Lookup, gpu: int, line: int, nvidia: tuple[int, int] | None,
@@ -237,15 +237,16 @@ class _XSpace:
         out = DeviceEvents.empty(n)
         out.gpu[:], out.line[:], out.name[:] = gpu, line, chunk.name
         out.start_ns, out.end_ns = chunk.start_ns + self._base_ns, chunk.end_ns + self._base_ns
-        distinct, where = np.unique(chunk.name, return_inverse=True)
-        out.kind[:] = np.array([kernels.classify(names.list[i]).kind for i in distinct.tolist()], np.uint8)[where]
+        kind_of = np.zeros(len(names.list), np.uint8)
+        for i in distinct(chunk.name):
+            kind_of[i] = kernels.classify(names.list[i]).kind
+        out.kind = kind_of.take(chunk.name)
         out.correlation = integers(chunk, "correlation_id", n)
         set_copies(out, strings(chunk, "memcpy_details", n, names, references), names)
         details = strings(chunk, "kernel_details", n, names, references)
         shape_of = np.full(len(names.list) + 1, -1, np.int32)  # the extra last entry answers -1
-        for i in np.unique(details).tolist():
-            if i >= 0:
-                shape_of[i] = self._parts.shape(kernels.launch_shape(names.list[i], nvidia))
+        for i in distinct(details):
+            shape_of[i] = self._parts.shape(kernels.launch_shape(names.list[i], nvidia))
         out.shape = shape_of[details]
         out.tf_op = op_names(chunk, n, names, references).astype(np.int32)
         return out
@@ -253,8 +254,8 @@ class _XSpace:
     def _read_host(self, plane: XPlane, calls: _HostCalls) -> None:
         parts = self._parts
         names, references = lookups(plane, parts.names)
-        skip = Lookup({i: 1 for i, name in plane.event_names.items() if name.startswith(NOISE)}, 0)
-        allocator_names = np.array(sorted(parts.names[name] for name in _ALLOCATOR), np.int64)
+        noise = {i: 1 for i, name in plane.event_names.items() if name.startswith(NOISE)}
+        skip = Lookup(noise, 0) if noise else None
         for xline in plane.lines:
             if xline.name in _DERIVED_LINES:
                 continue
@@ -265,7 +266,7 @@ class _XSpace:
                     line = parts.add_line(Line(self.host, -1, xline.name))
                 chunk.start_ns += self._base_ns
                 chunk.end_ns += self._base_ns
-                is_allocator = np.isin(chunk.name, allocator_names)
+                is_allocator = np.logical_or.reduce([chunk.name == parts.names[name] for name in _ALLOCATOR])
                 if is_allocator.any():
                     self._allocator_chunk(chunk, np.flatnonzero(is_allocator), references)
                 self._host_chunk(chunk, ~is_allocator, references, line, calls)
@@ -274,8 +275,9 @@ class _XSpace:
         self, chunk: Chunk, keep: np.ndarray, references: Lookup, line: int, calls: _HostCalls,
     ) -> None:
         names, n = self._parts.names, len(chunk.name)
-        events = HostEvents(np.full(int(keep.sum()), line, np.int32), chunk.name[keep].astype(np.int32),
-                            chunk.start_ns[keep], chunk.end_ns[keep])
+        kept = np.flatnonzero(keep)
+        events = HostEvents(np.full(len(kept), line, np.int32), chunk.name[kept].astype(np.int32),
+                            chunk.start_ns[kept], chunk.end_ns[kept])
         place = np.cumsum(keep) - 1
         for stat in (*_INTEGER_STATS, *_STRING_STATS):
             found = chunk.stats.get(stat)
@@ -283,9 +285,9 @@ class _XSpace:
                 continue
             rows, values = (whole_numbers(found, names, references) if stat in _INTEGER_STATS
                             else found.strings(names, references))
-            kept = keep[rows]
-            if kept.any():
-                events.stats[stat] = (place[rows[kept]], values[kept])
+            of_kept = np.flatnonzero(keep[rows])
+            if len(of_kept):
+                events.stats[stat] = (place[rows[of_kept]], values[of_kept])
         self._parts.host.append(events)
         correlation = integers(chunk, "correlation_id", n)
         rows = np.flatnonzero(correlation > 0)
@@ -318,7 +320,7 @@ class _XSpace:
     def _told(self, text: I64) -> I32:
         """Texts without those that say nothing: the allocators of older versions write a null pointer out."""
         nothing = [self._parts.names[said] for said in ("", "(null)")]
-        return np.where(np.isin(text, nothing), -1, text).astype(np.int32)
+        return np.where(np.logical_or.reduce([text == i for i in nothing]), -1, text).astype(np.int32)
 
     def _join(self, device: DeviceEvents, launches: Launches, calls: list[I64]) -> None:
         """Fill in the launches, and what only the host's side tells about a copy (ROCm)."""
@@ -330,12 +332,13 @@ class _XSpace:
         call = call[rows]
         device.launch_ns[rows], device.launch_end_ns[rows] = start_ns[call], end_ns[call]
         device.launch_line[rows] = line[call]
-        is_copy = (device.kind[rows] >= Kind.H2D) & (device.kind[rows] <= Kind.COPY_OTHER) & (device.bytes[rows] < 0)
-        rows, call = rows[is_copy], call[is_copy]
+        is_copy = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER) & (device.bytes < 0)
+        of_copies = np.flatnonzero(is_copy[rows])
+        rows, call = rows[of_copies], call[of_copies]
         told = DeviceEvents.empty(len(rows))
         set_copies(told, details[call], names)
         device.bytes[rows], device.src[rows], device.dst[rows] = told.bytes, told.src, told.dst
-        for i in np.unique(name[call]).tolist():
+        for i in distinct(name[call]):
             way = kernels.copy_way(names.list[i])
             if way is not None:
                 at = rows[(name[call] == i) & (device.kind[rows] == Kind.COPY_OTHER)]

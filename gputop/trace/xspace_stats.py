@@ -11,11 +11,21 @@ from gputop.trace.columns import Lookup, Names
 from gputop.trace.model import F64, I64, DeviceEvents
 from gputop.trace.xplane import Chunk, Stats, XPlane
 
+_FEW = 1000
+
 
 def lookups(plane: XPlane, names: Names) -> tuple[Lookup, Lookup]:
     """Event metadata ids, and stat metadata ids as they are referred to, to indices of names."""
     return (Lookup({i: names[name] for i, name in plane.event_names.items()}),
             Lookup({i: names[name] for i, name in plane.stat_names.items()}))
+
+
+def distinct(indices: I64) -> list[int]:
+    """Those that occur, in order, without -1."""
+    if len(indices) < _FEW:
+        return sorted(set(indices.tolist()) - {-1})
+    # Counting takes a tenth of the time of sorting, as numpy.unique does.
+    return np.flatnonzero(np.bincount(indices + 1)[1:]).tolist()
 
 
 def integers(chunk: Chunk, stat: str, n: int) -> I64:
@@ -62,19 +72,21 @@ def whole_numbers(found: Stats, names: Names, references: Lookup) -> tuple[I64, 
 def set_copies(out: DeviceEvents, details: I64, names: Names) -> None:
     """Bytes and both ends of copies, from what CUPTI wrote about each."""
     rows = np.flatnonzero(details >= 0)
-    distinct, where = np.unique(details[rows], return_inverse=True)
-    parsed = [kernels.copy_details(names.list[i]) for i in distinct.tolist()]
-    if parsed:
+    if len(rows):
+        texts, where = np.unique(details[rows], return_inverse=True)
+        parsed = [kernels.copy_details(names.list[i]) for i in texts.tolist()]
         out.bytes[rows], out.src[rows], out.dst[rows] = np.array(parsed, np.int64).T[:, where]
 
 
 def op_names(chunk: Chunk, n: int, names: Names, references: Lookup) -> I64:
     """``tf_op``, or ``module/op`` of XLA, whose tf_op only says that it is XLA."""
     op = strings(chunk, "tf_op", n, names, references)
+    for nothing in ("", "XlaModule:"):
+        op[op == names[nothing]] = -1
+    if "hlo_op" not in chunk.stats:
+        return op
     hlo = strings(chunk, "hlo_op", n, names, references)
     module = strings(chunk, "hlo_module", n, names, references)
-    empty = np.array([names[text] for text in ("", "XlaModule:")], np.int64)
-    op[np.isin(op, empty)] = -1
     rows = np.flatnonzero((op < 0) & (hlo >= 0))
     if len(rows):
         pair = (module[rows] + 1) * (len(names.list) + 1) + hlo[rows]
