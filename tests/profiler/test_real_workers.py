@@ -1,0 +1,62 @@
+"""Two real workers of one job, captured at once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gputop.cli import main
+from gputop.profiler import messages
+from gputop.trace.load import load
+from tests.workers_job import start_workers
+
+pytestmark = pytest.mark.tensorflow
+
+AHEAD_NS = 137_000_000  # what the second worker's clock is made to be ahead by
+
+
+def test_two_workers_of_one_job(tmp_path, capsys):
+    for attempt in range(4):
+        logdir = tmp_path / str(attempt)
+        with start_workers() as job:
+            servers = job.servers
+            status = main(["capture", "--attach", ",".join([*servers, "127.0.0.1:1"]), "--seconds", "2", "--json",
+                           "--logdir", str(logdir)])
+            crashed = job.crashed()
+        out, said = capsys.readouterr()
+        if not crashed:
+            break
+    else:
+        pytest.skip("TensorFlow's profiler took its job down four times running")
+    assert status == 0, said
+    document = json.loads(out)
+    capture = document["capture"]
+    assert [w["address"] for w in capture["workers"]] == servers and "not captured: 127.0.0.1:1" in said
+    assert all(w["error"] is None and w["clock_error_s"] == 0 for w in capture["workers"]), "one machine, one clock"
+    began = [w["began_s"] for w in capture["workers"]]
+    assert max(began) - min(began) < 0.5, "the servers waited for a common moment"
+    (run,) = (logdir / "plugins" / "profile").iterdir()
+    assert capture["path"] == str(run)
+    traces = sorted(run.glob("*.xplane.pb"))
+    assert len(traces) == 2 and len(document["trace"]["hosts"]) == 2
+    assert document["steps"]["count"] > 5
+
+    # The same traces as of two machines whose clocks differ: the collectives tell by how much.
+    before = load([run])
+    space = messages.XSpace.FromString(traces[1].read_bytes())
+    space.hostnames[0] = "another-machine"
+    for plane in space.planes:
+        if plane.name == "Task Environment":
+            for stat in plane.stats:
+                stat.uint64_value += AHEAD_NS
+    traces[1].write_bytes(space.SerializeToString())
+    (run / "gputop.clocks.json").unlink()
+    after = load([run])
+    (note,) = [note.message for note in after.quality if note.id == "clocks"]
+    assert "taken into account" in note
+    assert _span_ns(after) == pytest.approx(_span_ns(before), abs=2_000_000), "the common window, less than a step off"
+
+
+def _span_ns(trace):
+    return trace.profile_window_ns[1] - trace.profile_window_ns[0]

@@ -1,0 +1,100 @@
+"""A real job of two workers for tests: tf.distribute's MultiWorkerMirroredStrategy on the CPU of one machine.
+
+``start_workers`` starts this file twice, each with a profiler server; the workers train until the block ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from tests.tf_job import READY_TIMEOUT_S, _free_port
+
+
+@dataclass(frozen=True)
+class Workers:
+    """A running job. ``servers`` are the addresses of its workers' profiler servers."""
+
+    servers: list[str]
+    processes: list[subprocess.Popen[str]]
+
+    def crashed(self) -> bool:
+        """Whether a worker died of a signal.
+
+        TensorFlow 2.21 does so now and then when a worker that serves other workers' calls is captured,
+        by its own client too ("double free or corruption", and faults in libtensorflow_framework, in
+        the profiler server's thread).
+        """
+        return any((process.poll() or 0) < 0 for process in self.processes)
+
+
+@contextlib.contextmanager
+def start_workers(workers: int = 2) -> Iterator[Workers]:
+    """Run the job until the block ends; it steps when this returns."""
+    cluster = {"worker": [f"127.0.0.1:{_free_port()}" for _ in range(workers)]}
+    ports = [_free_port() for _ in range(workers)]
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for index, port in enumerate(ports):
+            config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+            env = {**os.environ, "TF_CONFIG": config, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1",
+                   "PYTHONPATH": str(Path(__file__).parents[1])}
+            command = [sys.executable, "-m", "tests.workers_job", str(port)]
+            processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                              env=env))
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        for process in processes:
+            assert process.stdout is not None
+            left_s = max(0.0, deadline - time.monotonic())
+            assert select.select([process.stdout], [], [], left_s)[0], "a worker does not start"
+            assert process.stdout.readline() == "ready\n", f"a worker ended with {process.wait()}"
+        yield Workers([f"127.0.0.1:{port}" for port in ports], processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _train(port: int) -> None:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    tf.profiler.experimental.server.start(port)
+    with strategy.scope():
+        weights = tf.Variable(tf.ones([256, 256]))
+
+    @tf.function
+    def step(batch: tf.Tensor) -> tf.Tensor:
+        def replica(batch: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(tf.matmul(batch, weights)))
+            gradient = tape.gradient(loss, weights)
+            weights.assign_sub(1e-3 * tf.distribute.get_replica_context().all_reduce("SUM", gradient))
+            return loss
+
+        return strategy.run(replica, args=(batch,))
+
+    batch = tf.ones([128, 256])
+    for number in count():
+        with tf.profiler.experimental.Trace("train", step_num=number, _r=1):
+            step(batch)
+        if number == 5:
+            print("ready", flush=True)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+    _train(int(sys.argv[1]))
