@@ -259,12 +259,15 @@ class TimelineScreen(ModalScreen[None]):
             self.notify("Nothing is selected: . selects the next range, n the next gap.", timeout=4)
 
     def on_bubble_list_chosen(self, message: BubbleList.Chosen) -> None:
-        bubble, canvas = message.idle, self._canvas
-        canvas.look(canvas.view.fit(bubble.start_ns, bubble.end_ns, margin=1.0))
+        idle, canvas, timeline = message.idle, self._canvas, self._canvas.timeline
+        if timeline is None:
+            return
         index = next((i for i, p in enumerate(canvas.places)
-                      if p.row is not None and p.row.kind == "gpu" and p.row.gpu in bubble.gpus), canvas.index)
-        canvas.cursor_ns = bubble.start_ns
-        canvas.select(index, None, (bubble.start_ns, bubble.end_ns), bubble.gpus)
+                      if p.rows and p.rows[0].kind == "gpu" and p.rows[0].gpu in idle.gpus), canvas.index)
+        canvas.cursor_ns = idle.start_ns
+        canvas.look(canvas.view.fit(idle.start_ns, idle.end_ns, margin=1.0))
+        canvas.select(index, None, (idle.start_ns, idle.end_ns), idle.gpus,
+                      timeline.range(*idle.ends) if idle.ends is not None else None)
 
     def on_bubble_list_opened(self, message: BubbleList.Opened) -> None:
         finding = self.trace.finding(message.idle.finding)

@@ -50,7 +50,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         key("n", "gap(1)", "gap", "the next idle stretch on this row that is a cell wide at this zoom",
             footer=True),
         key("N", "gap(-1)", "previous gap", "the idle stretch before"),
-        key("o", "other_end", "other end", "from a kernel to its launch on the host, and back"),
+        key("o", "other_end", "other end", "from a kernel to its launch on the host, and back; from an idle place to what ended it"),
         key("e,space", "fold", "unfold", "show or hide a GPU's streams, what is nested in a thread's ranges",
             footer=True),
         key("E", "fold_all", "unfold all", "the streams of all GPUs, shown or hidden"),
@@ -206,12 +206,12 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         self.select(self.index, None, found)
 
     def action_other_end(self) -> None:
-        if self.selected is None:
-            self.post_message(self.Missing("Nothing is selected: . selects the next range on this row."))
-        elif self.linked is None:
-            self.post_message(self.Missing("The other end is not in the trace."))
-        else:
+        if self.linked is not None:
             self.reveal(self.linked)
+        elif self.selected is None:
+            self.post_message(self.Missing("Nothing is selected: . selects the next range on this row."))
+        else:
+            self.post_message(self.Missing("It has no other end in this trace."))
 
     def action_details(self) -> None:
         self.post_message(self.Opened())

@@ -25,6 +25,7 @@ Bools = npt.NDArray[np.bool_]
 
 FULL = 7  # eighths of a cell that is covered all the time: what remains parts the rows
 BAR_CELLS = 3  # a range needs that many whole cells to get a bar
+_EDGE = 1 / 8  # of a cell that a bar may lack at either end
 _NAME_CELLS = 7  # and a bar that many for a name that does not fit
 
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
@@ -109,10 +110,10 @@ def lane(cover: Shares, kinds: npt.NDArray[np.uint8], lines: int = 1, causes: np
 
 
 def bar_cells(view: View, cells: int, start_ns: int, end_ns: int) -> tuple[int, int]:
-    """The whole cells that a range covers: first and one behind the last, within the view."""
+    """The cells of which a range covers all but an eighth: first and one behind the last, within the view."""
     scale = cells / view.span_ns
-    first = -int(-(start_ns - view.start_ns) * scale // 1)
-    last = int((end_ns - view.start_ns) * scale + 1e-6)
+    first = -int(-((start_ns - view.start_ns) * scale - _EDGE) // 1)
+    last = int(((end_ns - view.start_ns) * scale + _EDGE) // 1)
     return max(0, first), min(cells, last)
 
 

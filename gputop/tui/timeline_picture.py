@@ -231,14 +231,17 @@ class TimelinePicture(Grounded):
         self._redraw()
 
     def select(self, index: int, selected: Range | None, gap: tuple[int, int] | None = None,
-               idle_gpus: tuple[int, ...] = ()) -> None:
-        """Go to a place and what lies on it: a range, or a stretch with none, which may be on several GPUs."""
+               idle_gpus: tuple[int, ...] = (), ended_by: Range | None = None) -> None:
+        """Go to a place and what lies on it: a range, or a stretch with none, which may be on several GPUs.
+
+        Linked to a range is its launch or what it launched, to an idle stretch what ended it.
+        """
         if self.timeline is None:
             return
         before = (self.index, self.selected, self.linked)
         many = bool(self.idle_gpus or idle_gpus)
         self.selected, self.gap, self.index, self.idle_gpus = selected, gap, index, idle_gpus
-        self.linked = self.timeline.linked(selected) if selected is not None else None
+        self.linked = self.timeline.linked(selected) if selected is not None else ended_by
         if self._scroll_to_place() or many:
             self._strips.clear()
             self.refresh()

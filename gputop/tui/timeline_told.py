@@ -101,7 +101,8 @@ def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[in
     if bubble is None:
         return [first, [("   not among the costliest idle places", DIM)] if row.gpu is not None else []]
     parts = [CAUSES[bubble.cause], *([bubble.host] if bubble.host else []),
-             *([f"ended by {bubble.ended_by}"] if bubble.ended_by else [])]
+             *([f"ended by {bubble.ended_by}  o: go there"] if bubble.ended_by and len(gpus) else
+               [f"ended by {bubble.ended_by}"] if bubble.ended_by else [])]
     return [first, spread([("   " + " · ".join(parts), DIM)], [], width)]
 
 
