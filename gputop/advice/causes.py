@@ -38,6 +38,11 @@ def _of_host_copies(cause: Finding, effect: Finding) -> bool:
     return not any(name.startswith(("d2d_bytes", "d2d_count")) for name in effect.evidence)
 
 
+def _late_by_host(cause: Finding, effect: Finding) -> bool:
+    """The GPU the others wait for is late because it was handed its kernels late."""
+    return effect.evidence.get("late_by_host_ratio", 0.0) >= limit("causes.late_by_host")
+
+
 @dataclass(frozen=True, slots=True)
 class _Relation:
     """``wholly``: what the effect says is known to be the cause's doing, whatever the figures: no rest is kept."""
@@ -58,6 +63,7 @@ _RELATIONS: tuple[_Relation, ...] = (
     _Relation("serial_gpus", "launch_bound"),
     _Relation("staggered_launch", "collective_waiting"),
     _Relation("staggered_launch", "launch_bound"),
+    _Relation("thread_contention", "collective_waiting", _late_by_host, wholly=True),
     # The transfer that nothing hides has a reason of its own.
     _Relation("allreduce_slow", "communication_exposed"),
     _Relation("allreduce_count", "communication_exposed"),

@@ -107,6 +107,8 @@ _TRACE_DEVICE = (
     Threshold("causes.rest", 0.4, "ratio",
               _OWN + "what follows from a cause is folded under it unless the cause explains less than three fifths "
                      "of it"),
+    Threshold("causes.late_by_host", 0.5, "ratio",
+              _OWN + "most of the lateness is time in which the late GPU had no launch, and the others had"),
 )
 
 # Rules on the host's side of a trace.

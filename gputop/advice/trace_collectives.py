@@ -119,7 +119,7 @@ def collective_waiting(facts: TraceFacts) -> Finding | Abstained | None:
                f"GPUs wait {percent(share)} of the {facts.basis} for each other in collectives"),
         why=facts.said(why),
         evidence={"late_s": late, "share_ratio": share, "exposed_waiting_s": waiting, "late_gpu": float(main),
-                  "late_gpu_part_ratio": waits.late_s[main] / late,
+                  "late_gpu_part_ratio": waits.late_s[main] / late, "late_by_host_ratio": waits.late_by_host_s / late,
                   "last_to_arrive_count": float(waits.late_times.get(main, 0)),
                   "collectives": float(waits.count),
                   **({} if told is None or told.waiting is None else {"waiting_of_collectives_ratio": told.waiting})},

@@ -8,8 +8,8 @@ parts are averaged over those GPUs:
 3. ``h2d``, then ``d2h``: a copy from or to the host runs;
 4. ``input``: the training loop waits for a batch and none of its GPUs runs anything;
 5. ``idle``: this GPU waits for another one, which works all the while;
-6. ``launch``: the event that ends the gap was launched after the gap began, and the host was
-   launching work meanwhile (launches close together, inside a tf.function where one is traced);
+6. ``launch``: the event that ends the gap was launched after the gap began, or its launching call is not done
+   yet, and the host was launching work meanwhile (launches close together, inside a tf.function where one is traced);
 7. ``host``: the same, but the host was doing something else;
 8. ``idle``: the rest (work was queued, or the launch is not in the trace).
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gputop.trace.breakdown import late_by_host
 from gputop.trace.collectives import by_operation, matched, of_gpus
 from gputop.trace.device_time import GpuTimeline, gpu_number
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
-from gputop.trace.model import I64, Trace
+from gputop.trace.model import F64, I64, Trace
 from gputop.trace.query import in_steps
 from gputop.trace.results import Steps
 
@@ -29,9 +30,10 @@ class CollectiveWaits:
     most of it. Where a GPU was early, a transfer lies bare on it that a later one hides; that costs the step nothing.
     ``late_s`` is how much earlier the collectives would have begun had the last GPU come when the others did (the
     median of them), as far as that was exposed, by the GPU that was last; ``late_times`` counts in how many
-    collectives each was. ``count`` is of matched collectives; ``durations_s`` are the transfers of AllReduces one by
-    one, ``allreduce_exposed`` the share of their time that is bare. ``unmatched`` says why some operations are not in
-    here, by operation.
+    collectives each was. ``late_by_host_s`` is the part of it for which the last GPU had waited for its host longer
+    than the others since the collective before. ``count`` is of matched collectives; ``durations_s`` are the
+    transfers of AllReduces one by one, ``allreduce_exposed`` the share of their time that is bare. ``unmatched`` says
+    why some operations are not in here, by operation.
     """
 
     waiting_s: Mapping[int, float]
@@ -39,6 +41,7 @@ class CollectiveWaits:
     bare_s: float
     late_s: Mapping[int, float]
     late_times: Mapping[int, int]
+    late_by_host_s: float
     count: int
     durations_s: tuple[float, ...]
     allreduce_exposed: float
@@ -49,9 +52,11 @@ class CollectiveWaits:
 def collective_waits(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> CollectiveWaits | None:
     """None where no GPU ran a collective."""
     device = trace.device
-    lines, rows = of_gpus(trace, lines)
+    ran, rows = of_gpus(trace, lines)
     if not rows:
         return None
+    late_of = late_by_host(trace, lines, steps.bounds_ns if steps is not None else (trace.window_ns,))
+    lines = ran
     beside = [merge(line.compute, line.h2d, line.d2h, line.other) for line in lines]
     per = steps.count if steps is not None else 1
     within = None if steps is None else union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns])
@@ -62,6 +67,7 @@ def collective_waits(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | 
     durations: list[float] = []
     unmatched: dict[str, str] = {}
     count = bare_ns = exposed_ns = all_ns = 0
+    by_host_ns = 0.0
     for name, own in by_operation(trace, rows).items():
         there = [i for i, r in enumerate(own) if len(r)]
         found = matched(trace, [own[i] for i in there])
@@ -86,6 +92,8 @@ def collective_waits(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | 
         exposed = np.where(whole > 0, 1 - hidden.sum(axis=1) / np.maximum(whole, 1), 0.0)
         ahead = np.median(np.sort(start, axis=1)[:, :-1], axis=1)
         last = np.argmax(start, axis=1)
+        behind = _behind_by_host([late_of.get(lines[i].gpu, EMPTY) for i in there], start, begun, last)
+        by_host_ns += float((np.minimum(behind, begun - ahead) * exposed).sum())
         np.add.at(late, np.array(there)[last], (begun - ahead) * exposed)
         np.add.at(times, np.array(there)[last[whole > 0]], 1)
         if name == "AllReduce":
@@ -106,7 +114,7 @@ def collective_waits(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | 
         transfer_s=transfer, bare_s=min(bare_ns / per / 1e9, *transfer.values()),
         late_s={n: float(s) / per / 1e9 for n, s in zip(numbers, late, strict=True) if s > 0},
         late_times={n: int(k) for n, k in zip(numbers, times, strict=True) if k},
-        count=count, durations_s=tuple(durations),
+        late_by_host_s=by_host_ns / per / 1e9, count=count, durations_s=tuple(durations),
         allreduce_exposed=exposed_ns / all_ns if all_ns else 0.0, unmatched=unmatched,
         waiting=waiting_of,
     )
@@ -116,3 +124,19 @@ def _begun_in_steps(begun_ns: I64, steps: Steps) -> I64:
     """Places of the collectives that began within steps; matched ones are nearly in order of time, not quite."""
     order = np.argsort(begun_ns, kind="stable")
     return np.sort(order[in_steps(begun_ns[order], steps)])
+
+
+def _behind_by_host(waits: Sequence[Spans], start: I64, begun: I64, last: I64) -> F64:
+    """How much longer than the others (their median) the last GPU waited for its host since the collective before.
+
+    ``waits`` is when each GPU did, ``start`` of shape (collectives, GPUs) when it arrived, ``last`` who came last.
+    """
+    order = np.argsort(begun, kind="stable")
+    since = np.empty_like(begun)
+    since[order] = np.append(min((own.start[0] for own in waits if len(own.start)), default=0), begun[order[:-1]])
+    waited = np.stack([coverage(own, np.minimum(since, start[:, j]), start[:, j]) for j, own in enumerate(waits)], 1)
+    rows = np.arange(len(last))
+    own = waited[rows, last].astype(np.float64)
+    others = waited.astype(np.float64)
+    others[rows, last] = np.nan
+    return np.maximum(own - np.nanmedian(others, axis=1), 0.0)

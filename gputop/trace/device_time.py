@@ -26,8 +26,9 @@ class GpuTimeline:
 
     ``other`` is what the GPU does on its own account: copies within it and memsets.
     ``gaps`` lists idle intervals between device events, ``host_fault`` whether the launch
-    of the event that ends each began after the gap did, ``known`` whether that launch is
-    in the trace.
+    of the event that ends each began after the gap did (HTA's rule), ``known`` whether that
+    launch is in the trace. ``late_until_ns`` is up to when the host kept the GPU waiting in each: to the end of
+    those gaps, and where the launching call began before the gap, but was not done yet, to its end.
     """
 
     gpu: int  # index into Trace.gpus
@@ -42,6 +43,7 @@ class GpuTimeline:
     gaps: Spans
     host_fault: npt.NDArray[np.bool_]
     known: npt.NDArray[np.bool_]
+    late_until_ns: I64
 
     @property
     def window_ns(self) -> tuple[int, int]:
@@ -68,13 +70,28 @@ def timelines(trace: Trace) -> list[GpuTimeline]:
 
         busy = union(device.start_ns[rows], device.end_ns[rows])
         gaps = Spans(busy.end[:-1], busy.start[1:])
-        launch = device.launch_ns[event_after(trace, rows, gaps)]
+        after = event_after(trace, rows, gaps)
+        launch = device.launch_ns[after]
         out.append(GpuTimeline(
             gpu, rows, of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
             of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy, gaps,
-            host_fault=launch > gaps.start, known=launch >= 0,
+            host_fault=launch > gaps.start, known=launch >= 0, late_until_ns=_late_until(trace, rows, gaps, after),
         ))
     return out
+
+
+def _late_until(trace: Trace, rows: I64, gaps: Spans, after: I64) -> I64:
+    """See :class:`GpuTimeline`; the start of a gap where the host was not late. ``after``: what ends each gap."""
+    device = trace.device
+    launch = device.launch_ns[after]
+    if len(device.launch_end_ns) != len(device):
+        return np.where(launch > gaps.start, gaps.end, gaps.start)
+    # The kernels of one launch (a CUDA graph's) follow each other as they depend, however long its call lasts.
+    order = rows[np.argsort(device.end_ns[rows], kind="stable")]
+    before = order[np.searchsorted(device.end_ns[order], gaps.start, side="right") - 1]
+    own = device.launch_ns[before] != launch
+    called = np.where(own, device.launch_end_ns[after], gaps.start)
+    return np.where(launch > gaps.start, gaps.end, np.clip(called, gaps.start, gaps.end))
 
 
 def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
@@ -190,9 +207,9 @@ def kernel_types(trace: Trace, line: GpuTimeline) -> tuple[dict[str, float] | No
 
 
 def idle_by_host(line: GpuTimeline) -> Spans:
-    """Idle intervals of the GPU that the host could have filled."""
-    chosen = line.host_fault & line.known
-    return Spans(line.gaps.start[chosen], line.gaps.end[chosen])
+    """Idle time of the GPU that the host could have filled."""
+    chosen = (line.late_until_ns > line.gaps.start) & line.known
+    return Spans(line.gaps.start[chosen], line.late_until_ns[chosen])
 
 
 def idle_after(trace: Trace, line: GpuTimeline, ends_ns: I64, steps: Steps | None) -> Spans:
@@ -219,8 +236,10 @@ def waits_for_another(line: GpuTimeline, others: list[GpuTimeline], at_least_ns:
 
     Counted are stretches of ``at_least_ns`` or more for at least ``share`` of which one single
     other GPU is busy, short holes included; a GPU that starves for launches itself is busy
-    in specks only.
+    in specks only. An idle time in the midst of the other's work is none: who waits goes on when the other is
+    done, or stopped when that one began.
     """
+    near_ns = at_least_ns // 10
     length = line.gaps.end - line.gaps.start
     long = length >= at_least_ns
     gaps = Spans(line.gaps.start[long], line.gaps.end[long])
@@ -228,8 +247,12 @@ def waits_for_another(line: GpuTimeline, others: list[GpuTimeline], at_least_ns:
     for other in others:
         if other is line or not len(gaps.start):
             continue
-        stretch = intersect(gaps, joined(other.busy, at_least_ns // 10))
+        runs = joined(other.busy, near_ns)
+        stretch = intersect(gaps, runs)
         own = stretch.end - stretch.start
-        counts = (own >= at_least_ns) & (coverage(other.busy, stretch.start, stretch.end) >= share * own)
+        gap = np.searchsorted(gaps.start, stretch.start, side="right") - 1
+        run = np.searchsorted(runs.start, stretch.start, side="right") - 1
+        amidst = (runs.start[run] + near_ns < gaps.start[gap]) & (runs.end[run] - near_ns > gaps.end[gap])
+        counts = ~amidst & (own >= at_least_ns) & (coverage(other.busy, stretch.start, stretch.end) >= share * own)
         waiting.append(Spans(stretch.start[counts], stretch.end[counts]))
     return merge(*waiting)

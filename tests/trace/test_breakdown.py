@@ -58,6 +58,24 @@ def test_work_that_was_queued_is_not_the_hosts_fault():
     assert parts(b, 60, 100) == {"compute": 20, "idle": 20}
 
 
+def test_a_launching_call_that_is_not_done_keeps_the_gpu_waiting_until_it_is():
+    b = Builder().run(0, 100, 10, launch=90).run(0, 190, 10, launch=105, launch_length=65)  # done at 170
+    assert parts(b, 100, 200) == {"compute": 20, "launch": 60, "idle": 20}
+
+
+def test_the_kernels_of_one_launch_follow_each_other_as_they_depend():
+    b = Builder().run(0, 100, 10, launch=90, launch_length=200).run(0, 150, 10, launch=90, launch_length=200)
+    assert parts(b, 100, 160) == {"compute": 20, "idle": 40}
+
+
+def test_a_launch_held_up_amidst_another_gpus_work_is_no_waiting_for_that_gpu():
+    b = Builder(gpus=2).run(0, 100, 2_000, launch=80).run(0, 5_000, 1_000, launch=4_990)
+    b.run(1, 100, 5_900, launch=80)
+    found = parts(b, 100, 6_000)
+    assert found["compute"] == (3_000 + 5_900) / 2 and found.get("idle", 0) == 0
+    assert found.get("launch", 0) + found.get("host", 0) == 2_900 / 2
+
+
 def test_waiting_for_a_busier_gpu_is_not_launching():
     b = Builder(gpus=2)
     for i in range(3):

@@ -56,3 +56,19 @@ def test_what_cannot_be_matched_says_why_and_without_collectives_there_is_nothin
     assert "different numbers" in w.unmatched["AllReduce"] and w.count == 0
     trace = Builder().run(0, 0, 10).build()
     assert collective_waits(trace, timelines(trace), None) is None
+
+
+@pytest.mark.parametrize("held_up", [True, False])
+def test_lateness_by_late_launches_is_told_from_lateness_by_more_work(held_up):
+    b = Builder(gpus=2)
+    for gpu in range(2):
+        b.run(gpu, 10, 90, launch=0)
+        b.run(gpu, 100, 50, NCCL, kind=Kind.COLLECTIVE, stream=2, launch=5)
+    b.run(0, 150, 100, launch=20)
+    b.run(0, 250, 350, NCCL, kind=Kind.COLLECTIVE, stream=2, launch=25)
+    begin = 450 if held_up else 150  # either 300 late, or 300 more to do
+    b.run(1, begin, 550 - begin, launch=begin - 5 if held_up else 20)
+    b.run(1, 550, 50, NCCL, kind=Kind.COLLECTIVE, stream=2, launch=begin)
+    w = waits(b)
+    assert sum(w.late_s.values()) == pytest.approx(300e-6)
+    assert w.late_by_host_s == pytest.approx(295e-6 if held_up else 0, abs=6e-6)
