@@ -42,7 +42,7 @@ class Announcements:
     def receive(self, timeout_s: float) -> Announcement | None:
         """The next one, instead of on a thread; None if there is none within the time."""
         self._socket.settimeout(timeout_s)
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, BlockingIOError):
             while True:
                 announcement = self._next()
                 if announcement is not None:

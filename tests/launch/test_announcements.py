@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from gputop.launch.announcements import Announcement, Announcements
+from gputop.launch.environment import new_token
+
+
+def _tell(token: str, data: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
+        teller.sendto(data, f"\0gputop-run-{token}")
+
+
+def test_what_is_told_arrives_and_what_makes_no_sense_does_not():
+    token, received = new_token(), queue.Queue()
+    announcements = Announcements(token, received.put)
+    announcements.start()
+    for nonsense in (b"", b"\xff", b"[]", b"{}", b'{"address": 1}'):
+        _tell(token, nonsense)
+    _tell(token, json.dumps({"address": None, "line": "none"}).encode())
+    _tell(token, json.dumps({"address": "127.0.0.1:1", "line": "one"}).encode())
+    assert received.get(timeout=30) == Announcement(None, "none")
+    assert received.get(timeout=30) == Announcement("127.0.0.1:1", "one")
+    announcements.close()
+    assert received.empty()
+
+
+def test_nothing_told_is_none():
+    announcements = Announcements(new_token(), lambda _: None)
+    assert announcements.receive(0.0) is None
+    announcements.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_other_users_are_not_listened_to():
+    token = new_token()
+    announcements = Announcements(token, lambda _: None)
+    code = (f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
+            f"s.sendto(b'{{\"address\": \"evil:1\", \"line\": \"\"}}', chr(0) + 'gputop-run-{token}')")
+    subprocess.run([sys.executable, "-c", code], check=True)
+    _tell(token, json.dumps({"address": "127.0.0.1:1", "line": "mine"}).encode())
+    assert announcements.receive(30) == Announcement("127.0.0.1:1", "mine")
+    announcements.close()

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from gputop.errors import GputopError
+from gputop.launch.job import Job, see_out
+
+
+def _job(tmp_path, script: str) -> Job:
+    job = Job(["bash", "-c", script], os.environ, tmp_path / "out" / "run.log")
+    job.watch(lambda: None)
+    return job
+
+
+_FAMILY = """
+import os, signal, sys
+read, write = os.pipe()
+who = "parent" if os.fork() else "child"
+def tell(number, _):
+    print(who, "got", signal.Signals(number).name[3:], flush=True)
+def end(number, frame):
+    if who == "child":
+        tell(number, frame)
+        os._exit(0)
+    os.wait()
+    os._exit(4)
+signal.signal(signal.SIGTERM, tell)
+signal.signal(signal.SIGINT, end)
+if who == "child":
+    os.write(write, b"1")
+else:
+    os.read(read, 1)
+    print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def _wait_for(job: Job, text: str) -> None:
+    """Until the job's output holds it."""
+    subprocess.run(["timeout", "60", "bash", "-c", f"tail -f -n +1 {job.log} | grep -q -m1 {text}"], check=True)
+
+
+def test_its_output_and_its_end(tmp_path):
+    job = _job(tmp_path, "echo one; echo two >&2; printf '10%%\\r20%%\\r'; echo; printf '\\e[31mred'; exit 3")
+    assert job.ended.wait(60)
+    lines, end = job.tail(10)
+    assert lines == ["one", "two", "20%", "�[31mred"]
+    assert end == job.log.stat().st_size
+    assert job.tail(2)[0] == lines[-2:]
+    assert (job.returncode, job.state()) == (3, "ended with status 3")
+    assert stat.S_IMODE(job.log.stat().st_mode) == 0o600
+
+
+def test_standard_input_is_empty(tmp_path):
+    job = _job(tmp_path, "cat; echo end")
+    assert job.ended.wait(60)
+    assert job.tail(5)[0] == ["end"]
+
+
+def test_signals_reach_its_first_process_or_all_of_it(tmp_path):
+    job = Job([sys.executable, "-c", _FAMILY], os.environ, tmp_path / "run.log")
+    job.watch(lambda: None)
+    _wait_for(job, "ready")
+    job.send(signal.SIGTERM)
+    _wait_for(job, "TERM")
+    job.send(signal.SIGINT)
+    assert job.ended.wait(60)
+    assert job.returncode == 4
+    assert job.tail(5)[0] == ["ready", "parent got TERM", "child got INT"]
+    job.send(signal.SIGTERM)  # gone: no matter
+
+
+def test_a_signal_that_ends_it_is_named(tmp_path):
+    job = _job(tmp_path, "kill -KILL $$")
+    assert job.ended.wait(60)
+    assert (job.returncode, job.state()) == (-9, "was ended by SIGKILL")
+
+
+def test_what_keeps_it_from_starting(tmp_path):
+    there = tmp_path / "there"
+    there.touch()
+    with pytest.raises(GputopError, match="cannot go to"):
+        Job(["true"], os.environ, there)
+    no_program = tmp_path / "data"
+    no_program.write_text("1")
+    with pytest.raises(GputopError, match="cannot be started") as caught:
+        Job([str(no_program)], os.environ, tmp_path / "log")
+    assert caught.value.exit_code == 126
+    assert not (tmp_path / "log").exists()
+
+
+def test_after_the_monitor_the_rest_of_its_output_comes(tmp_path, capfdbinary):
+    job = _job(tmp_path, f"echo before; until [ -e {tmp_path}/go ]; do sleep 0.01; done; echo after")
+    _wait_for(job, "before")
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "the job goes on" in line:
+            (tmp_path / "go").touch()
+
+    see_out(job, say)
+    assert said[0] == "before" and said[-1].startswith("gputop: the job ended with status 0")
+    assert capfdbinary.readouterr().out == b"after\n"
+
+
+def test_signals_are_passed_on_while_it_is_waited_for(tmp_path):
+    job = _job(tmp_path, "trap 'exit 9' USR1; echo ready; while :; do sleep 0.01; done")
+    _wait_for(job, "ready")
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def say(line: str) -> None:
+        if "the job goes on" in line:
+            threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1)).start()
+
+    see_out(job, say)
+    assert job.returncode == 9
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+@pytest.mark.parametrize(("returncode", "ends"), [(5, 5), (-15, -15), (-9, -9), (-11, -11)])
+def test_gputop_ends_as_the_job_did(returncode, ends):
+    code = f"import os; from gputop.launch.job import end_like; os._exit(end_like({returncode}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == ends
