@@ -198,7 +198,8 @@ def _guesses(raw: Bytes, pos: int, wanted: int) -> I64:
     at = around[raw[around] == wanted]
     for _ in range(_CONFIRMED):
         after, ok = _next(raw, at, wanted)
-        at = np.unique(after[ok & (after < last)])  # most have met
+        at = np.sort(after[ok & (after < last)])
+        at = at[np.diff(at, prepend=-1) > 0]  # most have met
     which = (at - pos) // stride
     return np.concatenate(([pos], at[np.diff(which, prepend=0) > 0]))
 
