@@ -156,7 +156,8 @@ class GputopApp(TerminalApp):
         sample = session.sample
         header = self.query_one("#header", LinesWidget)
         replay = (session.player.badge, session.player.state()) if session.player is not None else None
-        header.show([rows.header(sample, session.interval_s, self.paused, header.size.width, replay, self.drawn_every_s)])
+        header.show([rows.header(sample, session.interval_s, self.paused, header.size.width, replay,
+                                 self.drawn_every_s)])
         self._refresh_job()
         if self.paused or sample is None:
             return

@@ -24,7 +24,7 @@ def short_gpu_name(name: str) -> str:
 
 
 def header(sample: NodeSample | None, interval_s: float, paused: bool, width: int,
-           replay: tuple[str, str] | None = None) -> list[Run]:
+           replay: tuple[str, str] | None = None, drawn_every_s: float = 0.0) -> list[Run]:
     """Node, GPUs, where the figures come from, what gputop itself costs, the time.
 
     ``replay`` marks what is not live, and says how it plays: ("REPLAY", "2×"), ("SNAPSHOT", "").
@@ -47,6 +47,8 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     right: list[Run] = [(time.strftime(stamp, time.localtime(sample.time_s)), PLAIN)]
     if replay and replay[1]:
         right.insert(0, (f"{replay[1]}  ", WARN))
+    if drawn_every_s:
+        right.insert(0, (f"LOW BANDWIDTH, drawn every {drawn_every_s:g} s  ", WARN))
     if paused:
         right.insert(0, ("PAUSED  ", WARN))
     source = printable(sample.source).removeprefix("SIMULATED: ")

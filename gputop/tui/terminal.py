@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.segment import Segment
 from textual.app import App
+from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.filter import LineFilter, Monochrome
 from textual.theme import Theme
@@ -36,6 +37,12 @@ class LookFilter(LineFilter):
 
 class TerminalApp(App[int]):
     """An app that never waits for its terminal and shows itself as well as that terminal can."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("L", "low_bandwidth", "low bandwidth", show=False,
+                tooltip="draw the screen seldom, or each sample again; by itself it follows the line's speed"),
+        Binding("ctrl+l", "redraw", "redraw", show=False, tooltip="draw all of it again, where something else wrote"),
+    ]
 
     def __init__(self, preferences: Preferences | None = None, first_frame: FirstFrame | None = None) -> None:
         """``first_frame``: what may be on the screen already."""
@@ -98,6 +105,11 @@ class TerminalApp(App[int]):
         self.low_bandwidth, self._low_bandwidth_fixed = not self.low_bandwidth, True
         self.notify(f"The screen is drawn every {LOW_BANDWIDTH_S:g} s." if self.low_bandwidth
                     else "Every sample is drawn.", timeout=4)
+
+    @property
+    def drawn_every_s(self) -> float:
+        """Seconds between two pictures where not every sample is drawn, else 0."""
+        return LOW_BANDWIDTH_S if self.low_bandwidth else 0.0
 
     def picture_due(self) -> bool:
         """Whether the newest sample is to be drawn; on a slow line only some are."""

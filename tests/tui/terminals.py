@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -18,6 +20,7 @@ from typing import Any
 from gputop.tui.cells import Cells
 
 PATIENCE_S = 60.0
+_TORN = re.compile(r"(?:\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*)?)?\Z")
 
 
 class Terminal:
@@ -32,6 +35,8 @@ class Terminal:
         self.cells = Cells(*(max(1, n) for n in size))
         self.answers = answers
         self._answered = 0
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._torn = ""  # the beginning of a sequence whose end has not been read
         self.resize(*size)
         self.attributes = termios.tcgetattr(self.theirs)
         tty = os.ttyname(self.theirs)  # the first terminal that the leader of a new session opens becomes its own
@@ -56,14 +61,21 @@ class Terminal:
             data = os.read(self.fd, 65536)
         except OSError:  # the last writer is gone
             return False
-        self.raw += data
-        self.cells.feed(data.decode("utf-8", "replace"))
+        self.take(data)
         asked = self.raw.count(b"\x1b[6n")
         if self.answers and asked > self._answered:
             self._answered = asked
             x, y = self.cells.cursor
             self.press(f"\x1b[{y + 1};{x + 1}R")
         return bool(data)
+
+    def take(self, data: bytes) -> None:
+        """Show what was read."""
+        self.raw += data
+        text = self._torn + self._decode(data)
+        whole = len(text) - len(_TORN.search(text)[0])  # type: ignore[index]
+        self._torn = text[whole:]
+        self.cells.feed(text[:whole])
 
     @property
     def text(self) -> str:
