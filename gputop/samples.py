@@ -144,6 +144,7 @@ class ProcessSample:
     container_pid: int | None = None  # its number inside of its container, if that is another one
     note: str | None = None  # how sure it is that this is the process the driver means, where that was inferred
     reasons: Mapping[str, str] = field(default_factory=dict)  # by field: why it is None although there may be a value
+    cuda_device_order: str | None = None  # as cuda_visible_devices, and its reason is that one's
 
 
 @dataclass(frozen=True, slots=True)

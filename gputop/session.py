@@ -26,6 +26,7 @@ from gputop.captures import (
     find_servers,
 )
 from gputop.errors import GputopError
+from gputop.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
 from gputop.marks import MarkLog
 from gputop.samples import NodeSample
 from gputop.sources import Source
@@ -40,6 +41,7 @@ DEFAULT_CAPTURE_S = 10.0
 DISCOVERY_PERIOD_S = 10.0
 DEFAULT_LOGDIR = "gputop-traces"
 RHYTHM_PERIOD_S = 5.0
+CAPTURES_KEPT = 50  # an analysis is some hundred kB
 
 Change = Literal["sample", "servers", "capture", "failed"]
 
@@ -79,12 +81,16 @@ class Session:
         self.discovery_notes: tuple[str, ...] = ()
         self.status: CaptureStatus | None = None
         self.last_capture: CaptureRecord | None = None
+        self.captures: tuple[CaptureRecord, ...] = ()  # those of this session that could be analysed, oldest first
+        self.before: CaptureRecord | None = None  # the one that later ones are compared with, "A"
+        self.gpu_numbers = unknown("no capture yet")  # what the GPUs of the last capture are on this node
         self.failure: GputopError | None = None
         self.told = told
         if told is not None:
             self.live, self.findings, self.last_capture = told.live, told.findings, told.capture
             self.servers, self.servers_known = told.servers, True
             if told.capture is not None:
+                self.captures = (told.capture,)
                 self.marks.note_record(told.capture)
         self.clock = clock
         self.started_s = clock()
@@ -213,8 +219,12 @@ class Session:
             record = self.last_capture
             age_s = self.clock() - record.time_s if record else 0.0
             analysis = record.analysis if record else None
-            self.findings = merge_findings(record.findings if record else (), self.live.findings, age_s,
-                                           allocators_known=bool(analysis and analysis.get("memory")))
+            numbers = self.gpu_numbers
+            known = bool(numbers.by_ordinal)
+            traced = tuple(on_node(f, numbers) for f in record.findings) if record else ()
+            self.findings = merge_findings(traced, self.live.findings, age_s,
+                                           allocators_known=bool(analysis and analysis.get("memory")),
+                                           job_gpus=numbers.by_ordinal.values() if known else None)
             self.marks.note_findings(self.findings, self.clock())
 
     # -- profiler servers ---------------------------------------------------------------------
@@ -286,6 +296,30 @@ class Session:
         self.marks.note_capture(self.status)
         self._tell("capture")
 
+    def keep(self, record: CaptureRecord, servers: Sequence[Server]) -> None:
+        """A capture of these servers has come to its end."""
+        self.gpu_numbers = self._gpu_numbers(record, servers)
+        self.last_capture = record
+        if record.problem is None:
+            self.captures = (*self.captures, record)[-CAPTURES_KEPT:]
+        self._refresh_findings()
+
+    def _gpu_numbers(self, record: CaptureRecord, servers: Sequence[Server]) -> GpuNumbers:
+        sample = self.sample
+        if record.analysis is None or sample is None:
+            return unknown("no analysis of the capture, or no look at the node yet")
+        if len(servers) != 1:
+            return unknown("several workers were captured at once, each with its own numbers")
+        server = servers[0]
+        local = server.address.rpartition(":")[0] in ("localhost", "127.0.0.1", "[::1]")
+        process = job_process(sample.processes, server.pid, local)
+        return gpu_numbers(process, [g.info for g in sample.gpus], [g["gpu"] for g in record.analysis.get("gpus", ())],
+                           whole_node=sample.gpus_unwatched == 0)
+
+    def compare_with(self, record: CaptureRecord | None) -> None:
+        """Make ``record`` the capture that later ones are compared with; None: no longer any."""
+        self.before = record
+
     def _capture(self, servers: Sequence[Server], name: str, force: bool) -> None:
         asked_s = self.options.capture_s
         try:
@@ -298,8 +332,7 @@ class Session:
             self._set_status(CaptureStatus("failed", name, asked_s, message=f"gputop's own fault: {error!r}",
                                            fix="Please report this; the job itself goes on."))
             return
-        self.last_capture = record
-        self._refresh_findings()
+        self.keep(record, servers)
         if record.problem is None:
             self._set_status(CaptureStatus("done", name, asked_s, record.took_s, str(record.path)))
         else:

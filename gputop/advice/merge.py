@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from gputop.advice.finding import Finding, ranked
@@ -28,12 +28,14 @@ _FOLLOWS_FROM = {
 
 
 def merge_findings(trace: Iterable[Finding], live: Iterable[Finding], trace_age_s: float = 0.0,
-                   allocators_known: bool = False) -> tuple[Finding, ...]:
+                   allocators_known: bool = False, job_gpus: Collection[int] | None = None) -> tuple[Finding, ...]:
     """Rank both together; a cause seen both ways is one entry.
 
     A live finding that has the trace's own name is left out; one that follows from what a fresh
     trace (of at most ``merge.fresh_s``) names is folded under that, where it adds its evidence.
     ``allocators_known``: the trace tells the true head-room, so the advice to capture for it is done.
+    ``job_gpus``: the GPUs of the traced job in the numbers of the live findings, None where they are not
+    known. A live finding on any other GPU has a cause of its own.
     """
     top = list(ranked(trace))
     known = {id_ for f in top for id_ in f.ids}
@@ -41,6 +43,9 @@ def merge_findings(trace: Iterable[Finding], live: Iterable[Finding], trace_age_
     only_live = []
     for finding in live:
         if allocators_known and finding.id == "memory_preallocated":
+            continue
+        if job_gpus is not None and not set(finding.gpus) <= set(job_gpus):
+            only_live.append(finding)
             continue
         if known & _SAME_CAUSE.get(finding.id, {finding.id}):
             continue

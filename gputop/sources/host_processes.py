@@ -46,6 +46,7 @@ class _Known:
     container: str | None = None
     container_pid: int | None = None
     cuda_visible_devices: str | None = None
+    cuda_device_order: str | None = None
     reasons: dict[str, str] = field(default_factory=dict)
     children: tuple[int, ...] = ()
 
@@ -137,6 +138,7 @@ class ProcessTable:
             container=known.container, cuda_visible_devices=known.cuda_visible_devices,
             io_read_bytes_per_s=rates.io_read_bytes_per_s, io_write_bytes_per_s=rates.io_write_bytes_per_s,
             container_pid=known.container_pid, note=known.note, reasons=dict(known.reasons),
+            cuda_device_order=known.cuda_device_order,
         )
 
     # -- which process is meant ------------------------------------------------------------
@@ -232,8 +234,10 @@ class ProcessTable:
             try:
                 environ = self._read(f"{folder}/environ", proc_files.ENVIRON_BYTES)
                 known.cuda_visible_devices = proc_files.variable(environ, b"CUDA_VISIBLE_DEVICES")
+                known.cuda_device_order = proc_files.variable(environ, b"CUDA_DEVICE_ORDER")
             except OSError as error:
-                known.cuda_visible_devices, reasons[key] = None, proc_files.why(error)
+                known.cuda_visible_devices = known.cuda_device_order = None
+                reasons[key] = proc_files.why(error)
         known.reasons, known.identified = reasons, True
 
     def _user(self, uid: int) -> str:

@@ -1,0 +1,165 @@
+"""Which GPU of the node a job means: its GPU 0 can be the node's GPU 2.
+
+A trace numbers GPUs as CUDA does inside of the process: by CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER
+(CUDA C++ Programming Guide, "CUDA Environment Variables"). Everything live goes by NVML's index. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+
+from gputop.advice.finding import Finding
+from gputop.samples import GpuInfo, ProcessSample
+from gputop.text import printable, ranges
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNumbers:
+    """NVML's index of each GPU of a job, by the job's own number; ``reason`` where that cannot be told.
+
+    ``how`` says what it rests on, and what was assumed.
+    """
+
+    by_ordinal: Mapping[int, int] = field(default_factory=dict)
+    how: str = ""
+    reason: str | None = None
+
+    def on_node(self, ordinals: Collection[int]) -> tuple[int, ...] | None:
+        """NVML's indices of these GPUs of the job; None where one of them is not known."""
+        if not all(n in self.by_ordinal for n in ordinals):
+            return None
+        return tuple(sorted({self.by_ordinal[n] for n in ordinals}))
+
+    @property
+    def same(self) -> bool:
+        """Whether the job's numbers are the node's."""
+        return bool(self.by_ordinal) and all(a == b for a, b in self.by_ordinal.items())
+
+    def text(self) -> str:
+        """For the details of a finding: "GPU 0 of the process = GPU 2 of the node", or why that is not known."""
+        if self.reason is not None:
+            return f"GPU numbers are those of the process; which GPUs of the node they are is not known: {self.reason}."
+        if self.same:
+            return f"GPU numbers are the node's. {self.how}"
+        pairs = ", ".join(f"GPU {a} of the process = GPU {b} of the node" for a, b in sorted(self.by_ordinal.items()))
+        return f"{pairs}. {self.how}"
+
+
+def unknown(reason: str) -> GpuNumbers:
+    return GpuNumbers(reason=reason)
+
+
+def on_node(finding: Finding, numbers: GpuNumbers) -> Finding:
+    """A finding of a trace with NVML's numbers in ``gpus``, consequences included; as it is where they are not known.
+
+    Its texts keep the job's own numbers.
+    """
+    gpus = numbers.on_node(finding.gpus)
+    if numbers.same or gpus is None:
+        return finding
+    return replace(finding, gpus=gpus, consequences=tuple(on_node(f, numbers) for f in finding.consequences))
+
+
+def job_process(processes: Sequence[ProcessSample], pid: int | None, local: bool) -> ProcessSample | None:
+    """The process behind a profiler server: by its PID here; of a local server without one, the only one on GPUs."""
+    if pid is not None:
+        return next((p for p in processes if (p.local_pid or p.pid) == pid), None)
+    return processes[0] if local and len(processes) == 1 else None
+
+
+def gpu_numbers(process: ProcessSample | None, gpus: Sequence[GpuInfo], ordinals: Collection[int],
+                whole_node: bool = True) -> GpuNumbers:
+    """What the GPUs ``ordinals`` of a trace of ``process`` are on the node.
+
+    ``gpus`` are the devices watched, ``whole_node`` that these are all there are. The CUDA order of unlike GPUs is
+    "fastest first", which nothing outside of the process tells; of like ones it is that of the PCI bus, as NVML's.
+    """
+    if process is None:
+        return unknown("the process behind the profiler server was not found among those that hold GPUs")
+    if not ordinals:
+        return unknown("the trace shows no GPU")
+    visible = process.cuda_visible_devices
+    if visible is not None:
+        found = _listed(visible, gpus, process, whole_node)
+    elif "cuda_visible_devices" in process.reasons:
+        found = unknown(f"its environment could not be read: {printable(process.reasons['cuda_visible_devices'])}")
+    elif process.container is not None or not whole_node:
+        found = unknown("a container can be given fewer GPUs than the node has" if process.container is not None
+                        else "not all GPUs of the node are watched")
+    else:
+        found = _in_order(gpus, process, None, whole_node)
+    # The GPUs that the driver says it holds decide: TensorFlow and JAX open all that they see.
+    held = sorted(process.gpus)
+    if found.by_ordinal and not set(held) <= set(found.by_ordinal.values()):
+        found = unknown(f"the driver lists it on GPU {ranges(held)}, which its environment does not give")
+    if found.reason is not None and _alike(gpus, held) and len(held) == len(set(ordinals)) == max(ordinals) + 1:
+        return GpuNumbers(dict(enumerate(held)), "Assumed: the GPUs that the driver lists it on, in the order of the "
+                                                 "PCI bus.")
+    missing = sorted(set(ordinals) - found.by_ordinal.keys())
+    if found.reason is None and missing:
+        return unknown(f"the trace shows GPU {ranges(missing)}, which its environment does not give")
+    return found
+
+
+def _listed(text: str, gpus: Sequence[GpuInfo], process: ProcessSample, whole_node: bool) -> GpuNumbers:
+    """By CUDA_VISIBLE_DEVICES; what follows the first entry that names no device is not visible."""
+    entries = [entry.strip() for entry in text.split(",")]
+    how = f"By CUDA_VISIBLE_DEVICES={printable(text)}."
+    if not entries or not entries[0]:
+        return unknown("CUDA_VISIBLE_DEVICES is empty: it hides every GPU, so it was changed since the process began")
+    if entries[0].startswith(("GPU-", "MIG-")):
+        found: dict[int, int] = {}
+        for ordinal, entry in enumerate(entries):
+            device = _by_uuid(entry, gpus)
+            if device is None:
+                if whole_node:
+                    break
+                return unknown(f"{printable(entry)} is not among the GPUs that are watched")
+            found[ordinal] = device
+        if not found:
+            return unknown(f"no GPU of the node is called {printable(entries[0])}")
+        return GpuNumbers(found, how)
+    numbers: list[int] = []
+    for entry in entries:
+        if not entry.isascii() or not entry.isdigit():
+            break
+        numbers.append(int(entry))
+    if not numbers:
+        return unknown(f"CUDA_VISIBLE_DEVICES={printable(text)} names no GPU")
+    if len(set(numbers)) < len(numbers):
+        return unknown(f"CUDA_VISIBLE_DEVICES={printable(text)} names a GPU twice, which hides them all")
+    if process.container is not None and set(process.gpus) != set(numbers):
+        return unknown("inside of its container the GPUs may be numbered anew")
+    return _in_order(gpus, process, numbers, whole_node, how)
+
+
+def _in_order(gpus: Sequence[GpuInfo], process: ProcessSample, numbers: Sequence[int] | None, whole_node: bool,
+              how: str = "CUDA_VISIBLE_DEVICES is not set.") -> GpuNumbers:
+    """``numbers`` into CUDA's order of the GPUs, None for all of them."""
+    if any(g.mig_mode or g.mig is not None for g in gpus):
+        return unknown("numbers of MIG instances follow no order that is known outside of the process")
+    order = process.cuda_device_order
+    bus = sorted(g.index for g in gpus)
+    if order != "PCI_BUS_ID" and not _alike(gpus, bus):
+        why = "could not be read" if "cuda_visible_devices" in process.reasons else "is not PCI_BUS_ID"
+        return unknown(f"the GPUs differ and CUDA_DEVICE_ORDER {why}: CUDA puts the fastest first")
+    how += (" CUDA_DEVICE_ORDER is PCI_BUS_ID." if order == "PCI_BUS_ID"
+            else " Like GPUs come in the order of the PCI bus.")
+    if numbers is None:
+        return GpuNumbers(dict(enumerate(bus)), how)
+    visible = [*takewhile(lambda n: n in bus or not whole_node, numbers)]
+    return GpuNumbers(dict(enumerate(visible)), how) if visible else unknown(f"the node has no GPU {numbers[0]}")
+
+
+def _alike(gpus: Sequence[GpuInfo], indices: Collection[int]) -> bool:
+    return len({g.name for g in gpus if g.index in indices and g.mig is None}) == 1
+
+
+def _by_uuid(entry: str, gpus: Sequence[GpuInfo]) -> int | None:
+    """NVML's index; a UUID may be cut as long as one device has it. "MIG-GPU-…/gi/ci" is the older form of MIG's."""
+    if entry.startswith("MIG-GPU-"):
+        entry = entry.removeprefix("MIG-").split("/")[0]
+    matching = {g.index for g in gpus if g.uuid.lower().startswith(entry.lower())}
+    return matching.pop() if len(matching) == 1 else None
