@@ -19,6 +19,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(absent)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test depends on the settings of who runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
+        patch.delenv("NO_COLOR", raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def fast_process() -> Iterator[TfJob]:
     with start_tf_job("fast") as job:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Literal
 
+from rich.cells import get_character_cell_size
 from rich.color import Color, ColorSystem, ColorType
 from rich.style import Style
 
@@ -94,8 +95,8 @@ class _AsciiTable(dict[int, str]):
         else:
             char = chr(code)
             plain = unicodedata.normalize("NFKD", char).encode("ascii", "ignore").decode()
-            wide = unicodedata.east_asian_width(char) in "WF"
-            out = "" if unicodedata.combining(char) else "??" if wide else plain if len(plain) == 1 else "?"
+            cells = get_character_cell_size(char)
+            out = plain if len(plain) == cells == 1 else "?" * cells
         self[code] = out
         return out
 

@@ -1,0 +1,183 @@
+"""The file of settings: what it may hold, what is said of what it may not, and that nothing in it stops gputop."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputop.cli import main
+from gputop.config import SETTINGS, Config, config_path, document, load, remember, settle
+from gputop.options import parser
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "gputop").mkdir()
+    return tmp_path / "gputop" / "config.toml"
+
+
+def settled(file: Path, *arguments: str) -> argparse.Namespace:
+    args = parser().parse_args(list(arguments))
+    settle(args, load(file))
+    return args
+
+
+def test_every_setting_can_be_set(file: Path) -> None:
+    file.write_text('''\
+# a comment
+interval = 0.5        # seconds
+theme = 'gputop-light'
+metric = "tensor_active"
+span = 600
+logdir = "~/traces # not a comment"
+attach = ["localhost:6009", "node2:6010"]
+low-bandwidth = true
+color = "256"
+ascii = false
+''')
+    config = load(file)
+    assert config.warnings == ()
+    assert config.values == {
+        "interval": 0.5, "theme": "gputop-light", "metric": "tensor_active", "span": 600.0,
+        "logdir": "~/traces # not a comment", "attach": ("localhost:6009", "node2:6010"), "low_bandwidth": True,
+        "color": "256", "ascii": False}
+    args = settled(file)
+    assert args.interval == 0.5 and args.attach == ["localhost:6009", "node2:6010"] and args.ascii is False
+    assert args.logdir == Path.home() / "traces # not a comment"
+
+
+def test_the_command_line_wins(file: Path) -> None:
+    file.write_text('interval = 0.5\nattach = ["a:1"]\nlogdir = "x"\ncolor = "16"\n'
+                    'low_bandwidth = true\nascii = true\n')
+    args = settled(file, "--interval", "2", "--attach", "b:2", "--logdir", "y", "--color", "256", "--no-low-bandwidth",
+                   "--no-ascii", "--theme", "nord")
+    assert (args.interval, args.attach, args.logdir) == (2.0, ["b:2"], Path("y"))
+    assert (args.color, args.low_bandwidth, args.ascii, args.theme) == ("256", False, False, "nord")
+    assert settled(file, "--profiler-port", "6009").attach == [], "machines by their port are another way to say it"
+
+
+def test_without_a_file_everything_is_as_ever(tmp_path: Path) -> None:
+    args = settled(tmp_path / "none.toml")
+    assert (args.interval, args.attach, args.logdir) == (1.0, [], Path("gputop-traces"))
+    assert (args.theme, args.color, args.low_bandwidth, args.ascii) == ("gputop-dark", "auto", "auto", "auto")
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("interval = fast", 'interval = fast is no value: texts stand in "quotes"; 1 is used'),
+    ('interval = "1"', 'interval = "1" is not a number of seconds from 0.1 to 3600; 1 is used'),
+    ("interval = 0", "interval = 0 is not a number of seconds from 0.1 to 3600; 1 is used"),
+    ("interval = true", "interval = true is not a number"), ("interval = NaN", "interval = NaN is no value"),
+    ("interval = 1e999", "interval = 1e999 is no"), ("interval =", "interval =  is no value"),
+    ("intervall = 2", "there is no setting intervall; interval is meant?"), ("zzz = 2", "there is no setting zzz The"),
+    ("[monitor]", "[monitor] is not KEY = VALUE"), ("interval 2", "interval 2 is not KEY = VALUE"),
+    ('color = "blue"', 'is not one of "auto", "truecolor", "256", "16", "none"; "auto" is used'),
+    ("color = 256", "is not one of"), ("low_bandwidth = 1", 'is not one of "auto", true, false; "auto" is used'),
+    ('attach = ["no:port"]', "holds what is no HOST:PORT"), ("attach = 6009", "is not an array"),
+    ("attach = [1]", "is not an array"), ('metric = "speed"', "is not one of"), ('logdir = ""', "is not a text"),
+    ("theme = 'open", "has no closing quote"), ("interval = 1 2", "goes on after its value"),
+    ("span = " + "[" * 5000, "is no value"), ("\x1b[2J = 1", "\ufffd[2J = 1 is not KEY = VALUE"),
+])
+def test_what_cannot_be_used_is_said_with_its_line_and_what_is_used_instead(file: Path, line: str, said: str) -> None:
+    file.write_text(f"# first\n\n{line}\nspan = 120\n")
+    config = load(file)
+    (warning,) = config.warnings
+    assert warning.startswith(f"{file}:3: ") and said in warning and "\x1b" not in warning and len(warning) < 400
+    assert config["span"] == 120.0, "the other lines count"
+    assert config["interval"] == 1.0
+
+
+def test_a_setting_made_twice_counts_once_and_is_told(file: Path) -> None:
+    file.write_text("interval = 2\ninterval = 3\n")
+    config = load(file)
+    assert config["interval"] == 3.0 and "was set in line 1 already" in config.warnings[0]
+
+
+def test_a_file_that_cannot_be_read_is_said_and_harmless(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b'theme = "\xe9"\n')
+    (tmp_path / "large").write_bytes(b"#" * (1 << 21))
+    for path in (tmp_path, tmp_path / "latin", tmp_path / "large"):
+        (warning,) = load(path).warnings
+        assert str(path) in warning and "the defaults are used" in warning
+    assert load(None).warnings == () and load(tmp_path / "absent").warnings == ()
+
+
+@given(st.text())
+def test_no_text_whatever_stops_it(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.toml"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    config = load(file)
+    assert all(isinstance(config[key], type(SETTINGS[key].default)) or key in ("low_bandwidth", "ascii")
+               for key in SETTINGS)
+
+
+def test_what_it_prints_is_a_file_of_the_same_settings(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text('theme = "nord"\nattach = ["a:1"]\ninterval = 0.25\nascii = true\n')
+    assert main(["config"]) == 0
+    text = capsys.readouterr().out
+    assert str(file) in text and all(key in text for key in SETTINGS)
+    again = file.with_name("again.toml")
+    again.write_text(text)
+    assert load(again).values == load(file).values and load(again).warnings == ()
+    assert main(["config", "--path"]) == 0
+    assert capsys.readouterr().out == f"{file}\n"
+
+
+def test_the_example_s_defaults_are_values_it_takes(tmp_path: Path) -> None:
+    lines = [line[2:] for line in document(Config(None)).splitlines() if line.startswith("# ") and " = " in line]
+    assert len(lines) == len(SETTINGS)
+    file = tmp_path / "c.toml"
+    file.write_text("\n".join(lines))
+    assert load(file).warnings == () and load(file).values == {s.key: s.default for s in SETTINGS.values()}
+
+
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative/is/no/place")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert config_path() == tmp_path / ".config" / "gputop" / "config.toml"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "c"))
+    assert config_path() == tmp_path / "c" / "gputop" / "config.toml"
+
+
+def test_a_theme_is_remembered_and_all_else_in_the_file_stays(file: Path) -> None:
+    assert remember(file, "theme", "gputop-light") == ""
+    assert file.read_text() == 'theme = "gputop-light"\n'
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.write_text('# mine\ninterval = 2 # slow\ntheme = "nord"\n\n# end')
+    assert remember(file, "theme", 'say "hi"') == ""
+    assert file.read_text() == '# mine\ninterval = 2 # slow\ntheme = "say \\"hi\\""\n\n# end\n'
+    assert load(file)["theme"] == 'say "hi"'
+
+
+def test_a_link_to_it_stays_a_link_and_a_folder_is_made(tmp_path: Path) -> None:
+    real, link = tmp_path / "dotfiles.toml", tmp_path / "new" / "gputop" / "config.toml"
+    assert remember(link, "theme", "nord") == "" and link.exists()
+    link.unlink()
+    link.symlink_to(real)
+    assert remember(link, "theme", "dracula") == ""
+    assert link.is_symlink() and real.read_text() == 'theme = "dracula"\n'
+
+
+def test_what_cannot_be_remembered_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert "is not remembered" in remember(tmp_path / "file" / "config.toml", "theme", "nord") or os.name == "nt"
+    (tmp_path / "latin").write_bytes(b"\xff\n")
+    assert "not written" in remember(tmp_path / "latin", "theme", "nord")
+    assert (tmp_path / "latin").read_bytes() == b"\xff\n", "what was there is not lost"
+    assert "no home" in remember(None, "theme", "nord")
+
+
+def test_each_command_says_what_is_wrong_and_goes_on(file: Path) -> None:
+    file.write_text("interval = never\n")
+    done = subprocess.run([sys.executable, "-m", "gputop", "--demo", "healthy", "snapshot", "--format", "json"],
+                          capture_output=True, text=True, timeout=120, env={**os.environ}, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("{")
+    assert f"gputop: {file}:1: interval = never" in done.stderr and "1 is used" in done.stderr
