@@ -60,8 +60,8 @@ class Rhythm:
     goes to the first zero of r, as the rhythm itself is not to count as noise, and the quantile is for all
     lags looked at together.
 
-    ``metric`` is what it was found in; ``gpus`` are columns of the values that share it. Periods from
-    ``shortest_s`` to ``longest_s`` could have been seen, in samples ``interval_s`` apart.
+    ``metric`` is what it was found in; ``gpus`` are columns of the values that share it, of ``lively`` ones
+    that are not flat. Periods from ``shortest_s`` to ``longest_s`` could have been seen, in samples ``interval_s`` apart.
     """
 
     period_s: float | None
@@ -69,6 +69,7 @@ class Rhythm:
     reason: str | None = None
     metric: str = ""
     gpus: tuple[int, ...] = ()
+    lively: int = 0
     interval_s: float | None = None
     shortest_s: float | None = None
     longest_s: float | None = None
@@ -142,7 +143,8 @@ def estimate(times_s: F64, values: npt.NDArray[np.floating], swing: float = 0.01
         return replace(seen, reason="no peak: what repeats hardly stands out from noise")
     if best.lag < SAMPLES_PER_PERIOD:
         return replace(seen, reason=TOO_FAST)
-    return replace(seen, period_s=best.lag * interval_s, confidence=best.confidence, gpus=best.gpus)
+    return replace(seen, period_s=best.lag * interval_s, confidence=best.confidence, gpus=best.gpus,
+                   lively=max(len(look.gpus) for look in looks))
 
 
 def _grid(times_s: F64, values: F64) -> tuple[F64, float] | None:

@@ -24,6 +24,7 @@ from gputop.tui.lanes import slice_for
 
 if TYPE_CHECKING:
     from gputop.history import History
+    from gputop.rhythm import Rhythm
     from gputop.session import Session
 
 HISTORY_S = 300.0
@@ -63,6 +64,7 @@ def document(session: Session) -> dict[str, Any]:
         "processes": [_process(p) for p in sample.processes],
         "history": _history(session.history, sample),
         "spectrogram": _spectrogram(session.history, sample, session.interval_s),
+        "rhythm": _rhythm(session.rhythm, session.history),
         "servers": [{**asdict(s), "description": redact.command(s.description)} for s in session.servers],
         "capture": None if record is None else {
             **record.to_json(), "remarks": list(record.remarks), "analysis": record.analysis,
@@ -146,6 +148,15 @@ def _spectrogram(history: History | None, sample: NodeSample, interval_s: float)
     return {"start_s": end_s - slices * slice_s, "slice_s": slice_s, "slices": slices, "gpus": gpus}
 
 
+def _rhythm(rhythm: Rhythm | None, history: History | None) -> dict[str, Any] | None:
+    """The estimated period of the training step, or why there is none; null before it was looked for."""
+    if rhythm is None or history is None:
+        return None
+    uuids = history.uuids
+    return {"estimate": True, "method": "autocorrelation", **asdict(rhythm), "metric": rhythm.metric or None,
+            "gpus": [uuids[gpu] for gpu in rhythm.gpus]}
+
+
 def _numbers(values: Any) -> list[float | None]:
     return [None if math.isnan(v) else float(f"{v:.6g}") for v in values.tolist()]
 
@@ -192,6 +203,9 @@ def to_text(session: Session) -> str:
     out += ["", f"Host  CPU {reading(h['cpu_ratio'])}{_cores(h)}  RAM {reading(h['memory_used_bytes'])}/"
                 f"{reading(h['memory_total_bytes'])}  disk read {reading(h['disk_read_bytes_per_s'])}"
                 f"  net in {reading(h['net_rx_bytes_per_s'])}"]
+    if session.rhythm is not None and session.rhythm.period_s is not None:
+        out.append(f"Rhythm of the load, an estimate: {seconds(session.rhythm.period_s)}, "
+                   f"confidence {session.rhythm.confidence:.1f}")
     nodes: dict[int, list[int]] = {}
     for g in sample.gpus:
         if g.info.numa_node is not None and g.info.mig is None:

@@ -16,8 +16,9 @@ ACTIVITY = "activity"  # the main lane's default: SM active, or coarse utilizati
 METRICS: tuple[str, ...] = (ACTIVITY, *(m for m in LANE_METRICS if m != "sm_active"))
 PCIE = ("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s")
 COARSE_MARK = "~"
-MAX_LINES_PER_GPU = 4
-PANEL_LINES = 11
+MAX_LINES_PER_GPU = 8  # as many bands of levels as two halves of each show
+PANEL_LINES = 10
+AXIS_FROM_HEIGHT = 20  # lower screens have no line for it
 SECOND = "/2"  # key of a column's second line
 
 
@@ -39,17 +40,20 @@ def plan(width: int) -> list[Field]:
         right.append(("now", 6, "now"))
     if width >= 110:
         right += [("tensor_active", 7, "tensor"), ("dram_active", 6, "dram")]
-    if width >= 80:
-        lane = 8 if width < 110 else 10 if width < 150 else 14
+    if width >= 110:
+        lane = 10 if width < 150 else 14
         right += [("memory_lane", lane, "Memory GiB"), ("memory", 10, ""), ("pcie_lane", lane, "PCIe RX/TX GB/s"),
                   ("pcie", 10, "")]
     elif width >= 50:
-        right.append(("memory", 10, "Mem GiB"))
+        # The main lane needs the room more than lanes beside it.
+        right.append(("memory", 11, "Mem GiB"))
+        if width >= 80:
+            right.append(("pcie", 11, "PCIe GB/s"))
     if width >= 150:
         right += [("nvlink", 12, "NVLink GB/s"), ("clock", 10, "SM clock")]
     if width >= 60:
         right += [("power", 6 if width < 110 else 9, "power"), ("temperature", 5, "temp")]
-    if width >= 110:
+    if width >= 80:
         right.append(("flag", 4, "") if width < 150 else ("flags", 14, ""))
     gpu_width = 4
     main = max(0, width - gpu_width - sum(w for _, w, _ in right) - sum(k.endswith("_lane") for k, _, _ in right))
@@ -98,23 +102,32 @@ def parts(fields: list[Field]) -> list[Part]:
     return out
 
 
-def title_texts(fields: Iterable[Field], main_title: str) -> Iterator[str]:
-    """The line above the table, piece by piece."""
+def title_texts(fields: Iterable[Field], main_title: str, now: str = "now") -> Iterator[str]:
+    """The line above the table, piece by piece; ``now`` is what the figures are of."""
     x = 0
     for field in fields:
         if field.x < x or not field.title_width:
             continue  # covered by the title of the lane before
         yield " " * (field.x - x)
-        text = main_title if field.key == "main" else field.title
+        text = main_title if field.key == "main" else now if field.key == "now" else field.title
         figure = field.key not in ("gpu", "main") and not field.key.endswith("_lane")
         yield fit(text, field.title_width, right=figure)
         x = field.x + field.title_width
 
 
 def lines_per_gpu(height: int, gpus: int) -> int:
-    """How many lines a GPU gets on a screen of this height, once the panels have what they need."""
-    spare = height - 5 - PANEL_LINES  # header, title, host, job, footer
-    return min(MAX_LINES_PER_GPU, max(1, spare // max(1, gpus)))
+    """How many lines a GPU gets on a screen of this height, once the panels have what they need.
+
+    Above four, as long as all GPUs together take no more than half of the screen.
+    """
+    gpus = max(1, gpus)
+    spare = height - 5 - has_axis(height) - PANEL_LINES  # header, title, host, job, footer
+    return min(MAX_LINES_PER_GPU, max(1, min(spare // gpus, max(4, height // 2 // gpus))))
+
+
+def has_axis(height: int) -> bool:
+    """Whether a screen of this height has a line for the axis of time and its marks."""
+    return height >= AXIS_FROM_HEIGHT
 
 
 def figures_of(gpu: GpuSample, metric: str) -> dict[str, tuple[str, Style]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,12 +14,12 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gputop.metrics import BYTES_PER_S, GPU_METRICS
-from gputop.samples import OK, GpuSample, NodeSample
+from gputop.marks import MarkLog
+from gputop.samples import GpuSample, NodeSample
 from gputop.text import fit
+from gputop.tui import axis
 from gputop.tui.columns import (
     ACTIVITY,
-    COARSE_MARK,
     PCIE,
     SECOND,
     Field,
@@ -32,10 +30,11 @@ from gputop.tui.columns import (
     second_line,
     title_texts,
 )
-from gputop.tui.lanes import DEFAULT_SPAN_S, LaneCache, TimeView, slice_for
+from gputop.tui.cursor import TimeCursor
+from gputop.tui.lanes import DEFAULT_SPAN_S, SPANS_S, LaneCache, TimeView, Window, common_scale, slice_for
 from gputop.tui.lines import Grounded
 from gputop.tui.palette import ACCENT, DIM, PLAIN
-from gputop.tui.runs import Run
+from gputop.tui.runs import Run, crop
 
 if TYPE_CHECKING:
     from gputop.history import History
@@ -79,11 +78,14 @@ class GpuTable(Widget, can_focus=True):
         super().__init__(id=id)
         self.metric = ACTIVITY
         self.rows_per_gpu = 1
+        self.axis_lines = 0  # 1 with the axis of time and its marks
         self.span_s = DEFAULT_SPAN_S
         self.end_s: float | None = None  # None follows the newest sample
+        self.time = TimeCursor()  # with it the figures are those of a slice of the past
         self.selected = 0
         self.sample: NodeSample | None = None
         self._history: History | None = None
+        self._marks: MarkLog | None = None
         self._width = 0
         self._fields: dict[str, Field] = {}
         self._panes = [Pane(self) for _ in range(_PARTS)]
@@ -91,6 +93,7 @@ class GpuTable(Widget, can_focus=True):
         self._activity: dict[str, str] = {}
         self._figures: dict[str, dict[str, Run]] = {}
         self._title = ""
+        self._axis: list[Run] = []
         self._full_scale: float | None = None
 
     def compose(self) -> Iterable[Widget]:
@@ -104,7 +107,12 @@ class GpuTable(Widget, can_focus=True):
 
     @property
     def lines(self) -> int:
-        return 1 + max(1, len(self.gpus)) * self.rows_per_gpu
+        return self._top + max(1, len(self.gpus)) * self.rows_per_gpu
+
+    @property
+    def _top(self) -> int:
+        """Lines above the first GPU."""
+        return 1 + self.axis_lines
 
     @property
     def _main_width(self) -> int:
@@ -133,15 +141,15 @@ class GpuTable(Widget, can_focus=True):
             self._activity[uuid] = "gpu_util" if all(v != v for v in fine.tolist()) else "sm_active"
         return (self._activity.get(uuid, which),)
 
-    def resize_rows(self, rows_per_gpu: int) -> None:
-        """Give each GPU this many lines."""
-        if rows_per_gpu != self.rows_per_gpu:
-            self.rows_per_gpu = rows_per_gpu
+    def resize_rows(self, rows_per_gpu: int, with_axis: bool = False) -> None:
+        """Give each GPU this many lines, and the axis one."""
+        if (rows_per_gpu, with_axis) != (self.rows_per_gpu, bool(self.axis_lines)):
+            self.rows_per_gpu, self.axis_lines = rows_per_gpu, int(with_axis)
             self._lay_out()
 
-    def update_view(self, sample: NodeSample | None, history: History | None) -> None:
+    def update_view(self, sample: NodeSample | None, history: History | None, marks: MarkLog | None = None) -> None:
         """Take over the newest sample and repaint what differs from the screen."""
-        before, self.sample, self._history = self.gpus, sample, history
+        before, self.sample, self._history, self._marks = self.gpus, sample, history, marks
         if len(before) != len(self.gpus):
             self._lay_out()
         self._repaint()
@@ -168,14 +176,20 @@ class GpuTable(Widget, can_focus=True):
             self._lay_out()
         if not self._fields:
             return
-        title = "".join(title_texts(self._fields.values(), self._main_title(self._main_width)))
+        self._look_back()
+        now = "now" if self.time.slice is None else "mean"
+        title = "".join(title_texts(self._fields.values(), self._main_title(), now))
         if title != self._title:
             self._title = title
-            for pane in self._panes:
-                pane.refresh(Region(0, 0, pane.size.width, 1))
-        self._full_scale = self._common_scale()
+            self._refresh_line(0)
+        if self.axis_lines and (line := self._axis_runs()) != self._axis:
+            self._axis = line
+            self._refresh_line(1)
+        self._full_scale = None
+        if self.metric != ACTIVITY and self._history is not None:
+            self._full_scale = common_scale(self._history, self.metric, self.span_shown_s, self.end_s)
         for i, gpu in enumerate(self.gpus):
-            y = 1 + i * self.rows_per_gpu
+            y = self._top + i * self.rows_per_gpu
             lanes = {f.key: self._update_lane(gpu, f) for f in self._fields.values() if f.key in _LANES}
             figures = self._figures_of(gpu)
             shown = self._figures.get(gpu.info.uuid, {})
@@ -192,6 +206,10 @@ class GpuTable(Widget, can_focus=True):
                 elif lanes[pane.part.fields[-1].key] > (1 if pane.part.kind == "lane" else 0):
                     pane.refresh(Region(0, y, pane.part.width, self.rows_per_gpu))
 
+    def _refresh_line(self, y: int) -> None:
+        for pane in self._panes:
+            pane.refresh(Region(0, y, pane.size.width, 1))
+
     def _refresh_figures(self, pane: Pane, y: int, new: dict[str, Run], old: dict[str, Run]) -> None:
         assert pane.part is not None
         for row, mark in enumerate(("", SECOND)[:self.rows_per_gpu]):
@@ -201,6 +219,7 @@ class GpuTable(Widget, can_focus=True):
                 pane.refresh(Region(x, y + row, end - x, 1))
 
     def _figures_of(self, gpu: GpuSample) -> dict[str, Run]:
+        gpu = self.time.of(gpu)
         figures = figures_of(gpu, self.metric)
         if self.rows_per_gpu > 1:
             figures |= second_line(gpu, self._lanes[gpu.info.uuid, "main"].mean())
@@ -209,53 +228,103 @@ class GpuTable(Widget, can_focus=True):
     def _update_lane(self, gpu: GpuSample, field: Field) -> int:
         """Bring a lane to the newest sample; how many columns at its right look different."""
         metrics = _LANES[field.key] or self.metrics_of(gpu)
-        view = self.view
-        if field.key != "main":
-            # A narrow lane shows the same span as the main one, in longer slices.
-            view = TimeView(slice_for(view.slice_s * self._main_width, field.width), view.end_s)
+        view = self._view_of(field)
         cache = self._lanes.setdefault((gpu.info.uuid, field.key), LaneCache(muted=field.key == "memory_lane"))
         return cache.update(self._history, gpu.info.uuid, metrics, view, field.width, self.rows_per_gpu,
                             self._full_scale if field.key == "main" else None)
 
-    def _common_scale(self) -> float | None:
-        """100 % of a metric without a scale of its own: the largest single sample still kept of the time in view,
-        on any GPU, rounded up."""
-        if self.metric == ACTIVITY or GPU_METRICS[self.metric].full_scale is not None or self._history is None:
-            return None
-        _, values = self._history.windows(self.metric, self.span_shown_s, end_s=self.end_s)
-        largest = max((v for v in values.ravel().tolist() if v == v), default=0.0)
-        if largest <= 0:
-            return None
-        step = 10.0 ** math.floor(math.log10(largest))
-        return next(m * step for m in (1, 2, 5, 10) if m * step >= largest)
+    def _view_of(self, field: Field) -> TimeView:
+        """A narrow lane shows the same span as the main one, in longer slices."""
+        view = self.view
+        return view if field.key == "main" else TimeView(slice_for(self.span_shown_s, field.width), view.end_s)
+
+    # -- in time ------------------------------------------------------------------------------
+
+    def _window(self, columns: int, slice_s: float) -> Window | None:
+        """What a lane of so many columns shows; None before there is anything."""
+        newest_s = self._history.newest_s if self._history is not None else None
+        return None if newest_s is None else Window.of(TimeView(slice_s, self.end_s), newest_s, columns)
+
+    @property
+    def window(self) -> Window | None:
+        """What the main lane shows."""
+        return self._window(self._main_width, self.view.slice_s)
+
+    def scroll_in_time(self, by: int) -> None:
+        """The cursor a slice, or else the picture a quarter of it; past the newest sample it follows again."""
+        history = self._history
+        if self.time.time_s is not None:
+            self.cursor(by)
+        elif history is not None and history.newest_s is not None and history.oldest_s is not None:
+            newest, span = history.newest_s, self.span_shown_s
+            end = (self.end_s if self.end_s is not None else newest) + by * span / 4
+            self.end_s = None if end >= newest else max(end, min(newest, history.oldest_s + span / 4))
+            self._repaint()
+
+    def zoom(self, by: int) -> None:
+        """Show more time, or less."""
+        nearest = min(range(len(SPANS_S)), key=lambda i: abs(SPANS_S[i] - self.span_s))
+        self.span_s = SPANS_S[min(len(SPANS_S) - 1, max(0, nearest + by))]
+        self._repaint()
+
+    def follow(self) -> None:
+        """Back to now, picture and figures."""
+        self.end_s = self.time.time_s = None
+        self._repaint()
+
+    def cursor(self, by: int) -> None:
+        """Move the cursor by slices; with 0, put it there or take it away."""
+        window, history = self.window, self._history
+        if by == 0 and self.time.time_s is not None:
+            self.follow()
+        elif window is not None and history is not None and history.newest_s is not None \
+                and history.oldest_s is not None:
+            self.time.move(by, window, history.oldest_s, history.newest_s)
+            self._repaint()
+
+    def _look_back(self) -> None:
+        window, history = self.window, self._history
+        if window is not None and history is not None and history.newest_s is not None:
+            end_s = self.time.keep_on_screen(window, history.newest_s)
+            if end_s is not None:
+                self.end_s = None if end_s >= history.newest_s else end_s
+        if self.time.look(self.window, history, self._marks, self.gpus):
+            for pane in self._panes:
+                pane.refresh()
+
+    def _cursor_in(self, field: Field) -> int | None:
+        """The column of the cursor in a lane."""
+        window = self._window(field.width, self._view_of(field).slice_s)
+        return None if window is None or self.time.time_s is None else window.column(self.time.time_s)
+
+    def _axis_runs(self) -> list[Run]:
+        window = self.window
+        if window is None:
+            return []
+        marks = self._marks.between(window.begin_s(0), window.begin_s(window.columns)) if self._marks else []
+        line = axis.axis(window, marks, self.end_s is None, self.time.time_s)
+        under = self.time.slice
+        told = axis.legend(marks) if under is None else axis.words(
+            [m for m in marks if m.within(under.begin_s, under.end_s)])
+        x = self._fields["main"].x
+        return axis.beside([(" " * x, DIM), *line], told, x + window.columns, self._width)
 
     # -- drawing ------------------------------------------------------------------------------
 
-    def _main_title(self, width: int) -> str:
-        if self.metric == ACTIVITY:
-            kinds = {g.activity()[0] for g in self.gpus if g.state == OK}
-            name = GPU_METRICS["gpu_util"].label if kinds == {"gpu_util"} else GPU_METRICS["sm_active"].label
-            if len(kinds) > 1:
-                name += f" ({COARSE_MARK} coarse)"
-        else:
-            metric = GPU_METRICS[self.metric]
-            name = metric.label + (" GB/s" if metric.unit == BYTES_PER_S else "")
-        span = self.span_shown_s
-        if self.end_s is None:
-            length = f"{span / 60:.0f} min" if span >= 90 else f"{span:.0f} s"
-            title, short = f"{name}, last {length}", f"{name} {length}"
-        else:
-            start, end = (time.strftime("%H:%M:%S", time.localtime(t)) for t in (self.end_s - span, self.end_s))
-            title, short = f"{name}, {start} to {end} (end: back to now)", f"{name} to {end}"
-        return title if len(title) <= width else short
+    def _main_title(self) -> str:
+        width, clock = self._main_width, self.time.slice
+        name = axis.metric_name(self.metric, self.gpus)
+        return axis.title(name, self.span_shown_s, self.end_s, width) if clock is None else clock.title(name, width)
 
     def runs(self, part: Part, y: int) -> list[Run] | list[Segment]:
         """Line ``y`` of a part."""
         if y == 0:
-            return [(self._title[part.x:part.x + part.width], DIM)]
-        index, row = divmod(y - 1, self.rows_per_gpu)
+            return [(self._title[part.x:part.x + part.width], DIM if self.time.slice is None else ACCENT)]
+        if y < self._top:
+            return crop(self._axis, part.x, part.width)
+        index, row = divmod(y - self._top, self.rows_per_gpu)
         if index >= len(self.gpus):
-            waiting = not self.gpus and y == 1 and part.x == 0
+            waiting = not self.gpus and y == self._top and part.x == 0
             return [("  waiting for the first sample…", DIM)] if waiting else []
         gpu = self.gpus[index]
         figures = self._figures.get(gpu.info.uuid, {})
@@ -271,9 +340,10 @@ class GpuTable(Widget, can_focus=True):
         cache = self._lanes.get((gpu.info.uuid, field.key))
         if cache is None or not cache.columns or len(cache.columns) != field.width:
             return []
+        cursor = self._cursor_in(field)
         if part.kind == "head":
-            return [cache.head(row)]
-        return [self._index(gpu, figures, index, field.x - part.x, row), *cache.row(row)]
+            return [cache.head(row, cursor)]
+        return [self._index(gpu, figures, index, field.x - part.x, row), *cache.row(row, cursor)]
 
     def _index(self, gpu: GpuSample, figures: dict[str, Run], index: int, width: int, row: int) -> Segment:
         """What stands before a lane: the GPU's number and, where the table has the focus, a pointer."""
@@ -301,7 +371,7 @@ class GpuTable(Widget, can_focus=True):
         self.selected = min(max(0, index), max(0, len(self.gpus) - 1))
         self._panes[0].refresh()
         if isinstance(self.parent, ScrollableContainer):
-            y = 1 + self.selected * self.rows_per_gpu
+            y = self._top + self.selected * self.rows_per_gpu
             self.parent.scroll_to_region(Region(0, y, 1, self.rows_per_gpu), animate=False)
 
     def action_move(self, by: int) -> None:
@@ -312,12 +382,21 @@ class GpuTable(Widget, can_focus=True):
             self.post_message(self.Opened(self.gpus[self.selected]))
 
     def on_click(self, event: events.Click) -> None:
-        index = (event.y - 1) // self.rows_per_gpu
-        if event.y >= 1 and index < len(self.gpus):
-            again = index == self.selected and self.has_focus
-            self._select(index)
-            if again:
-                self.action_details()
+        """Selects a GPU and puts the cursor there in time; a second click on the same place opens its details."""
+        index = (event.y - self._top) // self.rows_per_gpu
+        if event.y < self._top or index >= len(self.gpus):
+            return
+        again = index == self.selected and self.has_focus
+        self._select(index)
+        window, main = self.window, self._fields.get("main")
+        if window is not None and main is not None:
+            column = event.screen_x - self.region.x - main.x
+            if 0 <= column < window.columns:
+                again = again and self.time.time_s is not None and window.column(self.time.time_s) == column
+                self.time.put(window, column)
+                self._repaint()
+        if again:
+            self.action_details()
 
     def on_focus(self) -> None:
         self._panes[0].refresh()

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 from rich.segment import Segment
 from rich.style import Style
 
+from gputop.metrics import GPU_METRICS
+from gputop.tui.cursor import marked
 from gputop.tui.palette import BLANK, BLANK_STYLE, SHADES, STEPS, bar_style, cell_style, step_of
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ Column = tuple[Cell, ...]  # top to bottom
 # Lengths a slice may have, seconds: what a person can read off an axis.
 SLICES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 DEFAULT_SPAN_S = 240.0
+SPANS_S = (60.0, 120.0, 240.0, 600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)  # what zooming goes through
 _REDRAWS = 2  # of the newest column while its slice lasts; the figure beside it is of now
 _GHOST = 4  # shade of a background that every sample reaches, of SHADES
 
@@ -44,12 +47,46 @@ class TimeView:
     end_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The slices on screen: column 0 is slice ``first``, which starts at ``first * slice_s`` (Unix time)."""
+
+    first: int
+    columns: int
+    slice_s: float
+
+    @classmethod
+    def of(cls, view: TimeView, newest_s: float, columns: int) -> Window:
+        end_s = view.end_s if view.end_s is not None else newest_s
+        return cls(int(end_s // view.slice_s) - columns + 1, columns, view.slice_s)
+
+    def column(self, time_s: float) -> int:
+        """Where a time is; outside of 0 … ``columns - 1`` it is not on screen."""
+        return int(time_s // self.slice_s) - self.first
+
+    def begin_s(self, column: int) -> float:
+        return (self.first + column) * self.slice_s
+
+
 def slice_for(span_s: float, columns: int) -> float:
     """The shortest slice with which ``columns`` of them cover at least ``span_s``."""
     for slice_s in SLICES_S:
         if slice_s * max(1, columns) >= span_s:
             return slice_s
     return SLICES_S[-1]
+
+
+def common_scale(history: History, metric: str, span_s: float, end_s: float | None) -> float | None:
+    """100 % of a metric without a scale of its own: the largest single sample still kept of the time in view, on any
+    GPU, rounded up to 1, 2, 5 or 10 of its decimal place. None: it has one, or there is nothing but zeros."""
+    if GPU_METRICS[metric].full_scale is not None:
+        return None
+    _, values = history.windows(metric, span_s, end_s=end_s)
+    largest = max((v for v in values.ravel().tolist() if v == v), default=0.0)
+    if largest <= 0:
+        return None
+    step = 10.0 ** math.floor(math.log10(largest))
+    return next(m * step for m in (1, 2, 5, 10) if m * step >= largest)
 
 
 def blank_column(rows: int) -> Column:
@@ -151,16 +188,17 @@ class LaneCache:
         known = [m for m in self._means if m == m]
         return sum(known) / len(known) if known else None
 
-    def head(self, y: int) -> Segment:
-        """Row ``y`` of the newest slice."""
-        return Segment(*self.columns[-1][y])
+    def head(self, y: int, cursor: int | None = None) -> Segment:
+        """Row ``y`` of the newest slice; ``cursor`` is the column it is on."""
+        cell = self.columns[-1][y]
+        return Segment(*(marked(cell) if cursor == len(self.columns) - 1 else cell))
 
-    def row(self, y: int) -> list[Segment]:
+    def row(self, y: int, cursor: int | None = None) -> list[Segment]:
         """Row ``y`` (0 is the top) without its newest cell, as segments; neighbours of one style merged."""
         out: list[Segment] = []
         text, style = "", None
-        for col in itertools.islice(self.columns, len(self.columns) - 1):
-            glyph, cell = col[y]
+        for i, col in enumerate(itertools.islice(self.columns, len(self.columns) - 1)):
+            glyph, cell = col[y] if i != cursor else marked(col[y])
             if cell is style:
                 text += glyph
             else:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.style import Style
 
@@ -12,6 +14,9 @@ from gputop.samples import NodeSample, Reading
 from gputop.text import bytes_, printable, rate, ratio, seconds
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.tui.runs import Run, spread
+
+if TYPE_CHECKING:
+    from gputop.rhythm import Rhythm
 
 SIMULATED_STYLE = Style(color="black", bgcolor="yellow", bold=True)
 REPLAY_STYLE = Style(color="black", bgcolor="cyan", bold=True)
@@ -61,13 +66,14 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     return spread(left, right, width)
 
 
-def replay_keys(width: int, snapshot: bool = False) -> list[Run]:
+def replay_keys(width: int, snapshot: bool = False, rhythm: Rhythm | None = None) -> list[Run]:
     """In the place of the training job, where a recording is played or a snapshot shown."""
     if snapshot:
         keys = "the node as it was; the minutes before in means  ← →: scroll them  t: its capture"
         return spread([(" Snapshot  ", BOLD), (keys, DIM)], [], width)
     keys = "space: pause  + -: speed  , .: a minute back, on  ← →: scroll the history"
-    return spread([(" Recording  ", BOLD), (keys, DIM)], [], width)
+    left: list[Run] = [(" Recording  ", BOLD), (keys, DIM)]
+    return spread(left, _longest(_rhythm(rhythm, None), width - _cells(left) - 2), width)
 
 
 def since(now_s: float, then_s: float) -> str:
@@ -123,8 +129,8 @@ def host(sample: NodeSample | None, width: int) -> list[Run]:
 
 
 def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, record: CaptureRecord | None,
-        now_s: float, width: int) -> list[Run]:
-    """The training job: its profiler server and step time; while a capture runs, its progress."""
+        now_s: float, width: int, rhythm: Rhythm | None = None) -> list[Run]:
+    """The training job: its profiler server, step time and rhythm; while a capture runs, its progress."""
     if status is not None and status.running:
         return _progress(status, width)
     left: list[Run] = [(" Job  ", BOLD)]
@@ -144,16 +150,67 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
         left.append(("no profiler server found: press a to attach, ? for how to start one", DIM))
     else:
         left.append(("looking for profiler servers…", DIM))
+    step: list[Run] = []
     right: list[Run] = []
     if record is not None:
         ago = since(now_s, record.time_s)
         if record.step_s is not None:
-            right = [(seconds(record.step_s) + "/step", BOLD), (f"  captured {ago} ", DIM)]
+            step = [(seconds(record.step_s) + "/step  ", BOLD)]
+            right = [(f"captured {ago} ", DIM)]
         else:
             right = [(f"no steps in the capture of {ago} ", DIM)]
     elif answering:
         right = [("c: capture a trace ", ACCENT)]
-    return spread(left, right, width)
+    room = width - min(_cells(left), _JOB_CELLS) - _cells(step) - _cells(right) - 1
+    beat = _longest(_rhythm(rhythm, record.step_s if record is not None else None), room)
+    return spread(left, [*step, *beat, *right], width)
+
+
+_JOB_CELLS = 28  # of what is said of the server, before the rhythm is said in fewer words
+
+
+def _cells(runs: Sequence[Run]) -> int:
+    return sum(len(text) for text, _ in runs)
+
+
+def _longest(ways: Sequence[list[Run]], room: int) -> list[Run]:
+    """The first way to say it that fits."""
+    return next((way for way in ways if _cells(way) <= room), [])
+
+
+def _rhythm(rhythm: Rhythm | None, step_s: float | None) -> list[list[Run]]:
+    """The rhythm and what it is against a trace's step, or why there is none; in ever fewer words."""
+    if rhythm is None or rhythm.interval_s is None or rhythm.shortest_s is None:
+        return []
+    from gputop.rhythm import FEWEST_SAMPLES, TOO_FAST, UNMEASURED, interval_for, steps_in, too_short
+
+    if rhythm.reason == UNMEASURED:
+        return []
+    every = f"samples every {rhythm.interval_s:.2g} s"
+    faster = f"{rhythm.interval_s:.2g}" != "0.1"
+    if rhythm.period_s is not None:
+        found: list[Run] = [("rhythm ", DIM), (seconds(rhythm.period_s), BOLD),
+                            (f" (conf. {rhythm.confidence:.1f})", DIM)]
+        few = f" on {len(rhythm.gpus)} of {rhythm.lively} GPUs" if len(rhythm.gpus) < rhythm.lively else ""
+        if step_s is None:
+            most, short = f", if steps take over {2 * rhythm.interval_s:.2g} s", ""
+        elif too_short(step_s, rhythm.interval_s):
+            most, short = f", but steps too short for {every}: an alias?", ", alias?"
+        else:
+            count = steps_in(rhythm, step_s)
+            most = short = f" ≈ {count} step{'s' if count != 1 else ''}" if count is not None else ""
+        return [[*found, (text + "  ", DIM)] for text in (few + most, few + short, short, "")]
+    if step_s is not None and step_s < rhythm.shortest_s:
+        interval_s = interval_for(step_s)
+        why = f"steps too short for {every}"
+        cure = "" if interval_s is None else f" (+ or --interval {interval_s:g})"
+        return [[(f"no rhythm: {why}{cure}  ", DIM)], [("no rhythm  ", DIM)], []]
+    if (rhythm.reason or "").startswith("too short"):
+        return [[(f"no rhythm yet: fewer than {FEWEST_SAMPLES} samples  ", DIM)], [("no rhythm yet  ", DIM)], []]
+    what = f"steps under {seconds(rhythm.shortest_s)}" if rhythm.reason == TOO_FAST else \
+        f"nothing from {seconds(rhythm.shortest_s)} to {seconds(rhythm.longest_s or 0.0)}"
+    return [[(f"no rhythm: {what}{' (+: faster samples)' if faster else ''}  ", DIM)],
+            [(f"no rhythm: {what}  ", DIM)], [("no rhythm  ", DIM)], []]
 
 
 _PHASES = {"connecting": "connecting to", "probing": "a short probe of", "recording": "recording",

@@ -29,6 +29,17 @@ def spread(left: Sequence[Run], right: Sequence[Run], width: int) -> list[Run]:
     return out
 
 
+def crop(runs: Sequence[Run], x: int, width: int) -> list[Run]:
+    """The cells of a line from ``x`` on, ``width`` at most; each character is one cell wide."""
+    out: list[Run] = []
+    for text, style in runs:
+        shown = text[max(0, x):max(0, x + width)]
+        if shown:
+            out.append((shown, style))
+        x -= len(text)
+    return out
+
+
 def wrap(text: str, width: int, lines: int) -> list[str]:
     """Break at spaces into at most ``lines`` lines; what is cut ends in an ellipsis."""
     if width <= 4:

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gputop.captures import CaptureRecord, Server
+from gputop.rhythm import TOO_FAST, Rhythm
+from gputop.tui.columns import MAX_LINES_PER_GPU, lines_per_gpu
+from gputop.tui.rows import job, replay_keys
+
+SERVER = Server("127.0.0.1:6009", "python train.py --batch 256", 41231)
+FOUND = Rhythm(2.4, 0.91, None, "sm_active", tuple(range(8)), 8, 0.5, 1.25, 60.0)
+
+
+def _job(rhythm: Rhythm | None, step_s: float | None = None, width: int = 160) -> str:
+    record = None if step_s is None else CaptureRecord(
+        SERVER.address, Path("t"), 100.0, 10.0, 10.0, analysis={"steps": {"median_s": step_s}, "findings": []})
+    return "".join(text for text, _ in job((SERVER,), True, None, record, 112.0, width, rhythm))
+
+
+@pytest.mark.parametrize(("rhythm", "step_s", "said"), [
+    (FOUND, None, "rhythm 2.40 s (conf. 0.9), if steps take over 1 s"),
+    (FOUND, 2.41, "rhythm 2.40 s (conf. 0.9) ≈ 1 step "),
+    (FOUND, 1.2, "rhythm 2.40 s (conf. 0.9) ≈ 2 steps "),
+    (FOUND, 1.6, "rhythm 2.40 s (conf. 0.9)  captured"),
+    (FOUND, 0.6, "but steps too short for samples every 0.5 s: an alias?"),
+    (Rhythm(2.4, 0.91, None, "sm_active", (0, 1), 8, 0.5, 1.25, 60.0), None, "on 2 of 8 GPUs"),
+    (Rhythm(None, reason=TOO_FAST, interval_s=1.0, shortest_s=2.5, longest_s=60.0), None,
+     "no rhythm: steps under 2.50 s (+: faster samples)"),
+    (Rhythm(None, reason=TOO_FAST, interval_s=0.1, shortest_s=0.25, longest_s=24.0), None,
+     "no rhythm: steps under 250 ms"),
+    (Rhythm(None, reason="no peak: nothing repeats", interval_s=1.0, shortest_s=2.5, longest_s=60.0), None,
+     "no rhythm: nothing from 2.50 s to 60.0 s"),
+    (Rhythm(None, reason="flat: it hardly changes", interval_s=1.0, shortest_s=2.5, longest_s=60.0), 0.412,
+     "no rhythm: steps too short for samples every 1 s (+ or --interval 0.1)"),
+    (Rhythm(None, reason="flat: it hardly changes", interval_s=0.1, shortest_s=0.25, longest_s=24.0), 0.1,
+     "no rhythm: steps too short for samples every 0.1 s "),
+    (Rhythm(None, reason="too short: 9 samples, 32 are needed", interval_s=1.0, shortest_s=2.5, longest_s=2.0), None,
+     "no rhythm yet"),
+])
+def test_the_rhythm_and_why_there_is_none(rhythm: Rhythm, step_s: float | None, said: str) -> None:
+    assert said in _job(rhythm, step_s)
+
+
+def test_the_rhythm_gives_way_on_a_narrow_line_but_the_captured_step_stays() -> None:
+    wide, narrow, slim = (_job(FOUND, 1.2, width) for width in (120, 92, 60))
+    assert "≈ 2 steps" in wide and "rhythm 2.40 s" in narrow and "rhythm" not in slim
+    assert all("1.20 s/step" in line and "127.0.0.1" in line for line in (wide, narrow, slim))
+    assert all(len(line) <= width for line, width in ((wide, 120), (narrow, 92), (slim, 60)))
+    assert "rhythm" not in _job(None) and "rhythm" not in _job(Rhythm(None, reason="too short: hardly a sample"))
+
+
+def test_a_replay_shows_the_rhythm_of_the_recording() -> None:
+    assert "rhythm 2.40 s" in "".join(text for text, _ in replay_keys(160, rhythm=FOUND))
+    assert "scroll them" in "".join(text for text, _ in replay_keys(160, snapshot=True, rhythm=None))
+
+
+@pytest.mark.parametrize(("height", "gpus", "lines"), [
+    (24, 8, 1), (24, 1, 8), (24, 2, 4), (40, 16, 1), (40, 8, 3), (40, 4, 5), (40, 1, 8), (60, 16, 2), (60, 8, 4),
+    (60, 4, 7), (12, 8, 1), (5, 1, 1), (40, 64, 1), (40, 0, 8)])
+def test_rows_grow_with_the_screen_and_leave_room_for_the_panels(height: int, gpus: int, lines: int) -> None:
+    assert lines_per_gpu(height, gpus) == lines <= MAX_LINES_PER_GPU
