@@ -35,7 +35,11 @@ class Workers:
         by its own client too ("double free or corruption", and faults in libtensorflow_framework, in
         the profiler server's thread).
         """
-        return any((process.poll() or 0) < 0 for process in self.processes)
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it answers no more before it is gone
+                if process.wait(3) < 0:
+                    return True
+        return False
 
 
 @contextlib.contextmanager
