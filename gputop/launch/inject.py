@@ -1,11 +1,11 @@
 """Have a running process call one function, in a thread that is asleep, while all others go on. Linux on x86-64.
 
-A debugger stops every thread, for as long as it reads symbols, and those before Linux 6's time end jobs on processors
-with AMX registers, which they cannot write back (GDB 13 on Sapphire Rapids: seen here). This needs less: it takes one
-thread that sleeps in a system call, lets it make two calls more, and puts it back into its sleep. The steps:
-:func:`_borrow` stops it there; its own ``syscall`` instruction makes the calls to the kernel and marks where the
-called function returns to, so no code is changed and no signal is used; the interrupted call is made again, as the
-kernel itself would after a signal.
+A debugger would stop every thread, for as long as it reads symbols, and an old one on a processor with AMX ends the
+job: GDB 13 cannot write the registers of a Sapphire Rapids back, and the system call it interrupted fails with errno
+514 (seen so). This takes one thread that sleeps in a system call, lets it make two calls more, and puts it back into
+its sleep: :func:`_borrow` stops it; its own ``syscall`` instruction makes the call for memory and marks where the
+called function returns to, so that no code is changed and no signal is used; the interrupted call is made again, as
+the kernel itself does after a stop.
 """
 
 from __future__ import annotations
@@ -82,7 +82,11 @@ def call_with_text(pid: int, function: int, first: int, text: bytes) -> int:
 def _sleepers(pid: int) -> list[int]:
     """Threads in a call that can be made again, best first."""
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        raise GputopError(f"process {pid} has ended", "Nothing was done.") from None
+    for task in tasks:
         with contextlib.suppress(OSError, ValueError):
             number = int((task / "syscall").read_text().split()[0])  # "running" for those that are
             found.append((_RESTARTABLE.index(number), task.name == str(pid), int(task.name)))

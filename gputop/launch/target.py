@@ -46,8 +46,12 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = _YAMA) -> Target:
     state = status.get("State", "?")[0]
     if state in "ZX":
         raise GputopError(f"process {pid} has ended", "Only its parent has yet to notice.")
-    if not command:
-        raise GputopError(f"process {pid} is the kernel's", "Give the pid of the training job.")
+    try:
+        (folder / "exe").readlink()
+    except FileNotFoundError:
+        raise GputopError(f"process {pid} is the kernel's", "Give the pid of the training job.") from None
+    except OSError:  # someone else's: said below
+        pass
     tracer = status.get("TracerPid", "0").strip()
     if tracer != "0":
         raise GputopError(f"process {tracer} (a debugger, strace, …) has hold of process {pid}", "End that first.")

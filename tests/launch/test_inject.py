@@ -1,0 +1,118 @@
+"""Against real processes of this Python; each ends by itself when its standard input closes."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputop.errors import GputopError
+from gputop.launch import inject
+from gputop.launch.elf import addresses_in
+from gputop.launch.inject import call_with_text
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
+
+_END = ("import os, sys, threading\n"
+        "threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()\n")
+# A loop of floating point whose sum shows each register that is not what it was, and sleeps as jobs have them.
+_WORK = _END + """
+import math, threading, time
+def sleep():
+    while True:
+        before = time.monotonic()
+        time.sleep(0.005)
+        if time.monotonic() - before < 0.005:
+            print("woken early", flush=True)
+threading.Thread(target=sleep, daemon=True).start()
+expected = math.fsum(math.sin(i) for i in range(1000))
+print("ready", flush=True)
+while True:
+    if math.fsum(math.sin(i) for i in range(1000)) != expected:
+        print("wrong sum", flush=True)
+    time.sleep(0.001)
+"""
+
+
+@contextlib.contextmanager
+def _python(code: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def _ask(pid: int, code: str) -> int:
+    functions = addresses_in(pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+    return call_with_text(pid, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"], code.encode())
+
+
+def test_a_process_that_computes_and_sleeps_does_what_it_is_asked_and_goes_on_unharmed():
+    with _python(_WORK) as process:
+        assert process.stdout is not None
+        for number in range(200):
+            assert _ask(process.pid, f"print('asked', {number}, flush=True)") == 0
+            assert process.stdout.readline() == f"asked {number}\n"  # in order, and nothing else
+
+
+def test_one_thread_alone_that_sleeps_is_borrowed_and_sleeps_on():
+    # Timers interrupt it, too: both are calls that the kernel makes anew.
+    code = ("import select, sys, time\nprint('ready', flush=True)\n"
+            "while not select.select([sys.stdin], [], [], 0)[0]:\n    time.sleep(0.05)\n")
+    with _python(code) as process:
+        assert process.stdout is not None
+        for number in range(20):
+            assert _ask(process.pid, f"print({number}, flush=True)") == 0
+            assert process.stdout.readline() == f"{number}\n"
+
+
+def test_other_signals_arrive_meanwhile():
+    code = _END + ("import signal, time\nsignal.signal(signal.SIGALRM, lambda *_: None)\n"
+                   "signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\nprint('ready', flush=True)\n"
+                   "while True: time.sleep(1)\n")
+    with _python(code) as process:
+        assert process.stdout is not None
+        for number in range(50):
+            assert _ask(process.pid, f"print({number}, flush=True)") == 0
+            assert process.stdout.readline() == f"{number}\n"
+
+
+def test_a_process_that_never_sleeps_is_refused(monkeypatch):
+    monkeypatch.setattr(inject, "_STOP_S", 0.05)
+    with _python("print('ready', flush=True)\nwhile True: pass\n") as process:
+        with pytest.raises(GputopError, match=r"no thread of process \d+ sleeps"):
+            _ask(process.pid, "print('asked')")
+        assert process.poll() is None
+
+
+def test_a_call_that_does_not_return_is_given_up_and_the_thread_let_go(monkeypatch):
+    monkeypatch.setattr(inject, "_CALL_S", 0.05)
+    code = _END + ("import ctypes, time\nlibc = ctypes.CDLL(None)\n"
+                   "print('ready', flush=True)\nprint(ctypes.cast(libc.pause, ctypes.c_void_p).value, flush=True)\n"
+                   "while True:\n    time.sleep(0.01)\n    print('on', flush=True)\n")
+    with _python(code) as process:
+        assert process.stdout is not None
+        pause = int(process.stdout.readline())
+        with pytest.raises(GputopError, match="does not stop within"):
+            call_with_text(process.pid, pause, 0, b"")
+        assert [process.stdout.readline() for _ in range(100)] == ["on\n"] * 100
+        assert "TracerPid:\t0\n" in Path(f"/proc/{process.pid}/status").read_text()
+
+
+def test_a_process_that_ends_meanwhile_is_no_fault_of_gputops():
+    with _python(_WORK) as process:
+        functions = addresses_in(process.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with pytest.raises(GputopError, match=f"process {process.pid} has ended"):
+            call_with_text(process.pid, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"], b"")

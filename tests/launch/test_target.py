@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gputop.errors import EXIT_NOTHING, GputopError
+from gputop.launch import target
+from tests.launch.jobs import GPUTOP
+
+_AS_NOBODY = "import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+_EXAMINE = ("from pathlib import Path; from gputop.launch import target; import tempfile\n" + _AS_NOBODY +
+            "with tempfile.NamedTemporaryFile('w') as yama:\n"
+            "    yama.write(sys.argv[2]); yama.flush()\n"
+            "    try:\n        print(target.examine(int(sys.argv[1]), yama=Path(yama.name)))\n"
+            "    except target.GputopError as error:\n        print(error)\n")
+_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+
+
+@pytest.fixture
+def sleeper():
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        print("up", file=process.stdin, flush=True)
+        assert process.stdout.readline() == "up\n"
+        yield process
+        process.kill()
+
+
+def _refusal(pid: int) -> GputopError:
+    with pytest.raises(GputopError) as caught:
+        target.examine(pid)
+    return caught.value
+
+
+def test_a_process_without_a_framework(sleeper):
+    refusal = _refusal(sleeper.pid)
+    assert "(cat) has neither TensorFlow nor JAX loaded" in refusal.message
+
+
+def test_no_process_and_one_that_has_ended():
+    assert _refusal(2**22 + 1).exit_code == EXIT_NOTHING
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie until it is asked for
+        assert "has ended" in _refusal(ended.pid).message
+
+
+@_root
+def test_a_process_of_the_kernel():
+    if not Path("/proc/2/comm").exists() or Path("/proc/2/comm").read_text() != "kthreadd\n":
+        pytest.skip("none is to be seen here")
+    assert "is the kernel's" in _refusal(2).message
+
+
+def test_a_stopped_process(sleeper):
+    sleeper.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
+    refusal = _refusal(sleeper.pid)
+    assert "is stopped" in refusal.message and f"kill -CONT {sleeper.pid}" in refusal.fix
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
+def test_a_process_that_is_debugged(sleeper):
+    code = ("import sys; from gputop.launch import inject; libc = inject._Libc()\n"
+            "libc(inject._SEIZE, int(sys.argv[1])); print('has it', flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", code, str(sleeper.pid)], stdin=subprocess.PIPE, text=True,
+                          stdout=subprocess.PIPE) as debugger:
+        assert debugger.stdout is not None
+        assert debugger.stdout.readline() == "has it\n"
+        assert f"process {debugger.pid} (a debugger, strace, …) has hold" in _refusal(sleeper.pid).message
+        debugger.communicate()
+
+
+def _told_nobody(pid: int, scope: str = "0") -> str:
+    """What the user nobody is told of a process, on a node with this kernel.yama.ptrace_scope."""
+    return subprocess.run([sys.executable, "-c", _EXAMINE, str(pid), scope], capture_output=True, text=True,
+                          check=True).stdout
+
+
+@_root
+def test_a_process_of_another_user(sleeper):
+    said = _told_nobody(sleeper.pid)
+    assert f"process {sleeper.pid} belongs to root" in said and f"sudo gputop attach {sleeper.pid}" in said
+
+
+@_root
+@pytest.mark.parametrize(("scope", "told"), [
+    ("0", "the kernel does not let gputop touch process"),
+    ("1", "kernel.yama.ptrace_scope is 1 on this node: only root may touch a process that is not its child"),
+    ("2", "kernel.yama.ptrace_scope is 2 on this node: only root may touch other processes"),
+    ("3", "kernel.yama.ptrace_scope is 3 on this node: no process may touch another"),
+])
+def test_the_sysctl_and_its_value_are_named(scope, told):
+    # A process of the same user that may not be traced, as where Yama forbids it: not dumpable (prctl(2)).
+    code = ("import ctypes\n" + _AS_NOBODY + "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
+            "print('ready', flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        said = _told_nobody(process.pid, scope)
+        process.communicate()
+    assert said.startswith(told)
+
+
+def test_a_container_without_the_capability(tmp_path):
+    proc = tmp_path / "self"
+    proc.mkdir()
+    (proc / "status").write_text("Name:\tpython\nCapEff:\t00000000a80425fb\n")  # Docker's default set
+    assert not target._may_trace(tmp_path)
+    (proc / "status").write_text("Name:\tpython\nCapEff:\t00000000a80c25fb\n")
+    assert target._may_trace(tmp_path)
+
+
+def test_the_command_says_why_not(sleeper):
+    ended = subprocess.run([*GPUTOP, "attach", str(sleeper.pid), "--yes"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "neither TensorFlow nor JAX" in ended.stderr and "Traceback" not in ended.stderr
+    assert subprocess.run([*GPUTOP, "attach", "x"], capture_output=True, check=False).returncode == 2
