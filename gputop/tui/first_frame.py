@@ -21,7 +21,7 @@ from gputop.samples import NodeSample
 from gputop.session import Session
 from gputop.text import fit
 from gputop.tui import rows
-from gputop.tui.columns import ACTIVITY, Field, figures_of, lines_per_gpu, plan, title_texts
+from gputop.tui.columns import ACTIVITY, Field, figures_of, has_axis, lines_per_gpu, plan, title_texts
 from gputop.tui.look import SYSTEMS, Look
 from gputop.tui.palette import BLANK, BLANK_STYLE, DIM, PLAIN
 from gputop.tui.runs import Run
@@ -86,6 +86,7 @@ def paint(sample: NodeSample, interval_s: float, width: int, height: int, look: 
     per_gpu = lines_per_gpu(height, len(sample.gpus))
     title = "".join(title_texts(fields, "SM active"))
     lines: list[list[Run]] = [rows.header(sample, interval_s, False, width), [(title, DIM)]]
+    lines += [[]] if has_axis(height) else []
     for gpu in sample.gpus:
         figures = figures_of(gpu, ACTIVITY)
         lines += [[] for _ in range(per_gpu - 1)]
