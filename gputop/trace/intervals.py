@@ -27,6 +27,7 @@ class Spans(NamedTuple):
         return int((self.end - self.start).sum())
 
 
+_LONG_AGO = -(1 << 62)
 EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -34,21 +35,29 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Spans:
     """Merge intervals in any order; those of no or negative length count for nothing."""
     s = np.asarray(start, np.int64)
     e = np.asarray(end, np.int64)
-    keep = e > s
-    s, e = s[keep], e[keep]
+    if not (long := e > s).all():
+        keep = np.flatnonzero(long)
+        s, e = s[keep], e[keep]
     if not len(s):
         return EMPTY
-    order = np.argsort(s, kind="stable")
-    s = s[order]
-    reach = np.maximum.accumulate(e[order])
-    first = np.concatenate(([True], s[1:] > reach[:-1]))
-    last = np.concatenate((first[1:], [True]))
-    return Spans(s[first], reach[last])
+    # Begins and ends may be sorted each for itself: a begin lies apart from all that is before it if as many ends do.
+    s, e = _sorted(s), _sorted(e)
+    if (apart := s[1:] > e[:-1]).all():
+        return Spans(s, e)
+    cut = np.flatnonzero(apart)
+    return Spans(s[np.concatenate(([0], cut + 1))], e[np.append(cut, len(e) - 1)])
+
+
+def _sorted(a: I64) -> I64:
+    return np.sort(a) if (a[1:] < a[:-1]).any() else a
 
 
 def merge(*sets: Spans) -> Spans:
     """The instants that lie in any of the sets."""
-    return union(np.concatenate([s.start for s in sets]), np.concatenate([s.end for s in sets])) if sets else EMPTY
+    some = [s for s in sets if len(s.start)]
+    if len(some) <= 1:
+        return some[0] if some else EMPTY
+    return union(np.concatenate([s.start for s in some]), np.concatenate([s.end for s in some]))
 
 
 def intersect(a: Spans, b: Spans) -> Spans:
@@ -60,11 +69,19 @@ def intersect(a: Spans, b: Spans) -> Spans:
     # Interval i of a meets the run of b's intervals from `first` up to `last`.
     first = np.searchsorted(b.end, a.start, side="right")
     last = np.searchsorted(b.start, a.end, side="left")
-    count = np.maximum(last - first, 0)
-    which_a = np.repeat(np.arange(len(count)), count)
-    offset = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
-    which_b = np.repeat(first, count) + offset
-    return Spans(np.maximum(a.start[which_a], b.start[which_b]), np.minimum(a.end[which_a], b.end[which_b]))
+    if not (meets := last > first).all():
+        i = np.flatnonzero(meets)
+        first, last, a = first[i], last[i], Spans(a.start[i], a.end[i])
+    if not len(first):
+        return EMPTY
+    # Where the runs lie one after the other in the result; only their ends can stick out of a's intervals.
+    stop = np.cumsum(last - first)
+    begin = np.concatenate(([0], stop[:-1]))
+    which = np.repeat(first - begin, last - first) + np.arange(stop[-1])
+    start, end = b.start[which], b.end[which]
+    start[begin] = np.maximum(start[begin], a.start)
+    end[stop - 1] = np.minimum(end[stop - 1], a.end)
+    return Spans(start, end)
 
 
 def complement(a: Spans, lo: int, hi: int) -> Spans:
@@ -72,8 +89,9 @@ def complement(a: Spans, lo: int, hi: int) -> Spans:
     inside = slice(np.searchsorted(a.end, lo, side="right"), np.searchsorted(a.start, hi, side="left"))
     start = np.concatenate((np.array([lo], np.int64), a.end[inside]))
     end = np.concatenate((a.start[inside], np.array([hi], np.int64)))
-    keep = end > start
-    return Spans(start[keep], end[keep])
+    # Only the first and the last can be of no length or less.
+    some = slice(int(end[0] <= start[0]), len(end) - int(len(end) > 1 and end[-1] <= start[-1]))
+    return Spans(start[some], end[some])
 
 
 def subtract(a: Spans, b: Spans) -> Spans:
@@ -83,17 +101,25 @@ def subtract(a: Spans, b: Spans) -> Spans:
     return intersect(a, complement(b, int(a.start[0]), int(a.end[-1])))
 
 
+def at_or_before(a: I64, t: I64) -> I64:
+    """How many of the sorted ``a`` are at or before each instant of ``t``."""
+    if t.ndim != 1 or len(t) < 4 * len(a) or (t[1:] < t[:-1]).any():
+        return np.searchsorted(a, t, side="right")
+    # Many instants in order: fewer searches the other way round.
+    first = np.searchsorted(t, a)
+    return np.repeat(np.arange(len(a) + 1), np.diff(first, prepend=0, append=len(t)))
+
+
 def covered_before(a: Spans, at: npt.ArrayLike) -> I64:
     """How much of ``a`` lies before each instant of ``at``."""
     t = np.asarray(at, np.int64)
     if not len(a.start):
         return np.zeros(t.shape, np.int64)
-    length = a.end - a.start
-    before = np.concatenate((np.zeros(1, np.int64), np.cumsum(length)))
-    i = np.searchsorted(a.start, t, side="right")  # intervals that began at or before t
-    last = np.maximum(i - 1, 0)
-    beyond = np.where(i > 0, np.maximum(a.end[last] - t, 0), 0)
-    return before[i] - beyond
+    i = at_or_before(a.start, t)
+    # What those cover, less what of the last of them comes after t. Before the first there is one of no length.
+    covered = np.concatenate((np.zeros(1, np.int64), np.cumsum(a.end - a.start)))[i]
+    end = np.concatenate((np.array([_LONG_AGO]), a.end))[i]
+    return covered - np.maximum(end - t, 0)
 
 
 def coverage(a: Spans, start: npt.ArrayLike, end: npt.ArrayLike) -> I64:

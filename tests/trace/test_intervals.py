@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gputop.trace.intervals import (
     EMPTY,
     Spans,
+    at_or_before,
     chained,
     complement,
     coverage,
@@ -65,6 +66,13 @@ def test_complement_and_coverage(a, lo, hi):
     assert covered_before(x, [lo]).tolist() == [len([t for t in plain(a) if t < lo])]
     if hi >= lo:
         assert coverage(x, [lo], [hi]).tolist() == [len([t for t in plain(a) if lo <= t < hi])]
+
+
+@given(st.lists(st.integers(0, 60), max_size=6), st.lists(st.integers(0, 60), max_size=60), st.booleans())
+def test_at_or_before(a, times, in_order):
+    times = sorted(times) if in_order else times
+    found = at_or_before(np.array(sorted(a), np.int64), np.array(times, np.int64))
+    assert found.tolist() == [sum(x <= t for x in a) for t in times]
 
 
 @given(st.lists(st.integers(0, 100), max_size=15), st.integers(0, 20))
