@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from gputop import __version__
 from gputop.errors import EXIT_USAGE
+from gputop.profiler.trigger import DEFAULT_RULE
 
 _EPILOG = """\
 What is not said here, ~/.config/gputop/config.toml may say; gputop config shows all it can hold.
@@ -72,6 +73,19 @@ def _pid(text: str) -> int:
     return int(text)
 
 
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 10_000):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 10000")
+    return int(text)
+
+
+def _before(text: str) -> float:
+    value = _number(text)
+    if not (value == 0 or 2 <= value <= 60):
+        raise argparse.ArgumentTypeError(f"{text} is not between 2 and 60 seconds")
+    return value
+
+
 def _speed(text: str) -> float:
     if text == "max":
         return math.inf
@@ -126,6 +140,25 @@ def _watch_options(*, after_command: bool) -> _Parser:
     return watch
 
 
+def _dip_options(*, after_command: bool) -> _Parser:
+    """When to capture without being told to."""
+    dips = _Parser(add_help=False)
+    dips.add_argument("--on-dip", nargs="?", const=DEFAULT_RULE, default=None, metavar="RULE",
+                      help=f"capture by itself when a GPU dips, into <logdir>/black-box (bounded); default rule: "
+                           f"{DEFAULT_RULE!r}. Also tensor, dram, util, power, and levels: 'tensor<10%%', 'power<200W'")
+    dips.add_argument("--dip-every", type=_positive, default=10.0, metavar="MINUTES",
+                      help="at most one such capture in so many minutes (10)")
+    dips.add_argument("--dip-max", type=_count, default=None, metavar="N",
+                      help="and so many in all (20; gputop capture: 1)")
+    dips.add_argument("--dip-before", type=_before, default=0.0, metavar="S",
+                      help="a trace of the S seconds before the dip: the job is recorded all the time for it, which "
+                           "slows it as any capture does (TensorFlow 2.21 and JAX; others: of the time after)")
+    if after_command:
+        for action in dips._actions:
+            action.default = argparse.SUPPRESS
+    return dips
+
+
 def _screen_options(*, after_command: bool) -> _Parser:
     """How the monitor looks. What is left out here, the config file may say."""
     screen = _Parser(add_help=False)
@@ -161,7 +194,8 @@ def parser() -> argparse.ArgumentParser:
     """The command line: options of the monitor, and the headless commands beside it."""
     watch, screen = _watch_options(after_command=True), _screen_options(after_command=True)
     main_parser = _Parser(prog="gputop", epilog=_EPILOG,
-                          parents=[_watch_options(after_command=False), _screen_options(after_command=False)],
+                          parents=[_watch_options(after_command=False), _dip_options(after_command=False),
+                                   _screen_options(after_command=False)],
                           formatter_class=argparse.RawDescriptionHelpFormatter,
                           description="Why the GPUs are not at 100 %, and what to do about it. "
                                       "Without a command: the live monitor.")
@@ -174,7 +208,7 @@ def parser() -> argparse.ArgumentParser:
     snapshot.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to stdout")
     snapshot.add_argument("--seconds", type=_positive, default=2.0, metavar="S", help="how long to look (2)")
 
-    capture = commands.add_parser("capture", parents=[watch], help="one trace, headless, with its findings")
+    capture = commands.add_parser("capture", parents=[watch, _dip_options(after_command=True)], help="one trace, headless, with its findings")
     capture.add_argument("--seconds", type=_positive, default=10.0, metavar="S",
                          help="length of the trace at most (10): a short probe may find that less will do")
     capture.add_argument("--force", action="store_true",
@@ -206,7 +240,8 @@ def parser() -> argparse.ArgumentParser:
     replay.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="times as fast, or max (1)")
     replay.add_argument("--start", type=_not_negative, default=0.0, metavar="S", help="seconds into the recording (0)")
 
-    run = commands.add_parser("run", parents=[watch, screen], help="start a job with a profiler server inside, no code change",
+    run = commands.add_parser("run", parents=[watch, screen],
+                              help="start a job with a profiler server inside, no code change",
                               usage="gputop run [options] -- COMMAND…",
                               formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_RUN_EPILOG)
     run.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND…",

@@ -7,9 +7,11 @@ import contextlib
 import os
 import signal
 import sys
+import traceback
 from typing import NoReturn
 
 from gputop.commands.common import options_of, preferences_of, say, source_of
+from gputop.commands.monitor import unfit_terminal
 from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.launch import environment
 
@@ -29,8 +31,9 @@ def run(args: argparse.Namespace) -> int:
     environ = environment.prepared(environ, token, args.port, args.listen)
     if args.headless:
         _become(file, args.job, environ)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        say("no terminal for the monitor: the job runs alone, as with --headless")
+    unfit = unfit_terminal()
+    if unfit:
+        say(f"{unfit}: the job runs without the monitor, as with --headless")
         _become(file, args.job, environ)
     return _beside(args, token, environ)
 
@@ -83,6 +86,8 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
                 run_monitor(session, job, preferences)
         except GputopError as error:  # of the monitor's, not of the job's
             say(f"the monitor ended: {error.message}")
+        except Exception:  # noqa: BLE001  a fault of gputop's; the job is to be waited for all the same
+            traceback.print_exc()
         see_out(job, print)
     if not any(announcement.address for announcement in told):
         say(told[-1].line if told else "no profiler server came up: no Python of the job that reads PYTHONPATH "

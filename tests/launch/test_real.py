@@ -22,7 +22,8 @@ from tests.launch.jobs import GPUTOP, addresses, environment
 _JAX_PYTHON = os.environ.get("JAX_PYTHON") or (sys.executable if importlib.util.find_spec("jax") else "")
 _needs_jax = pytest.mark.skipif(not _JAX_PYTHON, reason="JAX is not installed")
 
-# Each starts a server of its own where it is given a port, says "ready", steps when a line comes on its standard input, and ends with status 7 when that closes.
+# Each starts a server of its own where it is given a port, says "ready", steps when a line comes on its standard
+# input, and ends with status 7 when that closes.
 _TENSORFLOW = """
 import os, sys
 import tensorflow as tf
