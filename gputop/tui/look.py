@@ -14,13 +14,14 @@ import os
 import unicodedata
 from collections.abc import Mapping
 from functools import cache
+from math import atan2, degrees, hypot
 from typing import Literal
 
 from rich.cells import get_character_cell_size
 from rich.color import Color, ColorSystem, ColorType
 from rich.style import Style
 
-from gputop.tui.palette import DARK, PARTS, SCHEMES, SHADES, STEPS, Rgb, blank_rgb, level_rgb
+from gputop.tui.palette import DARK, LIGHT, PARTS, SCHEMES, SHADES, STEPS, Rgb, blank_rgb, level_rgb, oklch_rgb
 
 Colors = Literal["truecolor", "256", "16", "none"]
 Glyphs = Literal["unicode", "console", "ascii"]
@@ -63,6 +64,7 @@ SYSTEMS: dict[Colors, ColorSystem] = {
 
 # -- glyphs -----------------------------------------------------------------------------------
 
+_BLOCKS = frozenset("▁▂▃▄▅▆▇█▏▎▍▌▋▊▉▀▐░▒▓")
 DENSITY = " ░▒▓█"  # a share in quarters, where brightness cannot show it
 
 # What the kernel's own console font (CP437 and a little more) lacks. Each stands for one of the same width.
@@ -109,7 +111,8 @@ _TABLES: dict[Glyphs, dict[int, str]] = {
 # -- colours ----------------------------------------------------------------------------------
 
 _MEANT: dict[Rgb, str] = {Color.parse(color).get_truecolor(): name for name, color in DARK.names.items()}
-_OF_LIGHT = {Color.parse(color).get_truecolor() for color in SCHEMES["light"].names.values()}  # from the style sheet
+_OF_LIGHT = {Color.parse(color).get_truecolor() for color in LIGHT.names.values()}  # from the style sheet
+_TEXTS = ("text", "strong", "dim", "warn", "bad", "accent", "ground")
 _LETTER = {"input": "i", "h2d": ">", "compute": "C", "collectives": "A", "d2h": "<", "launch": "l", "host": "h",
            "idle": "."}
 # The 16 of any terminal, whatever shades it gives them: on a dark ground, on a light one.
@@ -147,10 +150,6 @@ def _lab(rgb: Rgb) -> tuple[float, float, float]:
 
 def _with_lightness(rgb: Rgb, lightness: float) -> Rgb:
     """The same hue, as light or dark as said."""
-    from math import atan2, degrees, hypot
-
-    from gputop.tui.palette import oklch_rgb
-
     _, a, b = _lab(rgb)
     return oklch_rgb(lightness, hypot(a, b), degrees(atan2(b, a)))
 
@@ -203,6 +202,8 @@ class Look:
             if self.colors in ("16", "none") and ("▀" in text or "█" in text):
                 text = self._shapes(text, style)
             style = self.style(style)
+            if style.reverse and self.colors == "none" and not _BLOCKS.isdisjoint(text):
+                style += Style(reverse=False)  # a bar in reverse would be its own background
         if self._table is not None and not text.isascii():
             text = text.translate(self._table)
         return text, style
@@ -243,8 +244,12 @@ class Look:
         if ground is not None and not ground.is_default:
             rgb = _rgb_of(ground) or tuple(ground.get_truecolor())
             if rgb not in _levels():
-                lightness = _lab(rgb)[0]  # type: ignore[arg-type]
-                loud = lightness < 0.7 if self._light else lightness > 0.42
+                lightness, a, b = _lab(rgb)  # type: ignore[arg-type]
+                chroma = hypot(a, b)
+                # Tints, as of a row that is selected, are quieter than what stands out by its colour.
+                loud = lightness > 0.6 or (lightness > 0.4 and chroma > 0.05)
+                if self._light:
+                    loud = 0.3 < lightness < 0.86 and chroma > 0.025
         return Style(bold=style.bold, italic=style.italic, underline=style.underline, strike=style.strike,
                      reverse=True if loud else style.reverse, meta=style.meta or None)
 
@@ -253,6 +258,8 @@ class Look:
     def _colored(self, style: Style) -> Style:
         ground = _rgb_of(style.bgcolor)
         color, bgcolor = self._color(style.color, ground), self._color(style.bgcolor, None, is_ground=True)
+        if self._light and _MEANT.get(_rgb_of(style.color) or (-1, 0, 0)) in _TEXTS:
+            color = self._readable(color, bgcolor)
         if color is style.color and bgcolor is style.bgcolor:
             return style
         return style + Style(color=color, bgcolor=bgcolor)
@@ -290,6 +297,14 @@ class Look:
         ramp = (_MUTED_16 if muted else _LEVELS_16)[self._light]
         # Behind a glyph there is only the ground: shares are told by the glyph's density.
         return (15 if self._light else 0) if is_ground or shade == 0 else ramp[step * len(ramp) // STEPS]
+
+    @staticmethod
+    def _readable(color: Color | None, ground: Color | None) -> Color | None:
+        """A text's colour, unless its ground stayed as dark, or became as light, as that is."""
+        text, behind = _rgb_of(color), _rgb_of(ground)
+        if text is None or behind is None or abs(_lab(text)[0] - _lab(behind)[0]) > 0.35:
+            return color
+        return Color.parse(LIGHT.names["strong" if _lab(behind)[0] > 0.6 else "ground"])
 
     @staticmethod
     def _on_light(rgb: Rgb, ground: Rgb | None, is_ground: bool) -> Rgb:

@@ -11,6 +11,7 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.filter import LineFilter, Monochrome
+from textual.screen import ModalScreen
 from textual.theme import Theme
 
 from gputop.text import printable
@@ -77,6 +78,15 @@ class TerminalApp(App[int]):
     def get_line_filters(self) -> Sequence[LineFilter]:
         # Textual's answer to NO_COLOR is shades of grey, which are colours all the same.
         return [*(f for f in super().get_line_filters() if not isinstance(f, Monochrome)), *self._look_filters]
+
+    def push_screen(self, screen: Any, *arguments: Any, **more: Any) -> Any:
+        if isinstance(screen, ModalScreen):
+            screen.get_line_filters = self._modal_filters  # type: ignore[method-assign]
+        return super().push_screen(screen, *arguments, **more)
+
+    def _modal_filters(self) -> Sequence[LineFilter]:
+        """Of what stands behind a box: toned down, it has been through the filters; colours must not come back."""
+        return self._look_filters if self.preferences.colors == "none" else []
 
     def _take_look(self, theme: Theme) -> None:
         look = Look(themes.scheme_of(theme), self.preferences.colors, self.preferences.glyphs)

@@ -23,7 +23,8 @@ def _theme(scheme: str) -> Theme:
             "scrollbar": names["border"], "scrollbar-hover": names["dim"], "scrollbar-active": names["accent"],
             "scrollbar-background": names["ground"], "scrollbar-corner-color": names["ground"],
             "scrollbar-background-hover": names["ground"], "scrollbar-background-active": names["ground"],
-            "block-cursor-background": names["accent"], "block-cursor-foreground": names["ground"],
+            "block-cursor-blurred-background": f"{names['accent']} 45%", "block-cursor-background": names["accent"],
+            "block-cursor-foreground": names["ground"],
             **variables(scheme),
         })
 
