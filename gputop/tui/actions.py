@@ -52,15 +52,16 @@ class ActionsPanel(LinesWidget, can_focus=True):
         key("up,k", "move(-1)", "up", "select the one above"),
         key("down,j", "move(1)", "down", "select the one below"),
         key("enter", "details", "details", "evidence, gain, code to paste, the rule and its source"),
+        key("y", "copy", "copy", "its code into the terminal's clipboard (OSC 52: over SSH, too, where allowed)"),
     ]
     PANEL = "What to do"
 
     class Opened(Message):
-        """The details of a finding are wanted."""
+        """The details of a finding are wanted, or its code is to be copied."""
 
-        def __init__(self, finding: Finding) -> None:
+        def __init__(self, finding: Finding, copy: bool = False) -> None:
             super().__init__()
-            self.finding = finding
+            self.finding, self.copy = finding, copy
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -141,6 +142,16 @@ class ActionsPanel(LinesWidget, can_focus=True):
     def action_details(self) -> None:
         if self.selected is not None:
             self.post_message(self.Opened(self.selected))
+
+    def action_copy(self) -> None:
+        if self.selected is not None:
+            self.post_message(self.Opened(self.selected, copy=True))
+
+    def on_mouse_scroll_down(self) -> None:
+        self.action_move(1)
+
+    def on_mouse_scroll_up(self) -> None:
+        self.action_move(-1)
 
     def on_click(self, event: events.Click) -> None:
         row = event.get_content_offset(self)

@@ -16,11 +16,10 @@ from textual.containers import Container, VerticalScroll
 from textual.message import Message
 from textual.screen import Screen
 
-from gputop.advice.finding import Finding
 from gputop.errors import EXIT_OK, GputopError
 from gputop.session import Change, Session
 from gputop.text import printable
-from gputop.tui import rows, telling
+from gputop.tui import opening, rows, telling
 from gputop.tui.actions import ActionsPanel
 from gputop.tui.columns import METRICS, has_axis, lines_per_gpu
 from gputop.tui.first_frame import FirstFrame
@@ -161,6 +160,9 @@ class GputopApp(TerminalApp):
         self._refresh_job()
         if self.paused or sample is None:
             return
+        update_box = getattr(self.screen, "update_view", None)  # a box that goes with the samples
+        if update_box is not None:
+            update_box()
         table = self.query_one(GpuTable)
         if table.sample is None:
             self._fit()
@@ -215,19 +217,19 @@ class GputopApp(TerminalApp):
             self.notify(f"{printable(status.message)}\n{printable(status.fix)}", title="Capture failed",
                         severity="error", timeout=15, markup=False)
         else:
-            self.notify(telling.captured(self.session.last_capture), title="Trace captured", timeout=10, markup=False)
+            self.notify(telling.captured(self.session), title="Trace captured", timeout=10, markup=False)
             self._refresh_actions()
 
     # -- actions ------------------------------------------------------------------------------
 
-    def _try(self, error: GputopError) -> None:
+    def tell(self, error: GputopError) -> None:
         self.notify(f"{printable(error.message)}\n{printable(error.fix)}", severity="warning", timeout=10, markup=False)
 
     def action_capture(self, force: bool = False) -> None:
         try:
             self.session.start_capture(force=force)
         except GputopError as error:
-            self._try(error)
+            self.tell(error)
 
     async def action_quit(self) -> None:
         """Quit; a running capture is ended first and its data kept, unless asked twice."""
@@ -254,17 +256,33 @@ class GputopApp(TerminalApp):
         self.query_one("#actions").focus()
 
     def on_actions_panel_opened(self, message: ActionsPanel.Opened) -> None:
-        self._open_finding(message.finding)
-
-    def _open_finding(self, finding: Finding) -> None:
-        from gputop.tui.timeline_open import FindingPopup, open_last
-
-        self.push_screen(FindingPopup(finding, lambda f: open_last(self, f)))
+        (opening.snippet if message.copy else opening.finding)(self, message.finding)
 
     def on_gpu_table_opened(self, message: GpuTable.Opened) -> None:
-        from gputop.tui.screens import Popup, gpu_text
+        opening.gpu(self, message.gpu)
 
-        self.push_screen(Popup(f"GPU {message.gpu.info.label}", gpu_text(message.gpu)))
+    def on_process_panel_opened(self, message: ProcessPanel.Opened) -> None:
+        (opening.signal if message.signal else opening.process)(self, message.process)
+
+    def on_click(self, event: events.Click) -> None:
+        opened = {"host": opening.host, "job": opening.job}.get(getattr(event.widget, "id", None) or "")
+        if opened is not None:
+            opened(self)
+
+    def action_host(self) -> None:
+        opening.host(self)
+
+    def action_job(self) -> None:
+        opening.job(self)
+
+    def action_tables(self) -> None:
+        opening.tables(self)
+
+    def action_mark(self) -> None:
+        opening.mark(self)
+
+    def action_compare(self) -> None:
+        opening.comparison(self)
 
     def action_help(self) -> None:
         from gputop.tui import help
@@ -305,7 +323,7 @@ class GputopApp(TerminalApp):
         try:
             paths = write_snapshot(self.session, self.session.options.logdir)
         except GputopError as error:
-            self._try(error)
+            self.tell(error)
         else:
             self.notify("\n".join(str(p) for p in paths), title="Snapshot written", timeout=8, markup=False)
 

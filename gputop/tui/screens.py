@@ -18,10 +18,12 @@ from textual.widgets import Input, Static
 from gputop.advice.finding import Finding
 from gputop.captures import CaptureRecord
 from gputop.errors import GputopError
+from gputop.gpu_numbers import GpuNumbers
 from gputop.samples import GpuSample
 from gputop.text import printable, ranges, reading
 from gputop.tui.actions import evidence_lines, gain_text
-from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, SEVERITY_MARK, SEVERITY_STYLE, WARN
+from gputop.tui.keys import key
+from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE, WARN
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,12 @@ class Code:
 class Popup(ModalScreen[None]):
     """A box over the monitor; esc and q close it. Code among its texts scrolls sideways and never wraps."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "close")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("y", "copy", "copy", "the code into the terminal's clipboard (OSC 52: over SSH, too, where allowed)"),
+        key("question_mark", "app.help", "help", "the keys of this screen"),
+        key("escape,q", "dismiss", "close", "back to where you were"),
+    ]
+    HELP = "↑ ↓ and the wheel scroll.\n"
 
     def __init__(self, title: str, *content: Text | Code) -> None:
         super().__init__()
@@ -53,9 +60,40 @@ class Popup(ModalScreen[None]):
     def on_mount(self) -> None:
         self.query_one("#popup").focus()
 
+    def copied(self) -> tuple[str, str]:
+        """What y copies, and what it is called; empty where there is nothing."""
+        return "\n".join(part.text for part in self._content if isinstance(part, Code)), "The code"
 
-def finding_parts(finding: Finding) -> list[Text | Code]:
-    """Everything about one finding. Built with styles, never markup: names come from outside."""
+    def action_copy(self) -> None:
+        from gputop.tui.clipboard import copy
+
+        text, what = self.copied()
+        if text:
+            copy(self.app, text, what)
+        else:
+            self.notify("There is no code to copy here.", timeout=4)
+
+
+class LivePopup(Popup):
+    """A box whose text is made anew with each look at the node."""
+
+    def __init__(self, title: str, make: Callable[[], Text]) -> None:
+        self._make, self._shown = make, make()
+        super().__init__(title, self._shown)
+
+    def update_view(self) -> None:
+        text = self._make()
+        if text != self._shown:  # setting it lays the box out again
+            self._shown = text
+            for part in self.query("#popup Static").results(Static):
+                part.update(text)
+
+
+def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[Text | Code]:
+    """Everything about one finding. Built with styles, never markup: names come from outside.
+
+    ``numbers``: what the GPUs of the job are on this node; the texts of a trace have the job's own.
+    """
     parts: list[Text | Code] = []
     out = Text()
     gain = gain_text(finding) or "no figure"
@@ -77,13 +115,26 @@ def finding_parts(finding: Finding) -> list[Text | Code]:
         for line in evidence_lines(finding):
             out.append("  " + printable(line) + "\n")
     if finding.consequences:
-        out.append("\nAlso explains\n", BOLD)
-        for other in finding.consequences:
-            out.append(f"  {printable(other.title)}", SEVERITY_STYLE[other.severity])
-            out.append(f"  {other.id}\n", DIM)
+        out.append("\nAlso explains", BOLD)
+        out.append("  with the cause they go, too\n", DIM)
+        _consequences(out, finding, "  ")
+    if numbers is not None and finding.origin == "trace" and finding.gpus:
+        out.append("\nGPUs  ", BOLD)
+        out.append(printable(numbers.text()) + "\n")
     out.append("\nRule  ", BOLD)
+    out.append(f"{finding.id}\n", PLAIN)
+    out.append("Source  ", BOLD)
     out.append(printable(finding.source), DIM)
     return [*parts, out]
+
+
+def _consequences(out: Text, finding: Finding, lead: str) -> None:
+    for other in finding.consequences:
+        style = SEVERITY_STYLE[other.severity]
+        out.append(f"{lead}{SEVERITY_MARK[other.severity]} {printable(other.title)}", style)
+        out.append(f"  {other.id}{', live' if other.origin == 'live' else ''}\n", DIM)
+        out.append(f"{lead}  {printable(other.why)}\n")
+        _consequences(out, other, lead + "  ")
 
 
 def capture_text(record: CaptureRecord) -> Text:

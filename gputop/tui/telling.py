@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gputop.advice.finding import EXPLANATIONS
-from gputop.captures import CaptureRecord
 from gputop.session import Session
 from gputop.text import printable
 
@@ -28,8 +27,11 @@ def lead(session: Session) -> tuple[str, ...]:
             "In the job: tf.profiler.experimental.server.start(6009), or press a to attach to HOST:PORT.")
 
 
-def captured(record: CaptureRecord | None) -> str:
+def captured(session: Session) -> str:
     """A capture has come to its good end. Over the panel it is to be short: what is as asked, and the path, t tells."""
+    from gputop.tui.compare import against
+
+    record = session.last_capture
     shortened = record is not None and record.plan is not None and record.plan.shortened
-    lines = [*(record.remarks if record and shortened else ()), "t: where the step's time goes, and the trace."]
+    lines = [*(record.remarks if record and shortened else ()), *against(session), "t: where the step's time goes, and the trace."]
     return "\n".join(map(printable, lines))

@@ -14,6 +14,7 @@ from textual.binding import BindingType
 
 from gputop.advice.finding import Finding
 from gputop.errors import EXIT_OK, GputopError
+from gputop.gpu_numbers import GpuNumbers
 from gputop.text import printable
 from gputop.timeline.model import Range
 from gputop.tui.keys import key
@@ -126,14 +127,15 @@ class FindingPopup(Popup):
 
     BINDINGS: ClassVar[list[BindingType]] = [key("t", "place", "on the timeline", "its place on the timeline")]
 
-    def __init__(self, finding: Finding, go: Callable[[Finding], None]) -> None:
-        super().__init__(finding.title, *finding_parts(finding))
+    def __init__(self, finding: Finding, go: Callable[[Finding], None], numbers: GpuNumbers | None = None) -> None:
+        super().__init__(finding.title, *finding_parts(finding, numbers))
         self._finding, self._go = finding, go
 
     def on_mount(self) -> None:
         super().on_mount()
-        if self._finding.origin == "trace":
-            self.query_one("#popup").border_subtitle = "t: on the timeline   esc: close"
+        keys = ["t: on the timeline"] if self._finding.origin == "trace" else []
+        keys += ["y: copy the code"] if self._finding.snippet else []
+        self.query_one("#popup").border_subtitle = "   ".join([*keys, "esc: close"])
 
     def action_place(self) -> None:
         if self._finding.origin == "trace":

@@ -1,0 +1,39 @@
+"""A comparison in a process of its own: ``python -m gputop.comparison.worker A B WIDTH`` prints it as JSON.
+
+Reading two traces takes seconds and memory that the monitor must not give.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from gputop.trace.worker import answer, run_in_worker
+
+
+def compare_in_worker(a: str, b: str, width: int, stop: threading.Event | None = None) -> dict[str, Any]:
+    """``verdict`` and ``report`` (text of ``width`` columns) of two paths; blocks.
+
+    Raises GputopError as :func:`gputop.comparison.compare.compare` does and
+    :func:`gputop.trace.worker.analyze_in_worker`.
+    """
+    return run_in_worker("gputop.comparison.worker", [a, b, str(width)], stop, what="comparison")
+
+
+def main(arguments: Sequence[str]) -> int:
+    from gputop.comparison.compare import compare
+    from gputop.comparison.report import text_report
+
+    a, b, width = arguments
+
+    def work() -> dict[str, Any]:
+        comparison = compare(a, b)
+        return {"verdict": comparison.verdict, "report": text_report(comparison, int(width))}
+
+    return answer(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""Sending a signal to a process that is on screen, and to no other.
+
+A PID is given out again: between the look and the key the process can have ended and its number be another's.
+So the process is held by a pidfd (pidfd_open(2), Linux 5.3), its start time compared with that of the look, and
+the signal sent through the pidfd.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from gputop.errors import GputopError
+from gputop.samples import ProcessSample
+from gputop.sources import proc_files
+
+# Each with what it does to a training job.
+SIGNALS: tuple[tuple[signal.Signals, str], ...] = (
+    (signal.SIGINT, "as ctrl-c: Python raises KeyboardInterrupt, the job can save a checkpoint"),
+    (signal.SIGTERM, "asks the process to end; what it does then is its own affair"),
+    (signal.SIGKILL, "ends it at once: nothing is saved, other ranks of the job may hang"),
+    (signal.SIGSTOP, "halts it; GPU memory stays taken, collectives of other ranks wait and may time out"),
+    (signal.SIGCONT, "goes on after SIGSTOP"),
+)
+_SAME_START_S = 1.0  # the boot time in /proc/stat moves by up to a second with the clock
+
+
+def send(process: ProcessSample, number: signal.Signals, *, proc: Path = Path("/proc"),
+         deliver: Callable[[int, signal.Signals], None] | None = None, own_uid: int | None = None) -> None:
+    """Send the signal; raises GputopError with the reason where it must not or cannot be sent.
+
+    ``deliver(fd, number)`` takes a pidfd: :func:`signal.pidfd_send_signal`.
+    """
+    pid = process.local_pid or process.pid
+    if pid <= 1 or pid == os.getpid():
+        raise GputopError(f"PID {pid} gets no signal from here", "Press q to end gputop itself.")
+    if process.started_s is None:
+        raise GputopError(f"nothing was sent: when {pid} was started is not known, so it may be another by now"
+                          + (f" ({process.reason})" if process.reason else ""),
+                          f"Look at it yourself, then: kill -{number.value} {pid}")
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise GputopError(f"process {pid} has ended", "There is nothing left to do.") from None
+    except OSError as error:
+        raise GputopError(f"process {pid} could not be held ({error.strerror}): Linux 5.3 or newer is needed",
+                          f"Send it yourself: kill -{number.value} {pid}") from error
+    try:
+        _check(process, pid, proc, os.geteuid() if own_uid is None else own_uid)
+        (deliver or signal.pidfd_send_signal)(fd, number)
+    except ProcessLookupError:
+        raise GputopError(f"process {pid} has ended", "There is nothing left to do.") from None
+    except PermissionError:
+        raise GputopError(f"the kernel does not let you signal {pid}", "Ask its owner or root.") from None
+    finally:
+        os.close(fd)
+
+
+def _check(process: ProcessSample, pid: int, proc: Path, own_uid: int) -> None:
+    """That the process of this PID is the one looked at, and one's own."""
+    try:
+        stat = proc_files.parse_stat(proc_files.read(f"{proc}/{pid}/stat"))
+        boot = next(line for line in (proc / "stat").read_bytes().splitlines() if line.startswith(b"btime "))
+        owner = (proc / str(pid)).stat().st_uid
+    except FileNotFoundError:
+        raise ProcessLookupError from None
+    except (OSError, StopIteration) as error:
+        raise GputopError(f"nothing was sent: /proc tells nothing of {pid} ({error})", "Send it yourself with kill."
+                          ) from error
+    if stat is None or process.started_s is None:
+        raise GputopError(f"nothing was sent: /proc/{pid}/stat makes no sense", "Send it yourself with kill.")
+    started_s = int(boot.split()[1]) + stat.start / os.sysconf("SC_CLK_TCK")
+    if abs(started_s - process.started_s) > _SAME_START_S:
+        raise GputopError(f"nothing was sent: {pid} is another process by now", "The one you looked at has ended.")
+    if own_uid not in (0, owner):
+        raise GputopError(f"nothing was sent: {pid} belongs to {_user(owner)}, you are {_user(own_uid)}",
+                          "Ask its owner, or root.")
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

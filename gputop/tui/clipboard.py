@@ -1,0 +1,25 @@
+"""Copying through the terminal (OSC 52), which works over SSH: the text goes to the machine one sits at."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from textual.app import App
+
+
+def copy(app: App[Any], text: str, what: str) -> None:
+    """Hand ``text`` to the terminal and say so; no terminal tells whether it took it."""
+    app.copy_to_clipboard(text)
+    lines = len(text.splitlines())
+    size = f"{lines} line{'s' if lines != 1 else ''}"
+    app.notify(f"{what} ({size}) is handed to the terminal as OSC 52. {_must_allow()}", title="Copied", timeout=8,
+               markup=False)
+
+
+def _must_allow() -> str:
+    if os.environ.get("TMUX"):
+        return "If nothing pastes: tmux set -g set-clipboard on, and the terminal must allow it."
+    if os.environ.get("STY"):
+        return "GNU screen may not pass it on."
+    return "If nothing pastes, allow the clipboard in the terminal's settings."

@@ -1,0 +1,125 @@
+"""What opens over the monitor by a key or a click: each takes the app, and says so where there is nothing to open."""
+
+from __future__ import annotations
+
+from signal import Signals
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from gputop.advice.finding import Finding
+from gputop.errors import GputopError
+from gputop.samples import GpuSample, ProcessSample
+
+if TYPE_CHECKING:
+    from gputop.tui.app import GputopApp
+
+
+def finding(app: GputopApp, chosen: Finding) -> None:
+    from gputop.tui.timeline_open import FindingPopup, open_last
+
+    def go(_: Finding) -> None:
+        record = app.session.last_capture
+        # As the trace itself tells it: the timeline has the job's own GPU numbers.
+        told = next((f for f in record.findings if f.id in chosen.ids), chosen) if record is not None else chosen
+        open_last(app, told)
+
+    app.push_screen(FindingPopup(chosen, go, app.session.gpu_numbers))
+
+
+def gpu(app: GputopApp, chosen: GpuSample) -> None:
+    from gputop.tui.screens import LivePopup, gpu_text
+
+    def now() -> GpuSample:
+        sample = app.session.sample
+        return next((g for g in sample.gpus if g.info.uuid == chosen.info.uuid), chosen) if sample else chosen
+
+    app.push_screen(LivePopup(f"GPU {chosen.info.label}", lambda: gpu_text(now())))
+
+
+def process(app: GputopApp, chosen: ProcessSample) -> None:
+    from gputop.tui.details import process_text
+    from gputop.tui.process_screens import ProcessPopup
+
+    def now() -> ProcessSample | None:
+        sample = app.session.sample
+        if sample is None:
+            return chosen
+        return next((p for p in sample.processes
+                     if p.pid == chosen.pid and p.started_s == chosen.started_s), None)
+
+    def text() -> Text:
+        found = now()
+        return process_text(found or chosen, app.session.clock(), gone=found is None)
+
+    app.push_screen(ProcessPopup(chosen, text, lambda: signal(app, chosen)))
+
+
+def signal(app: GputopApp, chosen: ProcessSample) -> None:
+    from gputop.tui.process_screens import SignalScreen
+
+    def send(number: Signals | None) -> None:
+        if number is None:
+            return
+        try:
+            app.session.signal(chosen, number)
+        except GputopError as error:
+            app.tell(error)
+        else:
+            app.notify(f"{number.name} is sent to {chosen.pid}.", timeout=5, markup=False)
+
+    app.push_screen(SignalScreen(chosen), send)
+
+
+def host(app: GputopApp) -> None:
+    from gputop.tui.details import host_text
+    from gputop.tui.screens import LivePopup
+
+    def text() -> Text:
+        sample = app.session.sample
+        return Text("Nothing was sampled yet.") if sample is None else host_text(sample)
+
+    app.push_screen(LivePopup("Host", text))
+
+
+def job(app: GputopApp) -> None:
+    from gputop.tui.details import job_text
+    from gputop.tui.screens import LivePopup
+
+    app.push_screen(LivePopup("Job", lambda: job_text(app.session)))
+
+
+def tables(app: GputopApp) -> None:
+    record = app.session.last_capture
+    if record is None:
+        app.notify("No capture yet: press c. Its kernels, collectives, memory and copies are then here.", timeout=5)
+        return
+    from gputop.tui.tables_screen import TablesScreen
+
+    app.push_screen(TablesScreen(record))
+
+
+def mark(app: GputopApp) -> None:
+    from gputop.tui.compare import mark_last
+
+    app.notify(mark_last(app.session), timeout=10, markup=False)
+
+
+def comparison(app: GputopApp) -> None:
+    from gputop.tui.compare import CompareScreen, why_not
+
+    reason = why_not(app.session)
+    if reason is None:
+        app.push_screen(CompareScreen(app.session))
+    else:
+        app.notify(reason, timeout=10, markup=False)
+
+
+def snippet(app: GputopApp, chosen: Finding | None) -> None:
+    """The code of a finding into the clipboard of the terminal."""
+    from gputop.tui.clipboard import copy
+
+    if chosen is None or not chosen.snippet:
+        app.notify("Nothing to copy: no finding with code is selected.", timeout=4)
+    else:
+        copy(app, chosen.snippet, "The code of the finding")

@@ -1,0 +1,211 @@
+"""The tables of a capture, from its analysis: what is in them, in which order, and why one is empty. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gputop.text import NA, bytes_, percent, printable, ranges, rate, seconds
+
+Value = str | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``show`` writes a number; a column without it holds text. ``wide`` ones get what room there is."""
+
+    title: str
+    show: Callable[[float], str] | None = None
+    wide: bool = False
+
+    def text(self, value: Value) -> str:
+        if value is None:
+            return NA
+        return printable(value) if isinstance(value, str) else (self.show or str)(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows hold one value per column, None where it is not known; ``empty`` says why there are none.
+
+    ``note`` is what one must know to read it.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    empty: str
+    note: str = ""
+
+
+def arranged(table: Table, pattern: str, by: int | None, reverse: bool) -> list[tuple[Value, ...]]:
+    """The rows whose text holds ``pattern``, by column ``by`` (None: as they came), what is not known last.
+
+    Numbers go from the largest, text from A; ``reverse`` turns both.
+    """
+    wanted = pattern.casefold()
+    rows = [r for r in table.rows
+            if not wanted or any(wanted in v.casefold() for v in r if isinstance(v, str))]
+    if by is None:
+        return rows[::-1] if reverse else rows
+    known = [r for r in rows if r[by] is not None]
+    down = table.columns[by].show is not None
+    known.sort(key=lambda r: r[by], reverse=down != reverse)  # type: ignore[arg-type,return-value]
+    return known + [r for r in rows if r[by] is None]
+
+
+def tables(analysis: Mapping[str, Any] | None) -> tuple[Table, ...]:
+    """All tables of a document gputop.analysis/1, in the order of their tabs; empty ones where it is None."""
+    document: Mapping[str, Any] = analysis or {}
+    made = (_kernels(document, "by_name", "Kernels"), _kernels(document, "by_op", "By op"), _collectives(document),
+            _memory(document), _copies(document), _host_ops(document), _functions(document), _input(document))
+    if analysis is not None:
+        return made
+    return tuple(Table(t.name, t.columns, (), "The trace could not be analysed: t tells why.") for t in made)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def _list(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, Sequence) else []
+
+
+def _kernels(document: Mapping[str, Any], key: str, name: str) -> Table:
+    kernels = document.get("kernels") or {}
+    columns = (Column("share", percent), Column("time", seconds), Column("count", _count), Column("mean", seconds),
+               Column("type"), Column("tensor cores", percent), Column("occupancy", percent), Column("GPUs"),
+               Column("kernel" if key == "by_name" else "TF op", wide=True))
+    rows = tuple((r["share"], r["time_s"], r["count"], r["mean_s"], _type(r.get("types") or {}), r.get("tensor_core"),
+                  r.get("occupancy"), ranges(int(g) for g in r.get("by_gpu") or {}),
+                  r["name"] or f"and {r.get('names', 1)} more") for r in _list(kernels.get(key)))
+    if not kernels:
+        empty = "No kernels: no GPU worked in the window, or the trace was taken without GPU events."
+    elif kernels.get(key) is None:
+        empty = "The kernels in this trace name no op: nothing tells which op each belongs to."
+    else:
+        empty = "No kernel ran in the window."
+    kind = kernels.get("occupancy_is")
+    return Table(name, columns, rows, empty, f"Occupancy is {kind}." if kind else "")
+
+
+def _type(types: Mapping[str, float]) -> str | None:
+    name = max(types, key=lambda t: types[t], default=None)
+    return None if name in (None, "unknown") else name
+
+
+def _collectives(document: Mapping[str, Any]) -> Table:
+    found = document.get("collectives") or {}
+    columns = (Column("operation"), Column("count", _count), Column("per step", _number), Column("time", seconds),
+               Column("transfer", seconds), Column("waiting", percent), Column("bytes", bytes_),
+               Column("exposed, most", seconds), Column("remark", wide=True))
+    rows = tuple((r["operation"], r["count"], r.get("count_per_step"), r["time_s"], r.get("transfer_s"),
+                  r.get("waiting"), r.get("bytes"), max((r.get("exposed_s") or {}).values(), default=None),
+                  r.get("reason") or "") for r in _list(found.get("operations")))
+    gpus = document.get("gpus") or ()
+    empty = ("One GPU in the trace: it has nobody to talk to." if len(gpus) == 1 else
+             "No collectives in the window: the GPUs do not exchange gradients through NCCL here.")
+    last = found.get("last_to_arrive") or {}
+    total = sum(last.values())
+    late = max(last, key=lambda g: last[g], default=None)
+    note = f"Last to arrive most often: GPU {late}, {percent(last[late] / total)} of them." if late and total else ""
+    return Table("Collectives", columns, rows, empty, note or printable(found.get("reason") or ""))
+
+
+def _memory(document: Mapping[str, Any]) -> Table:
+    columns = (Column("allocator"), Column("held at peak", bytes_), Column("of the peak", percent),
+               Column("allocations", _count), Column("TF op", wide=True))
+    rows: list[tuple[Value, ...]] = []
+    notes: list[str] = []
+    for use in _list(document.get("memory")):
+        peak = use.get("peak_in_window_bytes") or use.get("peak_bytes") or 0
+        holders = _list(use.get("holders"))
+        rows += [(use["allocator"], h["bytes"], h["bytes"] / peak if peak else None, h["allocations"], h["op"])
+                 for h in holders]
+        rest = use.get("unattributed_bytes")
+        if rest:
+            rows.append((use["allocator"], rest, rest / peak if peak else None, None,
+                         "allocated before the capture (variables, optimizer state), or by no named op"))
+        if use.get("capacity_bytes") and len(notes) < 4:
+            notes.append(f"{printable(use['allocator'])} peak {bytes_(use.get('peak_bytes') or 0)} of "
+                         f"{bytes_(use['capacity_bytes'])}")
+    empty = ("The allocators are in the trace, but not who held the memory at the peak." if notes else
+             "No allocator in the trace: TensorFlow writes its memory events with host tracing at level 2 or more.")
+    return Table("Memory", columns, tuple(rows), empty, "; ".join(notes))
+
+
+def _copies(document: Mapping[str, Any]) -> Table:
+    copies = document.get("copies") or {}
+    columns = (Column("GPU", _number), Column("way"), Column("from"), Column("to"), Column("count", _count),
+               Column("bytes", bytes_), Column("time", seconds), Column("rate", rate), Column("per step", _number),
+               Column("time/step", seconds), Column("TF op", wide=True))
+    rows: list[tuple[Value, ...]] = [
+        (r["gpu"], r["direction"], r["source"], r["target"], r["count"], r.get("bytes"), r["time_s"],
+         r.get("bytes_per_s"), r.get("count_per_step"), r.get("time_s_per_step"), "")
+        for r in _list(copies.get("rows"))]
+    rows += [(None, r["direction"], "", "", r["count"], r.get("bytes"), r["time_s"],
+              r["bytes"] / r["time_s"] if r.get("bytes") and r["time_s"] else None, None, None, r["op"])
+             for r in _list(copies.get("by_op"))]
+    note = "" if copies.get("by_op") is not None or not rows else "The copies in this trace name no op."
+    return Table("Copies", columns, tuple(rows), "No copies to, from or between GPUs in the window.", note)
+
+
+def _host_ops(document: Mapping[str, Any]) -> Table:
+    ops = document.get("ops") or {}
+    columns = (Column("type"), Column("placed on"), Column("count", _count), Column("host time", seconds),
+               Column("GPU time", seconds), Column("longest", wide=True))
+    rows: list[tuple[Value, ...]] = [(r["type"], r.get("placement"), r["count"], r["host_s"], r["device_s"],
+                                      r.get("example") or "") for r in _list(ops.get("types"))]
+    rows += [(r["name"], "eager", r["count"], r["seconds"], None, "run one by one from Python")
+             for r in _list(ops.get("eager"))]
+    return Table("Host ops", columns, tuple(rows),
+                 "No TF ops on host threads: the trace has no host events, or is of another framework.",
+                 f"Times are in the {printable(str(ops['basis']))}." if ops.get("basis") else "")
+
+
+def _functions(document: Mapping[str, Any]) -> Table:
+    functions = document.get("functions") or {}
+    columns = (Column("calls", _count), Column("time", seconds), Column("tracings", _count),
+               Column("retracings", _count), Column("tracing", seconds), Column("XLA"), Column("XLA run", seconds),
+               Column("modes"), Column("tf.function", wide=True))
+    rows = tuple((r["calls"], r["seconds"], r["tracings"], r["retracings"], r["tracing_s"],
+                  None if r.get("xla") is None else "yes" if r["xla"] else "no", r.get("xla_s"),
+                  ", ".join(f"{mode} {n}" for mode, n in (r.get("modes") or {}).items()), r["name"])
+                 for r in _list(functions.get("functions")))
+    compiled = functions.get("xla_compilations")
+    note = f"{compiled} XLA compilations, {seconds(functions.get('xla_compile_s') or 0.0)}." if compiled else ""
+    return Table("Functions", columns, rows,
+                 "No calls of a tf.function in the window: an eager loop, or another framework.", note)
+
+
+def _input(document: Mapping[str, Any]) -> Table:
+    found = document.get("input") or {}
+    columns = (Column("cost per batch", seconds), Column("own time", seconds), Column("function", seconds),
+               Column("calls", _count), Column("workers", _count), Column("parallel", _count),
+               Column("buffer empty", percent), Column("stage", wide=True))
+    rows = tuple((s.get("cost_s_per_batch"), s["self_s"], s.get("function_s"), s["calls"], s.get("workers"),
+                  s.get("parallelism"), s.get("buffer_empty"), s["path"])
+                 for p in _list(found.get("pipelines")) for s in _list(p.get("stages")))
+    note = ""
+    if found:
+        wait = f"A step waits {seconds(found['wait_s_per_step'])} for its batch, {percent(found['wait_ratio'])} of it."
+        note = (wait + " " + "; ".join(f"bounded by {printable(p['bounding'])}" for p in _list(found.get("pipelines"))
+                            if p.get("bounding")))
+    return Table("Input", columns, rows,
+                 "No tf.data stages in the window: the input is not tf.data, or all of it was ready before.", note)
+
+
+def widths(table: Table, rows: Iterable[Sequence[Value]], room: int) -> list[int]:
+    """Of each column: what its cells need, the wide one what is left of ``room``, 24 at least."""
+    needs = [len(c.title) + 2 for c in table.columns]
+    for row in rows:
+        needs = [max(n, len(c.text(v))) for n, c, v in zip(needs, table.columns, row, strict=True)]
+    others = sum(n + 2 for n, c in zip(needs, table.columns, strict=True) if not c.wide)
+    return [max(24, min(n, room - others - 2)) if c.wide else min(n, 28)
+            for n, c in zip(needs, table.columns, strict=True)]
