@@ -76,7 +76,7 @@ class CaptureRecord:
     plan: Plan | None = None
     cost: Cost | None = None  # of several workers, that of the one that was held longest
     workers: tuple[Outcome, ...] = ()  # where several were captured at once
-    asides: tuple[str, ...] = ()  # what to know of that: who is missing, who began when
+    asides: tuple[str, ...] = ()  # what to know of it first: why gputop made it by itself, which worker is missing
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -205,7 +205,6 @@ def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path,
     the file is safe on disk. ``closing`` gives up the analysis.
     """
     from gputop.profiler.client import Progress
-    from gputop.trace.worker import analyze_in_worker
 
     answering = [s for s in servers if s.problem is None]
     name = called(answering)
@@ -236,6 +235,13 @@ def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path,
         missing = tuple(f"not captured: {s.address}: {s.problem}" for s in servers if s.problem is not None)
         record = _of_several(name, asked_s, together, missing)
     status("analysing", record.took_s)
+    return analyse(record, closing)
+
+
+def analyse(record: CaptureRecord, closing: threading.Event) -> CaptureRecord:
+    """The record with what its trace says, or with the ``problem`` of not knowing; blocks."""
+    from gputop.trace.worker import analyze_in_worker
+
     try:
         document = analyze_in_worker([str(record.path)], closing)
     except GputopError as error:

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from gputop import __version__
 from gputop.errors import EXIT_USAGE
-from gputop.profiler.trigger import DEFAULT_RULE
+from gputop.profiler.rules import DEFAULT_RULE
 
 _EPILOG = """\
 What is not said here, ~/.config/gputop/config.toml may say; gputop config shows all it can hold.
@@ -70,12 +70,6 @@ def _port(text: str) -> int:
 def _pid(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) < 2**31):
         raise argparse.ArgumentTypeError(f"{text!r} is not the number of a process")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 10_000):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 10000")
     return int(text)
 
 
@@ -208,7 +202,8 @@ def parser() -> argparse.ArgumentParser:
     snapshot.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to stdout")
     snapshot.add_argument("--seconds", type=_positive, default=2.0, metavar="S", help="how long to look (2)")
 
-    capture = commands.add_parser("capture", parents=[watch, _dip_options(after_command=True)], help="one trace, headless, with its findings")
+    capture = commands.add_parser("capture", parents=[watch, _dip_options(after_command=True)],
+                                  help="one trace, headless, with its findings")
     capture.add_argument("--seconds", type=_positive, default=10.0, metavar="S",
                          help="length of the trace at most (10): a short probe may find that less will do")
     capture.add_argument("--force", action="store_true",

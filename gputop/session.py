@@ -21,6 +21,7 @@ from gputop.captures import (
     CaptureStatus,
     Server,
     called,
+    analyse,
     capture_and_analyse,
     choose_servers,
     find_servers,
@@ -34,6 +35,7 @@ from gputop.sources.recording import Player
 
 if TYPE_CHECKING:
     from gputop.export.load import Snapshot
+    from gputop.blackbox import BlackBox, DipOptions
     from gputop.history import History
     from gputop.rhythm import Rhythm
 
@@ -56,6 +58,7 @@ class Options:
     capture_s: float = DEFAULT_CAPTURE_S
     discover: bool = True
 
+    dips: DipOptions | None = None  # capture by itself when a GPU dips
 
 class Session:
     """Everything that is known about the node, kept up to date by background threads."""
@@ -86,6 +89,11 @@ class Session:
         self.gpu_numbers = unknown("no capture yet")  # what the GPUs of the last capture are on this node
         self.failure: GputopError | None = None
         self.told = told
+        self.black_box: BlackBox | None = None
+        if self.options.dips is not None and self.player is None:
+            from gputop.blackbox import BlackBox
+
+            self.black_box = BlackBox(self, self.options.dips)
         if told is not None:
             self.live, self.findings, self.last_capture = told.live, told.findings, told.capture
             self.servers, self.servers_known = told.servers, True
@@ -131,12 +139,16 @@ class Session:
             return  # what runs on this node now has nothing to do with the recording
         threading.Thread(target=self._watch_servers, name="gputop-discovery", daemon=True).start()
 
+        if self.black_box is not None:
+            self.black_box.start()
     def close(self) -> None:
         """Stop everything; returns within half a second, whatever a driver or a server is doing."""
         self._closing.set()
         self._look_now.set()
         self._stop_capture.set()
         self._sampler.stop()
+        if self.black_box is not None:
+            self.black_box.close()
 
     def _tell(self, change: Change) -> None:
         if not self._closing.is_set():
@@ -165,6 +177,8 @@ class Session:
             return  # the past of a recording: nothing to judge or to draw yet
         self._judge(sample)
         self._tell("sample")
+        if self.black_box is not None:
+            self.black_box.look()
         self._feel_rhythm(sample)
 
     def take_past(self, samples: Sequence[NodeSample]) -> None:
@@ -266,11 +280,11 @@ class Session:
 
     # -- capture ------------------------------------------------------------------------------
 
-    def start_capture(self, *, force: bool = False) -> None:
+    def start_capture(self, *, force: bool = False, reason: str = "") -> None:
         """Start a capture in the background; raises GputopError where none can start.
 
         Where several servers were asked for, of all of them at once. ``force``: as long as asked,
-        whatever it costs the job.
+        whatever it costs the job. ``reason``: why the black box wants it.
         """
         if self.player is not None:
             raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")
@@ -281,8 +295,8 @@ class Session:
         self._captured = frozenset(s.address for s in answering)
         self._stop_capture.clear()
         self._set_status(CaptureStatus("connecting", called(answering), self.options.capture_s))
-        threading.Thread(target=self._capture, args=(servers, called(answering), force), name="gputop-capture",
-                         daemon=True).start()
+        threading.Thread(target=self._capture, args=(servers, called(answering), force, reason),
+                         name="gputop-capture", daemon=True).start()
 
     def stop_capture(self) -> bool:
         """End the running capture early, its data kept. False if there was none."""
@@ -320,11 +334,23 @@ class Session:
         """Make ``record`` the capture that later ones are compared with; None: no longer any."""
         self.before = record
 
-    def _capture(self, servers: Sequence[Server], name: str, force: bool) -> None:
+    def _record(self, servers: Sequence[Server], asked_s: float, force: bool, reason: str) -> CaptureRecord:
+        """Capture and analyse; raises GputopError where there is no trace."""
+        box, logdir = self.black_box, self.options.logdir
+        if box is None:
+            return capture_and_analyse(servers, asked_s, logdir, self._stop_capture, self._closing, self._set_status,
+                                       force)
+        if reason and (before := box.snapshot(servers, self._set_status)) is not None:
+            return box.finish(analyse(before, self._closing), reason)
+        with box.paused():
+            record = capture_and_analyse(servers, asked_s, box.logdir if reason else logdir, self._stop_capture,
+                                         self._closing, self._set_status, force)
+        return box.finish(record, reason) if reason else record
+
+    def _capture(self, servers: Sequence[Server], name: str, force: bool, reason: str) -> None:
         asked_s = self.options.capture_s
         try:
-            record = capture_and_analyse(servers, asked_s, self.options.logdir, self._stop_capture, self._closing,
-                                         self._set_status, force)
+            record = self._record(servers, asked_s, force, reason)
         except GputopError as error:
             self._set_status(CaptureStatus("failed", name, asked_s, message=error.message, fix=error.fix))
             return

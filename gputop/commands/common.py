@@ -15,6 +15,7 @@ from gputop.options import SIMULATED_DEFAULT
 from gputop.samples import OK
 
 if TYPE_CHECKING:
+    from gputop.blackbox import DipOptions
     from gputop.session import Options, Session
     from gputop.sources import Source
     from gputop.tui.preferences import Preferences
@@ -39,7 +40,18 @@ def source_of(args: argparse.Namespace) -> Source:
 def options_of(args: argparse.Namespace) -> Options:
     from gputop.session import Options
 
-    return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir)
+    return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir, dips=_dips(args))
+
+
+def _dips(args: argparse.Namespace) -> DipOptions | None:
+    """What to capture by itself, for the monitor and ``capture``; raises GputopError (wrong usage)."""
+    if getattr(args, "on_dip", None) is None or args.command not in (None, "capture"):
+        return None
+    from gputop.blackbox import DipOptions
+    from gputop.profiler.rules import parse_rule
+
+    most = args.dip_max or (1 if args.command == "capture" else 20)
+    return DipOptions(parse_rule(args.on_dip), 60 * args.dip_every, most, args.dip_before)
 
 
 def preferences_of(args: argparse.Namespace) -> Preferences:

@@ -41,7 +41,7 @@ Phase = Literal["connecting", "probing", "recording", "receiving", "saving"]
 _TICK_S = 0.125  # between two reports of progress
 _TERMINATE_TIMEOUT_S = 5.0
 _MAX_SECONDS = 3600.0
-_TRACER_LEVELS = (2, 1, 0)  # host, device, Python: host 1 shows no steps, and the Python tracer slows the job down
+TRACER_LEVELS = (2, 1, 0)  # host, device, Python: host 1 shows no steps, and the Python tracer slows the job down
 # Gathering what was recorded took three times as long as recording it on a job of tiny
 # operations (TensorFlow 2.21); both limits below leave room for that.
 _DEADLINE_FACTOR, _DEADLINE_EXTRA_S = 5.0, 60.0
@@ -149,7 +149,7 @@ def _request(run: RunFolder, disk: ServerDisk, seconds: float, start_ns: int | N
     options = request.opts
     options.version = 1  # without it servers fall back to their own defaults
     options.duration_ms = duration_ms
-    options.host_tracer_level, options.device_tracer_level, options.python_tracer_level = _TRACER_LEVELS
+    options.host_tracer_level, options.device_tracer_level, options.python_tracer_level = TRACER_LEVELS
     options.include_dataset_ops = True
     options.enable_hlo_proto = True  # XProf's own views of XLA programs need it
     if start_ns is not None:
@@ -220,7 +220,7 @@ class _Call:
     def _explain(self, code: Any, details: str, took_s: float) -> GputopError:
         said = f": {details[:300]}" if details else ""
         text = details.lower()
-        if code.name == "ALREADY_EXISTS" or ("another" in text and "profil" in text and "session" in text):
+        if is_busy(code.name, details):
             return GputopError(
                 f"{self.address} is busy: another profiling session is running in that process",
                 "Wait for it to end. TensorBoard callbacks with profile_batch, Nsight and other captures count too.",
@@ -248,6 +248,12 @@ class _Call:
                 "A protobuf message holds 2 GB at most: capture fewer seconds.",
             )
         return GputopError(f"{self.address} answered {code.name}{said}", "See the job's own output.")
+
+
+def is_busy(code: str, details: str) -> bool:
+    """Whether a server refuses because its process is being profiled already."""
+    text = details.lower()
+    return code == "ALREADY_EXISTS" or ("another" in text and "profil" in text and "session" in text)
 
 
 def _terminate(channel: grpc.Channel, session_id: str) -> Any:
@@ -288,6 +294,17 @@ def _save(address: str, run: RunFolder, disk: ServerDisk, call: _Call, response:
         took_s=call.took_s, bytes=size, stopped_early=call.stopped_early, delivered=delivered,
         errors=about.errors, warnings=(*about.warnings, *warnings), sent_s=call.sent_s,
     )
+
+
+def save_response(
+    address: str, run: RunFolder, response: Any, recorded_s: float, took_s: float, sent_s: float,
+) -> CaptureResult:
+    """Save a trace that came as an answer; raises GputopError, EmptyTrace where it holds no events."""
+    call = _Call(address, recorded_s, None)
+    call.took_s, call.sent_s = took_s, sent_s
+    if not response.xspace:
+        raise _empty(address, None, (), took_s)
+    return _save(address, run, ServerDisk(str(run.path.parent), run.path.name, run.host, None, False), call, response)
 
 
 def _left_behind(

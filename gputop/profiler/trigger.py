@@ -1,77 +1,27 @@
-"""When a GPU dips: a rule, and what of the history fulfils it. Pure but for what it remembers.
-
-A rule reads ``METRIC < LEVEL for SECONDS``: ``sm<0.6*median for 5s``, ``power<200W``, ``tensor<10% for 30s``.
-The median is the GPU's own over the last minutes, so that one rule fits idle and busy GPUs alike.
-"""
+"""When a GPU dips: what of the history fulfils a rule. Pure but for what it remembers."""
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gputop.errors import EXIT_USAGE, GputopError
-from gputop.metrics import GPU_METRICS, RATIO, WATTS
+from gputop.metrics import GPU_METRICS, RATIO
+from gputop.profiler.rules import Rule
 from gputop.text import ratio
 
 if TYPE_CHECKING:
     from gputop.history import History
 
-DEFAULT_RULE = "sm<0.6*median for 5s"
 BASELINE_S = 300.0  # what a GPU's own median is taken over
 # Before that much is known there is no "usual" to dip from; a job's warm-up has passed by then, too.
 LEAST_BASELINE_S = 30.0
 # A GPU that is usually next to idle has nothing to dip from.
 LEAST_MEDIAN = 0.10
-_DEFAULT_HOLD_S = 5.0
 _BASELINE_AGE_S = 5.0  # medians are not worth taking anew with every sample
 _RECOVERED = 0.5  # of the way from the threshold back to the median, before another dip can be one
-
-_METRICS = {"sm": ("sm_active", "gpu_util"), "util": ("gpu_util",), "tensor": ("tensor_active",),
-            "dram": ("dram_active",), "power": ("power_w",)}
-_RULE = re.compile(r"(?P<metric>[a-z]+)\s*<\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>\*\s*median|%|w)?"
-                   r"(?:\s+for\s+(?P<hold>\d+(?:\.\d+)?)\s*s)?", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """``metrics`` are the ids to look at, the first that has readings; below ``factor`` of the median, or ``level``."""
-
-    text: str
-    metrics: tuple[str, ...]
-    hold_s: float
-    factor: float | None = None
-    level: float | None = None
-
-
-def parse_rule(text: str) -> Rule:
-    """Raises GputopError (wrong usage) with what a rule looks like."""
-    match = _RULE.fullmatch(text.strip())
-    metrics = _METRICS.get(match["metric"].lower()) if match else None
-    if match is None or metrics is None:
-        raise _usage(text, f"a rule names one of {', '.join(_METRICS)}")
-    number, unit = float(match["number"]), re.sub(r"\s", "", match["unit"] or "").lower()
-    hold_s = float(match["hold"]) if match["hold"] else _DEFAULT_HOLD_S
-    if not 1 <= hold_s <= 3600:
-        raise _usage(text, "a dip lasts 1 to 3600 s")
-    plain = " ".join(text.split())
-    if unit == "*median":
-        if not 0 < number < 1:
-            raise _usage(text, "a share of the median lies between 0 and 1")
-        return Rule(plain, metrics, hold_s, factor=number)
-    expected = GPU_METRICS[metrics[0]].unit
-    if unit == "%":
-        number /= 100
-    if (unit == "w") != (expected == WATTS) or (expected == RATIO and not 0 < number <= 1):
-        raise _usage(text, "power is in W, the others are ratios (0.3) or percentages (30%)")
-    return Rule(plain, metrics, hold_s, level=number)
-
-
-def _usage(text: str, why: str) -> GputopError:
-    return GputopError(f"{text!r} is no rule for a dip: {why}", f'For example --on-dip "{DEFAULT_RULE}".', EXIT_USAGE)
 
 
 @dataclass(frozen=True, slots=True)

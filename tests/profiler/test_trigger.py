@@ -9,7 +9,8 @@ import pytest
 from gputop.errors import EXIT_USAGE, GputopError
 from gputop.history import History
 from gputop.metrics import GPU_METRICS
-from gputop.profiler.trigger import DEFAULT_RULE, Dip, Rule, Trigger, parse_rule
+from gputop.profiler.rules import DEFAULT_RULE, Rule, parse_rule
+from gputop.profiler.trigger import Dip, Trigger
 from gputop.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
 
 START_S = 1_700_000_000.0
