@@ -1,0 +1,109 @@
+"""The monitor beside a job: what it says of it, and that it does not leave it by mistake."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+from textual.widgets import Static
+
+from gputop.captures import Server
+from gputop.launch.job import Job
+from gputop.tui.lines import LinesWidget
+from gputop.tui.run_app import Leave, Output, RunApp, job_line
+from tests.fakes import StillSession
+
+_PATIENT = "trap 'echo asked; exit 5' TERM; trap 'echo USR1' USR1; echo up; while :; do sleep 0.01; done"
+
+
+@pytest.fixture
+def job(tmp_path):
+    started = Job(["bash", "-c", _PATIENT], os.environ, tmp_path / "run.log")
+    _wait_for(started, "up")
+    yield started
+    started.send(signal.SIGTERM)
+    started._process.wait()
+
+
+def _wait_for(job: Job, text: str) -> None:
+    subprocess.run(["timeout", "60", "bash", "-c", f"tail -f -n +1 {job.log} | grep -q -m1 {text}"], check=True)
+
+
+def _line(app: RunApp) -> str:
+    return "".join(text for line in app.query_one("#job", LinesWidget)._lines for text, _ in line)
+
+
+async def _until(pilot, condition) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await pilot.pause(0.005)
+    raise AssertionError("it did not come to it")
+
+
+async def test_the_job_line_tells_of_the_job_until_it_serves(job):
+    app = RunApp(StillSession(), job)
+    async with app.run_test(size=(160, 40)) as pilot:
+        await _until(pilot, lambda: f"pid {job.pid} runs, no TensorFlow or JAX imported yet" in _line(app))
+        job.serves(None, "no profiler server in process 1: RuntimeError: why")
+        await _until(pilot, lambda: "RuntimeError: why" in _line(app))
+        job.serves("127.0.0.1:6009", "")
+        app.session.servers = (Server("127.0.0.1:6009", "python train.py", job.pid),)
+        app.session._tell("servers")
+        await _until(pilot, lambda: "● 127.0.0.1:6009" in _line(app))
+        job.send(signal.SIGTERM)
+        await _until(pilot, lambda: "ended with status 5" in _line(app))
+
+
+async def test_its_output_is_shown_as_it_grows(job):
+    app = RunApp(StillSession(), job)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("l")
+        await _until(pilot, lambda: isinstance(app.screen, Output))
+        output = app.screen.query_one("#output", Static)
+        await _until(pilot, lambda: "up" in str(output.render()))
+        job.send(signal.SIGUSR1)
+        await _until(pilot, lambda: "USR1" in str(output.render()))
+        await pilot.press("escape")
+        await _until(pilot, lambda: not isinstance(app.screen, Output))
+
+
+@pytest.mark.parametrize(("keys", "left", "ended"), [
+    (["q", "escape"], False, False),
+    (["q", "enter"], True, False),
+    (["ctrl+c", "ctrl+c"], True, False),
+    (["q", "k"], True, True),
+])
+async def test_quitting_asks_what_is_to_become_of_the_job(job, keys, left, ended):
+    app = RunApp(StillSession(), job)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _until(pilot, lambda: app.query("Footer"))
+        await pilot.press(keys[0])
+        await _until(pilot, lambda: isinstance(app.screen, Leave))
+        await pilot.press(keys[1])
+        await _until(pilot, lambda: not app.is_running or not isinstance(app.screen, Leave))
+        assert (app._exit or not app.is_running) == left
+    if ended:
+        assert job._process.wait(60) == 5
+    else:
+        assert job._process.poll() is None
+
+
+async def test_a_job_that_has_ended_is_left_at_once(job):
+    app = RunApp(StillSession(), job)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _until(pilot, lambda: app.query("Footer"))
+        job.send(signal.SIGTERM)
+        await _until(pilot, job.ended.is_set)
+        await pilot.press("q")
+        await _until(pilot, lambda: app._exit or not app.is_running)
+
+
+def test_what_comes_from_outside_is_made_safe(tmp_path):
+    started = Job(["true", "\x1b[31m[bold]"], os.environ, tmp_path / "log")
+    started.watch(lambda: None)
+    assert started.ended.wait(60)
+    text = "".join(part for part, _ in job_line(started, 120))
+    assert "\x1b" not in text and "[bold]" in text and "ended with status 0" in text
