@@ -77,36 +77,37 @@ class Line:
         return out
 
 
-def lane(cover: Shares, kinds: npt.NDArray[np.uint8], lines: int = 1, causes: npt.NDArray[np.uint8] | None = None,
-         rules: Bools | None = None, full: int = FULL) -> list[Line]:
-    """A row's coverage as ``lines`` lines of cells, the top one first.
+def lanes(cover: Shares, kinds: npt.NDArray[np.uint8], lines: Sequence[int], causes: npt.NDArray[np.uint8],
+          rules: Bools, full: int = FULL) -> list[list[Line]]:
+    """The coverage of rows as cells: of each row its lines, the top one first. All rows at once, they are many.
 
-    ``cover`` 0-1 and ``kinds`` (indices into :data:`~gputop.timeline.model.KINDS`) have two values a cell. Per cell:
-    ``causes`` says why nothing ran there (:func:`~gputop.tui.timeline_styles.cause_code`, 0: not told), ``rules``
-    where a line is ruled across. ``full``: eighths of the top line that stand for all of the time.
+    ``cover`` 0-1 and ``kinds`` (indices into :data:`~gputop.timeline.model.KINDS`) are of shape (rows, 2 × cells),
+    ``lines`` says how many each row has. ``causes``, (rows, cells), says why nothing ran in a cell
+    (:func:`~gputop.tui.timeline_styles.cause_code`, 0: not told), ``rules``, (cells,), where a line is ruled across.
+    ``full``: eighths of the top line that stand for all of the time.
     """
-    cells = len(cover) // 2
-    most = 8 * (lines - 1) + full
-    levels = np.rint(cover[:2 * cells] * most).astype(np.int32)
-    np.clip(levels, cover[:2 * cells] > 0, most, out=levels)  # a little is not nothing
-    levels = levels.reshape(cells, 2)
-    pair = kinds[:2 * cells].reshape(cells, 2)
-    kind = np.where(cover[0:2 * cells:2] >= cover[1:2 * cells:2], pair[:, 0], pair[:, 1]).astype(np.int32)
-    out = []
-    for line in range(lines - 1, -1, -1):
-        part = np.clip(levels - 8 * line, 0, 8)
-        if line:  # a low half may not reach over one that ends a line below
-            part[(part.max(axis=1) <= 2) & (levels.min(axis=1) < 8 * line)] = 0
-        index = part[:, 0] * 9 + part[:, 1]
-        glyphs = _GLYPHS[index]
-        codes = np.where(index > 0, kind, 0)
-        if causes is not None:
-            codes |= causes.astype(np.int32) << styles.CAUSE_SHIFT
-        if rules is not None:
-            glyphs[rules & (index == 0)] = "│"
-            codes[rules] |= styles.RULED
-        out.append(Line(glyphs.tolist(), codes))
-    return out
+    rows, cells = len(cover), cover.shape[1] // 2
+    many = np.array(lines, np.int32)
+    most = (8 * (many - 1) + full)[:, None]
+    levels = np.rint(cover * most).astype(np.int32)
+    np.clip(levels, cover > 0, most, out=levels)  # a little is not nothing
+    pair = kinds.reshape(rows, cells, 2)
+    kind = np.where(cover[:, 0::2] >= cover[:, 1::2], pair[:, :, 0], pair[:, :, 1]).astype(np.int32)
+
+    row = np.repeat(np.arange(rows), many)  # from here on a row is one line
+    below = 8 * (np.repeat(np.cumsum(many), many) - 1 - np.arange(len(row)))[:, None, None]
+    levels = levels.reshape(rows, cells, 2)[row]
+    part = np.clip(levels - below, 0, 8)
+    # A low half may not reach over one that ends a line below.
+    part[(part.max(axis=2) <= 2) & (levels.min(axis=2) < below[:, :, 0])] = 0
+    index = part[:, :, 0] * 9 + part[:, :, 1]
+    glyphs = _GLYPHS[index]
+    codes = np.where(index > 0, kind[row], 0) | causes.astype(np.int32)[row] << styles.CAUSE_SHIFT
+    glyphs[rules & (index == 0)] = "│"
+    codes[:, rules] |= styles.RULED
+    drawn = [Line(*line) for line in zip(glyphs.tolist(), codes, strict=True)]
+    ends = np.cumsum(many).tolist()
+    return [drawn[end - count:end] for end, count in zip(ends, many.tolist(), strict=True)]
 
 
 def bar_cells(view: View, cells: int, start_ns: int, end_ns: int) -> tuple[int, int]:

@@ -10,15 +10,16 @@ import numpy.typing as npt
 
 from gputop.timeline.model import KINDS, Bubble, Range
 from gputop.timeline.reader import Timeline
-from gputop.tui.timeline_cells import BAR_CELLS, FULL, Line, bar_cells, lane, put_bar
+from gputop.tui.timeline_cells import BAR_CELLS, FULL, Line, bar_cells, put_bar
+from gputop.tui.timeline_cells import lanes as draw
 from gputop.tui.timeline_head import rules
 from gputop.tui.timeline_rows import Place
 from gputop.tui.timeline_styles import cause_code
 from gputop.tui.timeline_view import View
 
 _KIND = {name: code for code, name in enumerate(KINDS)}
-_NAMED = 4_000  # of more ranges in view, none is long enough for its name unless the others are far shorter
-_NESTED = 2_000  # ranges of one unfolded thread that are looked at; of more, the longest
+_NAMED = 2_000  # of more ranges in view, none is long enough for its name unless the others are far shorter
+_NESTED = 1_000  # ranges of one unfolded thread that are looked at; of more, the longest
 
 
 @dataclass(slots=True)
@@ -39,10 +40,10 @@ class Idle:
             starts, ends, parts = (np.array(column) for column in zip(*own, strict=True))
             self._of[gpu] = starts.astype(np.int64), ends.astype(np.int64), parts.astype(np.uint8)
 
-    def causes(self, gpu: int | None, view: View, cells: int) -> npt.NDArray[np.uint8] | None:
+    def causes(self, gpu: int | None, view: View, cells: int) -> npt.NDArray[np.uint8]:
         """Per cell the part of the step that its middle is lost to, as a code; 0: no bubble of a cell's width."""
         if gpu is None or gpu not in self._of:
-            return None
+            return np.zeros(cells, np.uint8)
         starts, ends, parts = self._of[gpu]
         middle = view.start_ns + ((np.arange(cells) + 0.5) * view.span_ns / cells).astype(np.int64)
         at = np.searchsorted(starts, middle, "right") - 1
@@ -54,26 +55,27 @@ Lanes = dict[tuple[int, int, int], Lane]  # by the key of the place
 
 
 def lanes(timeline: Timeline, idle: Idle, shown: Sequence[Place], view: View, cells: int, full: int = FULL) -> Lanes:
-    """The lanes of these places by their keys; headings have none. ``full`` as in :func:`timeline_cells.lane`."""
+    """The lanes of these places by their keys; headings have none. ``full`` as in :func:`timeline_cells.lanes`."""
     whole = [p for p in shown if p.rows and not p.depth]
     ruled = rules(timeline.steps_ns, view, cells)
     out: Lanes = {}
     if whole:
-        keys = [row.key for p in whole for row in p.rows]
-        shares, codes = timeline.picture(keys, view.start_ns, view.end_ns, 2 * cells)
-        first = 0
-        for place in whole:
-            behind = first + len(place.rows)
-            # Of a pool: how many of its threads are at work, and what the busiest of them does.
-            cover, kinds = shares[first:behind].mean(axis=0), codes[first:behind].max(axis=0)
-            row, first = place.rows[0], behind
-            causes = idle.causes(row.gpu, view, cells) if row.kind == "gpu" else None
-            lines = lane(cover, kinds, place.lines, causes, ruled, full)
+        rows = [row.key for p in whole for row in p.rows]
+        cover, kinds = timeline.picture(rows, view.start_ns, view.end_ns, 2 * cells)
+        sizes = [len(p.rows) for p in whole]
+        first = np.cumsum([0, *sizes[:-1]])
+        # Of a pool: how many of its threads are at work, and the kind of work.
+        cover = (np.add.reduceat(cover, first, axis=0) / np.array(sizes)[:, None]).astype(np.float32)
+        kinds = np.maximum.reduceat(kinds, first, axis=0)
+        causes = np.stack([idle.causes(p.rows[0].gpu if p.rows[0].kind == "gpu" else None, view, cells) for p in whole])
+        drawn = draw(cover, kinds, [p.lines for p in whole], causes, ruled, full)
+        for place, lines, share in zip(whole, drawn, cover.mean(axis=1).tolist(), strict=True):
+            row = place.rows[0]
             named = place.depth is None and len(place.rows) == 1
             if named and timeline.count(row.key, view.start_ns, view.end_ns) <= _NAMED:
-                ranges = timeline.ranges(row.key, view.start_ns, view.end_ns, cells // 2)
+                ranges = timeline.ranges(row.key, view.start_ns, view.end_ns, cells // BAR_CELLS)
                 _put_names(lines, [r for r in ranges if not (r.depth and row.kind == "thread")], view, cells)
-            out[place.key] = Lane(lines, float(cover.mean()))
+            out[place.key] = Lane(lines, share)
     for key in {p.rows[0].key for p in shown if p.depth is not None}:
         levels = [p for p in shown if p.depth is not None and p.rows[0].key == key]
         out |= _nested(timeline, levels, view, cells, out, ruled)
@@ -94,18 +96,18 @@ def _nested(timeline: Timeline, levels: Sequence[Place], view: View, cells: int,
     by_level: dict[int, list[Range]] = {}
     for r in ranges:
         by_level.setdefault(r.depth, []).append(r)
-    out: Lanes = {}
+    deeper = [p for p in levels if p.depth]
+    known = len(ranges) < _NESTED
+    out: Lanes = {p.key: drawn[p.key] for p in levels if not p.depth}
+    if deeper:
+        cover = np.stack([cover_of(by_level.get(p.depth or 0, []), view, 2 * cells) for p in deeper])
+        kinds = np.full(cover.shape, _KIND[ranges[0].kind] if ranges else 0, np.uint8)
+        lines = draw(cover, kinds, [1] * len(deeper), np.zeros((len(deeper), cells), np.uint8), ruled)
+        shares = cover.mean(axis=1).tolist()
+        out |= {p.key: Lane(own, share if known else None)
+                for p, own, share in zip(deeper, lines, shares, strict=True)}
     for place in levels:
-        level = place.depth or 0
-        own = by_level.get(level, [])
-        if level == 0:
-            made = drawn[place.key]
-        else:
-            cover = cover_of(own, view, 2 * cells)
-            kinds = np.full(2 * cells, _KIND[own[0].kind] if own else 0, np.uint8)
-            made = Lane(lane(cover, kinds, 1, None, ruled), float(cover.mean()) if len(ranges) < _NESTED else None)
-        _put_names(made.lines, own, view, cells)
-        out[place.key] = made
+        _put_names(out[place.key].lines, by_level.get(place.depth or 0, []), view, cells)
     return out
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+import numpy as np
+import numpy.typing as npt
 from rich.segment import Segment
 from textual.geometry import Region
 from textual.message import Message
@@ -19,7 +21,7 @@ from gputop.timeline.reader import Timeline
 from gputop.tui import timeline_head as head
 from gputop.tui import timeline_styles as styles
 from gputop.tui.lines import Grounded
-from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN
+from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, on
 from gputop.tui.runs import Run
 from gputop.tui.timeline_cells import FULL, touched_cells
 from gputop.tui.timeline_lanes import Idle, Lane, Lanes, lanes
@@ -49,8 +51,10 @@ class TimelinePicture(Grounded):
         self.unfolded: frozenset[int] = frozenset()  # keys of GPUs and threads that show what is in them
         self._arranged = False
         self._idle = Idle(())
+        self._busy: npt.NDArray[np.float32] | None = None  # the GPUs over the whole capture, a value a cell
         self._tops: list[int] = [0]
         self._top = 0  # first line of the rows that is shown
+        self.columns = self.height = 0  # its size, asked for some thousand times a picture
         self.label_cells = 8
         self._lanes: Lanes = {}
         self._strips: dict[int, Strip] = {}
@@ -62,15 +66,15 @@ class TimelinePicture(Grounded):
         self.timeline = timeline
         self.view = View.whole(timeline.window_ns)
         self.cursor_ns = timeline.window_ns[0]
-        self._idle = Idle(timeline.bubbles)
+        self._idle, self._busy = Idle(timeline.bubbles), None
         self._arrange()
 
     def _arrange(self) -> None:
         """Rows to places, for this size and what is folded; the place the keys act on stays."""
-        if self.timeline is None or self.size.height <= 0:
+        if self.timeline is None or self.height <= 0:
             return
         key_before = self.places[self.index].key if self.index < len(self.places) else None
-        room = self.size.height - self.head_lines
+        room = self.height - self.head_lines
         rows = self.timeline.rows
         if not self._arranged:
             self._arranged, self.unfolded = True, first_unfolded(rows, room)
@@ -79,23 +83,23 @@ class TimelinePicture(Grounded):
         self.index = next((i for i, p in enumerate(self.places) if p.key == key_before),
                           next((i for i, p in enumerate(self.places) if p.row is not None), 0))
         longest = max((len(p.label) for p in self.places if p.row is not None), default=6)
-        self.label_cells = max(8, min(longest + 4, 32, self.size.width // 4))
+        self.label_cells = max(8, min(longest + 4, 32, self.columns // 4))
         self._scroll_to_place()
         self._redraw()
 
     @property
     def head_lines(self) -> int:
         """Lines above the rows: the time axis, where there is room the steps, and the whole capture in small."""
-        return 1 if self.size.height < 5 else 2 if self.size.height < 12 else 3
+        return 1 if self.height < 5 else 2 if self.height < 12 else 3
 
     @property
     def _share_width(self) -> int:
-        return 6 if self.size.width >= 50 else 0
+        return 6 if self.columns >= 50 else 0
 
     @property
     def cells(self) -> int:
         """Columns of the picture itself."""
-        return max(4, self.size.width - self.label_cells - self._share_width)
+        return max(4, self.columns - self.label_cells - self._share_width)
 
     @property
     def place(self) -> Place | None:
@@ -109,6 +113,7 @@ class TimelinePicture(Grounded):
         return 8 if preferences is not None and preferences.colors == "none" else FULL
 
     def on_resize(self) -> None:
+        self.columns, self.height = self.size
         self._arrange()
 
     # -- drawing ------------------------------------------------------------------------------
@@ -124,13 +129,13 @@ class TimelinePicture(Grounded):
         """Lines of the widget that a place takes, as far as they are in it."""
         first = self.head_lines + self._tops[index] - self._top
         last = self.head_lines + self._tops[index + 1] - self._top
-        return range(max(self.head_lines, first), min(self.size.height, last))
+        return range(max(self.head_lines, first), min(self.height, last))
 
     def _touch(self, *indices: int) -> None:
         """Draw these places again, and the head: it shows the cursor."""
         for y in {*range(self.head_lines), *(y for i in indices for y in self._place_lines(i))}:
             self._strips.pop(y, None)
-            self.refresh(Region(0, y, self.size.width, 1))
+            self.refresh(Region(0, y, self.columns, 1))
 
     def render_line(self, y: int) -> Strip:
         strip = self._strips.get(y)
@@ -140,7 +145,7 @@ class TimelinePicture(Grounded):
 
     def _head(self, y: int) -> Strip:
         if self.timeline is None:
-            return self.strip((), self.size.width)
+            return self.strip((), self.columns)
         cells, view = self.cells, self.view
         kind = y + 3 - self.head_lines  # 0 overview, 1 axis, 2 steps; the first ones go where there is no room
         if self.head_lines == 1:
@@ -153,25 +158,25 @@ class TimelinePicture(Grounded):
         else:
             label, runs = "steps", head.steps_line(self.timeline.steps_ns, view, cells, at)
         share = ("busy ".rjust(self._share_width), DIM) if kind == 1 and self._share_width else ("", DIM)
-        return self.strip([(fit(label, self.label_cells - 1, right=True) + " ", DIM), *runs, share], self.size.width)
+        return self.strip([(fit(label, self.label_cells - 1, right=True) + " ", DIM), *runs, share], self.columns)
 
     def _overview(self) -> list[Run]:
         assert self.timeline is not None
-        gpus = [row.key for row in self.timeline.rows if row.kind == "gpu"] or [r.key for r in self.timeline.rows][:1]
-        if not gpus:
-            return []
-        cover, _ = self.timeline.picture(gpus, *self.timeline.window_ns, self.cells)
-        return head.overview(cover.mean(axis=0), self.view)
+        if self._busy is None or len(self._busy) != self.cells:
+            gpus = [row.key for row in self.timeline.rows if row.kind == "gpu"] or [r.key for r in self.timeline.rows]
+            cover, _ = self.timeline.picture(gpus, *self.timeline.window_ns, self.cells)
+            self._busy = cover.mean(axis=0) if gpus else cover.sum(axis=0)
+        return head.overview(self._busy, self.view)
 
     def _row(self, y: int) -> Strip:
         line = y - self.head_lines + self._top
         index = self.index_at(y)
         if index is None:
-            return self.strip((), self.size.width)
+            return self.strip((), self.columns)
         place = self.places[index]
         if not place.rows:
-            rule = "─" * max(0, self.size.width - len(place.label) - 4)
-            return self.strip([("  " + place.label + " ", DIM), (rule, styles.RULE)], self.size.width)
+            rule = "─" * max(0, self.columns - len(place.label) - 4)
+            return self.strip([("  " + place.label + " ", DIM), (rule, styles.RULE)], self.columns)
         within = line - self._tops[index]
         drawn = self._lane(place)
         cells = drawn.lines[within].copy()
@@ -186,18 +191,22 @@ class TimelinePicture(Grounded):
         here = index == self.index
         mark = " " if place.fold is None or place.depth else "▸" if place.folded else "▾"
         label = f"{mark} {place.label}" if within == 0 else ""
-        gutter: list[Run | Segment] = [("›" if here and within == 0 else " ", ACCENT),
-                                       (fit(label, self.label_cells - 2) + " ", BOLD if here else PLAIN
-                                        if place.rows[0].kind == "gpu" else DIM)]
         share = "" if not self._share_width or within or drawn.share is None else ratio(drawn.share)
-        runs = [*gutter, *cells.segments(), (share.rjust(max(0, self._share_width - 1)), PLAIN if here else DIM)]
-        return self.strip(runs, self.size.width)
+        ground = self.ground
+        # Put together by hand: the cells bring their ground, and the line its length.
+        segments = [Segment("›" if here and within == 0 else " ", on(ground, ACCENT)),
+                    Segment(fit(label, self.label_cells - 2) + " ", on(ground, BOLD if here else PLAIN
+                                                                      if place.rows[0].kind == "gpu" else DIM)),
+                    *cells.segments(),
+                    Segment(share.rjust(max(0, self._share_width - 1)), on(ground, PLAIN if here else DIM))]
+        used = self.label_cells + self.cells + max(0, self._share_width - 1)
+        return Strip(segments, used).adjust_cell_length(self.columns, on(ground, None))
 
     def _lane(self, place: Place) -> Lane:
         """The place's lane; what is missing of all that are on screen is asked for at once."""
         if place.key not in self._lanes:
             assert self.timeline is not None
-            last = self._top + self.size.height - self.head_lines
+            last = self._top + self.height - self.head_lines
             shown = [p for i, p in enumerate(self.places) if self._tops[i] < last and self._tops[i + 1] > self._top]
             missing = [p for p in shown if p.key not in self._lanes]
             self._lanes |= lanes(self.timeline, self._idle, missing, self.view, self.cells, self._full)
@@ -272,7 +281,7 @@ class TimelinePicture(Grounded):
 
     def scroll_rows(self, by: int) -> None:
         """Move the rows, not the place one is on."""
-        room = self.size.height - self.head_lines
+        room = self.height - self.head_lines
         top = min(max(self._top + by, 0), max(0, self._tops[-1] - room))
         if top != self._top:
             self._top = top
@@ -283,7 +292,7 @@ class TimelinePicture(Grounded):
         """Have the place on screen, with its heading if that is next to it; whether that moved the rows."""
         if not self.places:
             return False
-        room = max(1, self.size.height - self.head_lines)
+        room = max(1, self.height - self.head_lines)
         first, last = self._tops[self.index], self._tops[self.index + 1]
         if self.index and self.places[self.index - 1].row is None:
             first -= 1

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from gputop.timeline.model import KINDS
 from gputop.tui import timeline_styles as styles
-from gputop.tui.timeline_cells import Line, bar_cells, lane, put_bar, touched_cells
+from gputop.tui.timeline_cells import FULL, Line, bar_cells, lanes, put_bar, touched_cells
 from gputop.tui.timeline_view import View
 
 
@@ -19,6 +19,14 @@ def shares(*values: float) -> np.ndarray:
 
 def kinds(n: int, name: str = "compute") -> np.ndarray:
     return np.full(n, KINDS.index(name), np.uint8)
+
+
+def lane(cover: np.ndarray, of: np.ndarray, lines: int = 1, causes: np.ndarray | None = None,
+         rules: np.ndarray | None = None, full: int = FULL) -> list[Line]:
+    cells = len(cover) // 2
+    [drawn] = lanes(cover[None], of[None], [lines], np.zeros((1, cells), np.uint8) if causes is None else causes[None],
+                    np.zeros(cells, np.bool_) if rules is None else rules, full)
+    return drawn
 
 
 def drawn(cover: np.ndarray, lines: int = 1, **more: object) -> list[str]:
@@ -53,6 +61,21 @@ def test_rules_and_causes_show_where_nothing_is() -> None:
     plain = lane(cover, kinds(6))[0]
     for cell in range(3):
         assert styles.style_of(int(line.codes[cell])) != styles.style_of(int(plain.codes[cell])) or cell == 0
+
+
+def test_rows_of_different_heights_are_drawn_at_once_as_alone() -> None:
+    rng = np.random.default_rng(1)
+    cover = rng.random((5, 40)).astype(np.float32) ** 3
+    of = rng.integers(1, 10, (5, 40)).astype(np.uint8)
+    causes = rng.integers(0, 4, (5, 20)).astype(np.uint8)
+    rules = rng.random(20) < 0.2
+    heights = [1, 3, 2, 1, 3]
+    together = lanes(cover, of, heights, causes, rules)
+    for i, height in enumerate(heights):
+        alone = lane(cover[i], of[i], height, causes[i], rules)
+        assert len(alone) == height
+        for one, other in zip(together[i], alone, strict=True):
+            assert one.glyphs == other.glyphs and (one.codes == other.codes).all()
 
 
 def test_segments_are_runs_of_one_style() -> None:
