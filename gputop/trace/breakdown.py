@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gputop.trace.device_time import GpuTimeline, idle_by_host, waits_for_another
+from gputop.trace.device_time import GpuTimeline, waits_for_another
 from gputop.trace.input_pipeline import Loop, loops
 from gputop.trace.intervals import EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
 from gputop.trace.model import F64, Trace
@@ -104,9 +104,8 @@ def _gpu_parts(
     take("d2h", line.d2h)
     take("input", waiting)
     take("idle", waits_for_another(line, lines, WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
-    by_host = idle_by_host(line)
-    take("launch", intersect(by_host, launching))
-    take("host", by_host)
+    take("launch", intersect(line.late, launching))
+    take("host", line.late)
     take("idle", left)
     return parts
 
@@ -121,7 +120,7 @@ def late_by_host(
     out = {}
     for line in lines:
         waits = merge(starved[line.gpu], waits_for_another(line, lines, WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
-        out[line.gpu] = subtract(intersect(idle_by_host(line), within), waits)
+        out[line.gpu] = subtract(intersect(line.late, within), waits)
     return out
 
 

@@ -43,7 +43,7 @@ class _Match(NamedTuple):
 
 def of_gpus(trace: Trace, lines: Sequence[GpuTimeline]) -> tuple[list[GpuTimeline], list[I64]]:
     """The GPUs that ran collectives, and for each the rows of the device events that are some."""
-    found = [(line, line.rows[trace.device.kind[line.rows] == Kind.COLLECTIVE]) for line in lines]
+    found = [(line, line.kernels[trace.device.kind[line.kernels] == Kind.COLLECTIVE]) for line in lines]
     return [line for line, rows in found if len(rows)], [rows for _, rows in found if len(rows)]
 
 

@@ -24,15 +24,18 @@ _NEAR_STEP_NS = 100_000  # what marks a step may be an event somewhat after its 
 class GpuTimeline:
     """One GPU's device events: their rows, and unions of them by what they are.
 
+    ``kernels`` are the rows of compute kernels and collectives, ``computing`` those of the former.
     ``other`` is what the GPU does on its own account: copies within it and memsets.
     ``gaps`` lists idle intervals between device events, ``host_fault`` whether the launch
     of the event that ends each began after the gap did (HTA's rule), ``known`` whether that
-    launch is in the trace. ``late_until_ns`` is up to when the host kept the GPU waiting in each: to the end of
-    those gaps, and where the launching call began before the gap, but was not done yet, to its end.
+    launch is in the trace. ``late`` is the idle time that the host could have filled: those gaps, and where the
+    launching call began before the gap, but was not done yet, the gap up to its end.
     """
 
     gpu: int  # index into Trace.gpus
     rows: I64
+    kernels: I64
+    computing: I64
     compute: Spans
     collectives: Spans
     h2d: Spans
@@ -43,7 +46,7 @@ class GpuTimeline:
     gaps: Spans
     host_fault: npt.NDArray[np.bool_]
     known: npt.NDArray[np.bool_]
-    late_until_ns: I64
+    late: Spans
 
     @property
     def window_ns(self) -> tuple[int, int]:
@@ -60,38 +63,41 @@ def timelines(trace: Trace) -> list[GpuTimeline]:
     out = []
     for gpu in range(len(trace.gpus)):
         rows = np.flatnonzero(device.gpu == gpu)
-        if not len(rows) or not (device.end_ns[rows] > device.start_ns[rows]).any():
+        start, end = device.start_ns[rows], device.end_ns[rows]
+        if not (end > start).any():
             continue
         kind = device.kind[rows]
 
-        def of(*kinds: Kind, rows: I64 = rows, kind: npt.NDArray = kind) -> Spans:
-            chosen = rows[np.isin(kind, kinds)]
-            return union(device.start_ns[chosen], device.end_ns[chosen])
+        def of(*kinds: Kind, start: I64 = start, end: I64 = end, kind: npt.NDArray = kind) -> Spans:
+            chosen = np.flatnonzero(np.logical_or.reduce([kind == one for one in kinds]))
+            return union(start[chosen], end[chosen])
 
-        busy = union(device.start_ns[rows], device.end_ns[rows])
+        busy = union(start, end)
         gaps = Spans(busy.end[:-1], busy.start[1:])
         after = event_after(trace, rows, gaps)
         launch = device.launch_ns[after]
         out.append(GpuTimeline(
-            gpu, rows, of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
+            gpu, rows, rows[np.flatnonzero(kind <= Kind.COLLECTIVE)], rows[np.flatnonzero(kind == Kind.COMPUTE)],
+            of(Kind.COMPUTE), of(Kind.COLLECTIVE), of(Kind.H2D), of(Kind.D2H), of(Kind.P2P),
             of(Kind.D2D, Kind.MEMSET, Kind.COPY_OTHER), busy, gaps,
-            host_fault=launch > gaps.start, known=launch >= 0, late_until_ns=_late_until(trace, rows, gaps, after),
+            host_fault=launch > gaps.start, known=launch >= 0, late=_late(trace, rows, gaps, after),
         ))
     return out
 
 
-def _late_until(trace: Trace, rows: I64, gaps: Spans, after: I64) -> I64:
-    """See :class:`GpuTimeline`; the start of a gap where the host was not late. ``after``: what ends each gap."""
+def _late(trace: Trace, rows: I64, gaps: Spans, after: I64) -> Spans:
+    """See :class:`GpuTimeline`. ``after``: what ends each gap."""
     device = trace.device
     launch = device.launch_ns[after]
-    if len(device.launch_end_ns) != len(device):
-        return np.where(launch > gaps.start, gaps.end, gaps.start)
-    # The kernels of one launch (a CUDA graph's) follow each other as they depend, however long its call lasts.
-    order = rows[np.argsort(device.end_ns[rows], kind="stable")]
-    before = order[np.searchsorted(device.end_ns[order], gaps.start, side="right") - 1]
-    own = device.launch_ns[before] != launch
-    called = np.where(own, device.launch_end_ns[after], gaps.start)
-    return np.where(launch > gaps.start, gaps.end, np.clip(called, gaps.start, gaps.end))
+    until = np.where(launch > gaps.start, gaps.end, gaps.start)
+    if len(device.launch_end_ns) == len(device):
+        # The kernels of one launch (a CUDA graph's) follow each other as they depend, however long its call lasts.
+        order = rows[np.argsort(device.end_ns[rows], kind="stable")]
+        before = order[np.searchsorted(device.end_ns[order], gaps.start, side="right") - 1]
+        called = np.where(device.launch_ns[before] != launch, device.launch_end_ns[after], gaps.start)
+        until = np.maximum(until, np.minimum(called, gaps.end))
+    chosen = np.flatnonzero((until > gaps.start) & (launch >= 0))
+    return Spans(gaps.start[chosen], until[chosen])
 
 
 def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
@@ -100,11 +106,12 @@ def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
     Of several that start at once the earliest launched counts: the GPU could have run that one.
     """
     device = trace.device
-    rows = rows[device.end_ns[rows] > device.start_ns[rows]]
-    start, launch = device.start_ns[rows], device.launch_ns[rows]
-    unknown = np.iinfo(np.int64).max
-    rows = rows[np.lexsort((np.where(launch < 0, unknown, launch), start))]
-    return np.append(rows, -1)[np.searchsorted(device.start_ns[rows], gaps.end)]
+    rows = rows[np.flatnonzero(device.end_ns[rows] > device.start_ns[rows])]
+    start = device.start_ns[rows]
+    if (start[1:] == start[:-1]).any():
+        launch, unknown = device.launch_ns[rows], np.iinfo(np.int64).max
+        rows = rows[np.lexsort((np.where(launch < 0, unknown, launch), start))]
+    return np.append(rows, -1)[np.searchsorted(start, gaps.end)]
 
 
 def gpu_use(trace: Trace, line: GpuTimeline, steps: Steps | None) -> GpuUse:
@@ -112,8 +119,7 @@ def gpu_use(trace: Trace, line: GpuTimeline, steps: Steps | None) -> GpuUse:
     device = trace.device
     lo, hi = line.window_ns
     window = hi - lo
-    kernels = line.rows[device.kind[line.rows] <= Kind.COLLECTIVE]
-    length = device.end_ns[kernels] - device.start_ns[kernels]
+    length = device.end_ns[line.kernels] - device.start_ns[line.kernels]
     copied = line.copies
     by_type, tensor = kernel_types(trace, line)
     moved: Copies = copies(trace, line.rows)
@@ -131,10 +137,10 @@ def gpu_use(trace: Trace, line: GpuTimeline, steps: Steps | None) -> GpuUse:
         copies=copied.total / window,
         copies_exposed=subtract(subtract(copied, line.compute), line.collectives).total / window,
         idle_host_fault=_host_fault_share(line),
-        launch_delay_median_s=_launch_delay(trace, kernels),
-        kernels=len(kernels),
-        kernels_per_s=len(kernels) / (window / 1e9),
-        kernel_median_s=float(np.median(length)) / 1e9 if len(kernels) else None,
+        launch_delay_median_s=_launch_delay(trace, line.kernels),
+        kernels=len(line.kernels),
+        kernels_per_s=len(line.kernels) / (window / 1e9),
+        kernel_median_s=float(np.median(length)) / 1e9 if len(line.kernels) else None,
         compute_s_per_step=per_step,
         copies_s=moved.seconds, copies_bytes=moved.bytes, copies_count=moved.count,
         copies_pageable_s=moved.pageable_s,
@@ -174,12 +180,14 @@ def _host_fault_share(line: GpuTimeline) -> float | None:
 def _launch_delay(trace: Trace, rows: I64) -> float | None:
     """Median time from the end of a kernel's launching call (its start, where the end is not read) to its own start."""
     device = trace.device
-    launched = device.launch_end_ns if len(device.launch_end_ns) == len(device) else device.launch_ns
-    launched = np.where(launched[rows] < 0, device.launch_ns[rows], launched[rows])
-    known = launched >= 0
-    if not known.any():
+    launched = device.launch_ns[rows]
+    if len(device.launch_end_ns) == len(device):
+        ended = device.launch_end_ns[rows]
+        launched = np.where(ended < 0, launched, ended)
+    known = np.flatnonzero(launched >= 0)
+    if not len(known):
         return None
-    return float(np.median(device.start_ns[rows][known] - launched[known])) / 1e9
+    return float(np.median(device.start_ns[rows[known]] - launched[known])) / 1e9
 
 
 def kernel_types(trace: Trace, line: GpuTimeline) -> tuple[dict[str, float] | None, float | None]:
@@ -188,12 +196,12 @@ def kernel_types(trace: Trace, line: GpuTimeline) -> tuple[dict[str, float] | No
     The latter is None where no kernel's name says anything either way.
     """
     device = trace.device
-    rows = line.rows[device.kind[line.rows] == Kind.COMPUTE]
-    total = int((device.end_ns[rows] - device.start_ns[rows]).sum())
+    length = device.end_ns[line.computing] - device.start_ns[line.computing]
+    total = int(length.sum())
     if total <= 0:
         return None, None
-    index = device.name[rows].astype(np.int64) + 1
-    times = np.bincount(index, weights=device.end_ns[rows] - device.start_ns[rows])
+    index = device.name[line.computing].astype(np.int64) + 1
+    times = np.bincount(index, weights=length)
     names = np.flatnonzero(np.bincount(index))
     by_type: dict[str, float] = {}
     tensor, told = 0.0, False
@@ -204,12 +212,6 @@ def kernel_types(trace: Trace, line: GpuTimeline) -> tuple[dict[str, float] | No
         told = told or kernel.tensor_core is not None
         tensor += float(time) / total if kernel.tensor_core else 0.0
     return dict(sorted(by_type.items(), key=lambda item: -item[1])), tensor if told else None
-
-
-def idle_by_host(line: GpuTimeline) -> Spans:
-    """Idle time of the GPU that the host could have filled."""
-    chosen = (line.late_until_ns > line.gaps.start) & line.known
-    return Spans(line.gaps.start[chosen], line.late_until_ns[chosen])
 
 
 def idle_after(trace: Trace, line: GpuTimeline, ends_ns: I64, steps: Steps | None) -> Spans:
@@ -223,7 +225,7 @@ def idle_after(trace: Trace, line: GpuTimeline, ends_ns: I64, steps: Steps | Non
     at = np.searchsorted(ends, line.gaps.start, side="right") - 1
     chosen = (at >= 0) & (ends[at] == line.gaps.start) & line.host_fault & line.known
     if steps is not None:
-        kernels = trace.device.start_ns[line.rows[trace.device.kind[line.rows] <= Kind.COLLECTIVE]]
+        kernels = trace.device.start_ns[line.kernels]
         after = np.append(kernels, line.window_ns[1])[np.searchsorted(kernels, line.gaps.end)]
         edges = np.sort(np.array(steps.bounds_ns).ravel())
         chosen &= np.searchsorted(edges, line.gaps.start, side="right") == np.searchsorted(

@@ -38,7 +38,7 @@ class _Columns(NamedTuple):
 def kernels(trace: Trace, lines: Sequence[GpuTimeline]) -> Kernels | None:
     """The tables of all kernels, or None where no GPU ran any."""
     device = trace.device
-    own = [line.rows[device.kind[line.rows] <= Kind.COLLECTIVE] for line in lines]
+    own = [line.kernels for line in lines]
     rows = np.concatenate(own) if own else np.empty(0, np.int64)
     if not len(rows):
         return None
@@ -222,7 +222,7 @@ def kernel_sizes(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None
     bounds = np.array(SIZE_BOUNDS_NS)
     out = []
     for line in lines:
-        rows = line.rows[device.kind[line.rows] == Kind.COMPUTE]
+        rows = line.computing
         if not len(rows):
             continue
         length = device.end_ns[rows] - device.start_ns[rows]

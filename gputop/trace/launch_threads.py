@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.device_time import GpuTimeline, gpu_number, idle_by_host
+from gputop.trace.device_time import GpuTimeline, gpu_number
 from gputop.trace.host_ops import OP
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.model import I64, Trace
@@ -43,7 +43,7 @@ def launch_threads(trace: Trace, lines: Sequence[GpuTimeline]) -> LaunchThreads 
     for thread in threads:
         for gpu in thread.launches:
             per_gpu[gpu] = per_gpu.get(gpu, 0) + 1
-    late = merge(EMPTY, *(idle_by_host(line) for line in lines))
+    late = merge(EMPTY, *(line.late for line in lines))
     on_time = subtract(union([line.window_ns[0] for line in lines], [line.window_ns[1] for line in lines]), late)
     of_input = lines_of(trace, INPUT)
     at_work = [spans for line, spans in work.items() if of_input[line]]

@@ -41,9 +41,9 @@ def replicas(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) ->
     within = (union([min(line.window_ns[0] for line in lines)], [max(line.window_ns[1] for line in lines)])
               if steps is None else union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns]))
     numbers = [gpu_number(trace, line.gpu) for line in lines]
-    launched = [_launched(trace, line) for line in lines]
+    launched = [_launched(trace, line.computing) for line in lines]
     by_launch = all(len(rows) for rows in launched)
-    first = _first_kernels(trace, launched if by_launch else [_compute(trace, line) for line in lines],
+    first = _first_kernels(trace, launched if by_launch else [line.computing for line in lines],
                            trace.device.launch_ns if by_launch else trace.device.start_ns, steps)
     skew = launches = None
     if by_launch:
@@ -88,18 +88,14 @@ def _work(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> tu
     return tuple(out)
 
 
-def _compute(trace: Trace, line: GpuTimeline) -> I64:
-    return line.rows[trace.device.kind[line.rows] == Kind.COMPUTE]
-
-
-def _launched(trace: Trace, line: GpuTimeline) -> I64:
-    """The compute kernels with a known launch by time of it; none where most have none."""
-    rows, launch = _compute(trace, line), trace.device.launch_ns
-    known = rows[launch[rows] >= 0]
+def _launched(trace: Trace, rows: I64) -> I64:
+    """Those of the kernels with a known launch by time of it; none where most have none."""
+    launch = trace.device.launch_ns[rows]
+    known = np.flatnonzero(launch >= 0)
     if len(known) < _LAUNCHES_KNOWN * len(rows):
-        return known[:0]
+        return rows[:0]
     # stable: launches are nearly in order already, which that sort makes use of
-    return known[np.argsort(launch[known], kind="stable")]
+    return rows[known[np.argsort(launch[known], kind="stable")]]
 
 
 class _First(NamedTuple):
