@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from signal import Signals
 from typing import TYPE_CHECKING, Literal
 
 from gputop.advice.finding import Advice, Finding
@@ -20,8 +21,8 @@ from gputop.captures import (
     CaptureRecord,
     CaptureStatus,
     Server,
-    called,
     analyse,
+    called,
     capture_and_analyse,
     choose_servers,
     find_servers,
@@ -29,13 +30,13 @@ from gputop.captures import (
 from gputop.errors import GputopError
 from gputop.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
 from gputop.marks import MarkLog
-from gputop.samples import NodeSample
+from gputop.samples import NodeSample, ProcessSample
 from gputop.sources import Source
 from gputop.sources.recording import Player
 
 if TYPE_CHECKING:
-    from gputop.export.load import Snapshot
     from gputop.blackbox import BlackBox, DipOptions
+    from gputop.export.load import Snapshot
     from gputop.history import History
     from gputop.rhythm import Rhythm
 
@@ -57,8 +58,8 @@ class Options:
     logdir: Path = field(default_factory=lambda: Path(DEFAULT_LOGDIR))
     capture_s: float = DEFAULT_CAPTURE_S
     discover: bool = True
-
     dips: DipOptions | None = None  # capture by itself when a GPU dips
+
 
 class Session:
     """Everything that is known about the node, kept up to date by background threads."""
@@ -88,12 +89,12 @@ class Session:
         self.before: CaptureRecord | None = None  # the one that later ones are compared with, "A"
         self.gpu_numbers = unknown("no capture yet")  # what the GPUs of the last capture are on this node
         self.failure: GputopError | None = None
-        self.told = told
         self.black_box: BlackBox | None = None
         if self.options.dips is not None and self.player is None:
             from gputop.blackbox import BlackBox
 
             self.black_box = BlackBox(self, self.options.dips)
+        self.told = told
         if told is not None:
             self.live, self.findings, self.last_capture = told.live, told.findings, told.capture
             self.servers, self.servers_known = told.servers, True
@@ -138,17 +139,17 @@ class Session:
         if self.player is not None:
             return  # what runs on this node now has nothing to do with the recording
         threading.Thread(target=self._watch_servers, name="gputop-discovery", daemon=True).start()
-
         if self.black_box is not None:
             self.black_box.start()
+
     def close(self) -> None:
         """Stop everything; returns within half a second, whatever a driver or a server is doing."""
         self._closing.set()
         self._look_now.set()
         self._stop_capture.set()
-        self._sampler.stop()
         if self.black_box is not None:
             self.black_box.close()
+        self._sampler.stop()
 
     def _tell(self, change: Change) -> None:
         if not self._closing.is_set():
@@ -176,9 +177,9 @@ class Session:
         if past:
             return  # the past of a recording: nothing to judge or to draw yet
         self._judge(sample)
-        self._tell("sample")
         if self.black_box is not None:
             self.black_box.look()
+        self._tell("sample")
         self._feel_rhythm(sample)
 
     def take_past(self, samples: Sequence[NodeSample]) -> None:
@@ -272,6 +273,9 @@ class Session:
             servers, notes = (), (f"{error.message} {error.fix}",)
         except Exception as error:  # noqa: BLE001  thread boundary: the next look may go well
             servers, notes = (), (f"looking for profiler servers failed, a fault of gputop: {error!r}",)
+        from gputop.export.redact import command
+
+        servers = tuple(replace(s, description=command(s.description)) for s in servers)
         changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
         self.servers, self.discovery_notes, self.servers_known = servers, notes, True
         if changed or self._report_servers:
@@ -329,6 +333,16 @@ class Session:
         process = job_process(sample.processes, server.pid, local)
         return gpu_numbers(process, [g.info for g in sample.gpus], [g["gpu"] for g in record.analysis.get("gpus", ())],
                            whole_node=sample.gpus_unwatched == 0)
+
+    def signal(self, process: ProcessSample, number: Signals) -> None:
+        """Send a signal to a process of the last look; raises GputopError where it must not or cannot be sent."""
+        if self.player is not None:
+            raise GputopError("nothing was sent: this is a recording", "Its processes are not those of now.")
+        if self.source.simulated:
+            raise GputopError("nothing was sent: this process is simulated", "Run gputop without --demo.")
+        from gputop.signals import send
+
+        send(process, number)
 
     def compare_with(self, record: CaptureRecord | None) -> None:
         """Make ``record`` the capture that later ones are compared with; None: no longer any."""
