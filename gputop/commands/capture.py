@@ -10,6 +10,7 @@ import threading
 
 from gputop.commands.common import options_of, say, source_of
 from gputop.errors import EXIT_OK
+from gputop.launch.xprof import logdir_of, open_command
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     record = capture_and_analyse(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
                                  args.force)
     say(f"trace written: {record.path}")
+    say(f"in XProf: {open_command(logdir_of(record.path))}")
     for remark in record.remarks:
         say(remark)
     for note in record.notes:

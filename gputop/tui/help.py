@@ -14,6 +14,8 @@ HOW_TO_SERVE = """\
 To let gputop capture, the job starts a profiler server; it costs nothing until it is used.
   TensorFlow   tf.profiler.experimental.server.start(6009)
   JAX          jax.profiler.start_server(6009)
+  no change    gputop run -- python train.py …
+  running      gputop attach PID
 """
 
 READING = (
