@@ -382,19 +382,18 @@ class GpuTable(Widget, can_focus=True):
             self.post_message(self.Opened(self.gpus[self.selected]))
 
     def on_click(self, event: events.Click) -> None:
-        """Selects a GPU and puts the cursor there in time; a second click on the same place opens its details."""
+        """Puts the cursor there in time and selects the GPU; a second click on the same place opens its details."""
         index = (event.y - self._top) // self.rows_per_gpu
-        if event.y < self._top or index >= len(self.gpus):
-            return
-        again = index == self.selected and self.has_focus
-        self._select(index)
-        window, main = self.window, self._fields.get("main")
-        if window is not None and main is not None:
-            column = event.screen_x - self.region.x - main.x
-            if 0 <= column < window.columns:
-                again = again and self.time.time_s is not None and window.column(self.time.time_s) == column
-                self.time.put(window, column)
-                self._repaint()
+        on_gpu = event.y >= self._top and index < len(self.gpus)
+        again = on_gpu and index == self.selected and self.has_focus
+        if on_gpu:
+            self._select(index)
+        window = self.window
+        column = event.screen_x - self.region.x - self._fields["main"].x if self._fields else -1
+        if window is not None and 0 <= column < window.columns and event.y > 0:
+            again = again and self.time.time_s is not None and window.column(self.time.time_s) == column
+            self.time.put(window, column)
+            self._repaint()
         if again:
             self.action_details()
 

@@ -129,8 +129,11 @@ def host(sample: NodeSample | None, width: int) -> list[Run]:
 
 
 def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, record: CaptureRecord | None,
-        now_s: float, width: int, rhythm: Rhythm | None = None) -> list[Run]:
-    """The training job: its profiler server, step time and rhythm; while a capture runs, its progress."""
+        now_s: float, width: int, rhythm: Rhythm | None = None, black_box: str = "") -> list[Run]:
+    """The training job: its profiler server, step time and rhythm; while a capture runs, its progress.
+
+    ``black_box`` is how that stands, where there is one.
+    """
     if status is not None and status.running:
         return _progress(status, width)
     left: list[Run] = [(" Job  ", BOLD)]
@@ -143,7 +146,9 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
         left += [("✗ ", BAD), (printable(broken.address), PLAIN), ("  " + printable(broken.problem or ""), WARN)]
     elif answering:
         first = answering[0]
-        left += [("● ", ACCENT), (printable(first.address), PLAIN), ("  " + printable(first.description), DIM)]
+        left += [("● ", ACCENT), (printable(first.address), PLAIN)]
+        left += [("  " + printable(black_box), ACCENT)] if black_box else []
+        left.append(("  " + printable(first.description), DIM))
         if len(answering) > 1:
             left.append((f"  +{len(answering) - 1} more", DIM))
     elif known:
@@ -166,7 +171,7 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     return spread(left, [*step, *beat, *right], width)
 
 
-_JOB_CELLS = 28  # of what is said of the server, before the rhythm is said in fewer words
+_JOB_CELLS = 20  # of what is said of the server, before the rhythm is said in fewer words
 
 
 def _cells(runs: Sequence[Run]) -> int:
@@ -189,17 +194,19 @@ def _rhythm(rhythm: Rhythm | None, step_s: float | None) -> list[list[Run]]:
     every = f"samples every {rhythm.interval_s:.2g} s"
     faster = f"{rhythm.interval_s:.2g}" != "0.1"
     if rhythm.period_s is not None:
-        found: list[Run] = [("rhythm ", DIM), (seconds(rhythm.period_s), BOLD),
-                            (f" (conf. {rhythm.confidence:.1f})", DIM)]
+        found: list[Run] = [("rhythm ", DIM), (seconds(rhythm.period_s), BOLD)]
+        sure = f" (conf. {rhythm.confidence:.1f})"
         few = f" on {len(rhythm.gpus)} of {rhythm.lively} GPUs" if len(rhythm.gpus) < rhythm.lively else ""
         if step_s is None:
             most, short = f", if steps take over {2 * rhythm.interval_s:.2g} s", ""
         elif too_short(step_s, rhythm.interval_s):
-            most, short = f", but steps too short for {every}: an alias?", ", alias?"
+            # Shorter than that it must not be said.
+            return [[*found, (text + "  ", DIM)] for text in (
+                f"{sure}, but steps too short for {every}: an alias?", f"{sure}, alias?", ", alias?")]
         else:
             count = steps_in(rhythm, step_s)
             most = short = f" ≈ {count} step{'s' if count != 1 else ''}" if count is not None else ""
-        return [[*found, (text + "  ", DIM)] for text in (few + most, few + short, short, "")]
+        return [[*found, (sure + text + "  ", DIM)] for text in (few + most, few + short, short, "")]
     if step_s is not None and step_s < rhythm.shortest_s:
         interval_s = interval_for(step_s)
         why = f"steps too short for {every}"

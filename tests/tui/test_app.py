@@ -165,9 +165,9 @@ async def test_details_of_a_gpu_by_keys_and_by_mouse() -> None:
         await pilot.press("down", "down", "enter")
         assert table.selected == 2 and isinstance(app.screen, Popup)
         await pilot.press("escape")
-        await pilot.click(GpuTable, offset=(20, 1))
+        await pilot.click(GpuTable, offset=(20, 2))
         assert table.selected == 0
-        await pilot.click(GpuTable, offset=(20, 1))
+        await pilot.click(GpuTable, offset=(20, 2))
         assert isinstance(app.screen, Popup)
 
 

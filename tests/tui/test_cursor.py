@@ -174,6 +174,10 @@ async def test_a_click_puts_it_there_and_a_second_one_opens_the_gpu() -> None:
         assert window.column(table.time.slice.begin_s) == 25 - 4 and not isinstance(app.screen, Popup)
         await pilot.click(GpuTable, offset=(25, 2 + table.rows_per_gpu))
         assert isinstance(app.screen, Popup)
+        await pilot.press("escape", "escape")
+        assert table.time.slice is None
+        await pilot.click(GpuTable, offset=(10, 1))
+        assert table.time.slice is not None and table.selected == 1, "the axis takes it, too"
 
 
 async def test_the_axis_shows_marks_with_a_legend_and_under_the_cursor_words() -> None:

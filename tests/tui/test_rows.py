@@ -44,10 +44,11 @@ def test_the_rhythm_and_why_there_is_none(rhythm: Rhythm, step_s: float | None, 
 
 
 def test_the_rhythm_gives_way_on_a_narrow_line_but_the_captured_step_stays() -> None:
-    wide, narrow, slim = (_job(FOUND, 1.2, width) for width in (120, 92, 60))
-    assert "≈ 2 steps" in wide and "rhythm 2.40 s" in narrow and "rhythm" not in slim
+    wide, narrow, slim = (_job(FOUND, 1.2, width) for width in (120, 80, 60))
+    assert "≈ 2 steps" in wide and "rhythm 2.40 s (conf. 0.9)" in narrow and "rhythm" not in slim
     assert all("1.20 s/step" in line and "127.0.0.1" in line for line in (wide, narrow, slim))
-    assert all(len(line) <= width for line, width in ((wide, 120), (narrow, 92), (slim, 60)))
+    assert all(len(line) <= width for line, width in ((wide, 120), (narrow, 80), (slim, 60)))
+    assert "rhythm 2.40 s, alias?" in _job(FOUND, 0.6, 80) and "rhythm" not in _job(FOUND, 0.6, 70)
     assert "rhythm" not in _job(None) and "rhythm" not in _job(Rhythm(None, reason="too short: hardly a sample"))
 
 
