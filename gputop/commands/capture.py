@@ -7,16 +7,24 @@ import json
 import signal
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 from gputop.commands.common import options_of, say, source_of
 from gputop.errors import EXIT_OK
 from gputop.launch.xprof import logdir_of, open_command
+
+if TYPE_CHECKING:
+    from gputop.captures import CaptureRecord
 
 
 def run(args: argparse.Namespace) -> int:
     from gputop.captures import CaptureStatus, capture_and_analyse, choose_servers, find_servers
 
     options = options_of(args)
+    if options.dips is not None:
+        from gputop.commands import dips
+
+        return dips.run(args, options)
     own: dict[str, str] = {}
     if args.demo is not None or args.source == "simulated":
         source = source_of(args)
@@ -51,6 +59,11 @@ def run(args: argparse.Namespace) -> int:
 
     record = capture_and_analyse(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
                                  args.force)
+    return tell(record, as_json=args.json)
+
+
+def tell(record: CaptureRecord, *, as_json: bool) -> int:
+    """Print what came of a capture; raises the problem of its analysis."""
     say(f"trace written: {record.path}")
     say(f"in XProf: {open_command(logdir_of(record.path))}")
     for remark in record.remarks:
@@ -59,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"profiler: {note}")
     if record.problem is not None:
         raise record.problem
-    if args.json:
+    if as_json:
         json.dump({**(record.analysis or {}), "capture": record.to_json()}, sys.stdout, indent=1, allow_nan=False)
         print()
     else:

@@ -32,6 +32,8 @@ def captured(session: Session) -> str:
     from gputop.tui.compare import against
 
     record = session.last_capture
-    shortened = record is not None and record.plan is not None and record.plan.shortened
-    lines = [*(record.remarks if record and shortened else ()), *against(session), "t: where the step's time goes, and the trace."]
+    of_note: tuple[str, ...] = ()
+    if record is not None:
+        of_note = record.remarks if record.plan is not None and record.plan.shortened else record.asides
+    lines = [*of_note, *against(session), "t: where the step's time goes, and the trace."]
     return "\n".join(map(printable, lines))

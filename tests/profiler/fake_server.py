@@ -51,6 +51,9 @@ class FakeProfiler:
     obeys_terminate: bool = True
     clock_ahead_s: float | None = None  # as TensorFlow 2.21: waits for its start by this clock, and tells the window
     has_service: bool = True
+    continuous: bool = False  # as TensorFlow 2.21
+    recording_all_the_time: bool = False
+    continuous_calls: list[str] = field(default_factory=list)
     on_call: Callable[[FakeProfiler, int], None] | None = None  # told the number of each call, from 0, before it
     address: str = ""
     requests: list[Any] = field(default_factory=list)
@@ -66,6 +69,8 @@ class FakeProfiler:
         self.requests.append(request)
         stop = self._stop = threading.Event()
         self.recording.set()
+        if self.recording_all_the_time:
+            context.abort(grpc.StatusCode.INTERNAL, "Another profiling session active.")
         if self.refuse is not None:
             context.abort(*self.refuse)
         context.add_callback(stop.set)  # cancelled by the client
@@ -84,6 +89,28 @@ class FakeProfiler:
             return messages.RawProfileResponse(empty_trace=self.empty_trace)
         return messages.RawProfileResponse(empty_trace=self.empty_trace, xspace=self.xspace)
 
+    def start_continuous(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.continuous_calls.append("start")
+        if self.recording_all_the_time:
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, "A profiling session is already running.")
+        if self.refuse is not None:
+            context.abort(*self.refuse)
+        self.recording_all_the_time = True
+        return messages.TerminateResponse()
+
+    def stop_continuous(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.continuous_calls.append("stop")
+        if not self.recording_all_the_time:
+            context.abort(grpc.StatusCode.NOT_FOUND, "No continuous profiling session found.")
+        self.recording_all_the_time = False
+        return messages.TerminateResponse()
+
+    def snapshot(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.continuous_calls.append("snapshot")
+        if not self.recording_all_the_time:
+            context.abort(grpc.StatusCode.NOT_FOUND, "No continuous profiling session found.")
+        return messages.RawProfileResponse(empty_trace=self.empty_trace, xspace=self.xspace)
+
     def terminate(self, request: Any, _context: grpc.ServicerContext) -> Any:
         self.terminated.append(request.session_id)
         if self.obeys_terminate:
@@ -99,10 +126,14 @@ def serve(profiler: FakeProfiler | None = None, host: str = "127.0.0.1") -> Iter
     methods = {
         name: grpc.unary_unary_rpc_method_handler(
             method,
-            request_deserializer=getattr(messages, f"{name}Request").FromString,
+            request_deserializer=getattr(messages, f"{request}Request").FromString,
             response_serializer=lambda message: message.SerializeToString(),
         )
-        for name, method in (("Profile", profiler.profile), ("Terminate", profiler.terminate))
+        for name, request, method in (
+            ("Profile", "Profile", profiler.profile), ("Terminate", "Terminate", profiler.terminate),
+            *((("StartContinuousProfiling", "Profile", profiler.start_continuous),
+               ("StopContinuousProfiling", "StopContinuousProfiling", profiler.stop_continuous),
+               ("GetSnapshot", "GetSnapshot", profiler.snapshot)) if profiler.continuous else ()))
     }
     service = messages.SERVICE if profiler.has_service else "some.OtherService"
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))

@@ -11,9 +11,12 @@ from gputop.errors import GputopError
 from gputop.profiler import messages
 from gputop.profiler.careful import careful_capture
 from gputop.profiler.client import capture, probe
+from gputop.profiler.continuous import Continuous, stop_continuous
 from gputop.profiler.discovery import Finder
 from gputop.profiler.plan import SERVER_MULTIPLE, TARGET_EVENTS
 from gputop.profiler.volume import count_events
+from gputop.trace.load import load
+from gputop.trace.steps import find_steps
 from tests.tf_job import start_tf_job
 
 pytestmark = pytest.mark.tensorflow
@@ -108,3 +111,18 @@ def test_a_job_of_large_steps_is_recorded_in_full(tf_slow_job, tmp_path):
     slowest_s = max(b - a for a, b in itertools.pairwise(ends[-60:]))
     if slowest_s < plan.probe.seconds / 4:  # else the machine is too busy for steps of a tenth of a second
         assert plan.probe.step_s is not None, "whole steps show in the probe"
+
+
+def test_the_seconds_before_are_fetched_and_nothing_goes_on_recording(tf_fast_job, tmp_path):
+    recording = Continuous(tf_fast_job.address, tf_fast_job.pid)
+    recording.start()
+    with pytest.raises(GputopError, match="busy"):
+        capture(tf_fast_job.address, seconds=0.2, logdir=tmp_path / "second")
+    tf_fast_job.wait_steps(20)
+    recording.drop()
+    tf_fast_job.wait_steps(8)
+    result = recording.snapshot(tmp_path, "trainer")
+    assert result.path.name == "trainer.xplane.pb" and not recording.on
+    assert not stop_continuous(tf_fast_job.address), "there is none left"
+    steps = find_steps(load([result.path]))
+    assert steps is not None and 4 <= steps.count < 20, "those since it was dropped"

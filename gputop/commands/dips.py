@@ -1,0 +1,76 @@
+"""``gputop capture --on-dip``: wait for a GPU to dip, capture by itself, headless."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import threading
+from dataclasses import replace
+
+from gputop.captures import CaptureRecord
+from gputop.commands.capture import tell
+from gputop.commands.common import say, source_of
+from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.session import Change, Options, Session
+
+_LOOK_S = 0.2
+
+
+def run(args: argparse.Namespace, options: Options) -> int:
+    """Until it has captured ``--dip-max`` times (1), or ctrl-c; that ends a running capture and keeps its data."""
+    assert options.dips is not None
+    if args.json and options.dips.most > 1:
+        raise GputopError("--json is one document: it goes with --dip-max 1", "Leave out --dip-max or --json.",
+                          EXIT_USAGE)
+    session = Session(source_of(args), replace(options, capture_s=args.seconds))
+    box = session.black_box
+    assert box is not None
+    stop, ended = threading.Event(), threading.Event()
+
+    def interrupted(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second one quits at once
+        stop.set()
+
+    def changed(change: Change) -> None:
+        status = session.status
+        if change == "failed" or (change == "capture" and status is not None and not status.running):
+            ended.set()
+
+    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGTERM, interrupted)
+    with contextlib.closing(session):
+        session.listen(changed)
+        session.start()
+        say(f"waiting for {options.dips.rule.text}; ctrl-c ends it")
+        told, known = "", session.last_capture
+        while session.failure is None:
+            ended.wait(_LOOK_S)
+            if box.note != told:
+                told = box.note
+                say(told)
+            running = session.status is not None and session.status.running
+            if stop.is_set() and not (running and not ended.is_set()):
+                return EXIT_OK
+            if stop.is_set():
+                session.stop_capture()
+            if ended.is_set() and not running:
+                ended.clear()
+                _tell(session, known, as_json=args.json)
+                known = session.last_capture
+                if box.done:
+                    return EXIT_OK
+        raise session.failure
+
+
+def _tell(session: Session, known: CaptureRecord | None, *, as_json: bool) -> None:
+    """What came of a capture, if it is not the one ``known``; where it failed that is said, and the wait goes on."""
+    status, record = session.status, session.last_capture
+    if record is None or record is known:
+        assert status is not None
+        say(f"{status.message}. {status.fix}".strip())
+        return
+    try:
+        tell(record, as_json=as_json)
+    except GputopError as error:
+        say(f"{error.message} {error.fix}".strip())

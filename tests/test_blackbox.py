@@ -1,0 +1,234 @@
+"""The black box over a session that is fed by the test, and a server of our own making."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gputop.blackbox import FOLDER, SETTLE_S, BlackBox, DipOptions
+from gputop.captures import Server
+from gputop.errors import GputopError
+from gputop.profiler.bounded import MARK, mark, prune
+from gputop.profiler.rules import parse_rule
+from gputop.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
+from gputop.session import Options, Session
+from tests.fakes import START_S, StillSource
+from tests.profiler.fake_server import FakeProfiler, serve
+
+RULE = parse_rule("sm<0.6*median for 5s")
+DEADLINE_S = 30.0
+
+
+class Fed(Session):
+    """Its samples are the test's, its servers too; captures are real."""
+
+    def __init__(self, dips: DipOptions, logdir: Path, servers: tuple[Server, ...] = ()) -> None:
+        self.now_s = START_S
+        super().__init__(StillSource(), Options(logdir=logdir, dips=dips, capture_s=0.2), clock=lambda: self.now_s)
+        self.servers, self.servers_known = servers, True
+        self.ended = threading.Event()
+        self.listen(lambda change: change == "capture" and not self.status.running and self.ended.set())
+
+    def go(self, seconds: int, *levels: float) -> None:
+        for _ in range(seconds):
+            self.now_s += 1
+            gpus = tuple(GpuSample(GpuInfo(i, f"GPU-{i}", "H100"), {"sm_active": Reading(v, "ratio")})
+                         for i, v in enumerate(levels))
+            self.take(NodeSample(self.now_s, gpus, HostSample("node", {}), interval_s=1.0))
+
+    def wait(self) -> None:
+        assert self.ended.wait(DEADLINE_S)
+        self.ended.clear()
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """What the session was asked to capture, and why; nothing is."""
+    asked: list[str] = []
+    monkeypatch.setattr(Session, "start_capture", lambda self, *, force=False, reason="": asked.append(reason))
+    return asked
+
+
+def test_a_dip_is_captured_and_told(tmp_path, captured):
+    session = Fed(DipOptions(RULE), tmp_path)
+    session.go(120, 0.9, 0.9)
+    assert session.black_box.state() == "black box: sm<0.6*median for 5s, 0 of 20"
+    session.go(10, 0.9, 0.3)
+    (reason,) = captured
+    assert reason.startswith("GPU 1: SM active 30% for 5 s, usually 90% (since ")
+    assert "1 of 20" in session.black_box.state() and "GPU 1" in session.black_box.note
+
+
+def test_seldom_and_not_for_ever(tmp_path, captured):
+    session = Fed(DipOptions(RULE, every_s=600, most=2), tmp_path)
+    for _ in range(4):  # a dip every 100 s
+        session.go(60, 0.9)
+        session.go(40, 0.2)
+    assert len(captured) == 1 and "the last was" in session.black_box.note
+    session.go(600, 0.9)
+    session.go(10, 0.2)
+    assert len(captured) == 2 and session.black_box.done
+    session.go(700, 0.9)
+    session.go(10, 0.2)
+    assert len(captured) == 2 and "often enough" in session.black_box.note
+
+
+def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured):
+    from gputop.captures import CaptureStatus
+
+    session = Fed(DipOptions(RULE), tmp_path)
+    session.go(120, 0.9)
+    session.status = CaptureStatus("recording", "a:1", 10.0)
+    session.go(10, 0.2)
+    session.status = replace(session.status, phase="done")
+    session.go(int(SETTLE_S) - 2, 0.2)
+    assert captured == []
+    session.go(60, 0.9)
+    session.go(10, 0.2)
+    assert len(captured) == 1
+
+
+def test_without_a_server_the_dip_is_told_all_the_same(tmp_path):
+    session = Fed(DipOptions(RULE), tmp_path)
+    session.go(120, 0.9)
+    session.go(10, 0.2)
+    assert session.black_box.count == 0 and "not captured, no profiler server found" in session.black_box.note
+
+
+def test_a_recording_has_none(tmp_path):
+    from gputop.sources.recording import Player
+
+    class Replay(Session):
+        def start(self) -> None: ...
+
+    player = Player.__new__(Player)
+    player.connect = lambda *_: None
+    player.now_s = lambda: 0.0
+    assert Replay(player, Options(dips=DipOptions(RULE))).black_box is None
+
+
+def test_the_trace_goes_into_a_folder_of_its_own_with_the_reason(tmp_path):
+    with serve(FakeProfiler()) as server:
+        session = Fed(DipOptions(RULE), tmp_path, (Server(server.address),))
+        session.go(120, 0.9)
+        session.go(8, 0.2)
+        session.wait()
+    record = session.last_capture
+    assert record.path.is_relative_to(tmp_path / FOLDER / "plugins" / "profile")
+    assert record.asides[0].startswith("captured by itself: GPU 0: SM active 20%")
+    assert record.asides[0] in record.remarks
+    assert json.loads((record.path.parent / MARK).read_text())["reason"].startswith("GPU 0")
+    session.start_capture()
+    with pytest.raises(GputopError, match="a capture is running"):
+        session.start_capture(reason="x")
+    session.wait()
+
+
+class TestTheTimeBefore:
+    def begin(self, tmp_path: Path, server: FakeProfiler, before_s: float = 2.0) -> Fed:
+        session = Fed(DipOptions(RULE, before_s=before_s), tmp_path, (Server(server.address),))
+        session.go(120, 0.9)
+        session.black_box.start()
+        return session
+
+    def until(self, condition) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen"
+            time.sleep(0.02)
+
+    @pytest.fixture(autouse=True)
+    def quick(self, monkeypatch):
+        monkeypatch.setattr("gputop.blackbox._TICK_S", 0.05)
+        monkeypatch.setattr("gputop.profiler.careful.PROBE_S", 0.05)
+
+    def test_is_fetched_when_a_gpu_dips(self, tmp_path):
+        with serve(FakeProfiler(continuous=True)) as server:
+            session = self.begin(tmp_path, server)
+            self.until(lambda: server.continuous_calls[-1:] == ["start"] and "recording" in session.black_box.state())
+            assert len(server.requests) == 1, "one probe tells how much the job bears"
+            session.go(8, 0.2)
+            session.wait()
+            assert "snapshot" in server.continuous_calls and not server.recording_all_the_time
+            assert len(server.requests) == 1, "nothing was captured besides"
+            session.close()
+        assert "recorded all the time" in session.last_capture.asides[1]
+        assert (session.last_capture.path.parent / MARK).is_file()
+
+    def test_a_capture_by_hand_has_the_server_for_itself(self, tmp_path):
+        with serve(FakeProfiler(continuous=True)) as server:
+            session = self.begin(tmp_path, server)
+            self.until(lambda: "recording" in session.black_box.state())
+            session.start_capture()
+            session.wait()
+            assert session.last_capture is not None and session.status.phase != "connecting"
+            self.until(lambda: server.recording_all_the_time)
+            session.close()
+            self.until(lambda: not server.recording_all_the_time)
+
+    def test_a_server_without_it_is_captured_after_the_dip_and_that_is_said(self, tmp_path):
+        with serve(FakeProfiler()) as server:
+            session = self.begin(tmp_path, server)
+            self.until(lambda: "no continuous profiling" in session.black_box.note)
+            assert server.requests == [], "it was not probed for nothing"
+            session.go(8, 0.2)
+            session.wait()
+            session.close()
+        assert len(server.requests) == 1 and session.last_capture.path.is_relative_to(tmp_path / FOLDER)
+
+    def test_closing_ends_it(self, tmp_path):
+        with serve(FakeProfiler(continuous=True)) as server:
+            session = self.begin(tmp_path, server)
+            self.until(lambda: "recording" in session.black_box.state())
+            session.close()
+            self.until(lambda: not server.recording_all_the_time)
+
+
+def run_folder(logdir: Path, name: str, size: int = 10, at_s: float | None = None) -> Path:
+    run = logdir / "plugins" / "profile" / name
+    run.mkdir(parents=True)
+    (run / "host.xplane.pb").write_bytes(bytes(size))
+    if at_s is not None:
+        mark(run, "dip", at_s)
+    return run
+
+
+class TestTheFolder:
+    def test_the_oldest_go_first(self, tmp_path):
+        runs = [run_folder(tmp_path, f"r{i}", at_s=1000.0 + i) for i in range(5)]
+        assert prune(tmp_path, most_runs=2) == [runs[2], runs[1], runs[0]]
+        assert [run.exists() for run in runs] == [False, False, False, True, True]
+
+    def test_by_size_too_but_the_newest_stays(self, tmp_path):
+        runs = [run_folder(tmp_path, f"r{i}", 100, 1000.0 + i) for i in range(3)]
+        assert prune(tmp_path, most_bytes=50) == [runs[1], runs[0]] and runs[2].exists()
+
+    def test_nothing_of_anybody_else_s(self, tmp_path):
+        """Runs without the mark, with another's mark, and what else lies in a folder."""
+        other = run_folder(tmp_path, "a")
+        foreign = run_folder(tmp_path, "b")
+        (foreign / MARK).write_text('{"schema": "else/1", "time_s": 1}')
+        damaged = run_folder(tmp_path, "c")
+        (damaged / MARK).write_text("{")
+        mine = run_folder(tmp_path, "d", at_s=1.0)
+        (mine / "notes.txt").write_text("mine")
+        linked = tmp_path / "plugins" / "profile" / "e"
+        linked.symlink_to(run_folder(tmp_path / "far", "x", at_s=0.5))
+        newest = run_folder(tmp_path, "f", at_s=2.0)
+        assert prune(tmp_path, most_runs=1) == [mine]
+        assert (mine / "notes.txt").exists() and not (mine / "host.xplane.pb").exists()
+        for run in (other, foreign, damaged, newest, linked):
+            assert (run / "host.xplane.pb").exists()
+
+    def test_no_folder(self, tmp_path):
+        assert prune(tmp_path / "nothing") == []
+
+
+def test_before_the_first_sample_there_is_nothing_to_look_at(tmp_path, captured):
+    session = Fed(DipOptions(RULE), tmp_path)
+    assert isinstance(session.black_box, BlackBox) and session.black_box.look() is None
