@@ -193,7 +193,8 @@ class GputopApp(TerminalApp):
         if status is not None and status.phase == "failed" and session.clock() - status.time_s > FAILURE_SHOWN_S:
             status = None  # said long enough; what matters now is whether there is a server
         job.show([rows.job(session.servers, session.servers_known, status, session.last_capture,
-                           session.clock(), job.size.width, session.rhythm)])
+                           session.clock(), job.size.width, session.rhythm,
+                           session.black_box.state() if session.black_box is not None else "")])
 
     def _tell_attached(self) -> None:
         """What came of the address given last."""
