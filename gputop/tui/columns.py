@@ -19,6 +19,7 @@ COARSE_MARK = "~"
 MAX_LINES_PER_GPU = 8  # as many bands of levels as two halves of each show
 PANEL_LINES = 10
 AXIS_FROM_HEIGHT = 20  # lower screens have no line for it
+_NARROWEST_FULL = 78  # 80 columns, with a scroll bar too
 SECOND = "/2"  # key of a column's second line
 
 
@@ -47,13 +48,13 @@ def plan(width: int) -> list[Field]:
     elif width >= 50:
         # The main lane needs the room more than lanes beside it.
         right.append(("memory", 11, "Mem GiB"))
-        if width >= 80:
+        if width >= _NARROWEST_FULL:
             right.append(("pcie", 11, "PCIe GB/s"))
     if width >= 150:
         right += [("nvlink", 12, "NVLink GB/s"), ("clock", 10, "SM clock")]
     if width >= 60:
         right += [("power", 6 if width < 110 else 9, "power"), ("temperature", 5, "temp")]
-    if width >= 80:
+    if width >= _NARROWEST_FULL:
         right.append(("flag", 4, "") if width < 150 else ("flags", 14, ""))
     gpu_width = 4
     main = max(0, width - gpu_width - sum(w for _, w, _ in right) - sum(k.endswith("_lane") for k, _, _ in right))
