@@ -147,7 +147,7 @@ class GputopApp(TerminalApp):
         rows_of_processes = min(max(1, held) + 3, max(4, (height - 13) * 2 // 5))
         processes.styles.height = rows_of_processes if base.has_class("narrow") else None
         box = self.query_one("#gpus-box")
-        reserve = 1 if base.has_class("tiny") else 4 if base.has_class("short") else 11
+        reserve = 1 if base.has_class("tiny") else 4 if base.has_class("short") else 13
         box.styles.max_height = max(2, height - reserve)
 
     def _refresh_all(self) -> None:
@@ -287,10 +287,10 @@ class GputopApp(TerminalApp):
 
     def action_help(self) -> None:
         from gputop.tui import help
-        from gputop.tui.screens import Popup
+        from gputop.tui.screens import Popup, text_width
 
         more = getattr(self.screen, "HELP", f"{help.READING}\n{help.HOW_TO_SERVE}")
-        self.push_screen(Popup("Help", help.help_text(self.screen, more)))
+        self.push_screen(Popup("Help", help.help_text(self.screen, more, text_width(self.size.width))))
 
     def action_attach(self) -> None:
         from gputop.tui.screens import ask_attach

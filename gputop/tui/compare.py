@@ -126,6 +126,8 @@ class CompareScreen(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         key("a,A", "mark('a')", "is A", "the selected capture is A, from before the change"),
         key("b,B,enter", "mark('b')", "is B", "the selected capture is B, from after the change"),
+        key("pagedown,space", "scroll(1)", "on", "scroll the comparison down"),
+        key("pageup", "scroll(-1)", "up the page", "scroll the comparison up"),
         key("x", "swap", "swap", "swap A and B"),
         key("question_mark", "app.help", "help", "the keys of this screen"),
         key("escape,q", "dismiss", "close", "back to the monitor"),
@@ -146,7 +148,7 @@ class CompareScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with Vertical(id="compare") as box:
             box.border_title = "What changed"
-            box.border_subtitle = "↑↓ select   a/b: is A/B   x: swap   ?: help   esc: close"
+            box.border_subtitle = "↑↓ select   a b: is A, B   x: swap   pgdn: on   esc: close"
             yield CaptureList(self._session.captures, id="captures")
             with VerticalScroll(id="changes"):
                 yield Static("", markup=False)
@@ -168,6 +170,16 @@ class CompareScreen(ModalScreen[None]):
             a, b = self._b, self._a
         self._a, self._b = a, b
         self._compare()
+
+    def action_scroll(self, by: int) -> None:
+        changes = self.query_one("#changes")
+        changes.scroll_relative(y=by * max(1, changes.size.height - 2), animate=False)
+
+    def on_mouse_scroll_down(self) -> None:
+        self.query_one("#changes").scroll_relative(y=3, animate=False)
+
+    def on_mouse_scroll_up(self) -> None:
+        self.query_one("#changes").scroll_relative(y=-3, animate=False)
 
     def action_swap(self) -> None:
         self._a, self._b = self._b, self._a

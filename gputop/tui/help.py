@@ -9,6 +9,7 @@ from textual.screen import Screen
 
 from gputop.tui.keys import key_groups
 from gputop.tui.palette import ACCENT, BOLD, DIM
+from gputop.tui.runs import wrap
 
 HOW_TO_SERVE = """\
 To let gputop capture, the job starts a profiler server; it costs nothing until it is used.
@@ -26,17 +27,20 @@ READING = (
 )
 
 
-def help_text(screen: Screen[Any], more: str) -> Text:
-    """The keys of ``screen``: of the panel in use, of the others, and those that work everywhere; then ``more``."""
+def help_text(screen: Screen[Any], more: str, width: int) -> Text:
+    """The keys of ``screen``: of the panel in use, of the others, and those that work everywhere; then ``more``.
+
+    ``width``: columns to break the lines at.
+    """
     out = Text()
     groups = list(key_groups(screen))
-    width = max((len("  ".join(keys)) for _, lines in groups for keys, _ in lines), default=0)
+    left = max((len("  ".join(keys)) for _, lines in groups for keys, _ in lines), default=0) + 2
     for title, lines in groups:
         if len(groups) > 1:
             out.append(f"{title}\n", BOLD)
         for keys, binding in lines:
-            out.append(f"{'  '.join(keys):>{width}}  ", ACCENT)
-            out.append(binding.tooltip + "\n")
+            out.append(f"{'  '.join(keys):>{left - 2}}  ", ACCENT)
+            out.append(("\n" + " " * left).join(wrap(binding.tooltip, max(20, width - left), 9)) + "\n")
     if more:
         out.append("\n" + more, DIM)
     return out

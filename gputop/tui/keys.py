@@ -53,13 +53,14 @@ MONITOR: list[BindingType] = [
     key("slash", "filter", "filter processes", "show only the processes that match a text"),
     key("question_mark", "help", "help", "the keys of the screen you are on, and how to read it", footer=True),
     key("q", "quit", "quit", "end gputop; a running capture is ended first and its data kept", footer=True),
-    key("ctrl+c", "quit", "quit", "the same", priority=True),
+    key("ctrl+c", "quit", "quit", "end gputop; a running capture is ended first and its data kept", priority=True),
     key("ctrl+z", "suspend_process", "suspend", "put gputop in the background of the shell; fg brings it back"),
 ]
 
 
 _NAMES = {"plus": "+", "equals_sign": "=", "minus": "-", "left_square_bracket": "[", "right_square_bracket": "]",
           "comma": ",", "full_stop": ".", "slash": "/", "question_mark": "?", "left": "←", "right": "→", "up": "↑",
+          "greater_than_sign": ">", "less_than_sign": "<",
           "down": "↓", "escape": "esc", "delete": "del", "pageup": "pgup", "pagedown": "pgdn"}
 
 

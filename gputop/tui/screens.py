@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,11 +26,26 @@ from gputop.tui.keys import key
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE, WARN
 
 
+def text_width(terminal: int) -> int:
+    """Columns for text in a box on a terminal of this width, as the style sheet has it, with room for a scrollbar."""
+    return min(104, terminal * 96 // 100) - 5
+
+
 @dataclass(frozen=True, slots=True)
 class Code:
     """Lines to paste."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """Text that belongs to the one above it and stands further in."""
+
+    text: Text
+
+
+Part = Text | Code | Below
 
 
 class Popup(ModalScreen[None]):
@@ -43,7 +58,7 @@ class Popup(ModalScreen[None]):
     ]
     HELP = "↑ ↓ and the wheel scroll.\n"
 
-    def __init__(self, title: str, *content: Text | Code) -> None:
+    def __init__(self, title: str, *content: Part) -> None:
         super().__init__()
         self._title, self._content = title, content
 
@@ -53,6 +68,8 @@ class Popup(ModalScreen[None]):
             for part in self._content:
                 if isinstance(part, Text):
                     yield Static(part, markup=False)
+                elif isinstance(part, Below):
+                    yield Static(part.text, markup=False, classes="indented")
                 else:
                     with HorizontalScroll(classes="code"):
                         yield Static(Text("\n".join(map(printable, part.text.splitlines())), ACCENT, no_wrap=True))
@@ -89,12 +106,12 @@ class LivePopup(Popup):
                 part.update(text)
 
 
-def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[Text | Code]:
+def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[Part]:
     """Everything about one finding. Built with styles, never markup: names come from outside.
 
     ``numbers``: what the GPUs of the job are on this node; the texts of a trace have the job's own.
     """
-    parts: list[Text | Code] = []
+    parts: list[Part] = []
     out = Text()
     gain = gain_text(finding) or "no figure"
     out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
@@ -117,7 +134,8 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[T
     if finding.consequences:
         out.append("\nAlso explains", BOLD)
         out.append("  with the cause they go, too\n", DIM)
-        _consequences(out, finding, "  ")
+        parts += [out, *_consequences(finding)]
+        out = Text()
     if numbers is not None and finding.origin == "trace" and finding.gpus:
         out.append("\nGPUs  ", BOLD)
         out.append(printable(numbers.text()) + "\n")
@@ -128,13 +146,13 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[T
     return [*parts, out]
 
 
-def _consequences(out: Text, finding: Finding, lead: str) -> None:
+def _consequences(finding: Finding) -> Iterator[Part]:
     for other in finding.consequences:
-        style = SEVERITY_STYLE[other.severity]
-        out.append(f"{lead}{SEVERITY_MARK[other.severity]} {printable(other.title)}", style)
-        out.append(f"  {other.id}{', live' if other.origin == 'live' else ''}\n", DIM)
-        out.append(f"{lead}  {printable(other.why)}\n")
-        _consequences(out, other, lead + "  ")
+        out = Text(f"  {SEVERITY_MARK[other.severity]} {printable(other.title)}", SEVERITY_STYLE[other.severity])
+        out.append(f"  {other.id}{', live' if other.origin == 'live' else ''}", DIM)
+        yield out
+        yield Below(Text(printable(other.why)))
+        yield from _consequences(other)
 
 
 def capture_text(record: CaptureRecord) -> Text:

@@ -80,7 +80,7 @@ def _list(value: Any) -> list[Mapping[str, Any]]:
 def _kernels(document: Mapping[str, Any], key: str, name: str) -> Table:
     kernels = document.get("kernels") or {}
     columns = (Column("share", percent), Column("time", seconds), Column("count", _count), Column("mean", seconds),
-               Column("type"), Column("tensor cores", percent), Column("occupancy", percent), Column("GPUs"),
+               Column("type"), Column("tensor", percent), Column("occup.", percent), Column("GPUs"),
                Column("kernel" if key == "by_name" else "TF op", wide=True))
     rows = tuple((r["share"], r["time_s"], r["count"], r["mean_s"], _type(r.get("types") or {}), r.get("tensor_core"),
                   r.get("occupancy"), ranges(int(g) for g in r.get("by_gpu") or {}),
@@ -92,7 +92,8 @@ def _kernels(document: Mapping[str, Any], key: str, name: str) -> Table:
     else:
         empty = "No kernel ran in the window."
     kind = kernels.get("occupancy_is")
-    return Table(name, columns, rows, empty, f"Occupancy is {kind}." if kind else "")
+    note = "tensor: share of the time on tensor cores." + (f" occup.: occupancy, {kind}." if kind else "")
+    return Table(name, columns, rows, empty, note if rows else "")
 
 
 def _type(types: Mapping[str, float]) -> str | None:
@@ -119,25 +120,26 @@ def _collectives(document: Mapping[str, Any]) -> Table:
 
 
 def _memory(document: Mapping[str, Any]) -> Table:
-    columns = (Column("allocator"), Column("held at peak", bytes_), Column("of the peak", percent),
-               Column("allocations", _count), Column("TF op", wide=True))
+    columns = (Column("allocator"), Column("at the peak", bytes_), Column("of the peak", percent),
+               Column("of capacity", percent), Column("allocations", _count), Column("held by", wide=True))
     rows: list[tuple[Value, ...]] = []
-    notes: list[str] = []
+    told = False
     for use in _list(document.get("memory")):
-        peak = use.get("peak_in_window_bytes") or use.get("peak_bytes") or 0
-        holders = _list(use.get("holders"))
-        rows += [(use["allocator"], h["bytes"], h["bytes"] / peak if peak else None, h["allocations"], h["op"])
-                 for h in holders]
-        rest = use.get("unattributed_bytes")
-        if rest:
-            rows.append((use["allocator"], rest, rest / peak if peak else None, None,
-                         "allocated before the capture (variables, optimizer state), or by no named op"))
-        if use.get("capacity_bytes") and len(notes) < 4:
-            notes.append(f"{printable(use['allocator'])} peak {bytes_(use.get('peak_bytes') or 0)} of "
-                         f"{bytes_(use['capacity_bytes'])}")
-    empty = ("The allocators are in the trace, but not who held the memory at the peak." if notes else
-             "No allocator in the trace: TensorFlow writes its memory events with host tracing at level 2 or more.")
-    return Table("Memory", columns, tuple(rows), empty, "; ".join(notes))
+        name, peak, room = use["allocator"], use.get("peak_in_window_bytes"), use.get("capacity_bytes")
+        highest = use.get("peak_bytes")
+        parts: list[tuple[float | None, float | None, str]] = [(highest, None, "all, at the highest ever")]
+        if peak is not None:
+            parts.append((peak, None, "all, at the peak of the capture"))
+        parts += [(h["bytes"], h["allocations"], h["op"]) for h in _list(use.get("holders"))]
+        if use.get("unattributed_bytes"):
+            parts.append((use["unattributed_bytes"], None,
+                          "allocated before the capture (variables, optimizer state), or by no named op"))
+        rows += [(name, size, size / peak if size is not None and peak else None,
+                  size / room if size is not None and room else None, count, what) for size, count, what in parts]
+        told = told or bool(use.get("holders"))
+    note = "" if told or not rows else "Who held the memory at the peak is not in the trace."
+    return Table("Memory", columns, tuple(rows),
+                 "No allocator in the trace: TensorFlow writes them with its host events.", note)
 
 
 def _copies(document: Mapping[str, Any]) -> Table:

@@ -17,7 +17,7 @@ from gputop.text import fit, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN
-from gputop.tui.runs import Run
+from gputop.tui.runs import Run, wrap
 from gputop.tui.screens import Ask, Popup
 from gputop.tui.tables import Table, Value, arranged, tables, widths
 
@@ -124,7 +124,9 @@ class TablesScreen(Screen[None]):
                            for column, value, size in zip(table.columns, row, sizes, strict=True)))
         grid.display = bool(self._rows)
         reason = table.empty if not table.rows else "" if self._rows else "No row holds that text: / to change it."
-        self.query_one("#tables-empty", LinesWidget).show([[], [("  " + printable(reason), PLAIN)]] if reason else [])
+        said = self.query_one("#tables-empty", LinesWidget)
+        said.display = bool(reason)
+        said.show([[], *([("  " + line, PLAIN)] for line in wrap(printable(reason), width - 4, 4))])
 
     def on_tabs_chosen(self, message: Tabs.Chosen) -> None:
         self.action_table(message.index)
