@@ -14,6 +14,7 @@ from gputop.advice.trace_facts import TraceFacts
 from gputop.text import percent
 from gputop.trace.device_time import idle_after
 from gputop.trace.intervals import Spans, intersect, union
+from gputop.trace.launch_threads import by_line
 from gputop.trace.model import Kind
 
 # A pause between two queued kernels, or one launch; longer ones have other causes.
@@ -80,8 +81,8 @@ def launch_pace_s(facts: TraceFacts) -> float | None:
     known = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
     if len(known) < 2:
         return None
-    order = known[np.lexsort((device.launch_ns[known], device.launch_line[known]))]
-    apart = np.diff(device.launch_ns[order])[np.diff(device.launch_line[order]) == 0]
+    apart = np.concatenate([np.diff(np.sort(device.launch_ns[known[at]])) for at in
+                            by_line(device.launch_line[known]).values()])
     return float(np.median(apart)) / 1e9 if len(apart) else None
 
 

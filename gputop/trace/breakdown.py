@@ -63,7 +63,7 @@ def parts_by_gpu(
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     lines = [line for line in lines if intersect(line.busy, within).total]
     starved = _starved(trace, lines, loops(trace))
-    launching = _launching(trace) if lines else EMPTY
+    launching = _launching(trace, within) if lines else EMPTY
     out = {}
     for line in lines:
         found = _gpu_parts(line, lines, within, starved[line.gpu], launching)
@@ -104,10 +104,9 @@ def _gpu_parts(
     take("d2h", line.d2h)
     take("input", waiting)
     take("idle", waits_for_another(line, lines, WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
-    take("launch", intersect(line.late, launching))
-    take("host", line.late)
-    take("idle", left)
-    return parts
+    late = intersect(left, line.late)
+    return [*parts, ("launch", intersect(late, launching)), ("host", subtract(late, launching)),
+            ("idle", subtract(left, late))]
 
 
 def late_by_host(
@@ -139,14 +138,18 @@ def _starved(trace: Trace, lines: Sequence[GpuTimeline], waiting: Sequence[Loop]
     return out
 
 
-def _launching(trace: Trace) -> Spans:
-    """When the host was launching work: runs of launches close together, inside tf.functions where there are any."""
+def _launching(trace: Trace, within: Spans) -> Spans:
+    """When the host was launching work: runs of launches close together, inside tf.functions where there are any.
+
+    What lies outside ``within`` may be left out.
+    """
     device = trace.device
-    known = device.launch_ns >= 0
+    lo, hi = int(within.start[0]) - LAUNCHING_GAP_NS, int(within.end[-1]) + LAUNCHING_GAP_NS
+    known = np.flatnonzero((device.launch_ns >= max(lo - LAUNCHING_GAP_NS, 0)) & (device.launch_ns <= hi))
     # A launch takes effect at the device's start, so the stretch reaches up to there for short delays.
     first = device.launch_ns[known]
     begun = device.start_ns[known]
-    soon = begun - first <= LAUNCHING_GAP_NS
+    soon = np.flatnonzero(begun - first <= LAUNCHING_GAP_NS)
     runs = chained(np.concatenate((first, begun[soon])), LAUNCHING_GAP_NS)
     rows, values = stat(trace.host, "is_func")
     rows = rows[values == 1]

@@ -85,7 +85,9 @@ def compiled_calls(trace: Trace, within: Spans) -> dict[str, int]:
 
 def _rows(trace: Trace, names: Mask, lines: Mask) -> I64:
     host = trace.host
-    return np.flatnonzero(names[host.name] & lines[host.line]) if len(host) else np.empty(0, np.int64)
+    if not (names.any() and lines.any()):
+        return np.empty(0, np.int64)
+    return np.flatnonzero(names[host.name] & lines[host.line])
 
 
 def _union(trace: Trace, rows: I64) -> Spans:

@@ -29,11 +29,10 @@ def launch_threads(trace: Trace, lines: Sequence[GpuTimeline]) -> LaunchThreads 
     launching = union(device.launch_ns[launched], ends[launched])
     work = work_by_line(trace)
     threads = []
-    for line, at in _by_line(device.launch_line[launched]).items():
+    for line, at in by_line(device.launch_line[launched]).items():
         own = launched[at]
         calls = union(device.launch_ns[own], ends[own])
-        gpus, counts = np.unique(device.gpu[own], return_counts=True)
-        by_gpu = {gpu_number(trace, int(gpu)): int(n) for gpu, n in zip(gpus, counts, strict=True)}
+        by_gpu = {gpu_number(trace, gpu): n for gpu, n in enumerate(np.bincount(device.gpu[own]).tolist()) if n}
         threads.append(LaunchThread(
             name=trace.lines[line].name, pool=_pool(trace.lines[line].name), launches=dict(sorted(by_gpu.items())),
             launch_s=calls.total / 1e9, other_s=subtract(work.get(line, EMPTY), calls).total / 1e9,
@@ -50,7 +49,7 @@ def launch_threads(trace: Trace, lines: Sequence[GpuTimeline]) -> LaunchThreads 
     input_work = merge(*at_work) if of_input.any() and at_work else EMPTY if of_input.any() else None
     busy = _overlaps(work, launching)
     waits = lines_of(trace, MAIN)  # a thread of Python's shows its call while it waits, so it counts where it launches
-    waits[np.unique(device.launch_line[launched])] = False
+    waits[np.flatnonzero(np.bincount(device.launch_line[launched]))] = False
     per = launching.total
     return LaunchThreads(
         mode=_mode(threads), threads=tuple(threads), threads_per_gpu=dict(sorted(per_gpu.items())),
@@ -63,7 +62,7 @@ def launch_threads(trace: Trace, lines: Sequence[GpuTimeline]) -> LaunchThreads 
     )
 
 
-def _by_line(line: npt.NDArray) -> dict[int, I64]:
+def by_line(line: npt.NDArray) -> dict[int, I64]:
     """Where each line occurs."""
     order = np.argsort(line.astype(np.uint16) if len(line) and line.max() < 1 << 16 else line, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(line[order])) + 1)
@@ -78,7 +77,7 @@ def work_by_line(trace: Trace) -> dict[int, Spans]:
     if of_input.any() and len(host):
         rows = np.flatnonzero(name_mask(trace, _INPUT_WORK)[host.name] | ~of_input[host.line])
     return {line: union(host.start_ns[rows[at]], host.end_ns[rows[at]])
-            for line, at in _by_line(host.line[rows]).items()}
+            for line, at in by_line(host.line[rows]).items()}
 
 
 def _pool(name: str) -> str:

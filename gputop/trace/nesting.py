@@ -62,6 +62,9 @@ def depths(line: npt.NDArray, start: I64, end: I64) -> I64:
     depth = np.empty(len(start), np.int64)
     edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(start)]
     for first, last in pairwise(edges):
+        if (start[first + 1:last] >= end[first:last - 1]).all():  # one after the other
+            depth[first:last] = 0
+            continue
         begin, lasts = start[first:last], end[first:last] > start[first:last]
         ends = np.sort(end[first:last][lasts])
         depth[first:last] = np.cumsum(lasts) - lasts - np.searchsorted(ends, begin, side="right")

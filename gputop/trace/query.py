@@ -23,7 +23,8 @@ def name_mask(trace: Trace, pattern: str) -> Mask:
 
 def host_rows(trace: Trace, pattern: str) -> I64:
     """Rows of the host events whose name matches, in order of time."""
-    return np.flatnonzero(name_mask(trace, pattern)[trace.host.name])
+    mask = name_mask(trace, pattern)
+    return np.flatnonzero(mask[trace.host.name]) if mask.any() else np.empty(0, np.int64)
 
 
 def stat(host: HostEvents, name: str) -> tuple[I64, I64]:
