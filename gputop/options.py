@@ -210,7 +210,7 @@ def parser() -> argparse.ArgumentParser:
                          help="record all of --seconds, without a probe, whatever it costs the job and the node")
     capture.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
-    analyze = commands.add_parser("analyze", help="analyse a trace that exists")
+    analyze = commands.add_parser("analyze", parents=[screen], help="analyse a trace that exists")
     analyze.add_argument("paths", nargs="+", metavar="PATH",
                          help=".xplane.pb, run folder, TensorBoard logdir, Chrome/kineto .json[.gz], Nsight .sqlite")
     analyze.add_argument("--params", type=int, default=None, metavar="N",

@@ -7,13 +7,14 @@ import json
 import sys
 from pathlib import Path
 
-from gputop.commands.common import width
+from gputop.commands.common import preferences_of, width
+from gputop.commands.monitor import unfit_terminal
 from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
 
 
 def run(args: argparse.Namespace) -> int:
     if args.timeline:
-        return _timeline(args.paths)
+        return _timeline(args)
     from gputop.trace.analysis import examine
     from gputop.trace.load import load
     from gputop.trace.report import text_report
@@ -40,13 +41,16 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _timeline(paths: list[str]) -> int:
-    if not sys.stdout.isatty():
-        raise GputopError("--timeline needs a terminal", "Headless: gputop analyze PATH --bubbles 10, or --json.",
-                          EXIT_USAGE)
-    for path in paths:
+def _timeline(args: argparse.Namespace) -> int:
+    unfit = unfit_terminal()
+    if unfit:
+        raise GputopError(f"--timeline needs a terminal: {unfit}",
+                          "Headless: gputop analyze PATH --bubbles 10, or --json.", EXIT_USAGE)
+    for path in args.paths:
         if not Path(path).exists():
             raise GputopError(f"{path} does not exist", "Give a trace, a run folder or a TensorBoard logdir.")
+    preferences = preferences_of(args)
+    preferences.tell_textual()
     from gputop.tui.timeline_open import show
 
-    return show(paths)
+    return show(args.paths, preferences)

@@ -27,7 +27,7 @@ from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN
 from gputop.tui.rows import SIMULATED_STYLE
 from gputop.tui.runs import Run, spread, wrap
-from gputop.tui.screens import Ask, Popup
+from gputop.tui.screens import Ask, Popup, text_width
 from gputop.tui.timeline_canvas import TimelineCanvas
 from gputop.tui.timeline_open import FindingPopup, TraceFile, place_of
 from gputop.tui.timeline_picture import TimelinePicture
@@ -345,7 +345,7 @@ class TimelineScreen(ModalScreen[None]):
         self.app.push_screen(Popup("The capture", self.trace.report))
 
     def action_help(self) -> None:
-        self.app.push_screen(Popup("Help", help_text(self, self.HELP)))
+        self.app.push_screen(Popup("Help", help_text(self, self.HELP, text_width(self.app.size.width))))
 
     def action_leave(self) -> None:
         if self.has_class("-bubbles"):

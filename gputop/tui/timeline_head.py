@@ -15,8 +15,10 @@ from gputop.tui.timeline_view import View, base_ns, every, ticks, unit_of
 
 Steps = npt.NDArray[np.int64]  # (n, 2): begin and end of each
 
-_OUTSIDE = Style(color=DARK.names["idle"], bgcolor=DARK.names["surface"])
-_INSIDE = ACCENT + Style(bgcolor="#1d3a44")
+_OUTSIDE = Style(color="#596272", bgcolor=DARK.names["surface"])  # no part of the step: it has no letter
+_INSIDE = ACCENT + Style(bgcolor="#16262d")
+
+_ON_LABEL = Style(color=DARK.names["ground"], bgcolor=DARK.names["accent"])  # the cursor, where a time is written
 
 
 def overview(cover: npt.NDArray[np.float32], view: View) -> list[Run]:
@@ -39,7 +41,8 @@ def axis(view: View, cells: int, cursor_ns: int | None) -> list[Run]:
     at = view.column(cursor_ns, cells) if cursor_ns is not None else -1
     if not 0 <= at < cells:
         return [("".join(line), DIM)]
-    return [("".join(line[:at]), DIM), ("▼", ACCENT), ("".join(line[at + 1:]), DIM)]
+    mark = ("▼", ACCENT) if line[at] in " ╷" else (line[at], _ON_LABEL)
+    return [("".join(line[:at]), DIM), mark, ("".join(line[at + 1:]), DIM)]
 
 
 def axis_origin(view: View, cells: int) -> str:

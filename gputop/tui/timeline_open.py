@@ -191,7 +191,8 @@ class TimelineApp(TerminalApp):
         self.push_screen(TimelineScreen(self._trace), lambda _: self.exit(EXIT_OK))
 
 
-def show(paths: Sequence[str]) -> int:
+def show(paths: Sequence[str], preferences: Preferences | None = None) -> int:
     """Show the timeline of these files until the user has seen enough; returns the exit status."""
-    status = TimelineApp(TraceFile(tuple(paths), ", ".join(Path(p).name or p for p in paths))).run()
+    trace = TraceFile(tuple(paths), ", ".join(Path(p).name or p for p in paths))
+    status = TimelineApp(trace, preferences).run()
     return EXIT_OK if status is None else status

@@ -208,7 +208,8 @@ class TimelinePicture(Grounded):
             assert self.timeline is not None
             last = self._top + self.height - self.head_lines
             shown = [p for i, p in enumerate(self.places) if self._tops[i] < last and self._tops[i + 1] > self._top]
-            missing = [p for p in shown if p.key not in self._lanes]
+            # Between a change of the size and its event, this one need not be among them.
+            missing = [p for p in dict.fromkeys((*shown, place)) if p.key not in self._lanes]
             self._lanes |= lanes(self.timeline, self._idle, missing, self.view, self.cells, self._full)
         return self._lanes[place.key]
 

@@ -59,7 +59,7 @@ def style_of(code: int) -> Style:
         if code & LINKED:
             return _style(_INK, mix(color, _LIGHT, 0.4), bold=True, underline=True)
         return _style(_INK, color)
-    ground = mix(lane, _rgb(DARK.names[PARTS[cause - 1]]), 0.3) if cause else lane
+    ground = mix(_LANE, _rgb(DARK.names[PARTS[cause - 1]]), 0.3) if cause else lane
     if code & RULED and kind:
         ground, color = mix(ground, _RULE, 0.35), mix(color, lane, 0.3)
     if code & (SELECTED | LINKED):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -50,13 +50,11 @@ async def shown(timeline: Timeline | None = None, size: tuple[int, int] = (120, 
 
 
 async def until(pilot: Pilot, done: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        await pilot.pause()
-        if done():
-            await pilot.pause()
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it did not come to that")
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline, "it did not come to that"
+        await pilot.pause(0.005)
+    await pilot.pause()
 
 
 async def refused(pilot: Pilot) -> None:
