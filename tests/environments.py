@@ -1,0 +1,100 @@
+"""Other people's training environments for tests: TensorFlow 2.15 and JAX, each in a virtual environment of its own.
+
+Made once, with pip, below the environment the tests run in (or in GPUTOP_TEST_ENVIRONMENTS), and used again
+from then on. Where Python or the network does not allow it the tests that need one are skipped, with the
+reason; GPUTOP_TEST_ENVIRONMENTS=off skips them, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+_INSTALL_TIMEOUT_S = 600.0
+_PIP = ("-m", "pip", "--disable-pip-version-check", "-q", "--retries", "1", "--timeout", "20")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """``pythons`` are the minor versions of Python 3 that the requirements have wheels for."""
+
+    name: str
+    requirements: tuple[str, ...]
+    pythons: tuple[int, ...]
+
+
+TENSORFLOW_215 = Recipe("tensorflow-2.15", ("tensorflow-cpu==2.15.1",), (11, 10))
+JAX = Recipe("jax", ("jax",), (11, 12, 13, 14))
+
+
+@dataclass(frozen=True)
+class Environment:
+    python: Path
+
+    def run(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """``python ARGUMENTS`` in it, away from this repository."""
+        env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        return subprocess.run([str(self.python), *arguments], capture_output=True, text=True, timeout=timeout_s,
+                              cwd=self.python.parent, env=env)
+
+
+def environment(recipe: Recipe) -> Environment:
+    """The environment, gputop as it is now installed in it; skips the test where it cannot be had."""
+    where = os.environ.get("GPUTOP_TEST_ENVIRONMENTS") or str(Path(sys.prefix) / "environments")
+    if where == "off":
+        pytest.skip("GPUTOP_TEST_ENVIRONMENTS=off")
+    python = _python(recipe.pythons)
+    if python is None:
+        pytest.skip(f"{recipe.name} needs Python {' or '.join(f'3.{minor}' for minor in recipe.pythons)}")
+    digest = hashlib.sha256(repr((recipe, python)).encode()).hexdigest()[:8]
+    folder = Path(where) / f"{recipe.name}-{digest}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder / ".made"
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            _do([python, "-m", "venv", str(folder)], f"{recipe.name}: no virtual environment")
+            _do([str(folder / "bin" / "python"), *_PIP, "install", "--only-binary=:all:", *recipe.requirements],
+                f"{recipe.name} cannot be installed")
+            done.touch()
+        _install_gputop(folder)
+    return Environment(folder / "bin" / "python")
+
+
+def _install_gputop(folder: Path) -> None:
+    """From a copy: a build leaves things behind where it is made."""
+    source = folder / "gputop-source"
+    shutil.rmtree(source, ignore_errors=True)
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "gputop", source / "gputop", ignore=shutil.ignore_patterns("__pycache__"))
+    _do([str(folder / "bin" / "python"), *_PIP, "install", "--upgrade", str(source)],
+        "gputop cannot be installed there")
+
+
+def _do(command: list[str], failed: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"{failed}: {error}")
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it left no message"])[-1]
+        pytest.skip(f"{failed}: {said[:300]}")
+
+
+def _python(minors: tuple[int, ...]) -> str | None:
+    """One with such a version: that of the tests, else one on the PATH."""
+    if sys.version_info[1] in minors:
+        return sys.executable
+    return next((found for minor in minors if (found := shutil.which(f"python3.{minor}"))), None)

@@ -1,0 +1,27 @@
+"""A real JAX training job on the CPU with a profiler server, for tests; run as a script with the port."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from itertools import count
+
+
+def _train(port: int) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    jax.profiler.start_server(port)
+    step = jax.jit(lambda weights, batch: weights - 1e-3 * jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(weights))
+    weights, batch = jnp.ones((512, 512)), jnp.ones((256, 512))
+    for number in count():
+        with jax.profiler.StepTraceAnnotation("train", step_num=number):
+            weights = step(weights, batch).block_until_ready()
+        if number == 10:
+            print(jax.__version__, flush=True)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+    _train(int(sys.argv[1]))

@@ -1,0 +1,83 @@
+"""Capturing from, and installed into, environments with another TensorFlow and with JAX."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputop.profiler.client import capture
+from gputop.profiler.discovery import Finder
+from gputop.trace.load import load
+from gputop.trace.steps import find_steps
+from tests.environments import JAX, TENSORFLOW_215, Environment, environment
+from tests.tf_job import _free_port, start_tf_job
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture(scope="module")
+def tensorflow() -> Environment:
+    return environment(TENSORFLOW_215)
+
+
+@pytest.fixture(scope="module")
+def jax() -> Environment:
+    return environment(JAX)
+
+
+@contextlib.contextmanager
+def jax_job(python: Path) -> Iterator[tuple[str, int, str]]:
+    """Address, pid and version of a JAX job that steps."""
+    port = _free_port()
+    script = Path(__file__).with_name("jax_job.py")
+    with subprocess.Popen([str(python), str(script), str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, text=True,
+                          env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"}) as process:
+        try:
+            assert process.stdout is not None
+            version = process.stdout.readline().strip()
+            assert version, f"the job ended with {process.wait()}"
+            yield f"127.0.0.1:{port}", process.pid, version
+        finally:
+            process.kill()
+
+
+def check_inside(place: Environment, address: str, logdir: Path) -> None:
+    """gputop of that environment: it breaks nobody's requirements, and captures."""
+    check = place.run("-m", "pip", "check")
+    assert check.returncode == 0, check.stdout
+    done = place.run("-m", "gputop", "capture", "--attach", address, "--seconds", "1", "--json",
+                     "--logdir", str(logdir))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["schema"] == "gputop.analysis/1" and document["steps"]["count"] > 2
+    assert Path(document["capture"]["path"]).is_file()
+
+
+def test_tensorflow_215_writes_to_its_own_disk(tensorflow: Environment, tmp_path: Path) -> None:
+    with start_tf_job("fast", python=str(tensorflow.python)) as job:
+        assert job.versions["tensorflow"].startswith("2.15.")
+        result = capture(job.address, seconds=1, logdir=tmp_path / "here", pid=job.pid)
+        (server,) = [s for s in Finder().find([job.pid]).servers if s.pid == job.pid]
+        check_inside(tensorflow, job.address, tmp_path / "inside")
+    assert result.delivered == "server disk" and result.path.is_relative_to(tmp_path / "here")
+    steps = find_steps(load([result.path]))
+    assert steps is not None and steps.count > 2
+    assert (server.framework, server.version) == ("TensorFlow", job.versions["tensorflow"])
+
+
+def test_jax_hands_the_trace_over(jax: Environment, tmp_path: Path) -> None:
+    with jax_job(jax.python) as (address, pid, version):
+        result = capture(address, seconds=1, logdir=tmp_path / "here", pid=pid)
+        (server,) = [s for s in Finder().find([pid]).servers if s.pid == pid]
+        check_inside(jax, address, tmp_path / "inside")
+    assert result.delivered == "response"
+    steps = find_steps(load([result.path]))
+    assert steps is not None and steps.count > 2
+    assert (server.framework, server.version) == ("JAX", version)
