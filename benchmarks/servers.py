@@ -99,7 +99,8 @@ def _continuous(address: str, pid: int, logdir: Path) -> str:
 
 
 def _inside(place: Environment, address: str, logdir: Path) -> str:
-    done = place.run("-m", "gputop", "capture", "--attach", address, "--seconds", "1", "--json", "--logdir", str(logdir))
+    done = place.run("-m", "gputop", "capture", "--attach", address, "--seconds", "1", "--json",
+                     "--logdir", str(logdir))
     if done.returncode:
         return f"status {done.returncode}: {done.stderr.strip().splitlines()[-1][:60]}"
     return f"{len(json.loads(done.stdout)['findings'])} findings"
