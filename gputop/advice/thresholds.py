@@ -34,6 +34,8 @@ _TRACE = (
               "launch latency in TensorFlow is 20-40 µs: shorter kernels leave the GPU waiting"),
     Threshold("replica_imbalance.ratio", 1.10, "ratio", "TraceML: straggler, warning at 10 % (critical at 20 %)"),
     Threshold("replica_imbalance.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+    Threshold("replica_imbalance.own_kernels", 0.5, "ratio",
+              _OWN + "the extra time is work of its own where extra kernels account for half of it"),
     Threshold("replica_imbalance.took_part", 0.10, "ratio",
               _OWN + "GPUs with under a tenth of the heaviest one's work count as unused, not as light replicas"),
     Threshold("copies_excessive.share", 0.05, "ratio",

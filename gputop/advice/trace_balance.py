@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from statistics import mean, median
+from statistics import median
 
+from gputop.advice import what_if
 from gputop.advice.finding import Abstained, Finding, Gain, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
@@ -39,20 +40,28 @@ def replica_imbalance(facts: TraceFacts) -> Finding | Abstained | None:
     if len(work) < 2:
         return None
     others = median(s for gpu, s in work.items() if gpu != heavy)
-    saved = work[heavy] - mean(work.values())
-    share = saved / facts.period_s
     ratio = work[heavy] / others
+    launches = {gpu.gpu: gpu.kernels for gpu in gpus if gpu.gpu in work}
+    more = launches[heavy] / median(n for gpu, n in launches.items() if gpu != heavy)
+    # Longer kernels are a larger share of the batch, which can be dealt out; more of them are work of its own.
+    own = more - 1 >= limit("replica_imbalance.own_kernels") * (ratio - 1)
+    share = (what_if.removed(work[heavy] - others, facts.period_s) if own else
+             what_if.equalised(work, facts.period_s))
     if ratio < limit("replica_imbalance.ratio") or share < limit("replica_imbalance.share"):
         return None
+    why = (f"GPU {heavy}, as the job numbers them, computes {work[heavy] * 1e3:.3g} ms per {facts.basis}, the others "
+           f"{others * 1e3:.3g} ms (median); they wait for it at every synchronisation.")
+    if own:
+        why += f" It runs {more:.2g}× as many kernels: work that the others do not have."
     return Finding(
         id="gpu0_oversubscribed" if heavy == 0 else "replica_imbalance", severity=severity_of(share),
         title=f"GPU {heavy} of the job does {ratio:.1f}× the others' work",
-        why=f"GPU {heavy}, as the job numbers them, computes {work[heavy] * 1e3:.3g} ms per {facts.basis}, the others "
-            f"{others * 1e3:.3g} ms (median); they wait for it at every synchronisation.",
-        evidence={"compute_s": work[heavy], "others_compute_s": others, "ratio": ratio, "share_ratio": share,
-                  f"{facts.basis}_s": facts.period_s},
+        why=why,
+        evidence={"compute_s": work[heavy], "others_compute_s": others, "ratio": ratio, "kernels_count_ratio": more,
+                  "share_ratio": share, f"{facts.basis}_s": facts.period_s},
         action=_GPU0 if heavy == 0 else _OTHER,
         snippet=_SNIPPET if facts.framework == "tensorflow" else None,
-        gain=Gain(share, "if the same work were spread evenly and the step follows its slowest GPU"),
+        gain=Gain(share, "at most: if it had as little to do as the others, and the step follows its slowest GPU" if own
+                  else "if the same work were spread evenly and the step follows its slowest GPU"),
         gpus=(heavy,), source=source("replica_imbalance.ratio", "replica_imbalance.share"),
     )

@@ -153,12 +153,14 @@ def test_launch_abstains_without_launches():
 # replica_imbalance, gpu0_oversubscribed
 
 @pytest.mark.parametrize(("heavy", "id_"), [(0, "gpu0_oversubscribed"), (2, "replica_imbalance")])
-def test_imbalance(heavy, id_):
-    found = findings(uneven(heavy, 2.0))
+@pytest.mark.parametrize(("longer", "left"), [(True, 1.25), (False, 1.0)], ids=["a larger share", "work of its own"])
+def test_imbalance(heavy, id_, longer, left):
+    found = findings(uneven(heavy, 2.0, longer=longer))
     assert set(found) == {id_}
     f = found[id_]
     assert f.gpus == (heavy,) and f.evidence["ratio"] == pytest.approx(2.0, abs=0.05)
-    assert f.gain.step_time == pytest.approx((2 - 1.25) * 6 / 20, abs=0.02) and f.severity == "high"
+    assert ("do not have" in f.why) is not longer and f.gain.how.startswith("at most") is not longer
+    assert f.gain.step_time == pytest.approx((2 - left) * 6 / 20, abs=0.02) and f.severity == "high"
     assert f"GPU {heavy} of the job" in f.title  # the job's own numbers: CUDA_VISIBLE_DEVICES renumbers
     assert "off GPU 0" not in f.action
 

@@ -61,9 +61,11 @@ def copying(way: Kind, length: float, memory: MemoryKind = MemoryKind.PINNED, si
     return b
 
 
-def uneven(heavy: int, factor: float, gpus: int = 4, light: float = 6_000.0) -> Builder:
-    """One GPU computes ``factor`` times as long as the others, who then wait."""
+def uneven(heavy: int, factor: float, gpus: int = 4, light: float = 6_000.0, longer: bool = False) -> Builder:
+    """One GPU computes ``factor`` times as long as the others, who then wait: with more kernels, or ``longer`` ones."""
     b = job(gpus)
     for gpu in range(gpus):
-        fill(b, gpu, 100, 100 + light * (factor if gpu == heavy else 1), 96, 4, queued=20)
+        more = factor if gpu == heavy else 1
+        length = 100 * (more if longer else 1)
+        fill(b, gpu, 100, 100 + light * more, length - 4, 4, queued=20)
     return b
