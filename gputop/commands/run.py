@@ -55,7 +55,7 @@ def _become(file: str, argv: list[str], environ: dict[str, str]) -> NoReturn:
 def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> int:
     """The job, with the monitor on the terminal until it is quit, then with its own output there."""
     from gputop.launch.announcements import Announcement, Announcements
-    from gputop.launch.job import Job, end_like, log_path, see_out
+    from gputop.launch.job import Job, end_like, log_path, passing_signals_on, see_out
     from gputop.session import Session
 
     options = options_of(args)
@@ -78,7 +78,7 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
         job = Job(args.job, environ, args.output or log_path(options.logdir))
         announcements.start()
         try:
-            with contextlib.closing(session):
+            with contextlib.closing(session), passing_signals_on(job):
                 preferences = preferences_of(args)
                 preferences.tell_textual()
                 from gputop.tui.run_app import run as run_monitor

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -54,11 +54,11 @@ class Job:
         finally:
             os.close(descriptor)
         self.pid = self._process.pid
+        threading.Thread(target=self._wait, name="gputop-job", daemon=True).start()
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Call ``on_change`` when the job ends or its server comes up."""
+        """From now on call ``on_change`` when the job ends or its server comes up; from any thread."""
         self._on_change = on_change
-        threading.Thread(target=self._wait, name="gputop-job", daemon=True).start()
 
     def serves(self, address: str | None, line: str) -> None:
         """Note what it told of its profiler server; the first one's address stays."""
@@ -115,25 +115,33 @@ class Job:
         return [printable(row) for row in rows[-lines:]] if data else [], end
 
 
+@contextlib.contextmanager
+def passing_signals_on(job: Job, others: Mapping[int, Any] | None = None) -> Iterator[None]:
+    """Within the block what would end gputop goes to the job instead; ``others`` are handlers of more signals."""
+    def forward(number: int, _: FrameType | None) -> None:
+        job.send(number)
+
+    wanted: dict[int, Any] = {**dict.fromkeys(FORWARDED, forward), **(others or {})}
+    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def see_out(job: Job, say: Callable[[str], None], tail_lines: int = 20) -> None:
     """After the monitor: show the end of the job's output and what it goes on to write, until it ends.
 
     Signals are passed on meanwhile. Raw bytes go to stdout, as they would have without gputop.
     """
-    before: dict[int, Any] = {}
-
-    def forward(number: int, _: FrameType | None) -> None:
-        job.send(number)
-
     def stop(number: int, _: FrameType | None) -> None:
         job.send(number)
         os.kill(os.getpid(), signal.SIGSTOP)
         job.send(signal.SIGCONT)  # in the foreground again
 
-    for caught in FORWARDED:
-        before[caught] = signal.signal(caught, forward)
-    before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, stop)
-    try:
+    # Textual's handler of SIGCONT would bring its screen back.
+    with passing_signals_on(job, {signal.SIGTSTP: stop, signal.SIGCONT: signal.SIG_DFL}):
         running = not job.ended.is_set()
         lines, position = job.tail(tail_lines)
         for line in lines:
@@ -143,9 +151,6 @@ def see_out(job: Job, say: Callable[[str], None], tail_lines: int = 20) -> None:
         while running:
             running = not job.ended.wait(FOLLOW_PERIOD_S)
             position += _copy(job.log, position)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     say(f"gputop: the job {job.state()}; its output: {job.log}")
 
 

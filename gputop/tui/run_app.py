@@ -124,6 +124,8 @@ def job_line(job: Job, width: int) -> list[Run]:
 class Output(ModalScreen[None]):
     """The end of the job's output, as it grows."""
 
+    DEFAULT_CSS = "Output { align: center middle; background: $background 55%; }"
+
     BINDINGS: ClassVar[list[BindingType]] = [key("escape,q,l", "dismiss", "close", "back to the monitor")]
 
     def __init__(self, job: Job) -> None:
@@ -154,6 +156,8 @@ class Output(ModalScreen[None]):
 
 class Leave(ModalScreen[str | None]):
     """What is to become of the job when the monitor goes: "stay", "end", or None: do not quit."""
+
+    DEFAULT_CSS = "Leave { align: center middle; background: $background 55%; }"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("enter,w", "answer('stay')", "wait", "leave the monitor and wait for the job"),

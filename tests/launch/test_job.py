@@ -14,9 +14,7 @@ from gputop.launch.job import Job, see_out
 
 
 def _job(tmp_path, script: str) -> Job:
-    job = Job(["bash", "-c", script], os.environ, tmp_path / "out" / "run.log")
-    job.watch(lambda: None)
-    return job
+    return Job(["bash", "-c", script], os.environ, tmp_path / "out" / "run.log")
 
 
 _FAMILY = """
@@ -67,7 +65,6 @@ def test_standard_input_is_empty(tmp_path):
 
 def test_signals_reach_its_first_process_or_all_of_it(tmp_path):
     job = Job([sys.executable, "-c", _FAMILY], os.environ, tmp_path / "run.log")
-    job.watch(lambda: None)
     _wait_for(job, "ready")
     job.send(signal.SIGTERM)
     _wait_for(job, "TERM")
@@ -116,14 +113,17 @@ def test_signals_are_passed_on_while_it_is_waited_for(tmp_path):
     job = _job(tmp_path, "trap 'exit 9' USR1; echo ready; while :; do sleep 0.01; done")
     _wait_for(job, "ready")
     before = signal.getsignal(signal.SIGUSR1)
+    of_textual = signal.signal(signal.SIGCONT, lambda *_: None)
 
     def say(line: str) -> None:
         if "the job goes on" in line:
+            assert signal.getsignal(signal.SIGCONT) == signal.SIG_DFL  # fg is not to bring the screen back
             threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1)).start()
 
     see_out(job, say)
     assert job.returncode == 9
     assert signal.getsignal(signal.SIGUSR1) == before
+    signal.signal(signal.SIGCONT, of_textual)
 
 
 @pytest.mark.parametrize(("returncode", "ends"), [(5, 5), (-15, -15), (-9, -9), (-11, -11)])

@@ -103,7 +103,6 @@ async def test_a_job_that_has_ended_is_left_at_once(job):
 
 def test_what_comes_from_outside_is_made_safe(tmp_path):
     started = Job(["true", "\x1b[31m[bold]"], os.environ, tmp_path / "log")
-    started.watch(lambda: None)
     assert started.ended.wait(60)
     text = "".join(part for part, _ in job_line(started, 120))
     assert "\x1b" not in text and "[bold]" in text and "ended with status 0" in text
