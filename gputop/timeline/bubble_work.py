@@ -15,10 +15,14 @@ from gputop.trace.results import Steps
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, role
 
 KEPT = 8  # works of a place
+_OF_A_THREAD = 3  # at most, so that other threads are seen, too
+_LEAST = 0.01  # of the place's length
 _AT_ONCE = 1_000_000  # events taken together
 # The threads that matter, by why the GPUs stand still (gputop.timeline.model.CAUSES).
 _MATTERS = {"input": (INPUT,), "gap": (MAIN,), "tracing": (MAIN,), "eager": (MAIN,)}
 _LAUNCHERS = (MAIN, EXECUTOR)
+# Where the GPUs wait for what one thread does next, its time without an event tells something.
+_ONE_THREAD = ("gap", "tracing", "eager", "dispatch")
 
 
 class Place(NamedTuple):
@@ -35,7 +39,8 @@ class Place(NamedTuple):
 def work_at(trace: Trace, steps: Steps | None, places: Sequence[Place]) -> list[tuple[HostWork, ...]]:
     """For each place the host's work, at most :data:`KEPT`: threads that matter for its cause first, then by time.
 
-    The thread of the training loop also shows the time in which it has no event.
+    Where the host is at fault, the thread that was to launch, or between the steps the training loop's, also shows the
+    time in which it has no event.
     """
     out: list[tuple[HostWork, ...]] = [()] * len(places)
     if not len(trace.host) or not places:
@@ -53,12 +58,12 @@ def _ranked(
 ) -> tuple[HostWork, ...]:
     hosts = {trace.gpus[gpu].host for gpu in place.gpus}
     works = [(time, line, printable(without_prefix(trace.names[name]))) for line, name, time, _ in own
-             if trace.lines[line].host in hosts and time > 0]
-    if place.launcher >= 0 and roles[place.launcher] == MAIN:
+             if trace.lines[line].host in hosts and time >= _LEAST * (place.end_ns - place.start_ns)]
+    if place.launcher >= 0 and (place.cause == "dispatch" or (not loops and roles[place.launcher] == MAIN)):
         loops = [place.launcher]
-    for line in loops:
+    for line in loops if place.cause in _ONE_THREAD else ():
         silent = place.end_ns - place.start_ns - sum(outer for on, _, _, outer in own if on == line)
-        if silent > 0 and trace.lines[line].host in hosts:
+        if silent >= _LEAST * (place.end_ns - place.start_ns) and trace.lines[line].host in hosts:
             works.append((silent, line, ""))
     matter = _MATTERS.get(place.cause, _LAUNCHERS)
 
@@ -66,8 +71,13 @@ def _ranked(
         time, line, op = work
         return roles[line] not in matter, matter is _LAUNCHERS and line != place.launcher, -time, line, op
 
-    return tuple(HostWork(printable(trace.lines[line].name), roles[line], op, time)
-                 for time, line, op in sorted(works, key=rank)[:KEPT])
+    kept: list[HostWork] = []
+    seen: dict[int, int] = {}
+    for time, line, op in sorted(works, key=rank):
+        seen[line] = seen.get(line, 0) + 1
+        if seen[line] <= _OF_A_THREAD and len(kept) < KEPT:
+            kept.append(HostWork(printable(trace.lines[line].name), roles[line], op, time))
+    return tuple(kept)
 
 
 def _passes(trace: Trace, places: Sequence[Place]) -> Iterator[tuple[list[int], I64, I64]]:

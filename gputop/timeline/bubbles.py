@@ -100,10 +100,12 @@ def coldest(facts: TraceFacts, limit: int = LIMIT) -> list[Found]:
     return [
         Found(Bubble(
             gpus=tuple(sorted(gpu_number(trace, gpu) for gpu in own)), start_ns=group.start, end_ns=group.end,
-            cost_ns=group.cost, part=_part(cause, share), cause=cause, host=_summary(done, group),
-            ended_by=_ended_by(trace, cause, event), finding=_finding(cause, share, analysis.findings), work=done,
+            cost_ns=group.cost, part=_part(cause, share), cause=cause, host=_summary(trace, done, group, cause, event),
+            ended_by=_ended_by(trace, cause, event), finding=_finding(cause, share, analysis.findings), meanwhile=other,
+            work=done,
         ), event)
-        for group, share, cause, own, event, done in zip(groups, shares, causes, gpus, events, work, strict=True)]
+        for group, share, cause, own, event, done, other in zip(
+            groups, shares, causes, gpus, events, work, _meanwhile(trace, lines, groups, causes, events), strict=True)]
 
 
 def _groups(stills: Sequence[_Still], limit: int) -> list[_Group]:
@@ -244,6 +246,33 @@ def _enders(trace: Trace, stills: Sequence[_Still], groups: Sequence[_Group]) ->
     return out
 
 
+def _meanwhile(
+    trace: Trace, lines: Sequence[GpuTimeline], groups: Sequence[_Group], causes: Sequence[str],
+    events: Sequence[int | None],
+) -> list[str]:
+    """Where GPUs wait for another one, what that does: the last to come to the collective, or the busiest."""
+    start = np.array([group.start for group in groups], np.int64)
+    end = np.array([group.end for group in groups], np.int64)
+    length = np.maximum(end - start, 1)
+    busy = np.stack([coverage(line.busy, start, end) for line in lines], axis=1) / length[:, None]
+    compute = np.stack([coverage(line.compute, start, end) for line in lines], axis=1) / length[:, None]
+    place = {line.gpu: i for i, line in enumerate(lines)}
+    out = []
+    for number, (cause, event) in enumerate(zip(causes, events, strict=True)):
+        other = int(busy[number].argmax())
+        if cause == "collective_wait" and event is not None:
+            other = place.get(int(trace.device.gpu[event]), other)
+        elif cause != "other_gpu":
+            out.append("")
+            continue
+        name = f"GPU {gpu_number(trace, lines[other].gpu)}"
+        computes, works = float(compute[number, other]), float(busy[number, other])
+        out.append(f"{name} computes {percent(computes)} of that time" if computes >= 0.5 * works and computes > 0.01
+                   else f"{name} is idle {percent(1 - works)} of that time" if works < 0.5
+                   else f"{name} copies or waits {percent(works)} of that time")
+    return out
+
+
 def _place(trace: Trace, group: _Group, cause: str, gpus: Sequence[int], event: int | None) -> Place:
     if event is None:
         return Place(group.start, group.end, cause, tuple(gpus))
@@ -263,8 +292,11 @@ def _ended_by(trace: Trace, cause: str, event: int | None) -> str:
     return f"{name}{launched}"
 
 
-def _summary(work: Sequence[HostWork], group: _Group) -> str:
+def _summary(trace: Trace, work: Sequence[HostWork], group: _Group, cause: str, event: int | None) -> str:
+    """The first work. Where the host is not known to be at fault only that of the thread that launched on counts."""
+    line = int(trace.device.launch_line[event]) if event is not None else -1
+    own = [w for w in work if line >= 0 and w.thread == printable(trace.lines[line].name)]
+    work = own if cause in ("other_gpu", "collective_wait", "idle") else work
     if not work:
         return ""
-    first = work[0]
-    return f"{first.thread}: {first.op or 'no event (Python)'} {percent(first.time_ns / (group.end - group.start))}"
+    return f"{work[0].thread}: {work[0].what} {percent(work[0].time_ns / (group.end - group.start))}"

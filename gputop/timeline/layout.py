@@ -25,7 +25,10 @@ _ALIGN = 8
 
 
 class Writer:
-    """Writes columns to an open, seekable file. OSError is the caller's to explain."""
+    """Writes columns to an open, seekable file, best without a buffer: none is left to be written as it is closed.
+
+    OSError is the caller's to explain.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -52,8 +55,10 @@ class Writer:
         self._file.flush()
 
     def _put(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
-        self._at += len(data) if isinstance(data, bytes) else data.nbytes
+        left = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        self._at += len(left)
+        while len(left):  # a file without a buffer takes less at a time where it is much
+            left = left[self._file.write(left):]
 
 
 def mapped(file: BinaryIO) -> tuple[dict[str, npt.NDArray], dict[str, Any]]:

@@ -60,8 +60,13 @@ class HostWork:
 
     thread: str
     role: str  # main, executor, input or pool (gputop.trace.threads)
-    op: str  # "": no event was recorded, which on Python's threads is Python
+    op: str  # "": no event was recorded
     time_ns: int
+
+    @property
+    def what(self) -> str:
+        """The op, or that there was no event: on a thread of Python's that is Python, any other one did nothing."""
+        return self.op or ("no event (Python)" if self.role == "main" else "no event")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +88,6 @@ class Bubble:
     host: str  # the longest work of the thread that matters most: "python 4711: SaveV2 83 %"; "": unknown
     ended_by: str  # "Conv2D kernel…, launched by python 4711"; "": unknown
     finding: str | None  # id of the finding it belongs to
+    meanwhile: str = ""  # what the GPU did that the others wait for: "GPU 0 computes 97 % of that time"
     work: tuple[HostWork, ...] = ()  # threads that matter for its cause first, longest first
     ends: tuple[int, int] | None = None

@@ -38,11 +38,13 @@ def _lines(number: int, bubble: Bubble, analysis: Analysis, origin_ns: int, widt
         + f": {CAUSES[bubble.cause]}" + (f" [{bubble.finding}]" if bubble.finding else ""), width, f"{number:>3}. ")
     by_thread: dict[str, list[str]] = {}
     for work in bubble.work[:_WORKS]:
-        told = f"{_short(work.op) or 'no event (Python)'} {percent(work.time_ns / length)}"
+        told = f"{_short(work.what)} {percent(work.time_ns / length)}"
         by_thread.setdefault(work.thread, []).append(told)
     if by_thread:
         done = "; ".join(f"{thread}: {', '.join(told)}" for thread, told in by_thread.items())
         yield from wrap(f"host: {done}", width, "     ", "       ")
+    if bubble.meanwhile:
+        yield from wrap(bubble.meanwhile, width, "     ", "       ")
     if bubble.ended_by:
         name, launched, thread = bubble.ended_by.rpartition(", launched by ")
         yield from wrap(f"ended by {_short(name or thread)}{launched}{thread if name else ''}", width, "     ",
@@ -55,6 +57,7 @@ def to_json(bubbles: Sequence[Bubble], analysis: Analysis, origin_ns: int) -> li
         "gpus": list(bubble.gpus), "start_s": (bubble.start_ns - origin_ns) / 1e9,
         "end_s": (bubble.end_ns - origin_ns) / 1e9, "cost_s": bubble.cost_ns / 1e9, "step": _step(bubble, analysis),
         "part": bubble.part, "cause": bubble.cause, "finding": bubble.finding, "ended_by": bubble.ended_by or None,
+        "meanwhile": bubble.meanwhile or None,
         "host": [{"thread": work.thread, "role": work.role, "op": work.op or None, "time_s": work.time_ns / 1e9}
                  for work in bubble.work],
     } for bubble in bubbles]

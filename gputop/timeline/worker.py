@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     def work() -> dict[str, Any]:
         number, *paths = arguments
         facts = examine(load(paths))
-        with os.fdopen(int(number), "wb") as file:
+        with os.fdopen(int(number), "wb", buffering=0) as file:
             build(facts, file)
         return {"events": facts.trace.event_count}
 

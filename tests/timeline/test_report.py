@@ -1,0 +1,93 @@
+"""``gputop analyze --bubbles``: as text and in the JSON document."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gputop.cli import main
+from gputop.timeline.bubbles import bubbles
+from gputop.timeline.report import text_of, to_json
+from gputop.trace.analysis import examine
+from tests.advice.traces import healthy, input_bound, job
+from tests.trace.build import Builder, keras_steps
+
+DLRM = Path(__file__).resolve().parents[3] / "shared" / "data" / "dlrm_8gpu_v100"
+CAPTURE = Path(__file__).resolve().parents[1] / "data" / "keras3_fast.xplane.pb.gz"
+
+
+def report(b: Builder, limit: int = 2, width: int = 80) -> str:
+    facts = examine(b.build())
+    return text_of(bubbles(facts, limit), facts.analysis, facts.trace.window_ns[0], width)
+
+
+def test_text_tells_where_why_who_and_what_ended_it():
+    lines = report(input_bound()).splitlines()
+    assert lines[0] == "Coldest places, by GPU-time lost"
+    assert lines[1] == "  1. 8.2 ms: GPU 0 for 8.2 ms from 0.019846 s (step 0): waits for input"
+    text = " ".join(" ".join(lines).split())
+    assert "waits for input [input_bound]" in text
+    assert "host: tf_data_private_threadpool/1: Iterator::Root::Prefetch::Map 98 %" in text
+    assert "ended by loop_add_fusion_3, launched by launch 0" in text
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_times_count_from_the_first_event():
+    b = input_bound()
+    facts = examine(b.build())
+    shifted = examine(b.build())
+    for events in (shifted.trace.host, shifted.trace.device):
+        events.start_ns += 10**9
+        events.end_ns += 10**9
+    shifted.trace.device.launch_ns += 10**9
+    later = examine(shifted.trace)
+    mine = to_json(bubbles(facts, 1), facts.analysis, facts.trace.window_ns[0])
+    assert to_json(bubbles(later, 1), later.analysis, later.trace.window_ns[0]) == mine
+
+
+def test_nothing_to_tell():
+    assert "no GPU of this trace ran anything" in report(keras_steps(Builder(gpus=0), 5, 1_000, 900))
+    never = job()
+    for i in range(6):
+        never.run(0, i * 20_000, 20_000, launch=i * 20_000)
+    assert "no GPU ever stands still" in report(never)
+    assert report(healthy()).startswith("Coldest places, by")
+
+
+def test_long_names_of_kernels_are_cut():
+    b = job()
+    for i in range(6):
+        b.run(0, i * 20_000 + 5_000, 9_000, "void at::native::" + "very_" * 60 + "long<float>", launch=i * 20_000 + 10)
+    text = report(b)
+    assert "…" in text and all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_json_holds_them_only_where_asked(capsys):
+    if not DLRM.exists():
+        pytest.skip(f"no {DLRM}")
+    assert main(["analyze", str(DLRM), "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert main(["analyze", str(DLRM), "--json", "--bubbles", "3"]) == 0
+    asked = json.loads(capsys.readouterr().out)
+    found = asked.pop("bubbles")
+    assert asked == plain and len(found) == 3
+    assert set(found[0]) == {"gpus", "start_s", "end_s", "cost_s", "step", "part", "cause", "finding", "ended_by",
+                             "meanwhile", "host"}
+    waits = next(b for b in found if b["cause"] == "collective_wait")
+    # The first AllToAll waits for GPU 7, which comes last (traces of that job are known to).
+    assert waits["gpus"] == [1, 3, 4, 5] and waits["finding"] == "collective_waiting"
+    assert waits["ended_by"].startswith("GPU 7, the last") and waits["cost_s"] == pytest.approx(0.0217, abs=1e-4)
+
+
+def test_the_command_prints_them_after_the_report(capsys):
+    assert main(["analyze", str(CAPTURE), "--bubbles", "5"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("Coldest places: none, no GPU of this trace ran anything.")
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "many", "1001", "1.5"])
+def test_a_wrong_number_is_wrong_usage(number):
+    with pytest.raises(SystemExit) as ended:
+        main(["analyze", str(CAPTURE), "--bubbles", number])
+    assert ended.value.code == 2

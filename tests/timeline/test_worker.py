@@ -1,0 +1,67 @@
+"""The timeline of a trace made in another process: what arrives, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from gputop.errors import GputopError
+from gputop.timeline import worker
+from gputop.timeline.worker import timeline_in_worker
+from gputop.trace.worker import run_in_worker
+from tests.timeline.make import timeline_of
+from tests.trace.test_worker import CAPTURE
+
+
+def test_it_arrives_whole_and_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen: list[os.stat_result] = []
+
+    def look(module, arguments, *rest, **more):
+        seen.append(os.fstat(int(arguments[0])))
+        return run_in_worker(module, arguments, *rest, **more)
+
+    monkeypatch.setattr(worker, "run_in_worker", look)
+    timeline = timeline_in_worker([str(CAPTURE)])
+    from gputop.trace.load import load
+
+    own = timeline_of(load([str(CAPTURE)]))
+    assert timeline.rows == own.rows and timeline.bubbles == own.bubbles and timeline.window_ns == own.window_ns
+    assert timeline.ranges(0, *timeline.window_ns, 10**6) == own.ranges(0, *own.window_ns, 10**6)
+    assert list(tmp_path.iterdir()) == []
+    assert stat.S_IMODE(seen[0].st_mode) == 0o600 and seen[0].st_nlink == 0
+
+
+def test_the_readers_message_arrives(tmp_path):
+    with pytest.raises(GputopError, match="does not exist"):
+        timeline_in_worker([str(tmp_path / "none.xplane.pb")])
+
+
+def test_it_can_be_stopped(tmp_path):
+    fifo = tmp_path / "never.xplane.pb"
+    os.mkfifo(fifo)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(GputopError, match="The timeline was stopped"):
+        timeline_in_worker([str(fifo)], stop)
+
+
+def test_no_place_for_the_file(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    with pytest.raises(GputopError, match="no place") as caught:
+        timeline_in_worker([str(CAPTURE)])
+    assert "TMPDIR" in caught.value.fix
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_said_by_the_worker():
+    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(  # noqa: PTH123
+            GputopError, match="No space left on device") as caught:
+        run_in_worker("gputop.timeline.worker", [str(full.fileno()), str(CAPTURE)], what="timeline",
+                      pass_fds=(full.fileno(),))
+    assert "TMPDIR" in caught.value.fix
