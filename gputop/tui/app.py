@@ -289,7 +289,8 @@ class GputopApp(TerminalApp):
         from gputop.tui import help
         from gputop.tui.screens import Popup, text_width
 
-        more = getattr(self.screen, "HELP", f"{help.READING}\n{help.HOW_TO_SERVE}")
+        monitor = self.screen is self.screen_stack[0]
+        more = f"{help.READING}\n{help.HOW_TO_SERVE}" if monitor else self.screen.HELP or ""
         self.push_screen(Popup("Help", help.help_text(self.screen, more, text_width(self.size.width))))
 
     def action_attach(self) -> None:

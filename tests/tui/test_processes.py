@@ -6,7 +6,7 @@ import pytest
 
 from gputop.samples import GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading, XidEvent
 from gputop.tui.app import GputopApp
-from gputop.tui.processes import ProcessPanel, arrange, io_bytes_per_s, memory_bytes, sm_ratio
+from gputop.tui.processes import ProcessPanel, arrange, io_bytes_per_s, memory_bytes, sm_ratio, tree
 from gputop.tui.screens import gpu_text
 from tests.fakes import StillSession
 
@@ -96,3 +96,49 @@ async def test_a_filter_that_looks_like_markup_is_shown_as_it_is() -> None:
         await pilot.pause()
         assert pilot.app.is_running and "[/] [bold]x" in panel._titles[0]
         assert "[bold]x" in pilot.app.export_screenshot().replace("&#160;", " ")
+
+
+def child(process: ProcessSample, parent: int | None) -> ProcessSample:
+    return replace(process, parent_pid=parent)
+
+
+def drawn(*processes: ProcessSample) -> list[str]:
+    return [b.lead + str(b.process.pid) if b.process is not None else f"[{b.parent_pid}]" for b in tree(processes)]
+
+
+def test_the_tree_puts_children_under_their_parents() -> None:
+    d, e = _process(4, "d", 1, 1.0), _process(5, "e", 1, 1.0)
+    assert drawn(child(B, 1), child(A, 99), child(d, 2), child(C, 2)) == ["1", "└ 2", "  ├ 4", "  └ 3"]
+    assert drawn(child(A, 99), child(B, 99), child(d, 1), child(e, 1), C) == ["[99]", "├ 1", "│ ├ 4", "│ └ 5", "└ 2", "3"]
+    assert drawn(child(A, 1), child(B, 1), child(C, None)) == ["1", "└ 2", "3"]  # init is nobody's group
+    assert drawn(child(A, 2), child(B, 1)) == ["1", "2"] or drawn(child(A, 2), child(B, 1)) == ["1", "└ 2"]
+
+
+def test_in_a_container_the_tree_goes_by_the_numbers_in_here() -> None:
+    inside = replace(A, pid=41_000, local_pid=10)
+    assert drawn(inside, child(B, 10)) == ["41000", "└ 2"]
+
+
+async def test_selection_tree_and_sorting_by_keys_and_mouse() -> None:
+    session = StillSession()
+    assert session.sample is not None
+    session.sample = replace(session.sample, processes=(child(A, 77), child(B, 77), C))
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        panel = app.query_one(ProcessPanel)
+        panel.focus()
+        assert panel.selected is not None and panel.selected.pid == 2
+        await pilot.press("down")
+        assert panel.selected.pid == 1
+        await pilot.press("v")
+        text = "\n".join("".join(t for t, _ in line) for line in panel._lines)
+        assert "77 parent of these, holds no GPU" in text and "├ python b.py" in text and panel.selected.pid == 1
+        await pilot.press("v", "up", "up")
+        assert panel.selected.pid == 2
+        await pilot.click(ProcessPanel, offset=(4, 4))
+        assert panel.selected.pid == 3
+        await pilot.click(ProcessPanel, offset=(4, 1))
+        assert panel.sort == "sm"
+        await pilot.press("o")
+        assert panel.sort == "cpu"
