@@ -147,7 +147,7 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
 
         discovery = discover_servers(None)
         notes = tuple(discovery.notes)
-        discovered |= {s.address: Server(s.address, s.command or "", s.pid) for s in discovery.servers}
+        discovered |= {s.address: Server(s.address, s.about(), s.pid) for s in discovery.servers}
     def look(text: str) -> Server:
         try:
             address = parse_address(text)

@@ -8,11 +8,12 @@ a look every few seconds costs the reading of a few files, and no port is asked 
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,8 +26,11 @@ from gputop.profiler.sockets import Listener
 Framework = Literal["TensorFlow", "JAX"]
 
 _TIMEOUT_S = 1.0
+_OWN_HOSTS = ["127.0.0.1", "[::1]"]  # a socket on all of IPv6 takes IPv4, too, unless it was told not to
 _ATTEMPTS = 3  # a server in a process that is starting or stopped may be slow to greet
 _MAPPED = re.compile(r"(/\S*/)(tensorflow|jaxlib|libtpu|torch_xla)/\S+\.so|/libcuda\.so|/libtensorflow\S*\.so")
+# Of torchrun and its like, Open MPI, PMIx, MPICH and Slurm; the last is that of the node.
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JAX_PROCESS_ID", "LOCAL_RANK")
 _DISTRIBUTION = {
     "TensorFlow": re.compile(r"(?:tensorflow(?:_cpu|_gpu|_rocm|_intel)?|tf_nightly\w*)-([^-]+)\.dist-info"),
     "JAX": re.compile(r"jax-([^-]+)\.dist-info"),
@@ -35,7 +39,8 @@ _DISTRIBUTION = {
 
 @dataclass(frozen=True, slots=True)
 class ProfilerServer:
-    """A server that answered. ``framework`` and ``version`` are those of the libraries the process has mapped."""
+    """A server that answered. ``framework`` and ``version`` are those of the libraries the process has mapped,
+    ``rank`` what its environment says of its place in the job, each as far as it may be read."""
 
     address: str
     pid: int
@@ -43,6 +48,35 @@ class ProfilerServer:
     command: str
     framework: Framework | None = None
     version: str | None = None
+    rank: str | None = None
+
+    def about(self) -> str:
+        """For people: "TensorFlow 2.21.0, worker 1, ana: python train.py"; the user where it is another."""
+        framework = f"{self.framework} {self.version or ''}".strip() if self.framework else ""
+        user = self.user if self.user is not None and self.user != _own_user() else ""
+        known = ", ".join(part for part in (framework, self.rank or "", user) if part)
+        return f"{known}: {self.command}" if known and self.command else known or self.command
+
+
+def _own_user() -> str | None:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def rank_of(environ: Mapping[str, str]) -> str | None:
+    """A process's place in its job, from its environment: "rank 3", "worker 1" (TF_CONFIG); None where it tells none.
+
+    A rank among the whole job's rather than among those of the machine.
+    """
+    try:
+        task = json.loads(environ["TF_CONFIG"])["task"]
+        return f"{task['type']} {int(task['index'])}"
+    except (KeyError, ValueError, TypeError):
+        pass
+    ranks = (environ.get(name, "") for name in _RANKS)
+    return next((f"rank {rank}" for rank in ranks if rank.isascii() and rank.isdecimal()), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +146,7 @@ class Finder:
         own = sockets.network_namespace(self._proc, os.getpid())
         listening: dict[Listener, list[str]] = {}
         for namespace, pid in representative.items():
-            hosts = ["127.0.0.1"] if namespace == own else sockets.addresses_of(self._proc, pid)
+            hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)
             for listener in sockets.listeners(self._proc, pid, namespace):
                 listening[listener] = hosts
         return listening, notes
@@ -144,10 +178,11 @@ class Finder:
             except GputopError as error:
                 problem = error.message
                 continue
-            verdict.server = ProfilerServer(address, pid, self._user(pid), self._command(pid), framework, version)
+            verdict.server = ProfilerServer(address, pid, self._user(pid), self._command(pid), framework, version,
+                                            rank_of(self._environ(pid)))
             verdict.note = None
             return
-        if hosts != ["127.0.0.1"] and verdict.relevant:
+        if hosts is not _OWN_HOSTS and verdict.relevant:
             verdict.note = (
                 f"process {pid} listens on port {listener.port} inside a container and cannot be reached from here "
                 f"({problem}). If that is its profiler server, publish the port or run the container with --net=host."
@@ -189,6 +224,15 @@ class Finder:
             return pwd.getpwuid(uid).pw_name
         except KeyError:  # a user of a container
             return str(uid)
+
+    def _environ(self, pid: int) -> dict[str, str]:
+        """Its environment when it began; empty where that may not be read."""
+        try:
+            raw = (self._proc / str(pid) / "environ").read_bytes()
+        except OSError:
+            return {}
+        pairs = (entry.partition("=") for entry in raw.decode("utf-8", "replace").split("\0"))
+        return {name: value for name, equals, value in pairs if equals}
 
     def _command(self, pid: int) -> str:
         try:

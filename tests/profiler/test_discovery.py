@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,54 @@ def test_framework_from_what_is_mapped(proc, maps, framework, version):
     relevant, *found = Finder(proc)._libraries(77)
     assert found == [framework, version]
     assert relevant == ("libc." not in maps)
+
+
+@pytest.mark.parametrize(("environ", "rank"), [
+    ({}, None), ({"RANK": "3", "LOCAL_RANK": "1"}, "rank 3"), ({"SLURM_PROCID": "7"}, "rank 7"),
+    ({"LOCAL_RANK": "1"}, "rank 1"), ({"RANK": "x"}, None), ({"OMPI_COMM_WORLD_RANK": "0"}, "rank 0"),
+    ({"TF_CONFIG": '{"task": {"type": "worker", "index": 2}}', "RANK": "9"}, "worker 2"),
+    ({"TF_CONFIG": "{", "RANK": "9"}, "rank 9"), ({"TF_CONFIG": '{"cluster": {}}'}, None),
+])
+def test_the_place_in_the_job(environ, rank):
+    assert discovery.rank_of(environ) == rank
+
+
+def test_what_is_known_of_a_server_is_told_in_a_line():
+    server = discovery.ProfilerServer("a:1", 7, discovery._own_user(), "python train.py", "TensorFlow", "2.21.0",
+                                      "worker 1")
+    assert server.about() == "TensorFlow 2.21.0, worker 1: python train.py"
+    assert replace(server, user="ana", rank=None, version=None).about() == "TensorFlow, ana: python train.py"
+    assert replace(server, framework=None, rank=None).about() == "python train.py"
+
+
+def test_the_rank_is_read_from_a_real_process():
+    env = {**os.environ, "RANK": "5"}
+    with subprocess.Popen(SERVER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as running:
+        try:
+            running.stdout.readline()
+            assert [s.rank for s in Finder().find([running.pid]).servers] == ["rank 5"]
+        finally:
+            running.kill()
+
+
+IPV6_ONLY = (
+    sys.executable, "-c",
+    "import socket, sys\n"
+    "s = socket.socket(socket.AF_INET6); s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)\n"
+    "s.bind(('::', 0)); s.listen(); print(s.getsockname()[1], flush=True); sys.stdin.read()\n",
+)
+
+
+def test_a_server_on_ipv6_only_is_asked_there(monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr(discovery, "check_http2", lambda address, *_, **__: _note(asked, address))
+    with process(*IPV6_ONLY) as (running, port):
+        if not port:
+            pytest.skip("this machine has no IPv6")
+        Finder().find([running.pid])
+    assert asked == [f"127.0.0.1:{port}", f"[::1]:{port}"]
+
+
+def _note(asked: list[str], address: str) -> None:
+    asked.append(address)
+    raise GputopError("nobody there", "")
