@@ -1,6 +1,7 @@
 """What a capture costs a real job: `gputop capture` beside TensorFlow's own client, both asked for 10 s.
 
     python benchmarks/capture_cost.py [--job "tiny ops"] [--seconds 10] [--rounds 1]
+    python benchmarks/capture_cost.py --before 5     # what recording all the time costs (--dip-before 5)
 
 Needs TensorFlow in this environment. Each client captures from a fresh job of its own (tests/tf_job.py,
 on the CPU), turn about. Lost steps are those the job would have made at its own pace (five seconds before
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,12 +110,54 @@ def _capture(job: TfJob, logdir: str, seconds: float) -> None:
     print(f"  gputop chose {plan.chosen_s:g} s: {plan.why}")
 
 
+def measure_before(mode: str, before_s: float, rounds: int) -> None:
+    """The job's pace without and with recording all the time, turn about, and its memory."""
+    from gputop.profiler.continuous import Continuous, too_much
+
+    with start_tf_job(mode) as job:
+        def pace(seconds: float, each: Callable[[], None] = lambda: None) -> float:
+            began_s = time.time()
+            while time.time() < began_s + seconds:
+                time.sleep(0.5)
+                each()
+            ended_s = time.time()
+            return sum(began_s <= t < ended_s for t in job.step_times()) / (ended_s - began_s)
+
+        paces: list[tuple[float, float]] = []
+        dropped: list[float] = []
+        for _ in range(rounds):
+            without = pace(4 * before_s)
+            recording = Continuous(job.address, job.pid)
+            before = resident_bytes(job.pid) or 0
+            recording.start()
+
+            def look_after(recording: Continuous = recording) -> None:
+                if too_much(recording.kept(), before_s):
+                    began = time.monotonic()
+                    recording.drop()
+                    dropped.append(time.monotonic() - began)
+
+            with _Peak(job.pid) as memory:
+                paces.append((without, pace(4 * before_s, look_after)))
+            with tempfile.TemporaryDirectory() as logdir:
+                result = recording.snapshot(Path(logdir), "bench")
+            print(f"  {without:.1f} steps/s without, {paces[-1][1]:.1f} with; "
+                  f"job +{(memory.highest - before) / 1e6:.0f} MB; snapshot of {result.asked_s:.1f} s: {result.took_s:.1f} s, {result.bytes / 1e6:.1f} MB")
+        lost = statistics.median(1 - b / a for a, b in paces)
+        print(f"{mode}: recorded all the time, dropped every {2 * before_s:g} s: {100 * lost:.0f} % of the steps lost; "
+              f"a drop takes {statistics.median(dropped):.2f} s")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--job", choices=MODES, default="tiny ops")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--before", type=float, default=None, metavar="S")
     args = parser.parse_args()
+    if args.before is not None:
+        measure_before(args.job, args.before, args.rounds)
+        return
     clients = ("gputop", "TensorFlow")
     costs: dict[str, list[Cost]] = {client: [] for client in clients}
     for _ in range(args.rounds):

@@ -103,6 +103,15 @@ def test_servers_that_do_not_tell_the_time_are_bounded_by_ours(logdir):
         assert outcome.clock.began_ns == round(outcome.began_s * 1e9) and outcome.clock.error_ns < 5e9
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_servers_that_write_to_their_own_disk(logdir, monkeypatch, shares):
+    monkeypatch.setattr("gputop.profiler.storage._shares_files", lambda pid: shares)
+    with serving(FakeProfiler(writes_disk=True), FakeProfiler(writes_disk=True)) as servers:
+        done = capture_together(addresses(servers), seconds=0.2, logdir=logdir)
+    assert [o.result.delivered for o in done.outcomes] == ["server disk"] * 2
+    assert len(list(done.run_dir.glob("*.xplane.pb"))) == 2 and not list(done.run_dir.glob(".*"))
+
+
 @pytest.mark.parametrize("spoiler", [
     FakeProfiler(refuse=(grpc.StatusCode.UNAVAILABLE, "Another profiling session active.")),
     FakeProfiler(has_service=False), FakeProfiler(xspace=make_xspace(events=0))])
