@@ -233,5 +233,6 @@ def ask_attach() -> Ask:
         return None
 
     hint = ("The profiler server of a TensorFlow or JAX process. In the job:\n"
-            "tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009)")
+            "tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009)\n"
+            "A job that runs without one is given one by: gputop attach PID")
     return Ask("Attach to HOST:PORT", hint, placeholder="localhost:6009", check=problem)
