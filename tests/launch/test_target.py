@@ -122,3 +122,16 @@ def test_the_command_says_why_not(sleeper):
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "neither TensorFlow nor JAX" in ended.stderr and "Traceback" not in ended.stderr
     assert subprocess.run([*GPUTOP, "attach", "x"], capture_output=True, check=False).returncode == 2
+
+
+def test_pythons_remote_execution_that_fails_says_why_and_leaves_nothing():
+    if sys.version_info >= (3, 14):
+        pytest.skip("this Python has it; what it does is in test_real.py")
+    from gputop.launch.attach import start_server
+
+    before = set(Path("/tmp").glob("gputop-*.py"))
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        with pytest.raises(GputopError, match=r"remote execution .* failed: AttributeError"):
+            start_server(target.Target(process.pid, "python", "ana", 14, same_network=True))
+        process.communicate()
+    assert set(Path("/tmp").glob("gputop-*.py")) == before
