@@ -160,7 +160,7 @@ def capture_text(record: CaptureRecord) -> Text:
     parts = [*map(printable, record.remarks), *(f"profiler: {printable(n)}" for n in record.notes)]
     parts += [record.report] if record.problem is None else [
         str(record.path), printable(record.problem.message), record.problem.fix]
-    if record.path.is_file():
+    if record.path.exists():
         from gputop.launch.xprof import logdir_of, open_command
 
         parts.append(f"Open it in XProf: {printable(open_command(logdir_of(record.path)))}")
