@@ -51,6 +51,7 @@ bench: $(VENV)/.run
 	$(BIN)/python benchmarks/monitor_cost.py
 	$(BIN)/python benchmarks/history.py
 	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/timeline.py
 	$(PIP) install -e '.[xprof]'
 	$(BIN)/python benchmarks/trace_engine.py
 

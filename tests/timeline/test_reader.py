@@ -21,7 +21,7 @@ _host = st.tuples(_times, st.sampled_from(["python", "tf_data_private_threadpool
                   st.sampled_from(["train", "MatMul", "Iterator::Map", "ΑΒΓ straße"]))
 _traces = st.tuples(st.lists(_device, max_size=14), st.lists(_host, max_size=14)).filter(lambda t: t[0] or t[1])
 _when = st.integers(-5, _HORIZON + 25)
-_many = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def trace_of(events: tuple[list, list]) -> Trace:
