@@ -29,6 +29,7 @@ SAMPLES_PER_PERIOD = 2.5  # at least: Nyquist asks for more than 2, and the peak
 FEWEST_SAMPLES = 32
 FEWEST_PERIODS = 5  # in the window: so often must it have come back
 WINDOW_SAMPLES, WINDOW_S, MOST_SAMPLES = 300, 120.0, 1200  # the longer of the first two is looked at
+FLAT = "flat: it hardly changes"
 UNMEASURED = "nothing was measured"
 TOO_FAST = "too fast: it repeats within 2.5 samples"
 INTERVALS_S = (10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1)  # what the monitor offers
@@ -61,7 +62,8 @@ class Rhythm:
     lags looked at together.
 
     ``metric`` is what it was found in; ``gpus`` are columns of the values that share it, of ``lively`` ones
-    that are not flat. Periods from ``shortest_s`` to ``longest_s`` could have been seen, in samples ``interval_s`` apart.
+    that are not flat. Periods from ``shortest_s`` to ``longest_s`` could have been seen, in samples
+    ``interval_s`` apart.
     """
 
     period_s: float | None
@@ -128,11 +130,13 @@ def estimate(times_s: F64, values: npt.NDArray[np.floating], swing: float = 0.01
         return replace(seen, reason=UNMEASURED)
     if count < FEWEST_SAMPLES:
         return replace(seen, reason=f"too short: {count} samples, {FEWEST_SAMPLES} are needed")
+    if not (_deviation(grid) > 0.5 * swing).any():  # spares what follows where nothing runs
+        return replace(seen, reason=FLAT)
     near = min(_FAST, furthest)
     looks = (_Correlation(grid, near, swing, smooth=False), _Correlation(grid, near, swing),
              _Correlation(grid, furthest, swing))
     if not any(look.gpus for look in looks):
-        return replace(seen, reason="flat: it hardly changes")
+        return replace(seen, reason=FLAT)
     peaks = [peak for look in looks if (peak := look.best()) is not None and (look.smooth or peak.lag < _RAW)]
     if not peaks:
         return replace(seen, reason="no peak: nothing repeats")
@@ -194,15 +198,17 @@ class _Correlation:
         size = np.sqrt(_moving(quick**2, width) / np.maximum(_moving(there, width), 1.0))
         self.gpus = [g for g in range(grid.shape[1])
                      if there[:, g].sum() >= FEWEST_SAMPLES and np.median(size[there[:, g], g]) >= swing]
+        self.longest, self.smooth = longest, smooth
+        if not self.gpus:
+            return
         even = (quick / np.maximum(size, 0.1 * swing))[:, self.gpus]
         there = there[:, self.gpus]
         if smooth:
             there = there[1:] & there[:-1]
             even = np.where(there, even[1:] + even[:-1], 0.0)
-        self.longest, self.smooth = longest, smooth
         self.r, pairs = _autocorrelation(even, there, 2 * longest + 2)
         self.lags = np.arange(len(self.r)) / _FINE
-        quantile = NormalDist().inv_cdf(1 - _FALSE_ALARMS / (longest * max(1, len(self.gpus))))
+        quantile = NormalDist().inv_cdf(1 - _FALSE_ALARMS / (longest * len(self.gpus)))
         # Between the samples white noise is not free of correlation: sin(pi l) / (pi l).
         self.noise = (quantile * np.sqrt(_spread(self.r[::_FINE]) / np.maximum(pairs, 1.0))
                       + np.maximum(0.0, np.sinc(self.lags))[:, None])
@@ -212,20 +218,33 @@ class _Correlation:
         if not self.gpus:
             return None
         columns = range(len(self.gpus))
+        together = self._fundamental([*columns])
+        if together is not None and all(self._is_first(c, together) for c in columns):
+            return self._peak([*columns], together)
         own = [self._fundamental([c]) for c in columns]
         found = []
-        for lag in {self._fundamental([*columns]), *own} - {None}:
+        for lag in {together, *own} - {None}:
             assert lag is not None
             members = [c for c in columns if self._shares(c, own[c], lag)]
             if members:
-                lag = self._fundamental(members) or lag
-                r, noise = self._of(members)
-                height = max(float(np.interp(lag, self.lags, r)), 1e-9)
-                sure = max(0.0, 1 - (float(np.interp(lag, self.lags, noise)) / height) ** 2)
-                found.append(_Peak(self._exact(members, lag), height, sure, tuple(self.gpus[c] for c in members)))
-                if len(members) == len(columns):
-                    break
+                found.append(self._peak(members, self._fundamental(members) or lag))
         return max(found, key=lambda peak: (len(peak.gpus), peak.height), default=None)
+
+    def _peak(self, columns: list[int], lag: float) -> _Peak:
+        r, noise = self._of(columns)
+        height = max(float(np.interp(lag, self.lags, r)), 1e-9)
+        sure = max(0.0, 1 - (float(np.interp(lag, self.lags, noise)) / height) ** 2)
+        return _Peak(self._exact(columns, lag), height, sure, tuple(self.gpus[c] for c in columns))
+
+    def _is_first(self, column: int, lag: float) -> bool:
+        """Whether a GPU has a peak there and none nearly as high before, so that it is its own period, too."""
+        r, noise = self.r[:, column], self.noise[:, column]
+        p = round(lag * _FINE)
+        near = slice(p - _slack(p), p + _slack(p) + 1)
+        top = float(r[near].max())
+        lobe = int((r <= 0).argmax())  # where the peak at lag 0 has ended
+        before = float(r[lobe: round(0.7 * p)].max(initial=0.0))  # half and two thirds of it, and what is shorter
+        return top > noise[p] and before < _as_high(lag) * top
 
     def _of(self, columns: list[int]) -> tuple[F64, F64]:
         return self.r[:, columns].mean(axis=1), self.noise[:, columns].mean(axis=1)
@@ -302,6 +321,14 @@ def _moving(columns: npt.NDArray[np.generic], width: int) -> F64:
     half = width // 2
     total = np.cumsum(np.pad(columns.astype(np.float64), ((half + 1, half), (0, 0))), axis=0)
     return np.asarray(total[width:] - total[:-width])
+
+
+def _deviation(grid: F64) -> F64:
+    """Standard deviation of each column, 0 where nothing is known."""
+    there = ~np.isnan(grid)
+    count = np.maximum(there.sum(axis=0), 1)
+    mean = np.where(there, grid, 0.0).sum(axis=0) / count
+    return np.asarray(np.sqrt((np.where(there, grid - mean, 0.0) ** 2).sum(axis=0) / count))
 
 
 def _spread(r: F64) -> F64:
