@@ -24,6 +24,11 @@ READING = (
     "ø is the mean of what is shown. On several lines, brightness is the share of samples that reach a level: "
     "a GPU busy half of the time is dim to the top, a half busy one bright to the middle. A dot: nothing was "
     "measured. ~ marks coarse utilization (any kernel ran), where SM activity cannot be read.\n"
+    "The line above the lanes marks what happened: a letter where it began, a line while it lasted, and beside it "
+    "what the letters mean. With the cursor (v, or a click on a lane) the figures are means of the slice under it, and "
+    "the words say what happened in it.\n"
+    "The rhythm on the job line is an estimate of the step's period from the load alone. Samples show steps of 2.5 "
+    "intervals and longer; shorter ones can look like longer ones, so see whether it stays when you press +.\n"
 )
 
 
