@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from gputop.advice.finding import Severity, at_most, severity_of
 from gputop.advice.thresholds import limit
 from gputop.trace.breakdown import breakdown
-from gputop.trace.collective_waits import CollectiveWaits, collective_waits
+from gputop.trace.collective_waits import CollectiveWaits
 from gputop.trace.device_time import GpuTimeline
-from gputop.trace.host_causes import HostCauses, host_causes
+from gputop.trace.host_causes import HostCauses
 from gputop.trace.intervals import EMPTY, Spans, union
 from gputop.trace.model import Trace
 from gputop.trace.query import uses
@@ -77,7 +77,8 @@ class TraceFacts:
 
     @classmethod
     def of(
-        cls, trace: Trace, lines: Sequence[GpuTimeline], analysis: Analysis, params: int | None = None,
+        cls, trace: Trace, lines: Sequence[GpuTimeline], analysis: Analysis, waits: CollectiveWaits | None,
+        host: HostCauses | None, params: int | None = None,
     ) -> TraceFacts:
         parts, basis = analysis.breakdown, "step"
         if parts is None and analysis.steps is None and (lines or not trace.gpus):
@@ -90,6 +91,5 @@ class TraceFacts:
         shares = None
         if parts is not None and parts.total > 0:
             shares = {name: seconds / parts.total for name, seconds in parts.to_json().items()}
-        host = host_causes(trace, lines, analysis.steps, analysis.ops)
         return cls(trace, analysis, shares, basis, parts.total if parts else 0.0, uses(trace), params, tuple(lines),
-                   collective_waits(trace, lines, analysis.steps), host)
+                   waits, host)

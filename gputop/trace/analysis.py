@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from gputop.advice.trace import advise
 from gputop.advice.trace_facts import TraceFacts
 from gputop.trace.breakdown import breakdown
+from gputop.trace.collective_waits import collective_waits
 from gputop.trace.collectives import collectives
 from gputop.trace.copies import copy_table
+from gputop.trace.cores import pool
 from gputop.trace.device_time import gpu_number, gpu_use, timelines, unused_gpu
 from gputop.trace.functions import functions
 from gputop.trace.gaps import step_gaps
+from gputop.trace.host_causes import host_causes
 from gputop.trace.host_ops import host_ops
 from gputop.trace.input_pipeline import input_pipeline
 from gputop.trace.kernel_table import kernel_sizes, kernels
@@ -50,30 +53,35 @@ def examine(trace: Trace, params: int | None = None) -> TraceFacts:
     """The analysis of a trace in memory, with what it rests on."""
     steps = find_steps(trace)
     lines = timelines(trace)
-    used = {line.gpu: gpu_use(trace, line, steps) for line in lines}
-    gpus = [used.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if lines else []
     # A GPU trace whose device planes are empty does not tell where the step goes.
     readable = bool(lines) or not trace.gpus
     window = trace.window_ns
+    ops = host_ops(trace, steps)
+    with pool() as threads:
+        do = threads.submit  # the long ones first
+        parts = do(breakdown, trace, lines, steps.bounds_ns) if steps and readable else None
+        launching, gaps = do(launch_threads, trace, lines), do(step_gaps, trace, lines, steps)
+        causes, waits = do(host_causes, trace, lines, steps, ops), do(collective_waits, trace, lines, steps)
+        compared = do(replicas, trace, lines, steps) if lines else None
+        table, sizes = do(kernels, trace, lines), do(kernel_sizes, trace, lines, steps)
+        used = [do(gpu_use, trace, line, steps) for line in lines]
+        one_step, called = do(typical_step, trace, lines, steps), do(functions, trace)
+        communicated, input_ = do(collectives, trace, lines, steps), do(input_pipeline, trace, steps)
+        copied = do(copy_table, trace, {gpu_number(trace, line.gpu): line.rows for line in lines}, steps)
+        held = do(memory, trace)
+    by_gpu = {line.gpu: use.result() for line, use in zip(lines, used, strict=True)}
+    gpus = [by_gpu.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if lines else []
     analysis = Analysis(
         paths=list(trace.paths), format=trace.format, hosts=list(trace.hosts),
         window_s=(window[1] - window[0]) / 1e9, events=trace.event_count, simulated=trace.simulated,
-        quality=[*trace.quality, *_notes(trace, steps, bool(lines))],
-        steps=steps,
-        breakdown=breakdown(trace, lines, steps.bounds_ns) if steps and readable else None,
-        gpus=sorted(gpus, key=lambda use: use.gpu),
-        collectives=collectives(trace, lines, steps),
-        memory=memory(trace),
-        input=input_pipeline(trace, steps),
-        gaps=step_gaps(trace, lines, steps), ops=host_ops(trace, steps), functions=functions(trace),
-        launch_threads=launch_threads(trace, lines),
-        kernels=kernels(trace, lines),
-        kernel_sizes=kernel_sizes(trace, lines, steps),
-        copies=copy_table(trace, {gpu_number(trace, line.gpu): line.rows for line in lines}, steps),
-        replicas=replicas(trace, lines, steps) if lines else None,
-        typical_step=typical_step(trace, lines, steps),
+        quality=[*trace.quality, *_notes(trace, steps, bool(lines))], steps=steps,
+        breakdown=parts.result() if parts else None, gpus=sorted(gpus, key=lambda use: use.gpu),
+        collectives=communicated.result(), memory=held.result(), input=input_.result(), gaps=gaps.result(), ops=ops,
+        functions=called.result(), launch_threads=launching.result(), kernels=table.result(),
+        kernel_sizes=sizes.result(), copies=copied.result(), replicas=compared.result() if compared else None,
+        typical_step=one_step.result(),
     )
-    facts = TraceFacts.of(trace, lines, analysis, params)
+    facts = TraceFacts.of(trace, lines, analysis, waits.result(), causes.result(), params)
     advice = advise(facts)
     analysis.findings, analysis.abstained = advice.findings, advice.abstained
     return facts

@@ -5,14 +5,17 @@ Field numbers: openxla/xla, ``xla/tsl/profiler/protobuf/xplane.proto``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gputop.trace.columns import Lookup, Names
+from gputop.trace.cores import in_order
 from gputop.trace.model import F64, I64
 from gputop.trace.wire import LENGTH, U64, VARINT, Block, Bools, Data, Round, read_fields, signed, tag
 
@@ -183,10 +186,10 @@ def _read_stat(data: Data, begin: int, end: int, stat_names: dict[int, str]) -> 
 
 
 def read_events(
-    data: Data, plane: XPlane, line: XLine, *, names: Lookup, stats: Sequence[str], losses: Losses,
-    skip: Lookup | None = None,
-) -> Iterator[Chunk]:
-    """The line's events in the file's order, some ten thousand at a time.
+    data: Data, plane: XPlane, lines: Iterable[XLine], *, names: Lookup, stats: Sequence[str], losses: Losses,
+    threads: ThreadPoolExecutor, skip: Lookup | None = None,
+) -> Iterator[tuple[XLine, Chunk]]:
+    """The events of these lines in the file's order, some ten thousand at a time, decoded ahead by ``threads``.
 
     ``names`` maps metadata ids to indices of names; events without a name are left out and
     counted in ``losses``, as are malformed ones. ``stats`` names those wanted. ``skip`` maps
@@ -194,15 +197,25 @@ def read_events(
     """
     codes = {name: code for code, name in enumerate(stats)}
     wanted = Lookup({i: codes[name] for i, name in plane.stat_names.items() if name in codes})
-    for first in range(0, len(line.begin), _CHUNK):
-        begin, end = line.begin[first:first + _CHUNK], line.end[first:first + _CHUNK]
-        block = Block(data, int(begin[0]), int(end[-1]))
+
+    def decode(line: XLine, some: slice) -> tuple[XLine, Chunk | None, Losses]:
+        begin, end = line.begin[some], line.end[some]
+        block, lost = Block(data, int(begin[0]), int(end[-1])), Losses()
         begin, end = begin - block.base, end - block.base
         if skip is not None:
-            keep = skip(block.first_varint(EVENT_METADATA_ID, begin)[0]) != 1
+            keep = np.flatnonzero(skip(block.first_varint(EVENT_METADATA_ID, begin)[0]) != 1)
             begin, end = begin[keep], end[keep]
-        if len(begin):
-            yield _decode_events(block, begin, end, line.timestamp_ns, names, skip, wanted, stats, losses)
+        chunk = _decode_events(block, begin, end, line.timestamp_ns, names, skip, wanted, stats, lost) if len(
+            begin) else None
+        return line, chunk, lost
+
+    chunks = (partial(decode, line, slice(first, first + _CHUNK))
+              for line in lines for first in range(0, len(line.begin), _CHUNK))
+    for line, chunk, lost in in_order(threads, chunks):
+        losses.malformed += lost.malformed
+        losses.unnamed += lost.unnamed
+        if chunk is not None:
+            yield line, chunk
 
 
 def _decode_events(

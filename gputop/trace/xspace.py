@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from gputop.trace import kernels
 from gputop.trace.clocks import HostClock
 from gputop.trace.columns import NOISE, Launches, Lookup, Parts
 from gputop.trace.content import too_big
+from gputop.trace.cores import pool
 from gputop.trace.model import I32, I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages, note_serialised
 from gputop.trace.skew import HostPart, align
@@ -80,26 +83,28 @@ def read_xspaces(
     cut: set[str] = set()
     paths: list[str] = []
     errors: list[GputopError] = []
-    for path, fallback_host, data in files:
-        try:
-            reader = _XSpace(data() if callable(data) else data, path, fallback_host, parts, losses,
-                             (known_clocks or {}).get(path), rank=len(paths))
-            if reader.needs_bytes > limit_bytes:
-                raise too_big(path, limit_bytes)
-        except GputopError as error:
-            errors.append(error)
-            continue
-        paths.append(path)
-        if reader.damaged:
-            cut.add(path)
-        before = len(parts.device), len(parts.host), len(parts.allocator)
-        reader.read()
-        windows.append(note_clipping(parts, reader.host, parts.device[before[0]:], parts.host[before[1]:],
-                                     reader.window_ns))
-        hosts.append(HostPart(reader.host, reader.machine, slice(before[0], len(parts.device)),
-                              slice(before[1], len(parts.host)), slice(before[2], len(parts.allocator)), reader.clock))
-        wall_clock = wall_clock and reader.wall_clock
-        simulated = simulated or reader.simulated
+    with pool() as threads:
+        for path, fallback_host, data in files:
+            try:
+                reader = _XSpace(data() if callable(data) else data, path, fallback_host, parts, losses,
+                                 (known_clocks or {}).get(path), len(paths), threads)
+                if reader.needs_bytes > limit_bytes:
+                    raise too_big(path, limit_bytes)
+            except GputopError as error:
+                errors.append(error)
+                continue
+            paths.append(path)
+            if reader.damaged:
+                cut.add(path)
+            before = len(parts.device), len(parts.host), len(parts.allocator)
+            reader.read()
+            windows.append(note_clipping(parts, reader.host, parts.device[before[0]:], parts.host[before[1]:],
+                                         reader.window_ns))
+            hosts.append(HostPart(
+                reader.host, reader.machine, slice(before[0], len(parts.device)), slice(before[1], len(parts.host)),
+                slice(before[2], len(parts.allocator)), reader.clock))
+            wall_clock = wall_clock and reader.wall_clock
+            simulated = simulated or reader.simulated
     if errors and not paths:
         raise errors[0]
     for bad in errors:
@@ -135,13 +140,13 @@ class _XSpace:
     """One file on its way into ``parts``."""
 
     def __init__(self, data: Data, path: str, fallback_host: str, parts: Parts, losses: Losses,
-                 clock: HostClock | None, rank: int) -> None:
+                 clock: HostClock | None, rank: int, threads: ThreadPoolExecutor) -> None:
         self._data, self._parts, self._losses, self._rank = data, parts, losses, rank
+        self._threads = threads
         self.clock = clock
         self._gpus: dict[int, int] = {}
         found = read_fields(data, 0, len(data), (_PLANES, _ERRORS, _WARNINGS, _HOSTNAMES))
-        begins, ends = found.pairs(_PLANES)
-        self._planes = [read_plane(data, b, e) for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
+        self._planes = list(threads.map(partial(read_plane, data), *(at.tolist() for at in found.pairs(_PLANES))))
         self._planes = [p for p in self._planes if p.name or p.lines or p.stats]
         self.needs_bytes = len(data) + _EVENT_BYTES * sum(len(ln.begin) for p in self._planes for ln in p.lines)
         self.damaged = found.damaged or any(p.damaged for p in self._planes)
@@ -218,16 +223,22 @@ class _XSpace:
         names, references = lookups(plane, parts.names)
         nvidia = parts.gpus[gpu].compute_capability if stats.get("device_vendor") == "Nvidia" else None
         pieces = []
-        for xline in plane.lines:
-            if xline.name in _DERIVED_LINES:
-                continue
-            line = -1
-            for chunk in read_events(self._data, plane, xline, names=names, stats=_DEVICE_STATS, losses=self._losses):
-                if line < 0:
-                    line = parts.add_line(Line(self.host, gpu, xline.name))
-                if len(chunk.name):
-                    pieces.append(self._device_chunk(chunk, references, gpu, line, nvidia))
+        for line, chunk in self._events(plane, gpu, names, _DEVICE_STATS):
+            if len(chunk.name):
+                pieces.append(self._device_chunk(chunk, references, gpu, line, nvidia))
         return pieces
+
+    def _events(
+        self, plane: XPlane, gpu: int, names: Lookup, stats: Sequence[str], skip: Lookup | None = None,
+    ) -> Iterator[tuple[int, Chunk]]:
+        """The plane's events chunk by chunk, each with the number of its line in the trace."""
+        own, line = None, -1
+        lines = [xline for xline in plane.lines if xline.name not in _DERIVED_LINES]
+        for xline, chunk in read_events(self._data, plane, lines, names=names, stats=stats, losses=self._losses,
+                                        threads=self._threads, skip=skip):
+            if xline is not own:
+                own, line = xline, self._parts.add_line(Line(self.host, gpu, xline.name))
+            yield line, chunk
 
     def _device_chunk(
         self, chunk: Chunk, references: Lookup, gpu: int, line: int, nvidia: tuple[int, int] | None,
@@ -256,20 +267,13 @@ class _XSpace:
         names, references = lookups(plane, parts.names)
         noise = {i: 1 for i, name in plane.event_names.items() if name.startswith(NOISE)}
         skip = Lookup(noise, 0) if noise else None
-        for xline in plane.lines:
-            if xline.name in _DERIVED_LINES:
-                continue
-            line = -1
-            for chunk in read_events(self._data, plane, xline, names=names, stats=_HOST_STATS, losses=self._losses,
-                                     skip=skip):
-                if line < 0:
-                    line = parts.add_line(Line(self.host, -1, xline.name))
-                chunk.start_ns += self._base_ns
-                chunk.end_ns += self._base_ns
-                is_allocator = np.logical_or.reduce([chunk.name == parts.names[name] for name in _ALLOCATOR])
-                if is_allocator.any():
-                    self._allocator_chunk(chunk, np.flatnonzero(is_allocator), references)
-                self._host_chunk(chunk, ~is_allocator, references, line, calls)
+        for line, chunk in self._events(plane, -1, names, _HOST_STATS, skip):
+            chunk.start_ns += self._base_ns
+            chunk.end_ns += self._base_ns
+            is_allocator = np.logical_or.reduce([chunk.name == parts.names[name] for name in _ALLOCATOR])
+            if is_allocator.any():
+                self._allocator_chunk(chunk, np.flatnonzero(is_allocator), references)
+            self._host_chunk(chunk, ~is_allocator, references, line, calls)
 
     def _host_chunk(
         self, chunk: Chunk, keep: np.ndarray, references: Lookup, line: int, calls: _HostCalls,
