@@ -60,11 +60,15 @@ def start_server(process: target.Target, port: int = 0) -> Announcement:
 
 
 def _found(pid: int) -> Announcement | None:
+    """For a process in a network of its own, which what it tells cannot leave: look whether its server answers."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        address = serving(pid)
-        if address is not None:
-            return Announcement(address, f"profiler server at {address} (process {pid})")
+        discovery = find_servers([pid])
+        for server in discovery.servers:
+            if server.pid == pid:
+                return Announcement(server.address, f"profiler server at {server.address} (process {pid})")
+        if discovery.notes:
+            raise GputopError(discovery.notes[0], "Its server has been started all the same.")
         time.sleep(_LOOK_PERIOD_S)
     return None
 
