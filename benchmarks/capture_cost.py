@@ -126,7 +126,7 @@ def measure_before(mode: str, before_s: float, rounds: int) -> None:
         paces: list[tuple[float, float]] = []
         dropped: list[float] = []
         for _ in range(rounds):
-            without = pace(4 * before_s)
+            without = pace(5 * before_s)
             recording = Continuous(job.address, job.pid)
             before = resident_bytes(job.pid) or 0
             recording.start()
@@ -138,11 +138,12 @@ def measure_before(mode: str, before_s: float, rounds: int) -> None:
                     dropped.append(time.monotonic() - began)
 
             with _Peak(job.pid) as memory:
-                paces.append((without, pace(4 * before_s, look_after)))
+                paces.append((without, pace(5 * before_s, look_after)))
             with tempfile.TemporaryDirectory() as logdir:
                 result = recording.snapshot(Path(logdir), "bench")
             print(f"  {without:.1f} steps/s without, {paces[-1][1]:.1f} with; "
-                  f"job +{(memory.highest - before) / 1e6:.0f} MB; snapshot of {result.asked_s:.1f} s: {result.took_s:.1f} s, {result.bytes / 1e6:.1f} MB")
+                  f"job +{(memory.highest - before) / 1e6:.0f} MB; snapshot of {result.asked_s:.1f} s: "
+                  f"{result.took_s:.1f} s, {result.bytes / 1e6:.1f} MB")
         lost = statistics.median(1 - b / a for a, b in paces)
         print(f"{mode}: recorded all the time, dropped every {2 * before_s:g} s: {100 * lost:.0f} % of the steps lost; "
               f"a drop takes {statistics.median(dropped):.2f} s")

@@ -245,15 +245,18 @@ class Session:
     # -- profiler servers ---------------------------------------------------------------------
 
     def attach(self, address: str) -> str:
-        """Watch a profiler server; raises GputopError (usage) for an address that cannot be one."""
-        from gputop.profiler.client import parse_address
+        """Watch a profiler server, or several as ``--attach`` takes them; the first, as it is written here.
 
-        parsed = parse_address(address)
-        if parsed not in self._attached:
-            self._attached.append(parsed)
+        Raises GputopError (usage) for what cannot be an address.
+        """
+        from gputop.profiler.client import parse_address
+        from gputop.profiler.workers import addresses
+
+        parsed = addresses([address]) or (parse_address(address),)  # nothing at all is no address either
+        self._attached += [one for one in parsed if one not in self._attached]
         self._report_servers = True
         self._look_now.set()
-        return parsed
+        return parsed[0]
 
     def _watch_servers(self) -> None:
         while not self._closing.is_set():

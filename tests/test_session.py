@@ -179,3 +179,13 @@ def test_a_fault_while_looking_for_servers_is_a_note(monkeypatch: pytest.MonkeyP
     session = StillSession()
     session.look_for_servers()
     assert session.servers == () and "label too long" in session.discovery_notes[0]
+
+
+def test_several_servers_are_attached_at_once() -> None:
+    session = StillSession(1)
+    assert session.attach("localhost:6009, node[1-2]:7") == "127.0.0.1:6009"
+    session.attach("node1:7")
+    assert session._attached == ["127.0.0.1:6009", "node1:7", "node2:7"]
+    for nothing in (" ", ","):
+        with pytest.raises(GputopError, match="not an address"):
+            session.attach(nothing)

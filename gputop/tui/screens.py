@@ -224,10 +224,10 @@ class Ask(ModalScreen[str | None]):
 def ask_attach() -> Ask:
     """Where the profiler server is."""
     def problem(address: str) -> str | None:
-        from gputop.profiler.client import parse_address
+        from gputop.profiler.workers import addresses
 
         try:
-            parse_address(address)
+            addresses([address])
         except GputopError as error:
             return f"{error.message} {error.fix}"
         return None
