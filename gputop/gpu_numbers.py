@@ -37,6 +37,13 @@ class GpuNumbers:
         """Whether the job's numbers are the node's."""
         return bool(self.by_ordinal) and all(a == b for a, b in self.by_ordinal.items())
 
+    def remark(self, finding: Finding) -> str:
+        """For a finding of the trace in the node's numbers: what its texts, in the job's, call them; "" if the same."""
+        if finding.origin != "trace" or self.same:
+            return ""
+        pairs = [f"GPU {a} is GPU {b} here" for a, b in sorted(self.by_ordinal.items()) if b in finding.gpus]
+        return f"The job's {', '.join(pairs)}. " if pairs else ""
+
     def text(self) -> str:
         """For the details of a finding: "GPU 0 of the process = GPU 2 of the node", or why that is not known."""
         if self.reason is not None:

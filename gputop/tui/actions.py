@@ -10,6 +10,7 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.advice.finding import Finding
+from gputop.gpu_numbers import GpuNumbers
 from gputop.text import bytes_, fit, printable, rate, ratio, seconds
 from gputop.tui.keys import key
 from gputop.tui.lines import LinesWidget
@@ -26,8 +27,9 @@ def gain_text(finding: Finding) -> str:
     return f"−{100 * gain:.0f} % " + ("step" if finding.gain.per == "step" else "per sample")
 
 
-def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, room: int) -> list[list[Run]]:
-    """One finding as at most ``room`` lines: title with gain and, unfolded, evidence and action."""
+def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, room: int,
+                  remark: str = "") -> list[list[Run]]:
+    """One finding as at most ``room`` lines: title with gain and, unfolded, ``remark``, evidence and action."""
     style = SEVERITY_STYLE[finding.severity]
     title_style = BOLD if selected else PLAIN
     gain = gain_text(finding) or ("live" if finding.origin == "live" else finding.severity)
@@ -39,7 +41,7 @@ def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, 
         action_lines = wrap(printable(finding.action), width - 6, max(1, room - 2))
         why_room = max(0, room - 1 - len(action_lines))
         if why_room:
-            lines += [[("   " + text, DIM)] for text in wrap(printable(finding.why), width - 4, why_room)]
+            lines += [[("   " + text, DIM)] for text in wrap(remark + printable(finding.why), width - 4, why_room)]
         for i, text in enumerate(action_lines):
             lines.append([("   → " if i == 0 else "     ", ACCENT), (text, PLAIN)])
     return lines[:room]
@@ -68,6 +70,7 @@ class ActionsPanel(LinesWidget, can_focus=True):
         self.findings: tuple[Finding, ...] = ()
         self.lead: tuple[str, ...] = ()
         self.breakdown: Mapping[str, float | None] = {}
+        self.numbers = GpuNumbers()  # what the GPUs of the last capture are on this node
         self.selected_id: str | None = None
         self._owner: list[str] = []  # finding id of each drawn line
 
@@ -114,7 +117,7 @@ class ActionsPanel(LinesWidget, can_focus=True):
         first = max(0, min(index, len(self.findings) - 1 - others))
         for i, finding in enumerate(self.findings[first:first + others + 1]):
             own = finding_lines(finding, width, first + i == index, first + i == index and self.has_focus,
-                                room if first + i == index else 1)
+                                room if first + i == index else 1, self.numbers.remark(finding))
             lines += own
             self._owner += [finding.id] * len(own)
         hidden = len(self.findings) - others - 1

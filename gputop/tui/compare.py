@@ -153,6 +153,9 @@ class CompareScreen(ModalScreen[None]):
             with VerticalScroll(id="changes"):
                 yield Static("", markup=False)
 
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.width < REPORT_WIDTH + 8, "tight")
+
     def on_mount(self) -> None:
         self.query_one(CaptureList).focus()
         self._compare()
@@ -197,7 +200,7 @@ class CompareScreen(ModalScreen[None]):
 
     @work(thread=True, exclusive=True)
     def _work(self, a: CaptureRecord, b: CaptureRecord, stop: threading.Event) -> None:
-        told = compared(a, b, REPORT_WIDTH, stop)
+        told = compared(a, b, 80 if self.has_class("tight") else REPORT_WIDTH, stop)
         if not stop.is_set():
             self.app.call_from_thread(self._tell, told)
 

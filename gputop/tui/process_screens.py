@@ -72,7 +72,9 @@ class SignalList(LinesWidget, can_focus=True):
             lines.append([("› " if chosen else "  ", ACCENT), (f"{number.value:>2} {number.name:<8} ", BOLD if chosen
                           else PLAIN), (fit(what, max(0, width - 14)), DIM)])
         lines.append([])
-        if self.asked:
+        if not self.asked:
+            lines += [[(text, DIM)] for text in wrap(SIGNALS[self.index][1], width, 2)]
+        else:
             lines.append([(fit(f"Send {self.number.name} to {p.pid}?   y: send   n, esc: do not", width), WARN)])
         self.show(lines)
 

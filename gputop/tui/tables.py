@@ -8,16 +8,22 @@ from typing import Any
 
 from gputop.text import NA, bytes_, percent, printable, ranges, rate, seconds
 
+_WIDE_ENOUGH = 40  # letters of a name that tell it from most others
+
 Value = str | float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``show`` writes a number; a column without it holds text. ``wide`` ones get what room there is."""
+    """``show`` writes a number; a column without it holds text. ``wide`` ones get what room there is.
+
+    ``spare`` ones are left out where that is too little, the last first.
+    """
 
     title: str
     show: Callable[[float], str] | None = None
     wide: bool = False
+    spare: bool = False
 
     def text(self, value: Value) -> str:
         if value is None:
@@ -80,10 +86,11 @@ def _list(value: Any) -> list[Mapping[str, Any]]:
 def _kernels(document: Mapping[str, Any], key: str, name: str) -> Table:
     kernels = document.get("kernels") or {}
     columns = (Column("share", percent), Column("time", seconds), Column("count", _count), Column("mean", seconds),
-               Column("type"), Column("tensor", percent), Column("occup.", percent), Column("GPUs"),
+               Column("type", spare=True), Column("tensor", percent, spare=True), Column("GPUs", spare=True),
+               Column("occup.", percent, spare=True),
                Column("kernel" if key == "by_name" else "TF op", wide=True))
     rows = tuple((r["share"], r["time_s"], r["count"], r["mean_s"], _type(r.get("types") or {}), r.get("tensor_core"),
-                  r.get("occupancy"), ranges(int(g) for g in r.get("by_gpu") or {}),
+                  ranges(int(g) for g in r.get("by_gpu") or {}), r.get("occupancy"),
                   r["name"] or f"and {r.get('names', 1)} more") for r in _list(kernels.get(key)))
     if not kernels:
         empty = "No kernels: no GPU worked in the window, or the trace was taken without GPU events."
@@ -104,8 +111,8 @@ def _type(types: Mapping[str, float]) -> str | None:
 def _collectives(document: Mapping[str, Any]) -> Table:
     found = document.get("collectives") or {}
     columns = (Column("operation"), Column("count", _count), Column("per step", _number), Column("time", seconds),
-               Column("transfer", seconds), Column("waiting", percent), Column("bytes", bytes_),
-               Column("exposed, most", seconds), Column("remark", wide=True))
+               Column("transfer", seconds), Column("waiting", percent), Column("bytes", bytes_, spare=True),
+               Column("exposed, most", seconds, spare=True), Column("remark", wide=True))
     rows = tuple((r["operation"], r["count"], r.get("count_per_step"), r["time_s"], r.get("transfer_s"),
                   r.get("waiting"), r.get("bytes"), max((r.get("exposed_s") or {}).values(), default=None),
                   r.get("reason") or "") for r in _list(found.get("operations")))
@@ -120,8 +127,8 @@ def _collectives(document: Mapping[str, Any]) -> Table:
 
 
 def _memory(document: Mapping[str, Any]) -> Table:
-    columns = (Column("allocator"), Column("at the peak", bytes_), Column("of the peak", percent),
-               Column("of capacity", percent), Column("allocations", _count), Column("held by", wide=True))
+    columns = (Column("allocator"), Column("at the peak", bytes_), Column("of the peak", percent, spare=True),
+               Column("of capacity", percent), Column("allocations", _count, spare=True), Column("held by", wide=True))
     rows: list[tuple[Value, ...]] = []
     told = False
     for use in _list(document.get("memory")):
@@ -145,8 +152,9 @@ def _memory(document: Mapping[str, Any]) -> Table:
 def _copies(document: Mapping[str, Any]) -> Table:
     copies = document.get("copies") or {}
     columns = (Column("GPU", _number), Column("way"), Column("from"), Column("to"), Column("count", _count),
-               Column("bytes", bytes_), Column("time", seconds), Column("rate", rate), Column("per step", _number),
-               Column("time/step", seconds), Column("TF op", wide=True))
+               Column("bytes", bytes_), Column("time", seconds), Column("rate", rate),
+               Column("per step", _number, spare=True), Column("time/step", seconds, spare=True),
+               Column("TF op", wide=True))
     rows: list[tuple[Value, ...]] = [
         (r["gpu"], r["direction"], r["source"], r["target"], r["count"], r.get("bytes"), r["time_s"],
          r.get("bytes_per_s"), r.get("count_per_step"), r.get("time_s_per_step"), "")
@@ -174,8 +182,8 @@ def _host_ops(document: Mapping[str, Any]) -> Table:
 def _functions(document: Mapping[str, Any]) -> Table:
     functions = document.get("functions") or {}
     columns = (Column("calls", _count), Column("time", seconds), Column("tracings", _count),
-               Column("retracings", _count), Column("tracing", seconds), Column("XLA"), Column("XLA run", seconds),
-               Column("modes"), Column("tf.function", wide=True))
+               Column("retracings", _count), Column("tracing", seconds, spare=True), Column("XLA"),
+               Column("XLA run", seconds, spare=True), Column("modes", spare=True), Column("tf.function", wide=True))
     rows = tuple((r["calls"], r["seconds"], r["tracings"], r["retracings"], r["tracing_s"],
                   None if r.get("xla") is None else "yes" if r["xla"] else "no", r.get("xla_s"),
                   ", ".join(f"{mode} {n}" for mode, n in (r.get("modes") or {}).items()), r["name"])
@@ -188,8 +196,8 @@ def _functions(document: Mapping[str, Any]) -> Table:
 
 def _input(document: Mapping[str, Any]) -> Table:
     found = document.get("input") or {}
-    columns = (Column("cost per batch", seconds), Column("own time", seconds), Column("function", seconds),
-               Column("calls", _count), Column("workers", _count), Column("parallel", _count),
+    columns = (Column("cost per batch", seconds), Column("own time", seconds), Column("function", seconds, spare=True),
+               Column("calls", _count, spare=True), Column("workers", _count, spare=True), Column("parallel", _count),
                Column("buffer empty", percent), Column("stage", wide=True))
     rows = tuple((s.get("cost_s_per_batch"), s["self_s"], s.get("function_s"), s["calls"], s.get("workers"),
                   s.get("parallelism"), s.get("buffer_empty"), s["path"])
@@ -203,11 +211,18 @@ def _input(document: Mapping[str, Any]) -> Table:
                  "No tf.data stages in the window: the input is not tf.data, or all of it was ready before.", note)
 
 
-def widths(table: Table, rows: Iterable[Sequence[Value]], room: int) -> list[int]:
-    """Of each column: what its cells need, the wide one what is left of ``room``, 24 at least."""
-    needs = [len(c.title) + 2 for c in table.columns]
+def widths(table: Table, rows: Iterable[Sequence[Value]], room: int) -> dict[int, int]:
+    """The columns to show with their widths: what the cells need, the wide one what is left of ``room``."""
+    needs = [len(c.title) + 2 for c in table.columns]  # with the arrow of the sorted one
     for row in rows:
         needs = [max(n, len(c.text(v))) for n, c, v in zip(needs, table.columns, row, strict=True)]
-    others = sum(n + 2 for n, c in zip(needs, table.columns, strict=True) if not c.wide)
-    return [max(24, min(n, room - others - 2)) if c.wide else min(n, 28)
-            for n, c in zip(needs, table.columns, strict=True)]
+    needs = [min(n, 24) if not c.wide else n for n, c in zip(needs, table.columns, strict=True)]
+    shown = dict(enumerate(needs))
+
+    def left() -> int:
+        return room - sum(n + 2 for i, n in shown.items() if not table.columns[i].wide) - 2
+
+    for i in reversed(range(len(needs))):
+        if table.columns[i].spare and left() < _WIDE_ENOUGH:
+            del shown[i]
+    return {i: max(24, min(n, left())) if table.columns[i].wide else n for i, n in shown.items()}

@@ -82,6 +82,7 @@ class TablesScreen(Screen[None]):
         self._reverse = False
         self._pattern = ""
         self._rows: list[tuple[Value, ...]] = []
+        self._shown: dict[int, int] = {}  # columns with their widths
 
     @property
     def table(self) -> Table:
@@ -113,15 +114,16 @@ class TablesScreen(Screen[None]):
         self.query_one(Tabs).draw(self._index, printable(about))
         grid: DataTable[Text] = self.query_one(DataTable)
         grid.clear(columns=True)
-        sizes = widths(table, self._rows, width - 2)
-        for i, (column, size) in enumerate(zip(table.columns, sizes, strict=True)):
+        self._shown = widths(table, self._rows, width - 2)
+        for i, size in self._shown.items():
+            column = table.columns[i]
             arrow = "" if i != self._by else " ▴" if (column.show is None) != self._reverse else " ▾"
             right = column.show is not None
             grid.add_column(Text(column.title + arrow, BOLD, justify="right" if right else "left"), width=size)
         for row in self._rows:
+            cells = ((table.columns[i], row[i], size) for i, size in self._shown.items())
             grid.add_row(*(Text(fit(column.text(value), size, right=column.show is not None),
-                                DIM if value is None else PLAIN, no_wrap=True)
-                           for column, value, size in zip(table.columns, row, sizes, strict=True)))
+                                DIM if value is None else PLAIN, no_wrap=True) for column, value, size in cells))
         grid.display = bool(self._rows)
         reason = table.empty if not table.rows else "" if self._rows else "No row holds that text: / to change it."
         said = self.query_one("#tables-empty", LinesWidget)
@@ -139,8 +141,8 @@ class TablesScreen(Screen[None]):
         self._draw()
 
     def action_sort(self, by: int) -> None:
-        columns = len(self.table.columns)
-        self._by = 0 if self._by is None else (self._by + by) % columns
+        columns = [*self._shown]
+        self._by = columns[(columns.index(self._by) + by) % len(columns)] if self._by in columns else columns[0]
         self._reverse = False
         self._draw()
 
@@ -149,8 +151,9 @@ class TablesScreen(Screen[None]):
         self._draw()
 
     def on_data_table_header_selected(self, message: DataTable.HeaderSelected) -> None:
-        self._reverse = self._by == message.column_index and not self._reverse
-        self._by = message.column_index
+        column = [*self._shown][message.column_index]
+        self._reverse = self._by == column and not self._reverse
+        self._by = column
         self._draw()
 
     def on_data_table_row_selected(self) -> None:

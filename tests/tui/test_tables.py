@@ -27,7 +27,8 @@ def document() -> dict[str, object]:
             {"name": "gemm_[bold]x", "count": 40, "time_s": 0.8, "mean_s": 0.02, "share": 0.8, "types": {"bf16": 1.0},
              "tensor_core": 1.0, "occupancy": 0.25, "by_gpu": {"0": {}, "1": {}}},
             {"name": "", "names": 7, "count": 9, "time_s": 0.2, "mean_s": 0.1, "share": 0.2, "types": {"unknown": 1.0},
-             "tensor_core": None, "occupancy": None, "by_gpu": {"0": {}}}], "by_op": None, "occupancy_is": "theoretical"},
+             "tensor_core": None, "occupancy": None, "by_gpu": {"0": {}}}],
+            "by_op": None, "occupancy_is": "theoretical"},
         "collectives": {"operations": [{"operation": "AllReduce", "count": 5, "count_per_step": 1.0, "time_s": 0.5,
                                         "transfer_s": 0.1, "waiting": 0.8, "bytes": 4096, "exposed_s": {"0": 0.2},
                                         "reason": None}], "last_to_arrive": {"0": 1, "1": 3}},
@@ -61,8 +62,8 @@ def test_sorting_goes_from_the_largest_and_keeps_what_is_not_known_last() -> Non
 def test_every_table_tells_what_the_analysis_holds() -> None:
     kernels, by_op, collectives, memory, copies, ops, functions, pipeline = tables(document())
     assert [c.text(v) for c, v in zip(kernels.columns, kernels.rows[0], strict=True)] == [
-        "80 %", "800 ms", "40", "20.0 ms", "bf16", "100 %", "25 %", "0-1", "gemm_[bold]x"]
-    assert kernels.rows[1][-1] == "and 7 more" and kernels.rows[1][4:7] == (None, None, None)
+        "80 %", "800 ms", "40", "20.0 ms", "bf16", "100 %", "0-1", "25 %", "gemm_[bold]x"]
+    assert kernels.rows[1][-1] == "and 7 more" and kernels.rows[1][4:8] == (None, None, "0", None)
     assert by_op.rows == () and "name no op" in by_op.empty
     assert collectives.rows[0][:3] == ("AllReduce", 5, 1.0) and "GPU 1, 75 %" in collectives.note
     assert [row[-1] for row in memory.rows][2] == "Conv2D" and memory.rows[2][2] == pytest.approx(0.75)
@@ -84,6 +85,10 @@ def test_the_wide_column_gets_the_room_that_is_left() -> None:
     assert widths(TABLE, TABLE.rows, 100)[1] == 24
     long = replace(TABLE, rows=((1.0, "x" * 300),))
     assert widths(long, long.rows, 100)[1] == 100 - widths(long, long.rows, 100)[0] - 4
+    kernels = tables(document())[0]
+    names = {room: [kernels.columns[i].title for i in widths(kernels, kernels.rows, room)] for room in (60, 78, 200)}
+    assert len(names[200]) == len(kernels.columns) > len(names[78]) >= len(names[60])
+    assert {"share", "time", "count", "kernel"} <= set(names[60])
 
 
 def test_the_analysis_of_a_real_trace_fills_them() -> None:
