@@ -181,7 +181,9 @@ class GputopApp(TerminalApp):
         if record is not None:
             title += f" · capture {rows.since(session.clock(), record.time_s)} + live"
         breakdown = record.analysis.get("breakdown") if record is not None and record.analysis else None
-        self.query_one(ActionsPanel).update_view(session.findings, title, telling.lead(session), breakdown)
+        panel = self.query_one(ActionsPanel)
+        panel.numbers = session.gpu_numbers
+        panel.update_view(session.findings, title, telling.lead(session), breakdown)
 
     def _refresh_job(self) -> None:
         session = self.session
