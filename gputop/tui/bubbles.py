@@ -20,7 +20,7 @@ from gputop.tui.timeline_head import step_at
 from gputop.tui.timeline_told import bubble_lines
 
 _BESIDE = 150  # columns from which the details stand beside the list
-_DETAIL = 9  # lines of details below it, where they do not
+_DETAIL, _LISTED = 9, 3  # where they stand below it: most lines of details, and least of the list
 
 
 class BubbleList(LinesWidget, can_focus=True):
@@ -62,6 +62,12 @@ class BubbleList(LinesWidget, can_focus=True):
         bubbles = self.timeline.bubbles if self.timeline is not None else ()
         return bubbles[self.at] if self.at < len(bubbles) else None
 
+    @property
+    def _listed(self) -> int:
+        """Lines of the list."""
+        height = self.size.height
+        return height if self.size.width >= _BESIDE else min(height, max(_LISTED, height - _DETAIL))
+
     def update_view(self, timeline: Timeline, titles: Mapping[str, str]) -> None:
         """``titles``: of the findings by their ids."""
         self.timeline, self.titles = timeline, titles
@@ -86,7 +92,7 @@ class BubbleList(LinesWidget, can_focus=True):
             self.show([[(" No GPU stands still for long enough to matter, or the trace has no GPU.", DIM)]])
             return
         beside = width >= _BESIDE
-        listed = height if beside else max(1, height - _DETAIL) if height > 3 else height
+        listed = self._listed
         left = width // 2 if beside else width
         self._top = max(min(self._top, self.at), self.at - listed + 1)
         rows = [self._line(i, left) for i in range(self._top, min(len(bubbles), self._top + listed))]
@@ -138,10 +144,8 @@ class BubbleList(LinesWidget, can_focus=True):
         row = event.get_content_offset(self)
         if row is None or self.timeline is None:
             return
-        beside = self.size.width >= _BESIDE
-        listed = self.size.height if beside else max(1, self.size.height - _DETAIL)
         index = self._top + row.y
-        if row.y >= listed or index >= len(self.timeline.bubbles):
+        if row.y >= self._listed or index >= len(self.timeline.bubbles):
             return
         if index == self.at:
             self.action_open()

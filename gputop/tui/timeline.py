@@ -30,7 +30,6 @@ from gputop.tui.runs import Run, spread, wrap
 from gputop.tui.screens import Ask, Popup, text_width
 from gputop.tui.timeline_canvas import TimelineCanvas
 from gputop.tui.timeline_open import FindingPopup, TraceFile, place_of
-from gputop.tui.timeline_picture import TimelinePicture
 
 _TICK_S = 0.5  # of the clock while a trace is read
 _HELP = """\
@@ -62,6 +61,7 @@ class TimelineScreen(ModalScreen[None]):
     TimelineScreen #reading { display: none; }
     TimelineScreen.-reading #reading { display: block; }
     TimelineScreen.-short #told { height: 1; }
+    TimelineScreen.-listing #told { display: none; }
     TimelineScreen.-short Footer { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -102,7 +102,7 @@ class TimelineScreen(ModalScreen[None]):
         yield LinesWidget(id="timeline-header")
         yield LinesWidget(id="reading")
         with Vertical():
-            yield TimelineCanvas(id="canvas")
+            yield TimelineCanvas(self._tell, id="canvas")
             yield BubbleList(id="bubbles")
         yield LinesWidget(id="told")
         yield Footer(show_command_palette=False)
@@ -110,6 +110,7 @@ class TimelineScreen(ModalScreen[None]):
     def on_mount(self) -> None:
         self._canvas = self.query_one(TimelineCanvas)
         self._bubbles = self.query_one(BubbleList)
+        self._told = self.query_one("#told", LinesWidget)
         self._fit()
         if self.trace.timeline is not None:
             self._show(self.trace.timeline)
@@ -195,11 +196,15 @@ class TimelineScreen(ModalScreen[None]):
     def _fit(self) -> None:
         height = self.app.size.height
         self.set_class(height < 14, "-short")
-        self._bubbles.styles.height = max(4, min(16, height * 2 // 5))
+        self._bubbles.styles.height = max(4, min(16, height * 9 // 20))
         self._tell_header()
         if self.has_class("-reading"):
             self._tell_reading()
         self.call_after_refresh(self._tell)
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        # The list tells of its places itself, and more.
+        self.set_class(event.widget is self._bubbles, "-listing")
 
     def _tell_header(self) -> None:
         timeline = self.trace.timeline
@@ -217,9 +222,6 @@ class TimelineScreen(ModalScreen[None]):
                 right.pop()
         self.query_one("#timeline-header", LinesWidget).show([spread(left, right, width)])
 
-    def on_timeline_picture_moved(self, _: TimelinePicture.Moved) -> None:
-        self._tell()
-
     def _tell(self) -> None:
         """What is selected, below the picture."""
         canvas, timeline = self._canvas, self._canvas.timeline
@@ -233,7 +235,7 @@ class TimelineScreen(ModalScreen[None]):
             lines = told.gap_lines(timeline, place.row, canvas.gap, canvas.idle_gpus, width)
         else:
             lines = told.view_lines(timeline, canvas.view, width)
-        self.query_one("#told", LinesWidget).show([spread(line, [], width) for line in lines])
+        self._told.show([spread(line, [], width) for line in lines])
 
     # -- what the picture asks for ------------------------------------------------------------
 

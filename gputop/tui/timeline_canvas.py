@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from textual import events
@@ -68,8 +69,8 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             super().__init__()
             self.text = text
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self, moved: Callable[[], None], *, id: str | None = None) -> None:
+        super().__init__(moved, id=id)
         self._views: list[View] = []
         self._drag: tuple[int, View] | None = None  # column it began in, and what was on screen then
         self._dragged = False

@@ -7,12 +7,12 @@ the lines that it touches, so that little goes over a slow line.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 from rich.segment import Segment
 from textual.geometry import Region
-from textual.message import Message
 from textual.strip import Strip
 
 from gputop.text import fit, ratio
@@ -34,11 +34,11 @@ _EMPTY = View(0, 1, (0, 1))
 class TimelinePicture(Grounded):
     """Draws a :class:`~gputop.timeline.reader.Timeline`: a view of it, the place one is on, and what is selected."""
 
-    class Moved(Message):
-        """Another view, place or selection."""
-
-    def __init__(self, *, id: str | None = None) -> None:
+    def __init__(self, moved: Callable[[], None], *, id: str | None = None) -> None:
+        """``moved`` is called at once at another view, place or selection: by a message, what tells of it would be
+        drawn a frame later."""
         super().__init__(id=id)
+        self._moved = moved
         self.timeline: Timeline | None = None
         self.view = _EMPTY
         self.cursor_ns = 0
@@ -123,7 +123,7 @@ class TimelinePicture(Grounded):
         self._lanes.clear()
         self._strips.clear()
         self.refresh()
-        self.post_message(self.Moved())
+        self._moved()
 
     def _place_lines(self, index: int) -> range:
         """Lines of the widget that a place takes, as far as they are in it."""
@@ -259,7 +259,7 @@ class TimelinePicture(Grounded):
             ranges = [r for r in (*before[1:], self.selected, self.linked) if r is not None]
             touched = [i for i, p in enumerate(self.places) if any(self.shows(p, r) for r in ranges)]
             self._touch(before[0], index, *touched)
-        self.post_message(self.Moved())
+        self._moved()
 
     def reveal(self, r: Range, index: int | None = None) -> None:
         """Select a range wherever it is: unfold what hides it, move the view to it, scroll to its row."""
