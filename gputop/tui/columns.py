@@ -41,16 +41,16 @@ def plan(width: int) -> list[Field]:
         right.append(("now", 6, "now"))
     if width >= 110:
         right += [("tensor_active", 7, "tensor"), ("dram_active", 6, "dram")]
-    if width >= 110:
-        lane = 10 if width < 150 else 14
+    # What makes the main lane shorter comes when there is room for both: from 110 columns on it has 45 or more.
+    if width >= 140:
+        lane = 10 if width < 190 else 14
         right += [("memory_lane", lane, "Memory GiB"), ("memory", 10, ""), ("pcie_lane", lane, "PCIe RX/TX GB/s"),
                   ("pcie", 10, "")]
     elif width >= 50:
-        # The main lane needs the room more than lanes beside it.
         right.append(("memory", 11, "Mem GiB"))
         if width >= _NARROWEST_FULL:
             right.append(("pcie", 11, "PCIe GB/s"))
-    if width >= 150:
+    if width >= 170:
         right += [("nvlink", 12, "NVLink GB/s"), ("clock", 10, "SM clock")]
     if width >= 60:
         right += [("power", 6 if width < 110 else 9, "power"), ("temperature", 5, "temp")]

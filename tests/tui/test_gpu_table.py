@@ -21,6 +21,12 @@ def test_columns_never_overlap_and_never_leave_the_screen(width: int) -> None:
     assert next(f for f in fields if f.key == "main").width >= min(6, width - 4)
 
 
+def test_the_main_lane_is_never_crowded_out_by_what_stands_beside_it() -> None:
+    lengths = {width: next(f.width for f in plan(width) if f.key == "main") for width in range(80, 260)}
+    assert all(length >= 33 for length in lengths.values())
+    assert all(length >= 45 for width, length in lengths.items() if width >= 110)
+
+
 def _without(sample: GpuSample, metric: str) -> GpuSample:
     readings = dict(sample.readings)
     readings[metric] = Reading.missing(readings[metric].unit, "not supported")
