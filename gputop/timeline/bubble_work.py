@@ -12,7 +12,7 @@ from gputop.timeline.model import HostWork
 from gputop.trace.gaps import charge, step_calls, without_prefix
 from gputop.trace.model import I64, Trace
 from gputop.trace.results import Steps
-from gputop.trace.threads import EXECUTOR, INPUT, MAIN, role
+from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, role
 
 KEPT = 8  # works of a place
 _OF_A_THREAD = 3  # at most, so that other threads are seen, too
@@ -67,17 +67,38 @@ def _ranked(
             works.append((silent, line, ""))
     matter = _MATTERS.get(place.cause, _LAUNCHERS)
 
-    def rank(work: tuple[int, int, str]) -> tuple[bool, bool, int, int, str]:
-        time, line, op = work
-        return roles[line] not in matter, matter is _LAUNCHERS and line != place.launcher, -time, line, op
+    def rank(work: tuple[HostWork, int]) -> tuple[bool, bool, int, str, str]:
+        own, line = work
+        return (own.role not in matter, matter is _LAUNCHERS and line != place.launcher, -own.time_ns, own.thread,
+                own.op)
 
     kept: list[HostWork] = []
-    seen: dict[int, int] = {}
-    for time, line, op in sorted(works, key=rank):
-        seen[line] = seen.get(line, 0) + 1
-        if seen[line] <= _OF_A_THREAD and len(kept) < KEPT:
-            kept.append(HostWork(printable(trace.lines[line].name), roles[line], op, time))
+    seen: dict[str, int] = {}
+    for own_work, _ in sorted(_by_pool(trace, works, roles), key=rank):
+        seen[own_work.thread] = seen.get(own_work.thread, 0) + 1
+        if seen[own_work.thread] <= _OF_A_THREAD and len(kept) < KEPT:
+            kept.append(own_work)
     return tuple(kept)
+
+
+def _by_pool(
+    trace: Trace, works: Sequence[tuple[int, int, str]], roles: Sequence[str],
+) -> list[tuple[HostWork, int]]:
+    """The works with their lines; what many threads of a pool do is one, with the mean of their times."""
+    out = []
+    pools: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
+    for time, line, op in works:
+        name = trace.lines[line].name
+        if roles[line] in (INPUT, POOL):
+            pools.setdefault((name.rsplit("/", 1)[0], roles[line], op), []).append((time, line))
+        else:
+            out.append((HostWork(printable(name), roles[line], op, time), line))
+    for (pool, kind, op), own in pools.items():
+        line = own[0][1]
+        thread = f"{pool} ({len(own)} threads)" if len(own) > 1 else trace.lines[line].name
+        mean = sum(time for time, _ in own) // len(own)
+        out.append((HostWork(printable(thread), kind, op, mean, len(own)), line))
+    return out
 
 
 def _passes(trace: Trace, places: Sequence[Place]) -> Iterator[tuple[list[int], I64, I64]]:

@@ -62,6 +62,7 @@ class HostWork:
     role: str  # main, executor, input or pool (gputop.trace.threads)
     op: str  # "": no event was recorded
     time_ns: int
+    threads: int = 1  # of a pool that did the same: time_ns is their mean, thread the pool's name with their number
 
     @property
     def what(self) -> str:

@@ -12,6 +12,7 @@ from gputop.timeline.model import CAUSES, Bubble
 from gputop.trace.report import wrap
 from gputop.trace.results import Analysis
 
+_LAUNCHERS = ("main", "executor")  # where GPUs wait for each other, nobody else matters
 _WORKS = 4  # of the host, in text
 _NAME = 60  # columns for a kernel's or op's name: C++ templates have hundreds
 
@@ -37,7 +38,8 @@ def _lines(number: int, bubble: Bubble, analysis: Analysis, origin_ns: int, widt
         f"{(bubble.start_ns - origin_ns) / 1e9:.6f} s" + ("" if step is None else f" (step {step})")
         + f": {CAUSES[bubble.cause]}" + (f" [{bubble.finding}]" if bubble.finding else ""), width, f"{number:>3}. ")
     by_thread: dict[str, list[str]] = {}
-    for work in bubble.work[:_WORKS]:
+    works = [work for work in bubble.work if bubble.part not in ("idle", "collectives") or work.role in _LAUNCHERS]
+    for work in works[:_WORKS]:
         told = f"{_short(work.what)} {percent(work.time_ns / length)}"
         by_thread.setdefault(work.thread, []).append(told)
     if by_thread:
@@ -58,8 +60,8 @@ def to_json(bubbles: Sequence[Bubble], analysis: Analysis, origin_ns: int) -> li
         "end_s": (bubble.end_ns - origin_ns) / 1e9, "cost_s": bubble.cost_ns / 1e9, "step": _step(bubble, analysis),
         "part": bubble.part, "cause": bubble.cause, "finding": bubble.finding, "ended_by": bubble.ended_by or None,
         "meanwhile": bubble.meanwhile or None,
-        "host": [{"thread": work.thread, "role": work.role, "op": work.op or None, "time_s": work.time_ns / 1e9}
-                 for work in bubble.work],
+        "host": [{"thread": work.thread, "threads": work.threads, "role": work.role, "op": work.op or None,
+                  "time_s": work.time_ns / 1e9} for work in bubble.work],
     } for bubble in bubbles]
 
 

@@ -44,6 +44,17 @@ def test_waiting_for_input():
     assert all(b.cost_ns <= first.cost_ns for b in others)
 
 
+def test_what_many_threads_of_a_pool_do_is_one_work():
+    b = input_bound()
+    for thread in range(2, 12):
+        b.host("Decode", 20_000, 4_000 + 300 * thread, f"tf_data_private_threadpool/{thread}")
+    found = [x for x in bubbles(examine(b.build())) if x.cause == "input"]
+    second = min(found, key=lambda x: abs(x.start_ns - 20_000_000))
+    pool = next(work for work in second.work if work.op == "Decode")
+    assert (pool.thread, pool.threads, pool.role) == ("tf_data_private_threadpool (10 threads)", 10, "input")
+    assert pool.time_ns == 5_950_000  # the mean
+
+
 def test_python_between_the_steps():
     b = keras_steps(Builder(), 8, 20_000, 14_000)
     for i in range(8):
