@@ -82,6 +82,8 @@ class GputopApp(TerminalApp):
         for number in (signal.SIGTERM, signal.SIGHUP):
             with contextlib.suppress(RuntimeError):  # only the main thread may
                 loop.add_signal_handler(number, lambda: self.call_next(self.action_quit))
+        if self.first_frame is not None and self.first_frame.ended:
+            self.call_next(self.action_quit)
         table = self.query_one(GpuTable)
         table.metric = self.preferences.metric or table.metric
         table.span_s = self.preferences.span_s or table.span_s
@@ -93,6 +95,8 @@ class GputopApp(TerminalApp):
         # What costs time and is not needed to draw comes after the first frame.
         from textual.widgets import Footer
 
+        if not self.screen_stack or not self.screen_stack[0].is_attached:
+            return  # quit before it was drawn
         await self.mount(Footer(show_command_palette=False))
         self.query_one("#actions").focus()
         self._refresh_all()

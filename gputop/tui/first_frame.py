@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import NoReturn
 
 from rich.style import Style
 
@@ -34,6 +33,8 @@ class FirstFrame:
     """Whether it is on the screen; who takes the screen over says :meth:`taken`."""
 
     on_screen = False
+    waiting = True  # for Textual; then it is Textual's to end in good order
+    ended = False  # by a signal that came while Textual started
 
     def taken(self) -> bool:
         """True where there was a frame, and with it the terminal's other screen."""
@@ -48,10 +49,13 @@ def shown(session: Session, look: Look) -> Iterator[FirstFrame]:
     The screen is given back where an error or a signal comes before Textual has taken it over.
     Raises the session's failure, should the source not open in that time.
     """
-    def ended(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
     frame = FirstFrame()
+
+    def ended(number: int, _: object) -> None:
+        frame.ended = True
+        if frame.waiting:
+            raise SystemExit(128 + number)
+
     before = {number: signal.signal(number, ended) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         _show(session, look, frame)

@@ -50,10 +50,13 @@ class TerminalApp(App[int]):
         super().__init__(driver_class=LineDriver)
         self.preferences = preferences or Preferences()
         self.first_frame = first_frame
+        if first_frame is not None:
+            first_frame.waiting = False
         self.low_bandwidth = bool(self.preferences.low_bandwidth)
         self._low_bandwidth_fixed = self.preferences.low_bandwidth is not None
         self._drawn_s = 0.0
         self._look_filters: list[LineFilter] = []
+        self._remembers = False
         for own in themes.own_themes():
             self.register_theme(own)
         wanted = self.preferences.theme
@@ -68,7 +71,7 @@ class TerminalApp(App[int]):
                             "Ctrl+p, Theme shows them all.")
         for warning in warnings:
             self.notify(warning, title="Settings", severity="warning", timeout=12, markup=False)
-        self.theme_changed_signal.subscribe(self, self._theme_changed)
+        self._remembers = True
 
     # -- theme, colours, glyphs ----------------------------------------------------------------
 
@@ -92,11 +95,10 @@ class TerminalApp(App[int]):
         look = Look(themes.scheme_of(theme), self.preferences.colors, self.preferences.glyphs)
         self._look_filters = [] if look.plain else [LookFilter(look)]
 
-    def _theme_changed(self, theme: Theme) -> None:
-        self._take_look(theme)
-        self.refresh_css(animate=False)
-        keep = self.preferences.keep_theme
-        problem = keep(theme.name) if keep is not None else ""
+    def watch_theme(self, theme: str) -> None:
+        self._take_look(self.current_theme)
+        keep = self.preferences.keep_theme if self._remembers else None
+        problem = keep(theme) if keep is not None else ""
         if problem:
             self.notify(problem, severity="warning", markup=False)
 

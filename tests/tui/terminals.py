@@ -19,7 +19,7 @@ from typing import Any
 
 from gputop.tui.cells import Cells
 
-PATIENCE_S = 60.0
+PATIENCE_S = 30.0
 _TORN = re.compile(r"(?:\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*)?)?\Z")
 
 
