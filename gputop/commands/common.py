@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from gputop.config import remember
-from gputop.errors import GputopError
+from gputop.errors import EXIT_USAGE, GputopError
 from gputop.options import SIMULATED_DEFAULT
 from gputop.samples import OK
 
@@ -45,7 +45,12 @@ def options_of(args: argparse.Namespace) -> Options:
 
 def _dips(args: argparse.Namespace) -> DipOptions | None:
     """What to capture by itself, for the monitor and ``capture``; raises GputopError (wrong usage)."""
-    if getattr(args, "on_dip", None) is None or args.command not in (None, "capture"):
+    if args.command not in (None, "capture"):
+        return None
+    if args.on_dip is None:
+        if args.dip_max is not None or args.dip_before:
+            raise GputopError("--dip-max and --dip-before say how to capture when a GPU dips", "Add --on-dip.",
+                              EXIT_USAGE)
         return None
     from gputop.blackbox import DipOptions
     from gputop.profiler.rules import parse_rule

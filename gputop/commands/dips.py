@@ -23,6 +23,9 @@ def run(args: argparse.Namespace, options: Options) -> int:
     if args.json and options.dips.most > 1:
         raise GputopError("--json is one document: it goes with --dip-max 1", "Leave out --dip-max or --json.",
                           EXIT_USAGE)
+    if args.force:
+        raise GputopError("--force is for a capture at once: nobody is there to decide when a GPU dips",
+                          "Leave out --force or --on-dip.", EXIT_USAGE)
     session = Session(source_of(args), replace(options, capture_s=args.seconds))
     box = session.black_box
     assert box is not None

@@ -1,0 +1,68 @@
+"""The command line of several workers and of dips: what is wrong usage, and one wait for a dip from begin to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gputop.cli import main
+from gputop.commands.common import options_of
+from gputop.errors import EXIT_USAGE
+from gputop.options import parse
+
+
+@pytest.fixture(autouse=True)
+def no_job(monkeypatch):
+    for name in ("TF_CONFIG", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--attach", "a:1,b"], "port is missing"),
+    (["--attach", "n[2-1]:1"], "not a list of hosts"),
+    (["--profiler-port", "x", "--attach", "a"], "are not ports"),
+    (["--profiler-port", "6009"], "neither TF_CONFIG nor SLURM_JOB_NODELIST"),
+    (["--on-dip", "sm is low"], "no rule for a dip"),
+    (["--on-dip", "--json", "--dip-max", "2"], "--json is one document"),
+    (["--on-dip", "--force"], "--force is for a capture at once"),
+    (["--dip-before", "5"], "Add --on-dip"),
+])
+def test_wrong_usage_is_said_before_anything_starts(arguments, said, capsys):
+    assert main(["capture", "--demo", *arguments]) == EXIT_USAGE
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--dip-before", "1"], ["--dip-max", "0"], ["--dip-every", "-1"]])
+def test_figures_out_of_range(arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(["--on-dip", *arguments])
+    assert caught.value.code == EXIT_USAGE
+
+
+def test_the_workers_of_a_job(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[08-09]")
+    options = options_of(parse(["capture", "--profiler-port", "6009-6010"]))
+    assert options.attach == ("gpu08:6009", "gpu08:6010", "gpu09:6009", "gpu09:6010")
+    assert options_of(parse(["--attach", "a:1,b:2", "--attach", "c:3"])).attach == ("a:1", "b:2", "c:3")
+
+
+def test_options_of_dips():
+    assert options_of(parse([])).dips is None
+    dips = options_of(parse(["--on-dip"])).dips
+    assert dips is not None and (dips.rule.text, dips.every_s, dips.most, dips.before_s) == (
+        "sm<0.6*median for 5s", 600.0, 20, 0.0)
+    dips = options_of(parse(["capture", "--on-dip", "power<200W", "--dip-every", "1", "--dip-before", "10"])).dips
+    assert dips is not None and (dips.rule.level, dips.every_s, dips.most, dips.before_s) == (200.0, 60.0, 1, 10.0)
+
+
+def test_a_wait_for_a_dip(tmp_path, capsys):
+    """The simulated node's GPUs 1 to 7 are always below 95 %."""
+    assert main(["capture", "--demo", "--interval", "0.1", "--on-dip", "sm<95% for 1s", "--seconds", "0.5", "--json",
+                 "--logdir", str(tmp_path)]) == 0
+    out, said = capsys.readouterr()
+    document = json.loads(out)
+    path = Path(document["capture"]["path"])
+    assert path.is_relative_to(tmp_path / "black-box") and path.is_file()
+    assert "waiting for sm<95% for 1s" in said and "captured by itself: GPU " in said
