@@ -190,7 +190,7 @@ async def test_the_axis_shows_marks_with_a_legend_and_under_the_cursor_words() -
         table = app.query_one(GpuTable)
         line = _glyphs(table, 1)
         assert "T" in line[:62] and "══" in line and " T heat" in line
-        await pilot.press("v", "left", "left")
+        await pilot.press("v", *["left"] * 6)
         assert "T GPU 0-1: thermal" in _glyphs(table, 1)
         assert "hot" in _glyphs(table, 2) and "hot" not in _glyphs(table, 2 + 2 * table.rows_per_gpu)
 
