@@ -189,3 +189,11 @@ def test_several_servers_are_attached_at_once() -> None:
     for nothing in (" ", ","):
         with pytest.raises(GputopError, match="not an address"):
             session.attach(nothing)
+
+
+def test_what_servers_are_called_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = StillSession()
+    found = (Server("127.0.0.1:6009", "python train.py --password hunter2", 1),)
+    monkeypatch.setattr("gputop.session.find_servers", lambda *_: (found, ()))
+    session.look_for_servers()
+    assert session.servers[0].description == "python train.py --password ***"

@@ -24,7 +24,7 @@ from gputop.tui.actions import ActionsPanel
 from gputop.tui.columns import METRICS, has_axis, lines_per_gpu
 from gputop.tui.first_frame import FirstFrame
 from gputop.tui.gpu_table import GpuTable
-from gputop.tui.keys import MONITOR, commands
+from gputop.tui.keys import MONITOR, OF_THE_PICTURE, commands
 from gputop.tui.lines import LinesWidget
 from gputop.tui.preferences import Preferences
 from gputop.tui.processes import ProcessPanel
@@ -276,20 +276,9 @@ class GputopApp(TerminalApp):
         if opened is not None:
             opened(self)
 
-    def action_host(self) -> None:
-        opening.host(self)
-
-    def action_job(self) -> None:
-        opening.job(self)
-
-    def action_tables(self) -> None:
-        opening.tables(self)
-
-    def action_mark(self) -> None:
-        opening.mark(self)
-
-    def action_compare(self) -> None:
-        opening.comparison(self)
+    def action_open(self, what: str) -> None:
+        """What a function of :mod:`gputop.tui.opening` opens."""
+        getattr(opening, what)(self)
 
     def action_help(self) -> None:
         from gputop.tui import help
@@ -378,9 +367,15 @@ class GputopApp(TerminalApp):
         table = self.query_one(GpuTable)
         table.update_view(table.sample, self.session.history, self.session.marks)
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The keys of the picture work where it is seen."""
+        return action not in OF_THE_PICTURE or all(screen.is_modal for screen in self.screen_stack[1:])
+
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
-        yield from super().get_system_commands(screen)
-        yield from commands(screen)
+        own = list(commands(screen))
+        titles = {command.title for command in own} | {"Keys"}  # Textual's list of keys: the help is that here
+        yield from (command for command in super().get_system_commands(screen) if command.title not in titles)
+        yield from own
 
 
 def run(session: Session, preferences: Preferences | None = None, first_frame: FirstFrame | None = None) -> int:

@@ -26,11 +26,11 @@ MONITOR: list[BindingType] = [
         "the same without the probe that shortens it for the job's sake"),
     key("x", "stop_capture", "stop capture", "end the running capture, keeping what it has"),
     key("t", "last_capture", "trace", "the last capture: where the step's time goes, GPU by GPU", footer=True),
-    key("T", "tables", "tables", "the last capture as tables: kernels, ops, collectives, memory, copies, functions"),
-    key("A", "mark", "mark A", "mark the last capture as A, to compare later ones with it"),
-    key("B", "compare", "compare", "what changed since A, noise or not, and what the advice followed has brought"),
-    key("h", "host", "host", "the host in full: load of each core, memory, disk, network, limits"),
-    key("J", "job", "job", "the job: its servers, rhythm, captures and what they cost"),
+    key("T", "open('tables')", "tables", "the last capture as tables: kernels, collectives, memory, copies, functions"),
+    key("A", "open('mark')", "mark A", "mark the last capture as A, to compare later ones with it"),
+    key("B", "open('comparison')", "compare", "what changed since A, noise or not, and what the advice brought"),
+    key("h", "open('host')", "host", "the host in full: load of each core, memory, disk, network, limits"),
+    key("J", "open('job')", "job", "the job: its servers, rhythm, captures and what they cost"),
     key("r", "recommendations", "recommendations", "go to what to do; ↑ ↓ select, enter opens the details"),
     key("s", "snapshot", "snapshot", "write a snapshot: json, text, svg and an html page for a ticket", footer=True),
     key("m", "metric(1)", "metric", "next metric in the main lane", footer=True),
@@ -57,6 +57,10 @@ MONITOR: list[BindingType] = [
     key("ctrl+z", "suspend_process", "suspend", "put gputop in the background of the shell; fg brings it back"),
 ]
 
+
+# What is done to the main screen's picture and lists: not from the screens that cover them.
+OF_THE_PICTURE = frozenset({"metric", "interval", "pause", "scroll", "scroll_to_now", "zoom", "seek", "sort", "filter",
+                            "cursor", "recommendations"})
 
 _NAMES = {"plus": "+", "equals_sign": "=", "minus": "-", "left_square_bracket": "[", "right_square_bracket": "]",
           "comma": ",", "full_stop": ".", "slash": "/", "question_mark": "?", "left": "←", "right": "→", "up": "↑",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from textual.app import SystemCommand
 from textual.binding import Binding
+from textual.command import CommandList
 
 from gputop.advice.finding import Finding
 from gputop.captures import Server
@@ -16,14 +18,17 @@ from gputop.errors import GputopError
 from gputop.gpu_numbers import GpuNumbers
 from gputop.samples import ProcessSample, Reading
 from gputop.tui.app import GputopApp
+from gputop.tui.columns import METRICS
 from gputop.tui.details import host_text, job_text, process_text
 from gputop.tui.gpu_table import GpuTable
 from gputop.tui.keys import MONITOR, name
 from gputop.tui.process_screens import ProcessPopup, SignalList, SignalScreen
 from gputop.tui.processes import ProcessPanel
 from gputop.tui.screens import LivePopup, Popup, finding_parts
+from gputop.tui.tables_screen import TablesScreen
 from tests.fakes import START_S, StillSession, node_sample
 from tests.tui.test_app import HEAVY, SMALL, FoundSession, text_of
+from tests.tui.test_tables import TabledSession
 
 SECRET = "hf_" + "a1B2" * 8
 
@@ -67,7 +72,7 @@ async def test_a_signal_is_sent_only_after_the_question_is_answered() -> None:
         signals = await open_signals(app, pilot)
         await pilot.press("y")
         assert isinstance(app.screen, SignalScreen) and session.sent == [], "y alone sends nothing"
-        await pilot.press("down", "enter")
+        await pilot.press("enter")
         assert "Send SIGTERM to 41231?" in text_of(signals)
         await pilot.press("down")
         assert signals.number is signal.SIGTERM, "what was asked for stays"
@@ -280,3 +285,30 @@ async def test_the_palette_has_every_key_with_a_sentence_and_runs_it() -> None:
         await found["Copy"].callback()  # type: ignore[misc]
         await pilot.pause()
         assert app.clipboard == HEAVY.snippet
+        await pilot.press("ctrl+p")
+        await pilot.pause()
+        await pilot.press(*"metric")
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if app.screen.query(CommandList).first().option_count:
+                break
+        await pilot.press("enter")
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if app.query_one(GpuTable).metric != METRICS[0]:
+                break
+        assert app.query_one(GpuTable).metric == METRICS[1]
+
+
+async def test_keys_of_the_picture_do_nothing_where_it_is_covered() -> None:
+    app = GputopApp(TabledSession())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("T")
+        screen = app.screen
+        assert isinstance(screen, TablesScreen)
+        await pilot.press("m", "space", "left_square_bracket")
+        assert app.screen_stack[0].query_one(GpuTable).metric == METRICS[0] and not app.paused
+        await pilot.press("question_mark")
+        assert "next metric" not in shown(app) and "capture a trace" in shown(app)
+        await pilot.press("escape", "h")
+        assert isinstance(app.screen, LivePopup)
