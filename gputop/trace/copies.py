@@ -40,6 +40,7 @@ def copies(trace: Trace, rows: I64) -> Copies:
     seconds: dict[str, float] = {}
     sizes: dict[str, int | None] = {}
     count: dict[str, int] = {}
+    rows = rows[np.flatnonzero(device.kind[rows] > Kind.COLLECTIVE)]
     for name, kind in DIRECTIONS.items():
         own = rows[device.kind[rows] == kind]
         if len(own):

@@ -92,8 +92,11 @@ def _late(trace: Trace, rows: I64, gaps: Spans, after: I64) -> Spans:
     until = np.where(launch > gaps.start, gaps.end, gaps.start)
     if len(device.launch_end_ns) == len(device):
         # The kernels of one launch (a CUDA graph's) follow each other as they depend, however long its call lasts.
-        order = rows[np.argsort(device.end_ns[rows], kind="stable")]
-        before = order[np.searchsorted(device.end_ns[order], gaps.start, side="right") - 1]
+        end = device.end_ns[rows]
+        if (end[1:] < end[:-1]).any():
+            order = np.argsort(end, kind="stable")
+            rows, end = rows[order], end[order]
+        before = rows[np.searchsorted(end, gaps.start, side="right") - 1]
         called = np.where(device.launch_ns[before] != launch, device.launch_end_ns[after], gaps.start)
         until = np.maximum(until, np.minimum(called, gaps.end))
     chosen = np.flatnonzero((until > gaps.start) & (launch >= 0))
@@ -106,8 +109,9 @@ def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
     Of several that start at once the earliest launched counts: the GPU could have run that one.
     """
     device = trace.device
-    rows = rows[np.flatnonzero(device.end_ns[rows] > device.start_ns[rows])]
     start = device.start_ns[rows]
+    if not (lasts := device.end_ns[rows] > start).all():
+        rows, start = rows[lasts], start[lasts]
     if (start[1:] == start[:-1]).any():
         launch, unknown = device.launch_ns[rows], np.iinfo(np.int64).max
         rows = rows[np.lexsort((np.where(launch < 0, unknown, launch), start))]

@@ -112,19 +112,27 @@ def at_or_before(a: I64, t: I64) -> I64:
 
 def covered_before(a: Spans, at: npt.ArrayLike) -> I64:
     """How much of ``a`` lies before each instant of ``at``."""
-    t = np.asarray(at, np.int64)
-    if not len(a.start):
-        return np.zeros(t.shape, np.int64)
-    i = at_or_before(a.start, t)
-    # What those cover, less what of the last of them comes after t. Before the first there is one of no length.
-    covered = np.concatenate((np.zeros(1, np.int64), np.cumsum(a.end - a.start)))[i]
-    end = np.concatenate((np.array([_LONG_AGO]), a.end))[i]
-    return covered - np.maximum(end - t, 0)
+    return _covered(a, at)[0]
 
 
 def coverage(a: Spans, start: npt.ArrayLike, end: npt.ArrayLike) -> I64:
     """How much of ``a`` lies in each ``[start[i], end[i])``; those may overlap."""
-    return covered_before(a, end) - covered_before(a, start)
+    before, until = _covered(a, start, end)
+    return until - before
+
+
+def _covered(a: Spans, *instants: npt.ArrayLike) -> list[I64]:
+    """How much of ``a`` lies before each of them."""
+    out = []
+    # Before the first interval there is one of no length.
+    covered = np.concatenate((np.zeros(1, np.int64), np.cumsum(a.end - a.start)))
+    ends = np.concatenate((np.array([_LONG_AGO]), a.end))
+    for t in instants:
+        t = np.asarray(t, np.int64)
+        i = at_or_before(a.start, t)
+        # What those cover, less what of the last of them comes after t.
+        out.append(covered[i] - np.maximum(ends[i] - t, 0))
+    return out
 
 
 def joined(a: Spans, reach: int) -> Spans:

@@ -31,12 +31,13 @@ class Nesting(NamedTuple):
     def holder(self, passes_on: npt.NDArray[np.bool_]) -> I64:
         """The row of the nearest event at or around each that does not pass on; of the outermost where all do."""
         holder = np.arange(len(self.parent))
-        while True:
+        while passes_on.any():
             up = self.parent[holder]
             moves = passes_on[holder] & (up >= 0)
             if not moves.any():
                 return holder
             holder = np.where(moves, up, holder)
+        return holder
 
 
 def nest(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequence[str]) -> Nesting:
