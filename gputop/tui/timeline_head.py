@@ -108,7 +108,7 @@ def steps_line(steps: Steps, view: View, cells: int, cursor_ns: int | None) -> l
         long = f" step {name}  {seconds((end - begin) / 1e9)}"
         texts = (long if apart == 1 else f" steps {name}", f" step {name}" if apart == 1 else f" {name}", f" {name}",
                  name)
-        text = next((t for t in texts if len(t) <= room), "")
+        text = next((t for t in texts if len(t) < room + t.startswith(" ")), "")  # never one against the other
         here = cursor_ns is not None and begin <= cursor_ns < end
         runs += [(" " * (first - at), DIM), (text.ljust(room), STEP_HERE if here else STEP[i // apart % 2])]
         at = last

@@ -169,7 +169,8 @@ def trace_of(record: CaptureRecord, before: TraceFile | None) -> TraceFile:
         return before
     if before is not None and before.timeline is not None:
         before.timeline.close()
-    return TraceFile(paths, record.path.name, record.findings, capture_text(record), analysed=True)
+    title = f"{record.path.parent.name}/{record.path.name}"  # a run folder of TensorBoard's is named after the time
+    return TraceFile(paths, title, record.findings, capture_text(record), analysed=True)
 
 
 # -- from the command line --------------------------------------------------------------------

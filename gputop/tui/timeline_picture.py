@@ -200,7 +200,9 @@ class TimelinePicture(Grounded):
                     *cells.segments(),
                     Segment(share.rjust(max(0, self._share_width - 1)), on(ground, PLAIN if here else DIM))]
         used = self.label_cells + self.cells + max(0, self._share_width - 1)
-        return Strip(segments, used).adjust_cell_length(self.columns, on(ground, None))
+        if used > self.columns:  # a terminal too narrow for any picture
+            return Strip(segments, used).crop(0, self.columns)
+        return Strip([*segments, Segment(" " * (self.columns - used), on(ground, None))], self.columns)
 
     def _lane(self, place: Place) -> Lane:
         """The place's lane; what is missing of all that are on screen is asked for at once."""

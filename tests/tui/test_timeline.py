@@ -15,6 +15,7 @@ from textual.pilot import Pilot
 
 from gputop.advice.finding import Finding, Gain
 from gputop.captures import CaptureRecord
+from gputop.cli import main
 from gputop.errors import GputopError
 from gputop.timeline.reader import Timeline
 from gputop.tui.app import GputopApp
@@ -92,6 +93,18 @@ async def press_to(pilot: Pilot, canvas: TimelineCanvas, label: str) -> None:
             return
         await pilot.press("down")
     raise AssertionError(f"no row {label}")
+
+
+LOOKS = {"whole": (), "zoomed": ("plus", "plus", "down", "full_stop", "full_stop"), "idle": ("b", "down"),
+         "details": ("full_stop", "full_stop", "enter")}
+
+
+@pytest.mark.parametrize(("size", "look"), [
+    ((80, 24), "whole"), ((120, 40), "zoomed"), ((120, 40), "idle"), ((200, 60), "whole"), ((40, 10), "whole"),
+    ((80, 24), "idle"), ((100, 30), "details")], ids=lambda x: x if isinstance(x, str) else f"{x[0]}x{x[1]}")
+def test_what_it_looks_like(snap_compare: Callable[..., bool], size: tuple[int, int], look: str) -> None:
+    app = TimelineApp(replace(trace_file(timeline_of(job(gpus=4)), LAUNCH_BOUND), timeline=timeline_of(job(gpus=4))))
+    assert snap_compare(app, terminal_size=size, press=LOOKS[look])
 
 
 async def test_the_whole_capture_is_shown_first() -> None:
@@ -536,7 +549,7 @@ async def test_from_the_monitor_and_from_a_finding() -> None:
         app.trace.timeline = timeline
         await pilot.press("t")
         assert isinstance(app.screen, TimelineScreen) and app.screen._canvas.timeline is timeline
-        assert trace_of(session.last_capture, app.trace) is app.trace
+        assert trace_of(session.last_capture, app.trace) is app.trace and app.trace.title == "run/node.xplane.pb"
         session.feed()
         await pilot.press("r")
         assert isinstance(app.screen, Popup)
@@ -572,3 +585,8 @@ async def test_without_a_trace_the_text_is_shown() -> None:
         session.last_capture = None
         await pilot.press("t")
         assert "No capture yet" in notes(pilot)
+
+
+def test_on_the_command_line_it_needs_a_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["analyze", str(tmp_path), "--timeline"]) == 2
+    assert "--timeline needs a terminal" in capsys.readouterr().err

@@ -1,0 +1,66 @@
+"""The lines above the rows: the whole capture in small, the axis, the steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gputop.tui import timeline_head as head
+from gputop.tui.timeline_view import View
+
+MS = 1_000_000
+STEPS = np.array([[i * 10 * MS, (i + 1) * 10 * MS] for i in range(40)], np.int64)
+WHOLE = View.whole((0, 400 * MS))
+
+
+def text(runs: list) -> str:
+    return "".join(run[0] for run in runs)
+
+
+@pytest.mark.parametrize("cells", [4, 20, 90, 200])
+@pytest.mark.parametrize("view", [WHOLE, WHOLE.at(33 * MS, 21 * MS), WHOLE.at(399 * MS, 1000), WHOLE.at(5 * MS, MS)])
+def test_lines_are_exactly_as_long_as_the_picture(cells: int, view: View) -> None:
+    cover = np.linspace(0, 1, cells, dtype=np.float32)
+    assert len(text(head.overview(cover, view))) == cells
+    assert len(text(head.axis(view, cells, 35 * MS))) == cells
+    for steps in (STEPS, STEPS[:0], STEPS[:1], STEPS[::3]):
+        assert len(text(head.steps_line(steps, view, cells, 35 * MS))) == cells
+        assert len(head.rules(steps, view, cells)) == cells
+
+
+def test_steps_are_named_as_far_as_there_is_room() -> None:
+    near = WHOLE.at(100 * MS, 30 * MS)
+    named = " step 11  10.0 ms    step 12  10.0 ms    step 13  10.0 ms"
+    assert text(head.steps_line(STEPS, near, 60, None)).rstrip() == named
+    assert text(head.steps_line(STEPS, WHOLE, 200, None)).split()[:3] == ["1", "2", "3"]
+    many = text(head.steps_line(STEPS, WHOLE, 60, None)).split()
+    assert many[0] == "1–5" and many[-1] == "36–40"
+    assert [i + 1 for i in head.drawn_steps(STEPS, WHOLE, 60)] == [1, 6, 11, 16, 21, 26, 31, 36]
+
+
+def test_rules_stand_where_marked_steps_begin_and_the_last_one_ends() -> None:
+    view = View.whole((0, 100 * MS))
+    steps = STEPS[1:4]
+    assert np.flatnonzero(head.rules(steps, view, 100)).tolist() == [10, 20, 30, 40]
+    assert not head.rules(STEPS[:0], view, 100).any()
+
+
+def test_which_step_a_moment_is_in() -> None:
+    steps = STEPS[1:4]
+    assert [head.step_at(steps, t) for t in (0, 10 * MS, 25 * MS, 40 * MS)] == [None, 0, 1, None]
+    assert head.visible_steps(steps, View.whole((0, 10 * MS))) == range(0)
+    assert list(head.visible_steps(steps, WHOLE.at(15 * MS, 10 * MS))) == [0, 1]
+
+
+def test_the_cursor_leaves_a_label_readable() -> None:
+    plain = text(head.axis(WHOLE, 100, None))
+    on_label = text(head.axis(WHOLE, 100, WHOLE.time(plain.index("ms"), 100)))
+    assert on_label == plain
+    free = plain.index("  ") + 1
+    assert text(head.axis(WHOLE, 100, WHOLE.time(free + 0.5, 100)))[free] == "▼"
+
+
+def test_the_part_on_screen_is_brought_out_however_short() -> None:
+    cover = np.full(50, 0.5, np.float32)
+    assert len(head.overview(cover, WHOLE)) == 1
+    assert [len(run[0]) for run in head.overview(cover, WHOLE.at(200 * MS, 1000))] == [25, 1, 24]
