@@ -242,6 +242,14 @@ class Finder:
         return " ".join(raw.decode("utf-8", "replace").rstrip("\0").split("\0"))
 
 
+def is_training(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process has TensorFlow, JAX or CUDA mapped; False where that may not be read."""
+    try:
+        return _MAPPED.search((proc / str(pid) / "maps").read_text(errors="replace")) is not None
+    except OSError:
+        return False
+
+
 _finder = Finder()
 
 

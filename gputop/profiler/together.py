@@ -23,6 +23,7 @@ from gputop.errors import GputopError
 from gputop.profiler.careful import Cost, JobMemory, keep_probe, probe_job, probe_logdir
 from gputop.profiler.client import CaptureResult, Progress, capture
 from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, both, bounds_of_call
+from gputop.profiler.discovery import is_training
 from gputop.profiler.footprint import job_pid, room
 from gputop.profiler.outline import session_window_ns
 from gputop.profiler.plan import Plan, Probe, Room, needs_probe, plan
@@ -97,8 +98,9 @@ class _Worker:
 
     def __init__(self, address: str, pid: int | None, name: str, report: Callable[[_Worker, Progress], None]) -> None:
         self.address, self.name = address, name
-        self.local = is_local(split_address(address)[0])
         self.pid = job_pid(address, pid)
+        # A port of this machine may be a tunnel to another one's, with another clock: only a job's own process counts.
+        self.local = self.pid is not None and is_training(self.pid)
         self.memory = JobMemory(self.pid, lambda progress: report(self, progress))
         self.probe: Probe | None = None
         self.probed: CaptureResult | None = None
@@ -186,27 +188,29 @@ def capture_together(
     names = trace_names([address for address, _ in servers])
     workers = [_Worker(address, pid, name, progress) for (address, pid), name in zip(servers, names, strict=True)]
     progress.workers = workers
-    try:
-        with ThreadPoolExecutor(len(workers), "gputop-worker") as threads:
-            def all_do(step: Callable[[_Worker], None]) -> None:
-                """Let all that are well take a step, and wait for the last."""
-                list(threads.map(lambda w: w.attempt(lambda: step(w)), [w for w in workers if w.error is None]))
+    threads = ThreadPoolExecutor(len(workers), "gputop-worker")
 
-            if force or not needs_probe(seconds):
-                chosen = Plan(seconds, seconds, "as asked, forced" if force else "as asked: too short for a probe")
-            else:
-                with probe_logdir(logdir) as folder:
-                    all_do(lambda w: w.look(folder / w.name, stop))
-                    if stop.is_set() and any(w.probed for w in workers):
-                        return _probes(workers, seconds, place, run)
-                    all_do(lambda w: _set_plan(w, seconds, len(workers), place))
-                chosen = shortest(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error])
-            if any(w.error is None for w in workers):
-                tell(chosen)
-            start_s = time.time() + _LEAD_S + _LEAD_PER_WORKER_S * len(workers)
-            all_do(lambda w: w.record(chosen.chosen_s, place, run.path.name, start_s, stop))
+    def all_do(step: Callable[[_Worker], None]) -> None:
+        """Let all that are well take a step, and wait for the last."""
+        list(threads.map(lambda w: w.attempt(lambda: step(w)), [w for w in workers if w.error is None]))
+
+    try:
+        if force or not needs_probe(seconds):
+            chosen = Plan(seconds, seconds, "as asked, forced" if force else "as asked: too short for a probe")
+        else:
+            with probe_logdir(logdir) as folder:
+                all_do(lambda w: w.look(folder / w.name, stop))
+                if stop.is_set() and any(w.probed for w in workers):
+                    return _probes(workers, seconds, place, run)
+                all_do(lambda w: _set_plan(w, seconds, len(workers), place))
+            chosen = shortest(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error])
+        if any(w.error is None for w in workers):
+            tell(chosen)
+        start_s = time.time() + _LEAD_S + _LEAD_PER_WORKER_S * len(workers)
+        all_do(lambda w: w.record(chosen.chosen_s, place, run.path.name, start_s, stop))
         return _finish(workers, chosen, run, chosen.chosen_s)
     finally:
+        threads.shutdown(wait=False, cancel_futures=True)  # who wants to quit at once need not wait for the servers
         run.discard()
 
 

@@ -262,3 +262,10 @@ def test_a_server_on_ipv6_only_is_asked_there(monkeypatch):
 def _note(asked: list[str], address: str) -> None:
     asked.append(address)
     raise GputopError("nobody there", "")
+
+
+def test_a_training_job_is_told_by_its_libraries(tmp_path):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "maps").write_text(MAPS.format(site="/site-packages"))
+    assert discovery.is_training(7, tmp_path) and not discovery.is_training(8, tmp_path)
+    assert not discovery.is_training(os.getpid())

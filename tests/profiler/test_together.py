@@ -27,10 +27,9 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
-def elsewhere(monkeypatch):
-    """The servers count as other machines'."""
-    monkeypatch.setattr(together, "is_local", lambda host: False)
-    monkeypatch.setattr(together, "job_pid", lambda address, pid: None)
+def training(monkeypatch):
+    """The servers count as training jobs of this machine."""
+    monkeypatch.setattr(together, "is_training", lambda pid: True)
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def test_one_run_folder_with_a_trace_of_each(logdir):
     assert len({r.session_id for s in servers for r in s.requests[1:]}) == 1
 
 
-def test_they_are_told_one_moment_by_their_own_clocks(logdir, elsewhere):
+def test_they_are_told_one_moment_by_their_own_clocks(logdir):
     """One clock is an hour ahead, one a day behind: a common Unix time would hold the first one's profiler for long."""
     with serving(*(FakeProfiler(clock_ahead_s=s) for s in (0.0, 3600.0, -86400.0))) as servers:
         done = capture_together(addresses(servers), seconds=0.2, logdir=logdir)
@@ -80,14 +79,15 @@ def test_they_are_told_one_moment_by_their_own_clocks(logdir, elsewhere):
     assert any("began within" in note for note in done.notes())
 
 
-def test_without_a_look_at_its_clock_none_is_told_to_wait(logdir, elsewhere):
+def test_without_a_look_at_its_clock_none_is_told_to_wait(logdir):
+    """As where a port of this machine is a tunnel to another."""
     with serving(FakeProfiler(clock_ahead_s=3600.0), FakeProfiler(clock_ahead_s=0.0)) as servers:
         done = capture_together(addresses(servers), seconds=0.05, logdir=logdir, force=True)
     assert [r.opts.start_timestamp_ns for s in servers for r in s.requests] == [0, 0]
     assert done.start_spread_s is not None
 
 
-def test_servers_of_this_machine_share_its_clock(logdir):
+def test_jobs_of_this_machine_share_its_clock(logdir, training):
     with serving(FakeProfiler(clock_ahead_s=0.0), FakeProfiler(clock_ahead_s=0.0)) as servers:
         done = capture_together(addresses(servers), seconds=0.05, logdir=logdir, force=True)
     (a,), (b,) = (s.requests for s in servers)
