@@ -154,6 +154,7 @@ def _rhythm(rhythm: Rhythm | None, history: History | None) -> dict[str, Any] | 
         return None
     uuids = history.uuids
     return {"estimate": True, "method": "autocorrelation", **asdict(rhythm), "metric": rhythm.metric or None,
+            "confidence": None if rhythm.period_s is None else rhythm.confidence,
             "gpus": [uuids[gpu] for gpu in rhythm.gpus]}
 
 
