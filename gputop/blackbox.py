@@ -70,10 +70,10 @@ class BlackBox:
         return self.count >= self.options.most
 
     def state(self) -> str:
-        """For people, in few words: "black box: sm<0.6*median for 5s, 1 of 20"."""
+        """For people, what matters most first: "black box 1/20: 11:02:07 GPU 3: SM active 31% for 5 s"."""
         on = self._continuous is not None and self._continuous.on
-        return (f"black box: {self.options.rule.text}, {self.count} of {self.options.most}"
-                + (", recording" if on else "") + (f"; {self.note}" if self.note else ""))
+        return (f"black box {self.count}/{self.options.most}{' recording' if on else ''}: "
+                + (self.note or self.options.rule.text))
 
     # -- dips ---------------------------------------------------------------------------------
 

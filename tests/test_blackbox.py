@@ -57,11 +57,11 @@ def captured(monkeypatch):
 def test_a_dip_is_captured_and_told(tmp_path, captured):
     session = Fed(DipOptions(RULE), tmp_path)
     session.go(120, 0.9, 0.9)
-    assert session.black_box.state() == "black box: sm<0.6*median for 5s, 0 of 20"
+    assert session.black_box.state() == "black box 0/20: sm<0.6*median for 5s"
     session.go(10, 0.9, 0.3)
     (reason,) = captured
     assert reason.startswith("GPU 1: SM active 30% for 5 s, usually 90% (since ")
-    assert "1 of 20" in session.black_box.state() and "GPU 1" in session.black_box.note
+    assert "1/20" in session.black_box.state() and "GPU 1" in session.black_box.note
 
 
 def test_seldom_and_not_for_ever(tmp_path, captured):

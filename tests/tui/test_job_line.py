@@ -12,8 +12,8 @@ def text(width: int, black_box: str) -> str:
 
 
 def test_the_black_box_stands_before_the_command():
-    line = text(160, "black box: sm<0.6*median for 5s, 0 of 20")
-    assert line.index("127.0.0.1:6009") < line.index("black box: sm<0.6") < line.index("python train.py")
+    line = text(160, "black box 0/20: sm<0.6*median for 5s")
+    assert line.index("127.0.0.1:6009") < line.index("black box 0/20: sm<0.6") < line.index("python train.py")
     assert "\x1b" not in text(160, "black box: \x1b[31m"), "its note may hold what a server said"
     assert len(text(80, "black box: " + "x" * 200)) <= 80
     assert "black box" not in text(160, "")
