@@ -232,7 +232,7 @@ class TimelineScreen(ModalScreen[None]):
         if canvas.selected is not None:
             lines = told.range_lines(timeline, canvas.selected, canvas.linked, width)
         elif canvas.gap is not None and place is not None and place.row is not None:
-            lines = told.gap_lines(timeline, place.row, canvas.gap, canvas.idle_gpus, width)
+            lines = told.gap_lines(timeline, place.row, canvas.gap, canvas.idle_gpus, canvas.linked, width)
         else:
             lines = told.view_lines(timeline, canvas.view, width)
         self._told.show([spread(line, [], width) for line in lines])

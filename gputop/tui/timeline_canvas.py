@@ -15,6 +15,7 @@ from gputop.tui import timeline_head as head
 from gputop.tui.keys import key
 from gputop.tui.timeline_picture import TimelinePicture
 from gputop.tui.timeline_rows import Place, gpu_folds
+from gputop.tui.timeline_told import bubble_at
 from gputop.tui.timeline_view import View
 
 _PAN = 0.125  # of the view, a key press
@@ -205,7 +206,9 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             return
         self.cursor_ns = found[0]
         self.look(self.view.showing(*found), keep=False)
-        self.select(self.index, None, found)
+        idle = bubble_at(self.timeline, place.row, *found) if place.row.kind == "gpu" else None
+        self.select(self.index, None, found,
+                    ended_by=self.timeline.range(*idle.ends) if idle is not None and idle.ends is not None else None)
 
     def action_other_end(self) -> None:
         if self.linked is not None:

@@ -88,7 +88,7 @@ def bubble_at(timeline: Timeline, row: Row, begin_ns: int, end_ns: int) -> Bubbl
     return next((b for b in timeline.bubbles if row.gpu in b.gpus and b.start_ns <= middle < b.end_ns), None)
 
 
-def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[int, ...],
+def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[int, ...], ended_by: Range | None,
               width: int) -> list[list[Run]]:
     """A stretch with nothing on a row, or on these ``gpus`` together, and why, where that is known."""
     length = gap[1] - gap[0]
@@ -100,9 +100,9 @@ def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[in
                    [(seconds(length / 1e9), BOLD), (f" at {when(timeline, gap[0], _grain(length))} ", DIM)], width)
     if bubble is None:
         return [first, [("   not among the costliest idle places", DIM)] if row.gpu is not None else []]
-    parts = [CAUSES[bubble.cause], *([bubble.host] if bubble.host else []),
-             *([f"ended by {bubble.ended_by}  o: go there"] if bubble.ended_by and len(gpus) else
-               [f"ended by {bubble.ended_by}"] if bubble.ended_by else [])]
+    parts = [CAUSES[bubble.cause], *([bubble.host] if bubble.host else [])]
+    if bubble.ended_by:
+        parts.append(f"ended by {bubble.ended_by}" + ("  o: go there" if ended_by is not None else ""))
     return [first, spread([("   " + " · ".join(parts), DIM)], [], width)]
 
 

@@ -38,10 +38,6 @@ class View:
         start = min(max(round(start_ns), begin), max(begin, end - span))
         return View(start, start + span, self.window_ns)
 
-    def pan(self, share: float) -> View:
-        """Later by this share of its own length; before, if negative."""
-        return self.at(self.start_ns + share * self.span_ns, self.span_ns)
-
     def zoom(self, factor: float, about_ns: float) -> View:
         """``factor`` times as long; ``about_ns`` keeps its place on the screen."""
         share = (about_ns - self.start_ns) / self.span_ns

@@ -183,7 +183,8 @@ async def test_ranges_gaps_and_details_by_key() -> None:
         await pilot.press("n")
         assert canvas.gap == (60_000, 310_000) and canvas.selected is None
         assert "idle on GPU 0" in told(screen) and "250 µs" in told(screen)
-        assert "the next launch is late" in told(screen)
+        assert "the next launch is late" in told(screen) and canvas.linked is not None
+        assert canvas.linked.name == "sgemm_0", "what ended it; o goes there"
         await pilot.press("n")
         assert canvas.gap == (710_000, 1_030_000), "the gaps of 5 µs are less than a cell at this zoom"
         await pilot.press("N")

@@ -14,14 +14,14 @@ WINDOW = (1_000, 10_001_000)
 WHOLE = View.whole(WINDOW)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["pan", "zoom", "fit", "centred", "showing"]),
+@given(st.lists(st.tuples(st.sampled_from(["at", "zoom", "fit", "centred", "showing"]),
                           st.floats(-20, 20), st.integers(-5_000_000, 20_000_000), st.integers(1, 12_000_000))))
 def test_no_change_leaves_the_window(changes: list[tuple[str, float, int, int]]) -> None:
     view = WHOLE
     for name, number, at, length in changes:
         match name:
-            case "pan":
-                view = view.pan(number)
+            case "at":
+                view = view.at(at, length)
             case "zoom":
                 view = view.zoom(2**number, at)
             case "fit":
@@ -46,13 +46,10 @@ def test_zooming_keeps_the_moment_under_the_pointer_in_its_column() -> None:
     assert view == WHOLE
 
 
-def test_panning_goes_on_to_the_end_and_keeps_its_length() -> None:
-    view = WHOLE.zoom(0.1, 1_000)
-    assert view.start_ns == 1_000
-    there = view.pan(1)
-    assert (there.start_ns, there.span_ns) == (view.end_ns, view.span_ns)
-    assert there.pan(-1) == view
-    assert view.pan(100).end_ns == WINDOW[1]
+def test_a_place_beyond_the_end_is_the_end_and_keeps_its_length() -> None:
+    assert WHOLE.at(500_000, 1_000_000).start_ns == 500_000
+    assert WHOLE.at(99_000_000, 1_000_000).end_ns == WINDOW[1]
+    assert (WHOLE.at(-5, 1_000_000).start_ns, WHOLE.at(-5, 1_000_000).span_ns) == (WINDOW[0], 1_000_000)
 
 
 def test_showing_moves_only_where_it_must() -> None:
