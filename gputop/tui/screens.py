@@ -133,7 +133,7 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
             out.append("  " + printable(line) + "\n")
     if finding.consequences:
         out.append("\nAlso explains", BOLD)
-        out.append("  with the cause they go, too\n", DIM)
+        out.append("  with the cause they go, too", DIM)
         parts += [out, *_consequences(finding)]
         out = Text()
     if numbers is not None and finding.origin == "trace" and finding.gpus:

@@ -35,5 +35,5 @@ def captured(session: Session) -> str:
     of_note: tuple[str, ...] = ()
     if record is not None:
         of_note = record.remarks if record.plan is not None and record.plan.shortened else record.asides
-    lines = [*of_note, *against(session), "t: where the step's time goes, and the trace."]
+    lines = [*of_note, *against(session), "t: its timeline. T: its tables."]
     return "\n".join(map(printable, lines))

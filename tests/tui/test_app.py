@@ -243,7 +243,7 @@ async def test_what_a_capture_cost_is_told_when_it_is_done(key: str, force: bool
         session.last_capture = replace(session.last_capture, plan=Plan(10.0, 10.0, "as asked"))
         session._set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 10.1, "/logs/trace"))
         await pilot.pause()
-        assert [n.message for n in app._notifications][-1] == "t: where the step's time goes, and the trace."
+        assert [n.message for n in app._notifications][-1] == "t: its timeline. T: its tables."
         session.last_capture = replace(session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"))
         assert "240 k events/s" in str(capture_text(session.last_capture))
 
