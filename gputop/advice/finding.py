@@ -39,7 +39,8 @@ class Finding:
     judgement of its rule, from the figures in ``evidence``, and its gain has no number.
     ``consequences`` are findings that this one explains: with it they would go, so they are no rivals.
     ``gpus`` are NVML indices in a live finding; in one from a trace they are the numbers that
-    the job itself gives its GPUs (CUDA_VISIBLE_DEVICES renumbers them).
+    the job itself gives its GPUs (CUDA_VISIBLE_DEVICES renumbers them), until
+    :func:`gputop.gpu_numbers.on_node` has made them NVML's.
     """
 
     id: str
