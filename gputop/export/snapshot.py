@@ -220,7 +220,8 @@ def to_text(session: Session) -> str:
         out.append(f"  profiler server {printable(server.address)}  {printable(what)}")
     record = session.last_capture
     if record is not None:
-        out += ["", f"Captured from {printable(record.address)}, {seconds(record.took_s)}: {record.path}"]
+        out += ["", f"Captured from {printable(record.address)}, {seconds(record.took_s)}: "
+                    f"{printable(str(record.path))}"]
         out += [f"  {printable(n)}" for n in (*record.remarks, *record.notes)]
         out += ["", lines(record.report)] if record.report else []
     judged = not session.live.abstained

@@ -159,7 +159,7 @@ def capture_text(record: CaptureRecord) -> Text:
     """What a capture did and says; where it could not be analysed, why."""
     parts = [*map(printable, record.remarks), *(f"profiler: {printable(n)}" for n in record.notes)]
     parts += [record.report] if record.problem is None else [
-        str(record.path), printable(record.problem.message), record.problem.fix]
+        printable(str(record.path)), printable(record.problem.message), printable(record.problem.fix)]
     if record.path.exists():
         from gputop.launch.xprof import logdir_of, open_command
 

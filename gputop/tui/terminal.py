@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any, ClassVar
 
 from rich.segment import Segment
@@ -125,7 +125,7 @@ class TerminalApp(App[int]):
 
     def picture_due(self) -> bool:
         """Whether the newest sample is to be drawn; on a slow line only some are."""
-        now_s = time.monotonic()
+        now_s = monotonic()
         if self.low_bandwidth and now_s - self._drawn_s < LOW_BANDWIDTH_S - 0.05:
             return False
         self._drawn_s = now_s

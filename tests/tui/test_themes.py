@@ -1,0 +1,218 @@
+"""Themes, and the whole screen in each form of colours and glyphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputop.advice.finding import Advice
+from gputop.config import load, remember
+from gputop.samples import GpuSample, NodeSample
+from gputop.tui.app import GputopApp
+from gputop.tui.lines import LinesWidget
+from gputop.tui.palette import SCHEMES
+from gputop.tui.preferences import DEFAULT_THEME, Preferences
+from gputop.tui.terminal import LOW_BANDWIDTH_S
+from tests.tui.test_app import FoundSession, text_of
+
+FORMS = {
+    "light": Preferences(theme="gputop-light"), "contrast": Preferences(theme="gputop-contrast"),
+    "256": Preferences(colors="256"), "16": Preferences(colors="16"), "light-16": Preferences("gputop-light", "16"),
+    "none": Preferences(colors="none"), "console": Preferences(colors="16", glyphs="console"),
+    "ascii": Preferences(colors="none", glyphs="ascii"),
+}
+SIZES = [(40, 12), (80, 24), (120, 40), (200, 60)]
+
+
+def shown(app: GputopApp) -> list[str]:
+    """The screen's lines as they go to the terminal."""
+    strips = app.screen._compositor.render_strips(app.size)
+    return ["".join(segment.text for segment in strip).rstrip() for strip in strips]
+
+
+def colors(app: GputopApp) -> set[str]:
+    """The kinds of colours on the screen."""
+    strips = app.screen._compositor.render_strips(app.size)
+    found = [color for strip in strips for segment in strip if segment.style
+             for color in (segment.style.color, segment.style.bgcolor) if color is not None]
+    return {color.type.name for color in found if not color.is_default}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_main_screen_in_each_form(snap_compare: Any, form: str) -> None:
+    assert snap_compare(GputopApp(FoundSession(), FORMS[form]), terminal_size=(120, 40))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("form", ["truecolor", *FORMS])
+async def test_every_form_at_every_size_says_the_same(form: str, size: tuple[int, int]) -> None:
+    app = GputopApp(FoundSession(), FORMS.get(form))
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        lines = shown(app)
+        assert len(lines) == size[1] and all(len(line) <= size[0] for line in lines)
+        text = "\n".join(lines)
+        assert "node-07" in text and "95%" in text
+        if size[0] >= 80:
+            assert "GPU 0 does 2.2" in text and "38 % step" in text and "71.2/79.6" in text
+        assert form != "ascii" or text.isascii()
+        if form in ("none", "ascii"):
+            assert not colors(app)
+            await pilot.press("question_mark")
+            await pilot.pause()
+            assert not colors(app), "nor in a box over it"
+
+
+@pytest.mark.parametrize("form", ["none", "ascii", "16", "console"])
+async def test_levels_are_told_apart_without_colour(form: str) -> None:
+    def half(gpu: GpuSample, tick: int) -> GpuSample:
+        level = {0: 0.0, 1: 0.5, 2: 1.0}.get(gpu.info.index, float(tick % 2))
+        return replace(gpu, readings={**gpu.readings, "sm_active": replace(gpu["sm_active"], value=level)})
+
+    app = GputopApp(FoundSession(change=half), FORMS[form])
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        lines = shown(app)
+        top = next(i for i, line in enumerate(lines) if line.startswith(" 0 "))
+        rows = [tuple(line[30:40] for line in lines[i:i + 3]) for i in range(top, top + 12, 3)]
+        assert len(set(rows)) == 4, f"idle, half busy, busy, and busy half of the time: {rows}"
+
+
+async def test_a_theme_chosen_in_the_palette_is_remembered_and_all_of_the_screen_follows(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    app = GputopApp(FoundSession(), Preferences(keep_theme=lambda name: remember(file, "theme", name)))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        before = app.export_screenshot()
+        assert SCHEMES["dark"].names["strong"] in before and not file.exists()
+        for theme in ("gputop-light", "gputop-contrast", "nord", DEFAULT_THEME):
+            app.theme = theme
+            await pilot.pause()
+            assert load(file)["theme"] == theme
+            seen = app.export_screenshot()
+            if theme == "gputop-light":
+                assert SCHEMES["light"].names["strong"] in seen
+                assert SCHEMES["dark"].names["text"] not in seen and SCHEMES["dark"].names["ground"] not in seen
+        assert app.export_screenshot() == before
+
+
+async def test_a_theme_that_cannot_be_remembered_is_worn_all_the_same() -> None:
+    app = GputopApp(FoundSession(), Preferences(keep_theme=lambda _: "the disk is full"))
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+        await pilot.pause()
+        app.theme = "gputop-light"
+        await pilot.pause()
+        assert any("the disk is full" in n.message for n in app._notifications)
+
+
+async def test_what_is_wrong_with_the_settings_is_said_on_the_screen() -> None:
+    preferences = Preferences(theme="no[such]", warnings=("/c.toml:3: interval = [b]; 1 is used",))
+    app = GputopApp(FoundSession(), preferences)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await pilot.pause()
+        said = [n.message for n in app._notifications]
+        assert any("/c.toml:3: interval = [b]" in m for m in said) and any("no theme no[such]" in m for m in said)
+        assert app.theme == DEFAULT_THEME
+
+
+async def test_metric_and_span_begin_as_the_settings_say() -> None:
+    from gputop.tui.gpu_table import GpuTable
+
+    app = GputopApp(FoundSession(), Preferences(metric="tensor_active", span_s=600.0))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        table = app.query_one(GpuTable)
+        assert table.metric == "tensor_active" and table.span_s == 600.0
+
+
+async def test_on_a_slow_line_few_pictures_are_drawn_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("gputop.tui.terminal.monotonic", lambda: now_s)
+    session = FoundSession()
+    app = GputopApp(session, Preferences(low_bandwidth=True))
+    async with app.run_test(size=(120, 40)) as pilot:
+        header = app.query_one("#header", LinesWidget)
+        drawn = 0
+        for _ in range(20):
+            now_s += 1.0
+            before = text_of(header)
+            session.feed()
+            await pilot.pause()
+            drawn += text_of(header) != before
+        assert drawn == 20 / LOW_BANDWIDTH_S
+        assert "LOW BANDWIDTH, drawn every 5 s" in text_of(header)
+        await pilot.press("L")
+        session.feed()
+        await pilot.pause()
+        assert "LOW BANDWIDTH" not in text_of(header)
+
+
+async def test_a_line_that_becomes_slow_changes_that_by_itself_unless_it_is_said_otherwise() -> None:
+    from gputop.tui.driver import LineDriver
+
+    for low_bandwidth in (None, False):
+        app = GputopApp(FoundSession(), Preferences(low_bandwidth=low_bandwidth))
+        async with app.run_test(size=(120, 40), notifications=True) as pilot:
+            app.post_message(LineDriver.LineChanged(True))
+            await pilot.pause()
+            assert app.low_bandwidth == (low_bandwidth is None)
+            assert any("line to this terminal is slow" in n.message for n in app._notifications) == app.low_bandwidth
+            app.post_message(LineDriver.LineChanged(False))
+            await pilot.pause()
+            assert not app.low_bandwidth
+
+
+HOSTILE = "[bold red]\x1b[2J\x1b]0;owned\x07evil[/] \u202eabc"
+
+
+class Hostile(FoundSession):
+    """Everything that has a name from outside has a bad one."""
+
+    def __init__(self) -> None:
+        super().__init__(change=lambda gpu, _: replace(gpu, info=replace(gpu.info, name=HOSTILE)))
+        make = self._make
+
+        def named(tick: int) -> NodeSample:
+            sample = make(tick)
+            process = replace(sample.processes[0], user=HOSTILE, command=HOSTILE, container=HOSTILE)
+            return replace(sample, host=replace(sample.host, hostname=HOSTILE), processes=(process,), source=HOSTILE)
+
+        self._make = named
+        self.feed(3)
+        assert self.last_capture is not None
+        self.servers = (replace(self.servers[0], description=HOSTILE),)
+        self.last_capture = replace(self.last_capture, path=Path("/tmp") / HOSTILE, report=HOSTILE, notes=(HOSTILE,))
+        self.findings = tuple(replace(f, title=HOSTILE, why=HOSTILE, action=HOSTILE, snippet=HOSTILE,
+                                      evidence={HOSTILE: 1.0}) for f in self.findings)
+        self.live = Advice(limit=HOSTILE)
+
+    def _refresh_findings(self) -> None:
+        """As they are."""
+
+
+@pytest.mark.parametrize("keys", [
+    (), ("enter",), ("question_mark",), ("slash", *"evil"), ("tab",), ("tab", "tab", "enter"), ("m", "v", "left"),
+    ("ctrl+p", *"cap"), ("t",),
+], ids=" ".join)
+async def test_hostile_names_are_shown_literally_on_every_screen(keys: tuple[str, ...]) -> None:
+    app = GputopApp(Hostile())
+    async with app.run_test(size=(160, 50), notifications=True) as pilot:
+        await pilot.pause()
+        await pilot.press(*keys)
+        app.notify("a note", timeout=1)
+        await pilot.pause()
+        text = "\n".join(shown(app))
+        assert not {c for c in text if not c.isprintable() and c != "\n"}, "no control characters, no bidi overrides"
+        assert "[bold red]" in text
+
+
+@pytest.mark.parametrize("form", ["text", "json", "svg", "html"])
+def test_hostile_names_in_exports_are_shown_literally(form: str) -> None:
+    from gputop.export.snapshot import render
+
+    text = render(Hostile(), form)
+    assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
+    assert "[bold red]" in text
