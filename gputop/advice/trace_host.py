@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from gputop.advice.finding import Abstained, Finding, Gain
-from gputop.advice.style import CUSTOM, EAGER, JAX, KERAS2, KERAS3, style
+from gputop.advice.style import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, style
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.text import percent, seconds
@@ -49,7 +49,8 @@ _WORK: tuple[tuple[str, str, str, dict[str, str | None]], ...] = (
 
 
 def step_gap_host(facts: TraceFacts) -> Finding | Abstained | None:
-    """The GPUs stand still while the host is between two calls of the step: callbacks, metrics, logging, Python.
+    """The GPUs stand still while the host is between two calls of the step (PyTorch: runs no op): callbacks, metrics,
+    logging, Python.
 
     Waiting for input, tracing and compiling, and ops run one by one as the model are not in these seconds.
     """
@@ -73,8 +74,8 @@ def step_gap_host(facts: TraceFacts) -> Finding | Abstained | None:
         evidence[f"{work.name}_s"] = work.s_per_step
     what, action, snippet = _gap_cure(facts)
     stands = "no GPU has work" if facts.active else "the step's function does not run"
-    why = (f"For {seconds(host.gap_s)} of each step, {percent(share)}, the host is between two calls of the step and "
-           f"{stands}: {what}.")
+    where = "Python runs no op" if facts.framework == "pytorch" else "the host is between two calls of the step"
+    why = f"For {seconds(host.gap_s)} of each step, {percent(share)}, {where} and {stands}: {what}."
     return Finding(
         id="step_gap_host", severity=facts.rated(share),
         title=f"Host work between steps takes {percent(share)} of the step", why=facts.said(why), evidence=evidence,
@@ -106,6 +107,9 @@ def _gap_cure(facts: TraceFacts) -> tuple[str, str, str | None]:
     if how in _KERAS:
         return what, ("Run several steps per call of Python, and take work out of on_train_batch_* callbacks and "
                       "metrics (.numpy(), get_weights(), print)."), _FEWER
+    if how == PYTORCH:
+        return what, ("Take it out of the loop or do it every hundred steps: logging, metrics, gc.collect(), saving; "
+                      "prepare data in the DataLoader's workers; read no result at each step."), _SELDOM
     if how in (CUSTOM, EAGER, JAX):
         return what, ("Do what is between the steps inside the step's function or every hundred steps, and read no "
                       "result at each step, so that the loop runs ahead of the GPU."), _SELDOM

@@ -23,6 +23,7 @@ TOP = 12  # names kept of each kind of thread
 _WRAPPERS = (r"(?:TFE_Py_FastPathExecute_C|TFE_Py_ExecuteCancelable|EagerKernelExecute|KernelAndDevice(?:Func|Op)::Run|"
              r"EagerCopyToDevice|ValidateInputTypeAndPlacement|FunctionRun|ExecutorState::Process)$")
 _EAGER_PREFIX = re.compile(r"EagerLocalExecute: ")
+_MARKER = r"ProfilerStep#\d+$"  # spans the whole step and says nothing of what the host does
 
 
 def step_gaps(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> StepGaps | None:
@@ -119,10 +120,11 @@ def without_prefix(name: str) -> str:
 
 
 def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[dict[str, tuple[int, int]], int]:
-    """By name (nanoseconds of its own within the gaps, events), and the gap time in which no event is open, over the
-    chosen lines."""
+    """By name (nanoseconds of its own within the gaps, events), and the gap time in which no event is open but a
+    step's marker, over the chosen lines."""
     host = trace.host
     rows = np.flatnonzero(chosen[host.line] & (host.end_ns > host.start_ns)) if len(host) else np.empty(0, np.int64)
+    rows = rows[~name_mask(trace, _MARKER)[host.name[rows]]]
     lines = int(chosen.sum())
     inside = coverage(gaps, host.start_ns[rows], host.end_ns[rows])
     rows, inside = rows[inside > 0], inside[inside > 0]  # what holds such an event is such an event

@@ -30,13 +30,17 @@ _WAITS = (r"(?:\$\S+ )?(?:try_to_block|block_until_ready|_?[Aa]wait\w*|result)$|
           r"(?:cu|cuda|hip)\w*Synchronize(?:_v\d)?$|Wait for ")
 _RUNS_OP = r"KernelAndDevice(?:Op|Func)::Run$"
 _PJIT = r"PjitFunction\("
+# PyTorch calls no function for a step: Python runs its ops one by one, and each ends in calls of the CUDA runtime.
+_TORCH_OP = r"(?:aten|autograd|c10d|torch\w*)::"
+_TORCH_WORK = r"[\w.]+::\S|(?:cu|cuda|hip)[A-Z]\w+$|\w+Backward\d*$|Torch-Compiled |CompiledFunction"
 
 
 @dataclass(frozen=True, slots=True)
 class HostSpans:
-    """One host. ``calls`` is when functions of whatever framework are called or run, or Python waits for them; none
-    where no call is traced. ``placed_rows`` are the host events of long ops that start no kernel, ``placed`` is when
-    they run, ``call_rows`` the calls' host events; ``shows_ops``: whether ops on the host are traced at all."""
+    """One host. ``calls`` is when functions of whatever framework are called or run, or Python waits for them, in
+    PyTorch when it runs ops without a long pause; none where no call is traced. ``placed_rows`` are the host events of
+    long ops that start no kernel, ``placed`` is when they run, ``call_rows`` the events of calls (PyTorch: of ops);
+    ``shows_ops``: whether ops on the host are traced at all."""
 
     tracing: Spans
     eager: Spans
@@ -60,6 +64,9 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
     executing = _rows(trace, np.ones(len(trace.names), bool), here & xla)
     waiting = _rows(trace, name_mask(trace, _WAITS), main)
     calls = _union(trace, np.concatenate((called, runs, executing, waiting))) if len(called) else EMPTY
+    if not len(called) and host_rows(trace, _TORCH_OP).size:
+        called = _rows(trace, name_mask(trace, _TORCH_WORK), main)
+        calls = joined(_union(trace, called), EAGER_PAUSE_NS)
     placed_rows = _placed(trace, ops) if trace.gpus else np.empty(0, np.int64)
     eager = EMPTY
     if runs_eagerly:

@@ -36,6 +36,19 @@ def gap(share: float, *, silent: bool = False, name: str = "Mean", gpus: int = 1
     return b
 
 
+def torch_gap(share: float, *, pauses: int = 1) -> Builder:
+    """PyTorch: for ``share`` of each step, in one pause or several, Python runs no op and the GPU has no work."""
+    b = Builder(gpus=1, format="chrome")
+    for i in range(STEPS):
+        b.host(f"ProfilerStep#{i}", i * STEP, STEP - 2, step_num=i)
+        for k in range(pauses):
+            first, last = (i + k / pauses) * STEP, (i + (k + 1 - share) / pauses) * STEP
+            for at in range(round(first), round(last) - 100, 100):
+                b.host("aten::mm", at, 20)
+                b.run(0, at + 5, 99, BF16, launch=at + 2, thread="python")
+    return b
+
+
 def placed(share: float, op: str = "model/py:EagerPyFunc", **stats: Any) -> Builder:
     """In the midst of each call an op runs on the executor for ``share`` of the step while the GPU waits."""
     b = keras_steps(Builder(gpus=1), STEPS + 1, STEP, STEP - 50)

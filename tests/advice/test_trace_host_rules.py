@@ -6,7 +6,7 @@ import pytest
 
 from gputop.advice.finding import Finding
 from gputop.trace.analysis import analyze_trace
-from tests.advice.host_jobs import chained, contended, eager, gap, kernels, placed, retraced
+from tests.advice.host_jobs import chained, contended, eager, gap, kernels, placed, retraced, torch_gap
 from tests.advice.traces import STEP, STEPS
 from tests.trace.build import Builder, keras_steps
 
@@ -35,6 +35,19 @@ def test_the_gap_between_calls_is_rated_by_its_share(share, severity):
 def test_a_gap_without_events_is_pythons():
     f = found(gap(0.3, silent=True))["step_gap_host"]
     assert "which is Python" in f.why and f.evidence["no_event_s"] == pytest.approx(0.3 * STEP / 1e6, rel=0.05)
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.04, None), (0.08, "medium"), (0.3, "high")])
+def test_pythons_pauses_in_pytorch_are_the_gap(share, severity):
+    f = found(torch_gap(share)).get("step_gap_host")
+    assert (f.severity if f else None) == severity
+    if f:
+        assert f.gain.step_time == pytest.approx(share * (STEPS - 1) / STEPS, abs=0.01)  # no launch ends the last one
+        assert f.evidence["no_event_s"] == pytest.approx(f.evidence["gap_s"]) and "ProfilerStep" not in f.why
+
+
+def test_short_pauses_from_op_to_op_in_pytorch_are_launches():
+    assert "step_gap_host" not in found(torch_gap(0.3, pauses=20))
 
 
 @pytest.mark.parametrize(("name", "action"), [
