@@ -5,8 +5,9 @@
 Makes XSpaces of a job on 8 GPUs (xspaces.py), or takes FILE. Three things in one run, every
 measurement in a fresh process, import of the libraries not counted:
 
-- ``gputop.analyze`` - reading, all analyses, all rules - against xprof's ``overview_page``, each
-  twice, the faster run counting, on the size nearest to two million events;
+- ``gputop.analyze`` - reading, all analyses, all rules - against xprof's ``overview_page``, on the size
+  nearest to two million events: each three times by turns, the median counting, gputop on all cores (it
+  uses up to four, xprof one) and on a single one;
 - ``gputop.analyze`` on every size: time and memory per event, which stay level if growth is linear;
 - what the process of the user interface holds while a worker analyses, and after.
 
@@ -18,7 +19,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,12 +32,18 @@ from pathlib import Path
 _SIZES = (200_000, 2_000_000, 8_000_000)
 _COMPARED = 2_000_000
 _GPUS = 8
+_TIMES = 3
 
 
 def run_gputop(path: Path) -> int:
     from gputop.trace.analysis import analyze
 
     return analyze([path]).events
+
+
+def run_on_one_core(path: Path) -> int:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    return run_gputop(path)
 
 
 def run_xprof(path: Path) -> int:
@@ -51,7 +60,7 @@ def run_interface(path: Path) -> int:
     return analyze_in_worker([str(path)])["trace"]["events"]
 
 
-_RUNS = {"gputop": run_gputop, "xprof": run_xprof, "interface": run_interface}
+_RUNS = {"gputop": run_gputop, "one core": run_on_one_core, "xprof": run_xprof, "interface": run_interface}
 
 
 def run(what: str, path: Path) -> None:
@@ -72,21 +81,18 @@ def held_bytes() -> dict[str, int]:
     return {key: 1024 * int(status[key].split()[0]) for key in ("VmRSS", "VmHWM")}
 
 
-def measure(what: str, path: Path, python: str = sys.executable, times: int = 2) -> dict[str, float]:
-    """The fastest of some runs. xprof caches results beside the file, so each run has a folder of its own."""
-    runs = []
-    for _ in range(times):
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            copy = Path(folder) / path.name
-            shutil.copyfile(path, copy)
-            done = subprocess.run([python, __file__, "--run", what, str(copy)], check=True, stdout=subprocess.PIPE,
-                                  stderr=subprocess.DEVNULL, text=True)
-            runs.append(json.loads(done.stdout.splitlines()[-1]))
-    return min(runs, key=lambda r: r["wall_s"])
+def measure(what: str, path: Path, python: str = sys.executable) -> dict[str, float]:
+    """One run. xprof caches results beside the file, so each run has a folder of its own."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        copy = Path(folder) / path.name
+        shutil.copyfile(path, copy)
+        done = subprocess.run([python, __file__, "--run", what, str(copy)], check=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def show(name: str, m: dict[str, float]) -> None:
-    print(f"{name:24} {m['wall_s']:6.2f} s wall  {m['cpu_s']:6.2f} s CPU  peak {m['peak_bytes'] / 1e6:6.0f} MB")
+def medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
 
 
 def main() -> None:
@@ -106,9 +112,10 @@ def main() -> None:
 
             for path in paths:
                 write(path, int(path.name.split(".")[0]), _GPUS)
-        growth = {path: measure("gputop", path) for path in paths}
+        growth = {path: medians([measure("gputop", path) for _ in range(_TIMES)]) for path in paths}
         compared = min(paths, key=lambda p: abs(growth[p]["result"] - _COMPARED))
-        beside_xprof(compared, growth[compared], args.xprof_python)
+        print(f"{growth[compared]['result']:,.0f} events, {compared.stat().st_size / 1e6:.0f} MB")
+        beside_xprof(compared, args.xprof_python)
         print("\nGrowth")
         for path, m in growth.items():
             size, more = path.stat().st_size, m["peak_bytes"] - m["before_bytes"]
@@ -116,20 +123,23 @@ def main() -> None:
                   f"{m['wall_s'] / m['result'] * 1e6:5.2f} µs/event  {more / m['result']:5.0f} bytes/event "
                   f"({more / size:3.1f} x the file)")
         print("\nThe interface's own process, a worker analysing the largest")
-        m = measure("interface", paths[-1], times=1)
+        m = measure("interface", paths[-1])
         print(f"{m['before_bytes'] / 1e6:.0f} MB before, {m['peak_bytes'] / 1e6:.0f} MB at most; the worker is gone")
 
 
-def beside_xprof(path: Path, ours: dict[str, float], python: str) -> None:
-    print(f"{ours['result']:,.0f} events, {path.stat().st_size / 1e6:.0f} MB")
-    show("gputop.analyze", ours)
+def beside_xprof(path: Path, python: str) -> None:
+    contestants = {"gputop": sys.executable, "one core": sys.executable, "xprof": python}
     if subprocess.run([python, "-c", "import xprof"], capture_output=True).returncode:
-        print("xprof                    not in this environment: pip install xprof, or give --xprof-python")
-        return
-    theirs = measure("xprof", path, python)
-    show("xprof overview_page", theirs)
-    print(f"ratios: {theirs['wall_s'] / ours['wall_s']:.1f} times as fast (CPU {theirs['cpu_s'] / ours['cpu_s']:.1f}), "
-          f"{theirs['peak_bytes'] / ours['peak_bytes']:.1f} times less memory")
+        print("xprof is not in this environment: pip install xprof, or give --xprof-python")
+        del contestants["xprof"]
+    turns = [{what: measure(what, path, python) for what, python in contestants.items()} for _ in range(_TIMES)]
+    found = {what: medians([turn[what] for turn in turns]) for what in contestants}
+    for what, m in found.items():
+        print(f"{what:24} {m['wall_s']:6.2f} s wall  {m['cpu_s']:6.2f} s CPU  peak {m['peak_bytes'] / 1e6:6.0f} MB")
+    if "xprof" in found:
+        for what in ("gputop", "one core"):
+            times, cpu, memory = (found["xprof"][key] / found[what][key] for key in ("wall_s", "cpu_s", "peak_bytes"))
+            print(f"{what}: {times:.1f} times as fast as xprof (CPU {cpu:.1f}), {memory:.1f} times less memory")
 
 
 if __name__ == "__main__":
