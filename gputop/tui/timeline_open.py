@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -190,6 +191,7 @@ class TimelineApp(TerminalApp):
         from gputop.tui.timeline import TimelineScreen
 
         self.push_screen(TimelineScreen(self._trace), lambda _: self.exit(EXIT_OK))
+        self.call_after_refresh(gc.freeze)  # as the monitor does: what is there by now stays
 
 
 def show(paths: Sequence[str], preferences: Preferences | None = None) -> int:
