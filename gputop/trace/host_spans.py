@@ -32,7 +32,8 @@ _RUNS_OP = r"KernelAndDevice(?:Op|Func)::Run$"
 _PJIT = r"PjitFunction\("
 # PyTorch calls no function for a step: Python runs its ops one by one, and each ends in calls of the CUDA runtime.
 _TORCH_OP = r"(?:aten|autograd|c10d|torch\w*)::"
-_TORCH_WORK = r"[\w.]+::\S|(?:cu|cuda|hip)[A-Z]\w+$|\w+Backward\d*$|Torch-Compiled |CompiledFunction"
+_RUNTIME = r"(?:cu|cuda|hip)[A-Z]\w+$"
+_TORCH_WORK = rf"[\w.]+::\S|{_RUNTIME}|\w+Backward\d*$|Torch-Compiled |CompiledFunction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
     if not len(called) and host_rows(trace, _TORCH_OP).size:
         called = _rows(trace, name_mask(trace, _TORCH_WORK), main)
         calls = joined(_union(trace, called), EAGER_PAUSE_NS)
+        ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
     placed_rows = _placed(trace, ops) if trace.gpus else np.empty(0, np.int64)
     eager = EMPTY
     if runs_eagerly:
@@ -161,8 +163,20 @@ def _eager_rows(trace: Trace, main: Mask) -> I64:
     return np.asarray(rows[keep], np.int64)
 
 
+def _innermost(trace: Trace, rows: I64) -> I64:
+    """Those of these events, in order of time, that hold no other of them on their thread: what only calls other ops
+    (views of many tensors) computes nothing itself."""
+    host = trace.host
+    out = []
+    for line in np.unique(host.line[rows]).tolist():
+        own = rows[host.line[rows] == line]
+        out.append(own[np.concatenate((host.start_ns[own][1:] >= host.end_ns[own][:-1], [True]))])
+    return np.sort(np.concatenate(out)) if out else rows
+
+
 def _placed(trace: Trace, ops: I64) -> I64:
-    """The host events of ops that take long and start no kernel, neither by name nor on their thread."""
+    """The host events of ops that take long and start no kernel, neither by name nor on their thread; PyTorch's that
+    call the CUDA runtime at all work for the GPU or wait for it."""
     host, device = trace.host, trace.device
     long = ops[(host.end_ns[ops] - host.start_ns[ops]) >= LONG_OP_NS]
     kernels = device.kind <= Kind.COLLECTIVE
@@ -171,8 +185,13 @@ def _placed(trace: Trace, ops: I64) -> I64:
     on_gpu[-1] = False
     long = long[~on_gpu[host.name[long]] & ~name_mask(trace, _NOT_ITS_OWN)[host.name[long]]]
     launched = kernels & (device.launch_line >= 0)
+    runtime = host_rows(trace, _RUNTIME)
     out = []
     for line in np.unique(host.line[long]).tolist():
         rows = long[host.line[long] == line]
-        out.append(rows[~_holds(trace, rows, device.launch_ns[launched & (device.launch_line == line)])])
+        begun = device.launch_ns[launched & (device.launch_line == line)]
+        torch = name_mask(trace, r"aten::")[host.name[rows]]
+        calls_gpu = _holds(trace, rows, begun)
+        calls_gpu[torch] |= _holds(trace, rows[torch], host.start_ns[runtime[host.line[runtime] == line]])
+        out.append(rows[~calls_gpu])
     return np.sort(np.concatenate(out)) if out else np.empty(0, np.int64)

@@ -6,7 +6,7 @@ import pytest
 
 from gputop.advice.finding import Finding
 from gputop.trace.analysis import analyze_trace
-from tests.advice.host_jobs import chained, contended, eager, gap, kernels, placed, retraced, torch_gap
+from tests.advice.host_jobs import BF16, chained, contended, eager, gap, kernels, placed, retraced, torch_gap
 from tests.advice.traces import STEP, STEPS
 from tests.trace.build import Builder, keras_steps
 
@@ -48,6 +48,30 @@ def test_pythons_pauses_in_pytorch_are_the_gap(share, severity):
 
 def test_short_pauses_from_op_to_op_in_pytorch_are_launches():
     assert "step_gap_host" not in found(torch_gap(0.3, pauses=20))
+
+
+def torch_op_on_the_cpu(inside: tuple[str, float]) -> Builder:
+    """PyTorch: before the kernels of each step an op of 6 ms that starts no kernel; ``inside`` it another event."""
+    b = Builder(gpus=1, format="chrome")
+    for i in range(STEPS):
+        at = i * STEP
+        b.host(f"ProfilerStep#{i}", at, STEP - 2, step_num=i).host("aten::nonzero", at, 6000)
+        b.host(inside[0], at + 10, inside[1])
+        for start in range(round(at) + 6000, round(at + STEP) - 100, 100):
+            b.host("aten::mm", start, 20)
+            b.run(0, start + 5, 99, BF16, launch=start + 2, thread="python")
+    return b
+
+
+def test_an_op_of_pytorch_on_the_cpu_holds_the_gpu_up():
+    f = found(torch_op_on_the_cpu(("cpu_work", 10)))
+    assert f["host_placement"].severity == "high" and "aten::nonzero" in f["host_placement"].why
+    assert "step_gap_host" not in f and f["host_placement"].gain.step_time == pytest.approx(0.3 * 5 / 6, abs=0.01)
+
+
+@pytest.mark.parametrize("inside", [("aten::as_strided", 3.0), ("cudaStreamSynchronize", 5900.0)])
+def test_an_op_of_pytorch_that_calls_others_or_the_gpu_is_not_on_the_cpu(inside):
+    assert "host_placement" not in found(torch_op_on_the_cpu(inside))
 
 
 @pytest.mark.parametrize(("name", "action"), [
