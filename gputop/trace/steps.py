@@ -96,15 +96,23 @@ def _bounds(anchors: _Anchors) -> tuple[I64, int]:
 
 
 def _without_warm_up(bounds: I64) -> tuple[I64, int]:
-    """Leave out the leading steps that are far off the median of the rest."""
+    """Leave out the leading steps that are far off the median of the rest: up to the first that is like those kept.
+
+    Where long steps come again and again (a function traced anew) the first one is no warm-up.
+    """
     length = bounds[:, 1] - bounds[:, 0]
     dropped = 0
     while len(length) - dropped >= 3:
-        rest = float(np.median(length[dropped + 1:]))
-        if rest / _WARM_UP_FACTOR <= length[dropped] <= rest * _WARM_UP_FACTOR:
+        if _alike(length[dropped], float(np.median(length[dropped + 1:]))):
             break
         dropped += 1
+    like_kept = np.flatnonzero(_alike(length[:dropped], float(np.median(length[dropped:])))) if dropped else ()
+    dropped = int(like_kept[0]) if len(like_kept) else dropped
     return bounds[dropped:], dropped
+
+
+def _alike(length_ns: I64, usual_ns: float) -> npt.NDArray[np.bool_]:
+    return (usual_ns / _WARM_UP_FACTOR <= length_ns) & (length_ns <= usual_ns * _WARM_UP_FACTOR)
 
 
 def _steps(trace: Trace, anchors: _Anchors, bounds: I64, dropped: int) -> Steps:

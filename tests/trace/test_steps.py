@@ -50,6 +50,17 @@ def test_functions_on_tf_data_threads_are_no_steps():
     assert find_steps(b.build()) is None
 
 
+def test_what_compiles_again_and_again_is_no_warm_up():
+    b = Builder(gpus=0)
+    at = 0.0
+    for i in range(9):
+        length = 81.0 if i % 2 == 0 else 21.0
+        b.host("train", at, length - 1, step_num=i)
+        at += length
+    steps = find_steps(b.build())
+    assert steps is not None and steps.count == 9 and steps.dropped == 0
+
+
 def test_compilation_is_warm_up():
     b = Builder(gpus=0)
     b.host("EagerExecute", 0, 5000, is_func=1, eager_op="__inference_one_step_on_iterator_1")
