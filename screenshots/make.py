@@ -44,6 +44,8 @@ async def _shoot(name: str, size: tuple[int, int], scenario: str, *, capture: bo
             await pilot.pause()
             for key in keys:
                 await pilot.press(key)
+                await pilot.pause()
+                await _until(lambda: not app.screen.has_class("-reading"))  # a timeline, of its trace
             await pilot.pause()
             (HERE / f"{name}.svg").write_text(app.export_screenshot(title="gputop"))
         session.close()
@@ -79,7 +81,12 @@ async def main() -> None:
     await _shoot("main-120x40", (120, 40), "input-bound", capture=True)
     await _shoot("main-200x50", (200, 50), "gpu0-oversubscribed", capture=True)
     await _shoot("finding-120x40", (120, 40), "input-bound", capture=True, keys=("enter",))
-    await _shoot("capture-120x40", (120, 40), "launch-bound", capture=True, keys=("t",))
+    await _shoot("timeline-120x40", (120, 40), "gpu0-oversubscribed", capture=True, keys=("t",))
+    zoomed = ("t", "b", "escape", *("plus",) * 3, "n")
+    await _shoot("timeline-zoomed-120x40", (120, 40), "launch-bound", capture=True, keys=zoomed)
+    await _shoot("bubbles-120x40", (120, 40), "input-bound", capture=True, keys=("t", "b"))
+    await _shoot("tables-120x40", (120, 40), "launch-bound", capture=True, keys=("T",))
+    await _shoot("cursor-120x40", (120, 40), "input-bound", capture=True, keys=("v", *("left",) * 6))
     await _shoot("healthy-120x40", (120, 40), "healthy", capture=True)
     await _report("input-bound", (1280, 1880))
 
