@@ -11,7 +11,6 @@ place: a file must never keep the monitor from starting. What the command line s
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import re
@@ -40,7 +39,7 @@ def _one_of(*choices: str | bool) -> Callable[[object], Value]:
     def check(value: object) -> Value:
         if any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
             return value  # type: ignore[return-value]
-        raise ValueError("is not one of " + ", ".join(map(json.dumps, choices)))
+        raise ValueError("is not one of " + ", ".join(map(_written, choices)))
     return check
 
 
@@ -170,6 +169,8 @@ def _take(line: str, number: int, config: Config) -> str:
 
 def _parse(text: str) -> object:
     """A value as TOML writes it on one line; ValueError for what is none."""
+    import json  # only where there is a file: the first frame need not wait for it
+
     if text.startswith("'"):
         inside, quote, rest = text[1:].partition("'")
         value: object = inside
@@ -199,6 +200,8 @@ def _shown(text: str) -> str:
 
 def _written(value: Value) -> str:
     """A value as it stands in the file."""
+    import json
+
     if isinstance(value, tuple):
         return json.dumps(list(value), ensure_ascii=False)
     if isinstance(value, float):

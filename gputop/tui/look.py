@@ -17,7 +17,6 @@ from functools import cache
 from math import atan2, degrees, hypot
 from typing import Literal
 
-from rich.cells import get_character_cell_size
 from rich.color import Color, ColorSystem, ColorType
 from rich.style import Style
 
@@ -95,6 +94,8 @@ class _AsciiTable(dict[int, str]):
         if code < 128:
             out = chr(code)
         else:
+            from rich.cells import get_character_cell_size  # most terminals never need it
+
             char = chr(code)
             plain = unicodedata.normalize("NFKD", char).encode("ascii", "ignore").decode()
             cells = get_character_cell_size(char)
