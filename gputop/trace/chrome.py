@@ -107,6 +107,11 @@ class _Rank:
             numbered = np.flatnonzero(host["step"] >= 0)
             if len(numbered):
                 events.stats["step_num"] = (numbered, host["step"][numbered])
+            row = np.cumsum(ordinal == _ON_HOST) - 1
+            for name, (at, values) in self._file.stats.items():
+                here = ordinal[at] == _ON_HOST
+                if here.any():
+                    events.stats[name] = (row[at[here]], values[here])
             self._parts.host.append(events)
         if len(device):
             out = self._device(device, ordinal[ordinal >= 0])

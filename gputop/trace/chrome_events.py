@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from gputop.trace import kernels
 from gputop.trace.columns import NOISE, Parts, encodable
 from gputop.trace.content import too_big
 from gputop.trace.json_stream import read_list
-from gputop.trace.model import Kind
+from gputop.trace.model import I64, Kind
 
 DEVICE_CATEGORIES = {"kernel": Kind.COMPUTE, "gpu_memcpy": Kind.COPY_OTHER, "memcpy": Kind.COPY_OTHER,
                      "gpu_memset": Kind.MEMSET, "memset": Kind.MEMSET}
@@ -33,6 +34,11 @@ _MAX_DEVICE = 1 << 20
 EVENT = np.dtype([("ts", "f8"), ("dur", "f8"), ("correlation", "i8"), ("step", "i8"), ("bytes", "i8"),
                   ("message_bytes", "i8"), ("row", "i4"), ("stream", "i4"), ("name", "i4"), ("device", "i4"),
                   ("tf_op", "i4"), ("shape", "i4"), ("category", "i1"), ("src", "u1"), ("dst", "u1")])
+# What TensorFlow's own exports say of host events, all as text: kept sparse, numbers and names apart.
+_NUMBERS = frozenset(("is_func", "tracing_count", "iter_num", "buffered_elements", "id", "parent_id", "parallelism",
+                     "buffer_limit", "cpu_budget"))
+_TEXTS = frozenset(("eager_op", "tf_function_call", "function_name", "name", "shapes"))
+_STATS = _NUMBERS | _TEXTS
 # What one event takes until the trace is assembled, in both forms of its columns.
 _EVENT_BYTES = 4 * EVENT.itemsize
 
@@ -51,6 +57,7 @@ class ChromeFile:
     processes: dict[Any, str]
     threads: dict[tuple[Any, Any], str]
     damaged: bool
+    stats: dict[str, tuple[I64, I64]] = field(default_factory=dict)  # name → (index into ``events``, value or name)
 
 
 def read_file(path: str, pieces: Iterable[bytes], order: int, parts: Parts, limit_bytes: float) -> ChromeFile:
@@ -77,7 +84,7 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, parts: Parts, limi
         base if isinstance(base, int) and 0 <= base < 1 << 61 else 0,
         {d["id"]: d for d in devices if isinstance(d, dict) and isinstance(d.get("id"), int)}
         if isinstance(devices, list) else {},
-        events.columns(), events.rows, events.processes, events.threads, damaged)
+        events.columns(), events.rows, events.processes, events.threads, damaged, events.sparse())
 
 
 @dataclass(slots=True)
@@ -92,6 +99,7 @@ class _Events:
     processes: dict[Any, str] = field(default_factory=dict)
     threads: dict[tuple[Any, Any], str] = field(default_factory=dict)
     _row_numbers: dict[tuple[Any, Any], int] = field(default_factory=dict)
+    _stats: dict[str, tuple[array[int], array[int]]] = field(default_factory=dict)
     _batch: list[tuple[Any, ...]] = field(default_factory=list)
     _pieces: list[npt.NDArray[np.void]] = field(default_factory=list)
 
@@ -109,6 +117,19 @@ class _Events:
         self._flush()
         pieces, self._pieces = self._pieces, []
         return np.concatenate(pieces) if pieces else np.empty(0, EVENT)
+
+    def sparse(self) -> dict[str, tuple[I64, I64]]:
+        stats, self._stats = self._stats, {}
+        return {name: (np.array(at, np.int64), np.array(values, np.int64)) for name, (at, values) in stats.items()}
+
+    def _keep(self, args: dict[str, Any]) -> None:
+        """The stats of the event that comes next."""
+        for name in args.keys() & _STATS:
+            value = integer(args[name]) if name in _NUMBERS else self.parts.names[str(args[name])]
+            if value >= 0:
+                rows, values = self._stats.setdefault(name, (array("q"), array("q")))
+                rows.append(len(self._pieces) * _BATCH + len(self._batch))
+                values.append(value)
 
     def _flush(self) -> None:
         if self._batch:
@@ -150,6 +171,8 @@ class _Events:
             size, src, dst = _copy(name, args)
             device = min(integer(args.get("device")), _MAX_DEVICE)
             stream = self._row(pid, hashable(args["stream"])) if "stream" in args else row
+            if category == "":
+                self._keep(args)
             self._batch.append((
                 ts, dur, correlation, _step(name, args), size, kernels.kineto_message_bytes(args), row, stream, index,
                 device, _op(args, self.parts), self.parts.shape(kernels.kineto_shape(args)), kind, src, dst))

@@ -11,6 +11,7 @@ from gputop.errors import GputopError, NothingToSee
 from gputop.trace.chrome import read_chrome
 from gputop.trace.load import load
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
+from gputop.trace.steps import find_steps
 from tests.trace.shares import NEEDS_SHARED, SHARED, shares
 
 JAX_RUN = Path(__file__).resolve().parents[1] / "data/jax_run"
@@ -48,6 +49,23 @@ def kineto(rank: int = 0, base: int = 0, start: float = 1_700_000_000_000_000.0)
 
 def read(*documents: Any):
     return read_chrome([(f"t{i}.json", [json.dumps(d).encode()]) for i, d in enumerate(documents)])
+
+
+def test_what_tensorflow_says_of_its_calls_is_read_from_exports_too():
+    host = {"ph": "X", "pid": 701, "tid": 1, "dur": 60.0, "name": "EagerExecute"}
+    calls = [{**host, "ts": i * 100.0, "args": {"is_func": "1", "eager_op": "__inference_one_step_on_iterator_42"}}
+             for i in range(5)]
+    kernel = {"ph": "X", "pid": 1, "tid": 7, "ts": 20.0, "dur": 9.0, "name": "MatMul", "args": {"is_func": "1"}}
+    trace = read({"traceEvents": [
+        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}}, kernel, *calls,
+        {**host, "ts": 170.0, "dur": 9.0, "name": "train_step", "args": {"tracing_count": "nothing", "id": "77"}}]})
+    names = trace.names
+    rows, values = trace.host.stats["eager_op"]
+    assert rows.tolist() == [0, 1, 3, 4, 5] and {names[i] for i in values} == {"__inference_one_step_on_iterator_42"}
+    assert [v.tolist() for v in trace.host.stats["is_func"]] == [[0, 1, 3, 4, 5], [1] * 5]
+    assert "tracing_count" not in trace.host.stats and [v.tolist() for v in trace.host.stats["id"]] == [[2], [77]]
+    steps = find_steps(trace)
+    assert steps is not None and steps.count == 4 and steps.anchor.startswith("calls of Keras' step function")
 
 
 def test_kineto():
