@@ -126,10 +126,19 @@ _IN_INPUT = ("# in the input pipeline, not in the model:\n"
              "ds = ds.prefetch(tf.data.AUTOTUNE)")
 _LOGGED = ("# before the model is built: says where each op runs\n"
            "tf.debugging.set_log_device_placement(True)")
-_ON_THE_GPU = (
-    "Keep these ops' tensors on the GPU, or compute them in the DataLoader's workers: a tensor made without device= is "
-    "on the CPU.",
-    "x = torch.zeros(n, device=logits.device)  # and no .cpu() in the midst of the step")
+# By framework: what it is called, what to do, and the code.
+_NOT_TENSORFLOW = {
+    "pytorch": (
+        "PyTorch ops",
+        "Keep these ops' tensors on the GPU, or compute them in the DataLoader's workers: a tensor made without "
+        "device= is on the CPU.",
+        "x = torch.zeros(n, device=logits.device)  # and no .cpu() in the midst of the step"),
+    "jax": (
+        "Python callbacks",
+        "Write what jax.pure_callback, io_callback or debug.print does in jax.numpy, or return the values and use them "
+        "outside the step every so many steps.",
+        "params, loss = train_step(params, batch)  # no callback inside\n" + _SELDOM),
+}
 _PYTHON_OPS = re.compile(r"(?:Eager)?PyFunc(?:Stateless)?$|NumpyFunction|PyFuncStateless$")
 _INPUT_OPS = re.compile(
     r"\w*(?:String|Regex|Decode|Parse|Lookup|Hash(?!Table)|Unicode|Sparse|Ragged|Unique|Encode|ReadFile)\w*$")
@@ -142,8 +151,8 @@ _HAS_KERNEL = re.compile(
 
 def host_placement(facts: TraceFacts) -> Finding | Abstained | None:
     """Ops of the step's function run on the CPU, long enough that the GPU stands still: no kernel, or put there."""
-    host, torch = facts.host, facts.framework == "pytorch"
-    if facts.framework == "jax" or (torch and (host is None or host.placement_s is None)):
+    host, how = facts.host, _NOT_TENSORFLOW.get(facts.framework)
+    if how is not None and (host is None or host.placement_s is None):
         return None
     if not facts.active:
         return Abstained("host_placement", "GPU activity in the trace: without a GPU all ops are on the host")
@@ -159,14 +168,15 @@ def host_placement(facts: TraceFacts) -> Finding | Abstained | None:
     names = ", ".join(f"{w.name.rsplit('/', 1)[-1]} {seconds(w.s_per_step)}" for w in host.placement[:3])
     why = (f"For {percent(share)} of the {facts.basis} the GPU waits while ops run on the CPU in the midst of it: "
            f"{names}.")
-    if torch:
-        action, snippet = _ON_THE_GPU
+    if how is not None:
+        kind, action, snippet = how
     else:
+        kind = "TF ops"
         why += " Their inputs come down from the GPU and their results go up again."
         action, snippet = _placement_cure(host.placement[0].name.rsplit(":", 1)[-1])
     return Finding(
         id="host_placement", severity=facts.rated(share),
-        title=f"{'PyTorch' if torch else 'TF'} ops on the host hold the GPU up {percent(share)} of the {facts.basis}",
+        title=f"{kind} on the host hold the GPU up {percent(share)} of the {facts.basis}",
         why=facts.said(why),
         evidence=evidence, action=action, snippet=snippet,
         gain=Gain(share, "the time of ops on the host while the GPU has nothing to do, if they ran in the input "

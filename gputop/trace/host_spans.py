@@ -30,6 +30,8 @@ _WAITS = (r"(?:\$\S+ )?(?:try_to_block|block_until_ready|_?[Aa]wait\w*|result)$|
           r"(?:cu|cuda|hip)\w*Synchronize(?:_v\d)?$|Wait for ")
 _RUNS_OP = r"KernelAndDevice(?:Op|Func)::Run$"
 _PJIT = r"PjitFunction\("
+# What XLA hands to Python in the midst of a compiled function: jax.pure_callback, io_callback, debug.print.
+_XLA_CALLBACK = r"(?:\S*_callback\b|custom-call)"
 # PyTorch calls no function for a step: Python runs its ops one by one, and each ends in calls of the CUDA runtime.
 _TORCH_OP = r"(?:aten|autograd|c10d|torch\w*)::"
 _RUNTIME = r"(?:cu|cuda|hip)[A-Z]\w+$"
@@ -69,6 +71,8 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
         called = _rows(trace, name_mask(trace, _TORCH_WORK), main)
         calls = joined(_union(trace, called), EAGER_PAUSE_NS)
         ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
+    elif not len(ops) and host_rows(trace, _PJIT).size:
+        ops = _innermost(trace, _rows(trace, name_mask(trace, _XLA_CALLBACK), not_input))
     placed_rows = _placed(trace, ops) if trace.gpus else np.empty(0, np.int64)
     eager = EMPTY
     if runs_eagerly:

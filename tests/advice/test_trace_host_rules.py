@@ -74,6 +74,23 @@ def test_an_op_of_pytorch_that_calls_others_or_the_gpu_is_not_on_the_cpu(inside)
     assert "host_placement" not in found(torch_op_on_the_cpu(inside))
 
 
+@pytest.mark.parametrize("launches", [False, True])
+def test_a_python_callback_in_a_jitted_step_holds_the_gpu_up(launches):
+    b = Builder(gpus=1)
+    for i in range(STEPS):
+        at = i * STEP
+        b.host("PjitFunction(train_step)", at, STEP - 50).host("jit_train_step:XLA GPU module", at + 20, STEP - 80)
+        b.host("custom-call.7", at + 5000, 6000)
+        for start in (*range(100, 5000, 100), *range(11_100, 19_800, 100)):
+            b.run(0, at + start, 99, BF16, launch=at + start - 5, thread="python")
+        if launches:  # a library's kernel
+            b.run(0, at + 5100, 5890, BF16, launch=at + 5050, thread="python")
+    f = found(b)
+    assert set(f) == (set() if launches else {"host_placement"})
+    if not launches:
+        assert "jax.pure_callback" in f["host_placement"].action and f["host_placement"].severity == "high"
+
+
 @pytest.mark.parametrize(("name", "action"), [
     ("SaveV2", "Save less often"), ("WriteScalarSummary", "Write summaries"),
     ("AnonymousIteratorV3", "Make the iterator"),
