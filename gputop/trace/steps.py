@@ -106,8 +106,9 @@ def _without_warm_up(bounds: I64) -> tuple[I64, int]:
         if _alike(length[dropped], float(np.median(length[dropped + 1:]))):
             break
         dropped += 1
-    like_kept = np.flatnonzero(_alike(length[:dropped], float(np.median(length[dropped:])))) if dropped else ()
-    dropped = int(like_kept[0]) if len(like_kept) else dropped
+    if dropped:
+        like_kept = np.flatnonzero(_alike(length[:dropped], float(np.median(length[dropped:]))))
+        dropped = int(like_kept[0]) if len(like_kept) else dropped
     return bounds[dropped:], dropped
 
 
