@@ -33,7 +33,7 @@ READING = (
 
 
 def help_text(screen: Screen[Any], more: str, width: int) -> Text:
-    """The keys of ``screen``: of the panel in use, of the others, and those that work everywhere; then ``more``.
+    """The keys of ``screen``: those of the monitor, of the panel in use and of the others; then ``more``.
 
     ``width``: columns to break the lines at.
     """

@@ -86,10 +86,13 @@ def bindings(screen: Screen[Any]) -> Iterator[tuple[list[str], Binding, DOMNode]
 
 
 def key_groups(screen: Screen[Any]) -> Iterator[tuple[str, list[tuple[list[str], Binding]]]]:
-    """The same under headings, with the keys of the panels that have not the focus."""
+    """The same under headings, with the keys of the panels that have not the focus; the monitor's own come first."""
     here: dict[DOMNode, list[tuple[list[str], Binding]]] = {}
     for keys, binding, node in bindings(screen):
         here.setdefault(node, []).append((keys, binding))
+    if not screen.is_modal and screen.app in here:
+        order = {binding.action: i for i, binding in enumerate(MONITOR) if isinstance(binding, Binding)}
+        yield "Everywhere", sorted(here.pop(screen.app), key=lambda line: order.get(line[1].action, len(order)))
     for node, lines in here.items():
         if node in screen.focus_chain:
             yield f"{_panel(node)}, where you are", lines
