@@ -35,6 +35,9 @@ _WARM_UP_FACTOR = 2.0
 # Markers whose own end meets the next one's start within this share of the step are contiguous: then the
 # last marker is a whole step too.
 _CONTIGUOUS_SHARE = 0.02
+# The host runs ahead of the GPU where the steps' kernels take this many times as long as the host's calls for them:
+# then its marks tell no step time. gputop's own figure; a queue that is merely deep keeps the same pace.
+_AHEAD_FACTOR = 1.5
 # A repeating kernel sequence counts as steps only if it is this long, this often, this alike, this regular.
 _MIN_PERIOD_KERNELS = 10
 _MIN_PERIOD_NAMES = 3
@@ -72,6 +75,11 @@ def find_steps(trace: Trace) -> Steps | None:
         bounds, dropped = _without_warm_up(bounds)
         # Calls whose lengths never settle are not the steps of a loop.
         if len(bounds) >= anchors.min_steps and (anchors.confidence == "high" or dropped <= len(bounds)):
+            on_gpu = _on_the_gpu(trace, bounds)
+            if on_gpu is not None:
+                anchors = replace(anchors, what=f"{anchors.what}, by their kernels: the host runs ahead",
+                                  end_ns=anchors.start_ns)  # the calls are no part of these steps
+                bounds = on_gpu
             return _steps(trace, anchors, bounds, dropped + len(anchors.start_ns) - whole)
     return None
 
@@ -110,6 +118,22 @@ def _without_warm_up(bounds: I64) -> tuple[I64, int]:
         like_kept = np.flatnonzero(_alike(length[:dropped], float(np.median(length[dropped:]))))
         dropped = int(like_kept[0]) if len(like_kept) else dropped
     return bounds[dropped:], dropped
+
+
+def _on_the_gpu(trace: Trace, bounds: I64) -> I64 | None:
+    """From the first kernel launched in a step to the first launched after it, where the host runs ahead; else None."""
+    device = trace.device
+    rows = np.flatnonzero((device.launch_ns >= bounds[0, 0]) & (device.kind <= Kind.COLLECTIVE))
+    if not len(rows):
+        return None
+    rows = rows[np.argsort(device.launch_ns[rows], kind="stable")]
+    own = int(np.searchsorted(device.launch_ns[rows], bounds[-1, 1]))
+    first = np.minimum.accumulate(device.start_ns[rows][::-1])[::-1]
+    edges = np.append(first, device.end_ns[rows].max())[np.searchsorted(device.launch_ns[rows], bounds)]
+    # What is launched after the last step may come much later.
+    edges[-1, 1] = min(edges[-1, 1], device.end_ns[rows[:own]].max()) if own else edges[-1, 0]
+    ahead = edges[-1, 1] - edges[0, 0] >= _AHEAD_FACTOR * (bounds[-1, 1] - bounds[0, 0])
+    return edges if ahead and (edges[:, 1] > edges[:, 0]).all() else None
 
 
 def _alike(length_ns: I64, usual_ns: float) -> npt.NDArray[np.bool_]:

@@ -50,6 +50,29 @@ def test_functions_on_tf_data_threads_are_no_steps():
     assert find_steps(b.build()) is None
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_where_the_host_runs_ahead_its_calls_tell_no_step_time(ahead):
+    b = Builder(gpus=1)
+    for i in range(8):
+        call = i * (100 if ahead else 1000)
+        b.host("PjitFunction(train_step)", call, 50)
+        for k in range(9):
+            b.run(0, 20 + i * 1000 + k * 110, 100, launch=call + 1 + k, thread="python")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.count == 7 and steps.median_s == pytest.approx(1000e-6)
+    assert ("the host runs ahead" in steps.anchor) == ahead and bool(steps.call_ends_ns) != ahead
+
+
+def test_a_pause_after_the_steps_is_no_running_ahead():
+    b = Builder(gpus=1)
+    for i in range(8):
+        b.host("train", i * 1000, 990, step_num=i)
+        b.run(0, 20 + i * 1000, 900, launch=i * 1000 + 10, thread="python")
+    b.run(0, 60_000, 10, launch=59_990, thread="python")
+    steps = find_steps(b.build())
+    assert steps is not None and steps.anchor == "train markers with step_num" and steps.count >= 7
+
+
 def test_what_compiles_again_and_again_is_no_warm_up():
     b = Builder(gpus=0)
     at = 0.0
