@@ -82,7 +82,7 @@ def _tracks(trace: Trace, rows: Rows, out: Writer) -> dict[str, Any]:
         for code, part in kinds:
             if part is not whole:
                 spans.append(part)
-            of_kind.append((code, len(spans) - 1))
+            of_kind.append((code, first if part is whole else len(spans) - 1))
         known[own] = first, of_kind
     of_row = [known[tuple(rows.streams.get(row.key, [row.key]))] for row in rows.rows]
     out.column("span_start", np.int64, (s.start for s in spans))
