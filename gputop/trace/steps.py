@@ -75,12 +75,12 @@ def find_steps(trace: Trace) -> Steps | None:
         bounds, dropped = _without_warm_up(bounds)
         # Calls whose lengths never settle are not the steps of a loop.
         if len(bounds) >= anchors.min_steps and (anchors.confidence == "high" or dropped <= len(bounds)):
-            on_gpu = _on_the_gpu(trace, bounds)
+            calls, on_gpu = bounds, _on_the_gpu(trace, bounds)
             if on_gpu is not None:
                 anchors = replace(anchors, what=f"{anchors.what}, by their kernels: the host runs ahead",
                                   end_ns=anchors.start_ns)  # the calls are no part of these steps
                 bounds = on_gpu
-            return _steps(trace, anchors, bounds, dropped + len(anchors.start_ns) - whole)
+            return _steps(trace, anchors, bounds, calls, dropped + len(anchors.start_ns) - whole)
     return None
 
 
@@ -133,14 +133,15 @@ def _on_the_gpu(trace: Trace, bounds: I64) -> I64 | None:
     # What is launched after the last step may come much later.
     edges[-1, 1] = min(edges[-1, 1], device.end_ns[rows[:own]].max()) if own else edges[-1, 0]
     ahead = edges[-1, 1] - edges[0, 0] >= _AHEAD_FACTOR * (bounds[-1, 1] - bounds[0, 0])
-    return edges if ahead and (edges[:, 1] > edges[:, 0]).all() else None
+    length = edges[:, 1] - edges[:, 0]  # uneven where other threads launch a step's kernels after its call
+    return edges if ahead and (length > 0).all() and _alike(length, float(np.median(length))).all() else None
 
 
 def _alike(length_ns: I64, usual_ns: float) -> npt.NDArray[np.bool_]:
     return (usual_ns / _WARM_UP_FACTOR <= length_ns) & (length_ns <= usual_ns * _WARM_UP_FACTOR)
 
 
-def _steps(trace: Trace, anchors: _Anchors, bounds: I64, dropped: int) -> Steps:
+def _steps(trace: Trace, anchors: _Anchors, bounds: I64, calls: I64, dropped: int) -> Steps:
     seconds = (bounds[:, 1] - bounds[:, 0]) / 1e9
     return Steps(
         anchor=anchors.what,
@@ -150,7 +151,7 @@ def _steps(trace: Trace, anchors: _Anchors, bounds: I64, dropped: int) -> Steps:
         mean_s=float(seconds.mean()),
         p95_s=float(np.percentile(seconds, 95)),
         dropped=dropped,
-        iterations_per_step=_iterations(trace, bounds) if anchors.packs_iterations else 1.0,
+        iterations_per_step=_iterations(trace, calls) if anchors.packs_iterations else 1.0,
         phase=anchors.phase, left_out_s=anchors.left_out_s, call_ends_ns=_call_ends(anchors, bounds),
     )
 
