@@ -19,6 +19,7 @@ from gputop.session import Options, Session
 from gputop.sources.recording import MAX_SPEED, Player
 from gputop.tui.app import GputopApp
 from gputop.tui.lines import LinesWidget
+from gputop.tui.telling import lead
 from tests.fakes import START_S, node_sample
 
 DEADLINE_S = 20.0
@@ -220,7 +221,8 @@ async def test_the_screen_says_replay_and_its_keys_play(tmp_path: Path, monkeypa
         await pilot.press("space")
         await pilot.pause()
         assert player.paused and not app.paused
-        assert app._lead() and not any("profiler server" in line for line in app._lead())
+        told = lead(session)
+        assert told and not any("profiler server" in line for line in told)
         header = header_of(app)
         assert "REPLAY" in header and "SIMULATED" in header and "2027-01-15" in header and "1×, paused" in header
         await pilot.press("plus")

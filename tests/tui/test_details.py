@@ -72,7 +72,7 @@ async def test_a_signal_is_sent_only_after_the_question_is_answered() -> None:
         signals = await open_signals(app, pilot)
         await pilot.press("y")
         assert isinstance(app.screen, SignalScreen) and session.sent == [], "y alone sends nothing"
-        await pilot.press("enter")
+        await pilot.press("down", "enter")
         assert "Send SIGTERM to 41231?" in text_of(signals)
         await pilot.press("down")
         assert signals.number is signal.SIGTERM, "what was asked for stays"
@@ -249,7 +249,7 @@ async def test_help_lists_the_keys_of_the_screen_one_is_on() -> None:
         await pilot.pause()
         await pilot.press("question_mark")
         text = shown(app)
-        assert text.index("What to do, where you are") < text.index("Processes (tab)") < text.index("Everywhere")
+        assert text.index("Everywhere") < text.index("What to do, where you are") < text.index("Processes (tab)")
         for binding in MONITOR:
             assert isinstance(binding, Binding)
             assert name(binding.key.split(",")[0]) in text and binding.tooltip.split()[0] in text
