@@ -9,7 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test test-computed test-real lint screenshots bench bench-advice clean
+.PHONY: run test test-computed test-drawn test-real lint screenshots bench bench-advice clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gputop needs Python 3.10 or newer: make PYTHON=python3.12 run")'
@@ -36,18 +36,21 @@ run: $(VENV)/.run
 	  exec $(BIN)/gputop --demo; \
 	fi
 
-# Two halves side by side: what is computed, and what runs real processes, servers, drivers and terminals.
-COMPUTED := advice comparison export simulation timeline trace tui
-TESTS_COMPUTED := $(addprefix tests/,$(COMPUTED))
+# Three parts side by side: what is computed, what is drawn, and what runs real processes, servers and drivers.
+COMPUTED := $(addprefix tests/,advice comparison export simulation trace)
+DRAWN := $(addprefix tests/,timeline tui)
 
 test: $(VENV)/.test
-	$(MAKE) --no-print-directory -k -j2 --output-sync=target test-computed test-real
+	$(MAKE) --no-print-directory -k -j3 --output-sync=target test-computed test-drawn test-real
 
 test-computed: $(VENV)/.test
-	$(BIN)/python -m pytest $(TESTS_COMPUTED) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(COMPUTED) $(PYTEST_ARGS)
+
+test-drawn: $(VENV)/.test
+	$(BIN)/python -m pytest $(DRAWN) $(PYTEST_ARGS)
 
 test-real: $(VENV)/.test
-	$(BIN)/python -m pytest tests $(addprefix --ignore=,$(TESTS_COMPUTED)) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests $(addprefix --ignore=,$(COMPUTED) $(DRAWN)) $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
