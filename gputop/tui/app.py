@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import signal
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,7 +21,7 @@ from gputop.text import printable
 from gputop.tui import opening, rows, telling
 from gputop.tui.actions import ActionsPanel
 from gputop.tui.columns import METRICS, has_axis, lines_per_gpu
-from gputop.tui.first_frame import FirstFrame
+from gputop.tui.first_frame import ENDING, FirstFrame
 from gputop.tui.gpu_table import GpuTable
 from gputop.tui.keys import MONITOR, OF_THE_PICTURE, commands
 from gputop.tui.lines import LinesWidget
@@ -77,9 +76,9 @@ class GputopApp(TerminalApp):
             yield ProcessPanel(id="processes")
 
     def on_mount(self) -> None:
-        # A job scheduler's or a closing terminal's signal ends as q does, the terminal given back.
+        # asyncio's own answer to SIGINT, to cancel the app wherever it is, can leave Textual hanging.
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in ENDING:
             with contextlib.suppress(RuntimeError):  # only the main thread may
                 loop.add_signal_handler(number, lambda: self.call_next(self.action_quit))
         if self.first_frame is not None and self.first_frame.ended:

@@ -25,6 +25,7 @@ from gputop.tui.look import SYSTEMS, Look
 from gputop.tui.palette import BLANK, BLANK_STYLE, DIM, PLAIN
 from gputop.tui.runs import Run
 
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # each ends gputop as q does, the terminal given back
 PATIENCE_S = 0.4  # how long to wait for the first sample before Textual may start without it
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J", "\x1b[m\x1b[?25h\x1b[?1049l"
 
@@ -56,7 +57,7 @@ def shown(session: Session, look: Look) -> Iterator[FirstFrame]:
         if frame.waiting:
             raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, ended) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, ended) for number in ENDING}
     try:
         _show(session, look, frame)
         yield frame
