@@ -1,16 +1,30 @@
-"""Timelines for tests of their screen: small jobs, read back from the file that a worker would write."""
+"""Timelines for tests of their screen: small jobs, read back from the file that a worker would write; and the screen
+with one of them under a pilot."""
 
 from __future__ import annotations
 
 import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
+from textual.pilot import Pilot
+
+from gputop.advice.finding import Finding, Gain
 from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
 from gputop.trace.analysis import examine
 from gputop.trace.model import Kind, Trace
+from gputop.tui.bubbles import BubbleList
+from gputop.tui.lines import LinesWidget
+from gputop.tui.timeline import TimelineScreen
+from gputop.tui.timeline_canvas import TimelineCanvas
+from gputop.tui.timeline_open import TimelineApp, TraceFile
 from tests.trace.build import Builder
 
 STEP_NS = 1_000_000
+LAUNCH_BOUND = Finding("launch_bound", "high", "The GPUs wait for launches", "Between kernels nothing is queued.",
+                       {"share_ratio": 0.4}, "Compile the step.", "test", Gain(0.4, "no gap"), (0, 1))
 
 
 def timeline_of(trace: Trace) -> Timeline:
@@ -36,3 +50,72 @@ def job(steps: int = 4, gpus: int = 2) -> Trace:
             b.run(gpu, begin + 620, 80, "ncclDevKernel_AllReduce", kind=Kind.COLLECTIVE, stream=2,
                   launch=begin + 330 + gpu)
     return b.build()
+
+
+def trace_file(timeline: Timeline, *findings: Finding) -> TraceFile:
+    return TraceFile(("/traces/run/node.xplane.pb",), "node.xplane.pb", findings, analysed=True,
+                     open=lambda paths, stop: timeline)
+
+
+@asynccontextmanager
+async def shown(timeline: Timeline | None = None, size: tuple[int, int] = (120, 40), findings: Sequence[Finding] = (),
+                ) -> AsyncIterator[tuple[Pilot, TimelineScreen, TimelineCanvas]]:
+    app = TimelineApp(trace_file(timeline or timeline_of(job()), *findings))
+    async with app.run_test(size=size, notifications=True) as pilot:
+        await until(pilot, lambda: isinstance(app.screen, TimelineScreen) and app.screen._canvas.timeline is not None)
+        screen = app.screen
+        assert isinstance(screen, TimelineScreen)
+        yield pilot, screen, screen._canvas
+
+
+async def until(pilot: Pilot, done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline, "it did not come to that"
+        await pilot.pause(0.005)
+    await pilot.pause()
+
+
+async def refused(pilot: Pilot) -> None:
+    """Wait until the trace has been found to be unreadable."""
+    def there() -> bool:
+        return isinstance(pilot.app.screen, TimelineScreen) and pilot.app.screen._problem is not None
+
+    await until(pilot, there)
+
+
+def text_of(widget: LinesWidget) -> str:
+    return "\n".join("".join(text for text, _ in line) for line in widget._lines)
+
+
+def told(screen: TimelineScreen) -> str:
+    return text_of(screen.query_one("#told", LinesWidget))
+
+
+def picture(canvas: TimelineCanvas) -> list[str]:
+    return [canvas.render_line(y).text for y in range(canvas.size.height)]
+
+
+def line_of(canvas: TimelineCanvas, label: str) -> str:
+    return next(line for line in picture(canvas) if label in line[:canvas.label_cells])
+
+
+def notes(pilot: Pilot) -> str:
+    return "\n".join(n.message for n in pilot.app._notifications)
+
+
+async def press_to(pilot: Pilot, canvas: TimelineCanvas, label: str) -> None:
+    """Go down to the row of this label."""
+    for _ in range(len(canvas.places)):
+        if canvas.place is not None and canvas.place.label.strip() == label:
+            return
+        await pilot.press("down")
+    raise AssertionError(f"no row {label}")
+
+
+def described_keys() -> set[str]:
+    keys = set()
+    for widget in (TimelineScreen, TimelineCanvas, BubbleList):
+        for binding in widget.BINDINGS:
+            keys |= set(binding.key.split(","))  # type: ignore[union-attr]
+    return keys

@@ -1,0 +1,164 @@
+"""How a timeline comes to the screen: read from a file, from the monitor, at the place of a finding."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gputop.captures import CaptureRecord
+from gputop.cli import main
+from gputop.errors import GputopError
+from gputop.timeline.reader import Timeline
+from gputop.tui.app import GputopApp
+from gputop.tui.lines import LinesWidget
+from gputop.tui.screens import Popup
+from gputop.tui.timeline import TimelineScreen
+from gputop.tui.timeline_open import FindingPopup, TimelineApp, TraceFile, place_of, trace_of
+from tests.fakes import START_S, StillSession
+from tests.tui.timelines import LAUNCH_BOUND, job, notes, picture, refused, text_of, timeline_of, trace_file, until
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+async def test_reading_can_be_given_up() -> None:
+    began, asked = threading.Event(), []
+
+    def read(paths: Sequence[str], stop: threading.Event) -> Timeline:
+        asked.append(stop)
+        began.set()
+        stop.wait(20)
+        raise GputopError("The timeline was stopped.")
+
+    app = TimelineApp(replace(trace_file(timeline_of(job())), open=read))
+    async with app.run_test() as pilot:
+        await until(pilot, began.is_set)
+        screen = app.screen
+        assert "Reading the trace" in text_of(screen.query_one("#reading", LinesWidget))
+        await pilot.press("n", "plus", "b", "slash", "greater_than_sign", "enter")
+        assert app.screen is screen
+        await pilot.press("r")
+        assert isinstance(app.screen, Popup)
+        await pilot.press("escape", "escape")
+        assert asked[0].is_set()
+
+
+async def test_what_cannot_be_read_says_why() -> None:
+    for error in (GputopError("The file is [b]cut[/b] off.", "Capture again."), ValueError("odd")):
+        def read(paths: Sequence[str], stop: threading.Event, error: Exception = error) -> Timeline:
+            raise error
+
+        app = TimelineApp(replace(trace_file(timeline_of(job())), open=read))
+        async with app.run_test() as pilot:
+            await refused(pilot)
+            shown_text = text_of(app.screen.query_one("#reading", LinesWidget))
+            assert "[b]cut[/b]" in shown_text or "gputop's own fault" in shown_text
+            assert "/traces/run/node.xplane.pb" in shown_text
+            await pilot.press("n", "b", "plus", "escape")
+
+
+async def test_a_lost_file_says_so_and_a_real_one_is_read_in_a_worker(tmp_path: Path) -> None:
+    from gputop.simulation.loop import TrainingLoop
+    from gputop.simulation.scenarios import find_scenario
+    from gputop.simulation.xspace import build_xspace
+
+    path = tmp_path / "node.xplane.pb"
+    app = TimelineApp(TraceFile((str(path),), path.name))
+    async with app.run_test() as pilot:
+        await refused(pilot)
+    second = 1_000_000_000
+    path.write_bytes(build_xspace(TrainingLoop(find_scenario("input-bound")), 3 * second, 4 * second, 0, "node"))
+    trace = TraceFile((str(path),), path.name)
+    app = TimelineApp(trace)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: trace.analysed)
+        screen = app.screen
+        assert isinstance(screen, TimelineScreen)
+        assert "SIMULATED" in text_of(screen.query_one("#timeline-header", LinesWidget))
+        assert "Prefetch" in "\n".join(picture(screen._canvas))
+        await until(pilot, lambda: bool(screen._bubbles.titles))
+        assert trace.timeline is not None and screen._bubbles.titles["input_bound"]
+        assert "tf_Compute" in "\n".join(picture(screen._canvas))
+
+
+# -- where findings are -----------------------------------------------------------------------
+
+
+def test_the_place_of_a_finding() -> None:
+    timeline = timeline_of(job())
+    assert place_of(timeline, LAUNCH_BOUND) == 0
+    parent = replace(LAUNCH_BOUND, id="other", consequences=(LAUNCH_BOUND,))
+    assert place_of(timeline, parent) == 0, "a place of what it explains is its own"
+    collective = place_of(timeline, replace(LAUNCH_BOUND, id="communication_exposed"))
+    assert not isinstance(collective, int) and collective is not None and collective.kind == "collective"
+    on_one = place_of(timeline, replace(LAUNCH_BOUND, id="copies_excessive", gpus=(1,)))
+    assert not isinstance(on_one, int) and on_one is not None and timeline.rows[on_one.row].gpu == 1
+    named = place_of(timeline, replace(LAUNCH_BOUND, id="small_kernels", why="Most of them are “sgemm_2”, small."))
+    assert not isinstance(named, int) and named is not None and named.name == "sgemm_2"
+    assert place_of(timeline, replace(LAUNCH_BOUND, id="memory_pressure")) is None
+
+
+class CapturedSession(StillSession):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last_capture = CaptureRecord(
+            "127.0.0.1:6009", Path("/traces/run/node.xplane.pb"), START_S + self.tick - 12, 10.0, 10.4,
+            analysis={"findings": [LAUNCH_BOUND.to_json()]}, report="where the step goes")
+        self._refresh_findings()
+
+
+async def test_from_the_monitor_and_from_a_finding() -> None:
+    session = CapturedSession()
+    app = GputopApp(session)
+    timeline = timeline_of(job())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert session.last_capture is not None
+        app.trace = trace_of(session.last_capture, None)
+        app.trace.timeline = timeline
+        await pilot.press("t")
+        assert isinstance(app.screen, TimelineScreen) and app.screen._canvas.timeline is timeline
+        assert trace_of(session.last_capture, app.trace) is app.trace and app.trace.title == "run/node.xplane.pb"
+        session.feed()
+        await pilot.press("r")
+        assert isinstance(app.screen, Popup)
+        await pilot.press("escape", "escape")
+        await pilot.pause()
+        assert not isinstance(app.screen, TimelineScreen)
+        await pilot.press("r", "enter")
+        assert isinstance(app.screen, FindingPopup)
+        await pilot.press("t")
+        await pilot.pause()
+        assert isinstance(app.screen, TimelineScreen), "the place of the finding"
+        assert app.screen._bubbles.display and app.screen._canvas.gap is not None
+        await pilot.press("q")
+        live = replace(LAUNCH_BOUND, origin="live")
+        app.push_screen(FindingPopup(live, lambda f: pytest.fail("a live finding has no place")))
+        await pilot.press("t")
+        assert "live figures" in notes(pilot)
+        lost = replace(session.last_capture, path=Path("/other"))
+        assert trace_of(lost, app.trace).timeline is None
+        with pytest.raises(AttributeError):  # the one before was closed
+            timeline.coverage(0, 0, 1, 1)
+
+
+async def test_without_a_trace_the_text_is_shown() -> None:
+    session = CapturedSession()
+    assert session.last_capture is not None
+    session.last_capture = replace(session.last_capture, problem=GputopError("cut off", "again"))
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("t")
+        assert isinstance(app.screen, Popup) and not isinstance(app.screen, TimelineScreen)
+        await pilot.press("escape")
+        session.last_capture = None
+        await pilot.press("t")
+        assert "No capture yet" in notes(pilot)
+
+
+def test_on_the_command_line_it_needs_a_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["analyze", str(tmp_path), "--timeline"]) == 2
+    assert "--timeline needs a terminal" in capsys.readouterr().err
