@@ -13,7 +13,7 @@ from gputop.advice.finding import Finding
 from gputop.gpu_numbers import GpuNumbers
 from gputop.text import bytes_, fit, printable, rate, ratio, seconds
 from gputop.tui.keys import key
-from gputop.tui.lines import LinesWidget
+from gputop.tui.lines import DrawnLines
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.tui.runs import Run, spread, wrap
 from gputop.tui.step_bar import step_lines
@@ -47,7 +47,7 @@ def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, 
     return lines[:room]
 
 
-class ActionsPanel(LinesWidget, can_focus=True):
+class ActionsPanel(DrawnLines, can_focus=True):
     """A list of findings; up and down select, enter asks for the details."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -89,9 +89,9 @@ class ActionsPanel(LinesWidget, can_focus=True):
         self.findings, self.lead, self.breakdown = findings, lead, breakdown or {}
         if title != self.border_title:  # setting it repaints the whole border
             self.border_title = title
-        self._draw()
+        self.draw()
 
-    def _draw(self) -> None:
+    def draw(self) -> None:
         width, height = self.size.width, self.size.height
         if width <= 0 or height <= 0:
             return
@@ -126,21 +126,12 @@ class ActionsPanel(LinesWidget, can_focus=True):
             self.border_subtitle = subtitle
         return lines
 
-    def on_resize(self) -> None:
-        self._draw()
-
-    def on_focus(self) -> None:
-        self._draw()
-
-    def on_blur(self) -> None:
-        self._draw()
-
     def action_move(self, by: int) -> None:
         chosen = self.selected
         if chosen is not None:
             index = min(len(self.findings) - 1, max(0, self.findings.index(chosen) + by))
             self.selected_id = self.findings[index].id
-            self._draw()
+            self.draw()
 
     def action_details(self) -> None:
         if self.selected is not None:
@@ -167,7 +158,7 @@ class ActionsPanel(LinesWidget, can_focus=True):
             self.action_details()
         else:
             self.selected_id = finding_id
-            self._draw()
+            self.draw()
 
 
 def evidence_lines(finding: Finding) -> list[str]:

@@ -13,7 +13,7 @@ from gputop.text import fit, ranges, seconds
 from gputop.timeline.model import CAUSES, Bubble
 from gputop.timeline.reader import Timeline
 from gputop.tui.keys import key
-from gputop.tui.lines import LinesWidget
+from gputop.tui.lines import DrawnLines
 from gputop.tui.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
 from gputop.tui.runs import Run
 from gputop.tui.timeline_head import step_at
@@ -23,7 +23,7 @@ _BESIDE = 150  # columns from which the details stand beside the list
 _DETAIL, _LISTED = 9, 3  # where they stand below it: most lines of details, and least of the list
 
 
-class BubbleList(LinesWidget, can_focus=True):
+class BubbleList(DrawnLines, can_focus=True):
     """The list with the details of the one selected; up and down select, enter opens its finding."""
 
     PANEL = "Idle places"
@@ -71,18 +71,9 @@ class BubbleList(LinesWidget, can_focus=True):
     def update_view(self, timeline: Timeline, titles: Mapping[str, str]) -> None:
         """``titles``: of the findings by their ids."""
         self.timeline, self.titles = timeline, titles
-        self._draw()
+        self.draw()
 
-    def on_resize(self) -> None:
-        self._draw()
-
-    def on_focus(self) -> None:
-        self._draw()
-
-    def on_blur(self) -> None:
-        self._draw()
-
-    def _draw(self) -> None:
+    def draw(self) -> None:
         width, height = self.size.width, self.size.height
         if self.timeline is None or width <= 0 or height <= 0:
             return
@@ -132,7 +123,7 @@ class BubbleList(LinesWidget, can_focus=True):
     def choose(self, at: int) -> None:
         """Select this one of the timeline's bubbles."""
         self.at = at
-        self._draw()
+        self.draw()
         if self.chosen is not None:
             self.post_message(self.Chosen(self.chosen))
 

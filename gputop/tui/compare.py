@@ -20,7 +20,7 @@ from gputop.errors import GputopError
 from gputop.session import Session
 from gputop.text import fit, printable, seconds
 from gputop.tui.keys import key
-from gputop.tui.lines import LinesWidget
+from gputop.tui.lines import DrawnLines
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.tui.runs import Run
 
@@ -55,7 +55,7 @@ def coloured(report: str) -> Text:
     return out
 
 
-class CaptureList(LinesWidget, can_focus=True):
+class CaptureList(DrawnLines, can_focus=True):
     """The captures, oldest first; A and B beside those that are compared."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -96,15 +96,6 @@ class CaptureList(LinesWidget, can_focus=True):
                           (fit(label(record), 26), BOLD if here else PLAIN),
                           (fit(about, max(0, self.size.width - 31)), DIM)])
         self.show(lines)
-
-    def on_focus(self) -> None:
-        self.draw()
-
-    def on_blur(self) -> None:
-        self.draw()
-
-    def on_resize(self) -> None:
-        self.draw()
 
     def action_move(self, by: int) -> None:
         self.index = min(len(self.captures) - 1, max(0, self.index + by))

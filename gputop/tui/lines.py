@@ -62,3 +62,20 @@ class LinesWidget(Grounded):
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return max(1, len(self._lines))
+
+
+class DrawnLines(LinesWidget):
+    """Lines made for the widget's size and focus: drawn anew as either changes."""
+
+    def draw(self) -> None:
+        """Show the lines for the present size and focus."""
+        raise NotImplementedError
+
+    def on_resize(self) -> None:
+        self.draw()
+
+    def on_focus(self) -> None:
+        self.draw()
+
+    def on_blur(self) -> None:
+        self.draw()

@@ -19,7 +19,7 @@ from gputop.samples import ProcessSample
 from gputop.signals import SIGNALS
 from gputop.text import fit, printable
 from gputop.tui.keys import key
-from gputop.tui.lines import LinesWidget
+from gputop.tui.lines import DrawnLines
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, WARN
 from gputop.tui.runs import Run, wrap
 from gputop.tui.screens import LivePopup
@@ -46,7 +46,7 @@ class ProcessPopup(LivePopup):
         self._ask()
 
 
-class SignalList(LinesWidget, can_focus=True):
+class SignalList(DrawnLines, can_focus=True):
     """The signals; one is selected, and once it is taken, the question stands below."""
 
     def __init__(self, process: ProcessSample) -> None:
@@ -77,9 +77,6 @@ class SignalList(LinesWidget, can_focus=True):
         else:
             lines.append([(fit(f"Send {self.number.name} to {p.pid}?   y: send   n, esc: do not", width), WARN)])
         self.show(lines)
-
-    def on_resize(self) -> None:
-        self.draw()
 
 
 class SignalScreen(ModalScreen[Signals | None]):

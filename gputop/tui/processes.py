@@ -15,7 +15,7 @@ from gputop.export import redact
 from gputop.samples import ProcessSample
 from gputop.text import bytes_, devices, fit, printable, rate, ratio
 from gputop.tui.keys import key as bind
-from gputop.tui.lines import LinesWidget
+from gputop.tui.lines import DrawnLines
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.tui.runs import Run
 
@@ -99,7 +99,7 @@ def tree(processes: Sequence[ProcessSample]) -> list[Branch]:
     return out
 
 
-class ProcessPanel(LinesWidget, can_focus=True):
+class ProcessPanel(DrawnLines, can_focus=True):
     """A table of processes; up and down select, enter asks for the details."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -196,15 +196,6 @@ class ProcessPanel(LinesWidget, can_focus=True):
         room = max(0, width - 1 - len(figures) - len(branch.lead) - len(mark))
         return [("›" if here else " ", ACCENT), (figures, PLAIN), (branch.lead, DIM), (mark, ACCENT),
                 (fit(command, room), BOLD if mark or here else PLAIN)]
-
-    def on_resize(self) -> None:
-        self.draw()
-
-    def on_focus(self) -> None:
-        self.draw()
-
-    def on_blur(self) -> None:
-        self.draw()
 
     def action_move(self, by: int) -> None:
         shown = [b.process for b in self._rows if b.process is not None]
