@@ -20,6 +20,7 @@ from typing import Any
 from gputop.errors import GputopError
 from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
 from gputop.profiler.footprint import job_pid, resident_bytes, room
+from gputop.profiler.outline import mapped
 from gputop.profiler.plan import PROBE_S, Plan, Probe, needs_probe, plan
 from gputop.profiler.storage import RunFolder
 from gputop.text import bytes_
@@ -155,7 +156,7 @@ def probe_job(
         raise GputopError(f"the disk of the logdir is full: it does not hold even the probe, "
                           f"{bytes_(result.bytes)}", "Make room, or choose another folder with --logdir DIR.")
     try:
-        host, devices = count_events(result.path.read_bytes())
+        host, devices = count_events(mapped(result.path))
     except OSError as error:
         raise GputopError(f"the probe's trace cannot be read: {error.strerror or error} ({result.path})",
                           "See to that file system; or capture without a probe: --force.") from None

@@ -7,27 +7,24 @@ its own disk. One request serves both.
 
 from __future__ import annotations
 
-import mmap
-import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from gputop.errors import EXIT_USAGE, GputopError, NothingToSee
 from gputop.profiler import messages
-from gputop.profiler.outline import Outline, outline
+from gputop.profiler.outline import Outline, mapped, outline
 from gputop.profiler.probe import (
     ServerInfo,
-    is_local,
     load_grpc,
+    machine_name,
     no_profiler_service,
     open_channel,
     parse_address,
     probe,
-    split_address,
 )
 from gputop.profiler.storage import RunFolder, ServerDisk
 
@@ -122,8 +119,7 @@ def capture(
         raise GputopError(f"a capture lasts 0.001 to {_MAX_SECONDS:g} s, not {seconds:g}", exit_code=EXIT_USAGE)
     address = parse_address(address)
     report = on_progress or (lambda _progress: None)
-    host = split_address(address)[0]
-    folder = RunFolder.create(logdir, host_name or (socket.gethostname() if is_local(host) else host), run)
+    folder = RunFolder.create(logdir, host_name or machine_name(address), run)
     try:
         report(Progress("connecting", 0.0, seconds))
         probe(address)
@@ -323,15 +319,11 @@ def _left_behind(
 def _outline_file(path: Path) -> tuple[int, Outline]:
     """Size and outline of a trace on disk; raises GputopError, the trace is kept."""
     try:
-        size = path.stat().st_size
-        if size == 0:
-            return 0, outline(b"")
-        with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
-            return size, outline(cast(bytes, data))  # indexes and slices as bytes do, without being read whole
-    except (OSError, ValueError) as error:  # ValueError: it shrank meanwhile
-        why = error.strerror if isinstance(error, OSError) else None
+        data = mapped(path)
+        return len(data), outline(data)
+    except OSError as error:
         raise GputopError(
-            f"the trace was saved as {path}, but cannot be read: {why or error}",
+            f"the trace was saved as {path}, but cannot be read: {error.strerror or error}",
             "See to that file system (`dmesg`, quota, mount); then run `gputop analyze` on the file.",
         ) from None
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from gputop.profiler.plan import Room
-from gputop.profiler.probe import is_local, split_address
+from gputop.profiler.probe import is_local
 from gputop.profiler.storage import listening_pid
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -21,8 +21,7 @@ _NO_LIMIT = 1 << 60  # v1 writes "none" as the largest multiple of a page
 def job_pid(address: str, pid: int | None) -> int | None:
     """The server's process on this machine, as far as it can be known."""
     if pid is None:
-        host, port = split_address(address)
-        pid = listening_pid(port) if is_local(host) else None
+        pid = listening_pid(address) if is_local(address) else None
     return pid
 
 
@@ -31,7 +30,7 @@ def room(address: str, pid: int | None, logdir: Path) -> Room:
     import psutil
 
     unknown: list[str] = []
-    here = pid is not None or is_local(split_address(address)[0])
+    here = pid is not None or is_local(address)
     if not here:
         unknown.append(f"{address} is on another machine: whether its memory holds the capture is not known")
     elif pid is None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from gputop.trace.wire import LENGTH, read_fields, tag
 from gputop.trace.xplane import read_plane
@@ -40,12 +42,21 @@ def outline(data: bytes) -> Outline:
     return Outline(has_events, texts(_ERRORS), texts(_WARNINGS), space.damaged)
 
 
+def mapped(path: Path) -> bytes:
+    """A file to be indexed and sliced as bytes are, without being read whole; raises OSError."""
+    with path.open("rb") as file:
+        try:
+            return cast(bytes, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except ValueError:  # an empty file cannot be mapped
+            return b""
+
+
 def session_window_ns(path: Path) -> tuple[int, int] | None:
     """When the recording began and ended, Unix time by the server's clock; None where the trace does not tell.
 
     Raises OSError.
     """
-    data = path.read_bytes()
+    data = mapped(path)
     begins, ends = read_fields(data, 0, len(data), {_PLANES}).pairs(_PLANES)
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
         name = read_fields(data, begin, end, {_PLANE_NAME}).last(_PLANE_NAME)

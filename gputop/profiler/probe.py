@@ -17,7 +17,9 @@ import re
 import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from gputop.errors import EXIT_USAGE, GputopError
 from gputop.profiler.messages import SERVICE
@@ -28,6 +30,12 @@ if TYPE_CHECKING:
 HOW_TO_SERVE = "tf.profiler.experimental.server.start(PORT) or jax.profiler.start_server(PORT)"
 _RIGHT_PORT = f"Give the port the job passed to {HOW_TO_SERVE}."
 _LOOPBACK = "127.0.0.1"
+# Servers are told to listen on TCP; what listens on a socket in the file system is a way to one: ssh -L, socat.
+_UNIX, _ABSTRACT = "unix:", "unix-abstract:"
+_UNIX_BYTES = 107  # unix(7): sun_path less its zero
+# A protobuf message holds no more (https://protobuf.dev/programming-guides/proto-limits/): one that is announced as
+# larger is refused before it takes any memory here.
+_MOST_BYTES = 2**31 - 1
 
 # RFC 9113: the client's preface, followed by an empty SETTINGS frame. The server's first
 # frame is SETTINGS too; gRPC's servers send it as soon as the connection stands.
@@ -47,9 +55,12 @@ class ServerInfo:
 def parse_address(text: str) -> str:
     """``host:port`` in one spelling: this host is 127.0.0.1, IPv6 stands in brackets.
 
-    Accepts ``host:port``, ``[::1]:port``, ``:port``, ``port``. Raises GputopError (wrong usage).
+    Accepts ``host:port``, ``[::1]:port``, ``:port``, ``port``, and as gRPC names sockets of this machine
+    ``unix:/path`` and ``unix-abstract:name``. Raises GputopError (wrong usage).
     """
     rest = text.strip().removeprefix("grpc://")
+    if rest.startswith((_UNIX, _ABSTRACT)):
+        return _parse_unix(text, rest)
     if "://" in rest or "/" in rest:
         raise _usage(text, "it is a URL")
     if rest.startswith("["):
@@ -84,12 +95,34 @@ def parse_address(text: str) -> str:
     return f"{host}:{int(port_text)}"
 
 
+def _parse_unix(text: str, rest: str) -> str:
+    scheme, _, name = rest.partition(":")
+    name = "/" + name.lstrip("/") if name.startswith("///") else name
+    if not name or name.startswith("//"):
+        raise _usage(text, "after unix: must come a path, after unix-abstract: a name")
+    if re.search(r"[\x00-\x1f\x7f]", name):
+        raise _usage(text, "it holds control characters")
+    if f"{scheme}:" == _UNIX:
+        name = str(Path(name).absolute())
+    if len(os.fsencode(name)) > _UNIX_BYTES:
+        raise _usage(text, f"a socket's name has at most {_UNIX_BYTES} bytes")
+    return f"{scheme}:{name}"
+
+
 def _usage(text: str, why: str) -> GputopError:
-    return GputopError(f"{text!r} is not an address: {why}", "Write HOST:PORT, for example localhost:6009.", EXIT_USAGE)
+    return GputopError(f"{text!r} is not an address: {why}",
+                       "Write HOST:PORT, for example localhost:6009, or unix:/PATH.", EXIT_USAGE)
+
+
+def unix_name(address: str) -> str | None:
+    """What a socket of this machine is bound to, a leading zero for an abstract one; None for TCP."""
+    if address.startswith(_ABSTRACT):
+        return "\0" + address.removeprefix(_ABSTRACT)
+    return address.removeprefix(_UNIX) if address.startswith(_UNIX) else None
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host (without brackets) and port of an address from :func:`parse_address`."""
+    """Host (without brackets) and port of a TCP address from :func:`parse_address`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -109,20 +142,20 @@ def check_http2(address: str, timeout_s: float, *, listen_only: bool = False) ->
 
     ``listen_only`` sends nothing: for ports nobody has said are profiler servers.
     """
-    host, port = split_address(address)
     deadline = time.monotonic() + timeout_s
     try:
-        with socket.create_connection((host, port), timeout=timeout_s) as sock:
+        with _connect(address, timeout_s) as sock:
             if not listen_only:
                 sock.sendall(_PREFACE)
             first = _first_bytes(sock, deadline)
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, FileNotFoundError):
         raise GputopError(
             f"nothing listens at {address}",
             f"Start the profiler server in the job, {HOW_TO_SERVE}, and check host and port.",
         ) from None
     except socket.gaierror as error:
-        raise GputopError(f"unknown host {host!r}: {error.strerror}", "Check the name, or give its address.") from None
+        raise GputopError(f"unknown host {split_address(address)[0]!r}: {error.strerror}",
+                          "Check the name, or give its address.") from None
     except TimeoutError:
         raise GputopError(
             f"no answer from {address} within {timeout_s:g} s",
@@ -131,6 +164,20 @@ def check_http2(address: str, timeout_s: float, *, listen_only: bool = False) ->
     except OSError as error:
         raise GputopError(f"no connection to {address}: {error.strerror or error}", "Check host and network.") from None
     _judge(address, first, timeout_s)
+
+
+def _connect(address: str, timeout_s: float) -> socket.socket:
+    name = unix_name(address)
+    if name is None:
+        return socket.create_connection(split_address(address), timeout=timeout_s)
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(name)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def _first_bytes(sock: socket.socket, deadline: float) -> bytes | None:
@@ -213,18 +260,23 @@ def load_grpc() -> Any:
 
 
 def open_channel(address: str) -> grpc.Channel:
-    """A plain channel to ``address`` that takes answers of any size and never asks an HTTP proxy."""
+    """A plain channel to ``address`` that takes the largest answers there can be and never asks an HTTP proxy."""
     options = [
-        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_receive_message_length", _MOST_BYTES),
         ("grpc.enable_http_proxy", 0),  # clusters set http_proxy; it cannot reach the training nodes
         ("grpc.enable_retries", 0),
     ]
-    channel: grpc.Channel = load_grpc().insecure_channel(address, options=options)
+    # gRPC reads the name of a socket as a URI's path.
+    target = address if unix_name(address) is None else quote(address, safe="/:")
+    channel: grpc.Channel = load_grpc().insecure_channel(target, options=options)
     return channel
 
 
-def is_local(host: str) -> bool:
-    """Whether ``host`` is this machine: loopback, its own name, or an address of its interfaces."""
+def is_local(address: str) -> bool:
+    """Whether an address is of this machine: its loopback, its name, one of its interfaces, or its own socket."""
+    if unix_name(address) is not None:
+        return True
+    host = split_address(address)[0]
     try:
         addresses = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:
@@ -235,3 +287,8 @@ def is_local(host: str) -> bool:
 
     own = {a.address.partition("%")[0] for interface in psutil.net_if_addrs().values() for a in interface}
     return bool(own & {str(a).partition("%")[0] for a in addresses})
+
+
+def machine_name(address: str) -> str:
+    """What the machine is called that an address leads to: this one by its name, others as they were named."""
+    return socket.gethostname() if is_local(address) else split_address(address)[0]

@@ -77,6 +77,17 @@ def listeners(proc: Path, pid: int, namespace: int) -> list[Listener]:
     return found
 
 
+def bound(proc: Path, name: str) -> set[int]:
+    """Inodes of the sockets of this machine bound to a path, or to an abstract name after a zero (unix(7))."""
+    found = set()
+    for line in (proc / "net" / "unix").read_text(errors="surrogateescape").splitlines()[1:]:
+        columns = line.split(" ", 6)  # the number of blanks before an inode varies, and a path may hold some
+        inode, _, path = columns[-1].strip().partition(" ")
+        if path == name.replace("\0", "@"):
+            found.add(int(inode))
+    return found
+
+
 def holders(proc: Path, inodes: set[int]) -> dict[int, list[int]]:
     """Which processes have these sockets open, as far as that may be read, the oldest first."""
     found: dict[int, list[int]] = {inode: [] for inode in inodes}

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gputop.errors import EXIT_USAGE, GputopError
-from gputop.profiler.probe import is_local, split_address
+from gputop.profiler import sockets
+from gputop.profiler.probe import is_local, split_address, unix_name
 
 _RUN_NAME = "%Y_%m_%d_%H_%M_%S"  # TensorBoard's
+_PROC = Path("/proc")
 _RESERVE_BYTES = 64 * 1024
 _CHUNK_BYTES = 8 * 1024 * 1024
 
@@ -207,9 +209,8 @@ class ServerDisk:
     def choose(cls, run: RunFolder, address: str, pid: int | None) -> ServerDisk:
         """The logdir where the server can write there (or is on another machine: file systems
         may be shared), else a folder under /tmp, which exists and is writable nearly everywhere."""
-        host, port = split_address(address)
-        if is_local(host):
-            pid = pid or listening_pid(port)
+        if is_local(address):
+            pid = pid or listening_pid(address)
             if pid is None or not _shares_files(pid):
                 return cls(f"/tmp/gputop-{secrets.token_hex(8)}", run.path.name, run.host, pid, True)
         return cls(str(run.path.parent), run.path.name, run.host, pid, False)
@@ -253,11 +254,16 @@ class ServerDisk:
         return None
 
 
-def listening_pid(port: int) -> int | None:
-    """The process that listens on a local port, if it may be known."""
+def listening_pid(address: str) -> int | None:
+    """The process that listens at an address of this machine, if it may be known."""
     import psutil
 
+    name = unix_name(address)
     with contextlib.suppress(psutil.Error, OSError):
+        if name is not None:
+            pids = sockets.holders(_PROC, sockets.bound(_PROC, name)).values()
+            return next((pid for holding in pids for pid in holding), None)
+        port = split_address(address)[1]
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr[1] == port:
                 return connection.pid

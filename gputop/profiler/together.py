@@ -10,7 +10,7 @@ What one worker lacks is its own: the others are captured.
 from __future__ import annotations
 
 import contextlib
-import socket
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from gputop.profiler.discovery import is_training
 from gputop.profiler.footprint import job_pid, room
 from gputop.profiler.outline import session_window_ns
 from gputop.profiler.plan import Plan, Probe, Room, needs_probe, plan
-from gputop.profiler.probe import is_local, probe, split_address
+from gputop.profiler.probe import machine_name, probe, split_address, unix_name
 from gputop.profiler.storage import RunFolder
 from gputop.text import seconds as duration
 from gputop.trace.clocks import HostClock, write_clocks
@@ -267,13 +267,11 @@ def shortest(asked_s: float, plans: Sequence[tuple[str, Plan]]) -> Plan:
 
 
 def trace_names(addresses: Sequence[str]) -> list[str]:
-    """What to call each worker's trace: its host, with the port where several are on one host."""
-    hosts = []
-    for address in addresses:
-        host = split_address(address)[0]
-        hosts.append(socket.gethostname() if is_local(host) else host)
-    return [f"{host}_{split_address(address)[1]}" if hosts.count(host) > 1 else host
-            for host, address in zip(hosts, addresses, strict=True)]
+    """What to call each worker's trace: its host, with the port (socket) where several are on one host."""
+    hosts = [machine_name(address) for address in addresses]
+    places = [re.sub(r"[^A-Za-z0-9._-]+", "_", unix_name(address) or str(split_address(address)[1])).strip("_")
+              for address in addresses]
+    return [f"{host}_{place}" if hosts.count(host) > 1 else host for host, place in zip(hosts, places, strict=True)]
 
 
 class _Slowest:

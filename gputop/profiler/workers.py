@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from gputop.errors import EXIT_USAGE, GputopError
-from gputop.profiler.probe import parse_address
+from gputop.profiler.probe import parse_address, unix_name
 
 MOST_HOSTS = 4096  # a mistyped range must not become a million connections
 
@@ -52,6 +52,9 @@ def expand_hostlist(text: str) -> list[str]:
 
 
 def _expand(part: str, text: str) -> Iterator[str]:
+    if unix_name(part) is not None:
+        yield part
+        return
     match = _BRACKETS.search(part)
     if match is None:
         without_ipv6 = re.sub(r"\[[0-9A-Fa-f:.%\w]*:[^\]]*\]", "", part)

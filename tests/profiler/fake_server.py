@@ -6,6 +6,7 @@ in one of its own, where it prints its port and can be killed.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 
@@ -39,6 +41,13 @@ def make_xspace(events: int = 3, errors: tuple[str, ...] = (), warnings: tuple[s
     return bytes(space.SerializeToString())
 
 
+def varint(number: int) -> bytes:
+    out = b""
+    while number >= 0x80:
+        out, number = out + bytes([number & 0x7F | 0x80]), number >> 7
+    return out + bytes([number])
+
+
 @dataclass
 class FakeProfiler:
     """What the server does with a Profile call, and what it saw."""
@@ -47,6 +56,8 @@ class FakeProfiler:
     empty_trace: bool = False
     writes_disk: bool = False  # as TensorFlow up to 2.20
     writes_to: Path | None = None  # another disk than the one asked for
+    hole_bytes: int = 0  # what it writes goes on with a field of so many bytes that take no room,
+    after_hole: bytes = b""  # and then with this
     refuse: tuple[grpc.StatusCode, str] | None = None
     obeys_terminate: bool = True
     clock_ahead_s: float | None = None  # as TensorFlow 2.21: waits for its start by this clock, and tells the window
@@ -85,9 +96,17 @@ class FakeProfiler:
         if self.writes_disk or self.writes_to:
             folder = (self.writes_to or Path(request.repository_root)) / request.session_id
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{request.host_name}.xplane.pb").write_bytes(self.xspace)
+            self._write(folder / f"{request.host_name}.xplane.pb")
             return messages.RawProfileResponse(empty_trace=self.empty_trace)
         return messages.RawProfileResponse(empty_trace=self.empty_trace, xspace=self.xspace)
+
+    def _write(self, path: Path) -> None:
+        with path.open("wb") as file:
+            file.write(self.xspace)
+            if self.hole_bytes:
+                file.write(b"\x7a" + varint(self.hole_bytes))  # field 15, length-delimited
+                file.seek(self.hole_bytes, os.SEEK_CUR)
+                file.write(self.after_hole)
 
     def start_continuous(self, request: Any, context: grpc.ServicerContext) -> Any:
         self.continuous_calls.append("start")
@@ -119,8 +138,8 @@ class FakeProfiler:
 
 
 @contextmanager
-def serve(profiler: FakeProfiler | None = None, host: str = "127.0.0.1") -> Iterator[FakeProfiler]:
-    """Run a server in this process; ``address`` of what is yielded says where."""
+def serve(profiler: FakeProfiler | None = None, host: str = "127.0.0.1", at: str = "") -> Iterator[FakeProfiler]:
+    """Run a server in this process, on a free port of ``host`` or ``at`` an address; ``address`` then says where."""
     profiler = profiler or FakeProfiler()
     server = grpc.server(futures.ThreadPoolExecutor(4))
     methods = {
@@ -137,8 +156,8 @@ def serve(profiler: FakeProfiler | None = None, host: str = "127.0.0.1") -> Iter
     }
     service = messages.SERVICE if profiler.has_service else "some.OtherService"
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-    port = server.add_insecure_port(f"{host}:0")
-    profiler.address = f"127.0.0.1:{port}"
+    port = server.add_insecure_port(quote(at, safe="/:") or f"{host}:0")
+    profiler.address = at or f"127.0.0.1:{port}"
     server.start()
     try:
         yield profiler

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -43,6 +44,17 @@ def test_trace_in_the_response_is_saved_as_it_came(logdir):
     assert not result.stopped_early
     assert result.took_s >= 0.05
     assert everything_below(result.run_dir) == [result.path]
+
+
+@pytest.mark.parametrize("name", ["unix:{tmp}/job 1%.sock", "unix-abstract:gputop-test {pid}"])
+def test_by_way_of_a_socket_of_this_machine(logdir, tmp_path, name):
+    """As ssh -L leads to the server of another machine, or a container's to that inside of it."""
+    address = name.format(tmp=tmp_path, pid=os.getpid())
+    with serve(at=address) as server:
+        result = capture(address, seconds=0.05, logdir=logdir)
+        assert storage.listening_pid(address) == os.getpid()
+    assert result.address == address and result.path.read_bytes() == server.xspace
+    assert result.path.name == f"{socket.gethostname()}.xplane.pb"
 
 
 def test_request_asks_for_what_both_kinds_of_server_need(logdir):

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,10 @@ from tests.profiler.fake_server import FakeProfiler, serve
         ("[2001:DB8::0:1]:1", "[2001:db8::1]:1"),
         ("node_7.example.org.:1", "node_7.example.org.:1"),
         (f"{'n' * 63}:1", f"{'n' * 63}:1"),
+        ("unix:/run/job 1/p.sock", "unix:/run/job 1/p.sock"),
+        ("unix:///run/p.sock", "unix:/run/p.sock"),
+        ("unix:p.sock", f"unix:{Path.cwd()}/p.sock"),
+        ("unix-abstract:job", "unix-abstract:job"),
     ],
 )
 def test_parse_address(text, address):
@@ -55,6 +60,10 @@ def test_parse_address(text, address):
         (".:6009", "1 to 63 characters"),
         (f"{'n' * 64}:6009", "1 to 63 characters"),
         (f"münchen.{'ü' * 64}:6009", "1 to 63 characters"),
+        ("unix:", "must come a path"),
+        ("unix://host/p.sock", "must come a path"),
+        ("unix-abstract:a\nb", "control characters"),
+        (f"unix:/{'n' * 107}", "at most 107 bytes"),
     ],
 )
 def test_wrong_addresses_are_wrong_usage(text, why):
@@ -70,10 +79,11 @@ def test_split_address():
 
 
 def test_is_local():
-    assert is_local("127.0.0.1")
-    assert is_local("::1")
-    assert is_local(socket.gethostname())
-    assert not is_local("192.0.2.1")  # for documentation only, RFC 5737
+    assert is_local("127.0.0.1:1")
+    assert is_local("[::1]:1")
+    assert is_local(f"{socket.gethostname()}:1")
+    assert is_local("unix:/p.sock")
+    assert not is_local("192.0.2.1:1")  # for documentation only, RFC 5737
 
 
 @contextlib.contextmanager
@@ -140,6 +150,15 @@ def test_nothing_listens():
     with pytest.raises(GputopError, match="nothing listens") as caught:
         probe(f"127.0.0.1:{port}")
     assert "jax.profiler.start_server" in caught.value.fix
+
+
+def test_nobody_is_behind_a_socket(tmp_path):
+    with pytest.raises(GputopError, match="nothing listens at unix:"):
+        probe(f"unix:{tmp_path}/none.sock")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "left.sock"))
+    with pytest.raises(GputopError, match="nothing listens at unix:"):
+        probe(f"unix:{tmp_path}/left.sock")
 
 
 def test_unknown_host():

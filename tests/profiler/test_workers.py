@@ -20,6 +20,7 @@ from gputop.profiler.workers import addresses, expand_hostlist, job_hosts, parse
     ("n[1,1-2],n2", ["n1", "n2"]),
     ("n[1-2]:6009,[::1]:6010", ["n1:6009", "n2:6009", "[::1]:6010"]),
     (" a , b ", ["a", "b"]),
+    ("unix:/run/p[1].sock,n1:1,unix-abstract:a]", ["unix:/run/p[1].sock", "n1:1", "unix-abstract:a]"]),
     ("", []),
 ])
 def test_hostlists(text, hosts):

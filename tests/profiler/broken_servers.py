@@ -1,0 +1,125 @@
+"""What no gRPC library would serve: a connection that ends after so many bytes, an answer that lies about its size."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+_DATA, _HEADERS, _SETTINGS = 0, 1, 4  # RFC 9113, 6
+_ACK, _END_HEADERS = 1, 4
+_PREFACE_BYTES = 24
+_TYPE = b"application/grpc"
+# RFC 7541: status 200 is the 8th of the static table, content-type the 31st.
+_RESPONSE_HEADERS = b"\x88\x0f\x10" + bytes([len(_TYPE)]) + _TYPE
+
+
+class CuttingProxy:
+    """Leads to a server, and ends each connection once ``cut_after`` bytes of the server's have passed.
+
+    ``passed`` are the bytes of the last connection's that did.
+    """
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.cut_after: int | None = None
+        self.passed = 0
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _serve(self, client: socket.socket) -> None:
+        cut_after, self.passed = self.cut_after, 0
+        with client, socket.create_connection(self._target) as server:
+            threading.Thread(target=_pump, args=(client, server), daemon=True).start()
+            passed = 0
+            while data := _receive(server):
+                data = data if cut_after is None else data[:cut_after - passed]
+                with contextlib.suppress(OSError):
+                    client.sendall(data)
+                self.passed = passed = passed + len(data)
+                if passed == cut_after:
+                    break
+            for end in (client, server):  # a close alone does not wake the other thread
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+
+def _receive(end: socket.socket) -> bytes:
+    try:
+        return end.recv(1 << 16)
+    except OSError:
+        return b""
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    while data := _receive(source):
+        with contextlib.suppress(OSError):
+            sink.sendall(data)
+
+
+@contextlib.contextmanager
+def cutting(target: str) -> Iterator[CuttingProxy]:
+    proxy = CuttingProxy(target)
+    thread = threading.Thread(target=proxy.run)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+        thread.join()
+
+
+@contextlib.contextmanager
+def announcing(size: int, payload: bytes = b"") -> Iterator[str]:
+    """A server whose answer to any call begins as one of ``size`` bytes does; of it come ``payload``, and no more."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.sendall(_frame(_SETTINGS, 0, 0, b""))
+                    stream = _first_stream(connection)
+                    connection.sendall(
+                        _frame(_SETTINGS, _ACK, 0, b"") + _frame(_HEADERS, _END_HEADERS, stream, _RESPONSE_HEADERS)
+                        + _frame(_DATA, 0, stream, struct.pack(">BI", 0, size) + payload))
+                    if not payload:
+                        while connection.recv(1 << 16):  # until the client has had enough
+                            pass
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def _first_stream(connection: socket.socket) -> int:
+    """Read on to the first call's headers; its number."""
+    with connection.makefile("rb") as said:
+        said.read(_PREFACE_BYTES)
+        while True:
+            header = said.read(9)
+            length, (kind, _, stream) = int.from_bytes(header[:3], "big"), struct.unpack(">BBI", header[3:])
+            said.read(length)
+            if kind == _HEADERS:
+                return int(stream)
