@@ -29,7 +29,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-MODES = ("fast", "slow input", "validation", "host work", "retracing", "tiny ops")
+MODES = ("fast", "slow input", "validation", "host work", "retracing", "tiny ops", "small layers")
 READY_TIMEOUT_S = 240.0  # TensorFlow's import alone takes tens of seconds on a busy machine
 WARM_UP_STEPS = 5  # the first ones hold tracing and allocation
 # What the job itself spends, and a trace of it is to show; no test waits by them.
@@ -142,12 +142,13 @@ def _free_port() -> int:
 
 
 def _train(mode: str, port: int) -> None:
-    """The job itself. Few and large operations, so that a trace of seconds stays small."""
+    """The job itself. Few and large operations, so that a trace of seconds stays small; but for "small layers"."""
     import tensorflow as tf
 
     tf.keras.utils.set_random_seed(0)
-    features = tf.random.normal([256, 768])
-    labels = tf.random.normal([256, 768])
+    rows, width, layers = (32, 16, 24) if mode == "small layers" else (256, 768, 3)
+    features = tf.random.normal([rows, width])
+    labels = tf.random.normal([rows, width])
 
     def load(_index: Any) -> Any:
         if mode == "slow input":
@@ -159,7 +160,7 @@ def _train(mode: str, port: int) -> None:
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False  # TensorFlow would hide some of the wait
     dataset = dataset.with_options(options)
-    if mode in ("fast", "validation"):
+    if mode in ("fast", "validation", "small layers"):
         dataset = dataset.prefetch(2)
 
     def report(batch: int) -> None:
@@ -185,7 +186,7 @@ def _train(mode: str, port: int) -> None:
             report(next(steps))
 
     model = tf.keras.Sequential(
-        [tf.keras.Input([768]), *(tf.keras.layers.Dense(768, activation="relu") for _ in range(3))]
+        [tf.keras.Input([width]), *(tf.keras.layers.Dense(width, activation="relu") for _ in range(layers))]
     )
     model.compile(optimizer="sgd", loss="mse")
     if mode == "validation":

@@ -14,15 +14,15 @@ from gputop.errors import GputopError
 from gputop.text import bytes_
 
 PROBE_S = 0.5
-TARGET_EVENTS = 1_000_000
+# Enough to say what such a job spends its time on; what follows is granted for whole steps.
+TARGET_EVENTS = 500_000
 # CUPTI in TensorFlow keeps 2 Mi activity records for all GPUs together (xla, cupti_collector); after that
 # the tail of the window is empty. A fifth is left for a job that speeds up.
 CUPTI_RECORDS = 2 * 2**20
 _CUPTI_SHARE = 0.8
 LEAST_S = 1.0
-WANTED_STEPS = 10
-# What the wish for whole steps may cost: twice the target.
-_MOST_EVENTS_FOR_STEPS = 2 * TARGET_EVENTS
+# Steps that are worth so many events: twenty to be sure of a finding, ten to find anything.
+_STEPS_WORTH = ((20, 2 * TARGET_EVENTS), (10, 4 * TARGET_EVENTS))
 # Growth of the job over the size of its trace: 16.7 for 132 MB, 10 to 19 for 1 to 17 MB, TensorFlow 2.21 on
 # the CPU, where an event has few stats.
 SERVER_MULTIPLE = 20.0
@@ -105,8 +105,9 @@ def needs_probe(asked_s: float) -> bool:
 def plan(asked_s: float, probe: Probe, room: Room) -> Plan:
     """The length of a capture after a probe; raises GputopError where not even the shortest fits.
 
-    About a million events, at least ten steps where the probe shows how long they take, else at
-    least a second; within what CUPTI keeps and what memory and disk hold; at most ``asked_s``.
+    About half a million events and at least a second; up to a million for twenty steps, or for those of
+    a GPU that are too long for the probe to show, and up to two million for ten; within what CUPTI keeps
+    and what memory and disk hold; at most ``asked_s``.
     """
     rate = probe.events_per_s
     if rate <= 0:
@@ -115,11 +116,7 @@ def plan(asked_s: float, probe: Probe, room: Room) -> Plan:
     chosen_s, why = asked_s, f"as asked: {makes}"
     if rate * asked_s > TARGET_EVENTS:
         chosen_s, why = TARGET_EVENTS / rate, makes
-        least_s, what = LEAST_S, "the least"
-        if probe.step_s is not None:
-            steps_s = min(WANTED_STEPS * probe.step_s, _MOST_EVENTS_FOR_STEPS / rate)
-            if steps_s > least_s:
-                least_s, what = steps_s, f"for {steps_s / probe.step_s:.0f} steps"
+        least_s, what = max((LEAST_S, "the least"), _for_steps(probe))
         if chosen_s < least_s:
             chosen_s, why = (least_s, f"{what}: {makes}") if least_s < asked_s else (asked_s, f"as asked: {makes}")
     device_rate = probe.device_events / probe.seconds
@@ -130,6 +127,15 @@ def plan(asked_s: float, probe: Probe, room: Room) -> Plan:
     if chosen_s < asked_s:
         chosen_s = max(0.1, int(chosen_s * 10) / 10)
     return Plan(asked_s, chosen_s, why, probe, room.unknown)
+
+
+def _for_steps(probe: Probe) -> tuple[float, str]:
+    """The seconds that whole steps are worth, and what for; 0 where there is no sign of steps."""
+    rate, step_s = probe.events_per_s, probe.step_s
+    if step_s is not None:
+        steps_s = max(min(steps * step_s, events / rate) for steps, events in _STEPS_WORTH)
+        return steps_s, f"for {steps_s / step_s:.0f} steps"
+    return (_STEPS_WORTH[0][1] / rate, "for steps too long to be probed") if probe.device_events else (0.0, "")
 
 
 def _fit(asked_s: float, chosen_s: float, why: str, probe: Probe, room: Room) -> tuple[float, str]:
