@@ -48,9 +48,12 @@ def addresses_in(pid: int, names: Collection[str]) -> dict[str, int]:
 
     Raises GputopError where it has not got them all: it is no Python, or one that does not show them.
     """
-    maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        executable = str(Path(f"/proc/{pid}/exe").readlink())
+    except OSError:
+        raise GputopError(f"process {pid} has ended", "Nothing was done.") from None
     mappings = [(int(m[1], 16), int(m[2], 16), m[3]) for m in _MAPPING.finditer(maps)]
-    executable = str(Path(f"/proc/{pid}/exe").readlink())
     library = next((path for _, _, path in mappings if _LIBPYTHON.search(path)), None)
     for path, file in ((library, f"/proc/{pid}/root{library}"), (executable, f"/proc/{pid}/exe")):
         if path is None:

@@ -15,7 +15,6 @@ from gputop.profiler import sockets
 from gputop.text import printable
 
 _FRAMEWORK = re.compile(r"/(tensorflow|jaxlib)/\S+\.so")
-_PYTHON = re.compile(r"/lib/python3\.(\d+)/")
 _CAP_SYS_PTRACE = 19  # linux/capability.h
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _INSTEAD = "Or start the job anew with gputop run."
@@ -23,12 +22,11 @@ _INSTEAD = "Or start the job anew with gputop run."
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A process that can be asked to start a server. ``minor`` is that of its Python 3, None if not to be seen."""
+    """A process that can be asked to start a server."""
 
     pid: int
     command: str
     user: str
-    minor: int | None
     same_network: bool  # else it lives in a container with a network of its own
 
 
@@ -59,7 +57,6 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = _YAMA) -> Target:
         raise GputopError(f"process {pid} is stopped", f"Let it go on first: kill -CONT {pid}")
     _check_rights(pid, folder, uid, user, proc, yama)
     maps = (folder / "maps").read_text(errors="replace")
-    python = _PYTHON.search(maps)
     if not _FRAMEWORK.search(maps):
         raise GputopError(f"process {pid} ({command[:60]}) has neither TensorFlow nor JAX loaded",
                           "Give the Python process that trains, not its shell or launcher; or wait until it has "
@@ -67,7 +64,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = _YAMA) -> Target:
     same_network = True
     with contextlib.suppress(OSError):
         same_network = sockets.network_namespace(proc, pid) == sockets.network_namespace(proc, os.getpid())
-    return Target(pid, command, user, int(python[1]) if python else None, same_network)
+    return Target(pid, command, user, same_network)
 
 
 def check_machine() -> None:

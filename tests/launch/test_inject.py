@@ -1,4 +1,7 @@
-"""Against real processes of this Python; each ends by itself when its standard input closes."""
+"""Against real processes of this Python; each ends by itself when its standard input closes.
+
+Their sleeps are the subject, as a sleeping thread is what is borrowed; no test waits by sleeping.
+"""
 
 from __future__ import annotations
 

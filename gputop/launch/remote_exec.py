@@ -1,0 +1,133 @@
+"""Have a process run a script at the next safe point of its main thread: remote execution of Python 3.14 (PEP 768).
+
+``sys.remote_exec`` is for a Python of the very same minor version, so another one would have to be started for it:
+the job's own, which as root would be to run other people's program, and from outside a container finds none of its
+libraries. This speaks the protocol that CPython documents for tools
+(https://docs.python.org/3/howto/remote_debugging.html): a path, a flag, and one bit that says there is something to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputop.errors import GputopError
+from gputop.launch.elf import addresses_in
+
+# _Py_DebugOffsets, the beginning of _PyRuntime: numbers of 8 bytes each after the cookie. Where they are in it
+# changes with the minor version only.
+_COOKIE = b"xdebugpy"
+_VERSION, _INTERPRETERS_HEAD = 1, 5
+_INTERPRETER_ID, _INTERPRETER_NEXT, _THREADS_MAIN = 7, 8, 10
+_SUPPORT = {14: 89, 15: 105}  # the first of struct _debugger_support, by minor version
+_FINAL = 0xF  # release level in PY_VERSION_HEX; before that the layout may be any
+
+# Of the eval breaker (pycore_ceval.h): stop; and signals, pending calls and exceptions of other threads, which are
+# looked at then, whether there are any or not.
+_STOP_AND_LOOK = 1 << 5 | 1 << 1 | 1 << 2 | 1 << 3
+_MOST_INTERPRETERS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where the main thread of a process takes requests: addresses in it."""
+
+    path: int
+    path_bytes: int
+    pending: int
+    eval_breaker: int
+
+
+@contextlib.contextmanager
+def memory_of(pid: int) -> Iterator[int]:
+    """A descriptor of the process's memory, to be read and written. Raises GputopError."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise GputopError(f"the memory of process {pid} cannot be written: {error.strerror}",
+                          "See gputop attach as root.") from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def find_slot(pid: int, memory: int) -> Slot | None:
+    """None where its Python has no remote execution (before 3.14), or a version that gputop does not know.
+    Raises GputopError where it is switched off."""
+    try:
+        runtime = addresses_in(pid, ("_PyRuntime",))["_PyRuntime"]
+    except GputopError:
+        return None
+    try:
+        return slot_at(memory, runtime)
+    except OSError:
+        raise GputopError(f"process {pid} has ended, or its Python has", "Nothing was done.") from None
+
+
+def slot_at(memory: int, runtime: int) -> Slot | None:
+    """As :func:`find_slot`, for the address of ``_PyRuntime``. Raises OSError where that is none."""
+    cookie, version = _read(memory, runtime, 8), _word(memory, runtime + 8 * _VERSION)
+    first = _SUPPORT.get(version >> 16 & 0xFF)
+    if cookie != _COOKIE or version >> 24 != 3 or first is None or version >> 4 & 0xF != _FINAL:
+        return None
+    offsets = struct.unpack(f"<{first + 6}Q", _read(memory, runtime, 8 * (first + 6)))
+    eval_breaker, support, enabled, pending, path, path_bytes = offsets[first:]
+
+    interpreter = _word(memory, runtime + offsets[_INTERPRETERS_HEAD])
+    for _ in range(_MOST_INTERPRETERS):  # the newest comes first, the main one last
+        if not interpreter or _word(memory, interpreter + offsets[_INTERPRETER_ID]) == 0:
+            break
+        interpreter = _word(memory, interpreter + offsets[_INTERPRETER_NEXT])
+    else:
+        interpreter = 0
+    thread = _word(memory, interpreter + offsets[_THREADS_MAIN]) if interpreter else 0
+    if not thread:
+        raise GputopError("the job's interpreter is starting or ending", "Try again if the process is still there.")
+    if not _flag(memory, interpreter + enabled):
+        raise GputopError("Python's remote execution is switched off in the job (PYTHON_DISABLE_REMOTE_DEBUG or "
+                          "-X disable-remote-debug)", "Start the job anew with gputop run.")
+    return Slot(thread + support + path, path_bytes, thread + support + pending, thread + eval_breaker)
+
+
+def request(memory: int, slot: Slot, script: Path) -> None:
+    """Have ``script``, a path as the process sees it, run. Raises GputopError."""
+    path = os.fsencode(script) + b"\0"
+    if len(path) > slot.path_bytes:
+        raise GputopError(f"{script} is too long a path for Python's remote execution", "")
+    try:
+        if _flag(memory, slot.pending):
+            raise GputopError("another tool's request is waiting in the job", "Try again when that has been served.")
+        os.pwrite(memory, path, slot.path)
+        os.pwrite(memory, struct.pack("<i", 1), slot.pending)
+        # The lowest byte alone, as the others hold a version. Other threads set bits of it at any time, and one set
+        # in between is lost: so what nobody would ask for again is asked for here.
+        (bits,) = _read(memory, slot.eval_breaker, 1)
+        os.pwrite(memory, bytes([bits | _STOP_AND_LOOK]), slot.eval_breaker)
+    except OSError:
+        raise GputopError("the process has ended meanwhile", "Nothing was done.") from None
+
+
+def withdraw(memory: int, slot: Slot) -> None:
+    """Take a request back that has not been served: else it would be, without its script, in an hour."""
+    with contextlib.suppress(OSError):  # the process has ended
+        os.pwrite(memory, struct.pack("<i", 0), slot.pending)
+
+
+def _read(memory: int, address: int, size: int) -> bytes:
+    data = os.pread(memory, size, address)
+    if len(data) < size:  # nothing at all, once the process has ended
+        raise OSError("its memory is gone")
+    return data
+
+
+def _word(memory: int, address: int) -> int:
+    return int.from_bytes(_read(memory, address, 8), "little")
+
+
+def _flag(memory: int, address: int) -> int:
+    return int.from_bytes(_read(memory, address, 4), "little")
