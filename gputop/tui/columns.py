@@ -74,31 +74,35 @@ def plan(width: int) -> list[Field]:
 class Part:
     """Neighbouring columns that change together: they are one widget, so that the rest stays as it is.
 
-    A lane is two parts: "lane", which changes once per slice, and "head", its newest slice.
+    ``lane`` says which: the lane in ``fields``, after the GPU's number, which changes once per slice; or the
+    lane's newest slice and the figures of ``fields`` after it, which change with each sample.
     """
 
-    kind: str  # lane, head or figures
     x: int
     width: int
+    lane: Field
     fields: tuple[Field, ...]
+
+    @property
+    def newest(self) -> bool:
+        """Whether it is the lane's newest slice and what follows, not the slices before."""
+        return self.lane not in self.fields
 
 
 def parts(fields: list[Field]) -> list[Part]:
-    """The columns cut into parts, left to right, without holes."""
+    """The columns cut into parts, left to right, without holes; the first two are the GPU's number and a lane."""
     out: list[Part] = []
     x = 0
     for field in fields:
-        if field.key == "main" or field.key.endswith("_lane"):
-            before = tuple(f for f in fields if f.key == "gpu") if field.key == "main" else ()
-            out.append(Part("lane", x, field.x + field.width - 1 - x, (*before, field)))
-            out.append(Part("head", field.x + field.width - 1, 1, (field,)))
-        elif field.key == "gpu":
+        if field.key == "gpu":
             continue
-        elif out and out[-1].kind == "figures":
-            last = out.pop()
-            out.append(Part("figures", last.x, field.x + field.width - last.x, (*last.fields, field)))
+        if field.key == "main" or field.key.endswith("_lane"):
+            newest = field.x + field.width - 1
+            out.append(Part(x, newest - x, field, (*(f for f in fields if f.key == "gpu" and not x), field)))
+            out.append(Part(newest, 1, field, ()))
         else:
-            out.append(Part("figures", x, field.x + field.width - x, (field,)))
+            last = out.pop()
+            out.append(Part(last.x, field.x + field.width - last.x, last.lane, (*last.fields, field)))
         x = field.x + field.width
     return out
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
@@ -39,7 +39,7 @@ from gputop.tui.runs import Run, crop
 if TYPE_CHECKING:
     from gputop.history import History
 
-_PARTS = 9  # three lanes of two parts, and the figures after each
+_PARTS = 6  # three lanes, and what follows each: its newest slice and figures
 
 
 class Pane(Grounded):
@@ -188,35 +188,39 @@ class GpuTable(Widget, can_focus=True):
         self._full_scale = None
         if self.metric != ACTIVITY and self._history is not None:
             self._full_scale = common_scale(self._history, self.metric, self.span_shown_s, self.end_s)
+        lanes = [f for f in self._fields.values() if f.key in _LANES]
+        views = {f.key: self._view_of(f) for f in lanes}
+        dirty: dict[Pane, list[Region]] = {pane: [] for pane in self._panes if pane.part is not None}
         for i, gpu in enumerate(self.gpus):
             y = self._top + i * self.rows_per_gpu
-            lanes = {f.key: self._update_lane(gpu, f) for f in self._fields.values() if f.key in _LANES}
+            drawn = {f.key: self._update_lane(gpu, f, views[f.key]) for f in lanes}
             figures = self._figures_of(gpu)
             shown = self._figures.get(gpu.info.uuid, {})
             self._figures[gpu.info.uuid] = figures
-            if figures.get("message") != shown.get("message"):
-                for pane in self._panes:
-                    pane.refresh(Region(0, y, pane.size.width, self.rows_per_gpu))
-                continue
-            for pane in self._panes:
-                if pane.part is None:
-                    continue
-                if pane.part.kind == "figures":
-                    self._refresh_figures(pane, y, figures, shown)
-                elif lanes[pane.part.fields[-1].key] > (1 if pane.part.kind == "lane" else 0):
-                    pane.refresh(Region(0, y, pane.part.width, self.rows_per_gpu))
+            told = figures.get("message") != shown.get("message")
+            for pane, regions in dirty.items():
+                assert pane.part is not None
+                columns = drawn[pane.part.lane.key]
+                if told or (columns > 1 and not pane.part.newest):
+                    regions.append(Region(0, y, pane.part.width, self.rows_per_gpu))
+                elif pane.part.newest:
+                    if columns:
+                        regions.append(Region(0, y, 1, self.rows_per_gpu))
+                    regions += self._changed_figures(pane.part, y, figures, shown)
+        for pane, regions in dirty.items():
+            if regions:
+                pane.refresh(*regions)
 
     def _refresh_line(self, y: int) -> None:
         for pane in self._panes:
             pane.refresh(Region(0, y, pane.size.width, 1))
 
-    def _refresh_figures(self, pane: Pane, y: int, new: dict[str, Run], old: dict[str, Run]) -> None:
-        assert pane.part is not None
+    def _changed_figures(self, part: Part, y: int, new: dict[str, Run], old: dict[str, Run]) -> Iterator[Region]:
         for row, mark in enumerate(("", SECOND)[:self.rows_per_gpu]):
-            changed = [f for f in pane.part.fields if new.get(f.key + mark) != old.get(f.key + mark)]
+            changed = [f for f in part.fields if new.get(f.key + mark) != old.get(f.key + mark)]
             if changed:
-                x, end = changed[0].x - pane.part.x, changed[-1].x + changed[-1].width - pane.part.x
-                pane.refresh(Region(x, y + row, end - x, 1))
+                x, end = changed[0].x - part.x, changed[-1].x + changed[-1].width - part.x
+                yield Region(x, y + row, end - x, 1)
 
     def _figures_of(self, gpu: GpuSample) -> dict[str, Run]:
         gpu = self.time.of(gpu)
@@ -225,10 +229,9 @@ class GpuTable(Widget, can_focus=True):
             figures |= second_line(gpu, self._lanes[gpu.info.uuid, "main"].mean())
         return figures
 
-    def _update_lane(self, gpu: GpuSample, field: Field) -> int:
+    def _update_lane(self, gpu: GpuSample, field: Field, view: TimeView) -> int:
         """Bring a lane to the newest sample; how many columns at its right look different."""
         metrics = _LANES[field.key] or self.metrics_of(gpu)
-        view = self._view_of(field)
         cache = self._lanes.setdefault((gpu.info.uuid, field.key), LaneCache(muted=field.key == "memory_lane"))
         return cache.update(self._history, gpu.info.uuid, metrics, view, field.width, self.rows_per_gpu,
                             self._full_scale if field.key == "main" else None)
@@ -328,22 +331,20 @@ class GpuTable(Widget, can_focus=True):
             return [("  waiting for the first sample…", DIM)] if waiting else []
         gpu = self.gpus[index]
         figures = self._figures.get(gpu.info.uuid, {})
-        field = part.fields[-1]
         message = figures.get("message")
-        if message and part.fields[0].key != "gpu" and field.key != "main":
-            # A GPU without values: its state takes the place of the figures.
-            start = self._main_width + self._fields["main"].x
-            text = fit(" " + message[0], self._width - start) if row == 0 else ""
-            return [(text[part.x - start:part.x - start + part.width], message[1])]
-        if part.kind == "figures":
-            return self._figure_runs(part, figures, row)
-        cache = self._lanes.get((gpu.info.uuid, field.key))
-        if cache is None or not cache.columns or len(cache.columns) != field.width:
+        start = self._fields["main"].x + self._main_width
+        # A GPU without values: its state takes the place of the figures.
+        told = fit(" " + message[0], self._width - start) if message and row == 0 else ""
+        if message and part.lane.key != "main":
+            return [(told[part.x - start:part.x - start + part.width], message[1])]
+        cache = self._lanes.get((gpu.info.uuid, part.lane.key))
+        if cache is None or not cache.columns or len(cache.columns) != part.lane.width:
             return []
-        cursor = self._cursor_in(field)
-        if part.kind == "head":
-            return [cache.head(row, cursor)]
-        return [self._index(gpu, figures, index, field.x - part.x, row), *cache.row(row, cursor)]
+        cursor = self._cursor_in(part.lane)
+        if not part.newest:
+            return [self._index(gpu, figures, index, part.lane.x - part.x, row), *cache.row(row, cursor)]
+        figure_runs = [Segment(told[:part.width - 1], message[1])] if message else self._figure_runs(part, figures, row)
+        return [cache.newest(row, cursor), *figure_runs]
 
     def _index(self, gpu: GpuSample, figures: dict[str, Run], index: int, width: int, row: int) -> Segment:
         """What stands before a lane: the GPU's number and, where the table has the focus, a pointer."""
@@ -352,11 +353,11 @@ class GpuTable(Widget, can_focus=True):
             text, style = f"›{gpu.info.label}", ACCENT
         return Segment(fit(text, width), style)
 
-    def _figure_runs(self, part: Part, figures: dict[str, Run], row: int) -> list[Run]:
-        out: list[Run] = []
+    def _figure_runs(self, part: Part, figures: dict[str, Run], row: int) -> list[Segment]:
+        out = []
         for field in part.fields if row <= 1 else ():
             text, style = figures.get(field.key + (SECOND if row else ""), ("", PLAIN))
-            out.append((fit(text, field.width, right=not field.key.startswith("flag")), style))
+            out.append(Segment(fit(text, field.width, right=not field.key.startswith("flag")), style))
         return out
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:

@@ -188,7 +188,7 @@ class LaneCache:
         known = [m for m in self._means if m == m]
         return sum(known) / len(known) if known else None
 
-    def head(self, y: int, cursor: int | None = None) -> Segment:
+    def newest(self, y: int, cursor: int | None = None) -> Segment:
         """Row ``y`` of the newest slice; ``cursor`` is the column it is on."""
         cell = self.columns[-1][y]
         return Segment(*(marked(cell) if cursor == len(self.columns) - 1 else cell))

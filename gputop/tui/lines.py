@@ -7,9 +7,11 @@ a second on a slow line wants the opposite: same place, same size, few cells.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.color import Color
 from rich.segment import Segment
+from textual.color import Color as Background
 from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
@@ -17,21 +19,62 @@ from textual.widget import Widget
 from gputop.tui.palette import on
 from gputop.tui.runs import Run
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 
 class Grounded(Widget):
-    """A widget whose lines come with their colours; only the ground behind them is the style sheet's."""
+    """A widget whose lines come with their colours; only the ground behind them is the style sheet's.
+
+    Ready lines are kept until they change. Textual does that too, but asks the style sheet for border, title, padding
+    and opacity of each widget at each tick, of which these have none.
+    """
 
     _ground_color: Color | None = None
+    _background: Background
+    _kept: dict[int, Strip]
+    _kept_for: tuple[object, ...] = ()  # what the kept lines were made for; nothing where none are valid
 
     @property
     def ground(self) -> Color:
         if self._ground_color is None:
-            self._ground_color = self.background_colors[1].rich_color
+            self._background = self.background_colors[1]
+            self._ground_color = self._background.rich_color
         return self._ground_color
 
     def notify_style_update(self) -> None:
         self._ground_color = None
+        self._kept_for = ()
         super().notify_style_update()
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        if self.gutter:  # a border: Textual's to draw
+            return super().render_lines(crop)
+        filters = self.get_line_filters()
+        kept_for = (self.size, self.ground, *filters)
+        if kept_for != self._kept_for:
+            self._kept, self._kept_for = {}, kept_for
+        strips = []
+        for y in crop.line_range:
+            strip = self._kept.get(y)
+            if strip is None:
+                strip = self.render_line(y)
+                for each in filters:
+                    strip = strip.apply_filter(each, self._background)
+                self._kept[y] = strip
+            strips.append(strip)
+        if crop.column_span != (0, self.size.width):
+            strips = [strip.crop(*crop.column_span) for strip in strips]
+        return strips
+
+    def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
+        if not regions:
+            self._kept_for = ()
+        elif self._kept_for:
+            for region in regions:
+                for y in region.line_range:
+                    self._kept.pop(y, None)
+        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
     def strip(self, runs: Iterable[Run | Segment], width: int) -> Strip:
         """A line of this width on the widget's ground."""

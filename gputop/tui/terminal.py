@@ -10,7 +10,7 @@ from rich.segment import Segment
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.color import Color
-from textual.filter import LineFilter, Monochrome
+from textual.filter import ANSIToTruecolor, LineFilter, Monochrome
 from textual.screen import ModalScreen
 from textual.theme import Theme
 
@@ -79,8 +79,10 @@ class TerminalApp(App[int]):
         return themes.variables(themes.scheme_of(self.current_theme))
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        # Textual's answer to NO_COLOR is shades of grey, which are colours all the same.
-        return [*(f for f in super().get_line_filters() if not isinstance(f, Monochrome)), *self._look_filters]
+        # Textual's answer to NO_COLOR is shades of grey, which are colours all the same; and there are none of the
+        # terminal's own 16 colours here that it would have to translate, at a tenth of what a picture costs.
+        kept = (f for f in super().get_line_filters() if not isinstance(f, (Monochrome, ANSIToTruecolor)))
+        return [*kept, *self._look_filters]
 
     def push_screen(self, screen: Any, *arguments: Any, **more: Any) -> Any:
         if isinstance(screen, ModalScreen):
