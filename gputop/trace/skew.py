@@ -85,16 +85,39 @@ class HostPart:
 def align(parts: Parts, hosts: Sequence[HostPart]) -> list[int]:
     """Move the events of each host to the first one's clock where collectives tell it; returns by how much (ns).
 
-    Hosts on one machine share its clock. What was done, and how sure it is, goes into the notes.
+    Processes of one machine share its clock, so they are moved together, whichever of them tells it. What was done,
+    and how sure it is, goes into the notes.
     """
     moved = [0] * len(hosts)
+    machines: dict[str, list[HostPart]] = {}
+    for host in hosts:
+        machines.setdefault(host.machine, []).append(host)
     first = hosts[0]
-    own: tuple[I64, I64] | None = None
-    for i, other in enumerate(hosts[1:], start=1):
-        if other.machine == first.machine:
-            continue
-        if own is None:
-            own = _collectives(parts, first)
+    own = _collectives(parts, first) if len(machines) > 1 else None
+    offsets = {first.machine: (first, 0)}
+    for machine, processes in machines.items():
+        if own is not None and machine != first.machine:
+            offsets[machine] = _offset(parts, first, own, processes)
+    for i, host in enumerate(hosts):
+        told, offset_ns = offsets[host.machine]
+        # Each file's times are less what the capture took its clock to be ahead, measured anew for every process.
+        moved[i] = _ahead_ns(host) - _ahead_ns(told) - offset_ns
+        if moved[i]:
+            _move(parts, host, moved[i])
+    return moved
+
+
+def _ahead_ns(host: HostPart) -> int:
+    return host.clock.offset_ns if host.clock is not None else 0
+
+
+def _offset(
+    parts: Parts, first: HostPart, own: tuple[I64, I64], processes: Sequence[HostPart],
+) -> tuple[HostPart, int]:
+    """The first of a machine's processes whose collectives tell its clock, and by how much that is ahead of the
+    first host's (ns); the first of all and 0 where none does. ``own`` are the first host's collectives."""
+    notes = []
+    for other in processes:
         known = [h.clock.error_ns for h in (first, other) if h.clock is not None]
         within_ns = max(sum(known), 1_000_000) if len(known) == 2 else _UNKNOWN_NS
         others = _collectives(parts, other)
@@ -104,17 +127,19 @@ def align(parts: Parts, hosts: Sequence[HostPart]) -> list[int]:
             by_capture = f"by the capture they are known to {seconds(sum(known) / 1e9)}" if len(known) == 2 else (
                 "they are taken as they are")
             if len(known) == 2 or (len(own[0]) and len(others[0])):
-                parts.note("clocks", f"{both} cannot be compared by collectives ({found}): {by_capture}.")
+                notes.append(f"{both} cannot be compared by collectives ({found}): {by_capture}.")
         elif abs(found.offset_ns) <= found.error_ns:
             parts.note("clocks", f"{both} agree to {seconds(found.error_ns / 1e9)} by {found.matched} collectives.")
+            return other, 0
         else:
-            moved[i] = -found.offset_ns
-            _move(parts, other, -found.offset_ns)
             parts.note("clocks", f"The clock of {other.name} was {seconds(abs(found.offset_ns) / 1e9)} "
                                  f"{'ahead of' if found.offset_ns > 0 else 'behind'} that of {first.name} by "
                                  f"{found.matched} collectives, known to {seconds(found.error_ns / 1e9)}: taken into "
                                  "account.")
-    return moved
+            return other, found.offset_ns
+    if notes:
+        parts.note("clocks", notes[0])
+    return processes[0], 0
 
 
 def _collectives(parts: Parts, host: HostPart) -> tuple[I64, I64]:

@@ -115,6 +115,23 @@ class TestInATrace:
         trace, _ = two(0, machines=("a", "a"))
         assert trace.hosts == ["a", "a rank 1"] and not trace.quality
 
+    def test_processes_of_another_machine_are_moved_together(self, tmp_path):
+        """The second of them ran too few collectives to tell, and the capture took its clock for another."""
+        a_start, a_end, b_start, b_end = ranks(40, 7)
+        base, ahead = 1_700_000_000 * 10**9, 250 * MS
+        for name, machine, start, end, began in (
+            ("a", "a", a_start, a_end, base), ("b", "b", b_start, b_end, base + ahead),
+            ("c", "b", b_start[:3], b_end[:3], base + ahead),
+        ):
+            (tmp_path / f"{name}.xplane.pb").write_bytes(space(machine, start, end, began))
+        write_clocks(tmp_path, {"a.xplane.pb": HostClock(0, MS), "b.xplane.pb": HostClock(ahead - 2 * MS, 5 * MS),
+                                "c.xplane.pb": HostClock(ahead + 3 * MS, 5 * MS)})
+        trace = load([tmp_path])
+        lines = np.array([line.host for line in trace.lines])[trace.host.line]
+        a, b, c = (np.sort(trace.host.end_ns[lines == host]) for host in ("a", "b", "b rank 2"))
+        assert np.abs(a - b).max() < 10_000 and np.abs(b[:3] - c).max() == 0
+        assert [n.message[:14] for n in trace.quality if n.id == "clocks"] == ["The clock of b"]
+
     def test_servers_that_do_not_say_when_they_began(self, two):
         began = 1_700_000_000 * 10**9
         trace, apart = two(0, began=False, machines=("a", "a"), clocks={
