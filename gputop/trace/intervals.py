@@ -110,29 +110,18 @@ def at_or_before(a: I64, t: I64) -> I64:
     return np.repeat(np.arange(len(a) + 1), np.diff(first, prepend=0, append=len(t)))
 
 
-def covered_before(a: Spans, at: npt.ArrayLike) -> I64:
-    """How much of ``a`` lies before each instant of ``at``."""
-    return _covered(a, at)[0]
-
-
 def coverage(a: Spans, start: npt.ArrayLike, end: npt.ArrayLike) -> I64:
     """How much of ``a`` lies in each ``[start[i], end[i])``; those may overlap."""
-    before, until = _covered(a, start, end)
-    return until - before
-
-
-def _covered(a: Spans, *instants: npt.ArrayLike) -> list[I64]:
-    """How much of ``a`` lies before each of them."""
-    out = []
+    before = []
     # Before the first interval there is one of no length.
     covered = np.concatenate((np.zeros(1, np.int64), np.cumsum(a.end - a.start)))
     ends = np.concatenate((np.array([_LONG_AGO]), a.end))
-    for t in instants:
-        t = np.asarray(t, np.int64)
+    for at in (start, end):
+        t = np.asarray(at, np.int64)
         i = at_or_before(a.start, t)
         # What those cover, less what of the last of them comes after t.
-        out.append(covered[i] - np.maximum(ends[i] - t, 0))
-    return out
+        before.append(covered[i] - np.maximum(ends[i] - t, 0))
+    return before[1] - before[0]
 
 
 def joined(a: Spans, reach: int) -> Spans:

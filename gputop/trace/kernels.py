@@ -67,9 +67,6 @@ _DETAIL = re.compile(r"\b(regs|static_shared|dynamic_shared|group_mem|grid|block
 _DETAIL_NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _REPLICA = re.compile(r"(^|/)replica_\d+/")
 _NUMBERING = re.compile(r"([._]\d+)+$")
-# What kineto tells of a kernel and of a collective's message.
-KINETO_ARGS = ("grid", "block", "registers per thread", "shared memory", "est. achieved occupancy %", "kernel_details",
-               "In msg nelems", "Out msg nelems", "dtype")
 _KINETO_SHARED = 48 << 10  # with more shared memory, which a kernel must ask for, kineto fails and writes 0
 _KINETO_BYTES = {"double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "short": 2, "char": 1,
                  "byte": 1, "bool": 1}

@@ -15,7 +15,6 @@ from gputop.trace.intervals import (
     chained,
     complement,
     coverage,
-    covered_before,
     intersect,
     joined,
     merge,
@@ -63,7 +62,7 @@ def test_set_operations(a, b):
 def test_complement_and_coverage(a, lo, hi):
     x = made(a)
     assert instants(complement(x, lo, hi)) == set(range(lo, hi)) - plain(a)
-    assert covered_before(x, [lo]).tolist() == [len([t for t in plain(a) if t < lo])]
+    assert coverage(x, [-1], [lo]).tolist() == [len([t for t in plain(a) if t < lo])]
     if hi >= lo:
         assert coverage(x, [lo], [hi]).tolist() == [len([t for t in plain(a) if lo <= t < hi])]
 
@@ -93,7 +92,7 @@ def test_joined(a, reach):
 def test_nothing():
     assert union([], []).total == 0 and merge().total == 0
     assert intersect(EMPTY, made([(0, 5)])).total == 0 and subtract(EMPTY, made([(0, 5)])).total == 0
-    assert np.array_equal(covered_before(EMPTY, [3, 4]), [0, 0])
+    assert np.array_equal(coverage(EMPTY, [3, 4], [5, 4]), [0, 0])
 
 
 def test_int64_nanoseconds_stay_exact():
