@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gputop.text import printable
+
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _LONGEST_BYTES = 4096
 
@@ -27,11 +29,12 @@ class Announcements:
     """Receives what :mod:`gputop.launch.inside.gputop_serve` tells under ``token``, on a thread of its own.
 
     A socket with a name in the kernel: no file is left behind, whatever ends first. The kernel vouches
-    for the sender; other users are not listened to.
+    for the sender; users other than root and ``user`` (default: whose gputop this is) are not listened to.
     """
 
-    def __init__(self, token: str, on_announcement: Callable[[Announcement], None]) -> None:
+    def __init__(self, token: str, on_announcement: Callable[[Announcement], None], user: int | None = None) -> None:
         self._callback = on_announcement
+        self._users = {0, os.getuid() if user is None else user}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.bind(f"\0gputop-run-{token}")
@@ -65,11 +68,11 @@ class Announcements:
         data, ancillary, _, _ = self._socket.recvmsg(_LONGEST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
         senders = [_CREDENTIALS.unpack(value)[1] for level, kind, value in ancillary
                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)]
-        if not senders or senders[0] not in (os.getuid(), 0):
+        if not senders or senders[0] not in self._users:
             return None
         try:
             told = json.loads(data)
             address = told["address"]
-            return Announcement(None if address is None else str(address), str(told["line"]))
+            return Announcement(None if address is None else printable(str(address)), printable(str(told["line"])))
         except (ValueError, KeyError, TypeError):
             return None

@@ -40,7 +40,8 @@ def start_server(process: target.Target, port: int = 0) -> Announcement:
     # One text whatever it is run by: in names of its own, and silent.
     text = (f"try:\n exec(compile(bytes.fromhex('{source.encode().hex()}'), 'gputop_serve', 'exec'), "
             "{'__name__': 'gputop_serve'})\nexcept Exception:\n pass\n")
-    with contextlib.closing(Announcements(token, lambda _: None)) as announcements, _asked(process, text):
+    with contextlib.closing(Announcements(token, lambda _: None, process.uid)) as announcements, \
+            _asked(process, text):
         told = announcements.receive(PATIENCE_S) if process.same_network else _found(process.pid)
     if told is None:
         raise GputopError(
@@ -83,7 +84,7 @@ def _script(process: target.Target, text: str) -> Iterator[Path]:
             stack.callback(_remove, name, folder)
             with open(file, "w") as script:  # noqa: PTH123  a descriptor
                 if os.geteuid() == 0:
-                    os.fchown(file, Path(f"/proc/{process.pid}").stat().st_uid, -1)
+                    os.fchown(file, process.uid, -1)
                 script.write(text)
         except OSError as error:
             raise GputopError(f"no script can be put into /tmp of process {process.pid}: {error.strerror}",

@@ -26,6 +26,7 @@ class Target:
 
     pid: int
     command: str
+    uid: int
     user: str
     same_network: bool  # else it lives in a container with a network of its own
 
@@ -64,7 +65,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = _YAMA) -> Target:
     same_network = True
     with contextlib.suppress(OSError):
         same_network = sockets.network_namespace(proc, pid) == sockets.network_namespace(proc, os.getpid())
-    return Target(pid, command, user, same_network)
+    return Target(pid, command, uid, user, same_network)
 
 
 def check_machine() -> None:

@@ -38,13 +38,23 @@ def test_nothing_told_is_none():
     announcements.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_other_users_are_not_listened_to():
+def test_what_is_told_is_made_safe():
     token = new_token()
     announcements = Announcements(token, lambda _: None)
+    _tell(token, json.dumps({"address": None, "line": "\x1b[31mno server"}).encode())
+    assert announcements.receive(30) == Announcement(None, "\ufffd[31mno server")
+    announcements.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize("user", [None, 65534])
+def test_other_users_are_not_listened_to_but_the_one_that_is_meant(user):
+    token = new_token()
+    announcements = Announcements(token, lambda _: None, user)
     code = (f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
-            f"s.sendto(b'{{\"address\": \"evil:1\", \"line\": \"\"}}', chr(0) + 'gputop-run-{token}')")
+            f"s.sendto(b'{{\"address\": \"other:1\", \"line\": \"\"}}', chr(0) + 'gputop-run-{token}')")
     subprocess.run([sys.executable, "-c", code], check=True)
     _tell(token, json.dumps({"address": "127.0.0.1:1", "line": "mine"}).encode())
-    assert announcements.receive(30) == Announcement("127.0.0.1:1", "mine")
+    heard = announcements.receive(30)
+    assert heard is not None and heard.address == ("127.0.0.1:1" if user is None else "other:1")
     announcements.close()

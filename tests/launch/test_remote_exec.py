@@ -205,7 +205,7 @@ def _scripts() -> set[Path]:
 
 
 def _target(process: subprocess.Popen[str]) -> Target:
-    return Target(process.pid, "python", "ana", same_network=True)
+    return Target(process.pid, "python", os.getuid(), "ana", same_network=True)
 
 
 @pytest.fixture
