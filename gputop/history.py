@@ -11,7 +11,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -38,13 +38,17 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class HostLook:
-    """What is kept of the host: None where a figure could not be read. ``process_cores`` by PID."""
+    """What is kept of the host: None where a figure could not be read. ``process_…`` by PID."""
 
     time_s: float
     cpu_ratio: float | None
     full_cores: int | None  # cores with next to no time left
     cpu_limit_cores: float | None
     process_cores: Mapping[int, float]
+    # Of the control groups of each process that are limited: what is used of the cores granted, how often the quota
+    # ran out.
+    process_granted_ratio: Mapping[int, float] = field(default_factory=dict)
+    process_throttled_ratio: Mapping[int, float] = field(default_factory=dict)
 
 
 class History:
@@ -145,8 +149,17 @@ class History:
             self._host.pop()
         host = sample.host
         cores = {p.pid: p.cpu_cores.value for p in sample.processes if p.cpu_cores.value is not None}
+        granted: dict[int, float] = {}
+        throttled: dict[int, float] = {}
+        for p in sample.processes:
+            if p.cgroup is not None and (limit := p.cgroup["cpu_limit_cores"].value):
+                for known, r, scale in ((granted, p.cgroup["cpu_used_cores"], limit),
+                                        (throttled, p.cgroup["cpu_throttled_ratio"], 1.0)):
+                    if r.value is not None:
+                        known[p.pid] = r.value / scale
         self._host.append(HostLook(sample.time_s, host["cpu_ratio"].value,
-                                   host.full_cores if host.core_ratios else None, host.cpu_limit_cores, cores))
+                                   host.full_cores if host.core_ratios else None, host.cpu_limit_cores, cores,
+                                   granted, throttled))
 
     # -- reading ------------------------------------------------------------------------------
 

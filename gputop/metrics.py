@@ -19,7 +19,7 @@ COUNT = "count"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One measured quantity of a GPU or of the host.
+    """One measured quantity of a GPU, of the host or of a control group.
 
     ``full_scale`` names the metric that is this one's 100 % (memory used of memory
     total), or is a number in the metric's own unit, or None where the largest value in
@@ -100,3 +100,17 @@ _HOST = (
 )
 
 HOST_METRICS: dict[str, Metric] = {m.id: m for m in _HOST}
+
+_CGROUP = (
+    Metric("cpu_limit_cores", "CPU limit", COUNT, None, "the least of the CPU quotas and cpusets that hold for it"),
+    Metric("cpu_used_cores", "CPU used", COUNT, "cpu_limit_cores", "used by all processes under that limit"),
+    Metric("cpu_throttled_ratio", "CPU throttled", RATIO, 1.0,
+           "share of the scheduler's periods (100 ms as a rule) in which the quota ran out and all its threads stood"),
+    Metric("memory_limit_bytes", "Memory limit", BYTES, None, "of those that hold for it the one nearest to full"),
+    Metric("memory_used_bytes", "Memory used", BYTES, "memory_limit_bytes",
+           "under that limit, without the page cache that can be dropped at once (inactive_file)"),
+    Metric("oom_kills", "OOM kills", COUNT, None,
+           "processes that the kernel killed because the limit was reached, since the group was made"),
+)
+
+CGROUP_METRICS: dict[str, Metric] = {m.id: m for m in _CGROUP}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gputop.metrics import BYTES_PER_S, GPU_METRICS, HOST_METRICS
+from gputop.metrics import BYTES_PER_S, CGROUP_METRICS, GPU_METRICS, HOST_METRICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,24 @@ class GpuSample:
 
 
 @dataclass(frozen=True, slots=True)
+class CgroupSample:
+    """What the control groups of a process (a container, a batch job) grant it, and what of that is used.
+
+    A limit that there is none of reads as missing, with the reason :data:`NO_LIMIT`.
+    """
+
+    name: str  # runtime and id of the container or job, or else the group's path
+    readings: Mapping[str, Reading]
+
+    def __getitem__(self, metric_id: str) -> Reading:
+        reading = self.readings.get(metric_id)
+        return reading or Reading.missing(CGROUP_METRICS[metric_id].unit, "not sampled")
+
+
+NO_LIMIT = "no limit"
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessSample:
     """A process that holds a GPU, as the host sees it, joined with what its GPUs say.
 
@@ -145,6 +163,18 @@ class ProcessSample:
     note: str | None = None  # how sure it is that this is the process the driver means, where that was inferred
     reasons: Mapping[str, str] = field(default_factory=dict)  # by field: why it is None although there may be a value
     cuda_device_order: str | None = None  # as cuda_visible_devices, and its reason is that one's
+    cgroup: CgroupSample | None = None  # None: not known, and the reason is that of ``container``
+
+
+@dataclass(frozen=True, slots=True)
+class HostProcess:
+    """A process that uses much of the node's CPU or memory, with a GPU or without. Its children are not in it."""
+
+    pid: int
+    user: str | None
+    command: str | None  # None: it vanished or may not be read
+    cpu_cores: Reading  # over the time since the process table was looked at before
+    rss_bytes: Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +186,10 @@ class HostSample:
     cpu_count: int | None = None
     core_ratios: tuple[float, ...] = ()  # busy share of each logical core, in their order; empty: not known
     cpu_limit_cores: float | None = None  # what gputop's container or cpuset grants; None: all, or not known
+    cgroup: CgroupSample | None = None  # gputop's own; None: not sampled
+    # Those with most CPU and those with most memory, in no order; looked for every few seconds.
+    top_processes: tuple[HostProcess, ...] = ()
+    top_reason: str | None = "not sampled"  # why there are none
 
     @property
     def full_cores(self) -> int:

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable
 
 from gputop.metrics import BYTES, BYTES_PER_S, CELSIUS, HERTZ, RATIO, WATTS
-from gputop.samples import ProcessSample, Reading
+from gputop.samples import CgroupSample, HostProcess, NodeSample, ProcessSample, Reading
 
 NA = "N/A"
 
@@ -94,6 +94,27 @@ def devices(process: ProcessSample) -> str:
     whole = ranges(index for index, on in process.gpus.items() if on.mig is None)
     parts = [f"{index}:{on.mig}" for index, on in sorted(process.gpus.items()) if on.mig is not None]
     return ",".join([whole, *parts] if whole else parts)
+
+
+def limits(group: CgroupSample) -> str:
+    """What a control group may use and does, limits only: "CPU 12.0 of 16 cores, throttled 41 %"; "": no limit."""
+    parts = []
+    used, most, held = group["cpu_used_cores"], group["cpu_limit_cores"].value, group["cpu_throttled_ratio"].value
+    if most is not None:
+        parts.append(f"CPU {NA if used.value is None else f'{used.value:.1f}'} of {most:g} cores")
+        parts += [f"throttled {percent(held)}"] if held is not None else []
+    if group["memory_limit_bytes"].value is not None:
+        parts.append(f"memory {reading(group['memory_used_bytes'])} of {reading(group['memory_limit_bytes'])}")
+    if group["oom_kills"].value:
+        parts.append(f"{group['oom_kills'].value:.0f} OOM kills")
+    return ", ".join(parts)
+
+
+def busy_without_gpu(sample: NodeSample, most: int = 3) -> list[HostProcess]:
+    """The processes that use a core or more and hold no GPU, busiest first."""
+    holders = {p.local_pid or p.pid for p in sample.processes}
+    found = [p for p in sample.host.top_processes if (p.cpu_cores.value or 0.0) >= 1.0 and p.pid not in holders]
+    return sorted(found, key=lambda p: -(p.cpu_cores.value or 0.0))[:most]
 
 
 def reading(r: Reading) -> str:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gputop.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
+from gputop.metrics import CGROUP_METRICS
+from gputop.samples import (
+    NO_LIMIT,
+    CgroupSample,
+    GpuInfo,
+    GpuProcess,
+    GpuSample,
+    HostSample,
+    NodeSample,
+    ProcessSample,
+    Reading,
+)
 from gputop.session import Options, Session
 
 START_S = 1_800_000_000.0
@@ -36,6 +47,12 @@ def gpu_sample(index: int, tick: int, *, fine: bool = True) -> GpuSample:
     process = GpuProcess(41231, "C", reading(70.8 * GIB, "bytes"), reading(level))
     info = GpuInfo(index, f"GPU-test-{index}", "NVIDIA H100 80GB HBM3", f"0000:{index:02x}:00.0", 5, 16)
     return GpuSample(info, readings, (process,))
+
+
+def cgroup_sample(name: str = "slurm 48213", **values: float | None) -> CgroupSample:
+    """A control group with these figures; None: no limit."""
+    return CgroupSample(name, {m: Reading.missing(CGROUP_METRICS[m].unit, NO_LIMIT) if v is None
+                               else Reading(v, CGROUP_METRICS[m].unit, "cgroup") for m, v in values.items()})
 
 
 def node_sample(tick: int, gpus: int = 8, *, fine: bool = True, change: Change | None = None) -> NodeSample:

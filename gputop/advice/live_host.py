@@ -8,7 +8,7 @@ from gputop.advice.finding import Abstained, Finding, Gain
 from gputop.advice.live_view import View, gpus_text, name_of
 from gputop.advice.thresholds import limit, source
 from gputop.history import HostLook
-from gputop.samples import ProcessSample
+from gputop.samples import CgroupSample, ProcessSample
 from gputop.text import percent
 
 _RULE = "host_cpu_saturated"
@@ -20,7 +20,7 @@ _INPUT = (
 
 
 def host_cpu_saturated(view: View) -> Finding | Abstained | None:
-    """All cores, those that the job may use, or the one its main thread runs on, are full."""
+    """All cores, those that the job is granted, or the one its main thread runs on, are full."""
     if not view.processes:
         return view.no_process(_RULE)
     window_s = view.seconds(f"{_RULE}.window_s")
@@ -44,12 +44,17 @@ def host_cpu_saturated(view: View) -> Finding | Abstained | None:
     if cpu >= bound:
         if count:
             evidence["cpu_cores"] = float(count)
-        return _full(gpus, evidence, f"all {count} cores" if count else "all cores", cpu, window_s)
+        return _full(gpus, evidence, window_s, f"all {f'{count} ' if count else ''}cores were {percent(cpu)} busy")
+    for process in held:
+        finding = _granted(view, process, looks, window_s, waiting[process.pid], evidence)
+        if finding is not None:
+            return finding
     of_limit = _of_limit(view, looks, window_s)
     if of_limit is not None and bound <= of_limit[0] <= limit(f"{_RULE}.limit_beyond"):
         share, cores = of_limit
         evidence |= {"cpu_limit_cores": cores, "cpu_of_limit_ratio": share}
-        return _full(gpus, evidence, f"the {cores:g} cores that the container or cpuset grants", share, window_s)
+        return _full(gpus, evidence, window_s,
+                     f"the {cores:g} cores that the container or cpuset grants were {percent(share)} busy")
     for process in held:
         finding = _one_thread(view, process, looks, window_s, waiting[process.pid], evidence)
         if finding is not None:
@@ -86,6 +91,28 @@ def _mean(looks: Sequence[HostLook], value: Callable[[HostLook], float | None], 
     return sum(v for _, v in known) / len(known)
 
 
+def _granted(view: View, process: ProcessSample, looks: Sequence[HostLook], window_s: float,
+             gpus: dict[int, float], evidence: dict[str, float]) -> Finding | None:
+    """A job that uses up what its control groups grant of the CPU, all the time or at the start of each period."""
+    cores = None if process.cgroup is None else process.cgroup["cpu_limit_cores"].value
+    if process.cgroup is None or not cores:
+        return None
+    share = _mean(looks, lambda look: look.process_granted_ratio.get(process.pid), window_s, view)
+    evidence = evidence | {"cpu_limit_cores": cores} | ({} if share is None else {"cpu_of_limit_ratio": share})
+    throttled = _mean(looks, lambda look: look.process_throttled_ratio.get(process.pid), window_s, view)
+    if throttled is not None and throttled >= view.limit(_RULE, "throttled_", min(gpus)):
+        return _full(gpus, evidence | {"cpu_throttled_ratio": throttled}, window_s,
+                     f"{_granted_by(process.cgroup, cores)} were used up in {percent(throttled)} of the scheduler's "
+                     "periods, all threads then standing until the next", "CPU quota used up")
+    if share is not None and share >= view.limit(_RULE, "cpu_", min(gpus)):
+        return _full(gpus, evidence, window_s, f"{_granted_by(process.cgroup, cores)} were {percent(share)} busy")
+    return None
+
+
+def _granted_by(group: CgroupSample, cores: float) -> str:
+    return f"the {cores:g} cores that the control group {group.name} grants"
+
+
 def _of_limit(view: View, looks: Sequence[HostLook], window_s: float) -> tuple[float, float] | None:
     """What the processes on the GPUs use of the cores granted here, and how many those are."""
     cores = view.sample.host.cpu_limit_cores
@@ -97,16 +124,18 @@ def _of_limit(view: View, looks: Sequence[HostLook], window_s: float) -> tuple[f
     return None if used is None else (used / cores, cores)
 
 
-def _full(gpus: dict[int, float], evidence: dict[str, float], which: str, share: float, window_s: float) -> Finding:
+def _full(gpus: dict[int, float], evidence: dict[str, float], window_s: float, what: str,
+          title: str = "CPU full") -> Finding:
     return Finding(
         id=_RULE, severity="medium", origin="live", gpus=tuple(sorted(gpus)), evidence=evidence,
-        title=f"CPU full while {gpus_text(gpus)} {'waits' if len(gpus) == 1 else 'wait'}",
-        why=f"Over the last {window_s:.0f} s {which} were {percent(share)} busy, and the GPUs active as little as "
+        title=f"{title} while {gpus_text(gpus)} {'waits' if len(gpus) == 1 else 'wait'}",
+        why=f"Over the last {window_s:.0f} s {what}, and the GPUs active as little as "
             f"{percent(min(gpus.values()))} of the time: input, launches and Python compete for cores.",
         action="Give the job more cores, or its CPU less to do: cache or prepare the input, decode fewer pixels, and "
                "keep other programs off the node. A capture (c) tells which thread waits.",
         snippet=_INPUT,
-        source="/proc/stat, CPU limit of the container; " + source(f"{_RULE}.cpu_enter", f"{_RULE}.waiting_enter"),
+        source="/proc/stat, control groups; " + source(
+            f"{_RULE}.{'throttled' if 'cpu_throttled_ratio' in evidence else 'cpu'}_enter", f"{_RULE}.waiting_enter"),
         gain=Gain(None, "telemetry shows no steps: a capture (c) gives the figure"),
     )
 

@@ -19,8 +19,19 @@ from gputop.captures import CaptureRecord, Server
 from gputop.errors import GputopError
 from gputop.export.markup import lines
 from gputop.history_tiers import LEVELS
-from gputop.metrics import GPU_METRICS, HOST_METRICS, LANE_METRICS
-from gputop.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading, XidEvent
+from gputop.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
+from gputop.samples import (
+    CgroupSample,
+    GpuInfo,
+    GpuProcess,
+    GpuSample,
+    HostProcess,
+    HostSample,
+    NodeSample,
+    ProcessSample,
+    Reading,
+    XidEvent,
+)
 from gputop.text import printable
 
 SCHEMA = "gputop.snapshot/1"
@@ -220,7 +231,18 @@ def _gpu(raw: dict[str, Any]) -> GpuSample:
 def _host(raw: dict[str, Any]) -> HostSample:
     return HostSample(_text(raw["hostname"]), _readings(raw["readings"], HOST_METRICS),
                       _maybe(_whole, raw["cpu_count"]), tuple(number(c) for c in _list(raw["core_ratios"] or [])),
-                      _maybe(number, raw["cpu_limit_cores"]))
+                      _maybe(number, raw["cpu_limit_cores"]), _maybe(_cgroup, raw.get("cgroup")),
+                      tuple(_top_process(p) for p in _list(raw.get("top_processes", []))),
+                      _maybe(_text, raw.get("top_reason", "not in this snapshot")))
+
+
+def _cgroup(raw: dict[str, Any]) -> CgroupSample:
+    return CgroupSample(_text(raw["name"]), _readings(raw["readings"], CGROUP_METRICS))
+
+
+def _top_process(raw: dict[str, Any]) -> HostProcess:
+    return HostProcess(_whole(raw["pid"]), _maybe(_text, raw["user"]), _maybe(_text, raw["command"]),
+                       _reading(raw["cpu_cores"]), _reading(raw["rss_bytes"]))
 
 
 def _process(raw: dict[str, Any], gpus: Sequence[GpuSample]) -> ProcessSample:
@@ -233,7 +255,8 @@ def _process(raw: dict[str, Any], gpus: Sequence[GpuSample]) -> ProcessSample:
         _maybe(_text, raw["container"]), _maybe(_text, raw["cuda_visible_devices"]),
         _reading(raw["io_read_bytes_per_s"]), _reading(raw["io_write_bytes_per_s"]),
         _maybe(_whole, raw["container_pid"]), _maybe(_text, raw["note"]),
-        {_text(k): _text(v) for k, v in _dict(raw["reasons"]).items()})
+        {_text(k): _text(v) for k, v in _dict(raw["reasons"]).items()},
+        cuda_device_order=_maybe(_text, raw.get("cuda_device_order")), cgroup=_maybe(_cgroup, raw.get("cgroup")))
 
 
 def _grid(raw: dict[str, Any], tracks: Callable[[Any, int], tuple[Track, ...]] | None = None) -> Grid:

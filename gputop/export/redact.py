@@ -11,10 +11,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache
+from typing import TypeVar
 
-from gputop.samples import NodeSample
+from gputop.samples import HostProcess, NodeSample, ProcessSample
 
 HIDDEN = "***"
+
+_P = TypeVar("_P", ProcessSample, HostProcess)
 
 _NAME = re.compile(r"(?<![\w.$\-])(?P<dash>-{1,2})?(?P<name>[A-Za-z_][\w.\-]*)|(?<=[.$\-])(?P<tail>[A-Za-z_]\w*)")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -62,9 +65,16 @@ def command(text: str) -> str:
 
 
 def sample(looked: NodeSample) -> NodeSample:
-    """``looked`` with the commands of its processes redacted."""
-    processes = tuple(p if p.command is None else replace(p, command=command(p.command)) for p in looked.processes)
-    return looked if processes == looked.processes else replace(looked, processes=processes)
+    """``looked`` with the commands of all its processes redacted."""
+    processes = tuple(_process(p) for p in looked.processes)
+    top = tuple(_process(p) for p in looked.host.top_processes)
+    if processes == looked.processes and top == looked.host.top_processes:
+        return looked
+    return replace(looked, processes=processes, host=replace(looked.host, top_processes=top))
+
+
+def _process(looked: _P) -> _P:
+    return looked if looked.command is None else replace(looked, command=command(looked.command))
 
 
 def _url(found: re.Match[str]) -> str:

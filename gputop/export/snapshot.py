@@ -18,8 +18,8 @@ from gputop.export.files import unused, write_private
 from gputop.export.load import SCHEMA
 from gputop.export.markup import lines
 from gputop.metrics import GPU_METRICS, LANE_METRICS
-from gputop.samples import OK, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
-from gputop.text import bytes_, devices, fit, printable, ranges, rate_gb, reading, seconds
+from gputop.samples import OK, CgroupSample, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
+from gputop.text import busy_without_gpu, bytes_, devices, fit, limits, printable, ranges, rate_gb, reading, seconds
 from gputop.tui.lanes import slice_for
 
 if TYPE_CHECKING:
@@ -53,7 +53,11 @@ def document(session: Session) -> dict[str, Any]:
         "own_cpu_ratio": sample.own_cpu_ratio,
         "host": {"hostname": sample.host.hostname, "cpu_count": sample.host.cpu_count,
                  "cpu_limit_cores": sample.host.cpu_limit_cores, "core_ratios": list(sample.host.core_ratios) or None,
-                 "readings": _readings(sample.host.readings)},
+                 "readings": _readings(sample.host.readings), "cgroup": _cgroup(sample.host.cgroup),
+                 "top_processes": [{"pid": p.pid, "user": p.user, "command": p.command,
+                                    "cpu_cores": _reading(p.cpu_cores), "rss_bytes": _reading(p.rss_bytes)}
+                                   for p in sample.host.top_processes],
+                 "top_reason": sample.host.top_reason},
         "gpus": [{
             **asdict(g.info), "label": g.info.label, "state": g.state, "message": g.message or None,
             "clock_event_reasons": list(g.clock_event_reasons), "clock_events_reason": g.clock_events_reason,
@@ -90,6 +94,10 @@ def _readings(readings: Mapping[str, Reading]) -> dict[str, Any]:
     return {name: _reading(r) for name, r in readings.items()}
 
 
+def _cgroup(group: CgroupSample | None) -> dict[str, Any] | None:
+    return None if group is None else {"name": group.name, "readings": _readings(group.readings)}
+
+
 def _process_on_gpu(p: GpuProcess) -> dict[str, Any]:
     return {"pid": p.pid, "kind": p.kind, "mig": p.mig,
             "memory_bytes": _reading(p.memory_bytes), "sm_ratio": _reading(p.sm_ratio)}
@@ -99,11 +107,12 @@ def _process(p: ProcessSample) -> dict[str, Any]:
     return {
         "pid": p.pid, "local_pid": p.local_pid, "container_pid": p.container_pid, "parent_pid": p.parent_pid,
         "user": p.user, "command": p.command, "reason": p.reason, "note": p.note, "started_s": p.started_s,
-        "container": p.container, "cuda_visible_devices": p.cuda_visible_devices, "reasons": dict(p.reasons),
+        "container": p.container, "cuda_visible_devices": p.cuda_visible_devices,
+        "cuda_device_order": p.cuda_device_order, "reasons": dict(p.reasons),
         "cpu_cores": _reading(p.cpu_cores), "rss_bytes": _reading(p.rss_bytes), "threads": p.threads,
         "io_read_bytes_per_s": _reading(p.io_read_bytes_per_s),
         "io_write_bytes_per_s": _reading(p.io_write_bytes_per_s),
-        "gpus": sorted(p.gpus), "devices": devices(p),
+        "gpus": sorted(p.gpus), "devices": devices(p), "cgroup": _cgroup(p.cgroup),
     }
 
 
@@ -215,6 +224,9 @@ def to_text(session: Session) -> str:
         out.append("  " + "  ".join(f"NUMA node {n}: GPU {ranges(gpus)}" for n, gpus in sorted(nodes.items())))
     for p in sample.processes:
         out += _process_lines(p)
+    for other in busy_without_gpu(sample):
+        out.append(f"  pid {other.pid}  {printable(other.user or '?')}  no GPU, CPU {other.cpu_cores.value:.1f} cores  "
+                   f"{printable(other.command if other.command is not None else 'N/A')}")
     for server in session.servers:
         what = server.problem or redact.command(server.description)
         out.append(f"  profiler server {printable(server.address)}  {printable(what)}")
@@ -274,6 +286,8 @@ def _process_lines(p: ProcessSample) -> list[str]:
         facts.append(printable(p.container) + ("" if p.container_pid is None else f" (pid {p.container_pid} inside)"))
     if p.cuda_visible_devices is not None:
         facts.append(f"CUDA_VISIBLE_DEVICES={printable(p.cuda_visible_devices)}")
+    if p.cgroup is not None and (limited := limits(p.cgroup)):
+        facts.append(f"control group: {limited}")
     if facts:
         out.append("      " + "  ".join(facts))
     if p.note is not None:

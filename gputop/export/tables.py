@@ -12,7 +12,7 @@ from gputop.export.load import Snapshot
 from gputop.export.markup import esc, esc_lines, moment, titled
 from gputop.metrics import GPU_METRICS, HOST_METRICS, RATIO
 from gputop.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
-from gputop.text import devices, percent, ratio, reading, seconds
+from gputop.text import busy_without_gpu, devices, limits, percent, ratio, reading, seconds
 from gputop.tui.processes import memory_bytes, sm_ratio
 from gputop.tui.rows import short_gpu_name
 
@@ -233,7 +233,8 @@ def _process_row(p: ProcessSample) -> str:
     told = [f'<span class="mono">{esc(p.command)}</span>' if p.command is not None
             else f'<span class="sub">N/A: {esc(p.reason or "unknown")}</span>']
     told += [f'<span class="sub">{esc(text)}</span>' for text in (
-        p.container, p.cuda_visible_devices and f"CUDA_VISIBLE_DEVICES={p.cuda_visible_devices}", p.note) if text]
+        p.container, p.cgroup and limits(p.cgroup),
+        p.cuda_visible_devices and f"CUDA_VISIBLE_DEVICES={p.cuda_visible_devices}", p.note) if text]
     local = "" if p.local_pid is None else f' <span class="sub">({p.local_pid} here)</span>'
     return (f'<tr><td>{p.pid}{local}</td><td class="l">{esc(p.user or "?")}</td><td class="l">{esc(devices(p))}</td>'
             f"{_cell(cells[0])}{_cell(cells[1])}{cores}{_cell(p.rss_bytes)}{_cell(p.io_read_bytes_per_s)}"
@@ -256,6 +257,9 @@ def node(s: Snapshot) -> str:
     out = "".join(f"<dt>{esc(HOST_METRICS[m].label)}</dt><dd>{titled(reading(h[m]), h[m].reason or h[m].source)}</dd>"
                   for m in HOST_METRICS)
     out += "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in rows)
+    for p in busy_without_gpu(s.sample):
+        out += (f'<dt>pid {p.pid}, no GPU</dt><dd title="{esc(p.cpu_cores.source)}">{p.cpu_cores.value:.1f} cores  '
+                f"{esc(p.command or 'N/A')}</dd>")
     for server in s.servers:
         told = f'<span class="bad">{esc(server.problem)}</span>' if server.problem else esc(server.description)
         out += f"<dt>profiler server {esc(server.address)}</dt><dd>{told}</dd>"

@@ -29,7 +29,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gputop.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading, XidEvent
+from gputop.samples import (
+    CgroupSample,
+    GpuInfo,
+    GpuProcess,
+    GpuSample,
+    HostProcess,
+    HostSample,
+    NodeSample,
+    ProcessSample,
+    Reading,
+    XidEvent,
+)
 
 F64 = npt.NDArray[np.float64]
 
@@ -48,7 +59,8 @@ SEGMENT_SAMPLES = 600  # how much is lost with damage, and decoded for a seek
 SEGMENT_WORDS_BYTES = 4 << 20  # texts that never repeat must not fill memory
 
 CLASSES: dict[str, Any] = {
-    c.__name__: c for c in (NodeSample, GpuSample, GpuInfo, GpuProcess, HostSample, ProcessSample, XidEvent)
+    c.__name__: c for c in (NodeSample, GpuSample, GpuInfo, GpuProcess, HostSample, HostProcess, CgroupSample,
+                            ProcessSample, XidEvent)
 }
 FIELDS: dict[str, tuple[str, ...]] = {
     name: tuple(field.name for field in dataclasses.fields(c)) for name, c in CLASSES.items()

@@ -12,6 +12,7 @@ from gputop.metrics import (
     BYTES,
     BYTES_PER_S,
     CELSIUS,
+    CGROUP_METRICS,
     COUNT,
     GPU_METRICS,
     HERTZ,
@@ -19,7 +20,18 @@ from gputop.metrics import (
     RATIO,
     WATTS,
 )
-from gputop.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
+from gputop.samples import (
+    NO_LIMIT,
+    CgroupSample,
+    GpuInfo,
+    GpuProcess,
+    GpuSample,
+    HostProcess,
+    HostSample,
+    NodeSample,
+    ProcessSample,
+    Reading,
+)
 from gputop.simulation.figures import F64, GPU_QUANTITIES
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import GPU_COUNT, GiB
@@ -55,6 +67,13 @@ _HOST_MEMORY = 2_048 * GiB
 _SYSTEM_MEMORY = 41 * GiB
 _JOB_MEMORY = 23 * GiB  # interpreter, libraries, pinned buffers
 _SYSTEM_CPU_CORES = 0.8
+_JOB_MEMORY_LIMIT = 1_900 * GiB
+# Beside the job: PID (above Linux's highest, as PID), user, command, cores, resident bytes.
+_SYSTEM = (
+    (PID - 570, "root", "/usr/sbin/slurmstepd: [48213.0]", 0.02, 19 * _MiB),
+    (PID - 590, "root", "/usr/bin/nv-hostengine -n --service-account nvidia-dcgm", 0.31, 214 * _MiB),
+    (PID - 580, "root", "/usr/bin/containerd", 0.05, 388 * _MiB),
+)
 _JOB_THREADS = 148  # beside tf.data's
 _LOG_BYTES_PER_BATCH = 3_000
 _ACK_SHARE = 0.004  # of received network traffic goes back as acknowledgements
@@ -192,7 +211,11 @@ class Node:
         readings = {k: Reading(float(v), HOST_METRICS[k].unit, SOURCE) for k, v in values.items()}
         busy = [rate["python_cpu_s"], *[rate["launch_cpu_s"] / GPU_COUNT] * GPU_COUNT,
                 *[rate["input_s"]] * scenario.input_workers]  # a thread each
-        return HostSample(HOSTNAME, readings, CPU_COUNT, _core_ratios(busy)), cores
+        top = ((PID, USER, COMMAND, cores, self.job_memory_bytes()), *_SYSTEM)
+        return HostSample(HOSTNAME, readings, CPU_COUNT, _core_ratios(busy), top_processes=tuple(
+            HostProcess(pid, user, command, Reading(float(round(used, 3)), COUNT, SOURCE),
+                        Reading(float(rss_bytes), BYTES, SOURCE)) for pid, user, command, used, rss_bytes in top),
+            top_reason=None), cores
 
     def job_memory_bytes(self) -> int:
         """Resident memory of the job: itself and its prefetch buffer."""
@@ -208,7 +231,22 @@ class Node:
             threads=_JOB_THREADS + self.loop.scenario.input_workers, gpus=gpus,
             container=CONTAINER, cuda_visible_devices=",".join(str(gpu) for gpu in range(GPU_COUNT)),
             io_read_bytes_per_s=host["disk_read_bytes_per_s"], io_write_bytes_per_s=host["disk_write_bytes_per_s"],
+            cgroup=self._cgroup(cores),
         )
+
+    def _cgroup(self, cores: float) -> CgroupSample:
+        """The batch job that the training job runs in has the whole node to itself, but for some memory."""
+        def reading(metric: str, value: float) -> Reading:
+            return Reading(float(value), CGROUP_METRICS[metric].unit, SOURCE)
+
+        return CgroupSample(CONTAINER, {
+            "cpu_limit_cores": Reading.missing(COUNT, NO_LIMIT, SOURCE),
+            "cpu_used_cores": reading("cpu_used_cores", round(cores, 3)),
+            "cpu_throttled_ratio": Reading.missing(CGROUP_METRICS["cpu_throttled_ratio"].unit, NO_LIMIT, SOURCE),
+            "memory_limit_bytes": reading("memory_limit_bytes", _JOB_MEMORY_LIMIT),
+            "memory_used_bytes": reading("memory_used_bytes", self.job_memory_bytes()),
+            "oom_kills": reading("oom_kills", 0),
+        })
 
     def sample(self, gpus: list[int], start_ns: int, end_ns: int, time_s: float, label: str) -> NodeSample:
         """All of it over that time."""

@@ -1,10 +1,8 @@
-"""What control groups tell: the container or job a process runs in, and how much CPU is granted."""
+"""What a control group's path tells: the container or job a process runs in."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-from pathlib import Path
 
 from gputop.text import printable
 
@@ -67,62 +65,3 @@ def _runtime_above(above: list[str]) -> str:
     if above and above[-1] == "docker":
         return "docker"
     return "kubernetes" if any(part.startswith("kubepods") for part in above) else "container"
-
-
-def cpu_quota_cores(root: Path = Path("/")) -> float | None:
-    """How many cores' time the control groups of this process grant it; None: no limit, or none to be seen.
-
-    The least quota from its group up to the root that is mounted here: ``cpu.max`` of
-    version 2, ``cpu.cfs_quota_us`` of version 1 (the kernel's cgroup-v2 and sched-bwc
-    documents).
-    """
-    try:
-        mounts = (root / "proc/self/mountinfo").read_text("utf-8", "replace")
-        groups = (root / "proc/self/cgroup").read_text("utf-8", "replace")
-    except OSError:
-        return None
-    paths: dict[str, str] = {}  # controllers -> path
-    for line in groups.splitlines():
-        fields = line.split(":", 2)
-        if len(fields) == 3:
-            paths[fields[1]] = fields[2]
-    quotas: list[float] = []
-    for line in mounts.splitlines():
-        # Fields before " - ": …, root of the mount, mount point, …; after it: type, source, options (proc(5)).
-        before, _, after = line.partition(" - ")
-        place, kind = before.split(), after.split()
-        if len(place) < 5 or len(kind) < 3:
-            continue
-        if kind[0] == "cgroup2":
-            path = paths.get("")
-        elif kind[0] == "cgroup" and "cpu" in kind[2].split(","):
-            path = next((p for names, p in paths.items() if "cpu" in names.split(",")), None)
-        else:
-            continue
-        if path is not None:
-            quotas += _quotas(root / place[4].lstrip("/"), place[3], path)
-    return min(quotas, default=None)
-
-
-def _quotas(mount: Path, mount_root: str, path: str) -> list[float]:
-    # Without a cgroup namespace a container sees the host's path, of which only its own end is mounted.
-    inner = path.removeprefix(mount_root.rstrip("/")) if path.startswith(mount_root) else ""
-    parts = [part for part in inner.split("/") if part]
-    if ".." in parts:
-        parts = []
-    found = []
-    for depth in range(len(parts), -1, -1):
-        folder = mount.joinpath(*parts[:depth])
-        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-            found.append(_quota(folder))
-    return [cores for cores in found if cores is not None]
-
-
-def _quota(folder: Path) -> float | None:
-    try:
-        quota, period = (folder / "cpu.max").read_text().split()
-    except FileNotFoundError:
-        quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
-    if quota in ("max", "-1"):
-        return None
-    return int(quota) / int(period)

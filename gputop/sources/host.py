@@ -10,7 +10,7 @@ from typing import Any
 
 from gputop.metrics import HOST_METRICS
 from gputop.samples import GpuSample, HostSample, ProcessSample, Reading
-from gputop.sources.host_cpu import CpuLimit, CpuTimes, core_ratios, read_times, shares
+from gputop.sources.host_cpu import CpuTimes, core_ratios, cpu_limit, read_times, shares
 from gputop.sources.host_processes import ProcessTable
 from gputop.text import printable
 
@@ -38,7 +38,6 @@ class PsutilHost:
         self._clock = clock
         self._root = root
         self._hostname = os.uname().nodename
-        self._limit = CpuLimit(clock, root)
         self._cpu: CpuTimes | None = None
         self._cores_before: tuple[float, CpuTimes] | None = None  # monotonic seconds, counters
         self._core_ratios: tuple[float, ...] = ()
@@ -69,14 +68,19 @@ class PsutilHost:
         received, sent = self._sum(cards, "class/net", "bytes_recv", "bytes_sent")
         readings["net_rx_bytes_per_s"] = self._rate("net_rx_bytes_per_s", received, why or _NO_NETWORK)
         readings["net_tx_bytes_per_s"] = self._rate("net_tx_bytes_per_s", sent, why or _NO_NETWORK)
-        limit = self._limit.cores(cpu_count)
-        sample = HostSample(self._hostname, readings, cpu_count, self._core_ratios, limit)
+        own = self._processes.cgroups.own()
+        top, why_none = self._processes.node.top()
+        sample = HostSample(self._hostname, readings, cpu_count, self._core_ratios, cpu_limit(own, cpu_count), own,
+                            top, why_none)
         self._last = clock_s, sample
         return sample
 
     def processes(self, now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
         """The processes that ``gpus`` name, joined with what the host knows of each."""
-        return self._processes.read(gpus)
+        found = self._processes.read(gpus)
+        if not self._processes.follows:
+            self._processes.node.look_if_due()
+        return found
 
     def _cpu_readings(self, clock_s: float) -> tuple[dict[str, Reading], int | None]:
         """CPU and iowait of all cores, and how many are online; refreshes the cores' own shares."""

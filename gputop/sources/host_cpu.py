@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gputop.samples import CgroupSample
 from gputop.sources import proc_files
-from gputop.sources.containers import cpu_quota_cores
 
 _STAT_BYTES = 1 << 20  # 1000 cores and 10,000 interrupts take a quarter of it
-_LIMIT_PERIOD_S = 10.0  # a quota may change while a container runs
 _COUNTED = 8  # user nice system idle iowait irq softirq steal; guest and guest_nice are already in user and nice
 _IDLE, _IOWAIT = 3, 4
 
@@ -61,24 +59,15 @@ def core_ratios(now: CpuTimes, before: CpuTimes) -> tuple[float, ...]:
     return tuple([round(found[0], 2) for _, found in sorted(both) if found is not None])
 
 
-class CpuLimit:
-    """How many cores gputop's container or cpuset grants, looked up now and then."""
+def cpu_limit(own: CgroupSample | None, online: int | None) -> float | None:
+    """How many cores gputop may use: the least of what its control groups and its affinity grant.
 
-    def __init__(self, clock: Callable[[], float], root: Path) -> None:
-        self._clock = clock
-        self._root = root
-        self._due_s = clock()
-        self._quota: float | None = None
-
-    def cores(self, online: int | None) -> float | None:
-        """The least of quota and affinity; None where that is all the ``online`` cores, or those are not known."""
-        now_s = self._clock()
-        if now_s >= self._due_s:
-            self._due_s = now_s + _LIMIT_PERIOD_S
-            self._quota = cpu_quota_cores(self._root)
-        usable = float(len(os.sched_getaffinity(0)))
-        limit = usable if self._quota is None else min(usable, self._quota)
-        return None if online is None or limit >= online else limit
+    None where that is all the ``online`` cores, or those are not known.
+    """
+    usable = float(len(os.sched_getaffinity(0)))
+    granted = None if own is None else own["cpu_limit_cores"].value
+    limit = usable if granted is None else min(usable, granted)
+    return None if online is None or limit >= online else limit
 
 
 def read_times(root: Path) -> CpuTimes | str:

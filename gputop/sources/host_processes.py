@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import os
-import pwd
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gputop.metrics import BYTES, COUNT
 from gputop.samples import GpuProcess, GpuSample, ProcessSample, Reading
 from gputop.sources import proc_files, process_match
+from gputop.sources.cgroups import Cgroups
 from gputop.sources.containers import container_of
-from gputop.sources.proc_files import DENIED, ENDED, ZOMBIE, Stat
+from gputop.sources.host_table import MAX_COST, NodeTable, Users
+from gputop.sources.host_table import PERIOD_S as TABLE_PERIOD_S
+from gputop.sources.proc_files import DENIED, ENDED, GARBLED, ZOMBIE, Stat
 from gputop.sources.process_rates import Counts, Family, FamilyRates, Member, Rates, no_rates
-from gputop.text import printable
 
 SOURCE = "/proc"
 LOOK_PERIOD_S = 0.9  # the kernel counts CPU in ticks of 10 ms; a little under 1 s, so that jitter does not skip one
-TABLE_PERIOD_S = 5.0  # a look at the whole process table: about 10 µs per process of the node
-MAX_COST = 0.005  # of a core, for each of the two: jobs of a thousand workers are looked at less often
 HIDDEN = "not visible to this user (/proc is mounted with hidepid): run as root"
 OTHER_NAMESPACE = "not in this PID namespace: run on the host or with --pid=host"
 OTHER_USERS = "the process of this PID in here is another user's, and may not be the one the driver means: run as root"
 MATCHED = "the driver calls it PID {}; matched by its mapping of /dev/nvidia{}, the only such process here"
 NO_PID = "the driver tells no PID for it"
-_GARBLED = "/proc tells nothing that makes sense"
 
 # The inode of the first PID namespace is fixed (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
@@ -49,6 +47,7 @@ class _Known:
     cuda_device_order: str | None = None
     reasons: dict[str, str] = field(default_factory=dict)
     children: tuple[int, ...] = ()
+    groups: bytes | None = None  # its /proc/PID/cgroup
 
 
 class ProcessTable:
@@ -63,7 +62,9 @@ class ProcessTable:
         self._proc = proc
         self._read = read
         self._known: dict[int, _Known] = {}  # by the driver's PID
-        self._users: dict[int, str] = {}
+        self._users = Users()
+        self.node = NodeTable(clock, proc, read=read, cpu_clock=cpu_clock)
+        self.cgroups = Cgroups(clock, proc.parent)
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._rates = FamilyRates(self._ticks_per_s)
@@ -74,6 +75,11 @@ class ProcessTable:
             self._nested = os.fspath((proc / "self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE
         except OSError:
             self._nested = False  # not told: take the PIDs as they are
+
+    @property
+    def follows(self) -> bool:
+        """Whether it knows a process, and so looks at the whole table itself."""
+        return bool(self._known)
 
     def read(self, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
         """One entry per PID that any of ``gpus`` lists, in the order of the first GPU it holds.
@@ -139,6 +145,7 @@ class ProcessTable:
             io_read_bytes_per_s=rates.io_read_bytes_per_s, io_write_bytes_per_s=rates.io_write_bytes_per_s,
             container_pid=known.container_pid, note=known.note, reasons=dict(known.reasons),
             cuda_device_order=known.cuda_device_order,
+            cgroup=None if known.groups is None else self.cgroups.read(known.groups),
         )
 
     # -- which process is meant ------------------------------------------------------------
@@ -148,7 +155,7 @@ class ProcessTable:
         if pid == 0:
             return NO_PID
         known = self._known.get(pid)
-        stat = self._stat(pid if known is None else known.local)
+        stat = self.node.stat(pid if known is None else known.local)
         if known is None or not isinstance(stat, Stat) or stat.start != known.start:  # new, gone, or another by now
             self._known.pop(pid, None)
             if known is not None and known.local != pid:
@@ -183,11 +190,11 @@ class ProcessTable:
             return {}  # where the place of one is not known, it may be on any
         taken = {known.local for known in self._known.values()} | {os.getpid()}
         watched = set(minors.values())
-        mapped = process_match.mapped_devices(self._proc, (pid for pid in self._pids() if pid not in taken))
+        mapped = process_match.mapped_devices(self._proc, (pid for pid in self.node.pids() if pid not in taken))
         mapped = {pid: devices & watched for pid, devices in mapped.items() if devices & watched}
         found = {}
         for pid, local in process_match.match(listed, mapped).items():
-            stat = self._stat(local)
+            stat = self.node.stat(local)
             if isinstance(stat, Stat) and stat.state not in "ZX":
                 names = ", /dev/nvidia".join(str(n) for n in sorted(listed[pid]))
                 self._known[pid] = _Known(local, stat.start, note=MATCHED.format(pid, names))
@@ -218,17 +225,19 @@ class ProcessTable:
             known.reason = proc_files.why(error)
         try:
             status = proc_files.parse_status(self._read(f"{folder}/status", proc_files.LARGE_BYTES))
-            known.user = None if status.uid is None else self._user(status.uid)
+            known.user = None if status.uid is None else self._users[status.uid]
             known.container_pid = status.pids[-1] if len(status.pids) > 1 else None
             if known.user is None:
-                reasons["user"] = _GARBLED
+                reasons["user"] = GARBLED
         except OSError as error:
             known.user = known.container_pid = None
             reasons["user"] = reasons["container_pid"] = proc_files.why(error)
         try:
-            known.container = container_of(self._read(f"{folder}/cgroup", proc_files.LARGE_BYTES))
+            known.groups = self._read(f"{folder}/cgroup", proc_files.LARGE_BYTES)
+            known.container = container_of(known.groups)
         except OSError as error:
-            known.container, reasons["container"] = None, proc_files.why(error)
+            known.groups = known.container = None
+            reasons["container"] = proc_files.why(error)
         key = "cuda_visible_devices"
         if not known.identified or known.command != before or key in known.reasons:  # it changes with the program only
             try:
@@ -240,23 +249,12 @@ class ProcessTable:
                 reasons[key] = proc_files.why(error)
         known.reasons, known.identified = reasons, True
 
-    def _user(self, uid: int) -> str:
-        """The user's name; the number where it has none, as for users of other containers."""
-        name = self._users.get(uid)
-        if name is None:
-            try:
-                name = printable(pwd.getpwuid(uid).pw_name)
-            except (KeyError, OverflowError):
-                name = str(uid)
-            self._users[uid] = name
-        return name
-
     # -- the process table -------------------------------------------------------------------
 
     def _look_at_table(self, stats: dict[int, Stat]) -> None:
         """Find the descendants of every known process; commands may have changed, too."""
         children: dict[int, list[int]] = {}
-        for pid, parent in self._parents():
+        for pid, parent in self.node.look().items():
             children.setdefault(parent, []).append(pid)
         own = {known.local for known in self._known.values()}
         for pid, known in self._known.items():
@@ -273,7 +271,7 @@ class ProcessTable:
     def _family(self, known: _Known, stat: Stat) -> Family:
         family = {(known.local, stat.start): self._counts(known.local, stat)}
         for child in known.children:
-            of_child = self._stat(child)
+            of_child = self.node.stat(child)
             if isinstance(of_child, Stat):
                 counts = self._counts(child, of_child)
                 if counts.io_reason != ENDED:  # between the two calls
@@ -281,32 +279,16 @@ class ProcessTable:
         return family
 
     def _is_alive(self, member: Member) -> bool:
-        stat = self._stat(member[0])
+        stat = self.node.stat(member[0])
         return isinstance(stat, Stat) and stat.start == member[1]
 
     def _counts(self, pid: int, stat: Stat) -> Counts:
         try:
             io_bytes = proc_files.parse_io(self._read(f"{self._proc}/{pid}/io", proc_files.SMALL_BYTES))
-            reason = "" if io_bytes else _GARBLED
+            reason = "" if io_bytes else GARBLED
         except OSError as error:
             io_bytes, reason = None, proc_files.why(error)
         return Counts(stat.parent, stat.cpu_ticks, io_bytes, reason)
-
-    def _pids(self) -> list[int]:
-        with os.scandir(self._proc) as entries:
-            return [int(entry.name) for entry in entries if entry.name.isdecimal()]
-
-    def _parents(self) -> Iterator[tuple[int, int]]:
-        for pid in self._pids():
-            stat = self._stat(pid)
-            if isinstance(stat, Stat):
-                yield pid, stat.parent
-
-    def _stat(self, pid: int) -> Stat | str:
-        try:
-            return proc_files.parse_stat(self._read(f"{self._proc}/{pid}/stat", proc_files.SMALL_BYTES)) or _GARBLED
-        except OSError as error:
-            return proc_files.why(error)
 
     def _boot_time(self) -> float | None:
         try:

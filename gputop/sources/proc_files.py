@@ -16,6 +16,7 @@ from gputop.text import printable
 ENDED = "the process has ended"
 ZOMBIE = "zombie: it has ended, but its parent has not collected it"
 DENIED = "access denied: run as root or as the process's user"
+GARBLED = "/proc tells nothing that makes sense"
 
 SMALL_BYTES = 4096  # stat, io: less than half of it
 LARGE_BYTES = 1 << 16  # status and cgroup may hold long lists; a command line is cut there

@@ -54,7 +54,8 @@ class SnapshotSamples:
         assert grid is not None
         source = f"snapshot, mean of {grid.slice_s:g} s"
         gpus = tuple(_past(g, grid.gpus.get(g.info.uuid, ()), at, source) for g in now.gpus)
-        host = replace(now.host, readings={}, core_ratios=())
+        host = replace(now.host, readings={}, core_ratios=(), cgroup=None, top_processes=(),
+                       top_reason="not in the history of a snapshot")
         return replace(now, time_s=self.times_s[index], gpus=gpus, host=host, processes=(), own_cpu_ratio=None)
 
     def close(self) -> None:

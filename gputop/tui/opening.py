@@ -74,11 +74,13 @@ def signal(app: GputopApp, chosen: ProcessSample) -> None:
 
 def host(app: GputopApp) -> None:
     from gputop.tui.details import host_text
-    from gputop.tui.screens import LivePopup
+    from gputop.tui.screens import LivePopup, text_width
 
     def text() -> Text:
         sample = app.session.sample
-        return Text("Nothing was sampled yet.") if sample is None else host_text(sample)
+        if sample is None:
+            return Text("Nothing was sampled yet.")
+        return host_text(sample, text_width(app.size.width))
 
     app.push_screen(LivePopup("Host", text))
 

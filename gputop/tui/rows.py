@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 
 from gputop.captures import CaptureRecord, CaptureStatus, Server
-from gputop.samples import NodeSample, Reading
-from gputop.text import bytes_, printable, rate, ratio, seconds
+from gputop.samples import CgroupSample, NodeSample, Reading
+from gputop.text import bytes_, printable, rate, ratio, reading, seconds
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.tui.runs import Run, spread
 
@@ -94,6 +94,38 @@ def _labelled(label: str, r: Reading, text: str) -> list[Run]:
     return [(f" {label} ", DIM), ("N/A" if r.value is None else text, DIM if r.value is None else PLAIN)]
 
 
+_NEAR_LIMIT = 0.9  # of a control group's memory: what comes next is reclaim, or the kernel's kill
+
+
+def throttled(group: CgroupSample) -> bool:
+    """Whether its CPU quota runs out as often as the rule host_cpu_saturated minds."""
+    share = group["cpu_throttled_ratio"].value
+    if not share:
+        return False  # as nearly always: the thresholds need not be there for the first picture
+    from gputop.advice.thresholds import limit
+
+    return share >= limit("host_cpu_saturated.throttled_enter")
+
+
+def near_memory_limit(group: CgroupSample) -> bool:
+    used, most = group["memory_used_bytes"].value, group["memory_limit_bytes"].value
+    return used is not None and most is not None and used >= _NEAR_LIMIT * most
+
+
+def _strained(sample: NodeSample) -> list[str]:
+    """What a control group of a GPU process, or else gputop's own, holds back; each thing once."""
+    groups = [group for p in sample.processes if (group := p.cgroup) is not None]
+    if not groups and sample.host.cgroup is not None:
+        groups = [sample.host.cgroup]
+    out: dict[str, None] = {}
+    for group in groups:
+        if throttled(group):
+            out[f"CPU quota: throttled {ratio(group['cpu_throttled_ratio'].value or 0.0)}"] = None
+        if near_memory_limit(group):
+            out[f"memory limit: {reading(group['memory_used_bytes'])}/{reading(group['memory_limit_bytes'])}"] = None
+    return list(out)
+
+
 def host(sample: NodeSample | None, width: int) -> list[Run]:
     """CPU, memory, disk and network of the node; parts that do not fit are left out from the right."""
     if sample is None:
@@ -109,6 +141,7 @@ def host(sample: NodeSample | None, width: int) -> list[Run]:
         if h.cpu_count:
             runs.append((f" of {h.cpu_count} cores" + (f", {h.full_cores} full" if h.full_cores else ""), DIM))
     parts.append(runs)
+    parts += [[(f" {text}", WARN)] for text in _strained(sample)]
     wait = h["iowait_ratio"]
     ram = "" if memory.value is None or total.value is None else f"{bytes_(memory.value)}/{bytes_(total.value)}"
     parts.append(_labelled("RAM", memory, ram))

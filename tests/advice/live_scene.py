@@ -18,6 +18,7 @@ from gputop.samples import (
     ProcessSample,
     Reading,
 )
+from tests.fakes import cgroup_sample
 
 START_S = 1_800_000_000.0
 TOTAL = 80e9
@@ -42,6 +43,8 @@ class Job:
     cores: Level = 1.5
     parent: int | None = None
     started_s: float | None = None
+    granted_cores: float | None = None  # by its control group; None: it has none
+    throttled: Level = 0.0  # there
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,10 @@ class Scene:
         gpus = tuple(self.change(self.gpu(i, t, [h[i] for h in held.values() if i in h]), t) for i in watched)
         processes = tuple(
             ProcessSample(j.pid, j.user, j.command, Reading(at(j.cores, t), "cores"), Reading(1e9, "bytes"), 10,
-                          held[j.pid], None if j.command else "no permission", j.parent, j.started_s)
+                          held[j.pid], None if j.command else "no permission", j.parent, j.started_s,
+                          cgroup=None if j.granted_cores is None else cgroup_sample(
+                              "slurm 7", cpu_limit_cores=j.granted_cores, cpu_used_cores=at(j.cores, t),
+                              cpu_throttled_ratio=at(j.throttled, t)))
             for j in jobs if held[j.pid])
         return NodeSample(START_S + t, gpus, self.host(t), processes, self.interval_s, gpus_present=self.gpus)
 

@@ -36,6 +36,34 @@ def test_the_cores_that_the_container_grants(cores: float, limit_cores: float | 
         assert "the 8 cores that the container or cpuset grants" in get(advice, "host_cpu_saturated").why
 
 
+@pytest.mark.parametrize(("cores", "throttled", "found"), [
+    (5.0, 0.3, True),  # in bursts: on average there is time left
+    (5.0, 0.2, False),
+    (7.8, 0.0, True),  # a cpuset throttles nothing
+    (7.4, 0.0, False),
+])
+def test_what_the_jobs_control_group_grants(cores: float, throttled: float, found: bool) -> None:
+    """Also where gputop itself, outside of the job, may use the whole node."""
+    job = Job(cores=cores, granted_cores=8.0, throttled=throttled)
+    advice = after(Scene(WAITING, cpu=0.2, jobs=[job]), 200)
+    assert ("host_cpu_saturated" in ids(advice)) == found
+    if found:
+        finding = get(advice, "host_cpu_saturated")
+        assert "the 8 cores that the control group slurm 7 grants" in finding.why
+        assert finding.evidence["cpu_limit_cores"] == 8.0
+        assert finding.evidence["cpu_of_limit_ratio"] == pytest.approx(cores / 8)
+        assert finding.evidence.get("cpu_throttled_ratio") == (pytest.approx(throttled) if throttled else None)
+        assert finding.title == f"{'CPU quota used up' if throttled else 'CPU full'} while GPUs 0-7 wait"
+        assert ("CPUThrottlingHigh" in finding.source) == bool(throttled)
+
+
+def test_the_throttling_near_its_threshold_does_not_come_and_go() -> None:
+    job = Job(cores=5.0, granted_cores=8.0, throttled=lambda t: 0.29 if t < 250 else 0.20)
+    _, advices = play(Scene(WAITING, cpu=0.2, jobs=[job]), 500)
+    seen = ["host_cpu_saturated" in ids(advice) for advice in advices]
+    assert seen[240] and seen[-1]
+
+
 @pytest.mark.parametrize(("cores", "full", "util", "found"), [
     (1.02, 1.0, 0.5, True),
     (0.85, 1.0, 0.5, False),  # no thread of the job fills a core

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.export import redact
+from gputop.samples import HostProcess
 from tests.fakes import node_sample
 
 _HEX = "0123456789abcdef0123456789abcdef01234567"
@@ -92,3 +93,7 @@ def test_a_sample_keeps_all_but_the_secrets_of_its_commands() -> None:
     hidden = redact.sample(replace(sample, processes=(process, replace(process, command=None))))
     assert [p.command for p in hidden.processes] == ["python t.py --token ***", None]
     assert replace(hidden, processes=sample.processes) == sample
+    top = HostProcess(7, "ana", "sync --token abcdef", process.cpu_cores, process.rss_bytes)
+    host = replace(sample.host, top_processes=(top, replace(top, command=None)))
+    shown = redact.sample(replace(sample, host=host)).host.top_processes
+    assert [p.command for p in shown] == ["sync --token ***", None]

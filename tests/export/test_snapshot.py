@@ -12,9 +12,20 @@ import pytest
 
 from gputop.errors import GputopError
 from gputop.export.files import unused, write_private
-from gputop.export.snapshot import document, to_json, to_text, write_snapshot
-from gputop.samples import LOST, GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading, XidEvent
-from tests.fakes import StillSession
+from gputop.export.load import from_document
+from gputop.export.snapshot import document, render, to_json, to_text, write_snapshot
+from gputop.samples import (
+    LOST,
+    NO_LIMIT,
+    GpuInfo,
+    GpuProcess,
+    GpuSample,
+    HostProcess,
+    ProcessSample,
+    Reading,
+    XidEvent,
+)
+from tests.fakes import StillSession, cgroup_sample
 
 
 def test_unknown_is_null_with_its_reason_and_never_zero() -> None:
@@ -69,6 +80,7 @@ _ON_PART = GpuProcess(900, "C", Reading(2.0**30, "bytes"), Reading(0.5, "ratio")
 _INSIDE = ProcessSample(
     900, "ana", "python train.py", Reading(6.4, "count"), Reading(1.0, "bytes"), gpus={0: _ON_PART}, local_pid=20,
     container="docker 0123456789ab", container_pid=7, cuda_visible_devices="0,1\x1b",
+    cuda_device_order="PCI_BUS_ID",
     io_read_bytes_per_s=Reading(1.2e9, "bytes/s"), io_write_bytes_per_s=Reading(0.0, "bytes/s"),
     note="matched by its mapping of /dev/nvidia0", reasons={"user": "access denied"},
 )
@@ -88,6 +100,29 @@ def test_host_and_processes_are_told_whole() -> None:
     assert "pid 900 (20 here)  ana  GPU 0:1  1.0G  python train.py" in text
     assert ("CPU 6.4 cores  storage read 1.2 GB/s, written 0 B/s  docker 0123456789ab (pid 7 inside)"
             "  CUDA_VISIBLE_DEVICES=0,1\ufffd\n      matched by its mapping of /dev/nvidia0\n") in text
+
+
+def test_limits_of_control_groups_and_busy_processes_without_a_gpu_are_told_and_read_back() -> None:
+    group = cgroup_sample("slurm 7", cpu_limit_cores=8.0, cpu_used_cores=7.9, cpu_throttled_ratio=0.41,
+                          memory_limit_bytes=64 * 2.0**30, memory_used_bytes=62 * 2.0**30, oom_kills=2.0)
+    own = cgroup_sample("/user.slice", cpu_limit_cores=None, cpu_used_cores=0.1)
+    session = _with(StillSession(), replace(_INSIDE, cgroup=group))
+    assert session.sample is not None
+    top = tuple(HostProcess(pid, "bob", f"make {pid}", Reading(cores, "count"), Reading(1e9, "bytes"))
+                for pid, cores in ((20, 6.4), (31, 2.5), (32, 0.2)))  # 20 holds a GPU, 32 does little
+    session.sample = replace(session.sample, host=replace(session.sample.host, cgroup=own, top_processes=top,
+                                                          top_reason=None))
+    doc = json.loads(to_json(document(session)))
+    assert doc["processes"][0]["cgroup"]["readings"]["cpu_throttled_ratio"]["value"] == 0.41
+    assert doc["host"]["cgroup"]["readings"]["cpu_limit_cores"]["reason"] == NO_LIMIT
+    back = from_document(doc).sample
+    assert back.host == session.sample.host
+    assert back.processes[0].cgroup == group and back.processes[0].cuda_device_order == "PCI_BUS_ID"
+    text = to_text(session)
+    assert ("control group: CPU 7.9 of 8 cores, throttled 41 %, memory 62.0G of 64.0G, 2 OOM kills\n") in text
+    assert "pid 31  bob  no GPU, CPU 2.5 cores  make 31\n" in text and "make 20" not in text and "make 32" not in text
+    page = render(session, "html")
+    assert "throttled 41 %" in page and "make 31" in page
 
 
 def test_what_is_not_known_of_a_process_is_null_with_its_reason() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gputop.metrics import GPU_METRICS, HOST_METRICS
+from gputop.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS
 from gputop.recording.decode import Damaged, Decoder
 from gputop.recording.format import (
     RECORD,
@@ -28,7 +28,17 @@ from gputop.recording.format import (
     pack,
     unpack,
 )
-from gputop.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
+from gputop.samples import (
+    CgroupSample,
+    GpuInfo,
+    GpuProcess,
+    GpuSample,
+    HostProcess,
+    HostSample,
+    NodeSample,
+    ProcessSample,
+    Reading,
+)
 from tests.fakes import node_sample
 
 # A command line may hold anything, lone surrogates of undecodable bytes too.
@@ -44,12 +54,17 @@ gpu_samples = st.builds(
     GpuSample, infos, st.dictionaries(st.sampled_from(list(GPU_METRICS)), recorded, max_size=6),
     st.lists(processes, max_size=3).map(tuple), st.one_of(st.none(), texts), st.lists(texts, max_size=2).map(tuple),
     st.one_of(st.none(), texts), texts, texts)
+groups = st.one_of(st.none(), st.builds(
+    CgroupSample, texts, st.dictionaries(st.sampled_from(list(CGROUP_METRICS)), recorded, max_size=3)))
+host_processes = st.builds(HostProcess, st.integers(0, 2**22), st.one_of(st.none(), texts),
+                           st.one_of(st.none(), texts), recorded, recorded)
 host_samples = st.builds(HostSample, texts, st.dictionaries(st.sampled_from(list(HOST_METRICS)), recorded, max_size=4),
-                         counts)
+                         counts, cgroup=groups, top_processes=st.lists(host_processes, max_size=3).map(tuple),
+                         top_reason=st.one_of(st.none(), texts))
 process_samples = st.builds(ProcessSample, st.integers(0, 2**22), st.one_of(st.none(), texts),
                             st.one_of(st.none(), texts), recorded, recorded, counts,
                             st.dictionaries(st.integers(0, 31), processes, max_size=2), st.one_of(st.none(), texts),
-                            counts, st.one_of(st.none(), floats))
+                            counts, st.one_of(st.none(), floats), cgroup=groups)
 node_samples = st.builds(NodeSample, st.floats(0, 4e9), st.lists(gpu_samples, max_size=3).map(tuple), host_samples,
                          st.lists(process_samples, max_size=3).map(tuple), st.one_of(st.none(), floats), texts,
                          st.booleans(), st.one_of(st.none(), floats))

@@ -14,7 +14,9 @@ import pytest
 
 from gputop.metrics import HOST_METRICS
 from gputop.sources.host import CORES_PERIOD_S, FIRST, PERIOD_S, PsutilHost
-from tests.sources.proc_tree import Ticking
+from gputop.sources.host_table import NOT_YET
+from gputop.sources.host_table import PERIOD_S as TABLE_PERIOD_S
+from tests.sources.proc_tree import TICKS_PER_S, ProcTree, Ticking
 
 Disk = namedtuple("Disk", "read_bytes write_bytes")
 Net = namedtuple("Net", "bytes_recv bytes_sent")
@@ -188,19 +190,54 @@ def test_between_the_periods_the_last_look_stands(
 
 def test_what_the_container_may_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Ticking) -> None:
     host, _ = made_up(monkeypatch, tmp_path, ticking)
-    assert host.read(0.0).cpu_limit_cores is None, "all four cores, no quota"
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    ticking.now_s += 1.0
-    assert host.read(0.0).cpu_limit_cores == 2.0
+    assert host.read(0.0).cgroup is None, "there are no control groups"
     (tmp_path / "proc/self").mkdir()
     (tmp_path / "proc/self/mountinfo").write_text("30 20 0:26 / /cg rw - cgroup2 cgroup2 rw\n")
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     (tmp_path / "cg").mkdir()
+    (tmp_path / "cg/cpu.max").write_text("max 100000\n")
+    (tmp_path / "cg/cpu.stat").write_text("usage_usec 0\n")
+    ticking.now_s += 1.0
+    assert host.read(0.0).cpu_limit_cores is None, "all four cores, no quota"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    ticking.now_s += 1.0
+    assert host.read(0.0).cpu_limit_cores == 2.0
     (tmp_path / "cg/cpu.max").write_text("150000 100000\n")
     ticking.now_s += 1.0
     assert host.read(0.0).cpu_limit_cores == 2.0, "looked up every ten seconds"
     ticking.now_s += 10.0
-    assert host.read(0.0).cpu_limit_cores == 1.5
+    looked = host.read(0.0)
+    assert looked.cpu_limit_cores == 1.5
+    assert looked.cgroup is not None and looked.cgroup["cpu_limit_cores"].value == 1.5
+
+
+def test_the_processes_that_use_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Ticking) -> None:
+    host, _ = made_up(monkeypatch, tmp_path, ticking)
+    host.read(0.0)
+    assert host.processes(0.0, ()) == ()
+    looked = host.read(0.0)
+    assert looked.top_processes == () and looked.top_reason == NOT_YET, "not at the first tick"
+    tree = ProcTree(tmp_path / "proc")
+    for pid in range(10, 40):
+        tree.add(pid, start=pid, ticks=0, cmdline=b"worker\0%d\0" % pid)
+    for _ in range(2):
+        ticking.now_s += PERIOD_S + 0.9
+        host.processes(0.0, ())
+        looked = host.read(0.0)
+    assert len(looked.top_processes) == 8 and looked.top_reason is None, "those with most memory"
+    assert {p.cpu_cores.reason for p in looked.top_processes} == {FIRST}
+    for pid in range(10, 40):
+        tree.add(pid, start=pid, ticks=5 * pid * TICKS_PER_S // 10, cmdline=b"worker\0%d\0" % pid)
+    tree.add(20, start=999, ticks=10**6)  # another process by now
+    ticking.now_s += TABLE_PERIOD_S
+    host.processes(0.0, ())
+    looked = host.read(0.0)
+    top = sorted(looked.top_processes, key=lambda p: -(p.cpu_cores.value or 0.0))[:8]
+    assert [p.pid for p in top] == list(range(39, 31, -1))
+    elapsed_s = TABLE_PERIOD_S + PERIOD_S + 0.9
+    assert top[0].command == "worker 39" and top[0].user == "4711"
+    assert top[0].cpu_cores.value == pytest.approx(5 * 39 / 10 / elapsed_s)
+    assert top[0].rss_bytes.value == 256 * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_this_machine(ticking: Ticking) -> None:

@@ -16,17 +16,19 @@ from gputop.advice.finding import Finding
 from gputop.captures import Server
 from gputop.errors import GputopError
 from gputop.gpu_numbers import GpuNumbers
-from gputop.samples import ProcessSample, Reading
+from gputop.metrics import CGROUP_METRICS
+from gputop.samples import CgroupSample, HostProcess, ProcessSample, Reading
 from gputop.tui.app import GputopApp
 from gputop.tui.columns import METRICS
 from gputop.tui.details import host_text, job_text, process_text
 from gputop.tui.gpu_table import GpuTable
 from gputop.tui.keys import MONITOR, name
+from gputop.tui.palette import BAD, WARN
 from gputop.tui.process_screens import ProcessPopup, SignalList, SignalScreen
 from gputop.tui.processes import ProcessPanel
 from gputop.tui.screens import LivePopup, Popup, finding_parts
 from gputop.tui.tables_screen import TablesScreen
-from tests.fakes import START_S, StillSession, node_sample
+from tests.fakes import START_S, StillSession, cgroup_sample, node_sample
 from tests.tui.test_app import HEAVY, SMALL, FoundSession, text_of
 from tests.tui.test_tables import TabledSession
 
@@ -176,6 +178,47 @@ def test_the_host_in_full() -> None:
     assert "30 full" in text and "4 cores" in text and text.count("█!") == 30 and "   64  " in text
     assert "the load of each core is not known" in str(host_text(sample)) and "the test says so" in text
     assert "no process holds a GPU" in str(host_text(replace(sample, processes=())))
+
+
+BUSY = tuple(HostProcess(pid, "ana", f"proc-{pid} --token {SECRET}", Reading(cores, "count"), Reading(rss, "bytes"))
+             for pid, cores, rss in ((41231, 6.0, 40e9), (7, 31.0, 1e9), (8, 0.0, 90e9), (9, 0.01, 0.0)))
+
+
+def test_the_host_names_the_processes_that_use_most_also_without_a_gpu() -> None:
+    sample = node_sample(1)
+    assert "All processes by CPU  each" in str(host_text(sample)) and str(host_text(sample)).count("not sampled") == 2
+    host = replace(sample.host, top_processes=BUSY, top_reason=None)
+    text = str(host_text(replace(sample, host=host), width=80))
+    by_cpu, by_memory = text.split("All processes by CPU")[1].split("All processes by memory")
+    assert [line.split()[0] for line in by_cpu.splitlines()[1:] if line] == ["7", "41231"], "not those that use none"
+    assert [line.split()[0] for line in by_memory.splitlines()[1:] if line] == ["8", "41231", "7"]
+    assert "GPU 0-7" in by_cpu and SECRET not in text and max(map(len, by_cpu.splitlines()[1:])) <= 80
+    first = tuple(replace(p, cpu_cores=Reading.missing("count", "first look: a rate needs two")) for p in BUSY)
+    assert "N/A: first look" in str(host_text(replace(sample, host=replace(host, top_processes=first))))
+
+
+def test_control_groups_show_what_is_used_of_what_is_granted_and_what_is_strained() -> None:
+    job = cgroup_sample("slurm 48213", cpu_limit_cores=8.0, cpu_used_cores=7.9, cpu_throttled_ratio=0.41,
+                        memory_limit_bytes=64e9, memory_used_bytes=60e9, oom_kills=2.0)
+    own = cgroup_sample("/user.slice", cpu_limit_cores=None, cpu_used_cores=0.2, cpu_throttled_ratio=None,
+                        memory_limit_bytes=None, memory_used_bytes=1e9, oom_kills=0.0)
+    sample = node_sample(1)
+    (process,) = sample.processes
+    ranks = tuple(replace(process, pid=pid, cgroup=job) for pid in range(100, 106))
+    shown = host_text(replace(sample, host=replace(sample.host, cgroup=own), processes=ranks))
+    text = str(shown)
+    assert "Control group of gputop  /user.slice" in text and "0.2 cores  no limit" in text
+    assert "Control group of PID 100, 101, 102, 103 …  slurm 48213" in text and text.count("slurm 48213") == 1
+    assert "7.9 of 8 cores" in text and "55.9G of 59.6G, 94%" in text and "OOM kills             2" in text
+    marked = {text[span.start:span.end] for span in shown.spans if span.style in (WARN, BAD)}
+    assert {"41%", "55.9G of 59.6G, 94%", "2"} <= marked
+    assert "slurm 48213, all that run in it" in str(process_text(ranks[0], START_S))
+    same = replace(sample, host=replace(sample.host, cgroup=job), processes=ranks[:1])
+    assert "Control group of gputop and PID 100" in str(host_text(same))
+    unseen = CgroupSample("/x", {m: Reading.missing(metric.unit, "cannot be seen") for m, metric in
+                                 CGROUP_METRICS.items()})
+    text = str(host_text(replace(sample, host=replace(sample.host, cgroup=unseen))))
+    assert text.count("N/A  cannot be seen") == 2 and "0.0 cores" not in text
 
 
 def test_the_job_without_a_server_says_how_to_start_one() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from gputop.captures import CaptureRecord, Server
 from gputop.rhythm import TOO_FAST, Rhythm
 from gputop.tui.columns import MAX_LINES_PER_GPU, lines_per_gpu
-from gputop.tui.rows import job, replay_keys
+from gputop.tui.rows import host, job, replay_keys
+from tests.fakes import cgroup_sample, node_sample
 
 SERVER = Server("127.0.0.1:6009", "python train.py --batch 256", 41231)
 FOUND = Rhythm(2.4, 0.91, None, "sm_active", tuple(range(8)), 8, 0.5, 1.25, 60.0)
@@ -17,6 +19,20 @@ def _job(rhythm: Rhythm | None, step_s: float | None = None, width: int = 160) -
     record = None if step_s is None else CaptureRecord(
         SERVER.address, Path("t"), 100.0, 10.0, 10.0, analysis={"steps": {"median_s": step_s}, "findings": []})
     return "".join(text for text, _ in job((SERVER,), True, None, record, 112.0, width, rhythm))
+
+
+def test_the_hosts_line_warns_of_a_quota_that_throttles_and_memory_near_its_limit() -> None:
+    sample = node_sample(1)
+    (process,) = sample.processes
+
+    def line(**values: float | None) -> str:
+        ranks = tuple(replace(process, pid=pid, cgroup=cgroup_sample(**values)) for pid in (1, 2))
+        return "".join(text for text, _ in host(replace(sample, processes=ranks), 200))
+
+    plain = line(cpu_throttled_ratio=0.2, memory_used_bytes=0.8e9, memory_limit_bytes=1e9)
+    assert plain == "".join(text for text, _ in host(sample, 200))
+    strained = line(cpu_throttled_ratio=0.3, memory_used_bytes=0.95e9, memory_limit_bytes=1e9)
+    assert strained.count("CPU quota: throttled 30%") == 1 and strained.count("memory limit: 906M/954M") == 1
 
 
 @pytest.mark.parametrize(("rhythm", "step_s", "said"), [

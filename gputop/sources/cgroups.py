@@ -1,0 +1,288 @@
+"""Control groups, version 1 and 2: what a container or batch job is granted of CPU and memory, and what it uses.
+
+A limit holds for a group and all below it, so all groups from a process's own up to the one
+that is mounted here are looked at. File names and units: the kernel's documents cgroup-v2,
+cgroup-v1/memory, cgroup-v1/cpuacct and sched-bwc.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gputop.metrics import BYTES, CGROUP_METRICS
+from gputop.samples import NO_LIMIT, CgroupSample, Reading
+from gputop.sources import proc_files
+from gputop.sources.containers import container_of
+from gputop.text import printable
+
+PERIOD_S = 1.9  # the kernel adds up the counters of all cores for a look; a little under 2 s, as ticks jitter
+LIMITS_PERIOD_S = 10.0  # a limit may change while a job runs
+FIRST = "first look: a rate needs two"
+UNSEEN = "its control group cannot be seen from here: run gputop on the host, or with --cgroupns=host"
+NO_QUOTA = "no CPU quota"
+_UNCOUNTED = "the kernel does not count it here"
+_ENDLESS = 1 << 62  # version 1 says "no limit" by the largest multiple of a page
+_SOURCE = "cgroup"
+_FILE_BYTES = 1 << 16
+_FORGOTTEN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """One group on the way up: its path below what is mounted, and its folder."""
+
+    path: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    value: float
+    level: _Level
+    file: str
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was found for one text of /proc/PID/cgroup."""
+
+    limits_due_s: float = float("-inf")
+    cpu: _Limit | None = None
+    quotas: list[_Level] = field(default_factory=list)
+    memory: list[_Limit] = field(default_factory=list)
+    accounts: list[_Level] = field(default_factory=list)
+    memories: list[_Level] = field(default_factory=list)
+    used: tuple[float, float] | None = None  # monotonic seconds, CPU seconds
+    periods: dict[str, tuple[int, int]] = field(default_factory=dict)  # folder -> periods, throttled ones
+    last: tuple[float, CgroupSample] | None = None
+    asked_s: float = 0.0
+
+
+class Cgroups:
+    """Looks at groups by what /proc/PID/cgroup says. Used by one thread."""
+
+    def __init__(self, clock: Callable[[], float], root: Path = Path("/"), *,
+                 online: Callable[[], int | None] = os.cpu_count) -> None:
+        """``online`` tells how many logical cores there are: a cpuset of all of them is no limit."""
+        self._clock = clock
+        self._root = root
+        self._online = online
+        self._known: dict[bytes, _Known] = {}
+
+    def own(self) -> CgroupSample | None:
+        """The groups of gputop itself; None where /proc does not tell them."""
+        try:
+            return self.read(proc_files.read(f"{self._root}/proc/self/cgroup", _FILE_BYTES), own=True)
+        except OSError:
+            return None
+
+    def read(self, cgroup: bytes, own: bool = False) -> CgroupSample:
+        """The groups that /proc/PID/cgroup names; the last look, within a period.
+
+        ``own``: they are gputop's; where a path is not to be seen, what is mounted is taken for
+        the container's own part of it.
+        """
+        now_s = self._clock()
+        known = self._known.setdefault(cgroup, _Known())
+        known.asked_s = now_s
+        if known.last is None or now_s - known.last[0] >= PERIOD_S:
+            for text in [t for t, other in self._known.items() if now_s - other.asked_s > _FORGOTTEN_S]:
+                del self._known[text]
+            known.last = now_s, CgroupSample(_name(cgroup), self._look(known, cgroup, own, now_s))
+        return known.last[1]
+
+    def _look(self, known: _Known, cgroup: bytes, own: bool, now_s: float) -> dict[str, Reading]:
+        try:
+            if now_s >= known.limits_due_s:
+                known.limits_due_s = now_s + LIMITS_PERIOD_S
+                self._find_limits(known, cgroup, own)
+            if not known.accounts and not known.memories:
+                return _all_missing(UNSEEN)
+            return {**self._cpu(known, now_s), **_memory(known)}
+        except (OSError, ValueError, ZeroDivisionError, IndexError) as error:
+            known.limits_due_s = now_s  # it may have been taken away just now
+            return _all_missing(f"its control group could not be read: {printable(str(error))}")
+
+    def _find_limits(self, known: _Known, cgroup: bytes, own: bool) -> None:
+        levels = {c: list(self._levels(cgroup, c, own)) for c in ("cpu", "cpuacct", "cpuset", "memory")}
+        known.accounts, known.memories = levels["cpuacct"], levels["memory"]
+        found = [(level, _quota(level.folder)) for level in levels["cpu"]]
+        quotas = [_Limit(cores, level, file) for level, (cores, file) in found if cores is not None]
+        known.quotas = [limit.level for limit in quotas]
+        online = self._online()
+        sets = [_Limit(cores, level, "cpuset") for level in levels["cpuset"]
+                if (cores := _cpuset(level.folder)) is not None and (online is None or cores < online)]
+        # The outermost of equal ones: what is used under it counts all it holds for.
+        known.cpu = min([*reversed(quotas), *reversed(sets)], key=lambda limit: limit.value, default=None)
+        known.memory = [_Limit(value, level, file) for level in levels["memory"]
+                        for value, file in _memory_limits(level.folder)]
+
+    def _levels(self, cgroup: bytes, controller: str, own: bool) -> Iterator[_Level]:
+        """From the innermost group out, those that are mounted here; none where the innermost is not."""
+        paths: dict[str, str] = {}
+        for line in cgroup.decode("utf-8", "surrogateescape").splitlines():
+            fields = line.split(":", 2)
+            if len(fields) == 3:
+                paths.update((name, fields[2]) for name in fields[1].split(","))
+        for name in (controller, ""):  # "" is version 2, which has what no hierarchy of version 1 took
+            for point, mounted in self._mounts(name):
+                if name not in paths:
+                    continue
+                inner = _below(paths[name], mounted)
+                if inner is None and not own:
+                    continue
+                parts = inner or []
+                folders = ["/".join((point, *parts[:depth])) for depth in range(len(parts), -1, -1)]
+                if Path(folders[0]).is_dir():
+                    yield from (_Level("/".join(parts[:len(parts) - i]), f) for i, f in enumerate(folders))
+                    return
+
+    def _mounts(self, controller: str) -> Iterator[tuple[str, str]]:
+        """Where that hierarchy is mounted, and which part of it; "" for version 2."""
+        text = proc_files.read(f"{self._root}/proc/self/mountinfo", proc_files.ENVIRON_BYTES)
+        for line in text.decode("utf-8", "surrogateescape").splitlines():
+            # Before " - ": …, root of the mount, mount point, …; after it: type, source, options (proc(5)).
+            before, _, after = line.partition(" - ")
+            place, kind = before.split(), after.split()
+            if len(place) < 5 or len(kind) < 3:
+                continue
+            if (kind[0] == "cgroup2" and not controller) or (
+                    kind[0] == "cgroup" and controller and controller in kind[2].split(",")):
+                yield f"{self._root}/{place[4].lstrip('/')}", place[3]
+
+    def _cpu(self, known: _Known, now_s: float) -> dict[str, Reading]:
+        out = {"cpu_limit_cores": _missing("cpu_limit_cores", NO_LIMIT)}
+        account = known.accounts[0] if known.accounts else None
+        if known.cpu is not None:
+            out["cpu_limit_cores"] = _reading("cpu_limit_cores", known.cpu.value, known.cpu.file)
+            # Hierarchies of version 1 may differ: then what the limit holds for is not counted as a whole.
+            account = next((level for level in known.accounts if level.path == known.cpu.level.path), None)
+        seconds = None if account is None else _cpu_seconds(account.folder)
+        before, known.used = known.used, None if seconds is None else (now_s, seconds)
+        if seconds is None or before is None or now_s <= before[0] or seconds < before[1]:
+            out["cpu_used_cores"] = _missing("cpu_used_cores", _UNCOUNTED if seconds is None else FIRST)
+        else:
+            out["cpu_used_cores"] = _reading("cpu_used_cores", (seconds - before[1]) / (now_s - before[0]), _SOURCE)
+        out["cpu_throttled_ratio"] = _throttled(known)
+        return out
+
+
+def _throttled(known: _Known) -> Reading:
+    """The share of throttled periods since the look before, of the group where it is largest."""
+    before, known.periods = known.periods, {}
+    shares = []
+    for level in known.quotas:
+        counts = _numbers(f"{level.folder}/cpu.stat")
+        if "nr_periods" not in counts or "nr_throttled" not in counts:
+            continue
+        now = known.periods[level.folder] = counts["nr_periods"], counts["nr_throttled"]
+        then = before.get(level.folder)
+        if then is not None and now[0] >= then[0] and now[1] >= then[1]:
+            # No period passes while nothing wants to run: then nothing is held either.
+            shares.append((now[1] - then[1]) / max(1, now[0] - then[0]))
+    if not shares:
+        return _missing("cpu_throttled_ratio", NO_QUOTA if not known.quotas else FIRST if known.periods else _UNCOUNTED)
+    return _reading("cpu_throttled_ratio", min(1.0, max(shares)), _SOURCE)
+
+
+def _memory(known: _Known) -> dict[str, Reading]:
+    """The limit with least room left and what is used under it; without one, what the innermost group uses."""
+    used = {level: _first_number(level.folder, "memory.current", "memory.usage_in_bytes") for level in known.memories}
+    limits = [limit for limit in known.memory if used.get(limit.level) is not None]
+    tight = min(limits, key=lambda limit: limit.value - (used[limit.level] or 0), default=None)
+    level = tight.level if tight is not None else known.memories[0] if known.memories else None
+    out = {"memory_limit_bytes": _missing("memory_limit_bytes", NO_LIMIT) if tight is None
+           else _reading("memory_limit_bytes", tight.value, tight.file)}
+    total = None if level is None else used[level]
+    if level is None or total is None:
+        return out | {m: _missing(m, _UNCOUNTED) for m in ("memory_used_bytes", "oom_kills")}
+    stat = _numbers(f"{level.folder}/memory.stat")
+    cache = stat.get("total_inactive_file", stat.get("inactive_file"))  # version 1 has both: its own, and all below
+    used_bytes = float(max(0, total - (cache or 0)))
+    out["memory_used_bytes"] = Reading(used_bytes, BYTES, _SOURCE, coarse=cache is None)
+    events = _numbers(f"{level.folder}/memory.events") or _numbers(f"{level.folder}/memory.oom_control")
+    out["oom_kills"] = (_reading("oom_kills", events["oom_kill"], _SOURCE) if "oom_kill" in events
+                        else _missing("oom_kills", _UNCOUNTED))
+    return out
+
+
+def _below(path: str, mounted: str) -> list[str] | None:
+    """The parts of ``path`` below the part of the hierarchy that is mounted; None where it is not in it."""
+    parts, top = ([part for part in p.split("/") if part] for p in (path, mounted))
+    return None if parts[:len(top)] != top or ".." in parts else parts[len(top):]
+
+
+def _name(cgroup: bytes) -> str:
+    """The container or job, or else the path: that of version 2, or of memory."""
+    lines = [line.split(":", 2) for line in cgroup.decode("utf-8", "replace").splitlines()]
+    paths = {name: fields[2] for fields in lines if len(fields) == 3 for name in fields[1].split(",")}
+    path = paths.get("", "/")
+    return container_of(cgroup) or printable(path if path != "/" else paths.get("memory", "/"))
+
+
+def _quota(folder: str) -> tuple[float | None, str]:
+    """Cores that the CPU quota of this group grants, and the file that says so; None: no limit."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        texts = [_text(f"{folder}/{name}") for name in names]
+        if None not in texts:
+            quota, period = " ".join(text or "" for text in texts).split()
+            return (None if quota in ("max", "-1") else int(quota) / int(period)), names[0]
+    return None, ""
+
+
+def _cpuset(folder: str) -> int | None:
+    """How many logical cores the cpuset of this group holds; None: not told."""
+    text = _text(f"{folder}/cpuset.cpus.effective") or _text(f"{folder}/cpuset.effective_cpus")
+    count = 0
+    for part in (text or "").split(","):
+        first, _, last = part.strip().partition("-")
+        count += int(last or first) - int(first) + 1 if first else 0
+    return count or None
+
+
+def _memory_limits(folder: str) -> Iterator[tuple[float, str]]:
+    """In bytes. Above ``memory.high`` a group is not killed but slowed down until it gives memory back."""
+    for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
+        text = (_text(f"{folder}/{name}") or "max").strip()
+        if text != "max" and int(text) < _ENDLESS:
+            yield float(int(text)), name
+
+
+def _cpu_seconds(folder: str) -> float | None:
+    used_us = _numbers(f"{folder}/cpu.stat").get("usage_usec")
+    used_ns = _first_number(folder, "cpuacct.usage") if used_us is None else None
+    return used_us / 1e6 if used_us is not None else None if used_ns is None else used_ns / 1e9
+
+
+def _first_number(folder: str, *names: str) -> int | None:
+    """What the first of these files that is there holds."""
+    return next((int(text) for name in names if (text := _text(f"{folder}/{name}")) is not None), None)
+
+
+def _numbers(path: str) -> dict[str, int]:
+    """A file of lines "name number"; empty where there is none."""
+    words = [line.split() for line in (_text(path) or "").splitlines()]
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2}
+
+
+def _text(path: str) -> str | None:
+    """None where there is no such file: not every group has every controller. Raises OSError for all else."""
+    try:
+        return proc_files.read(path, _FILE_BYTES).decode("ascii", "replace")
+    except FileNotFoundError:
+        return None
+
+
+def _all_missing(why: str) -> dict[str, Reading]:
+    return {metric: _missing(metric, why) for metric in CGROUP_METRICS}
+
+
+def _reading(metric: str, value: float, source: str) -> Reading:
+    return Reading(float(value), CGROUP_METRICS[metric].unit, source)
+
+
+def _missing(metric: str, why: str) -> Reading:
+    return Reading.missing(CGROUP_METRICS[metric].unit, why)

@@ -1,0 +1,128 @@
+"""The process table of the node: who belongs to whom, and who uses most CPU and memory, from one look at all."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import pwd
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gputop.metrics import BYTES, COUNT
+from gputop.samples import HostProcess, Reading
+from gputop.sources import proc_files
+from gputop.sources.proc_files import Stat
+from gputop.text import printable
+
+SOURCE = "/proc"
+PERIOD_S = 5.0  # a look costs about 10 µs per process of the node
+MAX_COST = 0.005  # of a core: nodes of ten thousand processes are looked at less often
+FIRST = "first look: a rate needs two"
+NOT_YET = "the process table has not been looked at yet"
+_FIRST_LOOK_S = 0.9  # not at the first tick, which the first picture waits for
+_TOP = 8  # by CPU, and as many by memory
+
+Member = tuple[int, int]  # PID and start: names a process for good
+
+
+class Users:
+    """Names of users by number, asked for once each."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+
+    def __getitem__(self, uid: int) -> str:
+        """The user's name; the number where it has none, as for users of other containers."""
+        name = self._names.get(uid)
+        if name is None:
+            try:
+                name = printable(pwd.getpwuid(uid).pw_name)
+            except (KeyError, OverflowError):
+                name = str(uid)
+            self._names[uid] = name
+        return name
+
+
+class NodeTable:
+    """Looks at every process in ``proc``. Used by one thread."""
+
+    def __init__(self, clock: Callable[[], float], proc: Path = Path("/proc"), *,
+                 read: Callable[[str, int], bytes] = proc_files.read,
+                 cpu_clock: Callable[[], float] = time.thread_time) -> None:
+        """``cpu_clock`` tells the CPU time of the calling thread in seconds; ``read`` is :func:`proc_files.read`."""
+        self._clock, self._proc, self._read, self._cpu_clock = clock, proc, read, cpu_clock
+        self._ticks_per_s = os.sysconf("SC_CLK_TCK")
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._users = Users()
+        self._due_s = clock() + _FIRST_LOOK_S
+        self._before: dict[Member, int] = {}  # CPU ticks
+        self._before_s: float | None = None
+        self._named: dict[tuple[Member, bytes], tuple[str | None, str | None]] = {}  # user and command
+        self._leading: list[tuple[int, Stat, float | None]] = []  # PID, stat, cores in use
+        self._reason: str | None = NOT_YET
+        self._top: tuple[HostProcess, ...] | None = ()
+
+    def pids(self) -> list[int]:
+        """All that are to be seen. Raises OSError."""
+        with os.scandir(self._proc) as entries:
+            return [int(entry.name) for entry in entries if entry.name.isdecimal()]
+
+    def stat(self, pid: int) -> Stat | str:
+        """The process's line, or why it cannot be read."""
+        try:
+            return (proc_files.parse_stat(self._read(f"{self._proc}/{pid}/stat", proc_files.SMALL_BYTES))
+                    or proc_files.GARBLED)
+        except OSError as error:
+            return proc_files.why(error)
+
+    def look(self) -> dict[int, int]:
+        """Read every process's line now; returns the parent of each. Raises OSError."""
+        now_s, began_s = self._clock(), self._cpu_clock()
+        stats = {pid: stat for pid in self.pids() if isinstance(stat := self.stat(pid), Stat)}
+        before, before_s = self._before, self._before_s
+        self._before, self._before_s = {(pid, stat.start): stat.cpu_ticks for pid, stat in stats.items()}, now_s
+        elapsed_s = 0.0 if before_s is None else now_s - before_s
+        cores: dict[int, float] = {}
+        if elapsed_s > 0:
+            per_tick = 1 / self._ticks_per_s / elapsed_s
+            cores = {pid: max(0, ticks - before[pid, start]) * per_tick
+                     for (pid, start), ticks in self._before.items() if (pid, start) in before}
+        busiest = heapq.nlargest(_TOP, cores, key=cores.__getitem__)
+        largest = heapq.nlargest(_TOP, stats, key=lambda pid: stats[pid].rss_pages)
+        self._leading = [(pid, stats[pid], cores.get(pid)) for pid in dict.fromkeys((*busiest, *largest))]
+        self._top, self._reason = None, None
+        self._due_s = now_s + max(PERIOD_S, (self._cpu_clock() - began_s) / MAX_COST)
+        return {pid: stat.parent for pid, stat in stats.items()}
+
+    def look_if_due(self) -> None:
+        """As :meth:`look`, where that was long enough ago; what cannot be read is said by :meth:`top`."""
+        if self._clock() >= self._due_s:
+            try:
+                self.look()
+            except OSError as error:
+                self._due_s = self._clock() + PERIOD_S
+                self._leading, self._top, self._reason = [], (), f"/proc: {error.strerror}"
+
+    def top(self) -> tuple[tuple[HostProcess, ...], str | None]:
+        """The processes with most CPU and most memory at the last look, or why there are none."""
+        if self._top is None:
+            self._named = {(key := ((pid, stat.start), stat.name)): self._named.get(key) or self._who(pid, stat)
+                           for pid, stat, _ in self._leading}
+            self._top = tuple([self._sample(*leading) for leading in self._leading])
+        return self._top, self._reason
+
+    def _sample(self, pid: int, stat: Stat, cores: float | None) -> HostProcess:
+        user, command = self._named[(pid, stat.start), stat.name]
+        return HostProcess(pid, user, command,
+                           Reading.missing(COUNT, FIRST, SOURCE) if cores is None else Reading(cores, COUNT, SOURCE),
+                           Reading(float(stat.rss_pages * self._page_bytes), BYTES, SOURCE))
+
+    def _who(self, pid: int, stat: Stat) -> tuple[str | None, str | None]:
+        folder = f"{self._proc}/{pid}"
+        try:
+            command = proc_files.command(self._read(f"{folder}/cmdline", proc_files.LARGE_BYTES), stat.name)
+            uid = proc_files.parse_status(self._read(f"{folder}/status", proc_files.LARGE_BYTES)).uid
+        except OSError:
+            return None, printable(stat.name)
+        return None if uid is None else self._users[uid], command
