@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from gputop.errors import GputopError  # noqa: E402
 from gputop.profiler.footprint import resident_bytes  # noqa: E402
 from gputop.trace.analysis import analyze  # noqa: E402
 from tests.tf_job import MODES, TfJob, start_tf_job  # noqa: E402
@@ -127,7 +128,7 @@ def measure_before(mode: str, before_s: float, rounds: int) -> None:
         dropped: list[float] = []
         for _ in range(rounds):
             without = pace(5 * before_s)
-            recording = Continuous(job.address, job.pid)
+            recording = Continuous([(job.address, job.pid)])
             before = resident_bytes(job.pid) or 0
             recording.start()
 
@@ -140,7 +141,9 @@ def measure_before(mode: str, before_s: float, rounds: int) -> None:
             with _Peak(job.pid) as memory:
                 paces.append((without, pace(5 * before_s, look_after)))
             with tempfile.TemporaryDirectory() as logdir:
-                result = recording.snapshot(Path(logdir), "bench")
+                (result,) = recording.snapshot(Path(logdir), ["bench"]).values()
+                if isinstance(result, GputopError):
+                    raise result
             print(f"  {without:.1f} steps/s without, {paces[-1][1]:.1f} with; "
                   f"job +{(memory.highest - before) / 1e6:.0f} MB; snapshot of {result.asked_s:.1f} s: "
                   f"{result.took_s:.1f} s, {result.bytes / 1e6:.1f} MB")

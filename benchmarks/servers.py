@@ -83,12 +83,14 @@ def _versions(place: Environment) -> tuple[str, str]:
 
 
 def _continuous(address: str, pid: int, logdir: Path) -> str:
-    recording = Continuous(address, pid)
+    recording = Continuous([(address, pid)])
     try:
         recording.start()
         time.sleep(2)
         kept = recording.kept()
-        recording.snapshot(logdir, "before")
+        (got,) = recording.snapshot(logdir, ["before"]).values()
+        if isinstance(got, GputopError):
+            raise got
     except Unsupported:
         return "no"
     except GputopError as error:

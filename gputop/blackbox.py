@@ -1,7 +1,7 @@
 """The black box: a GPU dips, and gputop captures by itself; seldom, in a bounded folder, and told.
 
 Fed with each sample. What it wants captured it asks the session for, as a key would. With
-``before_s`` it keeps a server recording all the time, for a trace of the seconds before the dip.
+``before_s`` it keeps the servers recording all the time, for a trace of the seconds before the dip.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputop.captures import CaptureRecord, CaptureStatus, Server, choose_servers
+from gputop.captures import CaptureRecord, CaptureStatus, Server, called, choose_servers, of_several
 from gputop.errors import GputopError
 from gputop.profiler.bounded import mark, prune
 from gputop.profiler.rules import Rule
@@ -53,9 +53,9 @@ class BlackBox:
         self._trigger = Trigger(options.rule)
         self._last_s: float | None = None
         self._busy_until_s = 0.0
-        self._lock = threading.Lock()  # whoever talks to the server that records all the time
+        self._lock = threading.Lock()  # whoever talks to servers that record all the time
         self._continuous: Continuous | None = None
-        self._keep_s: float | None = None  # how long this server is let record before it is dropped
+        self._keep_s: float | None = None  # how long they are let record before it is dropped
         self._not_before_s = 0.0  # of the session's clock: the next attempt to record all the time
         self._given_up = options.before_s <= 0
         self._closing = threading.Event()
@@ -148,18 +148,31 @@ class BlackBox:
         """The trace of the time before, not analysed yet; None where there is none. Blocks."""
         with self._lock:
             continuous = self._continuous
-            if continuous is None or not continuous.on or continuous.address not in {s.address for s in servers}:
+            if continuous is None or not continuous.on or not set(continuous.pids) <= {s.address for s in servers}:
                 return None
-            on_status(CaptureStatus("receiving", continuous.address, self.options.before_s))
+            recorded = [s for s in servers if s.address in continuous.pids]
+            on_status(CaptureStatus("receiving", called(recorded), self.options.before_s))
             try:
-                result = continuous.snapshot(self.logdir, socket.gethostname())
+                record = self._fetch(continuous, recorded)
             except GputopError as error:
                 self._tell(f"no trace of the time before: {error.message}")
                 return None
             finally:
                 self._continuous = None
                 self._not_before_s = self._session.clock() + SETTLE_S
-        on_status(CaptureStatus("analysing", result.address, result.asked_s, result.took_s))
+        on_status(CaptureStatus("analysing", record.address, record.asked_s, record.took_s))
+        return record
+
+    def _fetch(self, continuous: Continuous, servers: Sequence[Server]) -> CaptureRecord:
+        """Raises GputopError."""
+        if len(servers) > 1:
+            from gputop.profiler.together import fetch_before
+
+            together = fetch_before(continuous, self.logdir)
+            return of_several(called(servers), together.plan.asked_s, together, ())
+        (result,) = continuous.snapshot(self.logdir, [socket.gethostname()]).values()
+        if isinstance(result, GputopError):
+            raise result
         return CaptureRecord(
             result.address, result.path, time.time(), result.asked_s, result.took_s,
             (*result.errors, *result.warnings), asides=(f"the {result.asked_s:.0f} s before, recorded all the time",))
@@ -195,41 +208,35 @@ class BlackBox:
         if self.done or self._session.clock() < self._not_before_s:
             return
         servers = [s for s in choose_servers(self._session.servers) if s.problem is None]
-        if len(servers) > 1:
-            self._given_up = True
-            raise GputopError("of several workers only the time after a dip is captured")
         try:
-            self._begin(servers[0])
+            self._begin(servers)
         except Unsupported:
             self._given_up = True
             raise
 
-    def _begin(self, server: Server) -> None:
+    def _begin(self, servers: Sequence[Server]) -> None:
         from gputop.profiler.continuous import Continuous
         from gputop.profiler.footprint import job_pid
 
-        pid = job_pid(server.address, server.pid)
-        continuous = Continuous(server.address, pid)
-        keep_s = self.options.before_s if self._keep_s is None else self._keep_s
+        continuous = Continuous([(s.address, job_pid(s.address, s.pid)) for s in servers])
         if self._keep_s is None:
             continuous.start()  # first: a server without it is not to be probed for nothing
             continuous.close()
-            keep_s = self._bearable_s(server, pid)
-        self._continuous, self._keep_s = continuous, keep_s
+            self._keep_s = self._bearable_s(continuous)
+        self._continuous = continuous
         continuous.start()
+        for error in continuous.failed.values():
+            self._tell(f"not recording all the time: {error.message}")
         if self._closing.is_set():
             continuous.close()
 
-    def _bearable_s(self, server: Server, pid: int | None) -> float:
-        """How many seconds may be kept, by a probe, as for any capture; raises GputopError."""
-        from gputop.profiler.careful import JobMemory, probe_job, probe_logdir
-        from gputop.profiler.footprint import room
-        from gputop.profiler.plan import plan
+    def _bearable_s(self, continuous: Continuous) -> float:
+        """How many seconds of all may be kept, by a probe of each, as for any capture; raises GputopError."""
+        from gputop.profiler.together import bearable
 
-        with probe_logdir(self.logdir) as folder:
-            _, probe = probe_job(server.address, folder, pid, JobMemory(pid, lambda _: None), self._closing)
-        wanted_s = 2 * self.options.before_s
-        chosen = plan(wanted_s, probe, room(server.address, pid, self.logdir))
+        servers = [(address, continuous.pids[address]) for address in continuous.addresses]
+        chosen, errors = bearable(servers, seconds=2 * self.options.before_s, logdir=self.logdir, stop=self._closing)
+        continuous.failed |= errors
         if chosen.chosen_s < 2 * _LEAST_BEFORE_S:
             self._given_up = True
             raise GputopError(f"only {chosen.chosen_s / 2:.1f} s could be kept: {chosen.why}")

@@ -234,7 +234,7 @@ def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path,
             [(s.address, s.pid) for s in answering], seconds=asked_s, logdir=logdir, force=force,
             on_progress=on_progress, on_plan=chosen.append, stop=stop)
         missing = tuple(f"not captured: {s.address}: {s.problem}" for s in servers if s.problem is not None)
-        record = _of_several(name, asked_s, together, missing)
+        record = of_several(name, asked_s, together, missing)
     status("analysing", record.took_s)
     return analyse(record, closing)
 
@@ -251,7 +251,8 @@ def analyse(record: CaptureRecord, closing: threading.Event) -> CaptureRecord:
     return replace(record, analysis=document, report=report, limit=limit)
 
 
-def _of_several(name: str, asked_s: float, together: Together, missing: tuple[str, ...]) -> CaptureRecord:
+def of_several(name: str, asked_s: float, together: Together, missing: tuple[str, ...]) -> CaptureRecord:
+    """The record of several workers' capture, not analysed yet; ``missing`` are remarks on those that took no part."""
     results = [(o.address, o.result) for o in together.captured if o.result is not None]
     notes = tuple(f"{address}: {note}" for address, r in results for note in (*r.errors, *r.warnings))
     costs = [o.cost for o in together.captured if o.cost is not None]

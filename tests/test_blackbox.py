@@ -130,8 +130,9 @@ def test_the_trace_goes_into_a_folder_of_its_own_with_the_reason(tmp_path):
 
 
 class TestTheTimeBefore:
-    def begin(self, tmp_path: Path, server: FakeProfiler, before_s: float = 2.0) -> Fed:
-        session = Fed(DipOptions(RULE, before_s=before_s), tmp_path, (Server(server.address),))
+    def begin(self, tmp_path: Path, *servers: FakeProfiler) -> Fed:
+        asked = tuple(Server(s.address, asked=len(servers) > 1) for s in servers)
+        session = Fed(DipOptions(RULE, before_s=2.0), tmp_path, asked)
         session.go(120, 0.9)
         session.black_box.start()
         return session
@@ -159,6 +160,22 @@ class TestTheTimeBefore:
             session.close()
         assert "recorded all the time" in session.last_capture.asides[1]
         assert (session.last_capture.path.parent / MARK).is_file()
+
+    def test_of_several_workers_is_one_record(self, tmp_path):
+        a, b = FakeProfiler(continuous=True), FakeProfiler(continuous=True)
+        with serve(a), serve(b), serve(FakeProfiler()) as without:
+            session = self.begin(tmp_path, a, b, without)
+            self.until(lambda: a.recording_all_the_time and b.recording_all_the_time and a.requests and b.requests
+                       and "recording" in session.black_box.state())
+            assert f"{without.address} has no continuous profiling" in session.black_box.note
+            session.go(8, 0.2)
+            session.wait()
+            assert not a.recording_all_the_time and not b.recording_all_the_time
+            session.close()
+        record = session.last_capture
+        assert [w.result is not None for w in record.workers] == [True, True, False] and record.path.is_dir()
+        assert (record.path / MARK).is_file() and any("recorded all the time" in r for r in record.remarks)
+        assert any(without.address in r for r in record.remarks)
 
     def test_a_capture_by_hand_has_the_server_for_itself(self, tmp_path):
         with serve(FakeProfiler(continuous=True)) as server:

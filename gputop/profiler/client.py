@@ -38,7 +38,7 @@ Phase = Literal["connecting", "probing", "recording", "receiving", "saving"]
 _TICK_S = 0.125  # between two reports of progress
 _TERMINATE_TIMEOUT_S = 5.0
 _MAX_SECONDS = 3600.0
-TRACER_LEVELS = (2, 1, 0)  # host, device, Python: host 1 shows no steps, and the Python tracer slows the job down
+_TRACER_LEVELS = (2, 1, 0)  # host, device, Python: host 1 shows no steps, and the Python tracer slows the job down
 # Gathering what was recorded took three times as long as recording it on a job of tiny
 # operations (TensorFlow 2.21); both limits below leave room for that.
 _DEADLINE_FACTOR, _DEADLINE_EXTRA_S = 5.0, 60.0
@@ -142,15 +142,19 @@ def _request(run: RunFolder, disk: ServerDisk, seconds: float, start_ns: int | N
         duration_ms=duration_ms, repository_root=disk.root, session_id=run.path.name, host_name=run.host,
         emit_xspace=True,
     )
-    options = request.opts
+    set_options(request.opts)
+    request.opts.duration_ms = duration_ms
+    if start_ns is not None:
+        request.opts.start_timestamp_ns = start_ns
+    return request
+
+
+def set_options(options: Any) -> None:
+    """What is to be recorded, the same in every request."""
     options.version = 1  # without it servers fall back to their own defaults
-    options.duration_ms = duration_ms
-    options.host_tracer_level, options.device_tracer_level, options.python_tracer_level = TRACER_LEVELS
+    options.host_tracer_level, options.device_tracer_level, options.python_tracer_level = _TRACER_LEVELS
     options.include_dataset_ops = True
     options.enable_hlo_proto = True  # XProf's own views of XLA programs need it
-    if start_ns is not None:
-        options.start_timestamp_ns = start_ns
-    return request
 
 
 class _Call:

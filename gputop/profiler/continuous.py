@@ -6,9 +6,9 @@ as any capture does. So it is dropped and begun anew every so often, which costs
 on without being asked for.
 
 It does not end by itself, not even when the client is gone. A process of its own, the guard, sees to that:
-it ends the recording when gputop ends, in whatever way, or stands still. What is left is a machine or cgroup
-that kills both at once, or a guard that cannot reach the server any more: then the recording goes on until
-the job ends.
+it ends the recordings when gputop ends, in whatever way, or stands still, and those that gputop could not
+end. What is left is a machine or cgroup that kills both at once, or a guard that cannot reach a server any
+more: then that recording goes on until the job ends.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gputop.errors import GputopError
 from gputop.profiler import messages
-from gputop.profiler.client import TRACER_LEVELS, CaptureResult, is_busy, save_response
+from gputop.profiler.client import CaptureResult, is_busy, save_response, set_options
 from gputop.profiler.footprint import resident_bytes
 from gputop.profiler.probe import load_grpc, open_channel
 from gputop.profiler.storage import RunFolder
@@ -43,8 +44,12 @@ _GUARD = """\
 import sys
 sys.path[:] = [p for p in sys.path if p] + [sys.argv[1]]
 from gputop.profiler.continuous import guard
-guard(sys.argv[2], float(sys.argv[3]))
+guard(float(sys.argv[2]), sys.argv[3:])
 """
+_AGAIN_S = 1.0  # after an end: for a start that was on its way
+_LINE_BYTES = 4096
+
+_T = TypeVar("_T")
 
 
 class Unsupported(GputopError):
@@ -70,8 +75,9 @@ def stop_continuous(address: str, timeout_s: float = _CALL_TIMEOUT_S) -> bool:
     return True
 
 
-def guard(address: str, patience_s: float) -> None:
-    """The guard's main: ends the recording once its stdin ends or stays silent for ``patience_s``."""
+def guard(patience_s: float, addresses: Sequence[str]) -> None:
+    """The guard's main. It is told by lines: ``.`` a sign of life, ``end ADDRESS`` to end that recording, ``q`` to
+    leave. Once there are no more, or none for ``patience_s``, it ends all recordings."""
     import os
     import select
     import signal
@@ -80,24 +86,43 @@ def guard(address: str, patience_s: float) -> None:
         signal.signal(number, signal.SIG_IGN)  # it ends when its work is done, within seconds of gputop's end
     load_grpc()
     print("ready", flush=True)
+    heard = b""
     while True:
         readable, _, _ = select.select([0], [], [], patience_s)
-        said = os.read(0, 64) if readable else b""
-        if b"q" in said:
-            return
+        said = os.read(0, _LINE_BYTES) if readable else b""
         if not said:
-            stop_continuous(address)
-            time.sleep(1.0)  # a start that was on its way
-            stop_continuous(address)
+            _end_for_good(addresses)
             return
+        *lines, heard = (heard + said).split(b"\n")
+        unruly = [line.removeprefix(b"end ").decode() for line in lines if line.startswith(b"end ")]
+        if unruly:
+            _end_for_good(unruly)
+        if b"q" in lines:
+            return
+
+
+def _end_for_good(addresses: Sequence[str]) -> None:
+    _at_once(stop_continuous, addresses)
+    time.sleep(_AGAIN_S)
+    _at_once(stop_continuous, addresses)
+
+
+def _at_once(step: Callable[[str], _T], addresses: Iterable[str]) -> dict[str, _T]:
+    """``step`` for each of them, at the same time; what it returned by address."""
+    addresses = list(addresses)
+    if len(addresses) < 2:
+        return {address: step(address) for address in addresses}
+    with ThreadPoolExecutor(len(addresses), "gputop-continuous") as threads:
+        return dict(zip(addresses, threads.map(step, addresses), strict=True))
 
 
 class _Guard:
     """The guard as its owner sees it."""
 
-    def __init__(self, address: str) -> None:
-        command = [sys.executable, "-c", _GUARD, str(Path(__file__).resolve().parents[2]), address,
-                   str(GUARD_PATIENCE_S)]
+    def __init__(self, addresses: Sequence[str]) -> None:
+        command = [sys.executable, "-c", _GUARD, str(Path(__file__).resolve().parents[2]), str(GUARD_PATIENCE_S),
+                   *addresses]
+        self._busy = False  # ends what gputop could not
         try:
             # A session of its own: what ends the terminal's processes is not to end this one.
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -120,22 +145,32 @@ class _Guard:
 
     def alive(self) -> bool:
         """Give a sign of life; False where the guard is gone."""
-        return self._say(b".") and self.process.poll() is None
+        return self._say(".") and self.process.poll() is None
+
+    def end(self, address: str) -> None:
+        """Have it end a recording that does not let itself be ended now; it takes its time."""
+        self._busy = True
+        self._say(f"end {address}")
 
     def dismiss(self) -> None:
-        self._say(b"q")
+        self._say("q")
+        self.leave()
+        if not self._busy:
+            try:
+                self.process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+    def leave(self) -> None:
+        """Say no more: unless it was dismissed it ends all recordings."""
         with contextlib.suppress(OSError):
             assert self.process.stdin is not None
             self.process.stdin.close()
-        try:
-            self.process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
 
-    def _say(self, word: bytes) -> bool:
+    def _say(self, word: str) -> bool:
         try:
             assert self.process.stdin is not None
-            self.process.stdin.write(word)
+            self.process.stdin.write(word.encode() + b"\n")
             self.process.stdin.flush()
         except (OSError, ValueError):
             return False
@@ -151,36 +186,58 @@ class Kept:
 
 
 class Continuous:
-    """Continuous recording of one server. Not safe from several threads at once; :meth:`close` ends it."""
+    """Continuous recording of one server, or of several at once. Not safe from several threads; :meth:`close` ends it.
 
-    def __init__(self, address: str, pid: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.address, self._pid, self._clock = address, pid, clock
+    ``failed`` are those that are not, or no longer, recorded, and why: the others go on.
+    """
+
+    def __init__(self, servers: Sequence[tuple[str, int | None]], clock: Callable[[], float] = time.monotonic) -> None:
+        """``servers``: address, and pid where known."""
+        self.pids, self._clock = dict(servers), clock
+        self.failed: dict[str, GputopError] = {}
+        self.sent_s: dict[str, float] = {}  # Unix time of the request to begin
         self._guard: _Guard | None = None
         self._since_s: float | None = None
-        self._began_bytes: int | None = None
+        self._began_bytes: dict[str, int | None] = {}
+        self._recording: set[str] = set()
 
     @property
     def on(self) -> bool:
         return self._since_s is not None
 
+    @property
+    def addresses(self) -> list[str]:
+        """Of those that are to be recorded and have not failed."""
+        return [address for address in self.pids if address not in self.failed]
+
     def start(self) -> None:
-        """Begin to record; raises Unsupported, or GputopError where the server is busy or gone."""
+        """Begin to record; raises GputopError where no server can be, Unsupported where none ever could."""
         if self._guard is None:
-            self._guard = _Guard(self.address)  # before: from the first moment on there is one
+            self._guard = _Guard(list(self.pids))  # before: from the first moment on there is one
+        tried = self.addresses
+        for address, error in _at_once(self._start, tried).items():
+            if error is not None:
+                self.failed[address] = error
+        if not self._recording:
+            self._dismiss()
+            errors = [self.failed[address] for address in tried or self.pids]
+            raise next((e for e in errors if not isinstance(e, Unsupported)), errors[0])
+        self._since_s = self._clock()
+
+    def _start(self, address: str) -> GputopError | None:
         grpc = load_grpc()
         request = messages.ProfileRequest(session_id="gputop", host_name="gputop", emit_xspace=True)
-        options = request.opts
-        options.version = 1
-        options.host_tracer_level, options.device_tracer_level, options.python_tracer_level = TRACER_LEVELS
-        options.include_dataset_ops = options.enable_hlo_proto = True
+        set_options(request.opts)
+        self.sent_s[address] = time.time()
         try:
-            _call(self.address, "StartContinuousProfiling", request)
+            _call(address, "StartContinuousProfiling", request)
         except grpc.RpcError as error:
             if error.code().name == "DEADLINE_EXCEEDED":  # it may have begun all the same
-                stop_continuous(self.address)
-            self._dismiss()
-            raise _explain(self.address, error.code().name, error.details() or "") from None
-        self._since_s, self._began_bytes = self._clock(), resident_bytes(self._pid)
+                stop_continuous(address)
+            return _explain(address, error.code().name, error.details() or "")
+        self._recording.add(address)
+        self._began_bytes[address] = resident_bytes(self.pids[address])
+        return None
 
     def kept(self) -> Kept:
         """How much there is to be had now; a sign of life for the guard. Raises GputopError where the guard is gone."""
@@ -188,50 +245,73 @@ class Continuous:
         if not self._guard.alive():
             self.close()
             raise GputopError("the guard of continuous profiling was ended: so is the recording", "")
-        now = resident_bytes(self._pid)
-        growth = None if now is None or self._began_bytes is None else max(0, now - self._began_bytes)
-        return Kept(self._clock() - self._since_s, growth)
+        growths = []
+        for address in self._recording:
+            now, began = resident_bytes(self.pids[address]), self._began_bytes[address]
+            if now is not None and began is not None:
+                growths.append(max(0, now - began))
+        return Kept(self._clock() - self._since_s, max(growths, default=None))
 
     def drop(self) -> None:
         """Drop what is recorded and begin anew; raises GputopError."""
         self._stop()
         self.start()
 
-    def snapshot(self, logdir: Path, host: str) -> CaptureResult:
-        """Fetch what is recorded as a trace below ``logdir``, and end the recording; raises GputopError."""
+    def snapshot(self, logdir: Path, names: Sequence[str], run: str | None = None,
+                 ) -> dict[str, CaptureResult | GputopError]:
+        """Fetch what is recorded, end the recording, and save it below ``logdir``; what came of each address.
+
+        ``names`` are those of the traces, in the order of :attr:`addresses`; ``run`` is their folder, where
+        they are to share one that exists.
+        """
         assert self._since_s is not None
+        since_s, named = self._since_s, dict(zip(self.addresses, names, strict=True))
+
+        def fetch(address: str) -> CaptureResult | GputopError:
+            try:
+                return self._fetch(address, since_s, logdir, named[address], run)
+            except GputopError as error:
+                return error
+
+        results = _at_once(fetch, named)
+        self.close()
+        return results
+
+    def _fetch(self, address: str, since_s: float, logdir: Path, name: str, run: str | None) -> CaptureResult:
         grpc = load_grpc()
-        run = RunFolder.create(logdir, host)
-        recorded_s, sent_s, started = self._clock() - self._since_s, time.time(), time.monotonic()
+        folder = RunFolder.create(logdir, name, run)
+        recorded_s, sent_s, started = self._clock() - since_s, time.time(), time.monotonic()
         try:
-            response = _call(self.address, "GetSnapshot", messages.GetSnapshotRequest(), _SNAPSHOT_TIMEOUT_S)
+            response = _call(address, "GetSnapshot", messages.GetSnapshotRequest(), _SNAPSHOT_TIMEOUT_S)
             took_s = time.monotonic() - started
-            self.close()  # it goes on recording after a snapshot
-            return save_response(self.address, run, response, recorded_s, took_s, sent_s)
+            self._end(address)  # it goes on recording after a snapshot
+            return save_response(address, folder, response, recorded_s, took_s, sent_s)
         except grpc.RpcError as error:
-            self.close()
-            raise _explain(self.address, error.code().name, error.details() or "") from None
+            raise _explain(address, error.code().name, error.details() or "") from None
         finally:
-            run.discard()
+            folder.discard()
 
     def close(self) -> None:
         """End the recording, and the guard when that has worked."""
-        if self._since_s is not None:
-            self._stop()
+        self._stop()
         self._dismiss()
 
     def abandon(self) -> None:
         """Leave the end of it to the guard: at once, where gputop is on its way out."""
         guard_, self._guard, self._since_s = self._guard, None, None
-        if guard_ is not None and guard_.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                guard_.process.stdin.close()
+        if guard_ is not None:
+            guard_.leave()
 
     def _stop(self) -> None:
         self._since_s = None
-        if not stop_continuous(self.address):
-            # Gone, or it does not answer now: the guard tries again, and then ends.
-            self.abandon()
+        _at_once(self._end, list(self._recording))
+
+    def _end(self, address: str) -> None:
+        self._recording.discard(address)
+        if not stop_continuous(address):  # gone, or it does not answer now
+            self.failed[address] = GputopError(f"{address} did not end its recording when it was told to", "")
+            if self._guard is not None:
+                self._guard.end(address)
 
     def _dismiss(self) -> None:
         guard_, self._guard = self._guard, None

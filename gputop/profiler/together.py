@@ -23,6 +23,7 @@ from gputop.errors import GputopError
 from gputop.profiler.careful import Cost, JobMemory, keep_probe, probe_job, probe_logdir
 from gputop.profiler.client import CaptureResult, Progress, capture
 from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, both, bounds_of_call
+from gputop.profiler.continuous import Continuous
 from gputop.profiler.discovery import is_training
 from gputop.profiler.footprint import job_pid, room
 from gputop.profiler.outline import session_window_ns
@@ -184,39 +185,91 @@ def capture_together(
     tell = on_plan or (lambda _plan: None)
     place = Path(logdir).expanduser().absolute()
     run = RunFolder.create(logdir, "together")
-    progress = _Slowest(on_progress or (lambda _progress: None))
-    names = trace_names([address for address, _ in servers])
-    workers = [_Worker(address, pid, name, progress) for (address, pid), name in zip(servers, names, strict=True)]
-    progress.workers = workers
+    workers = _workers(servers, on_progress)
     threads = ThreadPoolExecutor(len(workers), "gputop-worker")
-
-    def all_do(step: Callable[[_Worker], None]) -> None:
-        """Let all that are well take a step, and wait for the last."""
-        list(threads.map(lambda w: w.attempt(lambda: step(w)), [w for w in workers if w.error is None]))
-
     try:
         if force or not needs_probe(seconds):
             chosen = Plan(seconds, seconds, "as asked, forced" if force else "as asked: too short for a probe")
         else:
             with probe_logdir(logdir) as folder:
-                all_do(lambda w: w.look(folder / w.name, stop))
+                _all_do(threads, workers, lambda w: w.look(folder / w.name, stop))
                 if stop.is_set() and any(w.probed for w in workers):
                     return _probes(workers, seconds, place, run)
-                all_do(lambda w: _set_plan(w, seconds, len(workers), place))
+                _all_do(threads, workers, lambda w: _set_plan(w, seconds, len(workers), place))
             chosen = shortest(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error])
         if any(w.error is None for w in workers):
             tell(chosen)
         start_s = time.time() + _LEAD_S + _LEAD_PER_WORKER_S * len(workers)
-        all_do(lambda w: w.record(chosen.chosen_s, place, run.path.name, start_s, stop))
+        _all_do(threads, workers, lambda w: w.record(chosen.chosen_s, place, run.path.name, start_s, stop))
         return _finish(workers, chosen, run, chosen.chosen_s)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)  # who wants to quit at once need not wait for the servers
         run.discard()
 
 
+def bearable(servers: Sequence[tuple[str, int | None]], *, seconds: float, logdir: Path, stop: threading.Event,
+             ) -> tuple[Plan, dict[str, GputopError]]:
+    """How much of ``seconds`` all servers would bear, by a probe of each; and those that cannot be captured, and why.
+
+    Raises GputopError where none can be.
+    """
+    workers = _workers(servers, None)
+    with ThreadPoolExecutor(len(workers), "gputop-worker") as threads, probe_logdir(logdir) as folder:
+        _all_do(threads, workers, lambda w: w.look(folder / w.name, stop))
+        _all_do(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir))
+    errors = {w.address: w.error for w in workers if w.error is not None}
+    if len(errors) == len(workers):
+        raise next(iter(errors.values()))
+    return shortest(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error]), errors
+
+
+def fetch_before(recording: Continuous, logdir: Path) -> Together:
+    """What was recorded of several workers until now, in one run folder; raises GputopError where there is nothing."""
+    addresses = recording.addresses
+    names = trace_names(list(recording.pids))
+    run = RunFolder.create(logdir, "together")
+    try:
+        fetched = recording.snapshot(logdir, [names[list(recording.pids).index(a)] for a in addresses], run.path.name)
+        outcomes = tuple(_before(address, name, recording, fetched.get(address, recording.failed.get(address)))
+                         for address, name in zip(recording.pids, names, strict=True))
+        recorded_s = max((o.result.asked_s for o in outcomes if o.result is not None), default=0.0)
+        return _written(outcomes, Plan(recorded_s, round(recorded_s, 1), "before the dip, recorded all the time"), run)
+    finally:
+        run.discard()
+
+
+def _before(address: str, name: str, recording: Continuous, got: CaptureResult | GputopError | None) -> Outcome:
+    if not isinstance(got, CaptureResult):
+        return Outcome(address, name, error=got)
+    window_ns, pid = _window(got.path), recording.pids[address]
+    if window_ns is None:
+        return Outcome(address, name, got)
+    bounds = SAME_MACHINE
+    if pid is None or not is_training(pid):
+        bounds = bounds_of_call(recording.sent_s[address], got.sent_s + got.took_s, window_ns)
+    clock = bounds.clock()
+    return Outcome(address, name, got, clock=clock, began_s=(window_ns[0] - clock.offset_ns) / 1e9)
+
+
+def _workers(servers: Sequence[tuple[str, int | None]], report: Callable[[Progress], None] | None) -> list[_Worker]:
+    progress = _Slowest(report or (lambda _progress: None))
+    names = trace_names([address for address, _ in servers])
+    progress.workers = [_Worker(address, pid, name, progress) for (address, pid), name in
+                        zip(servers, names, strict=True)]
+    return progress.workers
+
+
+def _all_do(threads: ThreadPoolExecutor, workers: Sequence[_Worker], step: Callable[[_Worker], None]) -> None:
+    """Let all that are well take a step, and wait for the last."""
+    list(threads.map(lambda w: w.attempt(lambda: step(w)), [w for w in workers if w.error is None]))
+
+
 def _finish(workers: Sequence[_Worker], chosen: Plan, run: RunFolder, length_s: float) -> Together:
+    return _written(tuple(w.outcome(length_s) for w in workers), chosen, run)
+
+
+def _written(outcomes: tuple[Outcome, ...], chosen: Plan, run: RunFolder) -> Together:
     """What came of it, the clocks written down beside the traces; raises GputopError where nothing did."""
-    outcomes = tuple(w.outcome(length_s) for w in workers)
     if all(o.result is None for o in outcomes):
         errors = {o.address: o.error for o in outcomes if o.error is not None}
         first = next(iter(errors.values()))
@@ -278,7 +331,7 @@ class _Slowest:
     """Many workers' progress as one: the phase of the one that is furthest behind."""
 
     def __init__(self, report: Callable[[Progress], None]) -> None:
-        self.workers: Sequence[_Worker] = ()
+        self.workers: list[_Worker] = []
         self._report = report
         self._lock = threading.Lock()
         self._latest: dict[str, Progress] = {}

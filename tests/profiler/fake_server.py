@@ -64,6 +64,7 @@ class FakeProfiler:
     has_service: bool = True
     continuous: bool = False  # as TensorFlow 2.21
     recording_all_the_time: bool = False
+    deaf_to_stops: int = 0  # so many requests to end that are answered with an error
     continuous_calls: list[str] = field(default_factory=list)
     on_call: Callable[[FakeProfiler, int], None] | None = None  # told the number of each call, from 0, before it
     address: str = ""
@@ -90,8 +91,7 @@ class FakeProfiler:
         began_s = time.time()
         stop.wait(request.opts.duration_ms / 1000)
         if self.clock_ahead_s is not None:
-            self.xspace = make_xspace(window_ns=(round((began_s + self.clock_ahead_s) * 1e9),
-                                                 round((time.time() + self.clock_ahead_s) * 1e9)))
+            self._new_window(began_s)
             self.windows.append((began_s, request.opts.start_timestamp_ns / 1e9))
         if self.writes_disk or self.writes_to:
             folder = (self.writes_to or Path(request.repository_root)) / request.session_id
@@ -99,6 +99,11 @@ class FakeProfiler:
             self._write(folder / f"{request.host_name}.xplane.pb")
             return messages.RawProfileResponse(empty_trace=self.empty_trace)
         return messages.RawProfileResponse(empty_trace=self.empty_trace, xspace=self.xspace)
+
+    def _new_window(self, began_s: float) -> None:
+        if self.clock_ahead_s is not None:
+            self.xspace = make_xspace(window_ns=(round((began_s + self.clock_ahead_s) * 1e9),
+                                                 round((time.time() + self.clock_ahead_s) * 1e9)))
 
     def _write(self, path: Path) -> None:
         with path.open("wb") as file:
@@ -119,6 +124,9 @@ class FakeProfiler:
 
     def stop_continuous(self, request: Any, context: grpc.ServicerContext) -> Any:
         self.continuous_calls.append("stop")
+        if self.deaf_to_stops:
+            self.deaf_to_stops -= 1
+            context.abort(grpc.StatusCode.INTERNAL, "not now")
         if not self.recording_all_the_time:
             context.abort(grpc.StatusCode.NOT_FOUND, "No continuous profiling session found.")
         self.recording_all_the_time = False
@@ -128,6 +136,7 @@ class FakeProfiler:
         self.continuous_calls.append("snapshot")
         if not self.recording_all_the_time:
             context.abort(grpc.StatusCode.NOT_FOUND, "No continuous profiling session found.")
+        self._new_window(time.time())
         return messages.RawProfileResponse(empty_trace=self.empty_trace, xspace=self.xspace)
 
     def terminate(self, request: Any, _context: grpc.ServicerContext) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from gputop.errors import GputopError
 from gputop.profiler import messages
 from gputop.profiler.careful import careful_capture
-from gputop.profiler.client import capture, probe
+from gputop.profiler.client import CaptureResult, capture, probe
 from gputop.profiler.continuous import Continuous, stop_continuous
 from gputop.profiler.discovery import Finder
 from gputop.profiler.plan import SERVER_MULTIPLE, TARGET_EVENTS
@@ -114,14 +114,15 @@ def test_a_job_of_large_steps_is_recorded_in_full(tf_slow_job, tmp_path):
 
 
 def test_the_seconds_before_are_fetched_and_nothing_goes_on_recording(tf_fast_job, tmp_path):
-    recording = Continuous(tf_fast_job.address, tf_fast_job.pid)
+    recording = Continuous([(tf_fast_job.address, tf_fast_job.pid)])
     recording.start()
     with pytest.raises(GputopError, match="busy"):
         capture(tf_fast_job.address, seconds=0.2, logdir=tmp_path / "second")
     tf_fast_job.wait_steps(20)
     recording.drop()
     tf_fast_job.wait_steps(8)
-    result = recording.snapshot(tmp_path, "trainer")
+    (result,) = recording.snapshot(tmp_path, ["trainer"]).values()
+    assert isinstance(result, CaptureResult)
     assert result.path.name == "trainer.xplane.pb" and not recording.on
     assert not stop_continuous(tf_fast_job.address), "there is none left"
     steps = find_steps(load([result.path]))

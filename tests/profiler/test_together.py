@@ -14,8 +14,9 @@ import pytest
 from gputop.captures import Server, capture_and_analyse
 from gputop.errors import GputopError, NothingToSee
 from gputop.profiler import careful, together
+from gputop.profiler.continuous import Continuous
 from gputop.profiler.plan import Plan, Room
-from gputop.profiler.together import capture_together, share, shortest, trace_names
+from gputop.profiler.together import bearable, capture_together, fetch_before, share, shortest, trace_names
 from gputop.trace.clocks import read_clocks
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
@@ -201,6 +202,34 @@ def test_names_of_traces_tell_the_workers_apart():
     assert trace_names(["a:1", "a:2", "[::ffff:0:1]:1"]) == ["a_1", "a_2", "::ffff:0:1"]
     here = socket.gethostname()
     assert trace_names(["unix:/run/a b/p.sock", "unix-abstract:p"]) == [f"{here}_run_a_b_p.sock", f"{here}_p"]
+
+
+def test_the_time_before_of_several_workers(logdir):
+    ahead, dead = FakeProfiler(continuous=True, clock_ahead_s=3600.0), FakeProfiler(continuous=True, xspace=b"")
+    with serving(FakeProfiler(continuous=True, clock_ahead_s=0.0), ahead, dead, FakeProfiler()) as servers:
+        recording = Continuous(addresses(servers))
+        recording.start()
+        done = fetch_before(recording, logdir)
+        assert not any(s.recording_all_the_time for s in servers)
+    assert [o.result is None for o in done.outcomes] == [False, False, True, True]
+    assert len(list(done.run_dir.glob("*.xplane.pb"))) == 2 and not list(done.run_dir.glob(".*"))
+    clocks = read_clocks(done.run_dir)
+    for outcome, ahead_s in zip(done.captured, (0.0, 3600.0), strict=True):
+        clock = clocks[outcome.result.path.name]
+        assert abs(clock.offset_ns / 1e9 - ahead_s) <= clock.error_ns / 1e9 + 1e-6
+    assert any(servers[3].address in note and "no continuous profiling" in note for note in done.notes())
+    assert any("holds no events" in note for note in done.notes()) and "before the dip" in done.plan.why
+    assert json.dumps([o.to_json() for o in done.outcomes])
+
+
+def test_how_much_all_of_them_would_bear(logdir):
+    busy = FakeProfiler(xspace=make_xspace(events=100_000))
+    with serving(busy, FakeProfiler(), FakeProfiler(has_service=False)) as servers:
+        plan, errors = bearable(addresses(servers), seconds=10, logdir=logdir, stop=threading.Event())
+        assert plan.chosen_s == 0.2 and list(errors) == [servers[2].address]
+    assert not logdir.exists()
+    with pytest.raises(GputopError, match="nothing listens"):
+        bearable([("127.0.0.1:1", None)], seconds=10, logdir=logdir, stop=threading.Event())
 
 
 def test_a_record_over_all_workers(logdir):
