@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gputop.commands.common import options_of, say, source_of
 from gputop.errors import EXIT_OK
+from gputop.handlers import handled
 from gputop.launch.xprof import logdir_of, open_command
 
 if TYPE_CHECKING:
@@ -35,19 +36,15 @@ def run(args: argparse.Namespace) -> int:
         say(note)
     chosen = choose_servers(servers)
     stop = threading.Event()
-    # The first ctrl-c ends the recording and keeps its data; the second one quits.
-
     said: list[str] = []
 
     def interrupted(*_: object) -> None:
+        """The first ctrl-c ends the recording and keeps its data; the second one quits."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         stop.set()
         if "analysing" in said:
             say(f"stopped; the trace is kept in {options.logdir}")
             raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, interrupted)
-    signal.signal(signal.SIGTERM, interrupted)  # what a job scheduler sends: the data is kept, too
 
     def on_status(status: CaptureStatus) -> None:
         if status.phase not in said:
@@ -57,8 +54,10 @@ def run(args: argparse.Namespace) -> int:
                 hint = f" for {status.chosen_s:g} s ({status.why}); ctrl-c stops it and keeps the data"
             say(f"{status.phase} {status.address}{hint}")
 
-    record = capture_and_analyse(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
-                                 args.force)
+    # SIGTERM is what a job scheduler sends: the data is kept, too.
+    with handled({signal.SIGINT: interrupted, signal.SIGTERM: interrupted}):
+        record = capture_and_analyse(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
+                                     args.force)
     return tell(record, as_json=args.json)
 
 

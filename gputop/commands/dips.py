@@ -12,6 +12,7 @@ from gputop.captures import CaptureRecord
 from gputop.commands.capture import tell
 from gputop.commands.common import say, source_of
 from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.handlers import handled
 from gputop.session import Change, Options, Session
 
 _LOOK_S = 0.2
@@ -40,9 +41,7 @@ def run(args: argparse.Namespace, options: Options) -> int:
         if change == "failed" or (change == "capture" and status is not None and not status.running):
             ended.set()
 
-    signal.signal(signal.SIGINT, interrupted)
-    signal.signal(signal.SIGTERM, interrupted)
-    with contextlib.closing(session):
+    with contextlib.closing(session), handled({signal.SIGINT: interrupted, signal.SIGTERM: interrupted}):
         session.listen(changed)
         session.start()
         say(f"waiting for {options.dips.rule.text}; ctrl-c ends it")

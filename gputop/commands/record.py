@@ -8,6 +8,7 @@ import threading
 
 from gputop.commands.common import say, source_of
 from gputop.errors import EXIT_OK
+from gputop.handlers import handled
 
 
 def run(args: argparse.Namespace) -> int:
@@ -19,11 +20,6 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(number, signal.SIG_DFL)  # a second one quits at once
         stop.set()
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, ended) for number in numbers}
-    try:
+    with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), ended)):
         record(source_of(args), args.interval, args.output, args.seconds, stop, say)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return EXIT_OK

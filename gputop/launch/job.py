@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from gputop.errors import GputopError
+from gputop.handlers import handled
 from gputop.text import printable
 
 TAIL_BYTES = 64 * 1024
@@ -116,18 +117,13 @@ class Job:
 
 
 @contextlib.contextmanager
-def passing_signals_on(job: Job, others: Mapping[int, Any] | None = None) -> Iterator[None]:
+def passing_signals_on(job: Job, others: Mapping[signal.Signals, Any] | None = None) -> Iterator[None]:
     """Within the block what would end gputop goes to the job instead; ``others`` are handlers of more signals."""
     def forward(number: int, _: FrameType | None) -> None:
         job.send(number)
 
-    wanted: dict[int, Any] = {**dict.fromkeys(FORWARDED, forward), **(others or {})}
-    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
-    try:
+    with handled({**dict.fromkeys(FORWARDED, forward), **(others or {})}):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def see_out(job: Job, say: Callable[[str], None], tail_lines: int = 20) -> None:
