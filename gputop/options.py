@@ -48,10 +48,20 @@ def _positive(text: str) -> float:
     return value
 
 
+def _minutes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes above 0")
+    return value
+
+
 def _not_negative(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 on")
     return value
 
 
@@ -73,6 +83,12 @@ def _pid(text: str) -> int:
     return int(text)
 
 
+def _parameters(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) < 10**15):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of parameters, in digits")
+    return int(text)
+
+
 def _before(text: str) -> float:
     value = _number(text)
     if not (value == 0 or 2 <= value <= 60):
@@ -83,9 +99,12 @@ def _before(text: str) -> float:
 def _speed(text: str) -> float:
     if text == "max":
         return math.inf
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0.01 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0.01 and 1000, or max")
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0.01 and 1000, or max")
     return value
 
 
@@ -140,7 +159,7 @@ def _dip_options(*, after_command: bool) -> _Parser:
     dips.add_argument("--on-dip", nargs="?", const=DEFAULT_RULE, default=None, metavar="RULE",
                       help=f"capture by itself when a GPU dips, into <logdir>/black-box (bounded); default rule: "
                            f"{DEFAULT_RULE!r}. Also tensor, dram, util, power, and levels: 'tensor<10%%', 'power<200W'")
-    dips.add_argument("--dip-every", type=_positive, default=10.0, metavar="MINUTES",
+    dips.add_argument("--dip-every", type=_minutes, default=10.0, metavar="MINUTES",
                       help="at most one such capture in so many minutes (10)")
     dips.add_argument("--dip-max", type=_count, default=None, metavar="N",
                       help="and so many in all (20; gputop capture: 1)")
@@ -213,8 +232,8 @@ def parser() -> argparse.ArgumentParser:
     analyze = commands.add_parser("analyze", parents=[screen], help="analyse a trace that exists")
     analyze.add_argument("paths", nargs="+", metavar="PATH",
                          help=".xplane.pb, run folder, TensorBoard logdir, Chrome/kineto .json[.gz], Nsight .sqlite")
-    analyze.add_argument("--params", type=int, default=None, metavar="N",
-                         help="parameters of the model, for rules on AllReduce (none yet)")
+    analyze.add_argument("--params", type=_parameters, default=None, metavar="N",
+                         help="parameters of the model: tells whether its AllReduces are more, or slower, than needed")
     analyze.add_argument("--bubbles", type=_count, default=None, metavar="N",
                          help="also the N places where the GPUs lose most time, and what the host did there")
     analyze.add_argument("--timeline", action="store_true", help="the timeline of the trace, on the screen")
