@@ -11,7 +11,7 @@ from gputop.advice.finding import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.advice.trace_transfers import pinned_rate
-from gputop.text import percent, ranges
+from gputop.text import percent, ranges, seconds
 from gputop.trace.results_device import CollectiveOp
 
 _OVERLAP = {
@@ -109,13 +109,14 @@ def collective_waiting(facts: TraceFacts) -> Finding | Abstained | None:
     waiting = sum(waits.waiting_s.values()) / len(waits.waiting_s)
     told = facts.analysis.collectives
     who = f"GPU {main} arrives last" if alone else f"GPUs {ranges(gpus)} take turns to arrive last"
+    others = "other GPU waits" if len(waits.waiting_s) == 2 else "others wait"
     why = (f"{who}{f' at {waits.late_times.get(main, 0)} of {waits.count} collectives' if alone else ''}, and the "
-           f"others wait inside them: {waiting * 1e3:.3g} ms per {facts.basis} and GPU that nothing hides.")
+           f"{others} inside them: {seconds(waiting)} per {facts.basis} and GPU that nothing hides.")
     if told is not None and told.waiting is not None:
         why += f" Of all time in collectives {percent(told.waiting)} is waiting."
     return Finding(
         id="collective_waiting", severity=facts.rated(share),
-        title=(f"The others wait {percent(share)} of the {facts.basis} for GPU {main} in collectives" if alone else
+        title=(f"The {others} {percent(share)} of the {facts.basis} for GPU {main} in collectives" if alone else
                f"GPUs wait {percent(share)} of the {facts.basis} for each other in collectives"),
         why=facts.said(why),
         evidence={"late_s": late, "share_ratio": share, "exposed_waiting_s": waiting, "late_gpu": float(main),
@@ -124,8 +125,7 @@ def collective_waiting(facts: TraceFacts) -> Finding | Abstained | None:
                   "collectives": float(waits.count),
                   **({} if told is None or told.waiting is None else {"waiting_of_collectives_ratio": told.waiting})},
         action=f"Find what delays GPU {main} before its collectives: its process's launches, its share of input, "
-               "its CPU cores "
-               "and NUMA node." if alone else
+               "its CPU cores and NUMA node." if alone else
                "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
                "process that the others do not have.",
         snippet="numactl --cpunodebind=0 --membind=0 python train.py  # per process: the node `nvidia-smi topo -m` "

@@ -60,13 +60,18 @@ def copies_excessive(facts: TraceFacts) -> Finding | Abstained | None:
     why = f"For {percent(share)} of the {basis} the GPUs copy data and do nothing else, "
     why += name if worst == "d2d" else f"most of it {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
+    if worst == "d2d":
+        how = " or overlapped with compute; the share of the device window stands for that of the step"
+    else:  # copies hide behind no more compute than there is
+        hides = facts.shares["compute"]
+        how = " or overlapped with compute" if hides >= share else (
+            f"; overlap with the compute there is saves {percent(hides)}")
     return Finding(
         id="copies_excessive", severity=severity_of(share),
         title=f"Copies{' within the GPU' if worst == 'd2d' else ''} take {percent(share)} of the {basis}",
         why=why + pinned, evidence=evidence, action=action,
         snippet=_SNIPPETS[worst] if facts.framework == "tensorflow" else None,
-        gain=Gain(share, "at most: all copying that nothing hides, if it were avoided or overlapped with compute"
-                  + ("; the share of the device window stands for that of the step" if worst == "d2d" else "")),
+        gain=Gain(share, "at most: all copying that nothing hides, if it were avoided" + how),
         gpus=tuple(gpu.gpu for gpu in gpus), source=source("copies_excessive.share"),
     )
 

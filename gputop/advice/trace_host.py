@@ -10,6 +10,7 @@ from gputop.advice.style import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, sty
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.text import percent, seconds
+from gputop.trace.query import marking_steps
 from gputop.trace.results_host import GapWork
 
 _KERAS = (KERAS2, KERAS3)
@@ -63,7 +64,7 @@ def step_gap_host(facts: TraceFacts) -> Finding | Abstained | None:
     if steps is None or steps.count < limit("host.steps"):
         return Abstained("step_gap_host", (
             "two whole steps: what lies between them is the gap; capture longer, or mark steps with "
-            "tf.profiler.experimental.Trace('train', step_num=step, _r=1)"))
+            f"{marking_steps(facts.trace)}"))
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
     share = host.gap_s / facts.period_s

@@ -18,9 +18,10 @@ def input_bound(facts: TraceFacts) -> Finding | Abstained | None:
     """The GPUs stand still while the training loop waits for a batch."""
     waited = facts.analysis.input
     if waited is None:
-        return Abstained("input_bound", (
-            "the training loop's calls for a batch (tf.data's IteratorGetNext); capture with host_tracer_level 2, "
-            "as gputop does"))
+        return Abstained("input_bound", "the training loop's calls for a batch " + (
+            "(enumerate(DataLoader)), which torch.profiler records with ProfilerActivity.CPU"
+            if facts.framework == "pytorch" else
+            "(tf.data's IteratorGetNext); capture with host_tracer_level 2, as gputop does"))
     if facts.shares is None:
         return Abstained("input_bound", (
             "GPU activity: whether the GPUs stand still while the loop waits for a batch; see `gputop doctor` for the "

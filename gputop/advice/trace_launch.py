@@ -7,7 +7,8 @@ from statistics import median
 from gputop.advice.finding import Abstained, Finding, Gain, at_most, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
-from gputop.text import percent
+from gputop.advice.trace_kernels import launch_pace_s
+from gputop.text import percent, seconds
 
 _SNIPPETS = {
     "tensorflow": "model.compile(optimizer, loss, jit_compile=True)  # custom loop: @tf.function(jit_compile=True)",
@@ -46,8 +47,13 @@ def launch_bound(facts: TraceFacts) -> Finding | Abstained | None:
         evidence["idle_host_fault_ratio"] = sum(faults) / len(faults)
     short = kernel_s < limit("launch_bound.short_kernel_s")
     why = f"For {percent(share)} of the {facts.basis} a GPU is idle and its next kernel is not launched yet."
+    pace_s = launch_pace_s(facts)
+    if pace_s is not None:
+        evidence["launch_pace_s"] = pace_s
     if short:
-        why += f" Half of the kernels run for less than {kernel_s * 1e6:.2g} µs, while launching one takes 20-40 µs."
+        why += f" Half of the kernels run for less than {seconds(kernel_s)}, while "
+        why += (f"the host launches one every {seconds(pace_s)}." if pace_s is not None and pace_s > kernel_s else
+                "launching one takes 20-40 µs.")
     severity = severity_of(share)
     if facts.few:
         severity = at_most(severity, "medium")

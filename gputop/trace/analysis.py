@@ -24,6 +24,7 @@ from gputop.trace.load import load
 from gputop.trace.memory import memory
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.phases import evaluation_note
+from gputop.trace.query import marking_steps
 from gputop.trace.replicas import replicas
 from gputop.trace.results import Analysis, Steps
 from gputop.trace.steps import find_steps
@@ -95,10 +96,10 @@ def _notes(trace: Trace, steps: Steps | None, device_events: bool) -> list[Quali
         notes.append(QualityNote("no_steps", (
             "No training steps found: neither step markers nor calls of a step function nor a kernel sequence that "
             "surely repeats. Shares are of the whole window. Capture longer than two steps, or mark steps with "
-            "tf.profiler.experimental.Trace('train', step_num=step, _r=1).")))
+            f"{marking_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
-        notes.append(QualityNote("few_steps", f"Only {steps.count} whole step(s) in the window: take the figures "
-                                              "as a sample, or capture longer."))
+        notes.append(QualityNote("few_steps", f"Only {steps.count} whole step{'' if steps.count == 1 else 's'} in "
+                                              "the window: take the figures as a sample, or capture longer."))
     if steps is not None:
         notes += evaluation_note(steps)
     if not device_events and trace.gpus and not known & {"empty_device_plane", "no_device_events"}:

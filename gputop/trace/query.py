@@ -48,6 +48,17 @@ def uses(trace: Trace) -> str:
     return "unknown"
 
 
+def marking_steps(trace: Trace) -> str:
+    """How a loop of one's own marks its steps, so that they are found in a trace like this one."""
+    framework = uses(trace)
+    if trace.format == "nsys":
+        return ("NVTX ranges: with torch.cuda.nvtx.range(f'ProfilerStep#{step}')" if framework == "pytorch" else
+                "NVTX ranges named ProfilerStep#<number>")
+    return {"pytorch": "torch.profiler's prof.step() after each",
+            "jax": "jax.profiler.StepTraceAnnotation('train', step_num=step)"}.get(
+                framework, "tf.profiler.experimental.Trace('train', step_num=step, _r=1)")
+
+
 def in_steps(sorted_ns: I64, steps: Steps) -> Mask:
     """Which of these instants, in order of time, lie within steps (which are disjoint)."""
     bounds = np.array(steps.bounds_ns)

@@ -115,6 +115,8 @@ def test_launch_bound(gpus):
     # Keras does not compile steps under tf.distribute.
     assert ("jit_compile" if gpus == 1 else "auto_jit") in (f.snippet or "")
     assert f.evidence["kernel_median_s"] == pytest.approx(10e-6)
+    if gpus == 1:
+        assert f.evidence["launch_pace_s"] == pytest.approx(40e-6) and "launches one every 40.0 µs" in f.why
     assert f.gain.step_time == pytest.approx(0.75, abs=0.03)
 
 
@@ -203,7 +205,13 @@ def test_pinned_copies_are_not_told_to_pin():
     assert f.evidence["pageable_ratio"] == 0
     assert f.evidence["h2d_bytes_per_s"] == pytest.approx(200e6 / 6e-3)
     assert f.evidence["h2d_bytes_per_step"] == pytest.approx(200e6, rel=0.25)  # six copies in five whole steps
-    assert f.gain.step_time == pytest.approx(0.3, abs=0.02)
+    assert f.gain.step_time == pytest.approx(0.3, abs=0.02) and "or overlapped with compute" in f.gain.how
+
+
+def test_copies_hide_behind_no_more_compute_than_there_is():
+    f = findings(copying(Kind.H2D, 18_000))["copies_excessive"]
+    assert f.gain.step_time == pytest.approx(0.9, abs=0.02)
+    assert "overlap with the compute there is saves 9 %" in f.gain.how
 
 
 def test_pageable_copies_are():

@@ -10,6 +10,7 @@ from gputop.errors import GputopError, NothingToSee
 from gputop.trace.load import load
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.nsys import read_nsys
+from gputop.trace.steps import find_steps
 from tests.trace.shares import NEEDS_SHARED, SHARED, shares
 
 PROCESS = [(1 << 48) | (pid << 24) for pid in (500, 501)]
@@ -99,6 +100,17 @@ def test_a_report_of_two_processes(tmp_path):
     assert trace.lines[trace.host.line[1]].name == "python3/500"
     assert trace.origin_ns == 1_700_000_000_000_000_000 + 1000 - 500
     assert (trace.format, trace.hosts, trace.quality) == ("nsys", ["node"], [])
+
+
+def test_ranges_named_as_kineto_s_steps_mark_steps(tmp_path):
+    database = sqlite3.connect(path := report(tmp_path / "r.sqlite"))
+    for step in range(4):
+        database.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, ?, ?, NULL)",
+                         (1000 + 150 * step, 1140 + 150 * step, f"ProfilerStep#{step}", PROCESS[0] + 500))
+    database.commit()
+    database.close()
+    steps = find_steps(read_nsys(path))
+    assert steps is not None and (steps.anchor, steps.median_s) == ("ProfilerStep# markers", 150e-9)
 
 
 @pytest.mark.parametrize("missing", sorted(set(TABLES) - {"CUPTI_ACTIVITY_KIND_KERNEL"}))
