@@ -15,11 +15,12 @@ _PARTS = {
     "input": "waiting for input", "launch": "waiting for launches", "host": "host work", "idle": "other idle",
 }
 # The parts of the step whose cause a finding names; a large part without one is said to be unexplained.
+# launch_bound names launches close together alone, which is not what the host was at in the part of its own.
 _UNEVEN = {"gpu0_oversubscribed", "replica_imbalance"}
-_LATE = {"launch_bound", "sync_copies", "staggered_launch", "serial_gpus", "thread_contention", "eager_execution",
+_LATE = {"sync_copies", "staggered_launch", "serial_gpus", "thread_contention", "eager_execution",
          "retracing", "host_placement", "loss_scaling"}
 _EXPLAINED_BY: dict[str, set[str]] = {
-    "launch": {*_LATE, "small_kernels"},
+    "launch": {*_LATE, "launch_bound", "small_kernels"},
     "host": {*_LATE, "step_gap_host"},
     "idle": {*_UNEVEN, "staggered_launch", "serial_gpus", "collective_waiting", "small_kernels"},
     "collectives": {*_UNEVEN, "launch_bound", "communication_exposed", "allreduce_count", "allreduce_slow",
@@ -170,7 +171,8 @@ def _unexplained(a: Analysis) -> str:
     share = parts[name] / total if total else 0.0
     if share < HIGH_SHARE or named & _EXPLAINED_BY[name]:
         return ""
-    return f"Unexplained: {_PARTS[name]} takes {percent(share)} of the step and no rule here names its cause."
+    text = f"Unexplained: {_PARTS[name]} takes {percent(share)} of the step and no rule here names its cause."
+    return f"{text} Gaps above lists what the host was at." if a.gaps is not None and a.gaps.main else text
 
 
 def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from gputop.trace.results_device import Concurrency, KernelRow, LaunchOrder, Rep
 _KERNELS_SHOWN = 8
 _OPS_SHOWN = 5
 _COPIES_SHOWN = 6
+_WORTH_NAMING = 0.005  # less rounds to nothing
 _INDENT = 15
 _EVEN = 0.05  # GPUs whose work is this close to the others' are called even
 _BARS = "▁▂▃▄▅▆▇█"
@@ -99,7 +100,8 @@ def kernels(a: Analysis, width: int) -> Iterator[str]:
     if rest:
         yield f"  {1 - sum(row.share for row in shown):>6.1%} {rest:>8,}  others"
     if k.by_op_type:
-        ops = [f"{printable(row.name)} {percent(row.share)}" for row in k.by_op_type if row.name][:_OPS_SHOWN]
+        ops = [f"{printable(row.name)} {percent(row.share)}" for row in k.by_op_type
+               if row.name and row.share >= _WORTH_NAMING][:_OPS_SHOWN]
         yield from _labelled("op types", ", ".join(ops), width)
     yield from _sizes(a, width)
 
@@ -123,8 +125,8 @@ def _sizes(a: Analysis, width: int) -> Iterator[str]:
     highest = max(counts)
     bars = "".join(_BARS[round(c / highest * (len(_BARS) - 1))] if c else " " for c in counts)
     yield from _labelled("sizes", (
-        f"{percent(below[20e-6])} are shorter than 20 µs, {percent(below[40e-6])} than 40 µs: launching one takes "
-        "20-40 µs. Counts by duration, which doubles from bar to bar:"), width)
+        f"{percent(below[20e-6])} are shorter than 20 µs, {percent(below[40e-6])} than 40 µs: TensorFlow takes "
+        "20-40 µs to launch one. Counts by duration, which doubles from bar to bar:"), width)
     yield f"{'':{_INDENT}}{seconds(bounds[0])} |{bars}| {seconds(bounds[-1])}"
 
 
@@ -140,6 +142,7 @@ def copies(a: Analysis, width: int) -> Iterator[str]:
                                    (row.bytes or 0) / (row.bytes_per_s or 1) if told else 0.0)):
             sums[i] += value
     yield "Copies   summed over GPUs, rates of a single copy"
+    yield f"  {'way':<5} {'memory':<17} {'count':>8} {'time':>8} {'bytes':>6} {'rate':>9}"
     largest = sorted(ways.items(), key=lambda item: -item[1][2])
     for (direction, source, target), (count, size, time, told_s) in largest[:_COPIES_SHOWN]:
         amount = f"{bytes_(size):>6} {rate(size / told_s):>9}" if told_s else f"{'?':>6} {'?':>9}"

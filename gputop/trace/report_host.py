@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from gputop.text import bytes_, percent, printable, ranges, ratio, seconds
+from gputop.text import bytes_, percent, printable, ratio, seconds
 from gputop.trace.results import Analysis
 from gputop.trace.results_host import LaunchThreads, Pipeline, Stage
 
@@ -111,7 +111,8 @@ def launch_threads(a: Analysis, width: int) -> Iterator[str]:
         return
     text = f"by one thread, {t.threads[0].name}"
     if len(t.threads) > 1:
-        text = f"by {len(t.threads)} host threads, {ranges(sorted(set(t.threads_per_gpu.values())))} per GPU"
+        fewest, most = min(t.threads_per_gpu.values()), max(t.threads_per_gpu.values())
+        text = (f"by {len(t.threads)} host threads, {fewest if fewest == most else f'{fewest} to {most}'} per GPU")
     if t.mode != "unknown":
         text += f"; TF_GPU_THREAD_MODE {t.mode}"
     yield from _labelled("Launches", text + _contention(t), width)

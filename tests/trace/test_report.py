@@ -87,6 +87,27 @@ def test_large_parts_without_a_finding_are_called_unexplained():
     assert "Unexplained: host work takes 7" in text
 
 
+def test_launches_do_not_explain_what_else_the_host_was_at():
+    b = keras_steps(Builder(), 6, 20_000, 19_990)
+    for i in range(6):
+        for j in range(60):
+            at = i * 20_000 + 20 + j * 100
+            b.run(0, at + 10, 20, launch=at)
+    text = text_report(analyze_trace(b.build()))
+    assert "[launch_bound]" in text and "Unexplained: host work takes 7" in text and "Gaps above lists" in text
+
+
+@pytest.mark.parametrize(("event", "format_", "how"), [
+    ("EagerExecute", "xspace", "tf.profiler.experimental.Trace('train'"), ("aten::mm", "chrome", "prof.step()"),
+    ("aten::mm", "nsys", "torch.cuda.nvtx.range(f'ProfilerStep#{step}')"), ("main", "nsys", "NVTX ranges named"),
+    ("PjitFunction(f)", "xspace", "jax.profiler.StepTraceAnnotation"),
+])
+def test_how_to_mark_steps_fits_the_framework(event, format_, how):
+    trace = Builder().host(event, 0, 10).run(0, 20, 5, launch=5).build()
+    trace.format = format_
+    assert how in next(note.message for note in analyze_trace(trace).quality if note.id == "no_steps")
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_wrapping_keeps_to_the_width(width):
     trace = launch_bound().build()
