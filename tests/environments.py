@@ -1,8 +1,9 @@
 """Other people's training environments for tests: TensorFlow 2.15 and JAX, each in a virtual environment of its own.
 
 Made once, with pip, below the environment the tests run in (or in GPUTOP_TEST_ENVIRONMENTS), and used again
-from then on. Where Python or the network does not allow it the tests that need one are skipped, with the
-reason; GPUTOP_TEST_ENVIRONMENTS=off skips them, too.
+from then on. Where there is no Python for it, or no package index can be reached, the tests that need one are
+skipped, with the reason; GPUTOP_TEST_ENVIRONMENTS=off skips them, too. Where the index answers and something cannot
+be installed, above all gputop itself, they fail.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,9 +65,10 @@ def environment(recipe: Recipe) -> Environment:
         done = folder / ".made"
         if not done.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            _do([python, "-m", "venv", str(folder)], f"{recipe.name}: no virtual environment")
-            _do([str(folder / "bin" / "python"), *_PIP, "install", "--only-binary=:all:", *recipe.requirements],
-                f"{recipe.name} cannot be installed")
+            problem = _do(python, "-m", "venv", str(folder))
+            if problem:
+                pytest.skip(f"{recipe.name}: no virtual environment: {problem}")
+            _install(folder, "--only-binary=:all:", *recipe.requirements)
             done.touch()
         _install_gputop(folder)
     return Environment(folder / "bin" / "python")
@@ -79,22 +82,39 @@ def _install_gputop(folder: Path) -> None:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "gputop", source / "gputop", ignore=shutil.ignore_patterns("__pycache__"))
-    _do([str(folder / "bin" / "python"), *_PIP, "install", "--upgrade", str(source)],
-        "gputop cannot be installed there")
+    _install(folder, "--upgrade", str(source))
 
 
-def _do(command: list[str], failed: str) -> None:
+def _install(folder: Path, *what: str) -> None:
+    """With the pip in ``folder``. The test fails where it cannot be, and is skipped where no index answers."""
+    python = str(folder / "bin" / "python")
+    problem = _do(python, *_PIP, "install", *what)
+    if not problem:
+        return
+    told = f"{what[-1]} cannot be installed into {folder.name}: {problem}"
+    if index_answers(python):
+        pytest.fail(told)
+    pytest.skip(f"no package index can be reached; {told}")
+
+
+def index_answers(python: str) -> bool:
+    """Whether pip gets what every index has, pip itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        return not _do(python, *_PIP, "download", "--no-deps", "--no-cache-dir", "-d", folder, "pip")
+
+
+def _do(*command: str) -> str:
+    """What went wrong with it; nothing where nothing did."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        pytest.skip(f"{failed}: {error}")
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it left no message"])[-1]
-        pytest.skip(f"{failed}: {said[:300]}")
+        return str(error)
+    return (done.stderr.strip().splitlines() or ["it left no message"])[-1][:300] if done.returncode else ""
 
 
 def _python(minors: tuple[int, ...]) -> str | None:
-    """One with such a version: that of the tests, else one on the PATH."""
+    """One with such a version: that of the tests, else one on the PATH that runs, as not every pyenv shim does."""
     if sys.version_info[1] in minors:
         return sys.executable
-    return next((found for minor in minors if (found := shutil.which(f"python3.{minor}"))), None)
+    found = (shutil.which(f"python3.{minor}") for minor in minors)
+    return next((python for python in found if python and not _do(python, "-c", "")), None)

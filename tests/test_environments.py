@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +16,9 @@ from gputop.profiler.client import capture
 from gputop.profiler.discovery import Finder
 from gputop.trace.load import load
 from gputop.trace.steps import find_steps
+from tests import environments
 from tests.environments import JAX, TENSORFLOW_215, Environment, environment
 from tests.tf_job import _free_port, start_tf_job
-
-pytestmark = pytest.mark.tensorflow
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,7 @@ def check_inside(place: Environment, address: str, logdir: Path) -> None:
     assert Path(document["capture"]["path"]).is_file()
 
 
+@pytest.mark.tensorflow
 def test_tensorflow_215_writes_to_its_own_disk(tensorflow: Environment, tmp_path: Path) -> None:
     with start_tf_job("fast", python=str(tensorflow.python)) as job:
         assert job.versions["tensorflow"].startswith("2.15.")
@@ -72,6 +73,7 @@ def test_tensorflow_215_writes_to_its_own_disk(tensorflow: Environment, tmp_path
     assert (server.framework, server.version) == ("TensorFlow", job.versions["tensorflow"])
 
 
+@pytest.mark.tensorflow
 def test_jax_hands_the_trace_over(jax: Environment, tmp_path: Path) -> None:
     with jax_job(jax.python) as (address, pid, version):
         result = capture(address, seconds=1, logdir=tmp_path / "here", pid=pid)
@@ -81,3 +83,27 @@ def test_jax_hands_the_trace_over(jax: Environment, tmp_path: Path) -> None:
     steps = find_steps(load([result.path]))
     assert steps is not None and steps.count > 2
     assert (server.framework, server.version) == ("JAX", version)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What pip is run in: the tests' own Python, and an index that is not there."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    return tmp_path
+
+
+def test_without_an_index_a_test_is_skipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no package index can be reached"):
+        environments._install(folder, "gputop-is-not-there==0")
+
+
+def test_with_one_what_cannot_be_installed_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "index_answers", lambda _: True)
+    (folder / "pyproject.toml").write_text("no project at all")
+    with pytest.raises(pytest.fail.Exception, match="cannot be installed into"):
+        environments._install(folder, "--no-deps", str(folder))
