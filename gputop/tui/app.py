@@ -62,18 +62,22 @@ class GputopApp(TerminalApp):
         self.error: GputopError | None = None
         self.trace: TraceFile | None = None  # of the last capture, once it has been looked at
         self._queued: set[str] = set()
+        # Kept at hand: to look for them by name at each tick costs as much as to draw some of them.
+        self._header, self._host, self._job = (LinesWidget(id=name) for name in ("header", "host", "job"))
+        self._table = GpuTable(id="gpus")
+        self._actions, self._processes = ActionsPanel(id="actions"), ProcessPanel(id="processes")
 
     # -- building -----------------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
-        yield LinesWidget(id="header")
+        yield self._header
         with VerticalScroll(id="gpus-box", can_focus=False):
-            yield GpuTable(id="gpus")
-        yield LinesWidget(id="host")
-        yield LinesWidget(id="job")
+            yield self._table
+        yield self._host
+        yield self._job
         with Container(id="panels"):
-            yield ActionsPanel(id="actions")
-            yield ProcessPanel(id="processes")
+            yield self._actions
+            yield self._processes
 
     def on_mount(self) -> None:
         # asyncio's own answer to SIGINT, to cancel the app wherever it is, can leave Textual hanging.
@@ -83,7 +87,7 @@ class GputopApp(TerminalApp):
                 loop.add_signal_handler(number, lambda: self.call_next(self.action_quit))
         if self.first_frame is not None and self.first_frame.ended:
             self.call_next(self.action_quit)
-        table = self.query_one(GpuTable)
+        table = self._table
         table.metric = self.preferences.metric or table.metric
         table.span_s = self.preferences.span_s or table.span_s
         self.session.listen(self._session_changed)
@@ -97,7 +101,7 @@ class GputopApp(TerminalApp):
         if not self.screen_stack or not self.screen_stack[0].is_attached:
             return  # quit before it was drawn
         await self.mount(Footer(show_command_palette=False))
-        self.query_one("#actions").focus()
+        self._actions.focus()
         self._refresh_all()
         self.tell_preferences()
         # What exists by now stays until the end: the collector need not look at it every few seconds.
@@ -115,7 +119,7 @@ class GputopApp(TerminalApp):
         if message.change == "failed":
             self.error = self.session.failure
             self.exit(self.error.exit_code if self.error else 1)
-        elif not self.query("#header"):
+        elif not self._header.is_attached:
             pass  # the screen is being taken down
         elif message.change == "sample":
             if self.picture_due():
@@ -142,13 +146,11 @@ class GputopApp(TerminalApp):
         base.set_class(height < 20, "short")
         base.set_class(height < 12 or width < 40, "tiny")
         gpus = len(self.session.sample.gpus) if self.session.sample else 8
-        table = self.query_one(GpuTable)
-        table.resize_rows(lines_per_gpu(height, gpus), has_axis(height))
-        processes = self.query_one(ProcessPanel)
+        self._table.resize_rows(lines_per_gpu(height, gpus), has_axis(height))
         held = len(self.session.sample.processes) if self.session.sample else 1
         # Stacked, the processes take what they need and no more than two fifths.
         rows_of_processes = min(max(1, held) + 3, max(4, (height - 13) * 2 // 5))
-        processes.styles.height = rows_of_processes if base.has_class("narrow") else None
+        self._processes.styles.height = rows_of_processes if base.has_class("narrow") else None
         box = self.query_one("#gpus-box")
         reserve = 1 if base.has_class("tiny") else 4 if base.has_class("short") else 13
         box.styles.max_height = max(2, height - reserve)
@@ -156,25 +158,22 @@ class GputopApp(TerminalApp):
     def _refresh_all(self) -> None:
         session = self.session
         sample = session.sample
-        header = self.query_one("#header", LinesWidget)
         replay = (session.player.badge, session.player.state()) if session.player is not None else None
-        header.show([rows.header(sample, session.interval_s, self.paused, header.size.width, replay,
-                                 self.drawn_every_s)])
+        self._header.show([rows.header(sample, session.interval_s, self.paused, self._header.size.width, replay,
+                                       self.drawn_every_s)])
         self._refresh_job()
         if self.paused or sample is None:
             return
         update_box = getattr(self.screen, "update_view", None)  # a box that goes with the samples
         if update_box is not None:
             update_box()
-        table = self.query_one(GpuTable)
-        if table.sample is None:
+        if self._table.sample is None:
             self._fit()
-        table.update_view(sample, session.history, session.marks)
-        host = self.query_one("#host", LinesWidget)
-        host.show([rows.host(sample, host.size.width)])
+        self._table.update_view(sample, session.history, session.marks)
+        self._host.show([rows.host(sample, self._host.size.width)])
         attached = frozenset(s.pid for s in session.servers if s.pid is not None)
         reasons = {g.processes_reason for g in sample.gpus if g.processes_reason}
-        self.query_one(ProcessPanel).update_view(sample.processes, attached, "; ".join(sorted(reasons)))
+        self._processes.update_view(sample.processes, attached, "; ".join(sorted(reasons)))
         self._refresh_actions()
 
     def _refresh_actions(self) -> None:
@@ -184,13 +183,13 @@ class GputopApp(TerminalApp):
         if record is not None:
             title += f" · capture {rows.since(session.clock(), record.time_s)} + live"
         breakdown = record.analysis.get("breakdown") if record is not None and record.analysis else None
-        panel = self.query_one(ActionsPanel)
+        panel = self._actions
         panel.numbers = session.gpu_numbers
         panel.update_view(session.findings, title, telling.lead(session), breakdown)
 
     def _refresh_job(self) -> None:
         session = self.session
-        job = self.query_one("#job", LinesWidget)
+        job = self._job
         if session.player is not None:
             job.show([rows.replay_keys(job.size.width, session.told is not None, session.rhythm)])
             return
@@ -259,7 +258,7 @@ class GputopApp(TerminalApp):
         open_last(self)
 
     def action_recommendations(self) -> None:
-        self.query_one("#actions").focus()
+        self._actions.focus()
 
     def on_actions_panel_opened(self, message: ActionsPanel.Opened) -> None:
         (opening.snippet if message.copy else opening.finding)(self, message.finding)
@@ -300,7 +299,7 @@ class GputopApp(TerminalApp):
     def action_filter(self) -> None:
         from gputop.tui.screens import Ask
 
-        panel = self.query_one(ProcessPanel)
+        panel = self._processes
 
         def apply(pattern: str | None) -> None:
             if pattern is not None:
@@ -311,7 +310,7 @@ class GputopApp(TerminalApp):
         self.push_screen(Ask("Filter processes", hint, panel.pattern), apply)
 
     def action_sort(self) -> None:
-        self.query_one(ProcessPanel).next_sort()
+        self._processes.next_sort()
 
     def action_snapshot(self) -> None:
         from gputop.export.snapshot import write_snapshot
@@ -324,8 +323,7 @@ class GputopApp(TerminalApp):
             self.notify("\n".join(str(p) for p in paths), title="Snapshot written", timeout=8, markup=False)
 
     def action_metric(self, by: int) -> None:
-        table = self.query_one(GpuTable)
-        table.metric = METRICS[(METRICS.index(table.metric) + by) % len(METRICS)]
+        self._table.metric = METRICS[(METRICS.index(self._table.metric) + by) % len(METRICS)]
         self._redraw_table()
 
     def action_interval(self, by: int) -> None:
@@ -350,21 +348,20 @@ class GputopApp(TerminalApp):
         self._refresh_all()
 
     def action_scroll(self, by: int) -> None:
-        self.query_one(GpuTable).scroll_in_time(by)
+        self._table.scroll_in_time(by)
 
     def action_scroll_to_now(self) -> None:
-        self.query_one(GpuTable).follow()
+        self._table.follow()
 
     def action_zoom(self, by: int) -> None:
-        self.query_one(GpuTable).zoom(by)
+        self._table.zoom(by)
 
     def action_cursor(self, by: int = 0) -> None:
         """Move the cursor in time; with 0, put it there or take it away."""
-        self.query_one(GpuTable).cursor(by)
+        self._table.cursor(by)
 
     def _redraw_table(self) -> None:
-        table = self.query_one(GpuTable)
-        table.update_view(table.sample, self.session.history, self.session.marks)
+        self._table.update_view(self._table.sample, self.session.history, self.session.marks)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """The keys of the picture work where it is seen."""
