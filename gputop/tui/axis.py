@@ -12,6 +12,7 @@ from gputop.metrics import BYTES_PER_S, GPU_METRICS
 from gputop.samples import OK, GpuSample
 from gputop.text import fit, printable, ranges
 from gputop.tui.columns import ACTIVITY, COARSE_MARK
+from gputop.tui.cursor import Slice
 from gputop.tui.lanes import Window
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, WARN
 from gputop.tui.runs import Run
@@ -108,6 +109,11 @@ def _length(seconds: int) -> str:
         if seconds % size == 0:
             return f"{seconds // size}{unit}"
     return f"{seconds}s" if seconds < 60 else f"{seconds // 60}m{seconds % 60:02}"
+
+
+def told(marks: Sequence[Mark], under: Slice | None) -> list[Run]:
+    """What stands beside the axis: what its letters mean, or with a cursor what happened in the slice under it."""
+    return legend(marks) if under is None else words([m for m in marks if m.within(under.begin_s, under.end_s)])
 
 
 def legend(marks: Iterable[Mark]) -> list[Run]:

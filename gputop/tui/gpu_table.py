@@ -18,18 +18,7 @@ from gputop.marks import MarkLog
 from gputop.samples import GpuSample, NodeSample
 from gputop.text import fit
 from gputop.tui import axis
-from gputop.tui.columns import (
-    ACTIVITY,
-    PCIE,
-    SECOND,
-    Field,
-    Part,
-    figures_of,
-    parts,
-    plan,
-    second_line,
-    title_texts,
-)
+from gputop.tui.columns import ACTIVITY, PCIE, SECOND, Field, Part, figures_of, parts, plan, second_line, title_texts
 from gputop.tui.cursor import TimeCursor
 from gputop.tui.lanes import DEFAULT_SPAN_S, SPANS_S, LaneCache, TimeView, Window, common_scale, slice_for
 from gputop.tui.lines import Grounded
@@ -306,11 +295,8 @@ class GpuTable(Widget, can_focus=True):
             return []
         marks = self._marks.between(window.begin_s(0), window.begin_s(window.columns)) if self._marks else []
         line = axis.axis(window, marks, self.end_s is None, self.time.time_s)
-        under = self.time.slice
-        told = axis.legend(marks) if under is None else axis.words(
-            [m for m in marks if m.within(under.begin_s, under.end_s)])
         x = self._fields["main"].x
-        return axis.beside([(" " * x, DIM), *line], told, x + window.columns, self._width)
+        return axis.beside([(" " * x, DIM), *line], axis.told(marks, self.time.slice), x + window.columns, self._width)
 
     # -- drawing ------------------------------------------------------------------------------
 
