@@ -66,8 +66,8 @@ def parts_by_gpu(
     launching = _launching(trace, within) if lines else EMPTY
     out = {}
     for line in lines:
-        found = _gpu_parts(line, lines, within, starved[line.gpu], launching)
-        out[line.gpu] = {name: merge(*(spans for part, spans in found if part == name)) for name in _PARTS}
+        late = _late_by_host(line, lines, within, starved[line.gpu])
+        out[line.gpu] = _gpu_parts(line, within, starved[line.gpu], late, launching)
     return out
 
 
@@ -86,27 +86,24 @@ def _parts(
 
 
 def _gpu_parts(
-    line: GpuTimeline, lines: list[GpuTimeline], within: Spans, waiting: Spans, launching: Spans,
-) -> list[tuple[str, Spans]]:
+    line: GpuTimeline, within: Spans, waiting: Spans, late: Spans, launching: Spans,
+) -> dict[str, Spans]:
     """Exclusive parts of one GPU's time within ``within``; together they are all of it."""
     left = within
-    parts: list[tuple[str, Spans]] = []
+    parts: dict[str, Spans] = {}
 
     def take(name: str, spans: Spans) -> None:
         nonlocal left
-        taken = intersect(left, spans)
-        parts.append((name, taken))
-        left = subtract(left, taken)
+        parts[name] = intersect(left, spans)
+        left = subtract(left, parts[name])
 
     take("compute", merge(line.compute, line.other))
     take("collectives", merge(line.collectives, line.p2p))
     take("h2d", line.h2d)
     take("d2h", line.d2h)
     take("input", waiting)
-    take("idle", waits_for_another(line, lines, WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
-    late = intersect(left, line.late)
-    return [*parts, ("launch", intersect(late, launching)), ("host", subtract(late, launching)),
-            ("idle", subtract(left, late))]
+    return {**parts, "launch": intersect(late, launching), "host": subtract(late, launching),
+            "idle": subtract(left, late)}
 
 
 def late_by_host(
@@ -116,11 +113,12 @@ def late_by_host(
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     lines = [line for line in lines if intersect(line.busy, within).total]
     starved = _starved(trace, lines, loops(trace))
-    out = {}
-    for line in lines:
-        waits = merge(starved[line.gpu], waits_for_another(line, lines, WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
-        out[line.gpu] = subtract(intersect(line.late, within), waits)
-    return out
+    return {line.gpu: _late_by_host(line, lines, within, starved[line.gpu]) for line in lines}
+
+
+def _late_by_host(line: GpuTimeline, lines: list[GpuTimeline], within: Spans, waiting: Spans) -> Spans:
+    waits = merge(waiting, waits_for_another(line, lines, WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
+    return subtract(intersect(line.late, within), waits)
 
 
 def _starved(trace: Trace, lines: Sequence[GpuTimeline], waiting: Sequence[Loop]) -> dict[int, Spans]:
