@@ -1,12 +1,14 @@
 """What a capture costs a real job: `gputop capture` beside TensorFlow's own client, both asked for 10 s.
 
-    python benchmarks/capture_cost.py [--job "tiny ops"] [--seconds 10] [--rounds 1]
+    python benchmarks/capture_cost.py [--job "tiny ops" --job "small layers"] [--seconds 10] [--rounds 1]
     python benchmarks/capture_cost.py --before 5     # what recording all the time costs (--dip-before 5)
 
 Needs TensorFlow in this environment. Each client captures from a fresh job of its own (tests/tf_job.py,
 on the CPU), turn about. Lost steps are those the job would have made at its own pace (five seconds before
-and after) between the start of the client and its end, less those it made; growth is that of the job's
-resident memory at its highest.
+and after) between the start of the client and its end, less those it made: true on a quiet machine only.
+CPU is what job and client took between these moments, less what the steps the job made meanwhile take it
+otherwise; others' work on the machine hardly changes that. Growth is that of the job's resident memory at
+its highest.
 The traces of both are analysed: a cheaper capture that finds less would be no gain.
 """
 
@@ -27,8 +29,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import psutil  # noqa: E402
+
 from gputop.errors import GputopError  # noqa: E402
+from gputop.profiler.careful import careful_capture  # noqa: E402
 from gputop.profiler.footprint import resident_bytes  # noqa: E402
+from gputop.profiler.probe import load_grpc  # noqa: E402
 from gputop.trace.analysis import analyze  # noqa: E402
 from tests.tf_job import MODES, TfJob, start_tf_job  # noqa: E402
 
@@ -39,14 +45,20 @@ _TF_CLIENT = "import sys; import tensorflow as tf; print('ready', flush=True); s
 
 @dataclass
 class Cost:
-    """Of one capture. ``lost_steps`` may be below zero by the job's own noise."""
+    """Of one capture. ``lost_s`` may be below zero by the job's own noise."""
 
     took_s: float
-    lost_steps: float
-    pace_per_s: float
+    lost_s: float  # of training
+    cpu_s: float
     growth_bytes: int
     trace_bytes: int
     findings: tuple[str, ...]
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process and of its children that have ended."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system + times.children_user + times.children_system)
 
 
 class _Peak:
@@ -74,24 +86,32 @@ def measure(client: str, mode: str, seconds: float) -> Cost:
     with tempfile.TemporaryDirectory() as logdir, start_tf_job(mode) as job:
         # Imports of the clients are no part of what a capture costs the job: they come first.
         process = _start_tensorflow(job, logdir, seconds) if client == "TensorFlow" else None
+        load_grpc()
+        calm = [(time.time(), _cpu_s(job.pid))]
         time.sleep(_BASELINE_S)
-        began_s = time.time()
+        began_s, own_s = time.time(), _cpu_s(os.getpid()) + (_cpu_s(process.pid) if process else 0.0)
+        calm.append((began_s, _cpu_s(job.pid)))
         with _Peak(job.pid) as memory:
             if process is not None:
                 process.communicate("go\n", timeout=600)
             else:
                 _capture(job, logdir, seconds)
-            ended_s = time.time()
+            ended_s, own_s = time.time(), _cpu_s(os.getpid()) - own_s
+        calm.append((ended_s, _cpu_s(job.pid)))
         time.sleep(_BASELINE_S)
+        calm.append((time.time(), _cpu_s(job.pid)))
         steps = job.step_times()
         # The median second of both sides: what else the machine did then shall not count.
         pace = statistics.median(sum(at <= t < at + 1 for t in steps) for at in (
             *(began_s - n - 1 for n in range(int(_BASELINE_S))), *(ended_s + n for n in range(int(_BASELINE_S)))))
         made = sum(began_s <= t <= ended_s for t in steps)
+        calm_steps = sum(calm[0][0] <= t <= began_s or ended_s <= t <= calm[3][0] for t in steps)
+        each_s = (calm[1][1] - calm[0][1] + calm[3][1] - calm[2][1]) / calm_steps
+        cpu_s = calm[2][1] - calm[1][1] - made * each_s + own_s
         (path,) = Path(logdir).rglob("*.xplane.pb")
         found = analyze([path]).findings
-        return Cost(ended_s - began_s, pace * (ended_s - began_s) - made, pace, memory.highest - memory.before,
-                    path.stat().st_size, tuple(f.id for f in found if f.severity != "low"))
+        return Cost(ended_s - began_s, ended_s - began_s - made / pace, cpu_s, memory.highest - memory.before,
+                    path.stat().st_size, tuple(sorted(f.id for f in found if f.severity != "low")))
 
 
 def _start_tensorflow(job: TfJob, logdir: str, seconds: float) -> subprocess.Popen[str]:
@@ -105,8 +125,6 @@ def _start_tensorflow(job: TfJob, logdir: str, seconds: float) -> subprocess.Pop
 
 
 def _capture(job: TfJob, logdir: str, seconds: float) -> None:
-    from gputop.profiler.careful import careful_capture
-
     _, plan, _ = careful_capture(job.address, seconds=seconds, logdir=logdir, pid=job.pid)
     print(f"  gputop chose {plan.chosen_s:g} s: {plan.why}")
 
@@ -154,33 +172,35 @@ def measure_before(mode: str, before_s: float, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--job", choices=MODES, default="tiny ops")
+    parser.add_argument("--job", choices=MODES, action="append")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--before", type=float, default=None, metavar="S")
     args = parser.parse_args()
-    if args.before is not None:
-        measure_before(args.job, args.before, args.rounds)
-        return
+    for job in args.job or ("tiny ops", "small layers"):
+        if args.before is not None:
+            measure_before(job, args.before, args.rounds)
+        else:
+            compare(job, args.seconds, args.rounds)
+
+
+def compare(job: str, seconds: float, rounds: int) -> None:
     clients = ("gputop", "TensorFlow")
     costs: dict[str, list[Cost]] = {client: [] for client in clients}
-    for _ in range(args.rounds):
+    for _ in range(rounds):
         for client in clients:
-            costs[client].append(cost := measure(client, args.job, args.seconds))
-            print(f"{client:10} {cost.took_s:5.1f} s  {cost.lost_steps:7.0f} of {cost.pace_per_s:.0f} steps/s lost "
-                  f"({cost.lost_steps / cost.pace_per_s:.1f} s of training)  job +{cost.growth_bytes / 1e6:.0f} MB  "
-                  f"trace {cost.trace_bytes / 1e6:.1f} MB  {', '.join(cost.findings) or 'no findings'}")
+            costs[client].append(cost := measure(client, job, seconds))
+            print(f"{client:10} {cost.took_s:5.1f} s  {cost.lost_s:.1f} s of training lost  CPU {cost.cpu_s:.1f} s  "
+                  f"job +{cost.growth_bytes / 1e6:.0f} MB  trace {cost.trace_bytes / 1e6:.1f} MB  "
+                  f"{', '.join(cost.findings) or 'no findings'}", flush=True)
 
-    def seconds_lost(client: str) -> float:
-        return statistics.median(c.lost_steps / c.pace_per_s for c in costs[client])
+    def ratio(what: str) -> float:
+        ours, theirs = (statistics.median(getattr(c, what) for c in costs[client]) for client in clients)
+        return ours / theirs
 
-    def middle(client: str, what: str) -> float:
-        return statistics.median(getattr(c, what) for c in costs[client])
-
-    print(f"ratios, gputop over TensorFlow's client: training lost {seconds_lost('gputop'):.2f} s / "
-          f"{seconds_lost('TensorFlow'):.2f} s = {seconds_lost('gputop') / seconds_lost('TensorFlow'):.2f}, "
-          + ", ".join(f"{name} {middle('gputop', what) / middle('TensorFlow', what):.2f}" for name, what in
-                      (("growth of the job", "growth_bytes"), ("trace", "trace_bytes"), ("wall time", "took_s"))))
+    print(f"{job}, gputop over TensorFlow's client: " + ", ".join(f"{name} {ratio(what):.2f}" for name, what in (
+        ("training lost", "lost_s"), ("CPU", "cpu_s"), ("growth of the job", "growth_bytes"),
+        ("trace", "trace_bytes"), ("wall time", "took_s"))))
     same = {c.findings for one in costs.values() for c in one}
     print("same findings" if len(same) == 1 else f"findings differ: {sorted(same)}")
 

@@ -14,7 +14,7 @@ from gputop.errors import GputopError
 from gputop.text import bytes_
 
 PROBE_S = 0.5
-# Enough to say what such a job spends its time on; what follows is granted for whole steps.
+# With those of the probe: enough to say what a job spends its time on; more is granted for whole steps.
 TARGET_EVENTS = 500_000
 # CUPTI in TensorFlow keeps 2 Mi activity records for all GPUs together (xla, cupti_collector); after that
 # the tail of the window is empty. A fifth is left for a job that speeds up.
@@ -105,17 +105,18 @@ def needs_probe(asked_s: float) -> bool:
 def plan(asked_s: float, probe: Probe, room: Room) -> Plan:
     """The length of a capture after a probe; raises GputopError where not even the shortest fits.
 
-    About half a million events and at least a second; up to a million for twenty steps, or for those of
-    a GPU that are too long for the probe to show, and up to two million for ten; within what CUPTI keeps
-    and what memory and disk hold; at most ``asked_s``.
+    About half a million events with those of the probe, and at least a second; up to a million for twenty
+    steps, or for those of a GPU that are too long for the probe to show, and up to two million for ten;
+    within what CUPTI keeps and what memory and disk hold; at most ``asked_s``.
     """
     rate = probe.events_per_s
     if rate <= 0:
         return Plan(asked_s, asked_s, "as asked: the job made no events while it was probed", probe, room.unknown)
     makes = f"this job makes {_count(rate)} events/s"
     chosen_s, why = asked_s, f"as asked: {makes}"
-    if rate * asked_s > TARGET_EVENTS:
-        chosen_s, why = TARGET_EVENTS / rate, makes
+    enough_s = TARGET_EVENTS / rate - probe.seconds
+    if enough_s < asked_s:
+        chosen_s, why = enough_s, makes
         least_s, what = max((LEAST_S, "the least"), _for_steps(probe))
         if chosen_s < least_s:
             chosen_s, why = (least_s, f"{what}: {makes}") if least_s < asked_s else (asked_s, f"as asked: {makes}")

@@ -21,12 +21,12 @@ def probe(host: float = 0, device: float = 0, step_s: float | None = None, mb_pe
     ("asked_s", "probed", "chosen_s", "why"),
     [
         (10, probe(3_200), 10, "as asked: this job makes 3.2 k events/s"),
-        (10, probe(50_000), 10, "as asked: this job makes 50 k events/s"),
-        (10, probe(120_000), 4.1, "this job makes 120 k events/s"),
-        (2, probe(240_000), 2, "as asked: this job makes 240 k events/s"),
-        (60, probe(20_000), 25, "this job makes 20 k events/s"),
+        (10, probe(45_000), 10, "as asked: this job makes 45 k events/s"),
+        (10, probe(120_000), 3.6, "this job makes 120 k events/s"),
+        (1.5, probe(240_000), 1.5, "as asked: this job makes 240 k events/s"),
+        (60, probe(20_000), 24.5, "this job makes 20 k events/s"),
         # Twenty steps, where their length is known and they fit in twice the target, ten within four times.
-        (10, probe(100_000, step_s=0.01), 5.0, "this job makes 100 k events/s"),
+        (10, probe(100_000, step_s=0.01), 4.5, "this job makes 100 k events/s"),
         (10, probe(100_000, step_s=0.3), 6.0, "for 20 steps: this job makes 100 k events/s"),
         (10, probe(100_000, step_s=0.8), 10, "as asked: this job makes 100 k events/s"),
         (20, probe(100_000, step_s=0.8), 10, "for 12 steps: this job makes 100 k events/s"),
