@@ -183,8 +183,8 @@ class TimelineScreen(ModalScreen[None]):
         self._bubbles.update_view(timeline, self.trace.titles)
         self._canvas.focus()
         self._tell_header()
-        if self._finding is not None:
-            self.go_to_finding(self._finding)
+        if self._finding is not None:  # a trace that was read before is here before the picture has its rows
+            self.call_after_refresh(self.go_to_finding, self._finding)
         elif self._at is not None:
             self._canvas.look(self._canvas.view.fit(*self._at, margin=0.3))
 
