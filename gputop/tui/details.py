@@ -231,8 +231,9 @@ def job_text(session: Session) -> Text:
         out.append(f"{since(now_s, record.time_s):>10}  {step:<14}", PLAIN)
         plan = record.plan
         out.append(f"{plan.chosen_s if plan else record.asked_s:g} s from {printable(record.address)}\n", DIM)
-        for line in (*record.remarks, str(record.path)):
+        for line in record.remarks:
             out.append(f"{'':14}{printable(line)}\n", DIM)
+        out.append(f"  {printable(str(record.path))}\n", DIM)  # a long word: it has a line to itself
     if not session.captures:
         out.append("none yet: c captures a trace\n", DIM)
     return out

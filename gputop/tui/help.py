@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 from rich.text import Text
@@ -10,6 +11,8 @@ from textual.screen import Screen
 from gputop.tui.keys import key_groups
 from gputop.tui.palette import ACCENT, BOLD, DIM
 from gputop.tui.runs import wrap
+
+_KEYS = 9  # columns for the keys: "shift+tab", "q  ctrl+c"
 
 HOW_TO_SERVE = """\
 To let gputop capture, the job starts a profiler server; it costs nothing until it is used.
@@ -39,13 +42,15 @@ def help_text(screen: Screen[Any], more: str, width: int) -> Text:
     """
     out = Text()
     groups = list(key_groups(screen))
-    left = max((len("  ".join(keys)) for _, lines in groups for keys, _ in lines), default=0) + 2
     for title, lines in groups:
         if len(groups) > 1:
             out.append(f"{title}\n", BOLD)
         for keys, binding in lines:
-            out.append(f"{'  '.join(keys):>{left - 2}}  ", ACCENT)
-            out.append(("\n" + " " * left).join(wrap(binding.tooltip, max(20, width - left), 9)) + "\n")
+            named = wrap("  ".join(sorted(keys, key=len)), _KEYS, 9)
+            told = wrap(binding.tooltip, max(20, width - _KEYS - 2), 9)
+            for left, right in zip_longest(named, told, fillvalue=""):
+                out.append(f"{left:>{_KEYS}}  ", ACCENT)
+                out.append(right + "\n")
     if more:
         out.append("\n" + more, DIM)
     return out

@@ -12,14 +12,15 @@ from rich.style import Style
 from gputop.captures import CaptureRecord, CaptureStatus, Server
 from gputop.samples import CgroupSample, NodeSample, Reading
 from gputop.text import bytes_, printable, rate, ratio, reading, seconds
-from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
+from gputop.tui.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.tui.runs import Run, spread
 
 if TYPE_CHECKING:
     from gputop.rhythm import Rhythm
 
-SIMULATED_STYLE = Style(color="black", bgcolor="yellow", bold=True)
-REPLAY_STYLE = Style(color="black", bgcolor="cyan", bold=True)
+# In the palette's colours: those of the terminal itself turn black where a box over the screen dims it.
+SIMULATED_STYLE = Style(color=DARK.names["ground"], bgcolor=DARK.names["warn"], bold=True)
+REPLAY_STYLE = Style(color=DARK.names["ground"], bgcolor=DARK.names["accent"], bold=True)
 
 
 def short_gpu_name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,30 @@ from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, SEVERITY_MARK, SEV
 def text_width(terminal: int) -> int:
     """Columns for text in a box on a terminal of this width, as the style sheet has it, with room for a scrollbar."""
     return min(104, terminal * 96 // 100) - 5
+
+
+_GAP = re.compile(r"(?:^|\S) {2,}(?=\S)")
+
+
+def hanging(text: Text, width: int) -> Text:
+    """``text`` with lines longer than ``width`` broken at spaces; what follows stands under their last column.
+
+    A column begins behind two spaces or more. A word that is longer than the room is left as it is.
+    """
+    out = Text()
+    for line in text.split("\n", allow_blank=True):
+        indent = max((gap.end() for gap in _GAP.finditer(line.plain[:width * 2 // 3])), default=0)
+        while len(line.plain) > width:
+            cut = line.plain.rfind(" ", indent + 1, width + 1)
+            if cut <= indent or not line.plain[:cut].strip():
+                break
+            head, rest = line.divide([cut + 1])
+            head.rstrip()
+            out.append_text(head).append("\n")
+            line = Text(" " * indent).append_text(rest)
+        out.append_text(line).append("\n")
+    out.right_crop(1)
+    return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,11 @@ def tables(analysis: Mapping[str, Any] | None) -> tuple[Table, ...]:
     return tuple(Table(t.name, t.columns, (), "The trace could not be analysed: t tells why.") for t in made)
 
 
+def _share(value: float) -> str:
+    """A little is not nothing."""
+    return "<1 %" if 0 < value < 0.005 else percent(value)
+
+
 def _count(value: float) -> str:
     return f"{value:,.0f}"
 
@@ -85,9 +90,9 @@ def _list(value: Any) -> list[Mapping[str, Any]]:
 
 def _kernels(document: Mapping[str, Any], key: str, name: str) -> Table:
     kernels = document.get("kernels") or {}
-    columns = (Column("share", percent), Column("time", seconds), Column("count", _count), Column("mean", seconds),
-               Column("type", spare=True), Column("tensor", percent, spare=True), Column("GPUs", spare=True),
-               Column("occup.", percent, spare=True),
+    columns = (Column("share", _share), Column("time", seconds), Column("count", _count), Column("mean", seconds),
+               Column("type", spare=True), Column("tensor", _share, spare=True), Column("GPUs", spare=True),
+               Column("occup.", _share, spare=True),
                Column("kernel" if key == "by_name" else "TF op", wide=True))
     rows = tuple((r["share"], r["time_s"], r["count"], r["mean_s"], _type(r.get("types") or {}), r.get("tensor_core"),
                   ranges(int(g) for g in r.get("by_gpu") or {}), r.get("occupancy"),
@@ -111,7 +116,7 @@ def _type(types: Mapping[str, float]) -> str | None:
 def _collectives(document: Mapping[str, Any]) -> Table:
     found = document.get("collectives") or {}
     columns = (Column("operation"), Column("count", _count), Column("per step", _number), Column("time", seconds),
-               Column("transfer", seconds), Column("waiting", percent), Column("bytes", bytes_, spare=True),
+               Column("transfer", seconds), Column("waiting", _share), Column("bytes", bytes_, spare=True),
                Column("exposed, most", seconds, spare=True), Column("remark", wide=True))
     rows = tuple((r["operation"], r["count"], r.get("count_per_step"), r["time_s"], r.get("transfer_s"),
                   r.get("waiting"), r.get("bytes"), max((r.get("exposed_s") or {}).values(), default=None),
@@ -127,8 +132,8 @@ def _collectives(document: Mapping[str, Any]) -> Table:
 
 
 def _memory(document: Mapping[str, Any]) -> Table:
-    columns = (Column("allocator"), Column("at the peak", bytes_), Column("of the peak", percent, spare=True),
-               Column("of capacity", percent), Column("allocations", _count, spare=True), Column("held by", wide=True))
+    columns = (Column("allocator"), Column("at the peak", bytes_), Column("of the peak", _share, spare=True),
+               Column("of capacity", _share), Column("allocations", _count, spare=True), Column("held by", wide=True))
     rows: list[tuple[Value, ...]] = []
     told = False
     for use in _list(document.get("memory")):
@@ -198,7 +203,7 @@ def _input(document: Mapping[str, Any]) -> Table:
     found = document.get("input") or {}
     columns = (Column("cost per batch", seconds), Column("own time", seconds), Column("function", seconds, spare=True),
                Column("calls", _count, spare=True), Column("workers", _count, spare=True), Column("parallel", _count),
-               Column("buffer empty", percent), Column("stage", wide=True))
+               Column("buffer empty", _share), Column("stage", wide=True))
     rows = tuple((s.get("cost_s_per_batch"), s["self_s"], s.get("function_s"), s["calls"], s.get("workers"),
                   s.get("parallelism"), s.get("buffer_empty"), s["path"])
                  for p in _list(found.get("pipelines")) for s in _list(p.get("stages")))

@@ -17,7 +17,7 @@ from gputop.text import fit, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN
-from gputop.tui.runs import Run, wrap
+from gputop.tui.runs import Run, spread, wrap
 from gputop.tui.screens import Ask, Popup
 from gputop.tui.tables import Table, Value, arranged, tables, widths
 
@@ -38,12 +38,13 @@ class Tabs(LinesWidget):
     def draw(self, index: int, about: str) -> None:
         runs: list[Run] = []
         self._ends = []
-        used = 0
-        short = sum(len(name) + 5 for name in self._names) > self.size.width  # the numbers stay, they are the keys
-        for i, name in enumerate(self._names):
-            text = f" {i + 1} {name if i == index or not short else name[:5]} "
-            runs += [(text, BOLD + ACCENT if i == index else DIM), (" ", PLAIN)]
-            used += len(text) + 1
+        whole = sum(map(len, self._names))
+        gap = 3 if whole + 5 * len(self._names) <= self.size.width else 1
+        short = whole + (2 + gap) * len(self._names) > self.size.width + gap
+        for i, name in enumerate(self._names):  # the numbers stay, they are the keys
+            text = f"{i + 1} {name if i == index or not short else fit(name, 5).rstrip()}"
+            runs += [(" " * (gap - 1 if i == 0 else gap), PLAIN), (text, BOLD + ACCENT if i == index else DIM)]
+            used = sum(len(part) for part, _ in runs)
             self._ends.append(used)
         self.show([runs, [(fit(" " + about, self.size.width), DIM)]])
 
@@ -105,9 +106,9 @@ class TablesScreen(Screen[None]):
         self._rows = arranged(table, self._pattern, self._by, self._reverse)
         record = self._record
         step = "" if record.step_s is None else f"   {seconds(record.step_s)}/step"
-        self.query_one("#tables-head", LinesWidget).show([[
-            (" Last capture ", BOLD), (fit(f" {printable(record.path.name)}{step}", max(0, width - 46)), DIM),
-            (" o sort  / filter  ? help  esc ", DIM)]])
+        self.query_one("#tables-head", LinesWidget).show([spread(
+            [(" Last capture ", BOLD), (f" {printable(record.path.name)}{step}", DIM)],
+            [(" o sort  / filter  ? help  esc back ", DIM)], width)])
         about = table.note
         if self._pattern:
             about = f"{len(self._rows)} of {len(table.rows)} rows hold “{self._pattern}”   {about}"
