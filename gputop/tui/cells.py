@@ -14,20 +14,44 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from itertools import groupby
+from itertools import compress, count
+from operator import is_not, ne, or_
 
 from rich.cells import get_character_cell_size
 
-_CONTROL = re.compile(
-    r"\x1b\[([0-?]*)([ -/]*[@-~])"  # CSI
+# One cell each on every terminal: Latin, punctuation, arrows, mathematics, boxes, blocks, shapes, braille.
+_ONE_CELL = "[ -~\xa0-\u02ff\u2010-\u2027\u2039\u203a\u2190-\u21ff\u2200-\u22ff\u2500-\u25fc\u2800-\u28ff]"
+_NARROW = re.compile(f"{_ONE_CELL}*")
+_TOKEN = re.compile(
+    rf"\x1b\[([0-9;]+)m({_ONE_CELL}+)\x1b\[0?m"  # nearly all there is: a text in its style, and a reset
+    r"|\x1b\[([0-?]*)([ -/]*[@-~])"  # CSI
     r"|\x1b\].*?(?:\x07|\x1b\\)|\x1b[PX^_].*?\x1b\\"  # OSC and other strings
     r"|\x1b[^\[\]PX^_]|[\x00-\x1a\x1c-\x1f\x7f]", re.S)
-# One cell each on every terminal: Latin, punctuation, arrows, mathematics, boxes, blocks, shapes, braille.
-_NARROW = re.compile("[ -~\xa0-\u02ff\u2010-\u2027\u2190-\u21ff\u2200-\u22ff\u2500-\u25fc\u2800-\u28ff]*")
+_CHANGED = re.compile(b"\x01+")
 _SYNC = re.compile(r"\?2026")
 _NEAR = 4  # unchanged cells up to here are cheaper written again than stepped over
 
 Pen = str  # SGR parameters after a reset: "1;38;2;215;218;224"
+
+
+def _after(pen: Pen, parameters: str) -> Pen:
+    """The pen that a sequence with these parameters makes of one."""
+    if pen and parameters not in ("", "0") and not parameters.startswith("0;"):
+        return f"{pen};{parameters}"
+    return parameters.removeprefix("0").lstrip(";")
+
+
+@lru_cache(4096)
+def _pens(parameters: str) -> tuple[Pen, Pen]:
+    """The pen that these parameters make after a reset, and what it is for a space."""
+    pen = _after("", parameters)
+    return _same(pen), _blank(pen)
+
+
+@lru_cache(4096)
+def _same(pen: Pen) -> Pen:
+    """Of equal pens the first, so that identity tells whether two are equal."""
+    return pen
 
 
 @lru_cache(4096)
@@ -76,7 +100,7 @@ def _change(before: Pen, after: Pen) -> str:
 def _blank(pen: Pen) -> Pen:
     """The pen of a space: its colour cannot be seen, unless a line goes through it."""
     attributes, _, ground = _parts(pen)
-    return pen if attributes & {"4", "7", "9", "21", "53"} else ground
+    return _same(pen if attributes & {"4", "7", "9", "21", "53"} else ground)
 
 
 class Cells:
@@ -125,19 +149,32 @@ class Cells:
     def feed(self, data: str) -> None:
         """Draw what was written; nothing is sent."""
         position = 0
-        for match in _CONTROL.finditer(data):
-            if match.start() > position:
-                self._put(data[position:match.start()])
+        texts: list[tuple[str, str]] = []  # side by side, with their parameters; put down together
+        for match in _TOKEN.finditer(data):
+            start, (parameters, text) = match.start(), match.group(1, 2)
+            if texts and (start > position or text is None):
+                self._put_styled(texts)
+                texts = []
+            if start > position:
+                self._put(data[position:start])
             position = match.end()
-            self._control(match)
+            if text is None:
+                self._control(match)
+            elif self._pen:
+                self._pen = _after(self._pen, parameters)
+                self._put(text)
+                self._pen = ""
+            else:
+                texts.append((text, parameters))
+        if texts:
+            self._put_styled(texts)
         if position < len(data):
             self._put(data[position:])
 
     def _control(self, match: re.Match[str]) -> None:
-        whole, parameters, final = match[0], match[1], match[2]
+        whole, parameters, final = match.group(0, 3, 4)
         if final == "m":
-            reset = parameters.startswith("0;") or parameters in ("", "0") or not self._pen
-            self._pen = parameters.removeprefix("0").lstrip(";") if reset else f"{self._pen};{parameters}"
+            self._pen = _after(self._pen, parameters)
         elif final in ("H", "f"):
             y, _, x = parameters.partition(";")
             self._y, self._x = int(y or 1) - 1, int(x or 1) - 1
@@ -155,21 +192,45 @@ class Cells:
             self._controls.append(whole)
 
     def _put(self, text: str) -> None:
+        """Text in the present pen."""
+        if self._y not in self._wide and _NARROW.fullmatch(text):
+            pen, blank = _pens(self._pen)
+            self._put_narrow(text, [blank if text.isspace() else pen] * len(text))
+        else:
+            self._put_wide(text)
+
+    def _put_styled(self, texts: list[tuple[str, str]]) -> None:
+        """Texts of which each character is one cell, in the styles of these parameters."""
+        if self._y in self._wide:
+            for text, parameters in texts:
+                self._pen = _pens(parameters)[0]
+                self._put_wide(text)
+            self._pen = ""
+            return
+        pens: list[Pen] = []
+        for text, parameters in texts:
+            pen, blank = _pens(parameters)
+            pens += [blank if text.isspace() else pen] * len(text)
+        self._put_narrow("".join([text for text, _ in texts]), pens)
+
+    def _put_narrow(self, text: str, pens: list[Pen]) -> None:
+        """Text of which each character is one cell, on a row of such."""
         x, y = self._x, self._y
+        self._x = end = x + len(text)
         if not 0 <= y < self.height:
             return
+        if end > self.width:
+            end = max(x, self.width)
+            text, pens = text[:end - x], pens[:end - x]
         self._dirty.add(y)
-        if y in self._wide or not _NARROW.fullmatch(text):
-            self._put_wide(text)
-            return
-        self._x = x + len(text)
-        text = text[:max(0, self.width - x)]
-        end = x + len(text)
         self._chars[y][x:end] = text
-        self._pens[y][x:end] = [_blank(self._pen) if text.isspace() else self._pen] * len(text)
+        self._pens[y][x:end] = pens
 
     def _put_wide(self, text: str) -> None:
         """Character by character: the second cell of a wide one is empty, combining ones join the cell before."""
+        if not 0 <= self._y < self.height:
+            return
+        self._dirty.add(self._y)
         chars, pens = self._chars[self._y], self._pens[self._y]
         self._wide.add(self._y)
         for char in text:
@@ -188,7 +249,7 @@ class Cells:
                 if after < self.width and chars[after] == "":
                     chars[after] = " "
                 chars[self._x:after] = [char, *[""] * (cells - 1)]
-                pens[self._x:after] = [self._pen] * cells
+                pens[self._x:after] = [_same(self._pen)] * cells
             self._x += cells
 
     def update(self) -> str:
@@ -206,11 +267,15 @@ class Cells:
                     frame.append(f"\x1b[{y + 1}H" if start == 0 else f"\x1b[{y + 1};{start + 1}H")
                 elif start > at:
                     frame.append(f"\x1b[{start - at}C" if start - at > 1 else "\x1b[C")
-                for style, cells in groupby(range(start, end), pens.__getitem__):
-                    frame.append(_change(pen, style))
-                    frame.extend(chars[x] for x in cells)
-                    pen = style
-                at = end
+                # Where the pen is not that of the cell before.
+                turns = compress(count(start + 1), map(is_not, pens[start + 1:end], pens[start:end - 1]))
+                at = start
+                for turn in (*turns, end):
+                    if pens[at] is not pen:
+                        frame.append(_change(pen, pens[at]))
+                        pen = pens[at]
+                    frame += chars[at:turn]
+                    at = turn
             self._shown_chars[y], self._shown_pens[y] = chars[:], pens[:]
         self._dirty.clear()
         if frame:
@@ -228,12 +293,12 @@ class Cells:
                 self._wide.discard(y)  # this once it is sent whole
             return [(0, self.width)]
         spans: list[tuple[int, int]] = []
-        for x in range(self.width):
-            if chars[x] == shown_chars[x] and pens[x] == shown_pens[x]:
-                continue
+        changed = bytes(map(or_, map(ne, chars, shown_chars), map(is_not, pens, shown_pens)))
+        for run in _CHANGED.finditer(changed):
+            x, behind = run.span()
             start, end = spans[-1] if spans else (0, -_NEAR - 1)
-            if x == end or (x - end <= _NEAR and len(set(pens[end - 1:x + 1])) == 1):
-                spans[-1] = (start, x + 1)
+            if x - end <= _NEAR and len(set(pens[end - 1:x + 1])) == 1:
+                spans[-1] = (start, behind)
             else:
-                spans.append((x, x + 1))
+                spans.append((x, behind))
         return spans

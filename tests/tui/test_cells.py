@@ -88,6 +88,14 @@ def test_a_row_with_characters_of_unsure_width_is_sent_whole() -> None:
     assert re.sub(r"\x1b\[[\d;]*[Hm]", "", cells.update()) == "A", "and is an ordinary one again"
 
 
+def test_what_a_list_points_with_is_one_cell_everywhere() -> None:
+    cells = Cells(10, 1)
+    cells.feed("\x1b[H› 1")
+    cells.update()
+    cells.feed("\x1b[H› 2")
+    assert cells.update().startswith("\x1b[1;3H2\x1b["), "the row is not one of unsure width"
+
+
 @pytest.mark.parametrize("torn", ["\x1b", "\x1b[", "\x1b[38;2", "\x1b]52;c;abc"])
 def test_rubbish_does_no_harm(torn: str) -> None:
     cells = Cells(10, 2)
