@@ -170,12 +170,15 @@ class Timeline:
         """How many ranges begin in there."""
         return sum(stop - first for first, stop in (self._begun(own, start_ns, end_ns) for own in self._own(row)))
 
-    def ranges(self, row: int, start_ns: int, end_ns: int, limit: int = 500) -> list[Range]:
-        """The ranges that are at least partly in there, by start; of more than ``limit`` the longest."""
+    def ranges(self, row: int, start_ns: int, end_ns: int, limit: int = 500, least_ns: int = 0) -> list[Range]:
+        """The ranges that are at least partly in there and ``least_ns`` long, by start; of more than ``limit`` the
+        longest."""
         found = []
         for own in self._own(row):
             first, stop = self._begun(own, start_ns, end_ns)
             events = np.concatenate((self._open_at(own, start_ns, first), np.arange(first, stop)))
+            if least_ns:
+                events = events[self._end[events] - self._start[events] >= least_ns]
             if len(events) > limit:
                 length = self._end[events] - self._start[events]
                 events = np.sort(events[np.argpartition(length, len(events) - limit)[len(events) - limit:]])

@@ -6,7 +6,7 @@ a second on a slow line wants the opposite: same place, same size, few cells.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.color import Color
@@ -76,9 +76,11 @@ class Grounded(Widget):
                     self._kept.pop(y, None)
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
-    def strip(self, runs: Iterable[Run | Segment], width: int) -> Strip:
+    def strip(self, runs: Sequence[Run | Segment], width: int) -> Strip:
         """A line of this width on the widget's ground."""
         ground = self.ground
+        if not runs:
+            return Strip.blank(width, on(ground, None))
         line = Strip([Segment(run[0], on(ground, run[1])) for run in runs])
         return line.adjust_cell_length(width, on(ground, None))
 

@@ -66,15 +66,12 @@ class Line:
 
     def segments(self) -> list[Segment]:
         """Neighbours of one style as one segment."""
-        codes = self.codes
-        if not len(codes):
+        if not self.glyphs:
             return []
-        ends = np.append(np.flatnonzero(codes[1:] != codes[:-1]) + 1, len(codes)).tolist()
-        out, begin = [], 0
-        for end in ends:
-            out.append(Segment("".join(self.glyphs[begin:end]), styles.style_of(int(codes[begin]))))
-            begin = end
-        return out
+        ends = (np.flatnonzero(self.codes[1:] != self.codes[:-1]) + 1).tolist()
+        glyphs, codes = self.glyphs, self.codes.tolist()
+        return [Segment("".join(glyphs[begin:end]), styles.style_of(codes[begin]))
+                for begin, end in zip([0, *ends], [*ends, len(glyphs)], strict=True)]
 
 
 def lanes(cover: Shares, kinds: npt.NDArray[np.uint8], lines: Sequence[int], causes: npt.NDArray[np.uint8],
@@ -116,6 +113,11 @@ def bar_cells(view: View, cells: int, start_ns: int, end_ns: int) -> tuple[int, 
     first = -int(-((start_ns - view.start_ns) * scale - _EDGE) // 1)
     last = int(((end_ns - view.start_ns) * scale + _EDGE) // 1)
     return max(0, first), min(cells, last)
+
+
+def least_bar_ns(view: View, cells: int) -> int:
+    """A shorter range gets no bar, wherever it lies."""
+    return int((BAR_CELLS - 2 * _EDGE) * view.span_ns / cells)
 
 
 def touched_cells(view: View, cells: int, start_ns: int, end_ns: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gputop.timeline.model import KINDS, Bubble, Range
 from gputop.timeline.reader import Timeline
-from gputop.tui.timeline_cells import BAR_CELLS, FULL, Line, bar_cells, put_bar
+from gputop.tui.timeline_cells import BAR_CELLS, FULL, Line, bar_cells, least_bar_ns, put_bar
 from gputop.tui.timeline_cells import lanes as draw
 from gputop.tui.timeline_head import rules
 from gputop.tui.timeline_rows import Place
@@ -73,7 +73,8 @@ def lanes(timeline: Timeline, idle: Idle, shown: Sequence[Place], view: View, ce
             row = place.rows[0]
             named = place.depth is None and len(place.rows) == 1
             if named and timeline.count(row.key, view.start_ns, view.end_ns) <= _NAMED:
-                ranges = timeline.ranges(row.key, view.start_ns, view.end_ns, cells // BAR_CELLS)
+                ranges = timeline.ranges(row.key, view.start_ns, view.end_ns, cells // BAR_CELLS,
+                                         least_bar_ns(view, cells))
                 _put_names(lines, [r for r in ranges if not (r.depth and row.kind == "thread")], view, cells)
             out[place.key] = Lane(lines, share)
     for key in {p.rows[0].key for p in shown if p.depth is not None}:

@@ -1,17 +1,17 @@
 """The timeline's picture: rows of coverage that turn into named ranges as one zooms in.
 
-Everything drawn is kept as ready strips. A new view draws all lines again; a new selection only
-the lines that it touches, so that little goes over a slow line.
+A new view draws all lines again; a new selection only the lines that it touches, from the same lanes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from rich.segment import Segment
+from textual.filter import ANSIToTruecolor, LineFilter
 from textual.geometry import Region
 from textual.strip import Strip
 
@@ -57,7 +57,6 @@ class TimelinePicture(Grounded):
         self.columns = self.height = 0  # its size, asked for some thousand times a picture
         self.label_cells = 8
         self._lanes: Lanes = {}
-        self._strips: dict[int, Strip] = {}
 
     # -- what is shown ------------------------------------------------------------------------
 
@@ -121,7 +120,6 @@ class TimelinePicture(Grounded):
     def _redraw(self) -> None:
         """Everything anew."""
         self._lanes.clear()
-        self._strips.clear()
         self.refresh()
         self._moved()
 
@@ -134,14 +132,14 @@ class TimelinePicture(Grounded):
     def _touch(self, *indices: int) -> None:
         """Draw these places again, and the head: it shows the cursor."""
         for y in {*range(self.head_lines), *(y for i in indices for y in self._place_lines(i))}:
-            self._strips.pop(y, None)
             self.refresh(Region(0, y, self.columns, 1))
 
     def render_line(self, y: int) -> Strip:
-        strip = self._strips.get(y)
-        if strip is None:
-            strip = self._strips[y] = self._head(y) if y < self.head_lines else self._row(y)
-        return strip
+        return self._head(y) if y < self.head_lines else self._row(y)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        # Every style here has colours of its own; that filter would go through thousands to find none to change.
+        return [each for each in super().get_line_filters() if not isinstance(each, ANSIToTruecolor)]
 
     def _head(self, y: int) -> Strip:
         if self.timeline is None:
@@ -255,7 +253,6 @@ class TimelinePicture(Grounded):
         self.selected, self.gap, self.index, self.idle_gpus = selected, gap, index, idle_gpus
         self.linked = self.timeline.linked(selected) if selected is not None else ended_by
         if self._scroll_to_place() or many:
-            self._strips.clear()
             self.refresh()
         else:
             ranges = [r for r in (*before[1:], self.selected, self.linked) if r is not None]
@@ -288,7 +285,6 @@ class TimelinePicture(Grounded):
         top = min(max(self._top + by, 0), max(0, self._tops[-1] - room))
         if top != self._top:
             self._top = top
-            self._strips.clear()
             self.refresh()
 
     def _scroll_to_place(self) -> bool:

@@ -80,6 +80,7 @@ def test_the_ranges_of_a_stretch(events, start, length):
         assert sorted(found) == sorted(expected)
         assert [r.start_ns for r in found] == sorted(r.start_ns for r in found)
         assert timeline.count(row.key, start, end) == sum(start <= r.start_ns < end for r in expected)
+        assert timeline.ranges(row.key, start, end, least_ns=5) == [r for r in found if r.end_ns - r.start_ns >= 5]
         few = timeline.ranges(row.key, start, end, 2)
         longest = sorted((r.end_ns - r.start_ns for r in expected), reverse=True)[:2]
         assert sorted((r.end_ns - r.start_ns for r in few), reverse=True) == longest

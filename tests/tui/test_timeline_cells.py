@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from gputop.timeline.model import KINDS
 from gputop.tui import timeline_styles as styles
-from gputop.tui.timeline_cells import FULL, Line, bar_cells, lanes, put_bar, touched_cells
+from gputop.tui.timeline_cells import BAR_CELLS, FULL, Line, bar_cells, lanes, least_bar_ns, put_bar, touched_cells
 from gputop.tui.timeline_view import View
 
 
@@ -90,6 +90,7 @@ def test_cells_of_a_range(start: int, length: int, cells: int) -> None:
     end = start + length
     first, last = bar_cells(view, cells, start, end)
     low, high = touched_cells(view, cells, start, end)
+    assert last - first < BAR_CELLS or length >= least_bar_ns(view, cells), "none that gets a bar is left out"
     if last > first:  # these cells lie within the range, but for an eighth at either end
         edge = view.span_ns / cells / 8 + 1
         assert first >= 0 and last <= cells
