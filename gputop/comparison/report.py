@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterator
 
 from gputop.comparison.advice import Followed
@@ -10,6 +9,7 @@ from gputop.comparison.compare import METHOD, Comparison
 from gputop.comparison.rows import Row, iterations, of_group, percent_change
 from gputop.comparison.sides import Side, mapping, number
 from gputop.metrics import BYTES, BYTES_PER_S, GPU_METRICS, HERTZ, RATIO, WATTS
+from gputop.prose import wrap
 from gputop.text import bytes_, fit, percent, printable, ranges, rate, seconds
 
 _LABELS = {
@@ -37,19 +37,12 @@ def text_report(comparison: Comparison, width: int = 80) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _wrap(text: str, width: int, first: str = "") -> list[str]:
-    whole = printable(text).replace(" %", "\u00a0%")
-    lines = textwrap.wrap(whole, width, initial_indent=first, subsequent_indent=" " * len(first),
-                          break_long_words=False, break_on_hyphens=False)
-    return [line.replace("\u00a0", " ") for line in lines]
-
-
 def _head(c: Comparison, width: int) -> Iterator[str]:
     for name, side in (("A", c.a), ("B", c.b)):
         yield f"{name}  {printable(side.path)}"
-        yield from _wrap(_about(side), width, "   ")
+        yield from wrap(_about(side), width, "   ")
     for note in c.notes:
-        yield from _wrap(note.message, width, "!  ")
+        yield from wrap(note.message, width, "!  ")
 
 
 def _about(side: Side) -> str:
@@ -83,7 +76,7 @@ def _summary(c: Comparison, width: int) -> Iterator[str]:
     if c.sample_change is not None:
         text += (f" If the bytes copied to the GPUs tell the batch size, the time per sample is "
                  f"{'shorter' if c.sample_change < 0 else 'longer'} by {_exactly(abs(c.sample_change))}.")
-    yield from _wrap(text, width)
+    yield from wrap(text, width)
 
 
 def _exactly(share: float) -> str:
@@ -101,7 +94,7 @@ def _steps(c: Comparison, width: int) -> Iterator[str]:
     within = [f"{_LABELS[row.id]} {_signed(row.low / row.a)} to {_signed(row.high / row.a)}" for row in rows
               if row.a and row.low is not None and row.high is not None]
     if within:
-        yield from _wrap(f"The change lies within: {', '.join(within)}.", width, "  ")
+        yield from wrap(f"The change lies within: {', '.join(within)}.", width, "  ")
 
 
 def _signed(share: float) -> str:
@@ -145,7 +138,7 @@ def _table(title: str, rows: list[Row], width: int) -> Iterator[str]:
         yield (f"  {fit(_label(same), _LABEL - 2)}{_figure(a, one.unit):>10}{_figure(b, one.unit):>10}"
                f"{_change(a, b, one.unit):>9}  {one.verdict}")
     for reason in {row.reason: None for row in rows if row.verdict == "cannot be told" and row.reason}:
-        yield from _wrap(f"cannot be told: {reason}.", width, "  ")
+        yield from wrap(f"cannot be told: {reason}.", width, "  ")
 
 
 def _label(rows: list[Row]) -> str:
@@ -199,11 +192,11 @@ def _gpus(c: Comparison, width: int) -> Iterator[str]:
             yield f"{gpu:>3} " + "".join(f"{_cell(rows.get((gpu, id_)), 23):>24}" for id_ in rest)
     reasons = {row.reason: None for row in rows.values() if row.verdict == "cannot be told" and row.reason}
     for reason in reasons:
-        yield from _wrap(f"cannot be told: {reason}.", width)
+        yield from wrap(f"cannot be told: {reason}.", width)
     if c.verdict == "better" and any(row.verdict == "worse" and row.id in ("busy", "compute", "idle")
                                      for row in rows.values()):
-        yield from _wrap("Shares are of each side's own step: the same idle time is a larger share of a shorter one. "
-                         "The parts in seconds above tell.", width)
+        yield from wrap("Shares are of each side's own step: the same idle time is a larger share of a shorter one. "
+                        "The parts in seconds above tell.", width)
 
 
 def _cell(row: Row | None, width: int) -> str:
@@ -233,7 +226,7 @@ def _entry(e: Followed, width: int) -> Iterator[str]:
     on = f" · GPU {ranges(e.gpus)}" if e.gpus else ""
     severity = e.severity_a if e.severity_b is None else e.severity_b if e.severity_a is None else (
         e.severity_a if e.severity_a == e.severity_b else f"{e.severity_a} → {e.severity_b}")
-    yield from _wrap(f"{_STATUS[e.status]}: {e.title} [{e.id}, {severity}]{on}", width, "  ")
+    yield from wrap(f"{_STATUS[e.status]}: {e.title} [{e.id}, {severity}]{on}", width, "  ")
     parts = []
     unit = "the time per sample" if e.per == "sample" else "the step"
     if e.promised is not None:
@@ -248,7 +241,7 @@ def _entry(e: Followed, width: int) -> Iterator[str]:
     if e.reason is not None:
         text += (": " if text else "") + e.reason
     if text:
-        yield from _wrap(text, width, "    ")
+        yield from wrap(text, width, "    ")
 
 
 def _saved(share: float | None) -> str:
@@ -256,4 +249,4 @@ def _saved(share: float | None) -> str:
 
 
 def _method(c: Comparison, width: int) -> Iterator[str]:
-    yield from _wrap(METHOD, width)
+    yield from wrap(METHOD, width)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from gputop.prose import wrap
 from gputop.text import fit, percent, ranges, seconds
 from gputop.timeline.model import CAUSES, Bubble
-from gputop.trace.report import wrap
 from gputop.trace.results import Analysis
 
 _LAUNCHERS = ("main", "executor")  # where GPUs wait for each other, nobody else matters

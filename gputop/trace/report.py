@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
 from gputop.advice.finding import HIGH_SHARE, Finding
+from gputop.prose import wrap
 from gputop.text import percent, printable, ranges, seconds
 from gputop.trace import report_device, report_host
 from gputop.trace.results import Analysis, GpuUse
@@ -45,15 +45,6 @@ def text_report(analysis: Analysis, width: int = 80) -> str:
     return "\n".join(lines) + "\n"
 
 
-def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
-    """Lines of at most ``width`` columns, the first after ``first``, the others after ``rest`` or as far in."""
-    indent = " " * len(first) if rest is None else rest
-    whole = printable(text).replace(" %", "\u00a0%")  # a number and its % stay on one line
-    lines = textwrap.wrap(whole, width, initial_indent=first, subsequent_indent=indent,
-                          break_long_words=False, break_on_hyphens=False)
-    return [line.replace("\u00a0", " ") for line in lines]
-
-
 def _head(a: Analysis, width: int) -> Iterator[str]:
     if a.simulated:
         yield "SIMULATED: this trace comes from gputop's simulation, not from real GPUs."
@@ -61,8 +52,8 @@ def _head(a: Analysis, width: int) -> Iterator[str]:
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     yield f"Trace    {paths[0] if paths else '(in memory)'}{more}"
     yield from wrap(f"{_ABOUT.get(a.format, a.format)}, {a.events:,} events over {seconds(a.window_s)}, "
-                     f"{_number(len(a.gpus), 'GPU')}" + (f", host {', '.join(a.hosts)}" if a.hosts else ""),
-                     width, "         ")
+                    f"{_number(len(a.gpus), 'GPU')}" + (f", host {', '.join(a.hosts)}" if a.hosts else ""),
+                    width, "         ")
 
 
 def _quality(a: Analysis, width: int) -> Iterator[str]:
@@ -76,7 +67,7 @@ def _steps(a: Analysis, width: int) -> Iterator[str]:
         yield "Step     not found"
         return
     yield from wrap(f"{seconds(s.median_s)} median, {seconds(s.mean_s)} mean, {seconds(s.p95_s)} 95th percentile",
-                     width, "Step     ")
+                    width, "Step     ")
     text = f"{_number(s.count, 'step')} by {s.anchor}, confidence {s.confidence}"
     if s.dropped:
         text += f"; {s.dropped} incomplete or warm-up left out"
@@ -186,7 +177,7 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     saves = "no figure" if f.gain.step_time is None else f"{percent(f.gain.step_time)} of the {per}"
     yield from wrap(f"saves: {saves}; {f.gain.how}", width, "   ", "     ")
     yield from wrap("evidence: " + ", ".join(f"{name} {_figure(value)}" for name, value in f.evidence.items()),
-                     width, "   ", "     ")
+                    width, "   ", "     ")
     if f.consequences:
         others = "; ".join(f"{c.title} [{c.id}]" for c in f.consequences)
         yield from wrap(f"also explains: {others}", width, "   ", "     ")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
+from gputop.prose import wrap
 from gputop.text import bytes_, fit, percent, printable, rate, ratio, seconds
 from gputop.trace.results import Analysis
 from gputop.trace.results_device import Concurrency, KernelRow, LaunchOrder, Replicas, StepSkew
@@ -168,8 +168,4 @@ def collective_operations(a: Analysis, width: int) -> Iterator[str]:
 
 
 def _labelled(label: str, text: str, width: int) -> list[str]:
-    if not text:
-        return []
-    lines = textwrap.wrap(text.replace(" %", "\u00a0%"), width, initial_indent=f"  {label:<13}",
-                          subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False)
-    return [line.replace("\u00a0", " ") for line in lines]
+    return wrap(text, width, f"  {label:<13}") if text else []

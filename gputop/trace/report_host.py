@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
+from gputop.prose import wrap
 from gputop.text import bytes_, percent, printable, ratio, seconds
 from gputop.trace.results import Analysis
 from gputop.trace.results_host import LaunchThreads, Pipeline, Stage
@@ -159,7 +159,4 @@ def _short(name: str, width: int) -> str:
 
 
 def _labelled(label: str, text: str, width: int) -> list[str]:
-    whole = printable(text).replace(" %", "\u00a0%")
-    lines = textwrap.wrap(whole, width, initial_indent=f"{label:<9}" if label else " " * 9,
-                          subsequent_indent=" " * 9, break_on_hyphens=False)
-    return [line.replace("\u00a0", " ") for line in lines]
+    return wrap(text, width, f"{label:<9}")
