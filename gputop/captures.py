@@ -49,7 +49,7 @@ class CaptureStatus:
     address: str
     asked_s: float
     elapsed_s: float = 0.0
-    message: str = ""  # done: what came of it; failed: the cause
+    message: str = ""  # done: what came of it; failed: the cause; before that: what to beware of
     fix: str = ""
     time_s: float = 0.0  # Unix time it was reached
     chosen_s: float | None = None  # what is recorded, once that is known
@@ -206,14 +206,17 @@ def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path,
     the file is safe on disk. ``closing`` gives up the analysis.
     """
     from gputop.profiler.client import Progress
+    from gputop.profiler.discovery import crash_risk
+    from gputop.profiler.footprint import job_pid
 
     answering = [s for s in servers if s.problem is None]
     name = called(answering)
+    warning = crash_risk([pid for s in answering if (pid := job_pid(s.address, s.pid)) is not None]) or ""
     chosen: list[Plan] = []
 
     def status(phase: Any, elapsed_s: float) -> None:
         plan = chosen[0] if chosen else None
-        on_status(CaptureStatus(phase, name, asked_s, elapsed_s, chosen_s=plan.chosen_s if plan else None,
+        on_status(CaptureStatus(phase, name, asked_s, elapsed_s, warning, chosen_s=plan.chosen_s if plan else None,
                                 why=plan.why if plan else ""))
 
     def on_progress(p: Progress) -> None:

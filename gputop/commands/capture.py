@@ -53,6 +53,9 @@ def run(args: argparse.Namespace) -> int:
             if status.phase == "recording":
                 hint = f" for {status.chosen_s:g} s ({status.why}); ctrl-c stops it and keeps the data"
             say(f"{status.phase} {status.address}{hint}")
+        if status.message and status.message not in said:
+            said.append(status.message)
+            say(status.message)
 
     # SIGTERM is what a job scheduler sends: the data is kept, too.
     with handled({signal.SIGINT: interrupted, signal.SIGTERM: interrupted}):

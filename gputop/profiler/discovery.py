@@ -215,6 +215,26 @@ class Finder:
         matches = (_DISTRIBUTION[framework].fullmatch(name) for name in sorted(names))
         return next((match[1] for match in matches if match), None)
 
+    def crash_risk(self, pids: Iterable[int]) -> str | None:
+        """What is known to go wrong when these are captured; None where nothing is, or they may not be looked at."""
+        at_risk = [pid for pid in pids if self._calls_workers(pid)]
+        if not at_risk:
+            return None
+        return ("a capture may end the job: TensorFlow 2.21's profiler was seen to crash workers that call each other "
+                f"over gRPC, as those without GPUs do, whoever captures them ({_processes(at_risk)})")
+
+    def _calls_workers(self, pid: int) -> bool:
+        """Whether it is one of several workers of TensorFlow 2.21, without the driver that NCCL needs."""
+        try:
+            cluster = json.loads(self._environ(pid)["TF_CONFIG"])["cluster"]
+            tasks = sum(len(addresses) for addresses in cluster.values())
+            maps = (self._proc / str(pid) / "maps").read_text(errors="replace")
+        except (OSError, KeyError, ValueError, TypeError, AttributeError):
+            return False
+        _, framework, version = self._libraries(pid)
+        return (tasks > 1 and "/libcuda.so" not in maps and framework == "TensorFlow"
+                and (version or "").startswith("2.21."))
+
     def _user(self, pid: int) -> str | None:
         try:
             uid = (self._proc / str(pid)).stat().st_uid
@@ -242,6 +262,10 @@ class Finder:
         return " ".join(raw.decode("utf-8", "replace").rstrip("\0").split("\0"))
 
 
+def _processes(pids: list[int]) -> str:
+    return f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
+
+
 def is_training(pid: int, proc: Path = Path("/proc")) -> bool:
     """Whether a process has TensorFlow, JAX or CUDA mapped; False where that may not be read."""
     try:
@@ -262,3 +286,8 @@ def find_servers(pids: Iterable[int] | None = None) -> Discovery:
     background thread. Never raises for what it cannot read: that is in the notes.
     """
     return _finder.find(pids)
+
+
+def crash_risk(pids: Iterable[int]) -> str | None:
+    """See :meth:`Finder.crash_risk`."""
+    return _finder.crash_risk(pids)

@@ -59,6 +59,7 @@ class GputopApp(TerminalApp):
         self._quitting = False
         self._terminal = self.size
         self._attaching: str | None = None
+        self._warned = ""  # what to beware of, as it was told last
         self.error: GputopError | None = None
         self.trace: TraceFile | None = None  # of the last capture, once it has been looked at
         self._queued: set[str] = set()
@@ -214,6 +215,9 @@ class GputopApp(TerminalApp):
     def _tell_capture(self) -> None:
         status = self.session.status
         if status is None or status.running:
+            if status is not None and status.message and status.message != self._warned:
+                self._warned = status.message
+                self.notify(printable(status.message), severity="warning", timeout=15, markup=False)
             return
         if self._quitting:
             self.exit(EXIT_OK)

@@ -223,6 +223,26 @@ def test_the_place_in_the_job(environ, rank):
     assert discovery.rank_of(environ) == rank
 
 
+TWO_WORKERS = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
+
+
+@pytest.mark.parametrize(("version", "config", "mapped", "at_risk"), [
+    ("2.21.0", TWO_WORKERS, "", True), ("2.15.1", TWO_WORKERS, "", False), ("2.21.0", None, "", False),
+    ("2.21.0", TWO_WORKERS.replace(', "b:1"', ""), "", False), ("2.21.0", "[1]", "", False),
+    ("2.21.0", TWO_WORKERS, "/usr/lib/libcuda.so.535", False),
+])
+def test_workers_that_a_capture_may_crash_are_known(proc, version, config, mapped, at_risk):
+    (folder,) = (proc / "77").rglob("tensorflow-2.17.0.dist-info")
+    folder.rename(folder.with_name(f"tensorflow-{version}.dist-info"))
+    with (proc / "77" / "maps").open("a") as maps:
+        maps.write(f"7f02-7f03 r-xp 0000 08:01 2   {mapped}\n")
+    if config is not None:
+        (proc / "77" / "environ").write_bytes(b"A=b\0TF_CONFIG=" + config.encode() + b"\0")
+    said = Finder(proc).crash_risk([77, 78])
+    assert (said is not None) == at_risk
+    assert said is None or ("process 77" in said and "may end the job" in said)
+
+
 def test_what_is_known_of_a_server_is_told_in_a_line():
     server = discovery.ProfilerServer("a:1", 7, discovery._own_user(), "python train.py", "TensorFlow", "2.21.0",
                                       "worker 1")

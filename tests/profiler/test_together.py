@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gputop.captures import Server, capture_and_analyse
+from gputop.captures import CaptureStatus, Server, capture_and_analyse
 from gputop.errors import GputopError, NothingToSee
 from gputop.profiler import careful, together
 from gputop.profiler.continuous import Continuous
@@ -230,6 +230,15 @@ def test_how_much_all_of_them_would_bear(logdir):
     assert not logdir.exists()
     with pytest.raises(GputopError, match="nothing listens"):
         bearable([("127.0.0.1:1", None)], seconds=10, logdir=logdir, stop=threading.Event())
+
+
+def test_what_to_beware_of_is_told_while_there_is_time(logdir, monkeypatch):
+    monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda pids: "beware")
+    told: list[CaptureStatus] = []
+    with serving(FakeProfiler(), FakeProfiler()) as servers:
+        capture_and_analyse([Server(s.address) for s in servers], 0.05, logdir, threading.Event(), threading.Event(),
+                            told.append, force=True)
+    assert {status.message for status in told} == {"beware"} and told[0].phase == "connecting"
 
 
 def test_a_record_over_all_workers(logdir):

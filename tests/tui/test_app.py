@@ -202,6 +202,17 @@ async def test_capture_without_a_server_says_how_to_get_one() -> None:
         assert any("No capture is running" in m for m in messages) and any("No capture yet" in m for m in messages)
 
 
+async def test_what_to_beware_of_is_told_once_while_a_capture_runs() -> None:
+    session = FoundSession()
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await pilot.pause()
+        for phase in ("connecting", "probing", "recording"):
+            session._set_status(CaptureStatus(phase, "a:1 and 1 more", 10.0, 0.2, "it may end the job"))
+            await pilot.pause()
+        assert [n.message for n in app._notifications].count("it may end the job") == 1
+
+
 async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
     session = FoundSession()
     app = GputopApp(session)
