@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 from textual import events
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import ScrollableContainer
 from textual.geometry import Region, Size
 from textual.message import Message
@@ -20,6 +20,7 @@ from gputop.text import fit
 from gputop.tui import axis
 from gputop.tui.columns import ACTIVITY, PCIE, SECOND, Field, Part, figures_of, parts, plan, second_line, title_texts
 from gputop.tui.cursor import TimeCursor
+from gputop.tui.keys import key
 from gputop.tui.lanes import DEFAULT_SPAN_S, SPANS_S, LaneCache, TimeView, Window, common_scale, slice_for
 from gputop.tui.lines import Grounded
 from gputop.tui.palette import ACCENT, DIM, PLAIN
@@ -51,10 +52,11 @@ class GpuTable(Widget, can_focus=True):
     """All GPUs. :meth:`update_view` brings it to the newest sample, repainting only what changed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "up", show=False),
-        Binding("down,j", "move(1)", "down", show=False),
-        Binding("enter", "details", "details", show=False),
+        key("up,k", "move(-1)", "up", "select the GPU above"),
+        key("down,j", "move(1)", "down", "select the GPU below"),
+        key("enter", "details", "details of the GPU", "all its readings, where each comes from, or why there is none"),
     ]
+    PANEL = "GPUs"
 
     class Opened(Message):
         """All readings of a GPU are wanted."""
