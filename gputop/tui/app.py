@@ -186,7 +186,10 @@ class GputopApp(TerminalApp):
         breakdown = record.analysis.get("breakdown") if record is not None and record.analysis else None
         panel = self._actions
         panel.numbers = session.gpu_numbers
-        panel.update_view(session.findings, title, telling.lead(session), breakdown)
+        panel.update_view(session.findings, title, telling.lead(session, self._no_server()), breakdown)
+
+    def _no_server(self) -> tuple[str, ...]:
+        return telling.NO_SERVER
 
     def _refresh_job(self) -> None:
         session = self.session
@@ -317,14 +320,7 @@ class GputopApp(TerminalApp):
         self._processes.next_sort()
 
     def action_snapshot(self) -> None:
-        from gputop.export.snapshot import write_snapshot
-
-        try:
-            paths = write_snapshot(self.session, self.session.options.logdir)
-        except GputopError as error:
-            self.tell(error)
-        else:
-            self.notify("\n".join(str(p) for p in paths), title="Snapshot written", timeout=8, markup=False)
+        opening.snapshot(self)
 
     def action_metric(self, by: int) -> None:
         self._table.metric = METRICS[(METRICS.index(self._table.metric) + by) % len(METRICS)]

@@ -6,8 +6,11 @@ from gputop.advice.finding import EXPLANATIONS
 from gputop.session import Session
 from gputop.text import printable
 
+NO_SERVER = ("A trace tells more, but no profiler server was found.",
+             "In the job: tf.profiler.experimental.server.start(6009), or press a to attach to HOST:PORT.")
 
-def lead(session: Session) -> tuple[str, ...]:
+
+def lead(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str, ...]:
     """What to say before the findings: that nothing is wrong and what the limit is, or how to learn more."""
     record = session.last_capture
     if record is not None and record.analysis is None:
@@ -23,8 +26,7 @@ def lead(session: Session) -> tuple[str, ...]:
         return nothing  # a recording has no job that could be asked for more
     if any(s.problem is None for s in session.servers):
         return (*nothing, "Press c to capture a trace: it tells where the step's time goes.")
-    return (*nothing, "A trace tells more, but no profiler server was found.",
-            "In the job: tf.profiler.experimental.server.start(6009), or press a to attach to HOST:PORT.")
+    return (*nothing, *no_server)
 
 
 def captured(session: Session) -> str:
