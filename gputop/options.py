@@ -23,6 +23,7 @@ The server starts in the first Python process of the job that imports TensorFlow
 (LOCAL_RANK, OMPI_COMM_WORLD_RANK, SLURM_PROCID, TF_CONFIG, …). Without gputop run, one variable prepares a job:
   export PYTHONPATH=$(gputop run --print-path)${PYTHONPATH:+:$PYTHONPATH}
 and, where wanted, GPUTOP_PORT=6009 and GPUTOP_LISTEN=all.
+The monitor has the terminal: beside it the job's standard input is empty, and its output goes to a file (l shows it).
 exit status: the job's; 126 or 127 where it cannot be started"""
 
 SIMULATED_DEFAULT = "default"
@@ -261,7 +262,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND…",
                      help="what to start: python train.py …, bash train.sh, torchrun-like launchers")
     run.add_argument("--headless", action="store_true",
-                     help="without the monitor: gputop becomes the job, whose terminal and signals stay its own")
+                     help="without the monitor: gputop becomes the job, whose terminal, standard input and signals "
+                          "stay its own")
     run.add_argument("--port", type=_port, default=0, metavar="N",
                      help="of the node's first process, the next ones for its other ranks (default: any free one)")
     run.add_argument("--listen", choices=("local", "all"), default="local",

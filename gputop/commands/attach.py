@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 
-from gputop.commands.common import say
+from gputop.commands.common import say, width
 from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
 
 
@@ -30,10 +31,9 @@ def _agreed(pid: int, user: str, command: str) -> bool:
     if not sys.stdin.isatty():
         raise GputopError("starting a server inside a running process is asked first, and there is no terminal to ask",
                           "If it is meant: gputop attach PID --yes", EXIT_USAGE)
-    print(f"Process {pid} of {user}: {command[:200]}\n"
-          "gputop would have its own Python start the profiler server of the TensorFlow or JAX it has loaded, once, "
-          "between two of its\nsteps. The server stays until the process ends and costs nothing until it is used.",
-          file=sys.stderr)
+    what = ("gputop would have its own Python start the profiler server of the TensorFlow or JAX it has loaded, once, "
+            "between two of its steps. The server stays until the process ends and costs nothing until it is used.")
+    print(f"Process {pid} of {user}: {command[:200]}", textwrap.fill(what, width()), sep="\n", file=sys.stderr)
     try:
         return input("Start it? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import shlex
 import signal
@@ -22,6 +23,8 @@ from gputop.text import printable
 
 TAIL_BYTES = 64 * 1024
 FOLLOW_PERIOD_S = 0.2
+# Colours, and where progress bars have the cursor go: ECMA-48's control sequences, and titles and links (OSC).
+_SEQUENCE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 # What a terminal sends goes to all of the job, what a person or scheduler sends to its first process.
 _OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
 FORWARDED = (*_OF_TERMINALS[:-1], signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -99,7 +102,8 @@ class Job:
                 os.kill(self.pid, number)
 
     def tail(self, lines: int) -> tuple[list[str], int]:
-        """The last lines of its output, without control characters, and the offset they end at, in bytes."""
+        """The last lines of its output, without colours and control characters, and the offset they end at, in
+        bytes."""
         try:
             with self.log.open("rb") as file:
                 file.seek(0, os.SEEK_END)
@@ -109,11 +113,12 @@ class Job:
         except OSError as error:
             return [f"{self.log} cannot be read: {error.strerror}"], 0
         end = start + len(data)
-        if start:
-            data = data.partition(b"\n")[2]
         # A progress bar rewrites its line after each \r: what stands there last counts.
-        rows = [row.rstrip(b"\r").rpartition(b"\r")[2] for row in data.rstrip(b"\n").split(b"\n")]
-        return [printable(row) for row in rows[-lines:]] if data else [], end
+        if start:
+            data = re.split(rb"[\r\n]", data, maxsplit=1)[-1]
+        text = _SEQUENCE.sub(b"", data).rstrip(b"\n")
+        rows = [row.rstrip(b"\r").rpartition(b"\r")[2] for row in text.split(b"\n")]
+        return [printable(row) for row in rows[-lines:]] if text else [], end
 
 
 @contextlib.contextmanager

@@ -57,7 +57,10 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = _YAMA) -> Target:
     if state in "Tt":
         raise GputopError(f"process {pid} is stopped", f"Let it go on first: kill -CONT {pid}")
     _check_rights(pid, folder, uid, user, proc, yama)
-    maps = (folder / "maps").read_text(errors="replace")
+    try:
+        maps = (folder / "maps").read_text(errors="replace")
+    except OSError:
+        raise GputopError(f"process {pid} has ended", "") from None
     if not _FRAMEWORK.search(maps):
         raise GputopError(f"process {pid} ({command[:60]}) has neither TensorFlow nor JAX loaded",
                           "Give the Python process that trains, not its shell or launcher; or wait until it has "
@@ -99,19 +102,22 @@ def _check_rights(pid: int, folder: Path, uid: int, user: str, proc: Path, yama:
     if scope == 3:
         raise GputopError("kernel.yama.ptrace_scope is 3 on this node: no process may touch another, not even root's, "
                           "until it is booted anew", _INSTEAD)
-    if uid != os.geteuid() and os.geteuid() != 0:
+    if os.geteuid() not in (0, uid):
         raise GputopError(f"process {pid} belongs to {user}", f"Run gputop as that user, or {again}. {_INSTEAD}")
+    if os.geteuid() == 0:
+        if not _may_trace(proc):
+            raise GputopError("this container lacks the capability SYS_PTRACE",
+                              "Start it with --cap-add=SYS_PTRACE (Kubernetes: securityContext.capabilities.add), or "
+                              f"run gputop attach on the host. {_INSTEAD}")
+        raise GputopError(f"the kernel does not let gputop touch process {pid}, not even as root",
+                          f"A security module or a user namespace forbids it. {_INSTEAD}")
     if scope == 1:
         raise GputopError("kernel.yama.ptrace_scope is 1 on this node: only root may touch a process that is not "
                           "its child", f"{again}; or, until the next boot, sudo sysctl kernel.yama.ptrace_scope=0. "
                           f"{_INSTEAD}")
-    if scope == 2 and os.geteuid() != 0:
+    if scope == 2:
         raise GputopError("kernel.yama.ptrace_scope is 2 on this node: only root may touch other processes",
                           f"{again}. {_INSTEAD}")
-    if os.geteuid() == 0 and not _may_trace(proc):
-        raise GputopError("this container lacks the capability SYS_PTRACE",
-                          "Start it with --cap-add=SYS_PTRACE (Kubernetes: securityContext.capabilities.add), or run "
-                          f"gputop attach on the host. {_INSTEAD}")
     raise GputopError(f"the kernel does not let gputop touch process {pid}",
                       "It may have gained rights since its start, or a security module forbids it: "
                       f"{again}. {_INSTEAD}")

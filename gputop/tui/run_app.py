@@ -35,7 +35,7 @@ class RunApp(GputopApp):
     """:class:`GputopApp` with a job of its own."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("l", "output", "job's output", "the end of what the started job has written", footer=True)]
+        key("l", "output", "output", "the end of what the started job has written", footer=True)]
 
     class JobChanged(Message):
         """The job ended, or told of its profiler server."""
@@ -73,10 +73,19 @@ class RunApp(GputopApp):
             self._attaching = job.server  # the base tells what comes of it
         if job.ended.is_set() and not self._told_end:
             self._told_end = True
-            self.notify(f"The job {job.state()}. l: its output, q: quit.", timeout=15, markup=False,
-                        severity="information" if job.returncode == 0 else "error")
+            last = job.tail(1)[0] if job.returncode else []  # an exception's name, mostly
+            self.notify("\n".join([f"The job {job.state()}. l: its output, q: quit.", *last]), timeout=15, markup=False,
+                        severity="error" if job.returncode else "information")
         if self.query("#job"):
             self._refresh_job()
+            self._refresh_actions()
+
+    def _no_server(self) -> tuple[str, ...]:
+        if self.job.ended.is_set():
+            return ("The job has ended: l shows its output.",)
+        if self.job.problem is not None:
+            return ("A trace tells more, but the job's profiler server did not start: l shows why.",)
+        return ("A trace tells more: c captures one once the job has imported TensorFlow or JAX.",)
 
     def _refresh_job(self) -> None:
         status = self.session.status
@@ -174,7 +183,7 @@ class Leave(ModalScreen[str | None]):
             box.border_title = "The job is running"
             out = Text()
             out.append(f"{self._job.command}\n\n", DIM)
-            for keys, what in (("enter", "leave the monitor; the job goes on, its output comes to this terminal"),
+            for keys, what in (("enter", "leave the monitor; the job goes on, its output comes here"),
                                ("k", "ask the job to end (SIGTERM) and wait for it"),
                                ("esc", "back to the monitor")):
                 out.append(f"{keys:>6}  ", ACCENT)

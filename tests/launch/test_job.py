@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from gputop.errors import GputopError
-from gputop.launch.job import Job, see_out
+from gputop.launch.job import TAIL_BYTES, Job, see_out
 
 
 def _job(tmp_path, script: str) -> Job:
@@ -47,14 +47,33 @@ def _wait_for(job: Job, text: str) -> None:
 
 
 def test_its_output_and_its_end(tmp_path):
-    job = _job(tmp_path, "echo one; echo two >&2; printf '10%%\\r20%%\\r'; echo; printf '\\e[31mred'; exit 3")
+    job = _job(tmp_path, "echo one; echo two >&2; printf '10%%\\r20%%\\r'; echo; printf '\\e[31mred\\e[0m\\a'; exit 3")
     assert job.ended.wait(60)
     lines, end = job.tail(10)
-    assert lines == ["one", "two", "20%", "�[31mred"]
+    assert lines == ["one", "two", "20%", "red�"]
     assert end == job.log.stat().st_size
     assert job.tail(2)[0] == lines[-2:]
     assert (job.returncode, job.state()) == (3, "ended with status 3")
     assert stat.S_IMODE(job.log.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(("written", "lines"), [
+    ("\\e[1m 3/100\\e[0m \\e[32m━━\\e[0m\\e[37m━━\\e[0m", [" 3/100 ━━━━"]),  # Keras
+    ("\\e]0;title\\a\\e]8;;file:///a\\e\\\\a\\e]8;;\\e\\\\ b\\e[K", ["a b"]),
+    ("\\e[31", ["�[31"]),  # not whole
+    ("\\n\\n", []),
+])
+def test_colours_go_and_what_else_is_no_text_is_seen(tmp_path, written, lines):
+    job = _job(tmp_path, f"printf '{written}'")
+    assert job.ended.wait(60)
+    assert job.tail(5)[0] == lines
+
+
+def test_a_progress_bar_longer_than_the_tail(tmp_path):
+    job = _job(tmp_path, "seq -f 'epoch 1: %.0f' 10000 | tr '\\n' '\\r'")
+    assert job.ended.wait(60)
+    assert job.log.stat().st_size > TAIL_BYTES
+    assert job.tail(5) == (["epoch 1: 10000"], job.log.stat().st_size)
 
 
 def test_standard_input_is_empty(tmp_path):

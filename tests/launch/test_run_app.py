@@ -11,6 +11,7 @@ from textual.widgets import Static
 
 from gputop.captures import Server
 from gputop.launch.job import Job
+from gputop.tui.actions import ActionsPanel
 from gputop.tui.lines import LinesWidget
 from gputop.tui.run_app import Leave, Output, RunApp, job_line
 from tests.fakes import StillSession
@@ -31,8 +32,16 @@ def _wait_for(job: Job, text: str) -> None:
     subprocess.run(["timeout", "60", "bash", "-c", f"tail -f -n +1 {job.log} | grep -q -m1 {text}"], check=True)
 
 
+def _text(widget: LinesWidget) -> str:
+    return "".join(text for line in widget._lines for text, _ in line)
+
+
 def _line(app: RunApp) -> str:
-    return "".join(text for line in app.query_one("#job", LinesWidget)._lines for text, _ in line)
+    return _text(app.query_one("#job", LinesWidget))
+
+
+def _panel(app: RunApp) -> str:
+    return _text(app.query_one(ActionsPanel))
 
 
 async def _until(pilot, condition) -> None:
@@ -55,8 +64,20 @@ async def test_the_job_line_tells_of_the_job_until_it_serves(job):
         await _until(pilot, lambda: "● 127.0.0.1:6009" in _line(app))
         job.send(signal.SIGTERM)
         await _until(pilot, lambda: "ended with status 5" in _line(app))
+        assert [n.message for n in app._notifications if "status 5" in n.message] == [
+            "The job ended with status 5. l: its output, q: quit.\nasked"]
         await pilot.press("q")
         await _until(pilot, lambda: _left(app))
+
+
+async def test_without_a_server_the_panel_says_what_is_waited_for(job):
+    app = RunApp(StillSession(), job)
+    async with app.run_test(size=(160, 40)) as pilot:
+        await _until(pilot, lambda: "c captures one once the job has imported TensorFlow or JAX" in _panel(app))
+        job.serves(None, "no profiler server in process 1: RuntimeError: why")
+        await _until(pilot, lambda: "did not start: l shows why" in _panel(app))
+        job.send(signal.SIGTERM)
+        await _until(pilot, lambda: "The job has ended: l shows its output." in _panel(app))
 
 
 async def test_its_output_is_shown_as_it_grows(job):

@@ -109,13 +109,29 @@ def test_the_sysctl_and_its_value_are_named(scope, told):
     assert said.startswith(told)
 
 
-def test_a_container_without_the_capability(tmp_path):
-    proc = tmp_path / "self"
-    proc.mkdir()
-    (proc / "status").write_text("Name:\tpython\nCapEff:\t00000000a80425fb\n")  # Docker's default set
-    assert not target._may_trace(tmp_path)
-    (proc / "status").write_text("Name:\tpython\nCapEff:\t00000000a80c25fb\n")
-    assert target._may_trace(tmp_path)
+class _Closed:
+    """A folder of /proc whose files may not be opened."""
+
+    def __truediv__(self, name: str) -> _Closed:
+        return self
+
+    def open(self, mode: str) -> None:
+        raise PermissionError
+
+
+@pytest.mark.parametrize(("capabilities", "told"), [
+    ("00000000a80425fb", "this container lacks the capability SYS_PTRACE"),  # Docker's default set
+    ("00000000a80c25fb", "the kernel does not let gputop touch process 7, not even as root")])
+@pytest.mark.parametrize("scope", ["0", "1", "2"])
+def test_root_is_not_sent_to_become_root(tmp_path, monkeypatch, capabilities, told, scope):
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "status").write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
+    (tmp_path / "yama").write_text(scope)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(GputopError) as caught:
+        target._check_rights(7, _Closed(), 1000, "ana", tmp_path, tmp_path / "yama")  # type: ignore[arg-type]
+    assert caught.value.message == told
+    assert "sudo" not in caught.value.fix and "gputop run" in caught.value.fix
 
 
 def test_the_command_says_why_not(sleeper):
