@@ -121,11 +121,14 @@ class Timeline:
         if not len(self._span_start):  # nothing in the trace has a length
             return np.zeros((len(tracks), len(at_ns)), np.int64)
         last = np.empty((len(tracks), len(at_ns)), np.int64)
-        first = self._edges[tracks][:, None]
-        for place, track in zip(last, tracks.tolist(), strict=True):  # one search for all would leave the CPU's cache
-            place[:] = np.searchsorted(self._span_start[self._edges[track]:self._edges[track + 1]], at_ns, side="right")
-        last += first - 1
-        inside = last >= first
+        first, stop = self._edges[tracks], self._edges[tracks + 1]
+        ends = np.array((at_ns.min(), at_ns.max()))
+        # One search for all would leave the CPU's cache; so would one for each instant among all spans of a track.
+        for place, begin, end in zip(last, first.tolist(), stop.tolist(), strict=True):
+            low, high = self._span_start[begin:end].searchsorted(ends, side="right").tolist()
+            place[:] = self._span_start[begin + low:begin + high].searchsorted(at_ns, side="right")
+            place += begin + low - 1
+        inside = last >= first[:, None]
         last = np.maximum(last, 0, out=last)
         covered = self._span_before[last] + np.minimum(at_ns, self._span_end[last]) - self._span_start[last]
         return np.where(inside, covered, 0)
