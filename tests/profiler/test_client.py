@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 
 from gputop.errors import EXIT_USAGE, GputopError, NothingToSee
@@ -320,8 +321,25 @@ def test_server_that_dies_while_recording(logdir):
 def test_deadline(logdir, monkeypatch):
     monkeypatch.setattr(client, "_DEADLINE_EXTRA_S", 0.3)
     monkeypatch.setattr(client, "_DEADLINE_FACTOR", 0.0)
-    with serve() as server, pytest.raises(GputopError, match="did not hand over"):
-        capture(server.address, seconds=LONG_S, logdir=logdir)
+    with serve() as server:
+        with pytest.raises(GputopError, match="did not hand over"):
+            capture(server.address, seconds=LONG_S, logdir=logdir)
+        assert server._stop.wait(10), "the server was told"
+    assert not logdir.exists()
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_a_killed_gputop_leaves_nothing_running(logdir, force):
+    with serve() as server:
+        command = [sys.executable, "-m", "gputop", "capture", "--attach", server.address, "--seconds", "60",
+                   "--logdir", str(logdir), *(["--force"] if force else [])]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+            said = next(line for line in running.stderr if "gputop: recording" in line)
+            children = psutil.Process(running.pid).children(recursive=True)
+            assert not server._stop.is_set(), said
+            running.kill()
+        assert server._stop.wait(30), "the call ended with its caller"
+    assert children == []
 
 
 class TestLogdir:

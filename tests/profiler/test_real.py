@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
@@ -62,6 +65,23 @@ def test_stop_keeps_what_was_recorded(tf_fast_job, tmp_path):
                      on_progress=lambda p: p.elapsed_s > 0.5 and stop.set())
     assert result.stopped_early and result.took_s < 60
     assert messages.XSpace.FromString(result.path.read_bytes()).planes[0].lines
+
+
+def test_a_killed_gputop_leaves_the_job_free(tf_fast_job, tmp_path):
+    command = [sys.executable, "-m", "gputop", "capture", "--attach", tf_fast_job.address, "--seconds", "600", "--force",
+               "--logdir", str(tmp_path / "killed")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        assert any("recording" in line for line in running.stderr)
+        running.kill()
+    until = time.monotonic() + 60
+    while True:  # TensorFlow gathers what it has recorded before it is free again
+        try:
+            capture(tf_fast_job.address, seconds=0.2, logdir=tmp_path / "next")
+            break
+        except GputopError as error:
+            assert "busy" in error.message and time.monotonic() < until, error
+            time.sleep(0.1)
+    tf_fast_job.wait_steps(2)
 
 
 def test_one_capture_at_a_time(tf_fast_job, tmp_path):
