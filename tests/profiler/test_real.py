@@ -68,8 +68,8 @@ def test_stop_keeps_what_was_recorded(tf_fast_job, tmp_path):
 
 
 def test_a_killed_gputop_leaves_the_job_free(tf_fast_job, tmp_path):
-    command = [sys.executable, "-m", "gputop", "capture", "--attach", tf_fast_job.address, "--seconds", "600", "--force",
-               "--logdir", str(tmp_path / "killed")]
+    command = [sys.executable, "-m", "gputop", "capture", "--attach", tf_fast_job.address, "--seconds", "600",
+               "--force", "--logdir", str(tmp_path / "killed")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         assert any("recording" in line for line in running.stderr)
         running.kill()
