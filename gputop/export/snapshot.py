@@ -18,6 +18,7 @@ from gputop.export.files import unused, write_private
 from gputop.export.load import SCHEMA
 from gputop.export.markup import lines
 from gputop.metrics import GPU_METRICS, LANE_METRICS
+from gputop.prose import wrap
 from gputop.samples import OK, CgroupSample, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.text import busy_without_gpu, bytes_, devices, fit, limits, printable, ranges, rate_gb, reading, seconds
 from gputop.tui.lanes import slice_for
@@ -32,6 +33,7 @@ HISTORY_SLICES = 60
 SPECTROGRAM_SLICES = 150  # what a page or a wide terminal can show
 _FEWEST_SLICES = 30  # of a picture, where there is less history than that
 _XIDS = 3  # of one GPU in the text
+_COLUMNS = 80  # of the text's prose
 _NUMBER = r"(?:-?\d[\d.]*(?:e[+-]?\d+)?|null)"
 _NUMBERS = re.compile(rf"\[\n\s*{_NUMBER}(?:,\n\s*{_NUMBER})*\n\s*\]")  # a line break stands in no JSON text
 
@@ -178,7 +180,8 @@ def to_json(doc: Mapping[str, Any]) -> str:
 
 
 def to_text(session: Session) -> str:
-    """The snapshot as plain text, 100 columns wide, to paste into a ticket."""
+    """The snapshot as plain text to paste into a ticket: prose and the analysis within 80 columns; what is one line
+    by its nature (a GPU with its name, a command, a path) is left whole."""
     sample = _sample(session)
     out: list[str] = []
     if sample.simulated:
@@ -234,18 +237,23 @@ def to_text(session: Session) -> str:
     if record is not None:
         out += ["", f"Captured from {printable(record.address)}, {seconds(record.took_s)}: "
                     f"{printable(str(record.path))}"]
-        out += [f"  {printable(n)}" for n in (*record.remarks, *record.notes)]
+        out += [line for n in (*record.remarks, *record.notes) for line in wrap(n, _COLUMNS, "  ")]
         out += ["", lines(record.report)] if record.report else []
     judged = not session.live.abstained
     nothing = ": nothing found in the live figures" if judged else ": nothing found so far"
     out += ["", "What to do" + ("" if session.findings else nothing)]
+    if not session.findings:
+        out += wrap(record.limit if record is not None else session.live.limit, _COLUMNS)
     for f in session.findings:
-        out += [f"- [{f.severity}] {printable(f.title)}", f"    {printable(f.why)}", f"    -> {printable(f.action)}"]
+        out += [*wrap(f.title, _COLUMNS, f"- [{f.severity}] ", "  "), *wrap(f.why, _COLUMNS, "    "),
+                *wrap(f.action, _COLUMNS, "    -> ")]
+        out += ["", *(f"       {line}" for line in lines(f.snippet).split("\n")), ""] if f.snippet else []
     if session.live.abstained:
         missing: dict[str, list[str]] = {}
         for a in session.live.abstained:
             missing.setdefault(a.missing, []).append(a.id)
-        out += [f"Not judged: {', '.join(ids)}, for want of {printable(what)}" for what, ids in missing.items()]
+        out += [line for what, ids in missing.items()
+                for line in wrap(f"Not judged: {', '.join(ids)}, for want of {what}", _COLUMNS, rest="  ")]
     return "\n".join(out) + "\n"
 
 

@@ -88,7 +88,7 @@ def _breakdown(found: Mapping[str, Any], step_s: float | None) -> str:
     told += "" if p95 is None else f", 95th percentile {seconds(p95)}"
     bar = "".join(f'<span style="width:{100 * share:.3f}%;background:{color}" title="{esc(label)}: {seconds(value)}, '
                   f'{percent(share)}"></span>' for label, color, value, share in shares)
-    rows = "".join(f'<li><i style="background:{color}"></i>{esc(label)}<b>{_share(share)}</b>'
+    rows = "".join(f'<li><i style="background:{color}"></i>{esc(label)}<b>{esc(_share(share))}</b>'
                    f"<em>{seconds(value)}</em></li>"
                    for label, color, value, share in sorted(shares, key=lambda part: -part[2]))
     told += f" of {steps['count']} steps" if isinstance(steps.get("count"), int) else ""
@@ -97,7 +97,7 @@ def _breakdown(found: Mapping[str, Any], step_s: float | None) -> str:
 
 
 def _share(share: float) -> str:
-    return percent(share) if share >= 0.0095 else f"{100 * share:.1f} %"
+    return percent(share) if share >= 0.0095 else f"{100 * share:.1f} %" if share >= 0.0005 else "<0.1 %"
 
 
 def _one_step(found: Mapping[str, Any]) -> str:
@@ -128,29 +128,36 @@ def _is_run(run: Any, slots: int) -> bool:
             and all(isinstance(at, int) for at in run[1:]) and 0 <= run[1] < run[2] <= slots)
 
 
-_GPU_COLUMNS = (("busy", "busy"), ("compute", "compute"), ("collectives", "collectives"), ("copies", "copies"),
-                ("idle, host's fault", "idle_host_fault"), ("tensor cores, of kernel time", "tensor_core_time"))
+# Heading, key, and why there may be no figure.
+_GPU_COLUMNS = (
+    ("busy", "busy", ""), ("compute", "compute", ""), ("collectives", "collectives", ""), ("copies", "copies", ""),
+    ("idle, host's fault", "idle_host_fault", "never idle, or the launches that ended most of it are not in the trace"),
+    ("tensor cores, of kernel time", "tensor_core_time", "no kernel's name tells"))
 
 
 def _gpu_table(found: Mapping[str, Any]) -> str:
     gpus = items(found.get("gpus"))
     if not gpus:
         return ""
-    head = "".join(f"<th>{esc(title)}</th>" for title, _ in _GPU_COLUMNS)
+    head = "".join(f"<th>{esc(title)}</th>" for title, _, _ in _GPU_COLUMNS)
     rows = ""
     for gpu in gpus:
-        cells = "".join(_level(_number(gpu.get(key))) for _, key in _GPU_COLUMNS)
+        cells = "".join(_level(_number(gpu.get(key)), why) for _, key, why in _GPU_COLUMNS)
         delay, kernels = _number(gpu.get("launch_delay_median_s")), _number(gpu.get("kernels_per_s"))
-        cells += "".join('<td class="na">N/A</td>' if text is None else f"<td>{text}</td>" for text in (
-            None if delay is None else seconds(delay), None if kernels is None else f"{kernels:,.0f}"))
+        cells += _none("the launches are not in the trace") if delay is None else f"<td>{seconds(delay)}</td>"
+        cells += _none("") if kernels is None else f"<td>{kernels:,.0f}</td>"
         rows += f"<tr><td>{esc(str(gpu.get('gpu')))}</td>{cells}</tr>"
     return ('<h3>In the trace, by the job\'s own GPU numbers</h3><div class="scroll"><table><thead><tr><th>GPU</th>'
             f"{head}<th>launch delay</th><th>kernels/s</th></tr></thead><tbody>{rows}</tbody></table></div>")
 
 
-def _level(value: float | None) -> str:
+def _none(why: str) -> str:
+    return f'<td class="na" title="{esc(why or "not in the analysis")}">N/A</td>'
+
+
+def _level(value: float | None, why: str) -> str:
     if value is None:
-        return '<td class="na">N/A</td>'
+        return _none(why)
     return f'<td class="level" style="--v:{100 * min(1.0, max(0.0, value)):.0f}%">{ratio(value)}</td>'
 
 
@@ -194,7 +201,7 @@ def _gpu_row(g: GpuSample) -> str:
 def _cell(r: Reading, mark: str = "") -> str:
     why = (r.reason or r.source) + (" (coarse)" if r.coarse else "")
     if r.value is None:
-        return f'<td class="na" title="{esc(why)}">N/A</td>'
+        return _none(why)
     level = f' class="level" style="--v:{100 * min(1.0, max(0.0, r.value)):.0f}%"' if r.unit == RATIO else ""
     return f'<td{level} title="{esc(why)}">{esc(mark + reading(r))}</td>'
 

@@ -129,6 +129,29 @@ def test_shares_of_the_step_fill_its_bar() -> None:
     assert len(widths) == 6 and sum(widths) == pytest.approx(100, abs=0.01)
 
 
+def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:
+    doc = json.loads(to_json(document(session())))
+    doc["capture"]["analysis"]["breakdown"]["d2h"] = 1e-6
+    doc["capture"]["analysis"]["gpus"] = [{"gpu": 0, "busy": 0.9, "idle_host_fault": None,
+                                           "launch_delay_median_s": None}]
+    page = to_html(doc)
+    assert "D2H<b>&lt;0.1 %</b>" in page and "0.0 %" not in page
+    assert 'title="never idle, or the launches that ended most of it are not in the trace">N/A<' in page
+    assert 'title="the launches are not in the trace">N/A<' in page
+
+
+def test_the_text_keeps_its_prose_within_80_columns() -> None:
+    told = session()
+    why = "For 46 % of the step the training loop waits for its next batch and no GPU has work. " * 3
+    told.findings = (replace(told.findings[0], why=why, action=why),)
+    text = to_text(told)
+    said = text[text.index("\nWhat to do"):].splitlines()
+    assert max(map(len, said)) <= 80 and sum("46 %" in line for line in said) >= 6
+    assert "       ds = ds.map(" in said and "           fn)" in said
+    told.findings = ()
+    assert to_text(told).splitlines()[-1] == "The limit."
+
+
 def test_the_page_asks_nobody_for_anything() -> None:
     page = _Page(to_html(document(session())))
     for tag, attributes in page.elements:
