@@ -19,7 +19,7 @@ _RESPONSE_HEADERS = b"\x88\x0f\x10" + bytes([len(_TYPE)]) + _TYPE
 class CuttingProxy:
     """Leads to a server, and ends each connection once ``cut_after`` bytes of the server's have passed.
 
-    ``passed`` are the bytes of the last connection's that did.
+    It passes ``at_once`` bytes at a time, and counts them in ``passed``, of the last connection.
     """
 
     def __init__(self, target: str) -> None:
@@ -28,6 +28,7 @@ class CuttingProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.cut_after: int | None = None
+        self.at_once = 1 << 16
         self.passed = 0
 
     def run(self) -> None:
@@ -44,8 +45,9 @@ class CuttingProxy:
         cut_after, self.passed = self.cut_after, 0
         with client, socket.create_connection(self._target) as server:
             threading.Thread(target=_pump, args=(client, server), daemon=True).start()
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             passed = 0
-            while data := _receive(server):
+            while data := _receive(server, self.at_once):
                 data = data if cut_after is None else data[:cut_after - passed]
                 with contextlib.suppress(OSError):
                     client.sendall(data)
@@ -57,9 +59,9 @@ class CuttingProxy:
                     end.shutdown(socket.SHUT_RDWR)
 
 
-def _receive(end: socket.socket) -> bytes:
+def _receive(end: socket.socket, most: int = 1 << 16) -> bytes:
     try:
-        return end.recv(1 << 16)
+        return end.recv(most)
     except OSError:
         return b""
 

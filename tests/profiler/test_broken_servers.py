@@ -49,6 +49,13 @@ def test_a_server_that_dies_at_each_byte_of_its_answer(logdir, unprobed, monkeyp
     assert not kept or min(kept) > len(server.xspace), "all or nothing"
 
 
+def test_an_answer_that_comes_byte_by_byte(logdir):
+    with serve() as server, cutting(server.address) as proxy:
+        proxy.at_once = 1
+        result = capture(proxy.address, seconds=0.001, logdir=logdir)
+    assert result.path.read_bytes() == server.xspace
+
+
 def _remove(runs: Path) -> None:
     (run,) = runs.iterdir()
     shutil.rmtree(run)

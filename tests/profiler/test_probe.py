@@ -152,6 +152,12 @@ def test_nothing_listens():
     assert "jax.profiler.start_server" in caught.value.fix
 
 
+def test_a_server_that_greets_and_says_no_more():
+    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+    with talking(settings, close=False) as (address, _), pytest.raises(GputopError, match="did not answer within 0.3 s"):
+        probe(address, timeout_s=0.3)
+
+
 def test_nobody_is_behind_a_socket(tmp_path):
     with pytest.raises(GputopError, match="nothing listens at unix:"):
         probe(f"unix:{tmp_path}/none.sock")
