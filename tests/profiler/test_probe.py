@@ -154,7 +154,7 @@ def test_nothing_listens():
 
 def test_a_server_that_greets_and_says_no_more():
     settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-    with talking(settings, close=False) as (address, _), pytest.raises(GputopError, match="did not answer within 0.3 s"):
+    with talking(settings, close=False) as (address, _), pytest.raises(GputopError, match="did not answer"):
         probe(address, timeout_s=0.3)
 
 
