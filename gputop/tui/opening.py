@@ -128,6 +128,21 @@ def comparison(app: GputopApp) -> None:
         app.notify(reason, timeout=10, markup=False)
 
 
+def snapshot(app: GputopApp) -> None:
+    """Write one beside the screen: its pictures take a third of a second, in which keys and samples must not wait."""
+    def write() -> None:
+        from gputop.export.snapshot import write_snapshot
+
+        try:
+            paths = write_snapshot(app.session, app.session.options.logdir)
+        except GputopError as error:
+            app.tell(error)
+        else:
+            app.notify("\n".join(str(p) for p in paths), title="Snapshot written", timeout=8, markup=False)
+
+    app.run_worker(write, group="snapshot", thread=True)
+
+
 def snippet(app: GputopApp, chosen: Finding | None) -> None:
     """The code of a finding into the clipboard of the terminal."""
     from gputop.tui.clipboard import copy

@@ -284,7 +284,7 @@ async def test_snapshot_key_writes_every_form(tmp_path: Path) -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         await pilot.press("s")
-        await pilot.pause()
+        await app.workers.wait_for_complete()
     written = sorted(p.suffix for p in tmp_path.iterdir())
     assert written == [".html", ".json", ".svg", ".txt"]
     document = json.loads(next(tmp_path.glob("*.json")).read_text())
@@ -298,6 +298,7 @@ async def test_snapshot_into_a_folder_that_cannot_be_written_says_so_and_goes_on
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         await pilot.press("s")
+        await app.workers.wait_for_complete()
         await pilot.pause()
         assert any("cannot write" in n.message for n in app._notifications)
         assert app.is_running

@@ -461,6 +461,7 @@ async def test_every_key_does_what_it_says(owner: type, stage: Stage, tmp_path: 
                 await pilot.pause()
                 before = effect.seen(app)
                 await pilot.press(key)
+                await app.workers.wait_for_complete()
                 await pilot.pause()
                 after = effect.seen(app)
                 if not effect.differs(before, after):
