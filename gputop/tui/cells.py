@@ -13,11 +13,14 @@ about are sent whole, so that an error cannot spread.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import compress, count
 from operator import is_not, ne, or_
 
 from rich.cells import get_character_cell_size
+
+from gputop.tui.strokes import Pen, Stroke, address, change, move_text, moves, parts_of, text_of
 
 # One cell each on every terminal: Latin, punctuation, arrows, mathematics, boxes, blocks, shapes, braille.
 _ONE_CELL = "[ -~\xa0-\u02ff\u2010-\u2027\u2039\u203a\u2190-\u21ff\u2200-\u22ff\u2500-\u25fc\u2800-\u28ff]"
@@ -30,8 +33,6 @@ _TOKEN = re.compile(
 _CHANGED = re.compile(b"\x01+")
 _SYNC = re.compile(r"\?2026")
 _NEAR = 4  # unchanged cells up to here are cheaper written again than stepped over
-
-Pen = str  # SGR parameters after a reset: "1;38;2;215;218;224"
 
 
 def _after(pen: Pen, parameters: str) -> Pen:
@@ -55,51 +56,9 @@ def _same(pen: Pen) -> Pen:
 
 
 @lru_cache(4096)
-def _parts(pen: Pen) -> tuple[frozenset[str], str, str]:
-    """Attributes, colour and background of a pen."""
-    attributes: set[str] = set()
-    color = ground = ""
-    codes = iter(pen.split(";"))
-    for code in codes:
-        if code in ("", "0"):
-            attributes, color, ground = set(), "", ""
-        elif code in ("38", "48"):
-            kind = next(codes, "5")
-            values = [next(codes, "0") for _ in range(3 if kind == "2" else 1)]
-            text = ";".join([code, kind, *values])
-            color, ground = (text, ground) if code == "38" else (color, text)
-        elif code in ("39", "49"):
-            color, ground = ("", ground) if code == "39" else (color, "")
-        elif len(code) == 2 and code[0] in "39":
-            color = code
-        elif (len(code) == 2 and code[0] == "4") or (len(code) == 3 and code[:2] == "10"):
-            ground = code
-        else:
-            attributes.add(code)
-    return frozenset(attributes), color, ground
-
-
-@lru_cache(4096)
-def _change(before: Pen, after: Pen) -> str:
-    """The shortest sequence from one pen to another."""
-    if before == after:
-        return ""
-    old, new = _parts(before), _parts(after)
-    whole = ["", *sorted(new[0]), *filter(None, new[1:])]
-    codes = whole
-    if old[0] <= new[0]:
-        codes = sorted(new[0] - old[0])
-        codes += [new[1] or "39"] if new[1] != old[1] else []
-        codes += [new[2] or "49"] if new[2] != old[2] else []
-        if not codes:
-            return ""
-    return "\x1b[" + min(";".join(codes), ";".join(whole), key=len) + "m"
-
-
-@lru_cache(4096)
 def _blank(pen: Pen) -> Pen:
     """The pen of a space: its colour cannot be seen, unless a line goes through it."""
-    attributes, _, ground = _parts(pen)
+    attributes, _, ground = parts_of(pen)
     return _same(pen if attributes & {"4", "7", "9", "21", "53"} else ground)
 
 
@@ -180,6 +139,8 @@ class Cells:
             self._y, self._x = int(y or 1) - 1, int(x or 1) - 1
         elif final == "C":
             self._x += int(parameters or 1)
+        elif final in ("P", "@"):
+            self._shift(int(parameters or 1), final == "P")
         elif whole == "\n":
             self._y += 1
         elif whole == "\r":
@@ -190,6 +151,15 @@ class Cells:
             pass  # links are not drawn
         else:
             self._controls.append(whole)
+
+    def _shift(self, cells: int, left: bool) -> None:
+        """Delete cells at the cursor, or insert blank ones; what is behind them moves."""
+        if 0 <= self._y < self.height:
+            self._dirty.add(self._y)
+            for row, blank in ((self._chars[self._y], " "), (self._pens[self._y], _same(""))):
+                behind = row[self._x:]
+                gap = [blank] * min(cells, len(behind))
+                row[self._x:] = [*behind[cells:], *gap] if left else [*gap, *behind[:len(behind) - len(gap)]]
 
     def _put(self, text: str) -> None:
         """Text in the present pen."""
@@ -255,45 +225,49 @@ class Cells:
     def update(self) -> str:
         """What to send for the terminal to show what was fed; from then on it is taken to show it."""
         out = [self.controls()]
-        pen, frame = "", []
+        frame: list[str] = []
+        strokes: list[Stroke] = []
         for y in sorted(self._dirty):
             chars, pens = self._chars[y], self._pens[y]
             shown_chars, shown_pens = self._shown_chars[y], self._shown_pens[y]
             if chars == shown_chars and pens == shown_pens:
                 continue
-            at = -1  # the cursor's column, where it is known to be in this row
-            for start, end in self._spans(y):
-                if at < 0:
-                    frame.append(f"\x1b[{y + 1}H" if start == 0 else f"\x1b[{y + 1};{start + 1}H")
-                elif start > at:
-                    frame.append(f"\x1b[{start - at}C" if start - at > 1 else "\x1b[C")
-                # Where the pen is not that of the cell before.
-                turns = compress(count(start + 1), map(is_not, pens[start + 1:end], pens[start:end - 1]))
-                at = start
-                for turn in (*turns, end):
-                    if pens[at] is not pen:
-                        frame.append(_change(pen, pens[at]))
-                        pen = pens[at]
-                    frame += chars[at:turn]
-                    at = turn
+            if not shown_chars or y in self._wide:
+                frame += self._whole(y)
+            else:
+                for move in moves(chars, pens, shown_chars, shown_pens):
+                    frame.append(move_text(y, move))
+                    for row, unknown in ((shown_chars, ""), (shown_pens, "?")):
+                        row[move.begin:move.end] = [*row[move.begin + move.by:move.end], *[unknown] * move.by]
+                strokes += self._changed(y)
             self._shown_chars[y], self._shown_pens[y] = chars[:], pens[:]
         self._dirty.clear()
+        drawn, pen = text_of(strokes, self.width)
+        frame += drawn
         if frame:
             frame.append("\x1b[m" if pen else "")
-            frame.append(f"\x1b[{self._y + 1};{self._x + 1}H")  # screen readers and input methods look there
+            frame.append(address(self._y, self._x))  # screen readers and input methods look there
             out += ["\x1b[?2026h", *frame, "\x1b[?2026l"] if self.synchronized else frame
         return "".join(out)
 
-    def _spans(self, y: int) -> list[tuple[int, int]]:
-        """The stretches of a row to write, first and end column."""
+    def _whole(self, y: int) -> Iterator[str]:
+        """A row of which nothing is known, or not how wide its characters are: from left to right, in no pen after."""
         chars, pens = self._chars[y], self._pens[y]
-        shown_chars, shown_pens = self._shown_chars[y], self._shown_pens[y]
-        if not shown_chars or y in self._wide:
-            if y in self._wide and all(map(_NARROW.fullmatch, chars)) and "" not in chars:
-                self._wide.discard(y)  # this once it is sent whole
-            return [(0, self.width)]
+        if y in self._wide and all(map(_NARROW.fullmatch, chars)) and "" not in chars:
+            self._wide.discard(y)  # this once it is sent whole
+        yield address(y, 0)
+        pen = ""
+        for start, end in _runs(pens, 0, self.width):
+            yield change(pen, pens[start])
+            yield from chars[start:end]
+            pen = pens[start]
+        yield "\x1b[m" if pen else ""
+
+    def _changed(self, y: int) -> Iterator[Stroke]:
+        """What differs in a row."""
+        chars, pens = self._chars[y], self._pens[y]
+        changed = bytes(map(or_, map(ne, chars, self._shown_chars[y]), map(is_not, pens, self._shown_pens[y])))
         spans: list[tuple[int, int]] = []
-        changed = bytes(map(or_, map(ne, chars, shown_chars), map(is_not, pens, shown_pens)))
         for run in _CHANGED.finditer(changed):
             x, behind = run.span()
             start, end = spans[-1] if spans else (0, -_NEAR - 1)
@@ -301,4 +275,15 @@ class Cells:
                 spans[-1] = (start, behind)
             else:
                 spans.append((x, behind))
-        return spans
+        for span in spans:
+            for start, end in _runs(pens, *span):
+                yield Stroke(y, start, pens[start], "".join(chars[start:end]))
+
+
+def _runs(pens: list[Pen], begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Stretches of one pen, first and end column."""
+    turns = compress(count(begin + 1), map(is_not, pens[begin + 1:end], pens[begin:end - 1]))
+    at = begin
+    for turn in (*turns, end):
+        yield at, turn
+        at = turn

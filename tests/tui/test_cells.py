@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.tui.cells import Cells
+from gputop.tui.strokes import change
 
 WIDTH, HEIGHT = 12, 4
 TEXTS = st.text(st.sampled_from("ab z▀█·…漢é\u0301⚡"), min_size=1, max_size=8)
@@ -24,9 +25,10 @@ def drawn(writes: list[tuple[int, int, str, str]]) -> str:
 
 def looks(cells: Cells) -> list[list[tuple[str, object]]]:
     """What can be seen: the colour of a space cannot."""
-    from gputop.tui.cells import _blank, _parts
+    from gputop.tui.cells import _blank
+    from gputop.tui.strokes import parts_of
 
-    return [[(char, _parts(_blank(pen) if char == " " else pen)) for char, pen in zip(*rows, strict=True)]
+    return [[(char, parts_of(_blank(pen) if char == " " else pen)) for char, pen in zip(*rows, strict=True)]
             for rows in zip(cells._chars, cells._pens, strict=True)]
 
 
@@ -41,6 +43,53 @@ def test_a_terminal_that_gets_the_updates_shows_what_was_drawn(frames: list[tupl
     theirs.feed(ours.update())
     assert looks(theirs) == looks(ours)
     assert ours.update() == ""
+
+
+WIDE = 40  # columns: where moving pays
+CELL = st.tuples(st.sampled_from(["38;2;1;2;3", "38;2;4;5;6;48;2;9;9;9", "1;31", ""]), st.sampled_from("▀ab "))
+LANE = st.lists(CELL, min_size=WIDE, max_size=WIDE)
+
+
+@settings(max_examples=300, deadline=None)
+@given(LANE, st.integers(0, WIDE - 12), st.integers(1, 4), st.integers(0, 12), st.lists(CELL, min_size=4, max_size=4))
+def test_a_lane_that_moved_is_moved_by_the_terminal(cells: list, begin: int, by: int, beyond: int, new: list) -> None:
+    def put(row: list) -> str:
+        return drawn([(1, x, pen, char) for x, (pen, char) in enumerate(row)])
+
+    ours, theirs = Cells(WIDE, 3), Cells(WIDE, 3)
+    ours.feed(put(cells))
+    theirs.feed(ours.update())
+    end = max(begin + by, WIDE - beyond)
+    moved = [*cells[:begin], *cells[begin + by:end], *new[:by], *cells[end:]]
+    ours.feed(put(moved))
+    theirs.feed(ours.update())
+    assert looks(theirs) == looks(ours)
+
+
+def test_moving_a_lane_costs_its_new_cells_only() -> None:
+    def lane(first: int) -> list[tuple[int, int, str, str]]:
+        return [(1, 4 + x, f"38;2;{(first + x) * 37 % 251};80;80;48;2;{(first + x) * 53 % 241};40;40", "▀")
+                for x in range(30)] + [(1, 36, "1", "45%")]
+
+    cells, terminal = Cells(WIDE, 3), Cells(WIDE, 3)
+    cells.feed(drawn(lane(0)))
+    terminal.feed(cells.update())
+    cells.feed(drawn(lane(1)))
+    update = cells.update()
+    terminal.feed(update)
+    assert looks(terminal) == looks(cells)
+    assert update.startswith("\x1b[2;5H\x1b[P\x1b[29C\x1b[@") and len(update) < 80
+
+
+def test_strokes_of_one_pen_are_drawn_together_and_bold_ends_without_naming_the_colours_again() -> None:
+    cells = Cells(40, 4)
+    cells.update()
+    cells.feed(drawn([(y, x, pen, text) for y in range(3)
+                      for x, pen, text in ((0, "1;38;2;9;9;9", "45%"), (8, "38;2;5;5;5", "12.5"))]))
+    assert cells.update() == (
+        "\x1b[1;9H\x1b[38;2;5;5;5m12.5\x1b[2;9H12.5\x1b[3;9H12.5"
+        "\x1b[1H\x1b[1;38;2;9;9;9m45%\x1b[2H45%\x1b[3H45%\x1b[m\x1b[3;13H")
+    assert change("1;38;2;9;9;9;48;2;1;1;1", "38;2;9;9;9;48;2;1;1;1") == "\x1b[22m"
 
 
 def test_only_what_differs_is_sent_and_with_the_fewest_codes() -> None:
