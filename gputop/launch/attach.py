@@ -19,11 +19,12 @@ from gputop.launch import environment, remote_exec, target
 from gputop.launch.announcements import Announcement, Announcements
 from gputop.launch.elf import addresses_in
 from gputop.launch.inject import call_with_text
+from gputop.profiler import sockets
 from gputop.profiler.discovery import find_servers
 from gputop.profiler.probe import probe
 
 PATIENCE_S = 30.0  # until the process must have come to it; then it lets be
-_LOOK_PERIOD_S = 1.0
+_LOOK_PERIOD_S = 0.3
 
 
 def serving(pid: int) -> str | None:
@@ -40,9 +41,10 @@ def start_server(process: target.Target, port: int = 0) -> Announcement:
     # One text whatever it is run by: in names of its own, and silent.
     text = (f"try:\n exec(compile(bytes.fromhex('{source.encode().hex()}'), 'gputop_serve', 'exec'), "
             "{'__name__': 'gputop_serve'})\nexcept Exception:\n pass\n")
+    before = set() if process.same_network else _listening(process.pid)
     with contextlib.closing(Announcements(token, lambda _: None, process.uid)) as announcements, \
             _asked(process, text):
-        told = announcements.receive(PATIENCE_S) if process.same_network else _found(process.pid)
+        told = announcements.receive(PATIENCE_S) if process.same_network else _found(process.pid, before)
     if told is None:
         raise GputopError(
             f"process {process.pid} has not come to it within {PATIENCE_S:.0f} s: its main thread does not run Python, "
@@ -56,7 +58,8 @@ def start_server(process: target.Target, port: int = 0) -> Announcement:
 
 @contextlib.contextmanager
 def _asked(process: target.Target, text: str) -> Iterator[None]:
-    """Ask the process to run ``text``, in the way its Python has; after the block it is not asked any more."""
+    """Ask the process to run ``text``, in the way its Python has. Remote execution that has not come by the end of
+    the block is taken back; a pending call cannot be, and finds itself too late."""
     with remote_exec.memory_of(process.pid) as memory:
         slot = remote_exec.find_slot(process.pid, memory)
         if slot is None:
@@ -108,15 +111,24 @@ def _add_pending_call(process: target.Target, text: str) -> None:
                           "Its main thread has not run Python for long; try again when it does.")
 
 
-def _found(pid: int) -> Announcement | None:
-    """For a process in a network of its own, which what it tells cannot leave: look whether its server answers."""
+def _found(pid: int, before: set[int]) -> Announcement | None:
+    """For a process in a network of its own, which what it tells cannot leave: look whether it listens, with sockets
+    other than ``before``, and whether that is reached."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        discovery = find_servers([pid])
-        for server in discovery.servers:
-            if server.pid == pid:
-                return Announcement(server.address, f"profiler server at {server.address} (process {pid})")
-        if discovery.notes:
-            raise GputopError(discovery.notes[0], "Its server has been started all the same.")
+        if _listening(pid) - before:
+            discovery = find_servers([pid])
+            for server in discovery.servers:
+                if server.pid == pid:
+                    return Announcement(server.address, f"profiler server at {server.address} (process {pid})")
+            if discovery.notes:
+                raise GputopError(discovery.notes[0], "Its server has been started all the same.")
         time.sleep(_LOOK_PERIOD_S)
     return None
+
+
+def _listening(pid: int) -> set[int]:
+    """The inodes of the sockets it listens with on all interfaces, as profiler servers do."""
+    proc = Path("/proc")
+    held = sockets.holders(proc, {listener.inode for listener in sockets.listeners(proc, pid, 0)})
+    return {inode for inode, pids in held.items() if pid in pids}

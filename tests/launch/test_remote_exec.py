@@ -1,13 +1,10 @@
-"""The protocol against memory laid out as CPython's (of this process, so on any version), then against real Pythons
-that have remote execution, where there is one: the tests' own or ``python3.14`` on the PATH."""
+"""The protocol against memory laid out as CPython's: of this process, so on any version. Against real ones: in
+test_attach.py."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-import shutil
-import socket
 import struct
 import subprocess
 import sys
@@ -17,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from gputop.errors import GputopError
-from gputop.launch import attach, remote_exec
-from gputop.launch.target import Target
-from tests.launch.jobs import environment, frameworks
+from gputop.launch import remote_exec
 
 _FIRST = {14: 89, 15: 105}
 _RUNTIME, _NEWER, _MAIN, _THREAD = 0, 2048, 3072, 4096  # where they are in the made-up memory
@@ -149,110 +144,3 @@ def test_a_process_that_has_ended():
 
 def test_the_tests_own_python(memory):
     assert (remote_exec.find_slot(os.getpid(), memory) is not None) == (sys.version_info >= (3, 14))
-
-
-# Steps until its standard input closes; told "wait", its main thread waits for it in C.
-_JOB = """
-import os, sys, threading, time
-import jax
-last = threading.Event()
-def listen():
-    for line in sys.stdin:
-        waiting.set() if line == "wait\\n" else last.set()
-    os._exit(7)
-waiting = threading.Event()
-threading.Thread(target=listen, daemon=True).start()
-names = None
-names = set(globals())
-print("ready", flush=True)
-while True:
-    time.sleep(0.001)
-    if set(globals()) != names:
-        print("its names have changed", flush=True)
-    if waiting.is_set():
-        waiting.clear()
-        print("waits", flush=True)
-        last.wait()
-        last.clear()
-        print("goes on", flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def python() -> str:
-    """One that has remote execution."""
-    for candidate in (sys.executable, shutil.which("python3.14")):
-        if candidate and not subprocess.run([candidate, "-c", "import sys; sys.remote_exec"],
-                                            capture_output=True, check=False).returncode:
-            return candidate
-    pytest.skip("no Python 3.14 or newer here")
-
-
-@contextlib.contextmanager
-def _job(python: str, packages: Path, *options: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen([python, *options, "-c", _JOB], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True, env=environment(packages, environ)) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            process.kill()
-
-
-def _scripts() -> set[Path]:
-    return set(Path("/tmp").glob("gputop-*.py"))
-
-
-def _target(process: subprocess.Popen[str]) -> Target:
-    return Target(process.pid, "python", os.getuid(), "ana", same_network=True)
-
-
-@pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(attach, "probe", lambda _: None)  # these servers listen and say nothing
-    return frameworks(tmp_path)
-
-
-def test_a_real_one_serves_and_is_not_changed(python, packages, monkeypatch):
-    monkeypatch.setattr(attach, "_add_pending_call", None)  # another way is not to be taken
-    before = _scripts()
-    with _job(python, packages) as process:
-        for _ in range(5):
-            told = attach.start_server(_target(process))
-            assert told.address is not None
-            host, _, port = told.address.rpartition(":")
-            socket.create_connection((host, int(port)), 5).close()
-        assert _scripts() == before
-        with remote_exec.memory_of(process.pid) as memory:
-            slot = remote_exec.find_slot(process.pid, memory)
-            assert slot is not None and remote_exec._flag(memory, slot.pending) == 0
-        out, err = process.communicate()
-    assert (out, process.returncode) == ("", 7)
-    assert all(line.startswith("gputop: profiler server at ") for line in err.splitlines())
-
-
-@pytest.mark.parametrize(("options", "environ"), [((), {"PYTHON_DISABLE_REMOTE_DEBUG": "1"}),
-                                                  (("-X", "disable-remote-debug"), {})])
-def test_a_real_one_that_has_it_switched_off_refuses(python, packages, options, environ):
-    before = _scripts()
-    with _job(python, packages, *options, **environ) as process:
-        with pytest.raises(GputopError, match="switched off in the job"):
-            attach.start_server(_target(process))
-        assert process.communicate() == ("", "")
-    assert _scripts() == before
-
-
-def test_a_real_one_that_waits_in_c_is_let_be(python, packages, monkeypatch):
-    monkeypatch.setattr(attach, "PATIENCE_S", 0.3)
-    before = _scripts()
-    with _job(python, packages) as process:
-        assert process.stdin is not None and process.stdout is not None
-        print("wait", file=process.stdin, flush=True)
-        assert process.stdout.readline() == "waits\n"
-        with pytest.raises(GputopError, match="has not come to it within"):
-            attach.start_server(_target(process))
-        assert _scripts() == before
-        print("go on", file=process.stdin, flush=True)
-        assert process.stdout.readline() == "goes on\n"
-        assert process.communicate() == ("", "")  # not even a word of a script that is gone

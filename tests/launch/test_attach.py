@@ -1,0 +1,160 @@
+"""A server in a process that runs: of the tests' own Python and, where one is on the PATH, of Python 3.14, which is
+asked in another way. With real frameworks: in test_real.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputop.errors import GputopError
+from gputop.launch import attach, remote_exec
+from gputop.launch.target import Target
+from gputop.profiler.discovery import Discovery
+from tests.launch.jobs import environment, frameworks
+
+# Steps until its standard input closes; told "wait", its main thread waits for the next line in C.
+_JOB = """
+import os, sys, threading, time
+import jax
+if "LISTEN" in os.environ:
+    import socket
+    own = socket.create_server(("", 0))
+last = threading.Event()
+def listen():
+    for line in sys.stdin:
+        waiting.set() if line == "wait\\n" else last.set()
+    os._exit(7)
+waiting = threading.Event()
+threading.Thread(target=listen, daemon=True).start()
+names = None
+names = set(globals())
+print("ready", flush=True)
+while True:
+    time.sleep(0.001)
+    if set(globals()) != names:
+        print("its names have changed", flush=True)
+    if waiting.is_set():
+        waiting.clear()
+        print("waits", flush=True)
+        last.wait()
+        last.clear()
+        print("goes on", flush=True)
+"""
+
+
+@pytest.fixture(scope="module", params=["own", "with remote execution"])
+def python(request) -> str:
+    """The tests' own, or one that has remote execution."""
+    if request.param == "own":
+        if platform.machine() != "x86_64" and sys.version_info < (3, 14):
+            pytest.skip("x86-64 only")
+        return sys.executable
+    return _executes_remotely()
+
+
+def _executes_remotely() -> str:
+    for candidate in (sys.executable, shutil.which("python3.14")):
+        if candidate and not subprocess.run([candidate, "-c", "import sys; sys.remote_exec"],
+                                            capture_output=True, check=False).returncode:
+            return candidate
+    pytest.skip("no Python 3.14 or newer here")
+
+
+@contextlib.contextmanager
+def _job(*python: str, packages: Path, **environ: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([*python, "-c", _JOB], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, env=environment(packages, environ)) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def _scripts() -> set[Path]:
+    return set(Path("/tmp").glob("gputop-*.py"))
+
+
+def _target(process: subprocess.Popen[str], *, same_network: bool = True) -> Target:
+    return Target(process.pid, "python", os.getuid(), "ana", same_network)
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(attach, "probe", lambda _: None)  # these servers listen and say nothing
+    return frameworks(tmp_path)
+
+
+def test_it_serves_and_is_not_changed(python, packages):
+    before = _scripts()
+    with _job(python, packages=packages) as process:
+        for _ in range(5):
+            told = attach.start_server(_target(process))
+            assert told.address is not None
+            host, _, port = told.address.rpartition(":")
+            socket.create_connection((host, int(port)), 5).close()
+        assert _scripts() == before
+        out, err = process.communicate()
+    assert (out, process.returncode) == ("", 7)
+    assert all(line.startswith("gputop: profiler server at ") for line in err.splitlines())
+
+
+def test_one_that_waits_in_c_is_let_be(python, packages, monkeypatch):
+    monkeypatch.setattr(attach, "PATIENCE_S", 0.3)
+    before = _scripts()
+    with _job(python, packages=packages) as process:
+        assert process.stdin is not None and process.stdout is not None
+        print("wait", file=process.stdin, flush=True)
+        assert process.stdout.readline() == "waits\n"
+        with pytest.raises(GputopError, match="has not come to it within"):
+            attach.start_server(_target(process))
+        assert _scripts() == before
+        print("go on", file=process.stdin, flush=True)
+        assert process.stdout.readline() == "goes on\n"
+        assert process.communicate() == ("", "")  # not even a word of a script that is gone
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes networks")
+def test_in_a_network_of_its_own_what_listened_before_is_not_taken_for_it(python, packages, monkeypatch):
+    # What is said of a listener of a container that publishes nothing; nothing but that is known of these.
+    monkeypatch.setattr(attach, "find_servers", lambda pids: Discovery((), ("it cannot be reached from here",)))
+    apart = ["unshare", "--net"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], check=False).returncode:
+        pytest.skip("no network of its own can be made here")
+    with _job(*apart, python, packages=packages, LISTEN="1") as process:
+        before = attach._listening(process.pid)
+        assert len(before) == 1
+        with pytest.raises(GputopError, match="cannot be reached from here") as caught:
+            attach.start_server(_target(process, same_network=False))
+        assert "has been started all the same" in caught.value.fix
+        assert len(attach._listening(process.pid) - before) == 1
+
+
+def test_remote_execution_is_asked_for_where_there_is_one(packages, monkeypatch):
+    monkeypatch.setattr(attach, "_add_pending_call", None)
+    with _job(_executes_remotely(), packages=packages) as process:
+        assert attach.start_server(_target(process)).address is not None
+        with remote_exec.memory_of(process.pid) as memory:
+            slot = remote_exec.find_slot(process.pid, memory)
+            assert slot is not None and remote_exec._flag(memory, slot.pending) == 0
+
+
+@pytest.mark.parametrize(("options", "environ"), [((), {"PYTHON_DISABLE_REMOTE_DEBUG": "1"}),
+                                                  (("-X", "disable-remote-debug"), {})])
+def test_where_remote_execution_is_switched_off_it_refuses(packages, options, environ):
+    before = _scripts()
+    with _job(_executes_remotely(), *options, packages=packages, **environ) as process:
+        with pytest.raises(GputopError, match="switched off in the job"):
+            attach.start_server(_target(process))
+        assert process.communicate() == ("", "")
+    assert _scripts() == before
