@@ -266,12 +266,12 @@ def _processes(pids: list[int]) -> str:
     return f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
 
 
-def is_training(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether a process has TensorFlow, JAX or CUDA mapped; False where that may not be read."""
+def is_training(pid: int, proc: Path = Path("/proc")) -> bool | None:
+    """Whether a process has TensorFlow, JAX or CUDA mapped; None where that may not be read."""
     try:
         return _MAPPED.search((proc / str(pid) / "maps").read_text(errors="replace")) is not None
     except OSError:
-        return False
+        return None
 
 
 _finder = Finder()

@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from gputop.profiler.discovery import is_training
 from gputop.profiler.plan import Room
 from gputop.profiler.probe import is_local
 from gputop.profiler.storage import listening_pid
@@ -19,9 +20,11 @@ _NO_LIMIT = 1 << 60  # v1 writes "none" as the largest multiple of a page
 
 
 def job_pid(address: str, pid: int | None) -> int | None:
-    """The server's process on this machine, as far as it can be known."""
-    if pid is None:
-        pid = listening_pid(address) if is_local(address) else None
+    """The server's process on this machine, as far as it can be known: not one that only leads to it (ssh -L)."""
+    if pid is None and is_local(address):
+        pid = listening_pid(address)
+        if pid is not None and pid != os.getpid() and is_training(pid) is False:
+            return None
     return pid
 
 

@@ -101,7 +101,7 @@ class _Worker:
         self.address, self.name = address, name
         self.pid = job_pid(address, pid)
         # A port of this machine may be a tunnel to another one's, with another clock: only a job's own process counts.
-        self.local = self.pid is not None and is_training(self.pid)
+        self.local = self.pid is not None and is_training(self.pid) is True
         self.memory = JobMemory(self.pid, lambda progress: report(self, progress))
         self.probe: Probe | None = None
         self.probed: CaptureResult | None = None

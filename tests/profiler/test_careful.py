@@ -141,7 +141,7 @@ def test_the_job_s_memory_is_watched(logdir):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             address = process.stdout.readline().strip()
-            _, _, cost = careful_capture(address, seconds=0.2, logdir=logdir)
+            _, _, cost = careful_capture(address, seconds=0.2, logdir=logdir, pid=process.pid)
         finally:
             process.kill()
     assert 1e6 < cost.memory_before_bytes <= cost.memory_peak_bytes

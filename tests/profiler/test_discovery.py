@@ -287,5 +287,5 @@ def _note(asked: list[str], address: str) -> None:
 def test_a_training_job_is_told_by_its_libraries(tmp_path):
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "maps").write_text(MAPS.format(site="/site-packages"))
-    assert discovery.is_training(7, tmp_path) and not discovery.is_training(8, tmp_path)
-    assert not discovery.is_training(os.getpid())
+    assert discovery.is_training(7, tmp_path) is True and discovery.is_training(8, tmp_path) is None
+    assert discovery.is_training(os.getpid()) is False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,14 @@ def test_a_job_out_of_sight_is_said(tmp_path):
 def test_the_process_behind_a_local_port_is_found():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         assert job_pid(f"127.0.0.1:{listener.getsockname()[1]}", None) == os.getpid()
+    with subprocess.Popen([sys.executable, "-m", "tests.profiler.fake_server"], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as tunnel:
+        try:
+            address = tunnel.stdout.readline().strip()
+            assert job_pid(address, None) is None, "it may lead to a server, it is not the job"
+            assert job_pid(address, tunnel.pid) == tunnel.pid
+        finally:
+            tunnel.kill()
     assert job_pid("192.0.2.1:1", None) is None
     assert job_pid("192.0.2.1:1", 1) == 1
 
