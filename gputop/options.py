@@ -137,8 +137,9 @@ def _watch_options(*, after_command: bool) -> _Parser:
                        help="only these GPUs: 0,2-3, GPU or MIG UUIDs or their beginnings, MIG instances as 0:1, or "
                             "the word visible: what CUDA_VISIBLE_DEVICES names")
     watch.add_argument("--attach", action="append", default=[], metavar="HOST:PORT",
-                       help="a profiler server to capture from (default: find those of this node). Several, repeated, "
-                            "with commas or as node[01-04]:6009, are the workers of one job and captured together")
+                       help="a profiler server to capture from (default: find those of this node); unix:/PATH for a "
+                            "socket that leads to one. Several, repeated, with commas or as node[01-04]:6009, are the "
+                            "workers of one job and captured together")
     watch.add_argument("--profiler-port", default=None, metavar="PORTS",
                        help="the port of the profiler servers on every machine of the job (6009; 6009-6012: of four "
                             "ranks on each). Machines: those of --attach without a port, else of TF_CONFIG, else of "
