@@ -135,7 +135,7 @@ class GputopApp(TerminalApp):
     # -- drawing ------------------------------------------------------------------------------
 
     def on_resize(self, event: events.Resize) -> None:
-        self._terminal = event.size  # the app's own size changes only after this event
+        self._terminal = event.size  # the app's own size changes only after this event, and its widgets' later
         self._fit()
         self._refresh_all()
 
@@ -160,7 +160,7 @@ class GputopApp(TerminalApp):
         session = self.session
         sample = session.sample
         replay = (session.player.badge, session.player.state()) if session.player is not None else None
-        self._header.show([rows.header(sample, session.interval_s, self.paused, self._header.size.width, replay,
+        self._header.show([rows.header(sample, session.interval_s, self.paused, self._terminal.width, replay,
                                        self.drawn_every_s)])
         self._refresh_job()
         if self.paused or sample is None:
@@ -171,7 +171,7 @@ class GputopApp(TerminalApp):
         if self._table.sample is None:
             self._fit()
         self._table.update_view(sample, session.history, session.marks)
-        self._host.show([rows.host(sample, self._host.size.width)])
+        self._host.show([rows.host(sample, self._terminal.width)])
         attached = frozenset(s.pid for s in session.servers if s.pid is not None)
         reasons = {g.processes_reason for g in sample.gpus if g.processes_reason}
         self._processes.update_view(sample.processes, attached, "; ".join(sorted(reasons)))
@@ -195,13 +195,13 @@ class GputopApp(TerminalApp):
         session = self.session
         job = self._job
         if session.player is not None:
-            job.show([rows.replay_keys(job.size.width, session.told is not None, session.rhythm)])
+            job.show([rows.replay_keys(self._terminal.width, session.told is not None, session.rhythm)])
             return
         status = session.status
         if status is not None and status.phase == "failed" and session.clock() - status.time_s > FAILURE_SHOWN_S:
             status = None  # said long enough; what matters now is whether there is a server
         job.show([rows.job(session.servers, session.servers_known, status, session.last_capture,
-                           session.clock(), job.size.width, session.rhythm,
+                           session.clock(), self._terminal.width, session.rhythm,
                            session.black_box.state() if session.black_box is not None else "")])
 
     def _tell_attached(self) -> None:

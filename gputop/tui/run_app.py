@@ -95,7 +95,7 @@ class RunApp(GputopApp):
             super()._refresh_job()
         else:
             line = self.query_one("#job", LinesWidget)
-            line.show([job_line(self.job, line.size.width)])
+            line.show([job_line(self.job, self._terminal.width)])
 
     def action_output(self) -> None:
         if not isinstance(self.screen, Output):
@@ -109,7 +109,7 @@ class RunApp(GputopApp):
 
         async def answered(answer: str | None) -> None:
             if answer == "end":
-                self.job.send(signal.SIGTERM)
+                self.job.end()
             if answer is not None:
                 await super(RunApp, self).action_quit()
 
