@@ -101,6 +101,11 @@ class Job:
             elif self.returncode is None:
                 os.kill(self.pid, number)
 
+    def end(self) -> None:
+        """Ask all of it to end: where a shell started the training, SIGTERM to the shell alone leaves that behind."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGTERM)
+
     def tail(self, lines: int) -> tuple[list[str], int]:
         """The last lines of its output, without colours and control characters, and the offset they end at, in
         bytes."""

@@ -94,6 +94,18 @@ def test_signals_reach_its_first_process_or_all_of_it(tmp_path):
     job.send(signal.SIGTERM)  # gone: no matter
 
 
+def test_its_end_is_that_of_what_its_shell_started(tmp_path):
+    fifo = tmp_path / "open"
+    os.mkfifo(fifo)
+    job = _job(tmp_path, f"exec 3> {fifo}; sleep 100; true")  # a child, which holds the other end open
+    with fifo.open("rb") as held:
+        job.end()
+        assert job.ended.wait(60)
+        assert held.read() == b""  # closed by all of them
+    assert job.returncode == -signal.SIGTERM
+    job.end()  # gone: no matter
+
+
 def test_a_signal_that_ends_it_is_named(tmp_path):
     job = _job(tmp_path, "kill -KILL $$")
     assert job.ended.wait(60)
