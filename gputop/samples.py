@@ -224,3 +224,11 @@ class NodeSample:
     def gpus_unwatched(self) -> int:
         """How many of the node's GPUs ``--gpus`` left out."""
         return 0 if self.gpus_present is None else max(0, self.gpus_present - len(self.gpus))
+
+    @property
+    def busy_without_gpu(self) -> list[HostProcess]:
+        """The processes that use a core or more and hold no GPU, three at most, busiest first."""
+        holders = {p.local_pid or p.pid for p in self.processes}
+        found = [(cores, p) for p in self.host.top_processes
+                 if p.pid not in holders and (cores := p.cpu_cores.value or 0.0) >= 1.0]
+        return [p for _, p in sorted(found, key=lambda pair: -pair[0])[:3]]

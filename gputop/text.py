@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable
 
 from gputop.metrics import BYTES, BYTES_PER_S, CELSIUS, HERTZ, RATIO, WATTS
-from gputop.samples import CgroupSample, HostProcess, NodeSample, ProcessSample, Reading
+from gputop.samples import CgroupSample, ProcessSample, Reading
 
 NA = "N/A"
 
@@ -108,13 +108,6 @@ def limits(group: CgroupSample) -> str:
     if group["oom_kills"].value:
         parts.append(f"{group['oom_kills'].value:.0f} OOM kills")
     return ", ".join(parts)
-
-
-def busy_without_gpu(sample: NodeSample, most: int = 3) -> list[HostProcess]:
-    """The processes that use a core or more and hold no GPU, busiest first."""
-    holders = {p.local_pid or p.pid for p in sample.processes}
-    found = [p for p in sample.host.top_processes if (p.cpu_cores.value or 0.0) >= 1.0 and p.pid not in holders]
-    return sorted(found, key=lambda p: -(p.cpu_cores.value or 0.0))[:most]
 
 
 def reading(r: Reading) -> str:

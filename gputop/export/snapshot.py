@@ -20,7 +20,7 @@ from gputop.export.markup import lines
 from gputop.metrics import GPU_METRICS, LANE_METRICS
 from gputop.prose import wrap
 from gputop.samples import OK, CgroupSample, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
-from gputop.text import busy_without_gpu, bytes_, devices, fit, limits, printable, ranges, rate_gb, reading, seconds
+from gputop.text import bytes_, devices, fit, limits, printable, ranges, rate_gb, reading, seconds
 from gputop.tui.lanes import slice_for
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def to_text(session: Session) -> str:
         out.append("  " + "  ".join(f"NUMA node {n}: GPU {ranges(gpus)}" for n, gpus in sorted(nodes.items())))
     for p in sample.processes:
         out += _process_lines(p)
-    for other in busy_without_gpu(sample):
+    for other in sample.busy_without_gpu:
         out.append(f"  pid {other.pid}  {printable(other.user or '?')}  no GPU, CPU {other.cpu_cores.value:.1f} cores  "
                    f"{printable(other.command if other.command is not None else 'N/A')}")
     for server in session.servers:

@@ -12,7 +12,7 @@ from gputop.export.load import Snapshot
 from gputop.export.markup import esc, esc_lines, moment, titled
 from gputop.metrics import GPU_METRICS, HOST_METRICS, RATIO
 from gputop.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
-from gputop.text import busy_without_gpu, devices, limits, percent, ratio, reading, seconds
+from gputop.text import devices, limits, percent, ratio, reading, seconds
 from gputop.tui.processes import memory_bytes, sm_ratio
 from gputop.tui.rows import short_gpu_name
 
@@ -264,7 +264,7 @@ def node(s: Snapshot) -> str:
     out = "".join(f"<dt>{esc(HOST_METRICS[m].label)}</dt><dd>{titled(reading(h[m]), h[m].reason or h[m].source)}</dd>"
                   for m in HOST_METRICS)
     out += "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in rows)
-    for p in busy_without_gpu(s.sample):
+    for p in s.sample.busy_without_gpu:
         out += (f'<dt>pid {p.pid}, no GPU</dt><dd title="{esc(p.cpu_cores.source)}">{p.cpu_cores.value:.1f} cores  '
                 f"{esc(p.command or 'N/A')}</dd>")
     for server in s.servers:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich.style import Style
-
 from gputop.text import ratio, seconds
-from gputop.tui.palette import BOLD, DIM
+from gputop.tui.palette import BOLD, DARK, DIM, PART_STYLE
 from gputop.tui.runs import Run
 
 # In the order of the step's life: waiting for input, work, what stands in its way.
-PARTS: tuple[tuple[str, str, str], ...] = (
-    ("input", "input wait", "#e5955f"), ("h2d", "H2D", "#5f8fe5"), ("compute", "compute", "#43b98c"),
-    ("collectives", "collectives", "#9a7fe0"), ("d2h", "D2H", "#7fb3e8"), ("launch", "launch wait", "#e56b7f"),
-    ("host", "host", "#d8c05a"), ("idle", "other idle", "#596275"),
-)
+PARTS = tuple((name, label, DARK.names[name]) for name, label in (
+    ("input", "input wait"), ("h2d", "H2D"), ("compute", "compute"), ("collectives", "collectives"), ("d2h", "D2H"),
+    ("launch", "launch wait"), ("host", "host"), ("idle", "other idle")))
 
 
 def step_lines(breakdown: Mapping[str, float | None], width: int) -> list[list[Run]]:
@@ -29,7 +25,7 @@ def step_lines(breakdown: Mapping[str, float | None], width: int) -> list[list[R
         return []
     head = f" Step {seconds(total)} "
     room = width - len(head) - 1
-    parts = [(label, known[name] / total, Style(color=color)) for name, label, color in PARTS
+    parts = [(label, known[name] / total, PART_STYLE[name]) for name, label, _ in PARTS
              if known.get(name, 0.0) / total >= 0.005]
     # Largest remainders: the cells of all parts together fill the bar exactly.
     shares = [share / sum(s for _, s, _ in parts) * room for _, share, _ in parts]
