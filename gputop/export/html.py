@@ -47,7 +47,7 @@ for (const box of document.querySelectorAll(".code")) {
 _MANY_GPUS = 9  # from here on lanes are lower
 _LANES = ("tensor_active", "dram_active", "power_w", "sm_clock_hz", "memory_used_bytes", "temperature_c",
           "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s")
-_EVIDENCE_SUFFIXES = ("_bytes_per_s", "_bytes", "_ratio", "_share", "_s", "_w", "_c", "_hz")
+_EVIDENCE_SUFFIXES = ("_bytes_per_s", "_per_s", "_bytes", "_ratio", "_share", "_s", "_w", "_c", "_hz")
 
 
 def to_html(document: Mapping[str, Any]) -> str:

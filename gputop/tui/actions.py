@@ -11,7 +11,9 @@ from textual.message import Message
 
 from gputop.advice.finding import Finding
 from gputop.gpu_numbers import GpuNumbers
-from gputop.text import bytes_, fit, printable, rate, ratio, seconds
+from gputop.metrics import CELSIUS, HERTZ, WATTS
+from gputop.samples import Reading
+from gputop.text import bytes_, fit, printable, rate, ratio, reading, seconds
 from gputop.tui.keys import key
 from gputop.tui.lines import DrawnLines
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
@@ -168,12 +170,17 @@ def evidence_lines(finding: Finding) -> list[str]:
 
 def evidence_value(name: str, value: float) -> str:
     """A number of the evidence in the unit its name ends in."""
-    if name.endswith("_bytes_per_s"):
+    if name.endswith("bytes_per_s"):
         return rate(value)
+    if name.endswith("_per_s"):
+        return f"{value:,.0f}/s"
     if name.endswith("_bytes"):
         return bytes_(value)
     if name.endswith(("_ratio", "_share")):
         return ratio(value)
     if name.endswith("_s"):
         return seconds(value)
+    for suffix, unit in (("_w", WATTS), ("_c", CELSIUS), ("_hz", HERTZ)):
+        if name.endswith(suffix):
+            return reading(Reading(value, unit))
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"

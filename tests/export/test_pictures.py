@@ -140,6 +140,18 @@ def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:
     assert 'title="the launches are not in the trace">N/A<' in page
 
 
+@pytest.mark.parametrize(("name", "value", "shown"), [
+    ("kernels_per_s", 4869.0, "kernels <b>4,869/s</b>"), ("bytes_per_s", 2.77e10, "bytes <b>27.7 GB/s</b>"),
+    ("pcie_rx_bytes_per_s", 2e9, "pcie rx <b>2.0 GB/s</b>"), ("power_w", 577.0, "power <b>577W</b>"),
+    ("temperature_c", 59.0, "temperature <b>59°C</b>"), ("sm_clock_hz", 1.98e9, "sm clock <b>1980MHz</b>"),
+    ("launch_pace_s", 26e-6, "launch pace <b>26.0 µs</b>"), ("factor", 8.0, "factor <b>8</b>"),
+])
+def test_evidence_is_in_the_unit_its_name_ends_in(name: str, value: float, shown: str) -> None:
+    told = session()
+    told.findings = (replace(told.findings[0], evidence={name: value}),)
+    assert f"<li>{shown}</li>" in to_html(document(told))
+
+
 def test_the_text_keeps_its_prose_within_80_columns() -> None:
     told = session()
     why = "For 46 % of the step the training loop waits for its next batch and no GPU has work. " * 3
