@@ -151,6 +151,7 @@ class BlackBox:
             if continuous is None or not continuous.on or not set(continuous.pids) <= {s.address for s in servers}:
                 return None
             recorded = [s for s in servers if s.address in continuous.pids]
+            missing = tuple(f"not recorded all the time: {s.address}" for s in servers if s not in recorded)
             on_status(CaptureStatus("receiving", called(recorded), self.options.before_s))
             try:
                 record = self._fetch(continuous, recorded)
@@ -161,7 +162,7 @@ class BlackBox:
                 self._continuous = None
                 self._not_before_s = self._session.clock() + SETTLE_S
         on_status(CaptureStatus("analysing", record.address, record.asked_s, record.took_s))
-        return record
+        return replace(record, asides=(*record.asides, *missing))
 
     def _fetch(self, continuous: Continuous, servers: Sequence[Server]) -> CaptureRecord:
         """Raises GputopError."""

@@ -168,6 +168,7 @@ class TestTheTimeBefore:
             self.until(lambda: a.recording_all_the_time and b.recording_all_the_time and a.requests and b.requests
                        and "recording" in session.black_box.state())
             assert f"{without.address} has no continuous profiling" in session.black_box.note
+            session.servers = (*session.servers, Server("late:1", asked=True))
             session.go(8, 0.2)
             session.wait()
             assert not a.recording_all_the_time and not b.recording_all_the_time
@@ -175,7 +176,7 @@ class TestTheTimeBefore:
         record = session.last_capture
         assert [w.result is not None for w in record.workers] == [True, True, False] and record.path.is_dir()
         assert (record.path / MARK).is_file() and any("recorded all the time" in r for r in record.remarks)
-        assert any(without.address in r for r in record.remarks)
+        assert any(without.address in r for r in record.remarks) and any("late:1" in r for r in record.remarks)
 
     def test_a_capture_by_hand_has_the_server_for_itself(self, tmp_path):
         with serve(FakeProfiler(continuous=True)) as server:
