@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 
 from gputop.commands.common import options_of, preferences_of, say
+from gputop.commands.monitor import unfit_terminal
 from gputop.errors import EXIT_USAGE, GputopError
 
 
@@ -15,8 +15,9 @@ def run(args: argparse.Namespace) -> int:
     from gputop.sources.snapshot import open_player
 
     player, snapshot = open_player(args.file, args.start, args.speed, say)
-    if not sys.stdout.isatty():
-        raise GputopError("replay needs a terminal", "Run it in one; a recording has no other view.", EXIT_USAGE)
+    unfit = unfit_terminal()
+    if unfit:
+        raise GputopError(f"replay needs a terminal: {unfit}", "A recording has no other view.", EXIT_USAGE)
     with contextlib.closing(Session(player, options_of(args), told=snapshot)) as session:
         preferences = preferences_of(args)
         preferences.tell_textual()

@@ -22,13 +22,12 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_OK
     if not args.job:
         raise GputopError("no command to run", "Write it after --: gputop run -- python train.py", EXIT_USAGE)
-    environ = environment.own_environ()
     file = environment.find_command(args.job)
     doubt = environment.doubts(args.job, file)
     if doubt is not None:
         say(doubt)
     token = environment.new_token()
-    environ = environment.prepared(environ, token, args.port, args.listen)
+    environ = environment.prepared(environment.own_environ(), token, args.port, args.listen)
     if args.headless:
         _become(file, args.job, environ)
     unfit = unfit_terminal()
