@@ -1,4 +1,4 @@
-"""What ``gputop run`` changes about a job: three variables of its environment, and nothing else."""
+"""What ``gputop run`` changes about a job: PYTHONPATH and GPUTOP_…, variables of its environment, and nothing else."""
 
 from __future__ import annotations
 

@@ -124,6 +124,22 @@ def test_one_that_waits_in_c_is_let_be(python, packages, monkeypatch):
         assert process.communicate() == ("", "")  # not even a word of a script that is gone
 
 
+def test_ctrl_c_takes_a_request_back(packages, monkeypatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(attach.Announcements, "receive", interrupted)
+    before = _scripts()
+    with _job(_executes_remotely(), packages=packages) as process:
+        assert process.stdin is not None and process.stdout is not None
+        print("wait", file=process.stdin, flush=True)
+        assert process.stdout.readline() == "waits\n"
+        with pytest.raises(KeyboardInterrupt):
+            attach.start_server(_target(process))
+        assert _scripts() == before
+        assert process.communicate() == ("", "")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes networks")
 def test_in_a_network_of_its_own_what_listened_before_is_not_taken_for_it(python, packages, monkeypatch):
     # What is said of a listener of a container that publishes nothing; nothing but that is known of these.
