@@ -74,9 +74,10 @@ def step_gap_host(facts: TraceFacts) -> Finding | Abstained | None:
     for work in host.gap_main[:4]:
         evidence[f"{work.name}_s"] = work.s_per_step
     what, action, snippet = _gap_cure(facts)
-    stands = "no GPU has work" if facts.active else "the step's function does not run"
     where = "Python runs no op" if facts.framework == "pytorch" else "the host is between two calls of the step"
-    why = f"For {seconds(host.gap_s)} of each step, {percent(share)}, {where} and {stands}: {what}."
+    if facts.active:
+        where += " and no GPU has work"
+    why = f"For {seconds(host.gap_s)} of each step, {percent(share)}, {where}: {what}."
     return Finding(
         id="step_gap_host", severity=facts.rated(share),
         title=f"Host work between steps takes {percent(share)} of the step", why=facts.said(why), evidence=evidence,

@@ -60,8 +60,12 @@ def read_chrome(
     clock_ns = _common_clock(loaded, starts, parts)
     gpus = [(d.get("computeMajor"), d.get("computeMinor"), d.get("numSms")) for f in loaded for d in f.devices.values()]
     paths = [f.path for f in loaded]
-    for file, start, at_ns in zip(loaded, starts, clock_ns, strict=True):
-        _Rank(file, start, at_ns, parts).read()
+    ranks = [_Rank(file, start, at_ns, parts) for file, start, at_ns in zip(loaded, starts, clock_ns, strict=True)]
+    for rank in ranks:
+        rank.read()
+    if cut and not parts.gpus and sum(rank.list_gpus() for rank in ranks):
+        parts.note("no_device_events", "The trace names GPUs, but the events of none could be read: where the step's "
+                                       "time goes cannot be told.")
     is_unix = all(t > 10**18 for t in clock_ns)  # after 2001, so not since the machine started
     trace = parts.finish("chrome", paths, to_unix_ns=0 if is_unix else None,
                          empty_fix="Export the trace again from a run that was profiled while it trained.")
@@ -118,6 +122,13 @@ class _Rank:
             self._parts.device.append(out)
             if len(host):
                 _join(out, self._parts.host[-1], host["correlation"].copy())
+
+    def list_gpus(self) -> int:
+        """Take in the GPUs that the file names, with events or without; returns how many those are."""
+        for ordinal in self._file.devices:
+            if 0 <= ordinal < MAX_GPUS:
+                self._gpu(ordinal)
+        return len(self._gpus)
 
     def _device(self, events: npt.NDArray[np.void], ordinal: I64) -> DeviceEvents:
         out = DeviceEvents.empty(len(events))

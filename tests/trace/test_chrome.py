@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gputop.errors import GputopError, NothingToSee
+from gputop.trace.analysis import analyze_trace
 from gputop.trace.chrome import read_chrome
 from gputop.trace.load import load
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
@@ -276,3 +277,13 @@ def test_kineto_traces(name, figures):
         assert got["delay"] == pytest.approx(76_400, rel=0.005)
     steps = [trace.names[i] for i in trace.host.name if trace.names[i].startswith("ProfilerStep#")]
     assert len(steps) == (3 if name == "a100_launch_bound" else 5)
+
+
+def test_a_file_cut_off_before_its_gpu_s_events_does_not_pass_for_one_without_a_gpu():
+    text = json.dumps(kineto()).encode()
+    trace = read_chrome([("t.json", [text[:text.index(b'{"ph": "X", "cat": "kernel"')]])])
+    assert len(trace.host) and not len(trace.device) and len(trace.gpus) == 8
+    analysis = analyze_trace(trace)
+    assert [q.id for q in analysis.quality[:2]] == ["truncated", "no_device_events"]
+    assert analysis.breakdown is None and analysis.gpus == [] and not analysis.findings
+    assert "no_gpu" not in {q.id for q in analysis.quality}
