@@ -115,7 +115,7 @@ def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_p
         job.wait_steps(2)  # it goes on as if nothing had been
     assert plan.probe is not None and plan.probe.device_events == 0
     assert plan.probe.events_per_s > TARGET_EVENTS / asked_s
-    assert plan.chosen_s < asked_s / 2 and plan.why.startswith("this job makes ")
+    assert plan.chosen_s < asked_s / 2 and "this job makes " in plan.why
     # Its rate may change while other work shares the machine; its order of magnitude does not.
     assert TARGET_EVENTS / 10 < sum(count_events(result.path.read_bytes())) < TARGET_EVENTS * 5
     assert cost.memory_before_bytes is not None and cost.growth_bytes is not None
