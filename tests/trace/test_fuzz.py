@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 
 from gputop.errors import GputopError
 from gputop.trace import json_stream
+from gputop.trace.analysis import analyze_trace
 from gputop.trace.load import load
 from gputop.trace.model import Trace
+from gputop.trace.report import text_report
 from tests.trace.test_chrome import kineto
 from tests.trace.test_nsys import PROCESS, report
 from tests.trace.test_wire import encoded
@@ -188,6 +190,36 @@ def test_json_of_the_wrong_types(tmp_path, data):
             break
         document["traceEvents"] = [e for e in document["traceEvents"] if isinstance(e, dict)]
     read(tmp_path / "x.json", json.dumps(document).encode())
+
+
+# What TensorFlow's own exports say of host events, as text; numbers that refer to each other among them.
+NUMBER = st.one_of(st.integers(0, 4).map(str), SCALAR,
+                   st.sampled_from(("-1", "", "x", str(2**61), str(2**62), "1" * 18, "1e3")))
+CALL = st.fixed_dictionaries({}, optional={
+    **dict.fromkeys(("is_func", "tracing_count", "iter_num", "buffered_elements", "id", "parent_id", "parallelism",
+                     "buffer_limit", "cpu_budget", "step_num"), NUMBER),
+    "eager_op": st.sampled_from(("__inference_f_1", "__inference_f_2", "IteratorGetNext", "MatMul", "\ud800")),
+    "tf_function_call": st.sampled_from(("traced-nonXla", "concrete")), "name": VALUE, "shapes": VALUE})
+HOST_NAMES = st.sampled_from((
+    "EagerExecute", "Iterator::Root::Map", "Iterator::Root::Map::Batch", "IteratorGetNextOp::DoCompute", "f", "train",
+    "scope/MatMul:MatMul", "ParallelMapProduce", "FunctionRun"))
+
+
+@given(st.lists(st.tuples(HOST_NAMES, CALL, st.integers(0, 300), st.integers(0, 200), st.integers(0, 2)), max_size=25),
+       st.lists(st.tuples(st.integers(0, 300), st.integers(0, 60)), max_size=6))
+@fuzz
+def test_stats_of_tensorflow_s_exports(tmp_path, calls, kernels):
+    """Any numbers, references in circles among them: there is a trace, an analysis and a report."""
+    events: list[dict[str, Any]] = [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}}]
+    events += [{"ph": "X", "pid": 701, "tid": tid, "name": name, "ts": ts, "dur": dur, "args": args}
+               for name, args, ts, dur, tid in calls]
+    events += [{"ph": "X", "pid": 1, "tid": 7, "name": "gemm", "ts": ts, "dur": dur, "args": {"tf_op": "a/b:MatMul"}}
+               for ts, dur in kernels]
+    trace = read(tmp_path / "x.json", json.dumps({"traceEvents": events}).encode())
+    if trace is not None:
+        analysis = analyze_trace(trace)
+        json.dumps(analysis.to_json(), allow_nan=False)
+        text_report(analysis).encode()
 
 
 @given(st.binary(max_size=200), st.sampled_from((b"", b"[", b'{"traceEvents": [', b'[{"ph":"X","ts":1,"name":"a"},')))

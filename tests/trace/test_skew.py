@@ -35,6 +35,17 @@ def test_a_known_offset_is_found_though_the_windows_differ(seed, offset, cut_a, 
     assert found.matched == 60 - max(cut_a, cut_b)
 
 
+TIMES = st.lists(st.tuples(st.integers(-(1 << 60), 1 << 60), st.integers(0, 1 << 40)), max_size=30).map(
+    lambda pairs: np.array(sorted((start, start + length) for start, length in pairs), np.int64).reshape(-1, 2).T)
+
+
+@given(TIMES, TIMES, st.integers(1, 1 << 50))
+@settings(max_examples=80, deadline=None)
+def test_whatever_the_files_say_there_is_an_answer_within_what_clocks_can_differ(a, b, within):
+    found = skew(*a, *b, within)
+    assert isinstance(found, str) or (abs(found.offset_ns) <= within and found.error_ns >= 0 and found.matched >= 5)
+
+
 def test_what_the_capture_knows_tells_one_step_from_the_next():
     """Steps as regular as a clock: any of them could be the same one."""
     start = np.arange(50) * 10 * MS
