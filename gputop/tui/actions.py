@@ -103,13 +103,19 @@ class ActionsPanel(DrawnLines, can_focus=True):
         self._owner = [""] * len(lines)
         step = step_lines(self.breakdown, width) if height >= 8 else []
         room = height - len(step)
+        hidden = 0
         if self.findings:
-            lines += self._finding_lines(width, max(1, room - len(lines)))
+            found, hidden = self._finding_lines(width, max(1, room - len(lines)))
+            lines += found
+        subtitle = f"{hidden} more, scroll with ↑↓" if hidden > 0 else ""
+        if subtitle != (self.border_subtitle or ""):
+            self.border_subtitle = subtitle
         if len(lines) <= room:
             lines += [[]] * (room - len(lines)) + step
         self.show(lines[:height])
 
-    def _finding_lines(self, width: int, height: int) -> list[list[Run]]:
+    def _finding_lines(self, width: int, height: int) -> tuple[list[list[Run]], int]:
+        """The findings that fit, the selected one among them, and how many do not."""
         lines: list[list[Run]] = []
         chosen = self.selected
         index = self.findings.index(chosen) if chosen else 0
@@ -122,11 +128,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
                                 room if first + i == index else 1, self.numbers.remark(finding))
             lines += own
             self._owner += [finding.id] * len(own)
-        hidden = len(self.findings) - others - 1
-        subtitle = f"{hidden} more, scroll with ↑↓" if hidden > 0 else ""
-        if subtitle != (self.border_subtitle or ""):
-            self.border_subtitle = subtitle
-        return lines
+        return lines, len(self.findings) - others - 1
 
     def action_move(self, by: int) -> None:
         chosen = self.selected

@@ -279,6 +279,17 @@ async def test_attach_rejects_what_is_no_address_and_takes_what_is() -> None:
         assert len(session._attached) == 1
 
 
+async def test_findings_that_do_not_fit_are_counted_as_long_as_there_are_any() -> None:
+    app = GputopApp(FoundSession())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        panel = app.query_one(ActionsPanel)
+        panel.update_view(tuple(replace(SMALL, id=f"rule_{n}") for n in range(20)), "What to do")
+        assert "more, scroll" in panel.border_subtitle
+        panel.update_view((), "What to do", ("Nothing found.",))
+        assert not panel.border_subtitle and "Nothing found." in text_of(panel)
+
+
 async def test_snapshot_key_writes_every_form(tmp_path: Path) -> None:
     app = GputopApp(StillSession(logdir=tmp_path))
     async with app.run_test(size=(120, 40)) as pilot:
