@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gputop.trace.columns import Lookup
 from gputop.trace.input_pipeline import GET_NEXT
+from gputop.trace.kernel_sequence import kernel_sequence
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
 from gputop.trace.query import host_rows, name_mask, stat
@@ -38,12 +39,7 @@ _CONTIGUOUS_SHARE = 0.02
 # The host runs ahead of the GPU where the steps' kernels take this many times as long as the host's calls for them:
 # then its marks tell no step time. gputop's own figure; a queue that is merely deep keeps the same pace.
 _AHEAD_FACTOR = 1.5
-# A repeating kernel sequence counts as steps only if it is this long, this often, this alike, this regular.
-_MIN_PERIOD_KERNELS = 10
-_MIN_PERIOD_NAMES = 3
-_MIN_PERIODS = 3
-_MIN_MATCH = 0.98
-_MAX_VARIATION = 0.25
+_OFTEN = 3  # calls of one name, to be taken for those of a loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +287,7 @@ def _repeating(trace: Trace, rows: I64, what: str, key: npt.NDArray | None = Non
     key = host.name[rows] if key is None else key
     line = host.line[rows]
     names, counts = np.unique(key, return_counts=True)
-    often = np.isin(key, names[counts >= _MIN_PERIODS])
+    often = np.isin(key, names[counts >= _OFTEN])
     if not often.any():
         return None
     rows, key, line = rows[often], key[often], line[often]
@@ -336,60 +332,17 @@ def _calls_of_functions(trace: Trace) -> tuple[I64, I64]:
 
 
 def _kernel_sequence(trace: Trace) -> _Anchors | None:
-    """The sequence of kernels that one GPU repeats; beginning after the widest gap within it."""
-    device = trace.device
-    kernels = np.flatnonzero(device.kind <= Kind.COLLECTIVE)
-    if not len(kernels):
+    found = kernel_sequence(trace)
+    if found is None:
         return None
-    gpu = _most_common(device.gpu[kernels])
-    kernels = kernels[device.gpu[kernels] == gpu]
-    names = device.name[kernels]
-    period = _period(names)
-    if period is None:
-        return None
-    start, end = device.start_ns[kernels], device.end_ns[kernels]
-    reach = np.maximum.accumulate(end)
-    gap = np.concatenate(([0], start[1:] - reach[:-1]))
-    whole = len(names) // period
-    phase = int(np.argmax(np.median(gap[: whole * period].reshape(whole, period)[1:], axis=0)))
-    first = start[phase::period]
-    length = np.diff(first)
-    if len(length) < _MIN_PERIODS - 1 or length.std() > _MAX_VARIATION * length.mean():
-        return None
-    return _Anchors(f"a sequence of {period} kernels that GPU {trace.gpus[gpu].ordinal} repeats", "low",
-                    first, first, first, min_steps=2)
-
-
-def _period(names: npt.NDArray) -> int | None:
-    """Length of the sequence that repeats over all of ``names``, or None.
-
-    Candidates are the distances between equal names, rarest names first: those that occur
-    once a step give its length directly, those of a repeated layer fail the comparison.
-    """
-    _, which, counts = np.unique(names, return_inverse=True, return_counts=True)
-    tried: set[int] = set()
-    for kind in np.argsort(counts, kind="stable"):
-        if counts[kind] < _MIN_PERIODS or len(tried) == 16:
-            continue
-        period = int(np.median(np.diff(np.flatnonzero(which == kind))))
-        if period in tried or period < _MIN_PERIOD_KERNELS or period * _MIN_PERIODS > len(names):
-            continue
-        tried.add(period)
-        alike = float(np.mean(names[period:] == names[:-period]))
-        if alike >= _MIN_MATCH and len(np.unique(names[:period])) >= _MIN_PERIOD_NAMES:
-            return period
-    return None
+    return _Anchors(f"a sequence of {found.period} kernels that GPU {trace.gpus[found.gpu].ordinal} repeats", "low",
+                    found.start_ns, found.start_ns, found.start_ns, min_steps=2)
 
 
 def _busiest_line(trace: Trace, line: npt.NDArray) -> int:
     """The line with most of these events; of several the first by host and name."""
     kinds, counts = np.unique(line, return_counts=True)
     return min(kinds[counts == counts.max()].tolist(), key=lambda i: (trace.lines[i].host, trace.lines[i].name))
-
-
-def _most_common(values: npt.NDArray) -> int:
-    kinds, counts = np.unique(values, return_counts=True)
-    return int(kinds[np.argmax(counts)])
 
 
 def _longest(trace: Trace, key: npt.NDArray, length_ns: I64) -> int:
