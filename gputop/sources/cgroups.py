@@ -49,13 +49,14 @@ class _Limit:
 class _Known:
     """What was found for one text of /proc/PID/cgroup."""
 
+    name: str
     limits_due_s: float = float("-inf")
     cpu: _Limit | None = None
     quotas: list[_Level] = field(default_factory=list)
     memory: list[_Limit] = field(default_factory=list)
     accounts: list[_Level] = field(default_factory=list)
     memories: list[_Level] = field(default_factory=list)
-    used: tuple[float, float] | None = None  # monotonic seconds, CPU seconds
+    used: tuple[float, _Level, float] | None = None  # monotonic seconds, whose, CPU seconds
     periods: dict[str, tuple[int, int]] = field(default_factory=dict)  # folder -> periods, throttled ones
     last: tuple[float, CgroupSample] | None = None
     asked_s: float = 0.0
@@ -86,12 +87,14 @@ class Cgroups:
         the container's own part of it.
         """
         now_s = self._clock()
-        known = self._known.setdefault(cgroup, _Known())
+        known = self._known.get(cgroup)
+        if known is None:
+            known = self._known[cgroup] = _Known(_name(cgroup))
         known.asked_s = now_s
         if known.last is None or now_s - known.last[0] >= PERIOD_S:
             for text in [t for t, other in self._known.items() if now_s - other.asked_s > _FORGOTTEN_S]:
                 del self._known[text]
-            known.last = now_s, CgroupSample(_name(cgroup), self._look(known, cgroup, own, now_s))
+            known.last = now_s, CgroupSample(known.name, self._look(known, cgroup, own, now_s))
         return known.last[1]
 
     def _look(self, known: _Known, cgroup: bytes, own: bool, now_s: float) -> dict[str, Reading]:
@@ -107,7 +110,8 @@ class Cgroups:
             return _all_missing(f"its control group could not be read: {printable(str(error))}")
 
     def _find_limits(self, known: _Known, cgroup: bytes, own: bool) -> None:
-        levels = {c: list(self._levels(cgroup, c, own)) for c in ("cpu", "cpuacct", "cpuset", "memory")}
+        mounts, paths = self._mounts(), _paths(cgroup)
+        levels = {c: _levels(mounts, paths, c, own) for c in ("cpu", "cpuacct", "cpuset", "memory")}
         known.accounts, known.memories = levels["cpuacct"], levels["memory"]
         found = [(level, _quota(level.folder)) for level in levels["cpu"]]
         quotas = [_Limit(cores, level, file) for level, (cores, file) in found if cores is not None]
@@ -120,38 +124,18 @@ class Cgroups:
         known.memory = [_Limit(value, level, file) for level in levels["memory"]
                         for value, file in _memory_limits(level.folder)]
 
-    def _levels(self, cgroup: bytes, controller: str, own: bool) -> Iterator[_Level]:
-        """From the innermost group out, those that are mounted here; none where the innermost is not."""
-        paths: dict[str, str] = {}
-        for line in cgroup.decode("utf-8", "surrogateescape").splitlines():
-            fields = line.split(":", 2)
-            if len(fields) == 3:
-                paths.update((name, fields[2]) for name in fields[1].split(","))
-        for name in (controller, ""):  # "" is version 2, which has what no hierarchy of version 1 took
-            for point, mounted in self._mounts(name):
-                if name not in paths:
-                    continue
-                inner = _below(paths[name], mounted)
-                if inner is None and not own:
-                    continue
-                parts = inner or []
-                folders = ["/".join((point, *parts[:depth])) for depth in range(len(parts), -1, -1)]
-                if Path(folders[0]).is_dir():
-                    yield from (_Level("/".join(parts[:len(parts) - i]), f) for i, f in enumerate(folders))
-                    return
-
-    def _mounts(self, controller: str) -> Iterator[tuple[str, str]]:
-        """Where that hierarchy is mounted, and which part of it; "" for version 2."""
+    def _mounts(self) -> dict[str, list[tuple[str, str]]]:
+        """By controller where its hierarchy is mounted, and which part of it; "" is version 2."""
+        out: dict[str, list[tuple[str, str]]] = {}
         text = proc_files.read(f"{self._root}/proc/self/mountinfo", proc_files.ENVIRON_BYTES)
         for line in text.decode("utf-8", "surrogateescape").splitlines():
             # Before " - ": …, root of the mount, mount point, …; after it: type, source, options (proc(5)).
             before, _, after = line.partition(" - ")
             place, kind = before.split(), after.split()
-            if len(place) < 5 or len(kind) < 3:
-                continue
-            if (kind[0] == "cgroup2" and not controller) or (
-                    kind[0] == "cgroup" and controller and controller in kind[2].split(",")):
-                yield f"{self._root}/{place[4].lstrip('/')}", place[3]
+            if len(place) >= 5 and len(kind) >= 3 and kind[0] in ("cgroup", "cgroup2"):
+                for name in kind[2].split(",") if kind[0] == "cgroup" else [""]:
+                    out.setdefault(name, []).append((f"{self._root}/{place[4].lstrip('/')}", place[3]))
+        return out
 
     def _cpu(self, known: _Known, now_s: float) -> dict[str, Reading]:
         out = {"cpu_limit_cores": _missing("cpu_limit_cores", NO_LIMIT)}
@@ -161,13 +145,38 @@ class Cgroups:
             # Hierarchies of version 1 may differ: then what the limit holds for is not counted as a whole.
             account = next((level for level in known.accounts if level.path == known.cpu.level.path), None)
         seconds = None if account is None else _cpu_seconds(account.folder)
-        before, known.used = known.used, None if seconds is None else (now_s, seconds)
-        if seconds is None or before is None or now_s <= before[0] or seconds < before[1]:
-            out["cpu_used_cores"] = _missing("cpu_used_cores", _UNCOUNTED if seconds is None else FIRST)
-        else:
-            out["cpu_used_cores"] = _reading("cpu_used_cores", (seconds - before[1]) / (now_s - before[0]), _SOURCE)
+        before, known.used = known.used, None
+        out["cpu_used_cores"] = _missing("cpu_used_cores", _UNCOUNTED)
+        if account is not None and seconds is not None:
+            known.used = now_s, account, seconds
+            # With a limit that comes or goes, it is another group's: the counters of two say nothing.
+            out["cpu_used_cores"] = _missing("cpu_used_cores", FIRST)
+            if before is not None and before[1] == account and now_s > before[0] and seconds >= before[2]:
+                used = (seconds - before[2]) / (now_s - before[0])
+                out["cpu_used_cores"] = _reading("cpu_used_cores", used, _SOURCE)
         out["cpu_throttled_ratio"] = _throttled(known)
         return out
+
+
+def _paths(cgroup: bytes) -> dict[str, str]:
+    """The path by controller, of version 2 by ""."""
+    lines = [line.split(":", 2) for line in cgroup.decode("utf-8", "surrogateescape").splitlines()]
+    return {name: fields[2] for fields in lines if len(fields) == 3 for name in fields[1].split(",")}
+
+
+def _levels(mounts: dict[str, list[tuple[str, str]]], paths: dict[str, str], controller: str,
+            own: bool) -> list[_Level]:
+    """From the innermost group out, those that are mounted here; none where the innermost is not."""
+    for name in (controller, ""):  # version 2 has what no hierarchy of version 1 took
+        for point, mounted in mounts.get(name, ()) if name in paths else ():
+            inner = _below(paths[name], mounted)
+            if inner is None and not own:
+                continue
+            parts = inner or []
+            levels = [_Level("/".join(parts[:n]), "/".join((point, *parts[:n]))) for n in range(len(parts), -1, -1)]
+            if Path(levels[0].folder).is_dir():
+                return levels
+    return []
 
 
 def _throttled(known: _Known) -> Reading:
@@ -217,8 +226,7 @@ def _below(path: str, mounted: str) -> list[str] | None:
 
 def _name(cgroup: bytes) -> str:
     """The container or job, or else the path: that of version 2, or of memory."""
-    lines = [line.split(":", 2) for line in cgroup.decode("utf-8", "replace").splitlines()]
-    paths = {name: fields[2] for fields in lines if len(fields) == 3 for name in fields[1].split(",")}
+    paths = _paths(cgroup)
     path = paths.get("", "/")
     return container_of(cgroup) or printable(path if path != "/" else paths.get("memory", "/"))
 

@@ -131,6 +131,17 @@ def test_max_is_no_limit_and_is_said(tmp_path: Path) -> None:
     assert group["oom_kills"].value is None and group.name == "/a"
 
 
+def test_a_limit_that_comes_makes_no_rate_of_two_groups_counters(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.write({"job/cpu.max": "max 100000", "job/cpu.stat": "usage_usec 900000000",
+                "job/task/cpu.max": "max 100000", "job/task/cpu.stat": "usage_usec 1000000"})
+    assert tree.later("0::/job/task\n", {"job/task/cpu.stat": "usage_usec 2000000"})["cpu_used_cores"].value == 0.5
+    group = tree.later("0::/job/task\n", {"job/cpu.max": "400000 100000"}, cg.LIMITS_PERIOD_S)
+    assert group["cpu_limit_cores"].value == 4.0 and group["cpu_used_cores"].reason == cg.FIRST
+    group = tree.later("0::/job/task\n", {"job/cpu.stat": "usage_usec 906000000"})
+    assert group["cpu_used_cores"].value == pytest.approx(3.0)
+
+
 def test_of_several_memory_limits_the_tightest_counts(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.write({"pod/memory.max": "1000", "pod/memory.current": "950", "pod/memory.stat": "inactive_file 0",
