@@ -20,7 +20,7 @@ from operator import is_not, ne, or_
 
 from rich.cells import get_character_cell_size
 
-from gputop.tui.strokes import Pen, Stroke, address, change, move_text, moves, parts_of, text_of
+from gputop.tui.strokes import WORTH_MOVING, Pen, Stroke, address, change, move_text, moves, parts_of, text_of
 
 # One cell each on every terminal: Latin, punctuation, arrows, mathematics, boxes, blocks, shapes, braille.
 _ONE_CELL = "[ -~\xa0-\u02ff\u2010-\u2027\u2039\u203a\u2190-\u21ff\u2200-\u22ff\u2500-\u25fc\u2800-\u28ff]"
@@ -235,11 +235,14 @@ class Cells:
             if not shown_chars or y in self._wide:
                 frame += self._whole(y)
             else:
-                for move in moves(chars, pens, shown_chars, shown_pens):
-                    frame.append(move_text(y, move))
-                    for row, unknown in ((shown_chars, ""), (shown_pens, "?")):
-                        row[move.begin:move.end] = [*row[move.begin + move.by:move.end], *[unknown] * move.by]
-                strokes += self._changed(y)
+                changed = self._changed(y)
+                if changed.count(1) >= WORTH_MOVING:
+                    for move in moves(chars, pens, shown_chars, shown_pens):
+                        frame.append(move_text(y, move))
+                        for row, unknown in ((shown_chars, ""), (shown_pens, "?")):
+                            row[move.begin:move.end] = [*row[move.begin + move.by:move.end], *[unknown] * move.by]
+                    changed = self._changed(y)
+                strokes += self._strokes(y, changed)
             self._shown_chars[y], self._shown_pens[y] = chars[:], pens[:]
         self._dirty.clear()
         drawn, pen = text_of(strokes, self.width)
@@ -263,10 +266,14 @@ class Cells:
             pen = pens[start]
         yield "\x1b[m" if pen else ""
 
-    def _changed(self, y: int) -> Iterator[Stroke]:
+    def _changed(self, y: int) -> bytes:
+        """A 1 for each cell of a row that differs from the one shown, else a 0."""
+        return bytes(map(or_, map(ne, self._chars[y], self._shown_chars[y]),
+                         map(is_not, self._pens[y], self._shown_pens[y])))
+
+    def _strokes(self, y: int, changed: bytes) -> Iterator[Stroke]:
         """What differs in a row."""
         chars, pens = self._chars[y], self._pens[y]
-        changed = bytes(map(or_, map(ne, chars, self._shown_chars[y]), map(is_not, pens, self._shown_pens[y])))
         spans: list[tuple[int, int]] = []
         for run in _CHANGED.finditer(changed):
             x, behind = run.span()

@@ -288,8 +288,10 @@ class GpuTable(Widget, can_focus=True):
 
     def _cursor_in(self, field: Field) -> int | None:
         """The column of the cursor in a lane."""
+        if self.time.time_s is None:
+            return None
         window = self._window(field.width, self._view_of(field).slice_s)
-        return None if window is None or self.time.time_s is None else window.column(self.time.time_s)
+        return None if window is None else window.column(self.time.time_s)
 
     def _axis_runs(self) -> list[Run]:
         window = self.window

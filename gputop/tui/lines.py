@@ -7,6 +7,7 @@ a second on a slow line wants the opposite: same place, same size, few cells.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from rich.color import Color
@@ -32,13 +33,14 @@ class Grounded(Widget):
 
     _ground_color: Color | None = None
     _background: Background
+    _framed: bool  # by a border or padding
     _kept: dict[int, Strip]
     _kept_for: tuple[object, ...] = ()  # what the kept lines were made for; nothing where none are valid
 
     @property
     def ground(self) -> Color:
         if self._ground_color is None:
-            self._background = self.background_colors[1]
+            self._background, self._framed = self.background_colors[1], bool(self.gutter)
             self._ground_color = self._background.rich_color
         return self._ground_color
 
@@ -48,10 +50,11 @@ class Grounded(Widget):
         super().notify_style_update()
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        if self.gutter:  # a border: Textual's to draw
+        size, ground = self.outer_size, self.ground
+        if self._framed:  # Textual's to draw
             return super().render_lines(crop)
         filters = self.get_line_filters()
-        kept_for = (self.size, self.ground, *filters)
+        kept_for = (size, ground, *filters)
         if kept_for != self._kept_for:
             self._kept, self._kept_for = {}, kept_for
         strips = []
@@ -63,7 +66,7 @@ class Grounded(Widget):
                     strip = strip.apply_filter(each, self._background)
                 self._kept[y] = strip
             strips.append(strip)
-        if crop.column_span != (0, self.size.width):
+        if crop.column_span != (0, size.width):
             strips = [strip.crop(*crop.column_span) for strip in strips]
         return strips
 
@@ -96,11 +99,10 @@ class LinesWidget(Grounded):
         """Replace the content, repainting the lines that differ."""
         new = [tuple(line) for line in lines]
         old, self._lines = self._lines, new
-        for y in range(max(len(new), len(old))):
-            before = old[y] if y < len(old) else ()
-            after = new[y] if y < len(new) else ()
-            if before != after:
-                self.refresh(Region(0, y, self.size.width, 1))
+        changed = [y for y, (before, after) in enumerate(zip_longest(old, new, fillvalue=())) if before != after]
+        if changed:
+            width = self.size.width
+            self.refresh(*(Region(0, y, width, 1) for y in changed))
 
     def render_line(self, y: int) -> Strip:
         return self.strip(self._lines[y] if y < len(self._lines) else (), self.size.width)

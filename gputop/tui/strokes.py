@@ -16,7 +16,7 @@ from typing import NamedTuple
 Pen = str  # SGR parameters after a reset: "1;38;2;215;218;224"
 
 _OFF = {"1": "22", "2": "22", "3": "23", "4": "24", "7": "27"}
-_WORTH_MOVING = 8  # cells that a move must save: its codes are as long as one or two of them in colour
+WORTH_MOVING = 8  # cells that a move must save: its codes are as long as one or two of them in colour
 _FAR = 2  # columns a move is looked for
 
 
@@ -133,15 +133,13 @@ def moves(chars: Sequence[str], pens: Sequence[Pen], shown_chars: Sequence[str],
     """
     new, old = list(zip(chars, pens, strict=True)), list(zip(shown_chars, shown_pens, strict=True))
     differs = [a != b for a, b in zip(new, old, strict=True)]
-    if sum(differs) < _WORTH_MOVING:
-        return []
     found: list[Move] = []
     for by in range(1, _FAR + 1):
         # Where what was ``by`` columns to the right stands now: from one end of a run to the other.
         ends = [x for x in range(len(new) - by) if new[x] != old[x + by]]
         for before, after in pairwise([-1, *ends, len(new) - by]):
             begin, end = before + 1, after + by
-            if sum(differs[begin:end]) >= _WORTH_MOVING and all(end <= m.begin or m.end <= begin for m in found):
+            if sum(differs[begin:end]) >= WORTH_MOVING and all(end <= m.begin or m.end <= begin for m in found):
                 found.append(Move(begin, end, by))
     return sorted(found)
 
