@@ -47,7 +47,7 @@ def text_report(analysis: Analysis, width: int = 80) -> str:
 
 def _head(a: Analysis, width: int) -> Iterator[str]:
     if a.simulated:
-        yield "SIMULATED: this trace comes from gputop's simulation, not from real GPUs."
+        yield "SIMULATED: this trace was made by gputop, not recorded on real GPUs."
     paths = [printable(str(p)) for p in a.paths]
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     yield f"Trace    {paths[0] if paths else '(in memory)'}{more}"
@@ -91,8 +91,8 @@ def _breakdown(a: Analysis, width: int) -> Iterator[str]:
 def _gpus(a: Analysis, width: int) -> Iterator[str]:
     if not a.gpus:
         return
-    yield "GPU   busy compute coll. exposed copies  host's fault  launch  kernels/s"
-    yield "                                         of idle time   delay"
+    yield "GPU   busy compute coll. exposed copies host's fault  launch kernels/s"
+    yield "                                        of idle time   delay"
     for gpu in a.gpus:
         yield _gpu(gpu)
 
@@ -103,7 +103,7 @@ def _gpu(g: GpuUse) -> str:
     fault = "?" if g.idle_host_fault is None else f"{g.idle_host_fault:.0%}"
     delay = "?" if g.launch_delay_median_s is None else seconds(g.launch_delay_median_s)
     return (f"{g.gpu:>3} {g.busy:>6.1%} {g.compute:>7.1%} {g.collectives:>5.1%} {g.collectives_exposed:>7.1%} "
-            f"{g.copies:>6.1%} {fault:>13} {delay:>7} {g.kernels_per_s:>10,.0f}")
+            f"{g.copies:>6.1%} {fault:>12} {delay:>7} {g.kernels_per_s:>9,.0f}")
 
 
 def _collectives(a: Analysis, width: int) -> Iterator[str]:

@@ -8,6 +8,7 @@ from gputop.advice.trace import RULES
 from gputop.trace.analysis import analyze_trace
 from gputop.trace.model import Kind
 from gputop.trace.report import _EXPLAINED_BY, limit_of, text_report
+from gputop.trace.worker import REPORT_WIDTH
 from tests.advice.traces import STEP, STEPS, fill, healthy, input_bound, job, launch_bound, uneven
 from tests.trace.build import Builder, keras_steps
 
@@ -115,3 +116,12 @@ def test_wrapping_keeps_to_the_width(width):
     text = text_report(analyze_trace(trace), width)
     prose = [line for line in text.splitlines() if not line.startswith(("GPU ", "    ", "  0")) and " %" not in line]
     assert max(len(line) for line in prose if "%" not in line) <= width
+
+
+def test_the_table_of_gpus_fits_what_the_monitor_shows():
+    """REPORT_WIDTH is what is left of 80 columns there."""
+    a = analyze_trace(launch_bound(2).build())
+    most = replace(a.gpus[0], gpu=100, busy=1.0, compute=1.0, collectives=0.99, collectives_exposed=0.99, copies=1.0,
+                   idle_host_fault=1.0, launch_delay_median_s=0.0995, kernels_per_s=1_234_567.0)
+    table = text_report(replace(a, gpus=[most]), REPORT_WIDTH).split("\nGPU ")[1].split("\n\n")[0]
+    assert "1,234,567" in table and all(len(line) <= REPORT_WIDTH for line in ("GPU " + table).splitlines())
