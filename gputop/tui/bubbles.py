@@ -86,10 +86,14 @@ class BubbleList(DrawnLines, can_focus=True):
         listed = self._listed
         left = width // 2 if beside else width
         self._top = max(min(self._top, self.at), self.at - listed + 1)
-        rows = [self._line(i, left) for i in range(self._top, min(len(bubbles), self._top + listed))]
+        # The same on all lines, on screen or not.
+        gpus = min(max(len(ranges(b.gpus)) for b in bubbles), max(5, left // 6))
+        rows = [self._line(i, left, gpus) for i in range(self._top, min(len(bubbles), self._top + listed))]
         room = height if beside else height - len(rows)
-        about = bubble_lines(self.timeline, bubbles[self.at], (width - left - 4) if beside else width - 2, room,
-                             self.titles.get(bubbles[self.at].finding or "", bubbles[self.at].finding or ""))
+        id_ = bubbles[self.at].finding
+        finding = [(self.titles.get(id_, id_), PLAIN), ("  enter", ACCENT)] if id_ else []
+        right = width - left - 4 if beside else width - 2
+        about = bubble_lines(self.timeline, bubbles[self.at], right, room, finding)
         if beside:
             rows += [[(" " * left, DIM)]] * (height - len(rows))
             about += [[]] * (height - len(about))
@@ -98,15 +102,15 @@ class BubbleList(DrawnLines, can_focus=True):
             lines = rows + [[(" ", DIM), *detail] for detail in about]
         self.show(lines[:height])
 
-    def _line(self, i: int, width: int) -> list[Run]:
-        """One place, exactly ``width`` cells."""
+    def _line(self, i: int, width: int, gpus: int) -> list[Run]:
+        """One place, exactly ``width`` cells, ``gpus`` of them for the GPUs' numbers."""
         assert self.timeline is not None
         b = self.timeline.bubbles[i]
         here = i == self.at
         step = step_at(self.timeline.steps_ns, b.start_ns)
         runs: list[Run] = [("›" if here else " ", ACCENT), ("█ ", PART_STYLE[b.part]),
                            (fit(seconds(b.cost_ns / 1e9), 8, right=True), BOLD if here else PLAIN),
-                           (fit(f"  GPU {ranges(b.gpus)}", 11), DIM)]
+                           (fit(f"  GPU {ranges(b.gpus)}", 7 + gpus), DIM)]
         if width >= 44:
             runs.append((fit("" if step is None else f" step {step + 1}", 10), DIM))
         used = sum(len(t) for t, _ in runs)

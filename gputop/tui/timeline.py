@@ -18,6 +18,7 @@ from textual.widgets import Footer
 from gputop.advice.finding import Finding
 from gputop.errors import GputopError
 from gputop.text import bytes_, printable, seconds
+from gputop.timeline.model import Bubble
 from gputop.timeline.reader import Timeline
 from gputop.tui import timeline_told as told
 from gputop.tui.bubbles import BubbleList
@@ -86,11 +87,11 @@ class TimelineScreen(ModalScreen[None]):
             super().__init__()
             self.outcome = outcome
 
-    def __init__(self, trace: TraceFile, *, at: tuple[int, int] | None = None, finding: Finding | None = None) -> None:
-        """``at`` (nanoseconds since the trace's origin) or the place of ``finding`` is shown first."""
+    def __init__(self, trace: TraceFile, finding: Finding | None = None) -> None:
+        """The place of ``finding`` is shown first."""
         super().__init__()
         self.trace = trace
-        self._at, self._finding = at, finding
+        self._finding = finding
         self._stop = threading.Event()
         self._began_s = 0.0
         self._problem: GputopError | None = None
@@ -185,8 +186,6 @@ class TimelineScreen(ModalScreen[None]):
         self._tell_header()
         if self._finding is not None:  # a trace that was read before is here before the picture has its rows
             self.call_after_refresh(self.go_to_finding, self._finding)
-        elif self._at is not None:
-            self._canvas.look(self._canvas.view.fit(*self._at, margin=0.3))
 
     # -- drawing ------------------------------------------------------------------------------
 
@@ -256,7 +255,7 @@ class TimelineScreen(ModalScreen[None]):
             return
         bubble = told.bubble_at(timeline, place.row, *canvas.gap) if canvas.gap is not None else None
         if bubble is not None:
-            self.app.push_screen(Popup("An idle place", told.bubble_text(timeline, bubble)))
+            self._open_idle(timeline, bubble)
         else:
             self.notify("Nothing is selected: . selects the next range, n the next gap.", timeout=4)
 
@@ -277,7 +276,12 @@ class TimelineScreen(ModalScreen[None]):
         if finding is not None:
             self.app.push_screen(FindingPopup(finding, self.go_to_finding))
         elif timeline is not None:
-            self.app.push_screen(Popup("An idle place", told.bubble_text(timeline, message.idle)))
+            self._open_idle(timeline, message.idle)
+
+    def _open_idle(self, timeline: Timeline, idle: Bubble) -> None:
+        finding = self.trace.titles.get(idle.finding, idle.finding) if idle.finding else ""
+        width = text_width(self.app.size.width)
+        self.app.push_screen(Popup("An idle place", told.bubble_text(timeline, idle, finding, width)))
 
     def go_to_finding(self, finding: Finding) -> None:
         """Show where a finding costs the most; say so where there is no such place."""

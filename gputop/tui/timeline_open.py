@@ -160,7 +160,7 @@ def open_last(app: GputopApp, finding: Finding | None = None) -> None:
         from gputop.tui.timeline import TimelineScreen
 
         app.trace = trace_of(record, app.trace)
-        app.push_screen(TimelineScreen(app.trace, finding=finding))
+        app.push_screen(TimelineScreen(app.trace, finding))
 
 
 def trace_of(record: CaptureRecord, before: TraceFile | None) -> TraceFile:

@@ -139,17 +139,17 @@ def range_text(timeline: Timeline, r: Range, linked: Range | None, around: list[
     return out
 
 
-def bubble_text(timeline: Timeline, bubble: Bubble) -> Text:
-    """Everything about one idle place."""
+def bubble_text(timeline: Timeline, bubble: Bubble, finding: str, width: int) -> Text:
+    """Everything about one idle place; ``finding`` is the title of the one it belongs to."""
     out = Text()
-    for line in bubble_lines(timeline, bubble, 96, 40):
+    for line in bubble_lines(timeline, bubble, width, 40, [(finding, PLAIN)] if finding else []):
         for text, style in line:
             out.append(text, style)
         out.append("\n")
     return out
 
 
-def bubble_lines(timeline: Timeline, bubble: Bubble, width: int, room: int, finding: str = "") -> list[list[Run]]:
+def bubble_lines(timeline: Timeline, bubble: Bubble, width: int, room: int, finding: list[Run]) -> list[list[Run]]:
     """One idle place in at most ``room`` lines: cost, cause, what the host did, what ended it, its finding."""
     length = bubble.end_ns - bubble.start_ns
     who = f"GPU {ranges(bubble.gpus, ', ')}" if len(bubble.gpus) == 1 else f"GPUs {ranges(bubble.gpus, ', ')}"
@@ -158,14 +158,12 @@ def bubble_lines(timeline: Timeline, bubble: Bubble, width: int, room: int, find
         tail.append([("ended by  ", DIM), (bubble.ended_by, PLAIN)])
     else:
         tail.append([("ended by  ", DIM), ("nothing in this step or trace", DIM)])
-    if finding:
-        tail.append([("finding   ", DIM), (finding, PLAIN), ("  enter", ACCENT)])
-    else:
-        tail.append([("finding   ", DIM), ("none is about this place", DIM)])
+    tail.append([("finding   ", DIM), *(finding or [("none is about this place", DIM)])])
+    cause = CAUSES[bubble.cause] + (f": {bubble.meanwhile}" if bubble.meanwhile else "")
     head: list[list[Run]] = [
         [(seconds(bubble.cost_ns / 1e9), BOLD), (f" of GPU time on {who}: {seconds(length / 1e9)} from ", PLAIN),
          (when(timeline, bubble.start_ns, _grain(length)), PLAIN)],
-        [("why       ", DIM), ("█ ", PART_STYLE[bubble.part]), (CAUSES[bubble.cause], PLAIN)],
+        [("why       ", DIM), ("█ ", PART_STYLE[bubble.part]), (cause, PLAIN)],
     ]
     host: list[list[Run]] = []
     free = room - len(head) - len(tail)
@@ -177,7 +175,7 @@ def bubble_lines(timeline: Timeline, bubble: Bubble, width: int, room: int, find
             cells = min(10, max(1, round(10 * share)))
             host.append([(f"  {percent(share):>5} ", PLAIN), ("█" * cells + "·" * (10 - cells), PART_STYLE["host"]),
                          (f" {fit(work.thread, min(names, 24))} ", DIM),
-                         (work.op or "no event: Python, or asleep", PLAIN)])
+                         (work.what, PLAIN)])
     elif bubble.host and free >= 1:
         host.append([("the host  ", DIM), (bubble.host, PLAIN)])
     elif free >= 1:
