@@ -36,12 +36,14 @@ def overview(cover: npt.NDArray[np.float32], view: View) -> list[Run]:
 def axis(view: View, cells: int, cursor_ns: int | None) -> list[Run]:
     """Ticks with their times, and where the cursor stands."""
     line = [" "] * cells
+    at = view.column(cursor_ns, cells) if cursor_ns is not None else -1
+    mark = ("▼", ACCENT)
     for column, label in ticks(view, cells):
         line[column:column + 1 + len(label)] = list("╷" + label)
-    at = view.column(cursor_ns, cells) if cursor_ns is not None else -1
+        if column < at <= column + len(label):
+            mark = line[at], _ON_LABEL
     if not 0 <= at < cells:
         return [("".join(line), DIM)]
-    mark = ("▼", ACCENT) if line[at] in " ╷" else (line[at], _ON_LABEL)
     return [("".join(line[:at]), DIM), mark, ("".join(line[at + 1:]), DIM)]
 
 

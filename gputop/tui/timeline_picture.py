@@ -31,6 +31,10 @@ from gputop.tui.timeline_view import View
 _EMPTY = View(0, 1, (0, 1))
 
 
+def _share(value: float) -> str:
+    return "<1%" if 0 < value < 0.005 else ratio(value)  # a little is not nothing
+
+
 class TimelinePicture(Grounded):
     """Draws a :class:`~gputop.timeline.reader.Timeline`: a view of it, the place one is on, and what is selected."""
 
@@ -82,7 +86,7 @@ class TimelinePicture(Grounded):
         self.index = next((i for i, p in enumerate(self.places) if p.key == key_before),
                           next((i for i, p in enumerate(self.places) if p.row is not None), 0))
         longest = max((len(p.label) for p in self.places if p.row is not None), default=6)
-        self.label_cells = max(8, min(longest + 4, 32, self.columns // 4))
+        self.label_cells = max(8, min(longest + 4, 36, self.columns // 4))
         self._scroll_to_place()
         self._redraw()
 
@@ -189,7 +193,7 @@ class TimelinePicture(Grounded):
         here = index == self.index
         mark = " " if place.fold is None or place.depth else "▸" if place.folded else "▾"
         label = f"{mark} {place.label}" if within == 0 else ""
-        share = "" if not self._share_width or within or drawn.share is None else ratio(drawn.share)
+        share = "" if not self._share_width or within or drawn.share is None else _share(drawn.share)
         ground = self.ground
         # Put together by hand: the cells bring their ground, and the line its length.
         segments = [Segment("›" if here and within == 0 else " ", on(ground, ACCENT)),

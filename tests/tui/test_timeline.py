@@ -50,6 +50,16 @@ async def test_the_whole_capture_is_shown_first() -> None:
         assert "4.0 ms shown" in told(screen) and "idle places" in told(screen)
 
 
+async def test_a_little_is_not_nothing() -> None:
+    b = Builder()
+    b.run(0, 0, 2, "short", stream=1)
+    b.run(0, 900, 100, "long", stream=2)
+    async with shown(timeline_of(b.build())) as (_, _, canvas):
+        assert line_of(canvas, "Stream #1").endswith("<1% ")
+        canvas.look(canvas.view.at(100_000, 500_000))
+        assert line_of(canvas, "Stream #1").endswith(" 0% ")
+
+
 async def test_zoomed_in_ranges_have_their_names() -> None:
     async with shown() as (pilot, _, canvas):
         canvas.look(View.whole(canvas.view.window_ns).at(300_000, 450_000))

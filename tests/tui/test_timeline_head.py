@@ -56,6 +56,7 @@ def test_the_cursor_leaves_a_label_readable() -> None:
     plain = text(head.axis(WHOLE, 100, None))
     on_label = text(head.axis(WHOLE, 100, WHOLE.time(plain.index("ms"), 100)))
     assert on_label == plain
+    assert text(head.axis(WHOLE, 100, WHOLE.time(plain.index(" ms"), 100))) == plain, "nor is one torn in two"
     free = plain.index("  ") + 1
     assert text(head.axis(WHOLE, 100, WHOLE.time(free + 0.5, 100)))[free] == "▼"
 
