@@ -21,7 +21,7 @@ from gputop.errors import GputopError
 from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
 from gputop.profiler.footprint import job_pid, resident_bytes, room
 from gputop.profiler.outline import mapped
-from gputop.profiler.plan import PROBE_S, Plan, Probe, needs_probe, plan
+from gputop.profiler.plan import PROBE_S, Plan, Probe, needs_probe, plan, spared
 from gputop.profiler.storage import RunFolder
 from gputop.text import bytes_
 
@@ -92,6 +92,35 @@ class JobMemory:
         return Cost(result.took_s, min(recorded_s, result.took_s), self.before, self.peak, after)
 
 
+class Sparing:
+    """Takes a recording's progress and sets ``halt``: with ``stop``, and where the job grows by too much."""
+
+    def __init__(self, memory: JobMemory, after_s: float, most_bytes: float, stop: threading.Event,
+                 halt: threading.Event) -> None:
+        """``after_s``: before so much is recorded it may grow by more than ``most_bytes``."""
+        self._memory, self._after_s, self._most_bytes = memory, after_s, most_bytes
+        self._stop, self.halt = stop, halt
+        self._ended: tuple[float, int] | None = None  # after so many seconds, and by how much it had grown
+
+    def __call__(self, progress: Progress) -> None:
+        self._memory(progress)
+        grown = self._memory.growth or 0
+        recorded = progress.phase == "recording" and progress.elapsed_s > self._after_s
+        if self._stop.is_set():
+            self.halt.set()
+        elif recorded and grown > self._most_bytes and not self.halt.is_set():
+            self._ended = progress.elapsed_s, grown
+            self.halt.set()
+
+    def carried_out(self, chosen: Plan) -> Plan:
+        """The plan as it was, with the reason, where it was ended."""
+        if self._ended is None:
+            return chosen
+        seconds, grown = self._ended
+        return replace(chosen, chosen_s=round(seconds, 1),
+                       why=f"ended then, as the job's memory had grown by {bytes_(grown)}")
+
+
 def careful_capture(
     address: str,
     *,
@@ -125,16 +154,20 @@ def careful_capture(
             chosen = Plan(seconds, probe.seconds, "stopped during the probe, which is the trace", probe)
             tell(chosen)
             return keep_probe(probed, logdir), chosen, watch.cost(probed, chosen.chosen_s)
-        chosen = plan(seconds, probe, room(address, pid, Path(logdir).expanduser().absolute()))
+        free = room(address, pid, Path(logdir).expanduser().absolute())
+        chosen = plan(seconds, probe, free)
         tell(chosen)
+        sparing = Sparing(watch, *spared(probe, free), stop, threading.Event())
         try:
-            result = capture(address, seconds=chosen.chosen_s, logdir=logdir, on_progress=watch, stop=stop, pid=pid)
+            result = capture(address, seconds=chosen.chosen_s, logdir=logdir, on_progress=sparing, stop=sparing.halt,
+                             pid=pid)
         except TraceLost as error:
             if probed is None:
                 raise
             kept = keep_probe(probed, logdir).path
             raise GputopError(f"{error.message}; what is there is the probe of {probe.seconds:g} s, kept as {kept}",
                               f"{error.fix} gputop analyze {kept}") from None
+        chosen = sparing.carried_out(chosen)
     return result, chosen, watch.cost(result, chosen.chosen_s)
 
 

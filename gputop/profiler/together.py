@@ -10,6 +10,7 @@ What one worker lacks is its own: the others are captured.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import threading
 import time
@@ -20,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from gputop.errors import GputopError
-from gputop.profiler.careful import Cost, JobMemory, keep_probe, probe_job, probe_logdir
+from gputop.profiler.careful import Cost, JobMemory, Sparing, keep_probe, probe_job, probe_logdir
 from gputop.profiler.client import CaptureResult, Progress, capture
 from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, both, bounds_of_call
 from gputop.profiler.continuous import Continuous
 from gputop.profiler.discovery import is_training
 from gputop.profiler.footprint import job_pid, room
 from gputop.profiler.outline import session_window_ns
-from gputop.profiler.plan import Plan, Probe, Room, needs_probe, plan
+from gputop.profiler.plan import Plan, Probe, Room, needs_probe, plan, spared
 from gputop.profiler.probe import machine_name, probe, split_address, unix_name
 from gputop.profiler.storage import RunFolder
 from gputop.text import seconds as duration
@@ -111,6 +112,8 @@ class _Worker:
         self.result: CaptureResult | None = None
         self.error: GputopError | None = None
         self.start_s: float | None = None  # by our clock, where it was told to wait for it
+        self.spared = math.inf, math.inf
+        self.sparing: Sparing | None = None
 
     def attempt(self, step: Callable[[], None]) -> None:
         """Run a phase; what goes wrong is this worker's own."""
@@ -128,14 +131,16 @@ class _Worker:
         if self.probed is not None:
             self.bounds = both(self.bounds, _bounds(self.probed)) if not self.local else self.bounds
 
-    def record(self, length_s: float, logdir: Path, run: str, start_s: float, stop: threading.Event) -> None:
+    def record(self, length_s: float, logdir: Path, run: str, start_s: float, stop: threading.Event,
+               halt: threading.Event) -> None:
+        self.sparing = Sparing(self.memory, *self.spared, stop, halt)
         start_ns = None
         if self.bounds is not None and self.bounds.width_s <= _MOST_WAIT_S:
             start_ns = round((start_s + self.bounds.best_s(self.round_trip_s / 2)) * 1e9)
             self.start_s = start_s
         else:
             stop.wait(max(0.0, start_s - time.time()))
-        self.result = capture(self.address, seconds=length_s, logdir=logdir, on_progress=self.memory, stop=stop,
+        self.result = capture(self.address, seconds=length_s, logdir=logdir, on_progress=self.sparing, stop=halt,
                               pid=self.pid, host_name=self.name, run=run, start_ns=start_ns)
 
     def outcome(self, length_s: float) -> Outcome:
@@ -200,7 +205,10 @@ def capture_together(
         if any(w.error is None for w in workers):
             tell(chosen)
         start_s = time.time() + _LEAD_S + _LEAD_PER_WORKER_S * len(workers)
-        _all_do(threads, workers, lambda w: w.record(chosen.chosen_s, place, run.path.name, start_s, stop))
+        halt = threading.Event()  # of all: what one job does not bear ends it for the others, too
+        _all_do(threads, workers, lambda w: w.record(chosen.chosen_s, place, run.path.name, start_s, stop, halt))
+        for sparing in (w.sparing for w in workers if w.sparing is not None):
+            chosen = sparing.carried_out(chosen)
         return _finish(workers, chosen, run, chosen.chosen_s)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)  # who wants to quit at once need not wait for the servers
@@ -298,6 +306,7 @@ def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path) -> No
     assert worker.probe is not None
     own = share(room(worker.address, worker.pid, logdir), workers)
     worker.plan = plan(seconds, worker.probe, own)
+    worker.spared = spared(worker.probe, own)
 
 
 def share(room_: Room, workers: int) -> Room:

@@ -151,6 +151,21 @@ def test_the_job_s_memory_is_watched(logdir):
                                    "memory_after_bytes"}
 
 
+@pytest.mark.parametrize(("after_s", "ended"), [(0.2, True), (99.0, False)])
+def test_a_job_that_grows_too_much_is_spared_once_steps_are_recorded(logdir, monkeypatch, after_s, ended):
+    size = iter(range(10**9, 10**12, 10**9))  # a gigabyte more at each look
+    monkeypatch.setattr(careful, "resident_bytes", lambda pid: next(size))
+    monkeypatch.setattr(careful, "spared", lambda probe, room: (after_s, 3e9))
+    monkeypatch.setattr(careful, "plan", lambda seconds, probe, room: Plan(seconds, seconds, "as asked", probe))
+    with serve() as server:
+        result, plan, cost = careful_capture(server.address, seconds=60 if ended else 0.4, logdir=logdir)
+        assert len(server.terminated) == ended
+    assert result.stopped_early == ended and files_below(logdir) == [result.path]
+    if ended:
+        assert 0.2 < plan.chosen_s == cost.recorded_s < 60 and plan.shortened
+        assert plan.why.startswith("ended then, as the job's memory had grown by ")
+
+
 def test_a_slow_hand_over_is_told(logdir):
     assert careful.Cost(8.0, 4.0).text() == (
         "the call took 8.0 s for 4.0 s of trace: the server spent 4.0 s gathering it, and the job was slowed meanwhile")

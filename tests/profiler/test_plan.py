@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from gputop.errors import GputopError
-from gputop.profiler.plan import CUPTI_RECORDS, SERVER_MULTIPLE, Plan, Probe, Room, needs_probe, plan
+from gputop.profiler.plan import CUPTI_RECORDS, SERVER_MULTIPLE, Plan, Probe, Room, needs_probe, plan, spared
 
 MB, GB = 1e6, 1e9
 
@@ -99,6 +100,14 @@ def test_growth_seen_in_the_probe_counts_where_it_is_more_than_the_trace_explain
     assert plan(10, replace(grew, growth_bytes=10), Room(job_bytes=1.5 * GB)).chosen_s == 10
     with pytest.raises(GputopError, match=r"2\.4M of trace and grew by 143M"):
         plan(10, replace(grew, bytes=2_500_000), Room(job_bytes=300 * MB))
+
+
+@pytest.mark.parametrize(("free", "device", "step_s", "limit"), [
+    (20 * GB, 0, None, (1.0, 0.4 * GB)), (2 * GB, 0, None, (1.0, 256 * 2**20)), (20 * GB, 0, 0.1, (2.0, 0.4 * GB)),
+    (20 * GB, 500, 0.01, (1.0, 0.4 * GB)), (20 * GB, 500, None, (math.inf, 0.4 * GB)),
+])
+def test_how_much_a_job_may_grow_once_steps_are_recorded(free, device, step_s, limit):
+    assert spared(probe(3_000, device, step_s), Room(shared_bytes=free * 10, job_bytes=free)) == limit
 
 
 def test_what_is_unknown_is_said_and_short_captures_need_no_probe():

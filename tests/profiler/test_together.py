@@ -180,6 +180,17 @@ def test_stopped_while_recording_stops_all(logdir):
     assert all(o.result.stopped_early for o in done.outcomes)
 
 
+def test_a_job_that_grows_too_much_ends_it_for_all(logdir, monkeypatch):
+    size = iter(range(10**9, 10**12, 10**9))
+    monkeypatch.setattr(careful, "resident_bytes", lambda pid: next(size))
+    monkeypatch.setattr(together, "spared", lambda probe, room: (0.2, 3e9))
+    monkeypatch.setattr(together, "plan", lambda seconds, probe, room: Plan(seconds, seconds, "as asked", probe))
+    with serving(FakeProfiler(), FakeProfiler()) as servers:
+        done = capture_together(addresses(servers), seconds=60, logdir=logdir)
+    assert all(o.result.stopped_early for o in done.outcomes) and done.plan.chosen_s < 60
+    assert "the job's memory had grown by" in done.plan.why
+
+
 def test_the_slowest_worker_is_what_progress_tells(logdir):
     phases: list[str] = []
     with serving(FakeProfiler(), FakeProfiler()) as servers:
