@@ -8,7 +8,7 @@ from gputop.comparison.advice import Followed
 from gputop.comparison.compare import METHOD, Comparison
 from gputop.comparison.rows import Row, iterations, of_group, percent_change
 from gputop.comparison.sides import Side, mapping, number
-from gputop.metrics import BYTES, BYTES_PER_S, GPU_METRICS, HERTZ, RATIO, WATTS
+from gputop.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, RATIO, WATTS
 from gputop.prose import wrap
 from gputop.text import bytes_, fit, percent, printable, ranges, rate, seconds
 
@@ -161,6 +161,8 @@ def _change(a: float | None, b: float | None, unit: str) -> str:
         return ""
     if unit == RATIO:
         return f"{100 * (b - a):+.1f} pp"
+    if unit == CELSIUS:  # 0 is no nothing, so there are no shares of it
+        return f"{b - a:+.0f} °C"
     if not a:
         return ""
     share = b / a - 1
@@ -172,7 +174,7 @@ def _figure(value: float | None, unit: str) -> str:
         return "?"
     formats: dict[str, Callable[[float], str]] = {
         "s": seconds, RATIO: lambda v: f"{v:.1%}", BYTES: bytes_, BYTES_PER_S: rate,
-        WATTS: lambda v: f"{v:.0f} W", HERTZ: lambda v: f"{v / 1e6:.0f} MHz"}
+        WATTS: lambda v: f"{v:.0f} W", HERTZ: lambda v: f"{v / 1e6:.0f} MHz", CELSIUS: lambda v: f"{v:.0f} °C"}
     return formats.get(unit, lambda v: f"{v:.4g}")(value)
 
 

@@ -13,6 +13,7 @@ import gputop
 from gputop.cli import main
 from gputop.comparison.compare import Comparison, compare, compare_sides
 from gputop.comparison.report import text_report
+from gputop.comparison.rows import Row
 from gputop.comparison.sides import read_side
 from gputop.errors import GputopError, NothingToSee
 from gputop.export.snapshot import document as snapshot_document
@@ -249,6 +250,12 @@ def test_a_mean_and_a_typical_step_that_disagree_are_both_told():
     c = compare_sides(side(0, step_s=slow), b)
     assert (verdict(c, "steps", "median_s"), verdict(c, "steps", "mean_s"), c.verdict) == ("worse", "better", "better")
     assert "typical step is worse, though" in " ".join(text_report(c).split())
+
+
+def test_temperatures_have_their_unit_and_no_shares():
+    c = compare_sides(side(0), side(1))
+    text = text_report(replace(c, rows=(*c.rows, Row("live", "temperature_c", "°C", 57.5, 35.0, "changed", gpu=0))))
+    assert "Temperature, GPU 0                   58 °C     35 °C   -22 °C  changed" in text
 
 
 def test_nothing_changed_and_nothing_told_are_sentences():
