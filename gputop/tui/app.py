@@ -145,6 +145,7 @@ class GputopApp(TerminalApp):
         base = self.screen_stack[0]
         base.set_class(width < 120, "narrow")
         base.set_class(height < 20, "short")
+        base.set_class(height < 14, "low")
         base.set_class(height < 12 or width < 40, "tiny")
         gpus = len(self.session.sample.gpus) if self.session.sample else 8
         self._table.resize_rows(lines_per_gpu(height, gpus), has_axis(height))
@@ -153,7 +154,8 @@ class GputopApp(TerminalApp):
         rows_of_processes = min(max(1, held) + 3, max(4, (height - 13) * 2 // 5))
         self._processes.styles.height = rows_of_processes if base.has_class("narrow") else None
         box = self.query_one("#gpus-box")
-        reserve = 1 if base.has_class("tiny") else 4 if base.has_class("short") else 13
+        # What to do is seen on all but the tiniest: a GPU that is not can be scrolled to.
+        reserve = 1 if base.has_class("tiny") else 5 if height < 14 else 7 if height < 20 else 13
         box.styles.max_height = max(2, height - reserve)
 
     def _refresh_all(self) -> None:
