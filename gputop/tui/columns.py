@@ -172,12 +172,13 @@ def figures_of(gpu: GpuSample, metric: str) -> dict[str, tuple[str, Style]]:
     flags = faults + [r for r in gpu.clock_event_reasons if r != "idle"]
     style = BAD if faults else WARN
     out["flags"] = (" " + ", ".join(flags), style)
-    out["flag"] = (" " + _SHORT.get(flags[0].split()[0], "clk") if flags else "", style)
+    first = flags[0].removeprefix("hw ").split()[0] if flags else ""
+    out["flag"] = (" " + _SHORT.get(first, "clk") if flags else "", style)
     return out
 
 
 # The first word of what is wrong, where there is room for three letters: the worst comes first.
-_SHORT = {"Xid": "Xid", "ECC": "ECC", "remap": "row", "power": "pwr", "thermal": "hot", "hw": "hw"}
+_SHORT = {"Xid": "Xid", "ECC": "ECC", "remap": "row", "power": "pwr", "thermal": "hot", "slowdown": "hw"}
 
 
 def _faults(gpu: GpuSample) -> list[str]:

@@ -66,7 +66,8 @@ def test_faults_are_flagged_before_what_holds_the_clocks_down() -> None:
     assert text == " Xid 79, ECC, remap, power cap" and style == BAD
     assert figures_of(replace(gpu, readings=readings), ACTIVITY)["flag"] == (" Xid", BAD)
     assert figures_of(replace(gpu, xids=()), ACTIVITY)["flag"] == (" pwr", WARN)
-    assert figures_of(replace(gpu, xids=(), clock_event_reasons=("hw thermal",)), ACTIVITY)["flag"] == (" hw", WARN)
+    for reason, flag in (("hw thermal", " hot"), ("thermal", " hot"), ("hw slowdown", " hw"), ("sync boost", " clk")):
+        assert figures_of(replace(gpu, xids=(), clock_event_reasons=(reason,)), ACTIVITY)["flag"] == (flag, WARN)
     assert figures_of(replace(gpu, xids=(), clock_event_reasons=("idle",)), ACTIVITY)["flag"][0] == ""
     healthy = {**gpu.readings, "ecc_uncorrected": Reading(0.0, "count"), "row_remap_pending": Reading(0.0, "count")}
     assert figures_of(replace(gpu, xids=(), readings=healthy), ACTIVITY)["flags"] == (" power cap", WARN)
