@@ -191,7 +191,8 @@ class CompareScreen(ModalScreen[None]):
 
     @work(thread=True, exclusive=True)
     def _work(self, a: CaptureRecord, b: CaptureRecord, stop: threading.Event) -> None:
-        told = compared(a, b, 80 if self.has_class("tight") else REPORT_WIDTH, stop)
+        tight = self.app.size.width < REPORT_WIDTH + 8  # the class comes with the first resize, which may be later
+        told = compared(a, b, 80 if tight else REPORT_WIDTH, stop)
         if not stop.is_set():
             self.app.call_from_thread(self._tell, told)
 
