@@ -75,7 +75,8 @@ class SignalList(DrawnLines, can_focus=True):
         if not self.asked:
             lines += [[(text, DIM)] for text in wrap(SIGNALS[self.index][1], width, 2)]
         else:
-            lines.append([(fit(f"Send {self.number.name} to {p.pid}?   y: send   n, esc: do not", width), WARN)])
+            question = f"Send {self.number.name} to {p.pid}?   y: send   n, esc: do not"
+            lines += [[(text, WARN)] for text in ([question] if len(question) <= width else question.split("   ", 1))]
         self.show(lines)
 
 
