@@ -64,6 +64,9 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
         if extra.strip() and used + len(extra) < width:
             left.append((extra, DIM))
             used += len(extra)
+    badges = left[:1 + bool(replay) + sample.simulated]
+    if sum(len(text) for text, _ in (*badges, *right)) >= width:
+        right = []  # that it is not live, or not real, comes before the time
     return spread(left, right, width)
 
 
