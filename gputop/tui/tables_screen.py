@@ -105,9 +105,9 @@ class TablesScreen(Screen[None]):
         width, table = self.size.width, self.table
         self._rows = arranged(table, self._pattern, self._by, self._reverse)
         record = self._record
-        step = "" if record.step_s is None else f"   {seconds(record.step_s)}/step"
+        step = "" if record.step_s is None else f"{seconds(record.step_s)}/step  "
         self.query_one("#tables-head", LinesWidget).show([spread(
-            [(" Last capture ", BOLD), (f" {printable(record.path.name)}{step}", DIM)],
+            [(" Last capture  ", BOLD), (step, PLAIN), (printable(record.path.name), DIM)],
             [(" o sort  / filter  ? help  esc back ", DIM)], width)])
         about = table.note
         if self._pattern:
