@@ -16,11 +16,22 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import compress, count
-from operator import is_not, ne, or_
+from operator import is_not
 
 from rich.cells import get_character_cell_size
 
-from gputop.tui.strokes import WORTH_MOVING, Pen, Stroke, address, change, move_text, moves, parts_of, text_of
+from gputop.tui.strokes import (
+    WORTH_MOVING,
+    Pen,
+    Stroke,
+    address,
+    change,
+    differences,
+    move_text,
+    moves,
+    parts_of,
+    text_of,
+)
 
 # One cell each on every terminal: Latin, punctuation, arrows, mathematics, boxes, blocks, shapes, braille.
 _ONE_CELL = "[ -~\xa0-\u02ff\u2010-\u2027\u2039\u203a\u2190-\u21ff\u2200-\u22ff\u2500-\u25fc\u2800-\u28ff]"
@@ -235,13 +246,14 @@ class Cells:
             if not shown_chars or y in self._wide:
                 frame += self._whole(y)
             else:
-                changed = self._changed(y)
-                if changed.count(1) >= WORTH_MOVING:
-                    for move in moves(chars, pens, shown_chars, shown_pens):
+                changed = differences(chars, pens, shown_chars, shown_pens)
+                if changed.count(1) >= WORTH_MOVING and (
+                        found := moves(changed, chars, pens, shown_chars, shown_pens)):
+                    for move in found:
                         frame.append(move_text(y, move))
                         for row, unknown in ((shown_chars, ""), (shown_pens, "?")):
                             row[move.begin:move.end] = [*row[move.begin + move.by:move.end], *[unknown] * move.by]
-                    changed = self._changed(y)
+                    changed = differences(chars, pens, shown_chars, shown_pens)
                 strokes += self._strokes(y, changed)
             self._shown_chars[y], self._shown_pens[y] = chars[:], pens[:]
         self._dirty.clear()
@@ -266,11 +278,6 @@ class Cells:
             pen = pens[start]
         yield "\x1b[m" if pen else ""
 
-    def _changed(self, y: int) -> bytes:
-        """A 1 for each cell of a row that differs from the one shown, else a 0."""
-        return bytes(map(or_, map(ne, self._chars[y], self._shown_chars[y]),
-                         map(is_not, self._pens[y], self._shown_pens[y])))
-
     def _strokes(self, y: int, changed: bytes) -> Iterator[Stroke]:
         """What differs in a row."""
         chars, pens = self._chars[y], self._pens[y]
@@ -287,10 +294,9 @@ class Cells:
                 yield Stroke(y, start, pens[start], "".join(chars[start:end]))
 
 
-def _runs(pens: list[Pen], begin: int, end: int) -> Iterator[tuple[int, int]]:
+def _runs(pens: list[Pen], begin: int, end: int) -> list[tuple[int, int]]:
     """Stretches of one pen, first and end column."""
-    turns = compress(count(begin + 1), map(is_not, pens[begin + 1:end], pens[begin:end - 1]))
-    at = begin
-    for turn in (*turns, end):
-        yield at, turn
-        at = turn
+    if end - begin == 1:
+        return [(begin, end)]
+    turns = list(compress(count(begin + 1), map(is_not, pens[begin + 1:end], pens[begin:end - 1])))
+    return list(zip([begin, *turns], [*turns, end], strict=True))

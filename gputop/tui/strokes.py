@@ -7,10 +7,11 @@ A lane that moved by a slice is moved by the terminal itself, and only the new s
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
+from operator import is_not, ne, or_
 from typing import NamedTuple
 
 Pen = str  # SGR parameters after a reset: "1;38;2;215;218;224"
@@ -18,6 +19,7 @@ Pen = str  # SGR parameters after a reset: "1;38;2;215;218;224"
 _OFF = {"1": "22", "2": "22", "3": "23", "4": "24", "7": "27"}
 WORTH_MOVING = 8  # cells that a move must save: its codes are as long as one or two of them in colour
 _FAR = 2  # columns a move is looked for
+_ALIKE = re.compile(b"\0{%d,}" % (WORTH_MOVING - _FAR))
 
 
 class Stroke(NamedTuple):
@@ -93,55 +95,70 @@ def text_of(strokes: Sequence[Stroke], width: int) -> tuple[list[str], Pen]:
     """What draws the strokes, given from top to bottom and left to right, from no pen on; and the pen in the end."""
     out: list[str] = []
     pen, at = "", (-1, -1)
-    for stroke in _ordered(strokes):
-        if at[0] == stroke.y and at[1] < stroke.x and at[1] < width:  # in the last column it may be in the next row
-            by = stroke.x - at[1]
+    for y, x, next_pen, text in _ordered(strokes):
+        if at[0] == y and at[1] < x and at[1] < width:  # in the last column it may be in the next row
+            by = x - at[1]
             out.append(f"\x1b[{by}C" if by > 1 else "\x1b[C")
-        elif at != (stroke.y, stroke.x):
-            out.append(address(stroke.y, stroke.x))
-        out += (change(pen, stroke.pen), stroke.text)
-        pen, at = stroke.pen, (stroke.y, stroke.x + len(stroke.text))
+        elif at != (y, x):
+            out.append(address(y, x))
+        if next_pen is not pen:
+            out.append(change(pen, next_pen))
+        out.append(text)
+        pen, at = next_pen, (y, x + len(text))
     return out, pen
 
 
-def _ordered(strokes: Sequence[Stroke]) -> Iterable[Stroke]:
+def _ordered(strokes: Sequence[Stroke]) -> list[Stroke]:
     """Strokes of one pen after each other, like pens near each other.
 
     What is alone with its pen follows its neighbour: there is no code to save, but an address.
     """
-    times = Counter(stroke.pen for stroke in strokes)
+    times = Counter([stroke[2] for stroke in strokes])
     chains: list[list[Stroke]] = []
+    end = -1, -1
     for stroke in strokes:
-        last = chains[-1][-1] if chains else None
-        if last and times[stroke.pen] == 1 and (last.y, last.x + len(last.text)) == (stroke.y, stroke.x):
+        y, x, pen, text = stroke
+        if times[pen] == 1 and end == (y, x):
             chains[-1].append(stroke)
         else:
             chains.append([stroke])
+        end = y, x + len(text)
 
-    def place(chain: list[Stroke]) -> tuple[str, str, list[str], int]:
-        attributes, color, ground = parts_of(chain[0].pen)
-        return ground, color, sorted(attributes), len(chain)
-
-    return (stroke for chain in sorted(chains, key=place) for stroke in chain)
+    chains.sort(key=lambda chain: (_place(chain[0].pen), len(chain)))
+    return [stroke for chain in chains for stroke in chain]
 
 
-def moves(chars: Sequence[str], pens: Sequence[Pen], shown_chars: Sequence[str],
+@lru_cache(4096)
+def _place(pen: Pen) -> tuple[str, str, list[str]]:
+    """Sorts pens by what costs most to change."""
+    attributes, color, ground = parts_of(pen)
+    return ground, color, sorted(attributes)
+
+
+def moves(changed: bytes, chars: Sequence[str], pens: Sequence[Pen], shown_chars: Sequence[str],
           shown_pens: Sequence[Pen]) -> list[Move]:
     """Which stretches of a row have moved to the left, where that saves more than it costs.
 
+    ``changed`` are its :func:`differences` from the one shown.
     Of two stretches that touch only one is moved, as the second would be moved by the first.
     """
-    new, old = list(zip(chars, pens, strict=True)), list(zip(shown_chars, shown_pens, strict=True))
-    differs = [a != b for a, b in zip(new, old, strict=True)]
     found: list[Move] = []
     for by in range(1, _FAR + 1):
         # Where what was ``by`` columns to the right stands now: from one end of a run to the other.
-        ends = [x for x in range(len(new) - by) if new[x] != old[x + by]]
-        for before, after in pairwise([-1, *ends, len(new) - by]):
-            begin, end = before + 1, after + by
-            if sum(differs[begin:end]) >= WORTH_MOVING and all(end <= m.begin or m.end <= begin for m in found):
+        for run in _ALIKE.finditer(differences(chars, pens, shown_chars[by:], shown_pens[by:])):
+            begin, end = run.start(), run.end() + by
+            if changed.count(1, begin, end) >= WORTH_MOVING and all(end <= m.begin or m.end <= begin for m in found):
                 found.append(Move(begin, end, by))
     return sorted(found)
+
+
+def differences(chars: Sequence[str], pens: Sequence[Pen], others: Sequence[str],
+                other_pens: Sequence[Pen]) -> bytes:
+    """A 1 for each cell that is not the same on two rows, else a 0; as long as the shorter one.
+
+    Equal pens are taken to be the same object: where they are not, more is sent than need be.
+    """
+    return bytes(map(or_, map(ne, chars, others), map(is_not, pens, other_pens)))
 
 
 def move_text(y: int, move: Move) -> str:
