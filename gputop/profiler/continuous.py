@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ _GUARD = """\
 import sys
 sys.path[:] = [p for p in sys.path if p] + [sys.argv[1]]
 from gputop.profiler.continuous import guard
-guard(float(sys.argv[2]), sys.argv[3:])
+guard(float(sys.argv[2]))
 """
 _AGAIN_S = 1.0  # after an end: for a start that was on its way
 _LINE_BYTES = 4096
@@ -75,9 +75,12 @@ def stop_continuous(address: str, timeout_s: float = _CALL_TIMEOUT_S) -> bool:
     return True
 
 
-def guard(patience_s: float, addresses: Sequence[str]) -> None:
-    """The guard's main. It is told by lines: ``.`` a sign of life, ``end ADDRESS`` to end that recording, ``q`` to
-    leave. Once there are no more, or none for ``patience_s``, it ends all recordings."""
+def guard(patience_s: float) -> None:
+    """The guard's main: once it hears no more, or nothing for ``patience_s``, it ends the recordings that are on.
+
+    It is told by lines: ``on ADDRESS``, ``off ADDRESS``, ``end ADDRESS`` to end that one now, ``q`` to leave, and
+    anything else is a sign of life.
+    """
     import os
     import select
     import signal
@@ -87,29 +90,34 @@ def guard(patience_s: float, addresses: Sequence[str]) -> None:
     load_grpc()
     print("ready", flush=True)
     heard = b""
+    recording: set[str] = set()
     while True:
         readable, _, _ = select.select([0], [], [], patience_s)
         said = os.read(0, _LINE_BYTES) if readable else b""
         if not said:
-            _end_for_good(addresses)
+            _end_for_good(recording)
             return
         *lines, heard = (heard + said).split(b"\n")
-        unruly = [line.removeprefix(b"end ").decode() for line in lines if line.startswith(b"end ")]
-        if unruly:
-            _end_for_good(unruly)
-        if b"q" in lines:
-            return
+        for line in lines:
+            word, _, address = line.decode().partition(" ")
+            if word == "q":
+                return
+            if word == "on":
+                recording.add(address)
+            elif word in ("off", "end"):
+                recording.discard(address)
+                if word == "end":
+                    _end_for_good([address])
 
 
-def _end_for_good(addresses: Sequence[str]) -> None:
+def _end_for_good(addresses: Collection[str]) -> None:
     _at_once(stop_continuous, addresses)
     time.sleep(_AGAIN_S)
     _at_once(stop_continuous, addresses)
 
 
-def _at_once(step: Callable[[str], _T], addresses: Iterable[str]) -> dict[str, _T]:
+def _at_once(step: Callable[[str], _T], addresses: Collection[str]) -> dict[str, _T]:
     """``step`` for each of them, at the same time; what it returned by address."""
-    addresses = list(addresses)
     if len(addresses) < 2:
         return {address: step(address) for address in addresses}
     with ThreadPoolExecutor(len(addresses), "gputop-continuous") as threads:
@@ -119,9 +127,8 @@ def _at_once(step: Callable[[str], _T], addresses: Iterable[str]) -> dict[str, _
 class _Guard:
     """The guard as its owner sees it."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        command = [sys.executable, "-c", _GUARD, str(Path(__file__).resolve().parents[2]), str(GUARD_PATIENCE_S),
-                   *addresses]
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", _GUARD, str(Path(__file__).resolve().parents[2]), str(GUARD_PATIENCE_S)]
         self._busy = False  # ends what gputop could not
         try:
             # A session of its own: what ends the terminal's processes is not to end this one.
@@ -145,15 +152,15 @@ class _Guard:
 
     def alive(self) -> bool:
         """Give a sign of life; False where the guard is gone."""
-        return self._say(".") and self.process.poll() is None
+        return self.say(".") and self.process.poll() is None
 
     def end(self, address: str) -> None:
         """Have it end a recording that does not let itself be ended now; it takes its time."""
         self._busy = True
-        self._say(f"end {address}")
+        self.say(f"end {address}")
 
     def dismiss(self) -> None:
-        self._say("q")
+        self.say("q")
         self.leave()
         if not self._busy:
             try:
@@ -162,12 +169,12 @@ class _Guard:
                 self.process.kill()
 
     def leave(self) -> None:
-        """Say no more: unless it was dismissed it ends all recordings."""
+        """Say no more: unless it was dismissed it ends what is on."""
         with contextlib.suppress(OSError):
             assert self.process.stdin is not None
             self.process.stdin.close()
 
-    def _say(self, word: str) -> bool:
+    def say(self, word: str) -> bool:
         try:
             assert self.process.stdin is not None
             self.process.stdin.write(word.encode() + b"\n")
@@ -213,7 +220,7 @@ class Continuous:
     def start(self) -> None:
         """Begin to record; raises GputopError where no server can be, Unsupported where none ever could."""
         if self._guard is None:
-            self._guard = _Guard(list(self.pids))  # before: from the first moment on there is one
+            self._guard = _Guard()  # before: from the first moment on there is one
         tried = self.addresses
         for address, error in _at_once(self._start, tried).items():
             if error is not None:
@@ -225,15 +232,19 @@ class Continuous:
         self._since_s = self._clock()
 
     def _start(self, address: str) -> GputopError | None:
+        assert self._guard is not None
         grpc = load_grpc()
         request = messages.ProfileRequest(session_id="gputop", host_name="gputop", emit_xspace=True)
         set_options(request.opts)
+        self._guard.say(f"on {address}")
         self.sent_s[address] = time.time()
         try:
             _call(address, "StartContinuousProfiling", request)
         except grpc.RpcError as error:
             if error.code().name == "DEADLINE_EXCEEDED":  # it may have begun all the same
-                stop_continuous(address)
+                self._guard.end(address)
+            else:
+                self._guard.say(f"off {address}")  # what another records there is none of its business
             return _explain(address, error.code().name, error.details() or "")
         self._recording.add(address)
         self._began_bytes[address] = resident_bytes(self.pids[address])
@@ -308,10 +319,13 @@ class Continuous:
 
     def _end(self, address: str) -> None:
         self._recording.discard(address)
-        if not stop_continuous(address):  # gone, or it does not answer now
-            self.failed[address] = GputopError(f"{address} did not end its recording when it was told to", "")
-            if self._guard is not None:
-                self._guard.end(address)
+        guard_ = self._guard
+        if not stop_continuous(address):
+            self.failed[address] = GputopError(f"{address} is gone, or does not end its recording when told to", "")
+            if guard_ is not None:
+                guard_.end(address)
+        elif guard_ is not None:
+            guard_.say(f"off {address}")
 
     def _dismiss(self) -> None:
         guard_, self._guard = self._guard, None

@@ -108,6 +108,17 @@ class TestSeveralServers:
         with serve(FakeProfiler()) as without, serve(busy), pytest.raises(GputopError, match="is busy"):
             Continuous([(without.address, None), (busy.address, None)]).start()
 
+    def test_what_another_records_is_left_alone_by_the_guard(self):
+        others, own = FakeProfiler(continuous=True, recording_all_the_time=True), FakeProfiler(continuous=True)
+        with serve(others), serve(own):
+            recording = Continuous([(others.address, None), (own.address, None)])
+            recording.start()
+            guard = recording._guard.process
+            recording.abandon()
+            assert guard.wait(DEADLINE_S) == 0
+            assert others.recording_all_the_time and not own.recording_all_the_time
+        assert others.continuous_calls == ["start"] and own.continuous_calls == ["start", "stop", "stop"]
+
     def test_one_that_does_not_end_when_told_is_ended_by_the_guard(self):
         deaf, good = FakeProfiler(continuous=True, deaf_to_stops=2), FakeProfiler(continuous=True)
         with serve(deaf), serve(good):
