@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from rich.style import Style
 
+from gputop.handlers import handled
 from gputop.samples import NodeSample
 from gputop.session import Session
 from gputop.text import fit
@@ -57,16 +58,14 @@ def shown(session: Session, look: Look) -> Iterator[FirstFrame]:
         if frame.waiting:
             raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, ended) for number in ENDING}
-    try:
-        _show(session, look, frame)
-        yield frame
-    finally:
-        if frame.taken():
-            sys.stdout.write(_LEAVE)
-            sys.stdout.flush()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handled(dict.fromkeys(ENDING, ended)):
+        try:
+            _show(session, look, frame)
+            yield frame
+        finally:
+            if frame.taken():
+                sys.stdout.write(_LEAVE)
+                sys.stdout.flush()
 
 
 def _show(session: Session, look: Look, frame: FirstFrame) -> None:
