@@ -1,0 +1,230 @@
+"""Every screen as text at every size, some in every form of colours: golden files, see :mod:`tests.tui.goldens`.
+
+Each screen is opened anew at each size, in one app that is resized. Compared are the cells that go to the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widget import Widget
+
+from gputop.captures import CaptureStatus
+from gputop.tui.actions import ActionsPanel
+from gputop.tui.app import GputopApp
+from gputop.tui.gpu_table import GpuTable
+from gputop.tui.preferences import Preferences
+from gputop.tui.processes import ProcessPanel
+from tests.tui.goldens import FOLDER, Goldens, cells
+from tests.tui.scenes import (
+    ADDRESS,
+    Scene,
+    recorded,
+    snapshot_of,
+    trace_of,
+    with_faults,
+    with_mig,
+    with_sixteen,
+    without_gpus,
+)
+
+TINY, SMALL, USUAL, WIDE, HUGE = (20, 5), (40, 12), (80, 24), (120, 40), (200, 60)
+SIZES = (TINY, SMALL, USUAL, WIDE, HUGE)
+BOX = (TINY, SMALL, USUAL, WIDE)  # a box looks the same on anything larger
+FORMS = {
+    "256": Preferences(colors="256"), "16": Preferences(colors="16"), "none": Preferences(colors="none"),
+    "ascii": Preferences(colors="none", glyphs="ascii"),
+    "light": Preferences(theme="gputop-light"), "contrast": Preferences(theme="gputop-contrast"),
+}
+MORE_FORMS = {"console": Preferences(colors="16", glyphs="console"), **FORMS,
+              "light-16": Preferences("gputop-light", "16")}
+
+
+@cache
+def node(name: str) -> Scene:
+    """The sessions; screens that change nothing in them share one."""
+    if name == "unserved":
+        return Scene("input-bound", served=False)
+    if name == "capturing":
+        return Scene("healthy")
+    if name in ("waiting", "no-gpu", "mig", "sixteen"):
+        change = {"mig": with_mig, "sixteen": with_sixteen, "no-gpu": without_gpus}.get(name, lambda sample: sample)
+        return Scene(change=change, watched=name != "waiting")
+    scene = Scene({"faulty": "gpu0-oversubscribed", "lost": "input-bound"}.get(name, name),
+                  with_faults if name == "lost" else lambda sample: sample)
+    if name != "lost":
+        scene.capture()
+    return scene
+
+
+@dataclass(frozen=True)
+class Screen:
+    """One of them: over which session, what opens it, at which sizes it is looked at and in which forms."""
+
+    over: str | Callable[[Path], Any] = "faulty"
+    keys: tuple[str, ...] = ()
+    sizes: Sequence[tuple[int, int]] = (USUAL,)
+    forms: Mapping[str, Preferences] = field(default_factory=dict)  # colours are held where there are some
+    in_forms: Sequence[tuple[int, int]] = ()  # the sizes at which these are looked at; else all but the small one
+    focus: type[Widget] = ActionsPanel
+    prepare: Callable[[Any], Any] = lambda app: None  # before the keys
+    notices: bool = False
+    anew: bool = False  # in an app of its own at each size: its keys change the main screen
+
+
+def capturing(app: GputopApp) -> None:
+    app.session._set_status(CaptureStatus("recording", ADDRESS, 10.0, 3.2, chosen_s=4.1,
+                                          why="this job makes 240 k events/s"))
+
+
+def compared(_: Path) -> Scene:
+    scene = Scene("healthy")
+    scene.capture("input-bound", 95.0)
+    scene.compare_with(scene.captures[0])
+    scene.capture("healthy", 12.0)
+    return scene
+
+
+SCREENS = {
+    "main": Screen("faulty", sizes=SIZES, forms=MORE_FORMS),
+    "healthy": Screen("healthy", sizes=(USUAL, WIDE)),
+    "lost": Screen("lost", sizes=SIZES),
+    "sixteen": Screen("sixteen", sizes=SIZES),
+    "mig": Screen("mig", sizes=(SMALL, USUAL, WIDE)),
+    "no-gpu": Screen("no-gpu", sizes=(TINY, USUAL)),
+    "waiting": Screen("waiting", sizes=(TINY, USUAL)),
+    "unserved": Screen("unserved"),
+    "capturing": Screen("capturing", prepare=capturing, sizes=(USUAL, WIDE)),
+    "cursor": Screen("lost", ("v", *["left"] * 12), (USUAL, WIDE), anew=True),
+    "power": Screen("lost", ("m", "m", "m", "m", "m", "space")),
+    "tree": Screen("mig", ("v",), (USUAL, WIDE), focus=ProcessPanel, anew=True),
+    "recommendations": Screen("faulty", ("r", "down"), (USUAL, WIDE), anew=True),
+    "replay": Screen(lambda _: recorded(), sizes=(SMALL, USUAL, WIDE)),
+    "snapshot-replayed": Screen(lambda folder: snapshot_of(node("faulty"), folder), sizes=(USUAL, WIDE)),
+    "snapshot-written": Screen("faulty", ("s",), notices=True),
+
+    "finding": Screen("faulty", ("r", "enter"), BOX, FORMS, in_forms=(USUAL,)),
+    "gpu": Screen("faulty", ("enter",), (SMALL, USUAL), focus=GpuTable),
+    "gpu-lost": Screen("lost", ("down", "down", "down", "enter"), focus=GpuTable),
+    "process": Screen("faulty", ("enter",), (SMALL, USUAL), focus=ProcessPanel),
+    "signals": Screen("faulty", ("K",), focus=ProcessPanel),
+    "signal-asked": Screen("faulty", ("K", "down", "down", "enter"), (SMALL, USUAL), focus=ProcessPanel),
+    "host": Screen("faulty", ("h",), (SMALL, USUAL, WIDE)),
+    "job": Screen("faulty", ("J",), (SMALL, USUAL)),
+    "attach": Screen("faulty", ("a",), (TINY, SMALL, USUAL)),
+    "filter": Screen("faulty", ("slash", *"py")),
+    "palette": Screen("faulty", ("ctrl+p",), (SMALL, USUAL)),
+    "help": Screen("faulty", ("question_mark",), BOX),
+    "help-signals": Screen("faulty", ("K", "question_mark"), focus=ProcessPanel),
+    "help-tables": Screen("faulty", ("T", "question_mark")),
+    "help-timeline": Screen("faulty", ("t", "question_mark"), (SMALL, USUAL)),
+    "help-compare": Screen(compared, ("B", "question_mark")),
+    "compare": Screen(compared, ("B",), (SMALL, USUAL, WIDE)),
+    "report": Screen("faulty", ("t", "r")),
+
+    "tables-kernels": Screen("faulty", ("T", "1"), SIZES, FORMS),
+    "tables-row": Screen("faulty", ("T", "1", "enter")),
+    **{f"tables-{name}": Screen("input-bound", ("T", key), (USUAL, WIDE)) for key, name in zip(
+        "2345678", ("ops", "collectives", "memory", "copies", "host", "functions", "input"), strict=True)},
+
+    "timeline": Screen("faulty", ("t",), SIZES, FORMS, in_forms=(USUAL,)),
+    "timeline-zoomed": Screen("faulty", ("t", "z", "plus"), SIZES, FORMS),
+    "timeline-unfolded": Screen("faulty", ("t", "E"), (WIDE,)),
+    "timeline-details": Screen("faulty", ("t", "down", "full_stop", "enter")),
+    "bubbles": Screen("input-bound", ("t", "b", "down"), SIZES, {f: FORMS[f] for f in ("16", "none", "ascii")},
+                      in_forms=(USUAL,)),
+    "bubble-details": Screen("input-bound", ("t", "b", "enter")),
+}
+
+
+def groups() -> dict[str, list[str]]:
+    """The screens by the app that shows them: those over one session share it, as apps are slow to start."""
+    found: dict[str, list[str]] = {}
+    for name, screen in SCREENS.items():
+        own = callable(screen.over) or screen.anew or screen.notices
+        found.setdefault(name if own else str(screen.over), []).append(name)
+    return found
+
+
+@asynccontextmanager
+async def app_of(screen: Screen, folder: Path) -> AsyncIterator[tuple[GputopApp, Pilot[int]]]:
+    """The app over a screen's session, at the usual size."""
+    session = screen.over(folder) if callable(screen.over) else node(screen.over)
+    session._listeners.clear()  # of the apps before
+    app = GputopApp(session)
+    async with app.run_test(size=USUAL, notifications=screen.notices) as pilot:
+        await pilot.pause()
+        if session.last_capture is not None and session.told is None:
+            app.trace = trace_of(session.last_capture)
+        yield app, pilot
+    if app.trace is not None and app.trace.timeline is not None:
+        app.trace.timeline.close()
+
+
+async def show(screen: Screen, app: GputopApp, pilot: Pilot[int]) -> None:
+    """Open the screen anew."""
+    while len(app.screen_stack) > 1:
+        app.pop_screen()
+    app.query_one(screen.focus).focus()
+    screen.prepare(app)
+    await pilot.press(*screen.keys)
+    await app.workers.wait_for_complete()
+    await pilot.pause()
+
+
+async def wear(app: GputopApp, pilot: Pilot[int], preferences: Preferences) -> None:
+    """Show the same in another form, as if the app had been started in it; that it starts so: test_themes."""
+    app.preferences = preferences
+    app.theme = preferences.theme
+    app._take_look(app.current_theme)
+    for screen in app.screen_stack:
+        for widget in screen.walk_children(with_self=True):
+            widget.refresh()
+    await pilot.pause()
+
+
+async def check(screen: Screen, goldens: Goldens, app: GputopApp, pilot: Pilot[int], size: tuple[int, int]) -> None:
+    """Compare what is shown, in all its forms."""
+    held = size in (screen.in_forms or [size for size in screen.sizes if size != SMALL])
+    for form, preferences in ({"": Preferences()} | (dict(screen.forms) if held else {})).items():
+        if app.preferences != preferences:
+            await wear(app, pilot, preferences)
+        grid = cells(app)
+        assert len(grid) == size[1] and all(len(line) == size[0] for line in grid)
+        goldens.check(grid, form, colours=bool(screen.forms) and held)
+    if app.preferences != Preferences():
+        await wear(app, pilot, Preferences())
+
+
+@pytest.mark.parametrize("group", groups())
+async def test_what_is_on_the_screen(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                     request: pytest.FixtureRequest) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(GputopApp, "_display", lambda *_: None)  # the pictures on the way are sent to nobody
+    names = groups()[group]
+    first = SCREENS[names[0]]
+    update = request.config.getoption("update_snapshots")
+    goldens = {name: Goldens(name, update) for name in names}
+    sizes = [size for size in SIZES if any(size in SCREENS[name].sizes for name in names)]
+    for together in [[size] for size in sizes] if first.anew else [sizes]:
+        async with app_of(first, tmp_path) as (app, pilot):
+            for size in together:
+                await pilot.resize_terminal(*size)
+                await pilot.pause()
+                for name in names:
+                    if size in SCREENS[name].sizes:
+                        await show(SCREENS[name], app, pilot)
+                        await check(SCREENS[name], goldens[name], app, pilot, size)
+    problems = [problem for one in goldens.values() for problem in one.done()]
+    assert not problems, "\n\n".join([*problems, "If all of that is meant: pytest tests/tui --snapshot-update"])
+
+
+def test_no_screen_is_gone() -> None:
+    assert {folder.name for folder in FOLDER.iterdir()} == set(SCREENS)
