@@ -42,6 +42,7 @@ _TOKEN = re.compile(
     r"|\x1b\].*?(?:\x07|\x1b\\)|\x1b[PX^_].*?\x1b\\"  # OSC and other strings
     r"|\x1b[^\[\]PX^_]|[\x00-\x1a\x1c-\x1f\x7f]", re.S)
 _CHANGED = re.compile(b"\x01+")
+_STILL = 6  # after so many rows that did not move it is another picture: lanes move together
 _SYNC = re.compile(r"\?2026")
 _NEAR = 4  # unchanged cells up to here are cheaper written again than stepped over
 
@@ -238,6 +239,7 @@ class Cells:
         out = [self.controls()]
         frame: list[str] = []
         strokes: list[Stroke] = []
+        still = 0  # rows that changed much and did not move, one after the other
         for y in sorted(self._dirty):
             chars, pens = self._chars[y], self._pens[y]
             shown_chars, shown_pens = self._shown_chars[y], self._shown_pens[y]
@@ -247,13 +249,15 @@ class Cells:
                 frame += self._whole(y)
             else:
                 changed = differences(chars, pens, shown_chars, shown_pens)
-                if changed.count(1) >= WORTH_MOVING and (
-                        found := moves(changed, chars, pens, shown_chars, shown_pens)):
+                if still < _STILL and changed.count(1) >= WORTH_MOVING:
+                    found = moves(changed, chars, pens, shown_chars, shown_pens)
+                    still = 0 if found else still + 1
                     for move in found:
                         frame.append(move_text(y, move))
                         for row, unknown in ((shown_chars, ""), (shown_pens, "?")):
                             row[move.begin:move.end] = [*row[move.begin + move.by:move.end], *[unknown] * move.by]
-                    changed = differences(chars, pens, shown_chars, shown_pens)
+                    if found:
+                        changed = differences(chars, pens, shown_chars, shown_pens)
                 strokes += self._strokes(y, changed)
             self._shown_chars[y], self._shown_pens[y] = chars[:], pens[:]
         self._dirty.clear()
