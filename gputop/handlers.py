@@ -17,3 +17,10 @@ def handled(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def of_an_end(handler: Any) -> dict[signal.Signals, Any]:
+    """``handler`` for ctrl-c, a job scheduler's and a closed line's signal; those ignored from the start, as under
+    nohup, stay ignored."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return {number: handler for number in numbers if signal.getsignal(number) != signal.SIG_IGN}

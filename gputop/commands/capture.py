@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gputop.commands.common import options_of, say, source_of
 from gputop.errors import EXIT_OK
-from gputop.handlers import handled
+from gputop.handlers import handled, of_an_end
 from gputop.launch.xprof import logdir_of, open_command
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     said: list[str] = []
 
     def interrupted(*_: object) -> None:
-        """The first ctrl-c ends the recording and keeps its data; the second one quits."""
+        """The first ctrl-c or other signal ends the recording and keeps its data; a second ctrl-c quits."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         stop.set()
         if "analysing" in said:
@@ -57,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
             said.append(status.message)
             say(status.message)
 
-    # SIGTERM is what a job scheduler sends: the data is kept, too.
-    with handled({signal.SIGINT: interrupted, signal.SIGTERM: interrupted}):
+    with handled(of_an_end(interrupted)):
         record = capture_and_analyse(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
                                      args.force)
     return tell(record, as_json=args.json)

@@ -12,7 +12,7 @@ from gputop.captures import CaptureRecord
 from gputop.commands.capture import tell
 from gputop.commands.common import say, source_of
 from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
-from gputop.handlers import handled
+from gputop.handlers import handled, of_an_end
 from gputop.session import Change, Options, Session
 
 _LOOK_S = 0.2
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, options: Options) -> int:
         if change == "failed" or (change == "capture" and status is not None and not status.running):
             ended.set()
 
-    with contextlib.closing(session), handled({signal.SIGINT: interrupted, signal.SIGTERM: interrupted}):
+    with contextlib.closing(session), handled(of_an_end(interrupted)):
         session.listen(changed)
         session.start()
         say(f"waiting for {options.dips.rule.text}; ctrl-c ends it")

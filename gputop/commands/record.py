@@ -8,7 +8,7 @@ import threading
 
 from gputop.commands.common import say, source_of
 from gputop.errors import EXIT_OK
-from gputop.handlers import handled
+from gputop.handlers import handled, of_an_end
 
 
 def run(args: argparse.Namespace) -> int:
@@ -20,6 +20,6 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(number, signal.SIG_DFL)  # a second one quits at once
         stop.set()
 
-    with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), ended)):
+    with handled(of_an_end(ended)):
         record(source_of(args), args.interval, args.output, args.seconds, stop, say)
     return EXIT_OK

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
+from gputop.handlers import handled, of_an_end
 from tests.launch.jobs import GPUTOP
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -28,10 +29,12 @@ def test_what_handled_signals_before_does_so_again(status, arguments, tmp_path):
     assert {number: signal.getsignal(number) for number in _HANDLED} == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", _HANDLED)
 def test_a_capture_that_is_interrupted_keeps_its_data(number, tmp_path):
-    with subprocess.Popen([*GPUTOP, "capture", "--demo", "--seconds", "60", "--force", "--json", "--logdir",
-                           str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as capture:
+    with handled({number: signal.SIG_DFL}):  # whatever this suite was started under
+        capture = subprocess.Popen([*GPUTOP, "capture", "--demo", "--seconds", "60", "--force", "--json", "--logdir",
+                                    str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with capture:
         assert capture.stderr is not None
         assert any("recording" in line for line in capture.stderr)
         capture.send_signal(number)
@@ -39,3 +42,10 @@ def test_a_capture_that_is_interrupted_keeps_its_data(number, tmp_path):
     assert capture.returncode == 0, said
     trace = Path(json.loads(out)["capture"]["path"])
     assert trace.is_file() and f"trace written: {trace}" in said
+
+
+def test_what_is_ignored_from_the_start_stays_ignored():
+    with handled({signal.SIGHUP: signal.SIG_IGN}):  # nohup gputop capture
+        assert signal.SIGHUP not in of_an_end(print)
+    with handled({signal.SIGHUP: signal.SIG_DFL}):
+        assert of_an_end(print)[signal.SIGHUP] is print
