@@ -152,6 +152,9 @@ class ActionsPanel(DrawnLines, can_focus=True):
         self.action_move(-1)
 
     def on_click(self, event: events.Click) -> None:
+        if event.chain > 1:  # what the click before has selected is unfolded: other lines are under the pointer now
+            self.action_details()
+            return
         row = event.get_content_offset(self)
         if row is None or not 0 <= row.y < len(self._owner):
             return

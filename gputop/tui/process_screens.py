@@ -132,6 +132,12 @@ class SignalScreen(ModalScreen[Signals | None]):
         signals.asked = asked
         signals.draw()
 
+    def on_mouse_scroll_down(self) -> None:
+        self.action_move(1)
+
+    def on_mouse_scroll_up(self) -> None:
+        self.action_move(-1)
+
     def on_click(self, event: events.Click) -> None:
         """A signal selects, the selected one asks; it is sent by the key alone."""
         signals = self.query_one(SignalList)
