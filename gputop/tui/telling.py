@@ -7,7 +7,8 @@ from gputop.session import Session
 from gputop.text import printable
 
 NO_SERVER = ("A trace tells more, but no profiler server was found.",
-             "In the job: tf.profiler.experimental.server.start(6009), or press a to attach to HOST:PORT.")
+             "gputop attach PID starts one in the running job; gputop run -- python … starts jobs with one. "
+             "? tells more.")
 
 
 def lead(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str, ...]:
