@@ -139,12 +139,12 @@ def estimate(times_s: F64, values: npt.NDArray[np.floating], swing: float = 0.01
         return replace(seen, reason=FLAT)
     peaks = [peak for look in looks if (peak := look.best()) is not None and (look.smooth or peak.lag < _RAW)]
     if not peaks:
-        return replace(seen, reason="no peak: nothing repeats")
+        return replace(seen, reason="nothing repeats")
     shared = max(len(p.gpus) for p in peaks)
     highest = max(p.height for p in peaks if len(p.gpus) == shared)
     best = next(p for p in peaks if len(p.gpus) == shared and p.height >= _as_high(p.lag) * highest)
     if best.confidence < LEAST_CONFIDENCE:
-        return replace(seen, reason="no peak: what repeats hardly stands out from noise")
+        return replace(seen, reason="what repeats hardly stands out from noise")
     if best.lag < SAMPLES_PER_PERIOD:
         return replace(seen, reason=TOO_FAST)
     return replace(seen, period_s=best.lag * interval_s, confidence=best.confidence, gpus=best.gpus,

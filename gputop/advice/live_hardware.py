@@ -51,10 +51,15 @@ def hardware_error(view: View) -> Finding | Abstained | None:
     return Finding(
         id="hardware_error", severity=worst.severity, origin="live",
         gpus=tuple(sorted({index for t in troubles for index in t.gpus})), evidence=evidence,
-        title=f"{gpus_text(worst.gpus)} {worst.what}", why=f"{worst.why} {also}".rstrip(), action=worst.action,
+        title=f"{gpus_text(worst.gpus)} {worst.what}", why=_sentences(worst.why, also), action=worst.action,
         snippet="\n".join([worst.snippet, *(f"sudo nvidia-smi --gpu-reset -i {index}" for index in resets)]),
         source=worst.source, gain=Gain(None, "the job on it fails or hangs; there is no step to shorten"),
     )
+
+
+def _sentences(first: str, rest: str) -> str:
+    """One after the other; what a driver says may lack its full stop."""
+    return f"{first}{'' if first.endswith('.') else '.'} {rest}" if rest else first
 
 
 def _unknown(gpus: Sequence[GpuSample]) -> Abstained | None:

@@ -115,15 +115,15 @@ def plan(asked_s: float, probe: Probe, room: Room) -> Plan:
     """
     rate = probe.events_per_s
     if rate <= 0:
-        return Plan(asked_s, asked_s, "as asked: the job made no events while it was probed", probe, room.unknown)
+        return Plan(asked_s, asked_s, "as asked, the job made no events while it was probed", probe, room.unknown)
     makes = f"this job makes {_count(rate)} events/s"
-    chosen_s, why = asked_s, f"as asked: {makes}"
+    chosen_s, why = asked_s, f"as asked, {makes}"
     enough_s = TARGET_EVENTS / rate - probe.seconds
     if enough_s < asked_s:
         chosen_s, why = enough_s, makes
         least_s, what = max((LEAST_S, "the least"), _for_steps(probe))
         if chosen_s < least_s:
-            chosen_s, why = (least_s, f"{what}: {makes}") if least_s < asked_s else (asked_s, f"as asked: {makes}")
+            chosen_s, why = (least_s, f"{what}: {makes}") if least_s < asked_s else (asked_s, f"as asked, {makes}")
     device_rate = probe.device_events / probe.seconds
     if device_rate * chosen_s > _CUPTI_SHARE * CUPTI_RECORDS:
         chosen_s = _CUPTI_SHARE * CUPTI_RECORDS / device_rate

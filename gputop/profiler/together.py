@@ -194,7 +194,7 @@ def capture_together(
     threads = ThreadPoolExecutor(len(workers), "gputop-worker")
     try:
         if force or not needs_probe(seconds):
-            chosen = Plan(seconds, seconds, "as asked, forced" if force else "as asked: too short for a probe")
+            chosen = Plan(seconds, seconds, "as asked, forced" if force else "as asked, too short for a probe")
         else:
             with probe_logdir(logdir) as folder:
                 _all_do(threads, workers, lambda w: w.look(folder / w.name, stop))

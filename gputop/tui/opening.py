@@ -138,7 +138,8 @@ def snapshot(app: GputopApp) -> None:
         except GputopError as error:
             app.tell(error)
         else:
-            app.notify("\n".join(str(p) for p in paths), title="Snapshot written", timeout=8, markup=False)
+            ends = " ".join(path.suffix for path in paths)
+            app.notify(f"{paths[0].with_suffix('')}\n{ends}", title="Snapshot written", timeout=8, markup=False)
 
     app.run_worker(write, group="snapshot", thread=True)
 

@@ -139,9 +139,11 @@ def _memory(document: Mapping[str, Any]) -> Table:
     for use in _list(document.get("memory")):
         name, peak, room = use["allocator"], use.get("peak_in_window_bytes"), use.get("capacity_bytes")
         highest = use.get("peak_bytes")
-        parts: list[tuple[float | None, float | None, str]] = [(highest, None, "all, at the highest ever")]
+        parts: list[tuple[float | None, float | None, str]] = []
+        if highest != peak or peak is None:
+            parts.append((highest, None, "all, at the highest ever"))
         if peak is not None:
-            parts.append((peak, None, "all, at the peak of the capture"))
+            parts.append((peak, None, "all, at the peak of the capture" + (", the highest ever" if not parts else "")))
         parts += [(h["bytes"], h["allocations"], h["op"]) for h in _list(use.get("holders"))]
         if use.get("unattributed_bytes"):
             parts.append((use["unattributed_bytes"], None,
@@ -199,19 +201,24 @@ def _functions(document: Mapping[str, Any]) -> Table:
                  "No calls of a tf.function in the window: an eager loop, or another framework.", note)
 
 
+def _stage(path: str) -> str:
+    """The stage itself, then what it feeds: of the path the end tells most, and the end would be cut."""
+    return " < ".join(reversed(path.split("::")))
+
+
 def _input(document: Mapping[str, Any]) -> Table:
     found = document.get("input") or {}
     columns = (Column("cost per batch", seconds), Column("own time", seconds), Column("function", seconds, spare=True),
                Column("calls", _count, spare=True), Column("workers", _count, spare=True), Column("parallel", _count),
                Column("buffer empty", _share), Column("stage", wide=True))
     rows = tuple((s.get("cost_s_per_batch"), s["self_s"], s.get("function_s"), s["calls"], s.get("workers"),
-                  s.get("parallelism"), s.get("buffer_empty"), s["path"])
+                  s.get("parallelism"), s.get("buffer_empty"), _stage(s["path"]))
                  for p in _list(found.get("pipelines")) for s in _list(p.get("stages")))
     note = ""
     if found:
         wait = f"A step waits {seconds(found['wait_s_per_step'])} for its batch, {percent(found['wait_ratio'])} of it."
-        note = (wait + " " + "; ".join(f"bounded by {printable(p['bounding'])}" for p in _list(found.get("pipelines"))
-                            if p.get("bounding")))
+        bounding = [_stage(p["bounding"]) for p in _list(found.get("pipelines")) if p.get("bounding")]
+        note = f"{wait} Bounded by {printable('; '.join(bounding))}." if bounding else wait
     return Table("Input", columns, rows,
                  "No tf.data stages in the window: the input is not tf.data, or all of it was ready before.", note)
 

@@ -21,24 +21,24 @@ def probe(host: float = 0, device: float = 0, step_s: float | None = None, mb_pe
 @pytest.mark.parametrize(
     ("asked_s", "probed", "chosen_s", "why"),
     [
-        (10, probe(3_200), 10, "as asked: this job makes 3.2 k events/s"),
-        (10, probe(45_000), 10, "as asked: this job makes 45 k events/s"),
+        (10, probe(3_200), 10, "as asked, this job makes 3.2 k events/s"),
+        (10, probe(45_000), 10, "as asked, this job makes 45 k events/s"),
         (10, probe(120_000), 3.6, "this job makes 120 k events/s"),
-        (1.5, probe(240_000), 1.5, "as asked: this job makes 240 k events/s"),
+        (1.5, probe(240_000), 1.5, "as asked, this job makes 240 k events/s"),
         (60, probe(20_000), 24.5, "this job makes 20 k events/s"),
         # Twenty steps, where their length is known and they fit in twice the target, ten within four times.
         (10, probe(100_000, step_s=0.01), 4.5, "this job makes 100 k events/s"),
         (10, probe(100_000, step_s=0.3), 6.0, "for 20 steps: this job makes 100 k events/s"),
-        (10, probe(100_000, step_s=0.8), 10, "as asked: this job makes 100 k events/s"),
+        (10, probe(100_000, step_s=0.8), 10, "as asked, this job makes 100 k events/s"),
         (20, probe(100_000, step_s=0.8), 10, "for 12 steps: this job makes 100 k events/s"),
         (10, probe(500_000, step_s=0.25), 2.5, "for 10 steps: this job makes 500 k events/s"),
         (10, probe(1_000_000, step_s=0.5), 2.0, "for 4 steps: this job makes 1.0 M events/s"),
-        (2, probe(1_000_000, step_s=0.25), 2, "as asked: this job makes 1.0 M events/s"),
+        (2, probe(1_000_000, step_s=0.25), 2, "as asked, this job makes 1.0 M events/s"),
         # Where GPUs work and no steps show, they may be too long for the probe.
         (10, probe(140_000, 100_000), 4.1, "for steps too long to be probed: this job makes 240 k events/s"),
         # A second, whatever it makes.
         (10, probe(2_400_000), 1.0, "the least: this job makes 2.4 M events/s"),
-        (10, probe(0, 0), 10, "as asked: the job made no events while it was probed"),
+        (10, probe(0, 0), 10, "as asked, the job made no events while it was probed"),
     ],
 )
 def test_about_half_a_million_events_or_steps(asked_s, probed, chosen_s, why):

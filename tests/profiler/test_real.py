@@ -125,7 +125,7 @@ def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_p
 
 def test_a_job_of_large_steps_is_recorded_in_full(tf_slow_job, tmp_path):
     _, plan, _ = careful_capture(tf_slow_job.address, seconds=2, logdir=tmp_path, pid=tf_slow_job.pid)
-    assert plan.chosen_s == 2 and plan.why.startswith("as asked: this job makes ")
+    assert plan.chosen_s == 2 and plan.why.startswith("as asked, this job makes ")
     assert plan.probe is not None
     ends = tf_slow_job.step_times()
     slowest_s = max(b - a for a, b in itertools.pairwise(ends[-60:]))

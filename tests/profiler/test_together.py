@@ -203,7 +203,7 @@ def test_the_room_on_this_node_is_shared():
 
 
 def test_the_shortest_plan_names_its_worker():
-    quiet, busy = Plan(10, 10, "as asked: 1"), Plan(10, 4.1, "this job makes 240 k events/s", notes=("n",))
+    quiet, busy = Plan(10, 10, "as asked, 1"), Plan(10, 4.1, "this job makes 240 k events/s", notes=("n",))
     assert shortest(10, [("a:1", quiet), ("b:2", busy)]) == Plan(10, 4.1, f"b:2: {busy.why}", notes=("n",))
     assert shortest(10, [("a:1", quiet)]) == quiet and shortest(10, []).chosen_s == 10
 

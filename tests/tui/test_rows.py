@@ -46,7 +46,7 @@ def test_the_hosts_line_warns_of_a_quota_that_throttles_and_memory_near_its_limi
      "no rhythm: steps under 2.50 s (+: faster samples)"),
     (Rhythm(None, reason=TOO_FAST, interval_s=0.1, shortest_s=0.25, longest_s=24.0), None,
      "no rhythm: steps under 250 ms"),
-    (Rhythm(None, reason="no peak: nothing repeats", interval_s=1.0, shortest_s=2.5, longest_s=60.0), None,
+    (Rhythm(None, reason="nothing repeats", interval_s=1.0, shortest_s=2.5, longest_s=60.0), None,
      "no rhythm: nothing from 2.50 s to 60.0 s"),
     (Rhythm(None, reason="flat: it hardly changes", interval_s=1.0, shortest_s=2.5, longest_s=60.0), 0.412,
      "no rhythm: steps too short for samples every 1 s (+ or --interval 0.1)"),
