@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gputop.advice.finding import Advice, Finding, Gain
-from gputop.captures import CaptureRecord, CaptureStatus, Server
-from gputop.errors import GputopError, NothingToSee
-from gputop.profiler.careful import Cost
-from gputop.profiler.plan import Plan
+from gputop.advice.finding import Advice
+from gputop.errors import NothingToSee
 from gputop.samples import LOST, GpuSample
 from gputop.tui import telling
 from gputop.tui.actions import ActionsPanel
@@ -22,38 +18,11 @@ from gputop.tui.columns import METRICS
 from gputop.tui.gpu_table import GpuTable
 from gputop.tui.lines import LinesWidget
 from gputop.tui.processes import ProcessPanel
-from gputop.tui.screens import Ask, Popup, capture_text
-from gputop.tui.timeline import TimelineScreen
+from gputop.tui.screens import Ask, Popup
 from tests.fakes import START_S, StillSession
+from tests.tui.found import HEAVY, SMALL, FoundSession, text_of
 
 SIZES = [(80, 24), (120, 40), (200, 50)]
-
-HEAVY = Finding(
-    "gpu0_oversubscribed", "high", "GPU 0 does 2.2× the work of the others",
-    "Kernel time per step is 91 ms on GPU 0 and 41 ms on GPUs 1–7, which wait for it at every all-reduce.",
-    {"kernel_time_gpu0_s": 0.091, "kernel_time_others_s": 0.041, "work_ratio": 2.2},
-    "Keep metrics, variables and preprocessing off GPU 0; give each program its own GPUs.",
-    "test", Gain(0.38, "all replicas as fast as the others"), (0,), 'CUDA_VISIBLE_DEVICES=1 python eval.py')
-SMALL = replace(HEAVY, id="copies_excessive", severity="low", title="Copies take 3 % of the step",
-                gain=Gain(0.03, "copies overlapped"))
-
-
-class FoundSession(StillSession):
-    """With findings of a capture and a server that answers."""
-
-    def __init__(self, **options: object) -> None:
-        super().__init__(**options)  # type: ignore[arg-type]
-        self.servers = (Server("127.0.0.1:6009", "python train.py --batch 256", 41231),)
-        self.last_capture = CaptureRecord(
-            "127.0.0.1:6009", Path("/traces/run/node-07.xplane.pb"), START_S + self.tick - 12, 10.0, 10.4,
-            analysis={"steps": {"median_s": 0.412}, "findings": [HEAVY.to_json(), SMALL.to_json()]},
-            report="breakdown of the step")
-        self.live = Advice()
-        self._refresh_findings()
-
-
-def text_of(widget: LinesWidget) -> str:
-    return "\n".join("".join(text for text, _ in line) for line in widget._lines)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda s: f"{s[0]}x{s[1]}")
@@ -188,97 +157,6 @@ async def test_sort_and_filter_processes() -> None:
         assert panel.pattern == "nobody"
 
 
-async def test_capture_without_a_server_says_how_to_get_one() -> None:
-    app = GputopApp(StillSession())
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await pilot.pause()
-        await pilot.press("c")
-        await pilot.pause()
-        messages = [n.message for n in app._notifications]
-        assert any("no profiler server" in m and "server.start(6009)" in m for m in messages)
-        await pilot.press("x", "t")
-        await pilot.pause()
-        messages = [n.message for n in app._notifications]
-        assert any("No capture is running" in m for m in messages) and any("No capture yet" in m for m in messages)
-
-
-async def test_what_to_beware_of_is_told_once_while_a_capture_runs() -> None:
-    session = FoundSession()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await pilot.pause()
-        for phase in ("connecting", "probing", "recording"):
-            session._set_status(CaptureStatus(phase, "a:1 and 1 more", 10.0, 0.2, "it may end the job"))
-            await pilot.pause()
-        assert [n.message for n in app._notifications].count("it may end the job") == 1
-
-
-async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
-    session = FoundSession()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        job = app.query_one("#job", LinesWidget)
-        session._set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
-        await pilot.pause()
-        assert "4.2 of 10 s" in text_of(job) and "x: stop" in text_of(job)
-        session._set_status(CaptureStatus("probing", "127.0.0.1:6009", 10.0, 0.2))
-        await pilot.pause()
-        assert "a short probe of 127.0.0.1:6009" in text_of(job)
-        session._set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=4.1,
-                                          why="this job makes 240 k events/s"))
-        await pilot.pause()
-        assert "2.0 of 4.1 s" in text_of(job) and "(this job makes 240 k events/s)" in text_of(job)
-        session._set_status(CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
-        await pilot.pause()
-        assert "capture failed: the job died. Restart it." in text_of(job)
-
-
-@pytest.mark.parametrize(("key", "force"), [("c", False), ("C", True)])
-async def test_what_a_capture_cost_is_told_when_it_is_done(key: str, force: bool,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    session = FoundSession()
-    asked: list[bool] = []
-    monkeypatch.setattr(session, "start_capture", lambda *, force=False: asked.append(force))
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        await pilot.press(key)
-        assert asked == [force]
-        assert session.last_capture is not None
-        session.last_capture = replace(
-            session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"), cost=Cost(8.0, 4.1))
-        session._set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 8.0, "/logs/trace"))
-        await pilot.pause()
-        (message,) = [n.message for n in app._notifications if n.title == "Trace captured"]
-        assert "4.1 s: this job makes 240 k events/s" in message and "the call took 8.0 s for 4.1 s" in message
-        session.last_capture = replace(session.last_capture, plan=Plan(10.0, 10.0, "as asked"))
-        session._set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 10.1, "/logs/trace"))
-        await pilot.pause()
-        assert [n.message for n in app._notifications][-1] == "t: its timeline. T: its tables."
-        session.last_capture = replace(session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"))
-        assert "240 k events/s" in str(capture_text(session.last_capture))
-
-
-async def test_the_last_capture_opens() -> None:
-    app = GputopApp(FoundSession())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("t")
-        assert isinstance(app.screen, TimelineScreen)
-
-
-async def test_attach_rejects_what_is_no_address_and_takes_what_is() -> None:
-    session = StillSession()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("a", *"no:port", "enter")
-        await pilot.pause()
-        assert session._attached == [] and isinstance(app.screen, Ask), "the dialog stays, with what is wrong"
-        await pilot.press("escape")
-        await pilot.press("a", *"localhost:6009", "enter")
-        await pilot.pause()
-        assert len(session._attached) == 1
-
-
 async def test_findings_that_do_not_fit_are_counted_as_long_as_there_are_any() -> None:
     app = GputopApp(FoundSession())
     async with app.run_test(size=(80, 24)) as pilot:
@@ -347,31 +225,6 @@ async def test_a_resized_terminal_is_laid_out_like_a_fresh_one() -> None:
             assert size == (20, 5) or layout(app) == fresh[size], size
 
 
-async def test_attaching_to_a_dead_address_is_answered() -> None:
-    session = StillSession()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        for _ in range(2):  # asking again is answered again
-            app._notifications.clear()
-            await pilot.press("a", *"localhost:1", "enter")
-            await asyncio.to_thread(session.look_for_servers)
-            await pilot.pause()
-            assert any("No profiler server at 127.0.0.1:1" in n.title for n in app._notifications)
-
-
-async def test_a_failed_capture_is_not_on_the_job_line_for_good() -> None:
-    session = FoundSession()
-    app = GputopApp(session)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        session._set_status(CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
-        await pilot.pause()
-        assert "the job died" in text_of(app.query_one("#job", LinesWidget))
-        session.feed(40)
-        await pilot.pause()
-        assert "the job died" not in text_of(app.query_one("#job", LinesWidget))
-
-
 async def test_sixteen_gpus_scroll() -> None:
     app = GputopApp(StillSession(gpus=16))
     async with app.run_test(size=(80, 24)) as pilot:
@@ -407,30 +260,6 @@ async def test_a_source_that_fails_ends_the_app_with_its_reason() -> None:
         session._on_failure(NothingToSee("no GPU", "plug one in"))
         await pilot.pause()
     assert app.error is not None and app.return_value == 3
-
-
-def test_a_failing_capture_start_is_an_error_of_ours() -> None:
-    session = StillSession()
-    session.status = CaptureStatus("recording", "127.0.0.1:1", 10.0)
-    with pytest.raises(GputopError, match="a capture is running"):
-        session.start_capture()
-
-
-async def test_quitting_during_a_capture_keeps_its_data_unless_asked_twice() -> None:
-    for twice in (False, True):
-        session = FoundSession()
-        app = GputopApp(session)
-        async with app.run_test(size=(120, 40)) as pilot:
-            await pilot.pause()
-            session._set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
-            await pilot.press("q")
-            assert app.is_running and session._stop_capture.is_set()
-            if twice:
-                await pilot.press("q")
-            else:
-                session._set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 4.3, "kept"))
-            await pilot.pause()
-        assert app.return_code == 0
 
 
 async def test_a_sample_that_comes_while_the_screen_is_taken_down_is_harmless() -> None:

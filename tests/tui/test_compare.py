@@ -16,7 +16,7 @@ from gputop.tui import compare
 from gputop.tui.app import GputopApp
 from gputop.tui.compare import CaptureList, CompareScreen, coloured, compared
 from tests.fakes import START_S
-from tests.tui.test_app import FoundSession, text_of
+from tests.tui.found import FoundSession, text_of
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 SLOW, FAST = DATA / "keras3_slow_input.xplane.pb.gz", DATA / "keras3_fast.xplane.pb.gz"

@@ -29,7 +29,7 @@ from gputop.tui.processes import ProcessPanel
 from gputop.tui.screens import LivePopup, Popup, finding_parts
 from gputop.tui.tables_screen import TablesScreen
 from tests.fakes import START_S, StillSession, cgroup_sample, node_sample
-from tests.tui.test_app import HEAVY, SMALL, FoundSession, text_of
+from tests.tui.found import HEAVY, SMALL, FoundSession, text_of
 from tests.tui.test_tables import TabledSession
 
 SECRET = "hf_" + "a1B2" * 8

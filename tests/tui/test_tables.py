@@ -14,7 +14,7 @@ from gputop.tui.screens import Ask, Popup
 from gputop.tui.tables import Column, Table, arranged, tables, widths
 from gputop.tui.tables_screen import TablesScreen, Tabs
 from tests.trace.test_worker import CAPTURE
-from tests.tui.test_app import FoundSession, text_of
+from tests.tui.found import FoundSession, text_of
 
 TABLE = Table("t", (Column("n", str), Column("name", wide=True)), ((2.0, "b"), (None, "a"), (3.0, "C")), "none")
 EMPTY = {"gpus": [{"gpu": 0}], "kernels": None, "memory": []}

@@ -16,7 +16,7 @@ from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import SCHEMES
 from gputop.tui.preferences import DEFAULT_THEME, Preferences
 from gputop.tui.terminal import LOW_BANDWIDTH_S
-from tests.tui.test_app import FoundSession, text_of
+from tests.tui.found import FoundSession, text_of
 
 FORMS = {
     "light": Preferences(theme="gputop-light"), "contrast": Preferences(theme="gputop-contrast"),

@@ -1,0 +1,38 @@
+"""A still session with the findings of a capture, and what a widget of lines says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from gputop.advice.finding import Advice, Finding, Gain
+from gputop.captures import CaptureRecord, Server
+from gputop.tui.lines import LinesWidget
+from tests.fakes import START_S, StillSession
+
+HEAVY = Finding(
+    "gpu0_oversubscribed", "high", "GPU 0 does 2.2× the work of the others",
+    "Kernel time per step is 91 ms on GPU 0 and 41 ms on GPUs 1–7, which wait for it at every all-reduce.",
+    {"kernel_time_gpu0_s": 0.091, "kernel_time_others_s": 0.041, "work_ratio": 2.2},
+    "Keep metrics, variables and preprocessing off GPU 0; give each program its own GPUs.",
+    "test", Gain(0.38, "all replicas as fast as the others"), (0,), 'CUDA_VISIBLE_DEVICES=1 python eval.py')
+SMALL = replace(HEAVY, id="copies_excessive", severity="low", title="Copies take 3 % of the step",
+                gain=Gain(0.03, "copies overlapped"))
+
+
+class FoundSession(StillSession):
+    """With findings of a capture and a server that answers."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.servers = (Server("127.0.0.1:6009", "python train.py --batch 256", 41231),)
+        self.last_capture = CaptureRecord(
+            "127.0.0.1:6009", Path("/traces/run/node-07.xplane.pb"), START_S + self.tick - 12, 10.0, 10.4,
+            analysis={"steps": {"median_s": 0.412}, "findings": [HEAVY.to_json(), SMALL.to_json()]},
+            report="breakdown of the step")
+        self.live = Advice()
+        self._refresh_findings()
+
+
+def text_of(widget: LinesWidget) -> str:
+    return "\n".join("".join(text for text, _ in line) for line in widget._lines)

@@ -1,0 +1,356 @@
+"""What each key of each screen does: one line for each of its actions.
+
+A stage is what has the keys, opened over the monitor of the simulated node; for each of its actions stands what to
+press before, what is looked at, and how that differs once the key was pressed.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from textual.containers import VerticalScroll
+
+from gputop.samples import LOST, NodeSample, ProcessSample
+from gputop.tui.actions import ActionsPanel
+from gputop.tui.app import GputopApp
+from gputop.tui.bubbles import BubbleList
+from gputop.tui.columns import METRICS
+from gputop.tui.compare import CaptureList, CompareScreen
+from gputop.tui.gpu_table import GpuTable
+from gputop.tui.process_screens import ProcessPopup, SignalList, SignalScreen
+from gputop.tui.processes import ProcessPanel
+from gputop.tui.run_app import Leave, Output, RunApp
+from gputop.tui.screens import Ask, Popup
+from gputop.tui.tables_screen import TablesScreen
+from gputop.tui.terminal import TerminalApp
+from gputop.tui.timeline import TimelineScreen
+from gputop.tui.timeline_canvas import TimelineCanvas
+from gputop.tui.timeline_open import FindingPopup
+from tests.tui.scenes import Scene, recorded, with_mig
+
+Differs = Callable[[Any, Any], bool]
+
+
+def more(before: Any, after: Any) -> bool:
+    return bool(after > before)
+
+
+def less(before: Any, after: Any) -> bool:
+    return bool(after < before)
+
+
+def other(before: Any, after: Any) -> bool:
+    return bool(after != before)
+
+
+def to(value: Any) -> Differs:
+    return lambda before, after: before != value and after == value
+
+
+def by(count: int) -> Differs:
+    return lambda before, after: after == before + count
+
+
+@dataclass(frozen=True)
+class Effect:
+    """``seen`` of the app ``differs`` after the key; ``first``: keys before it."""
+
+    seen: Callable[[Any], Any]
+    differs: Differs
+    first: tuple[str, ...] = ()
+
+
+class AskedSession(Scene):
+    """Notes what the job and its processes would be asked for; nothing of it is there."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.asked: list[Any] = []
+
+    def start_capture(self, *, force: bool = False, reason: str = "") -> None:
+        self.asked.append(("capture", force))
+
+    def stop_capture(self) -> bool:
+        self.asked.append("stop")
+        return True
+
+    def signal(self, process: ProcessSample, number: signal.Signals) -> None:
+        self.asked.append((process.pid, number))
+
+
+def divided_and_lost(sample: NodeSample) -> NodeSample:
+    """Several devices, processes and findings."""
+    *rest, last = with_mig(sample).gpus
+    lost = replace(last, readings={}, processes=(), state=LOST, message="the GPU fell off the bus (Xid 79)")
+    return replace(with_mig(sample), gpus=(*rest, lost))
+
+
+def monitor_session() -> AskedSession:
+    """With two captures."""
+    session = AskedSession(change=divided_and_lost)
+    session.capture("input-bound", 90.0)
+    session.capture("gpu0-oversubscribed")
+    return session
+
+
+# -- what is looked at ---------------------------------------------------------------------------
+
+
+def screen(app: GputopApp) -> type:
+    return type(app.screen)
+
+
+def title(app: GputopApp) -> str:
+    """Of the box that is open."""
+    return str(getattr(app.screen, "_title", ""))
+
+
+def depth(app: GputopApp) -> int:
+    return len(app.screen_stack)
+
+
+def asked(app: Any) -> list[Any]:
+    return list(app.session.asked)
+
+
+def last_asked(app: Any) -> Any:
+    return app.session.asked[-1] if app.session.asked else None
+
+
+def focused(app: GputopApp) -> type:
+    return type(app.focused)
+
+
+def notes(app: GputopApp) -> str:
+    return "\n".join(note.message for note in app._notifications)
+
+
+def copied(app: GputopApp) -> str:
+    return app.clipboard
+
+
+def ends(app: Any) -> bool:
+    return bool(app.ends)
+
+
+def table(app: GputopApp) -> GpuTable:
+    return app.screen_stack[0].query_one(GpuTable)
+
+
+def actions(app: GputopApp) -> ActionsPanel:
+    return app.screen_stack[0].query_one(ActionsPanel)
+
+
+def processes(app: GputopApp) -> ProcessPanel:
+    return app.screen_stack[0].query_one(ProcessPanel)
+
+
+def of(kind: type[Any], what: Callable[[Any], Any]) -> Callable[[GputopApp], Any]:
+    """Something of the widget of this class on the screen that is open."""
+    return lambda app: what(app.screen.query_one(kind))
+
+
+def on_screen(what: Callable[[Any], Any]) -> Callable[[GputopApp], Any]:
+    return lambda app: what(app.screen)
+
+
+# -- what the keys do ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What has the keys: opened by ``keys`` from the monitor, or there with the focus on a widget."""
+
+    effects: Mapping[str, Effect]
+    keys: tuple[str, ...] = ()
+    focus: type[Any] | None = None
+    session: Callable[[], Any] = monitor_session
+    app: Callable[..., Any] = GputopApp
+    stays: bool = False  # open from one key to the next; else opened anew for each
+
+
+CLOSES = Effect(depth, by(-1))
+HELPS = Effect(title, to("Help"))
+MONITOR_EFFECTS = {
+    "capture": Effect(last_asked, to(("capture", False))),
+    "capture(True)": Effect(last_asked, to(("capture", True))),
+    "stop_capture": Effect(last_asked, to("stop")),
+    "last_capture": Effect(screen, to(TimelineScreen)),
+    "open('tables')": Effect(screen, to(TablesScreen)),
+    "open('mark')": Effect(lambda app: app.session.before is app.session.captures[-1], to(True)),
+    "open('comparison')": Effect(screen, to(CompareScreen)),
+    "open('host')": Effect(title, to("Host")),
+    "open('job')": Effect(title, to("Job")),
+    "recommendations": Effect(focused, to(ActionsPanel), ("tab",)),
+    "snapshot": Effect(lambda app: {p.suffix for p in Path("traces").glob("*-SIMULATED-*")},
+                       to({".json", ".txt", ".svg", ".html"})),
+    "metric(1)": Effect(lambda app: METRICS.index(table(app).metric), by(1)),
+    "metric(-1)": Effect(lambda app: METRICS.index(table(app).metric), by(-1), ("m",)),
+    "attach": Effect(title, to("Attach to HOST:PORT")),
+    "interval(-1)": Effect(lambda app: app.session.interval_s, less),
+    "interval(1)": Effect(lambda app: app.session.interval_s, more),
+    "pause": Effect(lambda app: app.paused, other),
+    "cursor": Effect(lambda app: table(app).time.time_s is None, other),
+    "cursor(-10)": Effect(lambda app: table(app).time.time_s, less, ("escape", "v")),
+    "cursor(10)": Effect(lambda app: table(app).time.time_s, more, ("escape", "v", "shift+left", "shift+left")),
+    "scroll(-1)": Effect(lambda app: table(app).end_s is None, to(False), ("escape",)),
+    "scroll(1)": Effect(lambda app: table(app).end_s, more, ("escape", "left", "left")),
+    "scroll_to_now": Effect(lambda app: table(app).end_s is None, to(True), ("left",)),
+    "zoom(1)": Effect(lambda app: table(app).span_s, more),
+    "zoom(-1)": Effect(lambda app: table(app).span_s, less),
+    "sort": Effect(lambda app: processes(app).sort, other),
+    "filter": Effect(title, to("Filter processes")),
+    "help": HELPS,
+    "quit": Effect(ends, to(True)),
+    "suspend_process": Effect(last_asked, to("suspend")),  # what comes of it: test_terminal_manners
+}
+REPLAY_EFFECTS = {
+    "seek(-60)": Effect(lambda app: app.session.player._seek_to, less, ("full_stop",)),
+    "seek(60)": Effect(lambda app: app.session.player._seek_to, more, ("comma",)),
+    "interval(-1)": Effect(lambda app: app.session.player.speed, more),
+    "interval(1)": Effect(lambda app: app.session.player.speed, less),
+    "pause": Effect(lambda app: app.session.player.paused, other),
+}
+POPUP_EFFECTS = {"app.help": HELPS, "dismiss": CLOSES}
+
+
+def view(what: Callable[[Any], Any]) -> Callable[[GputopApp], Any]:
+    """Something of what is shown of a timeline."""
+    return of(TimelineCanvas, lambda canvas: what(canvas.view))
+
+
+def selected(app: GputopApp) -> Any:
+    canvas = app.screen.query_one(TimelineCanvas)
+    return canvas.selected.start_ns if canvas.selected is not None else -1
+
+
+def match(app: GputopApp) -> tuple[int, int]:
+    canvas = app.screen.query_one(TimelineCanvas)
+    assert canvas.selected is not None
+    return canvas.selected.row, canvas.selected.start_ns
+
+
+def row(app: GputopApp) -> int:
+    return int(app.screen.query_one(TimelineCanvas).index)
+
+
+def gap(app: GputopApp) -> int:
+    canvas = app.screen.query_one(TimelineCanvas)
+    return canvas.gap[0] if canvas.gap is not None else -1
+
+
+TOP = ("0", "pageup", "pageup")
+ZOOMED = (*TOP, "full_stop", "plus", "plus", "plus")
+CANVAS_EFFECTS = {
+    "pan(-1)": Effect(view(lambda v: v.start_ns), less, (*ZOOMED, "end")),
+    "pan(1)": Effect(view(lambda v: v.start_ns), more, (*ZOOMED, "home")),
+    "pan(-8)": Effect(view(lambda v: v.start_ns), less, (*ZOOMED, "end")),
+    "pan(8)": Effect(view(lambda v: v.start_ns), more, (*ZOOMED, "home")),
+    "edge(-1)": Effect(view(lambda v: v.start_ns == v.window_ns[0]), to(True), (*ZOOMED, "end")),
+    "edge(1)": Effect(view(lambda v: v.end_ns == v.window_ns[1]), to(True), (*ZOOMED, "home")),
+    "zoom(-1)": Effect(view(lambda v: v.span_ns), less, TOP),
+    "zoom(1)": Effect(view(lambda v: v.span_ns), more, ZOOMED),
+    "fit": Effect(view(lambda v: v.span_ns), less, (*TOP, "full_stop")),
+    "whole": Effect(view(lambda v: (v.start_ns, v.end_ns) == v.window_ns), to(True), ZOOMED),
+    "back": Effect(view(lambda v: v.span_ns), more, ZOOMED),
+    "place(-1)": Effect(row, less, ("pagedown",)),
+    "place(1)": Effect(row, more, TOP),
+    "place(-10)": Effect(row, less, ("pagedown",)),
+    "place(10)": Effect(row, more, TOP),
+    "range(1)": Effect(selected, more, (*TOP, "comma")),
+    "range(-1)": Effect(selected, less, (*TOP, "full_stop", "full_stop")),
+    "gap(1)": Effect(gap, more, ZOOMED),
+    "gap(-1)": Effect(gap, less, (*ZOOMED, "n", "n")),
+    "other_end": Effect(of(TimelineCanvas, lambda c: c.places[c.index].row.kind), other, (*TOP, "full_stop")),
+    "fold": Effect(of(TimelineCanvas, lambda c: len(c.places)), other, TOP),
+    "fold_all": Effect(of(TimelineCanvas, lambda c: len(c.places)), other),
+    "details": Effect(screen, to(Popup), (*TOP, "full_stop")),
+}
+
+
+def moves(at: Callable[[Any], Any], *first: str) -> dict[str, Effect]:
+    """Keys up and down in a list; ``at`` says which of its lines is selected."""
+    return {"move(-1)": Effect(at, by(-1), ("down", *first)), "move(1)": Effect(at, by(1), ("up", "up", *first))}
+
+
+def place(app: GputopApp) -> int:
+    return int(app.screen.query_one(BubbleList).at)
+
+
+REPLAY = Stage(REPLAY_EFFECTS, session=recorded)
+STAGES: dict[type, Stage] = {
+    GputopApp: Stage(MONITOR_EFFECTS),
+    TerminalApp: Stage({
+        "low_bandwidth": Effect(lambda app: app.low_bandwidth, other),
+        "redraw": Effect(last_asked, to("redraw")),  # what comes of it: test_terminal_manners
+    }),
+    GpuTable: Stage(moves(lambda app: table(app).selected) | {
+        "details": Effect(title, to("GPU 0"), ("up",) * 5)}, focus=GpuTable),
+    ActionsPanel: Stage(moves(lambda app: actions(app).findings.index(actions(app).selected)) | {
+        "details": Effect(screen, to(FindingPopup)),
+        "copy": Effect(copied, other, ("up",) * 9)}, focus=ActionsPanel),
+    ProcessPanel: Stage(moves(lambda app: processes(app)._processes.index(processes(app).selected)) | {
+        "details": Effect(screen, to(ProcessPopup)),
+        "signal": Effect(screen, to(SignalScreen)),
+        "tree": Effect(lambda app: processes(app).as_tree, other)}, focus=ProcessPanel),
+    FindingPopup: Stage({"place": Effect(
+        lambda app: isinstance(app.screen, TimelineScreen) and app.screen._canvas.selected is not None, to(True))},
+        ("r", *["up"] * 9, "enter")),
+    Popup: Stage(POPUP_EFFECTS | {"copy": Effect(copied, other)}, ("r", *["up"] * 9, "enter")),
+    ProcessPopup: Stage({"signal": Effect(screen, to(SignalScreen))}, ("enter",), ProcessPanel),
+    SignalScreen: Stage({
+        "move(-1)": Effect(of(SignalList, lambda s: s.index), by(-1), ("down",)),
+        "move(1)": Effect(of(SignalList, lambda s: s.index), by(1)),
+        "ask": Effect(of(SignalList, lambda s: s.asked), to(True)),
+        "send": Effect(lambda app: last_asked(app) and last_asked(app)[1], to(signal.SIGTERM), ("down", "enter")),
+        "back": CLOSES,
+        "app.help": HELPS}, ("K",), ProcessPanel),
+    Ask: Stage({"cancel": CLOSES}, ("a",)),
+    CompareScreen: Stage({
+        "mark('a')": Effect(on_screen(lambda s: s._a), other, ("down", "a", "up")),
+        "mark('b')": Effect(on_screen(lambda s: s._b), other, ("down", "b", "up")),
+        "scroll(1)": Effect(of(VerticalScroll, lambda box: box.scroll_offset.y), more),
+        "scroll(-1)": Effect(of(VerticalScroll, lambda box: box.scroll_offset.y), less, ("pagedown",)),
+        "swap": Effect(on_screen(lambda s: (s._a, s._b)), other),
+        "app.help": HELPS,
+        "dismiss": CLOSES}, ("B",), stays=True),
+    CaptureList: Stage(moves(of(CaptureList, lambda c: c.index)), ("B",), stays=True),
+    TablesScreen: Stage({
+        "turn(1)": Effect(on_screen(lambda s: s._index), by(1), ("1",)),
+        "turn(-1)": Effect(on_screen(lambda s: s._index), by(-1), ("3",)),
+        **{f"table({n})": Effect(on_screen(lambda s: s._index), to(n), ("2" if n == 0 else "1",)) for n in range(8)},
+        "sort(1)": Effect(on_screen(lambda s: s._by), other),
+        "reverse": Effect(on_screen(lambda s: s._rows), other, ("1", "o")),
+        "filter": Effect(title, to("Filter rows")),
+        "row": Effect(title, to("Kernels, row 1"), ("1",)),
+        "app.help": HELPS,
+        "close": CLOSES}, ("T",), stays=True),
+    TimelineScreen: Stage({
+        "leave": CLOSES,
+        "bubbles": Effect(focused, to(BubbleList)),
+        "search": Effect(title, to("Search the timeline")),
+        "found(1)": Effect(match, more, ("slash", *"nccl", "enter")),
+        "found(-1)": Effect(match, less, ("slash", *"nccl", "enter", "greater_than_sign")),
+        "report": Effect(title, to("The capture")),
+        "help": HELPS,
+        "close": CLOSES}, ("t",)),
+    TimelineCanvas: Stage(CANVAS_EFFECTS, ("t",), stays=True),
+    BubbleList: Stage({
+        "move(-1)": Effect(place, by(-1), ("home", "down")),
+        "move(1)": Effect(place, by(1), ("home",)),
+        "move(-10)": Effect(place, less, ("pagedown",)),
+        "move(10)": Effect(place, more, ("home",)),
+        "move(-1000)": Effect(place, to(0), ("home", "down", "down")),
+        "open": Effect(screen, lambda before, after: issubclass(after, Popup))}, ("t", "b"), stays=True),
+    RunApp: Stage({"output": Effect(screen, to(Output))}, app=RunApp),
+    Output: Stage({"dismiss": CLOSES}, ("l",), app=RunApp),
+    Leave: Stage({
+        "answer('stay')": Effect(ends, to(True)),
+        "answer(None)": CLOSES,
+        "answer('end')": Effect(lambda app: ends(app) and app.job._process.wait(30), to(-signal.SIGTERM)),
+    }, ("q",), app=RunApp),
+}
