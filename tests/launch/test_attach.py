@@ -3,14 +3,13 @@ asked in another way. With real frameworks: in test_real.py."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,10 @@ from gputop.errors import GputopError
 from gputop.launch import attach, remote_exec
 from gputop.launch.target import Target
 from gputop.profiler.discovery import Discovery
-from tests.launch.jobs import environment, frameworks
+from tests.launch.jobs import environment, frameworks, once_ready
 
 # Steps until its standard input closes; told "wait", its main thread waits for the next line in C.
+# It sleeps, as jobs do: a call that the kernel has to make anew. No test waits for it.
 _JOB = """
 import os, sys, threading, time
 import jax
@@ -69,16 +69,8 @@ def _executes_remotely() -> str:
     pytest.skip("no Python 3.14 or newer here")
 
 
-@contextlib.contextmanager
-def _job(*python: str, packages: Path, **environ: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen([*python, "-c", _JOB], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True, env=environment(packages, environ)) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            process.kill()
+def _job(*python: str, packages: Path, **environ: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return once_ready(*python, "-c", _JOB, stderr=subprocess.PIPE, env=environment(packages, environ))
 
 
 def _scripts() -> set[Path]:

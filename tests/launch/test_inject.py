@@ -5,12 +5,11 @@ Their sleeps are the subject, as a sleeping thread is what is borrowed; no test 
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from gputop.errors import GputopError
 from gputop.launch import inject
 from gputop.launch.elf import addresses_in
 from gputop.launch.inject import call_with_text
+from tests.launch.jobs import once_ready
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
 
@@ -43,16 +43,8 @@ while True:
 """
 
 
-@contextlib.contextmanager
-def _python(code: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            process.kill()
+def _python(code: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return once_ready(sys.executable, "-c", code, stderr=subprocess.STDOUT)
 
 
 def _ask(pid: int, code: str) -> int:
