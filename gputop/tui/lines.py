@@ -6,6 +6,7 @@ a second on a slow line wants the opposite: same place, same size, few cells.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -114,9 +115,9 @@ class LinesWidget(Grounded):
 class DrawnLines(LinesWidget):
     """Lines made for the widget's size and focus: drawn anew as either changes."""
 
+    @abstractmethod
     def draw(self) -> None:
         """Show the lines for the present size and focus."""
-        raise NotImplementedError
 
     def on_resize(self) -> None:
         self.draw()
