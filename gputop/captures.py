@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HOW_TO_SERVE = (
     "In the job: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009); "
     "then gputop finds it, or name it with --attach HOST:PORT. Without a change: gputop run -- python train.py starts "
-    "a job so, gputop attach PID gives one that runs a server."
+    "a job so, gputop attach PID gives a running one a server."
 )
 
 _FEW_STEPS = 5  # gputop.trace.analysis calls fewer a sample

@@ -115,10 +115,10 @@ def read_xspaces(
         parts.note("truncated", f"{', '.join(sorted(cut))}: cut off or damaged. {events} events could be read; what "
                                 "follows the damage is missing. Capture again, or copy the file again.")
     if losses.malformed:
-        parts.note("truncated", f"{losses.malformed} malformed events were left out.")
+        parts.note("truncated", f"Malformed events, left out: {losses.malformed}.")
     if losses.unnamed:
         parts.note("truncated" if cut else "unnamed_events",
-                   f"{losses.unnamed} events were left out because the file does not hold their names.")
+                   f"Events whose names the file does not hold, left out: {losses.unnamed}.")
     moved = [0] * len(hosts)
     if len(paths) > 1 and not wall_clock:
         parts.note("no_common_clock", "Not every host's file says when it was captured: times of different hosts "
