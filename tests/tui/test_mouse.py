@@ -21,8 +21,9 @@ from gputop.tui.gpu_table import GpuTable
 from gputop.tui.process_screens import SignalList
 from gputop.tui.processes import ProcessPanel
 from gputop.tui.timeline_open import FindingPopup
+from tests.tui.key_effects import on_screen, screen
 from tests.tui.scenes import Scene, with_sixteen
-from tests.tui.test_keys import Stage, monitor, on_screen, screen
+from tests.tui.test_keys import Stage, monitor
 
 
 @dataclass(frozen=True)
