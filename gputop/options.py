@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from gputop import __version__
 from gputop.errors import EXIT_USAGE
-from gputop.profiler.rules import DEFAULT_RULE
+from gputop.session_options import DEFAULT_RULE
 
 _EPILOG = """\
 What is not said here, ~/.config/gputop/config.toml may say; gputop config shows all it can hold.
@@ -30,6 +30,9 @@ SIMULATED_DEFAULT = "default"
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **how: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **how)
+
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         self.exit(EXIT_USAGE, f"gputop: {message}\n")
@@ -116,10 +119,8 @@ def _interval(text: str) -> float:
     return value
 
 
-def _watch_options(*, after_command: bool) -> _Parser:
-    """What to watch and how. After a command the defaults are left out, so that they do not
-    overwrite the same options given before it."""
-    watch = _Parser(add_help=False)
+def _watch_options(watch: _Parser) -> None:
+    """What to watch and how."""
     watch.add_argument("--source", choices=("auto", "nvml", "dcgm", "simulated"), default="auto",
                        help="where the figures come from: the NVIDIA driver and, for what it lacks, a DCGM host engine "
                             "that already watches it (auto); the driver alone; the host engine alone")
@@ -149,15 +150,9 @@ def _watch_options(*, after_command: bool) -> _Parser:
     watch.add_argument("--demo", nargs="?", const=SIMULATED_DEFAULT, metavar="SCENARIO",
                        help="a simulated node; --demo list shows the scenarios")
 
-    if after_command:
-        for action in watch._actions:
-            action.default = argparse.SUPPRESS
-    return watch
 
-
-def _dip_options(*, after_command: bool) -> _Parser:
+def _dip_options(dips: _Parser) -> None:
     """When to capture without being told to."""
-    dips = _Parser(add_help=False)
     dips.add_argument("--on-dip", nargs="?", const=DEFAULT_RULE, default=None, metavar="RULE",
                       help=f"capture by itself when a GPU dips, into <logdir>/black-box (bounded); default rule: "
                            f"{DEFAULT_RULE!r}. Also tensor, dram, util, power, and levels: 'tensor<10%%', 'power<200W'")
@@ -168,15 +163,10 @@ def _dip_options(*, after_command: bool) -> _Parser:
     dips.add_argument("--dip-before", type=_before, default=0.0, metavar="S",
                       help="a trace of the S seconds before the dip: the job is recorded all the time for it, which "
                            "slows it as any capture does (TensorFlow 2.21 and JAX; others: of the time after)")
-    if after_command:
-        for action in dips._actions:
-            action.default = argparse.SUPPRESS
-    return dips
 
 
-def _screen_options(*, after_command: bool) -> _Parser:
+def _screen_options(screen: _Parser) -> None:
     """How the monitor looks. What is left out here, the config file may say."""
-    screen = _Parser(add_help=False)
     screen.add_argument("--theme", default=None, metavar="NAME",
                         help="gputop-dark, gputop-light, gputop-contrast (colour-blind safe), or one of Textual's")
     screen.add_argument("--color", choices=("auto", "truecolor", "256", "16", "none"), default=None,
@@ -185,53 +175,24 @@ def _screen_options(*, after_command: bool) -> _Parser:
                         help="no glyphs beyond ASCII (default: where the locale is not UTF-8)")
     screen.add_argument("--low-bandwidth", action=argparse.BooleanOptionalAction, default=None,
                         help="draw every 5 s only (default: where the line to the terminal is slow)")
-    if after_command:
-        for action in screen._actions:
-            action.default = argparse.SUPPRESS
-    return screen
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments of one command (None: those of this process). After the first ``--`` of ``run``
-    nothing is gputop's: argparse, whose ways with ``--`` differ between versions, never sees it."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    own, rest = words, []
-    if "--" in words and "run" in words[:words.index("--")]:
-        at = words.index("--")
-        own, rest = words[:at], words[at:]
-    args = parser().parse_args(own)
-    if args.command == "run":
-        args.job = [*args.job, *rest] if args.job else rest[1:]
-    return args
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line: options of the monitor, and the headless commands beside it."""
-    watch, screen = _watch_options(after_command=True), _screen_options(after_command=True)
-    main_parser = _Parser(prog="gputop", epilog=_EPILOG,
-                          parents=[_watch_options(after_command=False), _dip_options(after_command=False),
-                                   _screen_options(after_command=False)],
-                          formatter_class=argparse.RawDescriptionHelpFormatter,
-                          description="Why the GPUs are not at 100 %, and what to do about it. "
-                                      "Without a command: the live monitor.")
-    main_parser.add_argument("--version", action="version", version=f"gputop {__version__}")
-    commands = main_parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-
-    snapshot = commands.add_parser("snapshot", parents=[watch], help="one look, headless")
+def _snapshot(snapshot: _Parser) -> None:
     snapshot.add_argument("--format", choices=("json", "text", "svg", "html"), default=None,
                           help="html: one page for a ticket; default: by FILE's ending (.json, .svg, .html), else text")
     snapshot.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to stdout")
     snapshot.add_argument("--seconds", type=_positive, default=2.0, metavar="S", help="how long to look (2)")
 
-    capture = commands.add_parser("capture", parents=[watch, _dip_options(after_command=True)],
-                                  help="one trace, headless, with its findings")
+
+def _capture(capture: _Parser) -> None:
     capture.add_argument("--seconds", type=_positive, default=10.0, metavar="S",
                          help="length of the trace at most (10): a short probe may find that less will do")
     capture.add_argument("--force", action="store_true",
                          help="record all of --seconds, without a probe, whatever it costs the job and the node")
     capture.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
-    analyze = commands.add_parser("analyze", parents=[screen], help="analyse a trace that exists")
+
+def _analyze(analyze: _Parser) -> None:
     analyze.add_argument("paths", nargs="+", metavar="PATH",
                          help=".xplane.pb, run folder, TensorBoard logdir, Chrome/kineto .json[.gz], Nsight .sqlite")
     analyze.add_argument("--params", type=_parameters, default=None, metavar="N",
@@ -241,25 +202,26 @@ def parser() -> argparse.ArgumentParser:
     analyze.add_argument("--timeline", action="store_true", help="the timeline of the trace, on the screen")
     analyze.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
-    compare = commands.add_parser("compare", help="two traces, analyses or snapshots: what changed beyond noise")
+
+def _compare(compare: _Parser) -> None:
     for name, meaning in (("a", "before"), ("b", "after")):
         compare.add_argument(name, metavar=name.upper(),
                              help=f"{meaning}: a trace, what analyze --json printed, or a JSON snapshot")
     compare.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
-    record = commands.add_parser("record", parents=[watch], help="telemetry into a file, until ctrl-c")
+
+def _record(record: _Parser) -> None:
     record.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="a file that does not exist")
     record.add_argument("--seconds", type=_positive, default=None, metavar="S", help="how long (default: until ctrl-c)")
 
-    replay = commands.add_parser("replay", parents=[screen], help="a recording, or a snapshot, in the monitor")
+
+def _replay(replay: _Parser) -> None:
     replay.add_argument("file", type=Path, metavar="FILE", help="of gputop record, or a snapshot (json or html)")
     replay.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="times as fast, or max (1)")
     replay.add_argument("--start", type=_not_negative, default=0.0, metavar="S", help="seconds into the recording (0)")
 
-    run = commands.add_parser("run", parents=[watch, screen],
-                              help="start a job with a profiler server inside, no code change",
-                              usage="gputop run [options] -- COMMAND…",
-                              formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_RUN_EPILOG)
+
+def _run(run: _Parser) -> None:
     run.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND…",
                      help="what to start: python train.py …, bash train.sh, torchrun-like launchers")
     run.add_argument("--headless", action="store_true",
@@ -273,21 +235,25 @@ def parser() -> argparse.ArgumentParser:
                      help="a new file for the job's output while the monitor has the terminal (LOGDIR/run-….log)")
     run.add_argument("--print-path", action="store_true", help="print the folder that prepares a job, and end")
 
-    attach = commands.add_parser("attach", help="start a profiler server in a process that has been running without")
+
+def _attach(attach: _Parser) -> None:
     attach.add_argument("pid", type=_pid, metavar="PID", help="a TensorFlow or JAX process")
     attach.add_argument("--yes", action="store_true", help="do not ask first")
     attach.add_argument("--port", type=_port, default=0, metavar="N", help="for the server (default: any free one)")
 
-    xprof = commands.add_parser("xprof", help="open a captured trace in XProf, in the browser")
+
+def _xprof(xprof: _Parser) -> None:
     xprof.add_argument("path", nargs="?", type=Path, default=None, metavar="RUN|LOGDIR",
                        help="a trace, its run folder or a logdir (./gputop-traces)")
     xprof.add_argument("--port", type=_port, default=8791, metavar="N", help="on the loopback interface (8791)")
     xprof.add_argument("--print", action="store_true", help="only print the command")
 
-    config = commands.add_parser("config", help="the settings in $XDG_CONFIG_HOME/gputop/config.toml, as a file")
+
+def _config(config: _Parser) -> None:
     config.add_argument("--path", action="store_true", help="only where they are")
 
-    doctor = commands.add_parser("doctor", help="what works on this node, and the command that mends what does not")
+
+def _doctor(doctor: _Parser) -> None:
     doctor.add_argument("--attach", action="append", default=argparse.SUPPRESS, metavar="HOST:PORT",
                         help="a profiler server that should answer; may be repeated")
     doctor.add_argument("--logdir", type=Path, default=argparse.SUPPRESS, metavar="DIR",
@@ -297,4 +263,73 @@ def parser() -> argparse.ArgumentParser:
     doctor.add_argument("--dcgm-bindings", type=Path, default=argparse.SUPPRESS, metavar="DIR",
                         help="NVIDIA's Python bindings of DCGM")
     doctor.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
+class _Command(NamedTuple):
+    """A command beside the monitor: its own options, and those that may stand before it as well as after it."""
+
+    help: str
+    own: Callable[[_Parser], None]
+    shared: tuple[Callable[[_Parser], None], ...] = ()
+    more: dict[str, Any] = {}  # noqa: RUF012  never changed
+
+
+_COMMANDS = {
+    "snapshot": _Command("one look, headless", _snapshot, (_watch_options,)),
+    "capture": _Command("one trace, headless, with its findings", _capture, (_watch_options, _dip_options)),
+    "analyze": _Command("analyse a trace that exists", _analyze, (_screen_options,)),
+    "compare": _Command("two traces, analyses or snapshots: what changed beyond noise", _compare),
+    "record": _Command("telemetry into a file, until ctrl-c", _record, (_watch_options,)),
+    "replay": _Command("a recording, or a snapshot, in the monitor", _replay, (_screen_options,)),
+    "run": _Command("start a job with a profiler server inside, no code change", _run,
+                    (_watch_options, _screen_options),
+                    {"usage": "gputop run [options] -- COMMAND…", "epilog": _RUN_EPILOG}),
+    "attach": _Command("start a profiler server in a process that has been running without", _attach),
+    "xprof": _Command("open a captured trace in XProf, in the browser", _xprof),
+    "config": _Command("the settings in $XDG_CONFIG_HOME/gputop/config.toml, as a file", _config),
+    "doctor": _Command("what works on this node, and the command that mends what does not", _doctor),
+}
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of one command (None: those of this process). After the first ``--`` of ``run``
+    nothing is gputop's: argparse, whose ways with ``--`` differ between versions, never sees it."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    own, rest = words, []
+    if "--" in words and "run" in words[:words.index("--")]:
+        at = words.index("--")
+        own, rest = words[:at], words[at:]
+    args = parser(own).parse_args(own)
+    if args.command == "run":
+        args.job = [*args.job, *rest] if args.job else rest[1:]
+    return args
+
+
+def parser(words: Sequence[str] = tuple(_COMMANDS)) -> argparse.ArgumentParser:
+    """The command line: options of the monitor, and the headless commands beside it.
+
+    Only commands that are among ``words`` have their options: to make all of them takes as long as to read the GPUs.
+    """
+    main_parser = _Parser(prog="gputop", epilog=_EPILOG,
+                          description="Why the GPUs are not at 100 %, and what to do about it. "
+                                      "Without a command: the live monitor.")
+    for shared in (_watch_options, _dip_options, _screen_options):
+        shared(main_parser)
+    main_parser.add_argument("--version", action="version", version=f"gputop {__version__}")
+    empty = _Parser(add_help=False)
+    commands = main_parser.add_subparsers(  # type: ignore[call-overload]  # what makes a parser will do
+        dest="command", metavar="COMMAND", prog="gputop",
+        parser_class=lambda asked, **how: _parser_of(asked, **how) if asked else empty)
+    for name, command in _COMMANDS.items():
+        commands.add_parser(name, help=command.help, asked=command if name in words else None)
     return main_parser
+
+
+def _parser_of(command: _Command, **how: Any) -> _Parser:
+    parser = _Parser(**how, **command.more)
+    for shared in command.shared:
+        shared(parser)
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS  # else it would overwrite what was said before the command
+    command.own(parser)
+    return parser

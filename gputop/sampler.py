@@ -8,13 +8,15 @@ own: none is ever joined while it may be inside the driver.
 from __future__ import annotations
 
 import math
+import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from gputop import calls
+from gputop.calls import Call, Worker
 from gputop.errors import GputopError
 from gputop.metrics import HOST_METRICS
 from gputop.samples import (
@@ -29,12 +31,10 @@ from gputop.samples import (
     Reading,
 )
 from gputop.sources import GpuProbe, Source
-from gputop.sources.host_processes import missing_process
 
 MIN_INTERVAL_S = 0.1
 FIRST_DEADLINE_S = 1.0  # the first call of a GPU without persistence mode also starts it
 MAX_DEADLINE_S = 0.5
-HANG_S = 2.0  # a call that takes longer than this is called hanging; the usual ones take microseconds
 # One GPU after the other as long as they answer at once: threads that all want the interpreter at the same time
 # hand it to and fro at every driver call, which costs twice the CPU (8 GPUs, 10 Hz: 3.5 % of a core against 1.8 %).
 STAGGER_S = 0.002
@@ -46,77 +46,6 @@ _T = TypeVar("_T")
 _WAKE = object()  # a letter to the coordinator that only ends its waiting
 
 
-class _Worker:
-    """A thread that does one call after the other and posts ``(call, result, seconds)`` to the mailbox."""
-
-    def __init__(self, name: str, mailbox: queue.SimpleQueue[Any], clock: Callable[[], float]) -> None:
-        self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._mailbox = mailbox
-        self._clock = clock
-        threading.Thread(target=self._run, name=f"gputop-{name}", daemon=True).start()
-
-    def order(self, call: _Call, *args: Any) -> None:
-        call.ordered_s = self._clock()
-        self._orders.put((call, call.ordered_s, args))
-
-    def end(self) -> None:
-        self._orders.put(None)
-
-    def _run(self) -> None:
-        while (order := self._orders.get()) is not None:
-            call, ordered_s, args = order
-            try:
-                result = call.function(*args)
-            except Exception as error:  # noqa: BLE001  thread boundary: one broken probe must not end the others
-                result = error
-            self._mailbox.put((call, result, self._clock() - ordered_s))
-
-
-class _Call:
-    """What a worker is asked for again and again, never twice at a time. Read and written by the coordinator."""
-
-    def __init__(self, worker: _Worker, function: Callable[..., Any]) -> None:
-        self.worker = worker
-        self.function = function
-        self.ordered_s: float | None = None  # when the one under way was ordered; None: none is
-        self.took_s = 0.0  # from the order of the last finished one to its result
-        self.result: Any = None  # the newest one not yet used; an exception is one, too
-        self._last: Any = None  # the one that was used last
-
-    @property
-    def under_way(self) -> bool:
-        return self.ordered_s is not None
-
-    def order(self, allowed_s: float, *args: Any) -> bool:
-        """Ask for this tick's result; returns whether to wait for it."""
-        if self.under_way:
-            return False  # still in the call of an earlier tick
-        if self.took_s > HANG_S:
-            self.result = None
-            self.took_s = 0.0
-        # One that is always slow is shown a tick late rather than making every tick late.
-        slow = self.took_s > allowed_s
-        self.worker.order(self, *args)
-        return not slow
-
-    def take(self) -> Any:
-        """The newest result, once; None where there is none or it was begun too long ago to be shown."""
-        result, self.result = self.result, None
-        return None if self.took_s > HANG_S else result
-
-    def take_late(self, awaited: bool) -> Any:
-        """As :meth:`take`; where the tick did not wait, the last result stands in for one tick.
-
-        So a call that always takes longer than a tick may wait is seen at every tick, a tick late.
-        """
-        result = self.take()
-        if result is None and not awaited:
-            result, self._last = self._last, None
-        else:
-            self._last = result
-        return result
-
-
 class Sampler:
     """Samples ``source`` every ``interval_s`` seconds until stopped.
 
@@ -126,14 +55,17 @@ class Sampler:
     All are called from the sampler's own thread; a callback that raises ends it. A GPU whose
     driver call does not return is reported as not responding and holds up nothing but the
     first tick in which it hangs, for as long as :func:`patience_s` says.
+
+    Without ``on_sample`` it opens the source, looks at the GPUs once (``glimpse``) and waits for
+    :meth:`connect`: the GPUs can be on the screen before what the rest needs is imported.
     """
 
     def __init__(
         self,
         source: Source,
         interval_s: float,
-        on_sample: Callable[[NodeSample], None],
-        on_error: Callable[[GputopError], None],
+        on_sample: Callable[[NodeSample], None] | None = None,
+        on_error: Callable[[GputopError], None] | None = None,
         *,
         on_past: Callable[[Sequence[NodeSample]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -142,26 +74,35 @@ class Sampler:
     ) -> None:
         self._source = source
         self._interval_s = max(MIN_INTERVAL_S, interval_s)
-        self._on_sample = on_sample
-        self._on_error = on_error
-        self._on_past = on_past
+        self.glimpse: NodeSample | None = None  # the GPUs as they were before anybody was connected, without the host
+        self.failure: GputopError | None = None  # what ended or prevents the sampling
+        self.looked = threading.Event()  # one of these two is there
+        self._connected = threading.Event()
+        if on_sample is not None and on_error is not None:
+            self.connect(on_sample, on_error, on_past)
         self._clock = clock
         self._wall_clock = wall_clock
         self._open_deadline_s = open_deadline_s
         self._mailbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._gpus: list[tuple[GpuProbe, _Call]] = []
-        self._host: _Call | None = None
-        self._processes: _Call | None = None
-        self._opener: _Call | None = None
-        self._hostname = socket.gethostname()
+        self._gpus: list[tuple[GpuProbe, Call]] = []
+        self._host: Call | None = None
+        self._processes: Call | None = None
+        self._opener: Call | None = None
+        self._hostname = os.uname().nodename
         self._last_s: float | None = None
         self._last_cpu_s = 0.0
 
     @property
     def interval_s(self) -> float:
         return self._interval_s
+
+    def connect(self, on_sample: Callable[[NodeSample], None], on_error: Callable[[GputopError], None],
+                on_past: Callable[[Sequence[NodeSample]], None] | None = None) -> None:
+        """Hand samples, failures and the past to these, once."""
+        self._on_sample, self._on_error, self._on_past = on_sample, on_error, on_past
+        self._connected.set()
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -176,6 +117,7 @@ class Sampler:
         After it returned in time no callback comes any more.
         """
         self._stopping = True
+        self._connected.set()
         self._mailbox.put(_WAKE)
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -211,12 +153,15 @@ class Sampler:
             ) from error
 
     def _fail(self, error: GputopError) -> None:
+        self.failure = error
+        self.looked.set()
+        self._connected.wait()
         if not self._stopping:
             self._on_error(error)
 
     def _open(self) -> bool:
         """Open the source and start the workers; False if stopped before that was done."""
-        opener = self._opener = _Call(self._worker("open"), self._source.open)
+        opener = self._opener = Call(self._worker("open"), self._source.open)
         opener.worker.order(opener)
         due_s: float | None = self._clock() + self._open_deadline_s
         while opener.under_way:
@@ -233,13 +178,21 @@ class Sampler:
                 return False
         if isinstance(opener.result, Exception):
             raise opener.result
-        self._gpus = [(probe, _Call(self._worker(f"gpu{probe.info.index}"), probe.read)) for probe in self._source.gpus]
-        worker, host = self._worker("host"), self._source.host
-        self._host, self._processes = _Call(worker, host.read), _Call(worker, host.processes)
+        self._gpus = [(probe, Call(self._worker(f"gpu{probe.info.index}"), probe.read)) for probe in self._source.gpus]
+        source, worker = self._source, self._worker("host")
+
+        # The host is asked for in its own thread: what reads it may have to be imported first.
+        def read(now_s: float) -> HostSample:
+            return source.host.read(now_s)
+
+        def processes(now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
+            return source.host.processes(now_s, gpus)
+
+        self._host, self._processes = Call(worker, read), Call(worker, processes)
         return True
 
-    def _worker(self, name: str) -> _Worker:
-        return _Worker(name, self._mailbox, self._clock)
+    def _worker(self, name: str) -> Worker:
+        return Worker(name, self._mailbox, self._clock)
 
     def _run_ticks(self) -> None:
         tick_s = self._clock()
@@ -261,7 +214,7 @@ class Sampler:
         """Hand on what the source knows of the time before; after the first sample, which must not wait for it."""
         opener = self._opener
         assert opener is not None
-        past = _Call(opener.worker, lambda: tuple(self._source.prefill(time_s, self._interval_s)))
+        past = Call(opener.worker, lambda: tuple(self._source.prefill(time_s, self._interval_s)))
         past.order(PAST_DEADLINE_S)
         self._await([past], PAST_DEADLINE_S)
         if not self._stopping:
@@ -279,7 +232,7 @@ class Sampler:
             call.ordered_s = None
         return True
 
-    def _await(self, calls: list[_Call], allowed_s: float, ending: bool = False) -> None:
+    def _await(self, calls: list[Call], allowed_s: float, ending: bool = False) -> None:
         until_s = self._clock() + allowed_s
         while (ending or not self._stopping) and any(call.under_way for call in calls):
             if not self._receive(until_s):
@@ -299,9 +252,17 @@ class Sampler:
             if call.order(allowed_s, time_s):
                 awaited.append(call)
                 self._await([call], STAGGER_S)
+        gpus = None
+        if not self._connected.is_set():
+            self._await(awaited, allowed_s)
+            gpus = self._gpu_samples()
+            self.glimpse = NodeSample(time_s, gpus, self._missing_host("not asked yet"), (), interval_s,
+                                      self._source.label, self._source.simulated, own_cpu, self._source.gpus_present)
+            self.looked.set()
+            self._connected.wait()
         host_awaited = host.order(allowed_s, time_s)
         self._await([*awaited, host] if host_awaited else awaited, allowed_s)
-        gpus = tuple(self._gpu_sample(probe, call) for probe, call in self._gpus)
+        gpus = gpus or self._gpu_samples()
         host_sample = self._host_sample(host.take_late(host_awaited))
 
         # Both calls of the host have one thread: behind a slow reading there is nothing to wait for.
@@ -322,7 +283,10 @@ class Sampler:
 
     # -- from results to samples ---------------------------------------------------------------
 
-    def _gpu_sample(self, probe: GpuProbe, call: _Call) -> GpuSample:
+    def _gpu_samples(self) -> tuple[GpuSample, ...]:
+        return tuple(self._gpu_sample(probe, call) for probe, call in self._gpus)
+
+    def _gpu_sample(self, probe: GpuProbe, call: Call) -> GpuSample:
         result = call.take()
         if isinstance(result, GpuSample):
             return result
@@ -332,7 +296,7 @@ class Sampler:
             message = f"GPU {info.index} could not be read: {result!r}. This is a fault of gputop: please report it."
         else:
             waited_s = call.took_s if call.ordered_s is None else self._clock() - call.ordered_s
-            if waited_s <= HANG_S:
+            if waited_s <= calls.HANG_S:
                 state, message = OK, f"no value at this tick: the driver has taken {waited_s:.1f} s so far"
             else:
                 state = NOT_RESPONDING
@@ -347,12 +311,16 @@ class Sampler:
     def _host_sample(self, result: object) -> HostSample:
         if isinstance(result, HostSample):
             return result
-        why = _host_reason(result)
+        return self._missing_host(_host_reason(result))
+
+    def _missing_host(self, why: str) -> HostSample:
         return HostSample(self._hostname, {m.id: Reading.missing(m.unit, why) for m in HOST_METRICS.values()})
 
     def _process_samples(self, result: object, gpus: tuple[GpuSample, ...]) -> tuple[ProcessSample, ...]:
         if isinstance(result, tuple):
             return result
+        from gputop.sources.host_processes import missing_process  # not needed for a glimpse, and slow to import
+
         held: dict[int, dict[int, GpuProcess]] = {}
         for gpu in gpus:
             for process in gpu.processes:

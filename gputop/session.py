@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from signal import Signals
 from typing import TYPE_CHECKING, Literal
 
@@ -30,45 +29,35 @@ from gputop.captures import (
 from gputop.errors import GputopError
 from gputop.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
 from gputop.marks import MarkLog
+from gputop.sampler import Sampler
 from gputop.samples import NodeSample, ProcessSample
+from gputop.session_options import Options
 from gputop.sources import Source
 from gputop.sources.recording import Player
 
 if TYPE_CHECKING:
-    from gputop.blackbox import BlackBox, DipOptions
+    from gputop.blackbox import BlackBox
     from gputop.export.load import Snapshot
     from gputop.history import History
     from gputop.rhythm import Rhythm
 
-DEFAULT_CAPTURE_S = 10.0
 DISCOVERY_PERIOD_S = 10.0
-DEFAULT_LOGDIR = "gputop-traces"
 RHYTHM_PERIOD_S = 5.0
 CAPTURES_KEPT = 50  # an analysis is some hundred kB
 
 Change = Literal["sample", "servers", "capture", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line decided."""
-
-    interval_s: float = 1.0
-    attach: tuple[str, ...] = ()
-    logdir: Path = field(default_factory=lambda: Path(DEFAULT_LOGDIR))
-    capture_s: float = DEFAULT_CAPTURE_S
-    discover: bool = True
-    dips: DipOptions | None = None  # capture by itself when a GPU dips
-
-
 class Session:
     """Everything that is known about the node, kept up to date by background threads."""
 
     def __init__(self, source: Source | Player, options: Options | None = None,
-                 clock: Callable[[], float] = time.time, told: Snapshot | None = None) -> None:
-        """``told``: a snapshot to show; its findings and its capture take the place of own ones."""
-        from gputop.sampler import Sampler
+                 clock: Callable[[], float] = time.time, told: Snapshot | None = None,
+                 sampler: Sampler | None = None) -> None:
+        """``told``: a snapshot to show; its findings and its capture take the place of own ones.
 
+        ``sampler``: of this source, started already, which waits to be connected.
+        """
         self.source = source
         self.player = source if isinstance(source, Player) else None
         if self.player is not None:
@@ -116,12 +105,12 @@ class Session:
         self._look_now = threading.Event()
         self._findings_lock = threading.Lock()
         self._sampler: Sampler | Player
+        self._sampling = sampler is not None
         if isinstance(source, Player):
             source.connect(self.take, self._on_failure)
             self._sampler = source
         else:
-            self._sampler = Sampler(source, self.options.interval_s, self.take, self._on_failure,
-                                    on_past=self.take_past)
+            self._sampler = sampler or Sampler(source, self.options.interval_s)
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -135,7 +124,10 @@ class Session:
             return
         self._started = True
         self._past_due = self.player is None
-        self._sampler.start()
+        if not isinstance(self._sampler, Player):
+            self._sampler.connect(self.take, self._on_failure, self.take_past)
+        if not self._sampling:
+            self._sampler.start()
         if self.player is not None:
             return  # what runs on this node now has nothing to do with the recording
         threading.Thread(target=self._watch_servers, name="gputop-discovery", daemon=True).start()

@@ -69,7 +69,7 @@ class Calculated:
             if len(out) == count:
                 sampler.stop()
 
-        monkeypatch.setattr(sampler_module, "_Worker", Worker)
+        monkeypatch.setattr(sampler_module, "Worker", Worker)
         clock = lambda: self.now_s  # noqa: E731
         sampler = Sampler(node, interval_s, take, pytest.fail, clock=clock, wall_clock=clock)
         monkeypatch.setattr(sampler, "_mailbox", self)

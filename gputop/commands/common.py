@@ -16,7 +16,8 @@ from gputop.samples import OK
 
 if TYPE_CHECKING:
     from gputop.blackbox import DipOptions
-    from gputop.session import Options, Session
+    from gputop.session import Session
+    from gputop.session_options import Options
     from gputop.sources import Source
     from gputop.tui.preferences import Preferences
 
@@ -38,7 +39,7 @@ def source_of(args: argparse.Namespace) -> Source:
 
 
 def options_of(args: argparse.Namespace) -> Options:
-    from gputop.session import Options
+    from gputop.session_options import Options
 
     return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir, dips=_dips(args))
 

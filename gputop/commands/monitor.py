@@ -11,10 +11,10 @@ from gputop.commands.common import options_of, preferences_of, say, source_of
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.session import Session
+    from gputop.sampler import Sampler
     from gputop.tui import first_frame
 
-    source = source_of(args)
+    source, options = source_of(args), options_of(args)
     if not source.simulated and (args.source == "dcgm" or not _has_driver()):
         source.open()  # raises with the exact cause, before the screen is taken
     unfit = unfit_terminal()
@@ -24,12 +24,16 @@ def run(args: argparse.Namespace) -> int:
         say(f"{unfit}: one look as text in place of the monitor (gputop snapshot has more forms)")
         return snapshot.run(argparse.Namespace(**{**vars(args), "format": "text", "output": None, "seconds": 2.0}))
     preferences = preferences_of(args)
-    with contextlib.closing(Session(source, options_of(args))) as session, \
-            first_frame.shown(session, preferences.look()) as frame:
-        preferences.tell_textual()
-        from gputop.tui import app
+    sampler = Sampler(source, options.interval_s)
+    with first_frame.shown(sampler, preferences.look()) as frame:
+        # From here on what takes long to import: the GPUs are on the screen.
+        from gputop.session import Session
 
-        return app.run(session, preferences, frame)
+        with contextlib.closing(Session(source, options, sampler=sampler)) as session:
+            preferences.tell_textual()
+            from gputop.tui import app
+
+            return app.run(session, preferences, frame)
 
 
 def unfit_terminal() -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from gputop.errors import EXIT_USAGE, GputopError
 from gputop.metrics import GPU_METRICS, RATIO, WATTS
+from gputop.session_options import DEFAULT_RULE
 
-DEFAULT_RULE = "sm<0.6*median for 5s"
 _DEFAULT_HOLD_S = 5.0
 
 _METRICS = {"sm": ("sm_active", "gpu_util"), "util": ("gpu_util",), "tensor": ("tensor_active",),

@@ -70,7 +70,6 @@ class NvmlSource:
         """
         import pynvml as nvml
 
-        from gputop.sources.host import PsutilHost
         from gputop.sources.nvml_events import XidWatch
         from gputop.sources.nvml_open import Device, Opening
 
@@ -103,7 +102,6 @@ class NvmlSource:
                 if probe.info not in chosen:
                     probe.close()
         watch.start()
-        self._host = PsutilHost(clock=self._clock)
 
     def _await(self, openings: Sequence[Opening]) -> None:
         """Wait for the GPUs to open, but not for ever."""
@@ -123,7 +121,10 @@ class NvmlSource:
     @property
     def host(self) -> PsutilHost:
         if self._host is None:
-            raise RuntimeError("the source is not open")
+            # Only now: psutil and what reads /proc take longer to import than the GPUs to read.
+            from gputop.sources.host import PsutilHost
+
+            self._host = PsutilHost(clock=self._clock)
         return self._host
 
     def prefill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:

@@ -1,8 +1,8 @@
 """The first frame, painted by hand while Textual is still being imported.
 
 Textual takes a quarter of a second to import and to lay out; the driver answers within
-milliseconds. So the first sample is put on the screen at once, in the same places and
-colours, and Textual takes over what is already there.
+milliseconds. So the first look at the GPUs is put on the screen at once, in the same places
+and colours, and Textual takes over what is already there.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 
 from rich.style import Style
 
 from gputop.handlers import handled
+from gputop.sampler import Sampler
 from gputop.samples import NodeSample
-from gputop.session import Session
 from gputop.text import fit
 from gputop.tui import rows
 from gputop.tui.columns import ACTIVITY, Field, figures_of, has_axis, lines_per_gpu, plan, title_texts
@@ -45,11 +44,11 @@ class FirstFrame:
 
 
 @contextlib.contextmanager
-def shown(session: Session, look: Look) -> Iterator[FirstFrame]:
-    """Start the session and paint its first sample, if it comes in time and the terminal has room.
+def shown(sampler: Sampler, look: Look) -> Iterator[FirstFrame]:
+    """Start the sampler and paint its first look at the GPUs, if it comes in time and the terminal has room.
 
-    The screen is given back where an error or a signal comes before Textual has taken it over.
-    Raises the session's failure, should the source not open in that time.
+    At the end the sampler is stopped, and the screen given back where an error or a signal came
+    before Textual had taken it over. Raises the sampler's failure, should the source not open in that time.
     """
     frame = FirstFrame()
 
@@ -60,32 +59,31 @@ def shown(session: Session, look: Look) -> Iterator[FirstFrame]:
 
     with handled(dict.fromkeys(ENDING, ended)):
         try:
-            _show(session, look, frame)
+            _show(sampler, look, frame)
             yield frame
         finally:
             if frame.taken():
                 sys.stdout.write(_LEAVE)
                 sys.stdout.flush()
+            sampler.stop()
 
 
-def _show(session: Session, look: Look, frame: FirstFrame) -> None:
-    there = threading.Event()
-    session.listen(lambda change: there.set() if change in ("sample", "failed") else None)
-    session.start()
-    there.wait(PATIENCE_S)
-    if session.failure is not None:
-        raise session.failure
-    sample = session.sample
+def _show(sampler: Sampler, look: Look, frame: FirstFrame) -> None:
+    sampler.start()
+    sampler.looked.wait(PATIENCE_S)
+    if sampler.failure is not None:
+        raise sampler.failure
+    sample = sampler.glimpse
     size = os.get_terminal_size(sys.stdout.fileno())
     if sample is None or size.columns < 20 or size.lines < 5:
         return
     frame.on_screen = True
-    sys.stdout.write(paint(sample, session.interval_s, size.columns, size.lines, look, _ENTER))
+    sys.stdout.write(paint(sample, sampler.interval_s, size.columns, size.lines, look, _ENTER))
     sys.stdout.flush()
 
 
 def paint(sample: NodeSample, interval_s: float, width: int, height: int, look: Look, enter: str = "") -> str:
-    """Header, GPUs and host as text with colour sequences, at most ``height`` lines, on the theme's ground."""
+    """Header and GPUs as text with colour sequences, at most ``height`` lines, on the theme's ground."""
     fields = plan(width)
     per_gpu = lines_per_gpu(height, len(sample.gpus))
     title = "".join(title_texts(fields, "SM active"))
@@ -95,7 +93,6 @@ def paint(sample: NodeSample, interval_s: float, width: int, height: int, look: 
         figures = figures_of(gpu, ACTIVITY)
         lines += [[] for _ in range(per_gpu - 1)]
         lines.insert(len(lines) - (per_gpu - 1), _gpu_line(fields, figures, width))
-    lines.append(rows.host(sample, width))
     ground, panel = look.ground(), look.ground("panel")
     # Erased with the ground's colour, the terminal fills the screen with it.
     return (_sequence(ground, look) + enter if enter else "") + "\r\n".join(

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 
-from gputop.captures import CaptureRecord, CaptureStatus, Server
 from gputop.samples import CgroupSample, NodeSample, Reading
 from gputop.text import bytes_, printable, rate, ratio, reading, seconds
 from gputop.tui.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.tui.runs import Run, spread
 
 if TYPE_CHECKING:
+    from gputop.captures import CaptureRecord, CaptureStatus, Server
     from gputop.rhythm import Rhythm
 
 # In the palette's colours: those of the terminal itself turn black where a box over the screen dims it.

@@ -1,0 +1,26 @@
+"""What the command line decides of a session. Nothing here takes long to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gputop.blackbox import DipOptions
+
+DEFAULT_CAPTURE_S = 10.0
+DEFAULT_LOGDIR = "gputop-traces"
+DEFAULT_RULE = "sm<0.6*median for 5s"  # see gputop.profiler.rules
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line decided."""
+
+    interval_s: float = 1.0
+    attach: tuple[str, ...] = ()
+    logdir: Path = field(default_factory=lambda: Path(DEFAULT_LOGDIR))
+    capture_s: float = DEFAULT_CAPTURE_S
+    discover: bool = True
+    dips: DipOptions | None = None  # capture by itself when a GPU dips
