@@ -411,3 +411,40 @@ def test_a_wedged_driver_call(fake: FakeNvml, run: Callable[..., Run], monkeypat
     assert states(sample) == [OK] * 5 + [NOT_RESPONDING] + [OK] * 2
     fake.release(5)
     assert going.until(lambda sample: sample.gpus[5]["power_w"].value is not None)
+
+
+def test_with_nobody_connected_it_looks_at_the_gpus_and_waits() -> None:
+    node = Node()
+    sampler = Sampler(node, MIN_INTERVAL_S)
+    sampler.start()
+    assert sampler.looked.wait(WAIT_S) and sampler.failure is None
+    glimpse = sampler.glimpse
+    assert glimpse is not None and glimpse.gpus[0]["power_w"].value == 1.0
+    assert glimpse.host["cpu_ratio"].reason == "not asked yet" and not glimpse.processes
+    out: queue.SimpleQueue[NodeSample | GputopError] = queue.SimpleQueue()
+    sampler.connect(out.put, out.put)
+    first = out.get(timeout=WAIT_S)
+    assert isinstance(first, NodeSample) and first.gpus == glimpse.gpus, "the GPUs are not read again for it"
+    assert first.time_s == glimpse.time_s and first.host["cpu_ratio"].value is not None and first.processes
+    sampler.stop(WAIT_S)
+    assert node.closed.is_set()
+
+
+def test_with_nobody_connected_a_failure_is_kept_and_told_later() -> None:
+    node = Node()
+    node.fault = NothingToSee("no GPU", "buy one")
+    sampler = Sampler(node, MIN_INTERVAL_S)
+    sampler.start()
+    assert sampler.looked.wait(WAIT_S) and sampler.failure is node.fault and sampler.glimpse is None
+    told: queue.SimpleQueue[object] = queue.SimpleQueue()
+    sampler.connect(told.put, told.put)
+    assert told.get(timeout=WAIT_S) is node.fault
+
+
+def test_one_that_nobody_connects_can_be_stopped() -> None:
+    node = Node()
+    sampler = Sampler(node, MIN_INTERVAL_S)
+    sampler.start()
+    assert sampler.looked.wait(WAIT_S)
+    sampler.stop(WAIT_S)
+    assert node.closed.is_set()
