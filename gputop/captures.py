@@ -208,7 +208,9 @@ def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path,
     from gputop.profiler.client import Progress
     from gputop.profiler.discovery import crash_risk
     from gputop.profiler.footprint import job_pid
+    from gputop.profiler.leftovers import clear_leftovers
 
+    clear_leftovers(logdir)
     answering = [s for s in servers if s.problem is None]
     name = called(answering)
     warning = crash_risk([pid for s in answering if (pid := job_pid(s.address, s.pid)) is not None]) or ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import Any
 from gputop.errors import GputopError
 from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
 from gputop.profiler.footprint import job_pid, resident_bytes, room
+from gputop.profiler.leftovers import probe_name
 from gputop.profiler.outline import mapped
 from gputop.profiler.plan import PROBE_S, Plan, Probe, needs_probe, plan, spared
 from gputop.profiler.storage import RunFolder
@@ -207,7 +207,7 @@ def probe_logdir(logdir: str | Path) -> Iterator[Path]:
     RunFolder.create(logdir, "probe").discard()  # says what is wrong with the logdir before the job is disturbed
     place = Path(logdir).expanduser().absolute()
     missing = [folder for folder in (place, *place.parents) if not folder.exists()]
-    folder = place / f".gputop-probe-{secrets.token_hex(4)}"
+    folder = place / probe_name()
     try:
         yield folder
     finally:

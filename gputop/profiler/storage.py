@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from gputop.errors import EXIT_USAGE, GputopError
 from gputop.profiler import sockets
+from gputop.profiler.leftovers import partial_name
 from gputop.profiler.probe import is_local, split_address, unix_name
 
 _RUN_NAME = "%Y_%m_%d_%H_%M_%S"  # TensorBoard's
@@ -55,6 +56,7 @@ class RunFolder:
                               EXIT_USAGE) from None
         host = re.sub(r"[^A-Za-z0-9._-]", "_", host) or "host"
         made: list[Path] = []
+        partial: Path | None = None
         try:
             for above in (*reversed(profiles.parents), profiles):
                 if not above.is_dir():
@@ -65,21 +67,21 @@ class RunFolder:
                 made.append(path)
             else:
                 path = profiles / run
-            folder = cls(path, host, path / f".{host}.partial", made)
-            with folder._temporary.open("xb") as file:
+            partial = path / partial_name(host)
+            with partial.open("xb") as file:
                 # A full disk or a spent quota lets files be made, not filled.
                 file.write(bytes(_RESERVE_BYTES))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            if run is not None or made:
-                _remove_file((profiles / run if run is not None else made[-1]) / f".{host}.partial")
+            if partial is not None:
+                _remove_file(partial)
             _remove_empty(made)
             raise GputopError(
                 f"cannot write traces to {logdir}: {error.strerror or error} ({error.filename or profiles})",
                 "Choose a folder you can write to with --logdir DIR. The job was not disturbed.",
             ) from None
-        return folder
+        return cls(path, host, partial, made)
 
     @property
     def file(self) -> Path:

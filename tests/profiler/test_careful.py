@@ -237,9 +237,7 @@ class TestServersThatWriteThemselves:
         def write_and_vanish(server: FakeProfiler, number: int) -> None:
             if number == 1:
                 run = max((logdir / "plugins" / "profile").iterdir())
-                (partial,) = run.glob(".*.partial")
-                name = partial.name.removeprefix(".").removesuffix(".partial")
-                (run / f"{name}.xplane.pb").write_bytes(server.xspace)
+                (run / f"{server.requests[-1].host_name}.xplane.pb").write_bytes(server.xspace)
                 server.refuse = (grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
         with serve(FakeProfiler(writes_disk=True, on_call=write_and_vanish)) as server:
