@@ -129,6 +129,24 @@ def reading(r: Reading) -> str:
     return f"{r.value:g}"
 
 
+def figure(name: str, value: float) -> str:
+    """A number of a finding's evidence in the unit its name ends in: ("wait_s", 0.181) → 181 ms."""
+    if name.endswith("bytes_per_s"):
+        return rate(value)
+    if name.endswith("_per_s"):
+        return f"{value:,.0f}/s"
+    if name.endswith("_bytes") or "_bytes_" in name:  # h2d_bytes_per_step
+        return bytes_(value)
+    if name.endswith(("_ratio", "_share")):
+        return ratio(value)
+    if name.endswith("_s"):
+        return seconds(value)
+    for suffix, unit in (("_w", WATTS), ("_c", CELSIUS), ("_hz", HERTZ)):
+        if name.endswith(suffix):
+            return reading(Reading(value, unit))
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
 def fit(text: str, width: int, *, right: bool = False) -> str:
     """Exactly ``width`` cells: padded, or cut with an ellipsis. Wide characters count double."""
     if text.isascii():

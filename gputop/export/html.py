@@ -21,8 +21,8 @@ from gputop.export.load import DATA_ID, Grid, Snapshot, Track, from_document
 from gputop.export.markup import esc, esc_lines, moment, titled
 from gputop.metrics import GPU_METRICS
 from gputop.samples import OK, GpuSample, Reading
-from gputop.text import printable, ranges, ratio, reading, seconds
-from gputop.tui.actions import evidence_value, gain_text
+from gputop.text import figure, printable, ranges, ratio, reading, seconds
+from gputop.tui.actions import gain_text
 from gputop.tui.palette import STEPS
 
 _SCRIPT = """\
@@ -227,7 +227,7 @@ def _findings(s: Snapshot) -> str:
 
 def _finding(f: Finding) -> str:
     gain = gain_text(f)
-    chips = "".join(f"<li>{esc(_evidence_name(name))} <b>{esc(evidence_value(name, value))}</b></li>"
+    chips = "".join(f"<li>{esc(_evidence_name(name))} <b>{esc(figure(name, value))}</b></li>"
                     for name, value in f.evidence.items())
     gpus = f" · GPU {ranges(f.gpus, ', ')}" if f.gpus else ""
     explained = "".join(f"<li>{esc(c.title)}</li>" for c in f.consequences)

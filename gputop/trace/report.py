@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gputop.advice.finding import HIGH_SHARE, Finding
 from gputop.prose import wrap
-from gputop.text import percent, printable, ranges, seconds
+from gputop.text import bytes_, figure, percent, printable, ranges, seconds
 from gputop.trace import report_device, report_host
 from gputop.trace.results import Analysis, GpuUse
 
@@ -126,10 +126,12 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
 
 def _memory(a: Analysis, width: int) -> Iterator[str]:
     fullest = sorted(a.memory, key=lambda use: -use.peak_bytes / max(use.capacity_bytes, 1))
-    for use in fullest[:3]:
-        share = f", {percent(use.peak_bytes / use.capacity_bytes)}" if use.capacity_bytes else ""
-        yield (f"Memory   {printable(use.allocator)}: peak {use.peak_bytes / 2**30:.2f} of "
-               f"{use.capacity_bytes / 2**30:.2f} GiB{share}")
+    for i, use in enumerate(fullest[:3]):
+        text = f"{printable(use.allocator)}: peak {bytes_(use.peak_bytes)}"
+        if use.capacity_bytes:
+            share = use.peak_bytes / use.capacity_bytes
+            text += f" of {bytes_(use.capacity_bytes)}, {percent(share) if share >= 0.005 else 'under 1 %'}"
+        yield f"{'' if i else 'Memory':<9}{text}"
     if len(fullest) > 3:
         yield f"         and {len(fullest) - 3} more, less full"
     yield from report_host.holders(a, width)
@@ -176,7 +178,7 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     per = "time per sample" if f.gain.per == "sample" else basis
     saves = "no figure" if f.gain.step_time is None else f"{percent(f.gain.step_time)} of the {per}"
     yield from wrap(f"saves: {saves}; {f.gain.how}", width, "   ", "     ")
-    yield from wrap("evidence: " + ", ".join(f"{name} {_figure(value)}" for name, value in f.evidence.items()),
+    yield from wrap("evidence: " + ", ".join(f"{name} {figure(name, value)}" for name, value in f.evidence.items()),
                     width, "   ", "     ")
     if f.consequences:
         others = "; ".join(f"{c.title} [{c.id}]" for c in f.consequences)
@@ -208,12 +210,6 @@ def limit_of(a: Analysis) -> str:
         parts["exposed copies"] = sum(copying) / len(copying)
     largest = max(parts, key=lambda name: parts[name])
     return text + f"; the largest part of it all is {largest} ({percent(parts[largest])})."
-
-
-def _figure(value: float) -> str:
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:.3g}"
 
 
 def _number(n: int, what: str) -> str:

@@ -55,8 +55,8 @@ def _together(c: Concurrency | None, reason: str | None) -> str:
         return f"not judged: {reason}" if reason else ""
     n = len(c.exactly) - 1
     return (f"one alone computes for {percent(c.serial)} of the time any does ({percent(c.serial_by_chance)} by "
-            f"chance); all {n} compute at once for {percent(c.exactly[n])} of the time, none for "
-            f"{percent(c.exactly[0])}")
+            f"chance); {'both' if n == 2 else f'all {n}'} compute at once for {percent(c.exactly[n])} of the time, "
+            f"none for {percent(c.exactly[0])}")
 
 
 def _skew(skew: StepSkew | None, reason: str | None) -> str:
@@ -124,9 +124,11 @@ def _sizes(a: Analysis, width: int) -> Iterator[str]:
     below = {limit: sum(counts[:bounds.index(limit) + 1]) / total for limit in (20e-6, 40e-6)}
     highest = max(counts)
     bars = "".join(_BARS[round(c / highest * (len(_BARS) - 1))] if c else " " for c in counts)
+    # What another framework takes is another figure.
+    pace = ": TensorFlow takes 20-40 µs to launch one" if a.format == "xspace" else ""
     yield from _labelled("sizes", (
-        f"{percent(below[20e-6])} are shorter than 20 µs, {percent(below[40e-6])} than 40 µs: TensorFlow takes "
-        "20-40 µs to launch one. Counts by duration, which doubles from bar to bar:"), width)
+        f"{percent(below[20e-6])} are shorter than 20 µs, {percent(below[40e-6])} than 40 µs{pace}. "
+        "Counts by duration, which doubles from bar to bar:"), width)
     yield f"{'':{_INDENT}}{seconds(bounds[0])} |{bars}| {seconds(bounds[-1])}"
 
 

@@ -11,9 +11,7 @@ from textual.message import Message
 
 from gputop.advice.finding import Finding
 from gputop.gpu_numbers import GpuNumbers
-from gputop.metrics import CELSIUS, HERTZ, WATTS
-from gputop.samples import Reading
-from gputop.text import bytes_, fit, printable, rate, ratio, reading, seconds
+from gputop.text import figure, fit, printable
 from gputop.tui.keys import key
 from gputop.tui.lines import DrawnLines
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
@@ -170,22 +168,4 @@ class ActionsPanel(DrawnLines, can_focus=True):
 
 def evidence_lines(finding: Finding) -> list[str]:
     """The evidence, a line a number."""
-    return [fit(name, 34) + " " + evidence_value(name, value) for name, value in finding.evidence.items()]
-
-
-def evidence_value(name: str, value: float) -> str:
-    """A number of the evidence in the unit its name ends in."""
-    if name.endswith("bytes_per_s"):
-        return rate(value)
-    if name.endswith("_per_s"):
-        return f"{value:,.0f}/s"
-    if name.endswith("_bytes"):
-        return bytes_(value)
-    if name.endswith(("_ratio", "_share")):
-        return ratio(value)
-    if name.endswith("_s"):
-        return seconds(value)
-    for suffix, unit in (("_w", WATTS), ("_c", CELSIUS), ("_hz", HERTZ)):
-        if name.endswith(suffix):
-            return reading(Reading(value, unit))
-    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+    return [fit(name, 34) + " " + figure(name, value) for name, value in finding.evidence.items()]

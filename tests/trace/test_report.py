@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -125,3 +126,21 @@ def test_the_table_of_gpus_fits_what_the_monitor_shows():
                    idle_host_fault=1.0, launch_delay_median_s=0.0995, kernels_per_s=1_234_567.0)
     table = text_report(replace(a, gpus=[most]), REPORT_WIDTH).split("\nGPU ")[1].split("\n\n")[0]
     assert "1,234,567" in table and all(len(line) <= REPORT_WIDTH for line in ("GPU " + table).splitlines())
+
+
+def test_evidence_has_its_units_and_small_memory_is_not_nothing():
+    b = launch_bound()
+    b.memory(5, "GPU_0_bfc", 2**22, 39 * 2**30, 2**22)
+    b.memory(5, "GPU_1_bfc", 2**22, 39 * 2**30, 2**22)
+    text = text_report(analyze_trace(b.build()), 120)
+    assert re.search(r"evidence: launch_wait_s [\d.]+ ms, share_ratio \d+%", " ".join(text.split()))
+    memory = [line for line in text.splitlines() if "_bfc: peak" in line]
+    assert memory == ["Memory   GPU_0_bfc: peak 4.0M of 39.0G, under 1 %",
+                      "         GPU_1_bfc: peak 4.0M of 39.0G, under 1 %"]
+
+
+def test_what_launching_takes_tensorflow_is_said_of_its_traces_alone():
+    trace = launch_bound().build()
+    said = "TensorFlow takes 20-40 µs to launch"
+    assert said in " ".join(text_report(analyze_trace(trace)).split())
+    assert said not in " ".join(text_report(analyze_trace(replace(trace, format="chrome"))).split())
