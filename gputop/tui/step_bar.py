@@ -23,7 +23,7 @@ def step_lines(breakdown: Mapping[str, float | None], width: int) -> list[list[R
     total = sum(known.values())
     if total <= 0 or width < 30:
         return []
-    head = f" Mean step {seconds(total)} "
+    head = f" Step ø {seconds(total)} "
     room = width - len(head) - 1
     parts = [(label, known[name] / total, PART_STYLE[name]) for name, label, _ in PARTS
              if known.get(name, 0.0) / total >= 0.005]
