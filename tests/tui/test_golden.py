@@ -177,6 +177,9 @@ async def show(screen: Screen, app: GputopApp, pilot: Pilot[int]) -> None:
     await pilot.press(*screen.keys)
     await app.workers.wait_for_complete()
     await pilot.pause()
+    while screen.notices and not app.screen.query("Toast"):  # it comes with a message of its own
+        await pilot.pause()
+    await pilot.pause()
 
 
 async def wear(app: GputopApp, pilot: Pilot[int], preferences: Preferences) -> None:
