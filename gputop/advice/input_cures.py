@@ -16,7 +16,8 @@ from gputop.text import percent, seconds
 from gputop.trace.results_host import Pipeline, Stage
 
 _PREFETCH = "ds = ds.prefetch(tf.data.AUTOTUNE)  # last"
-_PARALLEL = f"ds = ds.map(fn, num_parallel_calls=tf.data.AUTOTUNE)\n{_PREFETCH}"
+_MAP = "ds = ds.map(fn, num_parallel_calls=tf.data.AUTOTUNE)"
+_PARALLEL = f"{_MAP}\n{_PREFETCH}"
 _INTERLEAVE = (
     "ds = tf.data.Dataset.from_tensor_slices(files).interleave(\n"
     "    read,  # a file's dataset, with the work on it inside\n"
@@ -31,6 +32,7 @@ _THREADS = ("# only where the work waits for storage or network:\n"
             "options = tf.data.Options()\n"
             "options.threading.private_threadpool_size = {0}\n"
             "ds = ds.with_options(options)")
+_ONCE_OR_WHOLE = f"# what is the same in every epoch:\n{_CACHE}\n# what is not, such as augmentation:\n{_WHOLE}"
 _BATCH = f"ds = ds.batch(batch_size, num_parallel_calls=tf.data.AUTOTUNE)\n{_PREFETCH}"
 _DEEPER = ("ds = ds.prefetch(16)  # last; AUTOTUNE keeps buffers small\n"
            "options = tf.data.Options()\n"
@@ -44,6 +46,7 @@ _RECORDS = (
 
 _CACHED = "the stage's results are cached, so it is the most to expect"
 _CUTS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
+_PARALLEL_STAGE = re.compile(r"Parallel|MapAndBatch")
 _MAPS = re.compile(r"(?:Parallel)?Map|MapAndBatch|Filter")
 _READS = re.compile(r"TFRecord|TextLine|FixedLengthRecord|Csv|SqlDataset|LMDB|Glob|MatchingFiles")
 _SEVERAL = re.compile(r"FlatMap|Interleave")
@@ -55,7 +58,7 @@ _OVERLAP = "Overlap the input pipeline with the step: prefetch, and run its slow
 _ASSEMBLE = "Assemble batches in parallel."
 _BY_NAME = (
     (re.compile(r"Parallel|MapAndBatch"), "The stage is parallel already: cache what is the same in every epoch, or do "
-     "the work on whole batches.", f"{_CACHE}\n{_WHOLE}"),
+     "the work on whole batches.", _ONCE_OR_WHOLE),
     (re.compile(r"Generator"), _RECORD_FILES, _RECORDS), (_SEVERAL, _SEVERAL_FILES, _INTERLEAVE),
     (_READS, _SEVERAL_FILES, _INTERLEAVE), (re.compile(r"Batch|PaddedBatch"), _ASSEMBLE, _BATCH),
     (_MAPS, "Run the map in parallel and prefetch.", _PARALLEL),
@@ -121,8 +124,14 @@ def cure(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, cpus
             return made(_SEVERAL_FILES, _INTERLEAVE, cost_s * slow.workers / threads,
                         f"files are read on {threads} threads at a time")
     elif _MAPS.match(slow.name) and slow.workers < threads:
-        return made(f"Run the map in parallel (it uses {slow.workers} thread{'s' if slow.workers > 1 else ''} now) and "
-                    "prefetch.", _PARALLEL, cost_s - stage_s + stage_s * slow.workers / threads,
+        if _PARALLEL_STAGE.match(slow.name) and slow.parallelism is None and slow.workers == 1:
+            return made("The map is parallel already, on how many threads the trace does not tell: let tf.data choose "
+                        "them, and cache what is the same in every epoch.", _CACHE, cost_s - stage_s, _CACHED)
+        action = ("Run the map in parallel (it uses 1 thread now)" if slow.workers == 1 else
+                  f"Let tf.data choose the map's threads (it uses {slow.workers} now{f', of {cpus} CPUs' if cpus else ''})")
+        if last is None:
+            action += " and prefetch"
+        return made(f"{action}.", _MAP if last else _PARALLEL, cost_s - stage_s + stage_s * slow.workers / threads,
                     f"the map runs on {threads} threads, and what it does there is not slower")
     if slow.name.startswith(("Batch", "PaddedBatch", "ParallelBatch")):
         return made(_ASSEMBLE, _BATCH, cost_s - stage_s + stage_s * slow.workers / threads,
@@ -131,7 +140,7 @@ def cure(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, cpus
         fed = max((stage.calls for stage in pipeline.stages if stage.parent == slow.path), default=0)
         if pipeline.batches and max(slow.calls, fed) >= 2 * pipeline.batches:
             return made("The work runs on all CPUs already, element by element: do it on whole batches, and cache what "
-                        "is the same in every epoch.", f"{_WHOLE}\n{_CACHE}", cost_s - stage_s, _CACHED)
+                        "is the same in every epoch.", _ONCE_OR_WHOLE, cost_s - stage_s, _CACHED)
         return made("The work runs on all CPUs already: cache what is the same in every epoch, or do it once and store "
                     "it.", f"{_CACHE}\n{_THREADS.format(4 * threads)}", cost_s - stage_s, _CACHED)
     return made(_OVERLAP, _PREFETCH, cost_s - stage_s, f"nothing is left of {slow.name}, so it is the most to expect")

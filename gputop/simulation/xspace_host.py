@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gputop.simulation.encode import Plane, Stats, StatValue
 from gputop.simulation.loop import StepRecord, TrainingLoop
+from gputop.simulation.node import CPU_COUNT
 from gputop.simulation.program import StepKind
 from gputop.simulation.scenarios import GPU_COUNT
 
@@ -19,6 +20,7 @@ _READ = f"{_MAP}::ParallelInterleaveV4"
 _MAP_WAITS = 4  # recorded waits of the batching stage for mapped elements, per batch
 _MAP_SHARE = 0.94  # of making a batch is waiting for them; the rest is copying them together
 _READ_SHARE = 0.06  # of making a batch is reading records
+_READERS = 8
 
 
 def python_line(plane: Plane, loop: TrainingLoop, steps: Sequence[StepRecord], start_ns: int, end_ns: int) -> bytes:
@@ -60,14 +62,16 @@ class InputLines:
         made = self._loop.batches(self._start, self._end)
         self._add_waits(steps, made)
         batch, read = [], []
+        workers = {"parallelism": self._loop.scenario.input_workers}
+        readers = {"parallelism": _READERS}
         for step in made:
             length = step.made_ns - step.made_from_ns
             batch += self._event(_BATCH, step.made_from_ns, step.made_ns, {"batch_size": self._batch_size()})
             part = length // _MAP_WAITS
             for i in range(_MAP_WAITS):
                 begin = step.made_from_ns + i * part
-                batch += self._event(_MAP, begin, begin + int(part * _MAP_SHARE))
-            read += self._event(_READ, step.made_from_ns, step.made_from_ns + int(length * _READ_SHARE))
+                batch += self._event(_MAP, begin, begin + int(part * _MAP_SHARE), workers)
+            read += self._event(_READ, step.made_from_ns, step.made_from_ns + int(length * _READ_SHARE), readers)
         self._plane.add_line(3_300, "tf_data_prefetch/3300", 0, batch)
         self._plane.add_line(3_301, "tf_data_parallel_map/3301", 0, read)
         for worker in range(self._loop.scenario.input_workers):
@@ -90,7 +94,8 @@ class InputLines:
         for step in steps:
             if step.kind is StepKind.CHECKPOINT:
                 continue
-            values: dict[str, StatValue] = {"buffer_limit": limit}
+            # TensorFlow tells its CPU budget at the root of the pipeline, which is not simulated.
+            values: dict[str, StatValue] = {"buffer_limit": limit, "cpu_budget": CPU_COUNT}
             if step.made_ns <= step.wait_ns:
                 later = [s for s in made if s.kind is step.kind and s.batch > step.batch and s.made_ns <= step.wait_ns]
                 values["buffered_elements"] = min(limit, 1 + len(later))

@@ -40,6 +40,20 @@ def test_a_serial_map_runs_on_all_cpus():
         "slowest_stage_s": 0.1, "pipeline_s": 0.1, "buffer_empty_ratio": 1.0}
 
 
+
+def test_a_map_on_few_of_the_cpus_gets_more_and_a_buffer_only_where_there_is_none():
+    c = cured(pipeline(("Prefetch", 0, 1), ("ParallelMapV2", 0.1, 2)), wait=0.08)
+    assert c.action == "Let tf.data choose the map's threads (it uses 2 now, of 8 CPUs)." and "prefetch" not in c.snippet
+    assert c.step_s == pytest.approx(0.025)
+    bare = cured(pipeline(("BatchV2", 0.0, 1), ("ParallelMapV2", 0.1, 2)), wait=0.08)
+    assert bare.action.endswith("and prefetch.") and "prefetch" in bare.snippet
+
+
+def test_a_parallel_map_whose_threads_the_trace_does_not_tell_is_not_called_serial():
+    c = cured(pipeline(("Prefetch", 0, 1), ("ParallelMapV2", 0.1, 1)), wait=0.08)
+    assert "1 thread" not in c.action and "does not tell" in c.action and "AUTOTUNE" in c.snippet
+
+
 def test_more_workers_than_cpus_are_none_more():
     c = cured(pipeline(("Prefetch", 0, 1), ("ParallelMapV2", 0.025, 8), function=True), cpus=2)
     assert "all CPUs already" in c.action and (c.numbers or {})["slowest_stage_s"] == pytest.approx(0.1)
