@@ -127,8 +127,9 @@ def cure(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, cpus
         if _PARALLEL_STAGE.match(slow.name) and slow.parallelism is None and slow.workers == 1:
             return made("The map is parallel already, on how many threads the trace does not tell: let tf.data choose "
                         "them, and cache what is the same in every epoch.", _CACHE, cost_s - stage_s, _CACHED)
+        of = f", of {cpus} CPUs" if cpus else ""
         action = ("Run the map in parallel (it uses 1 thread now)" if slow.workers == 1 else
-                  f"Let tf.data choose the map's threads (it uses {slow.workers} now{f', of {cpus} CPUs' if cpus else ''})")
+                  f"Let tf.data choose the map's threads (it uses {slow.workers} now{of})")
         if last is None:
             action += " and prefetch"
         return made(f"{action}.", _MAP if last else _PARALLEL, cost_s - stage_s + stage_s * slow.workers / threads,
