@@ -112,6 +112,9 @@ class CaptureRecord:
             if self.plan.shortened and self.analysis and count < _FEW_STEPS:
                 lines.append(f"{count or 'no'} whole step{'s' if count != 1 else ''} in it; for more: "
                              f"gputop capture --seconds {self.asked_s:g} --force")
+            elif self.plan.enough:
+                lines.append("what is seldom, such as a checkpoint, may not be in it; for more: "
+                             f"gputop capture --seconds {self.asked_s:g} --force")
         if self.cost is not None:
             lines.append(self.cost.text())
         slowed = self.steps_slowed_s

@@ -40,6 +40,14 @@ def test_too_few_steps_after_a_shortening_name_the_way_out(durations: list[float
     assert not any("whole steps" in r for r in record(durations, plan=full).remarks), "it was as long as asked"
 
 
+def test_a_trace_that_could_have_been_longer_names_what_it_may_miss() -> None:
+    enough = replace(SHORT, enough=True)
+    (line,) = [r for r in record([0.1] * 8, plan=enough).remarks if "seldom" in r]
+    assert line == ("what is seldom, such as a checkpoint, may not be in it; for more: "
+                    "gputop capture --seconds 10 --force")
+    assert sum("--force" in r for r in record([0.1], plan=enough).remarks) == 1
+
+
 def test_steps_that_grow_slower_under_the_profiler_are_told() -> None:
     slower = record([0.10, 0.10, *[0.11] * 6, 0.15, 0.15])
     assert slower.remarks[-1] == "steps took 100 ms at its beginning and 150 ms at its end"

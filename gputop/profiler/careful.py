@@ -117,7 +117,7 @@ class Sparing:
         if self._ended is None:
             return chosen
         seconds, grown = self._ended
-        return replace(chosen, chosen_s=round(seconds, 1),
+        return replace(chosen, chosen_s=round(seconds, 1), enough=False,
                        why=f"ended then, as the job's memory had grown by {bytes_(grown)}")
 
 
@@ -175,7 +175,7 @@ def probe_job(
     address: str, logdir: Path, pid: int | None, watch: JobMemory, stop: threading.Event
 ) -> tuple[CaptureResult | None, Probe]:
     """The probe's trace, None where it holds no events, and what it says. Raises GputopError."""
-    from gputop.profiler.volume import count_events, step_time_s
+    from gputop.profiler.volume import count_events, step_time
 
     def report(progress: Progress) -> None:
         watch(replace(progress, phase="probing"))
@@ -193,9 +193,9 @@ def probe_job(
     except OSError as error:
         raise GputopError(f"the probe's trace cannot be read: {error.strerror or error} ({result.path})",
                           "See to that file system; or capture without a probe: --force.") from None
-    step_s = step_time_s(result.path, host + devices)
+    step_s, sure = step_time(result.path, host + devices) or (None, False)
     seconds = min(PROBE_S, result.took_s) if result.stopped_early else PROBE_S
-    return result, Probe(seconds, result.took_s, result.bytes, host, devices, step_s, watch.growth)
+    return result, Probe(seconds, result.took_s, result.bytes, host, devices, step_s, watch.growth, sure)
 
 
 @contextmanager

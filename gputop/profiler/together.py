@@ -224,7 +224,7 @@ def bearable(servers: Sequence[tuple[str, int | None]], *, seconds: float, logdi
     workers = _workers(servers, None)
     with ThreadPoolExecutor(len(workers), "gputop-worker") as threads, probe_logdir(logdir) as folder:
         _all_do(threads, workers, lambda w: w.look(folder / w.name, stop))
-        _all_do(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir))
+        _all_do(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir, bearable=True))
     errors = {w.address: w.error for w in workers if w.error is not None}
     if len(errors) == len(workers):
         raise next(iter(errors.values()))
@@ -301,11 +301,11 @@ def _probes(workers: Sequence[_Worker], asked_s: float, logdir: Path, run: RunFo
     return _finish(workers, Plan(asked_s, length_s, "stopped during the probes, which are the trace"), run, length_s)
 
 
-def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path) -> None:
+def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path, *, bearable: bool = False) -> None:
     """Raises GputopError where this worker's node or ours has not the room."""
     assert worker.probe is not None
     own = share(room(worker.address, worker.pid, logdir), workers)
-    worker.plan = plan(seconds, worker.probe, own)
+    worker.plan = plan(seconds, worker.probe, own, bearable=bearable)
     worker.spared = spared(worker.probe, own)
 
 

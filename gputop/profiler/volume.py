@@ -34,15 +34,22 @@ def _spans(data: bytes, begin: int, end: int, field: int) -> list[tuple[int, int
     return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
 
-def step_time_s(path: Path, events: int) -> float | None:
-    """Median step time in a small trace, None where it holds no whole steps or is not small."""
+def step_time(path: Path, events: int) -> tuple[float, bool] | None:
+    """Median step time in a small trace (s), None where it holds no whole steps or is not small.
+
+    And whether these are surely steps of training: what merely repeats, in kernels or ops, may be
+    a part of a step that is longer than the trace, and those of an evaluation end with it.
+    """
     if events > _MOST_EVENTS:
         return None
     from gputop.trace.load import load
+    from gputop.trace.phases import TRAINING, UNKNOWN
     from gputop.trace.steps import find_steps
 
     try:
         steps = find_steps(load([path]))
     except GputopError:
         return None
-    return steps.median_s if steps else None
+    if steps is None:
+        return None
+    return steps.median_s, steps.confidence != "low" and steps.phase in (TRAINING, UNKNOWN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 import sys
@@ -12,12 +13,15 @@ import grpc
 import pytest
 
 from gputop.errors import GputopError, NothingToSee
-from gputop.profiler import careful, client, footprint, storage
+from gputop.profiler import careful, client, footprint, plan, storage
 from gputop.profiler.careful import careful_capture
 from gputop.profiler.plan import Plan, Room
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 BUSY = (grpc.StatusCode.UNAVAILABLE, "Another profiling session active.")
+
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +65,20 @@ def test_a_busy_job_is_recorded_for_less_with_the_reason(logdir):
     assert durations_ms(server) == [50, 200]
     assert (plan.asked_s, plan.chosen_s, plan.why) == (3600, 0.2, "this job makes 2.0 M events/s")
     assert result.asked_s == 0.2
+
+
+def test_once_the_probe_shows_the_steps_a_hundred_will_do(logdir, monkeypatch):
+    """A real trace of Keras as the probe; the probes here are too short for the real figures."""
+    monkeypatch.setattr("gputop.profiler.plan._ENOUGH_S", 0.1)
+    monkeypatch.setattr("gputop.profiler.plan._ENOUGH_STEPS", 10)
+    monkeypatch.setattr("gputop.profiler.plan._CHEAP_EVENTS", 0)
+    trace = gzip.decompress((DATA / "keras3_fast.xplane.pb.gz").read_bytes())
+    with serve(FakeProfiler(xspace=trace)) as server:
+        result, made, _ = careful_capture(server.address, seconds=60, logdir=logdir)
+    assert made.enough and made.why.startswith("about 10 steps will do, this job makes ")
+    assert made.probe.sure and result.asked_s == made.chosen_s == pytest.approx(10 * made.probe.step_s, abs=0.1001)
+    borne = plan.plan(60, made.probe, Room(), bearable=True)
+    assert borne.chosen_s > made.chosen_s and not borne.enough
 
 
 @pytest.mark.parametrize(("seconds", "force"), [(0.1, False), (0.4, True)])

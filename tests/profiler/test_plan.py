@@ -13,9 +13,10 @@ from gputop.profiler.plan import CUPTI_RECORDS, SERVER_MULTIPLE, Plan, Probe, Ro
 MB, GB = 1e6, 1e9
 
 
-def probe(host: float = 0, device: float = 0, step_s: float | None = None, mb_per_s: float = 1.0) -> Probe:
+def probe(host: float = 0, device: float = 0, step_s: float | None = None, mb_per_s: float = 1.0,
+          sure: bool = False) -> Probe:
     """A probe of half a second, from rates per second."""
-    return Probe(0.5, 0.6, round(mb_per_s * MB / 2), round(host / 2), round(device / 2), step_s)
+    return Probe(0.5, 0.6, round(mb_per_s * MB / 2), round(host / 2), round(device / 2), step_s, sure=sure)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,40 @@ def test_about_half_a_million_events_or_steps(asked_s, probed, chosen_s, why):
     assert made.why == why
     assert made.shortened == (chosen_s < asked_s)
     assert made.probe is probed
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "probed", "chosen_s", "why"),
+    [
+        # A hundred steps, in no less than 2 s: a job of small layers.
+        (10, probe(60_000, step_s=0.0025, sure=True), 2.0, "about 800 steps will do, this job makes 60 k events/s"),
+        (10, probe(40_000, 60_000, step_s=0.04, sure=True), 4.0,
+         "about 100 steps will do, this job makes 100 k events/s"),
+        (60, probe(60_000, step_s=0.0001, sure=True), 2.0, "about 20000 steps will do, this job makes 60 k events/s"),
+        # Where they are cheap, more are taken: what is seldom is worth them.
+        (10, probe(25_000, step_s=0.02, sure=True), 4.0, "about 200 steps will do, this job makes 25 k events/s"),
+        (10, probe(9_000, step_s=0.02, sure=True), 10, "as asked, this job makes 9.0 k events/s"),
+        # Steps that a hundred of would cost too much, or are longer than asked.
+        (10, probe(240_000, step_s=0.05, sure=True), 1.5, "this job makes 240 k events/s"),
+        (10, probe(40_000, step_s=0.15, sure=True), 10, "as asked, this job makes 40 k events/s"),
+        (1.5, probe(60_000, step_s=0.0025, sure=True), 1.5, "as asked, this job makes 60 k events/s"),
+        # No ground for less: what repeats may be a part of a step, or there is nothing that does.
+        (10, probe(60_000, step_s=0.0025), 7.8, "this job makes 60 k events/s"),
+        (10, probe(60_000, sure=True), 7.8, "this job makes 60 k events/s"),
+    ],
+)
+def test_a_hundred_steps_will_do(asked_s, probed, chosen_s, why):
+    made = plan(asked_s, probed, Room())
+    assert (made.chosen_s, made.why) == (chosen_s, why)
+    assert made.enough == ("will do" in why)
+
+
+def test_what_is_bearable_is_more_than_will_do():
+    small = probe(60_000, step_s=0.0025, sure=True)
+    made = plan(10, small, Room(), bearable=True)
+    assert (made.chosen_s, made.enough) == (7.8, False)
+    tight = plan(10, replace(small, growth_bytes=50_000_000), Room(job_bytes=0.15 * GB))
+    assert tight.chosen_s < 2 and "limit are free" in tight.why and not tight.enough
 
 
 def test_never_more_device_events_than_cupti_keeps():

@@ -123,6 +123,14 @@ def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_p
     assert list(tmp_path.rglob("*.xplane.pb")) == [result.path]
 
 
+def test_of_a_job_of_small_steps_a_hundred_will_do(tf_fast_job, tmp_path):
+    asked_s = 100.0
+    result, plan, _ = careful_capture(tf_fast_job.address, seconds=asked_s, logdir=tmp_path, pid=tf_fast_job.pid)
+    assert plan.enough and plan.chosen_s < asked_s / 2 and " steps will do, this job makes " in plan.why
+    steps = find_steps(load([result.path]))
+    assert steps is not None and steps.count > 50, "its pace may change while other work shares the machine"
+
+
 def test_a_job_of_large_steps_is_recorded_in_full(tf_slow_job, tmp_path):
     _, plan, _ = careful_capture(tf_slow_job.address, seconds=2, logdir=tmp_path, pid=tf_slow_job.pid)
     assert plan.chosen_s == 2 and plan.why.startswith("as asked, this job makes ")

@@ -184,7 +184,7 @@ def test_a_job_that_grows_too_much_ends_it_for_all(logdir, monkeypatch):
     size = iter(range(10**9, 10**12, 10**9))
     monkeypatch.setattr(careful, "resident_bytes", lambda pid: next(size))
     monkeypatch.setattr(together, "spared", lambda probe, room: (0.2, 3e9))
-    monkeypatch.setattr(together, "plan", lambda seconds, probe, room: Plan(seconds, seconds, "as asked", probe))
+    monkeypatch.setattr(together, "plan", lambda seconds, probe, room, **_: Plan(seconds, seconds, "as asked", probe))
     with serving(FakeProfiler(), FakeProfiler()) as servers:
         done = capture_together(addresses(servers), seconds=60, logdir=logdir)
     assert all(o.result.stopped_early for o in done.outcomes) and done.plan.chosen_s < 60
@@ -241,6 +241,19 @@ def test_how_much_all_of_them_would_bear(logdir):
     assert not logdir.exists()
     with pytest.raises(GputopError, match="nothing listens"):
         bearable([("127.0.0.1:1", None)], seconds=10, logdir=logdir, stop=threading.Event())
+
+
+def test_that_fewer_steps_would_do_is_no_reason_to_bear_less(logdir, monkeypatch):
+    def enough(_path: object, _events: int) -> tuple[float, bool]:
+        return 0.001, True
+
+    monkeypatch.setattr("gputop.profiler.volume.step_time", enough)
+    monkeypatch.setattr("gputop.profiler.plan._ENOUGH_S", 0.1)
+    monkeypatch.setattr("gputop.profiler.plan._CHEAP_EVENTS", 0)
+    with serving(FakeProfiler(xspace=make_xspace(events=100_000))) as servers:
+        assert bearable(addresses(servers), seconds=10, logdir=logdir, stop=threading.Event())[0].chosen_s == 0.2
+        done = capture_together(addresses(servers), seconds=10, logdir=logdir)
+    assert (done.plan.chosen_s, done.plan.enough) == (0.1, True)
 
 
 def test_what_to_beware_of_is_told_while_there_is_time(logdir, monkeypatch):
