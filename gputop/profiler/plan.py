@@ -121,10 +121,11 @@ def needs_probe(asked_s: float) -> bool:
 def plan(asked_s: float, probe: Probe, room: Room, *, bearable: bool = False) -> Plan:
     """The length of a capture after a probe; raises GputopError where not even the shortest fits.
 
-    A hundred steps, but not less than 2 s or 100 k events; ``bearable``: or as much more as job and node
-    bear. That is about half a million events with those of the probe, and at least a second; up to a million
-    for twenty steps, or for those of a GPU that are too long for the probe to show, and up to two million
-    for ten; within what CUPTI keeps and what memory and disk hold; at most ``asked_s``.
+    A hundred steps, but not less than 2 s or 100 k events, where the probe surely shows what a step is.
+    Else, and where it is asked what is ``bearable``: about half a million events with those of the probe, and
+    at least a second; up to a million for twenty steps, or for those of a GPU that are too long for the probe
+    to show, and up to two million for ten. All within what CUPTI keeps and what memory and disk hold, and at
+    most ``asked_s``.
     """
     rate = probe.events_per_s
     if rate <= 0:
