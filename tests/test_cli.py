@@ -197,6 +197,9 @@ def test_output_names_decide_the_format_and_no_folder_is_made(tmp_path: Path) ->
     assert "SIMULATED" in (tmp_path / "a.svg").read_text().split("<rect")[0]
     done = gputop(*common, str(tmp_path / "a.json"), "--format", "html")
     assert "in place of what was there" in done.stderr and (tmp_path / "a.json").read_text().startswith("<!DOCTYPE")
+    done = gputop(*common, str(tmp_path / "a.png"))
+    assert done.returncode == 2 and ".svg" in done.stderr and not (tmp_path / "a.png").exists()
+    assert gputop(*common, str(tmp_path / "a.log")).returncode == 0, "text, whatever the name"
     done = gputop(*common, str(tmp_path / "none" / "a.json"))
     assert done.returncode == 1 and "cannot write" in done.stderr and not (tmp_path / "none").exists()
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import NoReturn
 
 from gputop.commands.common import options_of, preferences_of, say, source_of
@@ -29,23 +30,34 @@ def run(args: argparse.Namespace) -> int:
     token = environment.new_token()
     environ = environment.prepared(environment.own_environ(), token, args.port, args.listen)
     if args.headless:
-        _become(file, args.job, environ)
+        _become(file, args.job, environ, args.output)
     unfit = unfit_terminal()
     if unfit:
         say(f"{unfit}: the job runs without the monitor, as with --headless")
-        _become(file, args.job, environ)
+        _become(file, args.job, environ, args.output)
     return _beside(args, token, environ)
 
 
-def _become(file: str, argv: list[str], environ: dict[str, str]) -> NoReturn:
+def _become(file: str, argv: list[str], environ: dict[str, str], output: Path | None) -> NoReturn:
     """Nothing stands between the job and who started it: gputop's process becomes the job's."""
     sys.stdout.flush()
     sys.stderr.flush()
+    own = os.dup(2)  # not the job's
+    if output is not None:
+        from gputop.launch.job import open_log
+
+        descriptor = open_log(output)
+        for number in (1, 2):
+            os.dup2(descriptor, number)
+        os.close(descriptor)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the job would inherit that
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execve(file, argv, environ)
     except OSError as error:
+        os.dup2(own, 2)
+        if output is not None:
+            output.unlink(missing_ok=True)
         raise GputopError(f"{argv[0]} cannot be started: {error.strerror}",
                           "Check that it is a program, or a script with a #! line.",
                           environment.EXIT_NOT_EXECUTABLE) from None

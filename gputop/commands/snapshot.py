@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 from gputop.commands.common import options_of, say, source_of, start
-from gputop.errors import EXIT_OK
+from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
+
+# Text under such a name would be opened by what cannot show it.
+_NOT_WRITTEN = frozenset((".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".csv", ".xlsx", ".gz", ".zip"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -16,6 +19,10 @@ def run(args: argparse.Namespace) -> int:
     from gputop.export.snapshot import format_of, render
     from gputop.session import Session
 
+    if args.format is None and args.output is not None and args.output.suffix.lower() in _NOT_WRITTEN:
+        raise GputopError(f"a snapshot cannot be written as {args.output.suffix}: {args.output}",
+                          "Name a file that ends in .html, .svg, .json or .txt, or say which form with --format.",
+                          EXIT_USAGE)
     session = Session(source_of(args), options_of(args))
     with contextlib.closing(session):
         start(session, args.seconds)

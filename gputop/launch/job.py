@@ -30,6 +30,16 @@ _OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
 FORWARDED = (*_OF_TERMINALS[:-1], signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
+def open_log(log: Path) -> int:
+    """The descriptor of a new file for a job's output. Raises GputopError."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise GputopError(f"the job's output cannot go to {log}: {error.strerror}",
+                          "Name another file with --output; the job was not started.") from None
+
+
 class Job:
     """A started command. Its processes are a process group of their own: the terminal is the monitor's."""
 
@@ -41,12 +51,7 @@ class Job:
         self.problem: str | None = None  # why it does not, where it said so
         self._on_change: Callable[[], None] = lambda: None
         self.ended = threading.Event()
-        try:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        except OSError as error:
-            raise GputopError(f"the job's output cannot go to {log}: {error.strerror}",
-                              "Name another file with --output; the job was not started.") from None
+        descriptor = open_log(log)
         try:
             self._process = subprocess.Popen(
                 argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=descriptor, stderr=subprocess.STDOUT,

@@ -177,8 +177,10 @@ def _host_ops(document: Mapping[str, Any]) -> Table:
     ops = document.get("ops") or {}
     columns = (Column("type"), Column("placed on"), Column("count", _count), Column("host time", seconds),
                Column("GPU time", seconds), Column("longest", wide=True))
-    rows: list[tuple[Value, ...]] = [(r["type"], r.get("placement"), r["count"], r["host_s"], r["device_s"],
-                                      r.get("example") or "") for r in _list(ops.get("types"))]
+    # An op whose events on the host were not traced is known by its work on the GPU alone.
+    rows: list[tuple[Value, ...]] = [(r["type"], r.get("placement"), r["count"] or None,
+                                      r["host_s"] if r["count"] else None, r["device_s"], r.get("example") or "")
+                                     for r in _list(ops.get("types"))]
     rows += [(r["name"], "eager", r["count"], r["seconds"], None, "run one by one from Python")
              for r in _list(ops.get("eager"))]
     return Table("Host ops", columns, tuple(rows),

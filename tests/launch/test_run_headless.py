@@ -53,6 +53,19 @@ def test_it_ends_as_the_job_does(script, status):
     assert run("--", "sh", "-c", script).returncode == status
 
 
+def test_its_output_goes_into_the_file_that_was_asked_for(tmp_path):
+    ended = run("--output", str(tmp_path / "job.log"), "--", "sh", "-c", "echo said; echo warned >&2")
+    assert ended.returncode == 0 and "said" not in ended.stdout
+    assert (tmp_path / "job.log").read_text() == "said\nwarned\n"
+    again = run("--output", str(tmp_path / "job.log"), "--", "true")
+    assert again.returncode == 1 and "--output" in again.stderr, "what is there is kept"
+    broken = tmp_path / "broken"
+    broken.write_text("#!/no/such/interpreter\n")
+    broken.chmod(0o700)
+    ended = run("--output", str(tmp_path / "other.log"), "--", str(broken))
+    assert "cannot be started" in ended.stderr and not (tmp_path / "other.log").exists()
+
+
 def test_its_process_is_the_jobs():
     # So signals, job control and the terminal need no help.
     with subprocess.Popen([*GPUTOP, "run", "--headless", "--", "sh", "-c", "echo $$; exec cat"], stdin=subprocess.PIPE,

@@ -59,6 +59,13 @@ def test_sorting_goes_from_the_largest_and_keeps_what_is_not_known_last() -> Non
     assert names(1) == "Cab" and names(None, pattern="c") == "C"
 
 
+def test_an_op_not_traced_on_the_host_took_no_known_time_there() -> None:
+    told = {"ops": {"types": [{"type": "MatMul", "placement": "gpu", "count": 0, "host_s": 0.0, "device_s": 1.0,
+                               "example": "dense/MatMul"}]}}
+    ops = next(t for t in tables(told) if t.name == "Host ops")
+    assert ops.rows[0][:5] == ("MatMul", "gpu", None, None, 1.0)
+
+
 def test_every_table_tells_what_the_analysis_holds() -> None:
     kernels, by_op, collectives, memory, copies, ops, functions, pipeline = tables(document())
     assert [c.text(v) for c, v in zip(kernels.columns, kernels.rows[0], strict=True)] == [
