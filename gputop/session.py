@@ -151,6 +151,11 @@ class Session:
     # -- samples ------------------------------------------------------------------------------
 
     @property
+    def gpus_seen(self) -> NodeSample | None:
+        """The newest sample; before the first, the GPUs alone where they have been seen and the host has not."""
+        return self.sample or (None if isinstance(self._sampler, Player) else self._sampler.glimpse)
+
+    @property
     def interval_s(self) -> float:
         return self._sampler.interval_s
 

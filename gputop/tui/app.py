@@ -147,7 +147,7 @@ class GputopApp(TerminalApp):
         base.set_class(height < 20, "short")
         base.set_class(height < 14, "low")
         base.set_class(height < 12 or width < 40, "tiny")
-        gpus = len(self.session.sample.gpus) if self.session.sample else 8
+        gpus = len(self.session.gpus_seen.gpus) if self.session.gpus_seen else 8
         self._table.resize_rows(lines_per_gpu(height, gpus), has_axis(height))
         held = len(self.session.sample.processes) if self.session.sample else 1
         # Stacked, the processes take what they need and no more than two fifths.
@@ -160,7 +160,7 @@ class GputopApp(TerminalApp):
 
     def _refresh_all(self) -> None:
         session = self.session
-        sample = session.sample
+        sample = session.gpus_seen
         replay = (session.player.badge, session.player.state()) if session.player is not None else None
         self._header.show([rows.header(sample, session.interval_s, self.paused, self._terminal.width, replay,
                                        self.drawn_every_s)])
@@ -173,6 +173,8 @@ class GputopApp(TerminalApp):
         if self._table.sample is None:
             self._fit()
         self._table.update_view(sample, session.history, session.marks)
+        if session.sample is None:
+            return  # the host and its processes have not answered yet
         self._host.show([rows.host(sample, self._terminal.width)])
         attached = frozenset(s.pid for s in session.servers if s.pid is not None)
         reasons = {g.processes_reason for g in sample.gpus if g.processes_reason}

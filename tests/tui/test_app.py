@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 
 from gputop.advice.finding import Advice
 from gputop.errors import NothingToSee
-from gputop.samples import LOST, GpuSample
+from gputop.sampler import Sampler
+from gputop.samples import LOST, GpuSample, HostSample
+from gputop.session import Options, Session
 from gputop.tui import telling
 from gputop.tui.actions import ActionsPanel
 from gputop.tui.app import GputopApp
@@ -20,6 +23,7 @@ from gputop.tui.lines import LinesWidget
 from gputop.tui.processes import ProcessPanel
 from gputop.tui.screens import Ask, Popup
 from tests.fakes import START_S, StillSession
+from tests.test_sampler import WAIT_S, Node
 from tests.tui.found import HEAVY, SMALL, FoundSession, text_of
 
 SIZES = [(80, 24), (120, 40), (200, 50)]
@@ -288,3 +292,29 @@ async def test_where_nothing_is_wrong_the_panel_says_what_the_limit_is() -> None
         session.live = Advice((replace(SMALL, id="low_sm_active", origin="live"),))
         session._refresh_findings()
         assert telling.lead(session) == (press,)  # time is lost: only why is not known
+
+
+async def test_gpus_that_have_been_seen_are_shown_while_the_host_does_not_answer() -> None:
+    node = Node()
+    answers = threading.Event()
+    read = node.host.read
+
+    def late(now_s: float) -> HostSample:
+        answers.wait(WAIT_S)
+        return read(now_s)
+
+    node.host.read = late  # type: ignore[method-assign]
+    sampler = Sampler(node, 60.0)
+    sampler.start()
+    assert sampler.looked.wait(WAIT_S)
+    session = Session(node, Options(discover=False), sampler=sampler)
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert session.sample is None and app.query_one(GpuTable).sample is sampler.glimpse
+        assert "2×H100" in text_of(app.query_one("#header", LinesWidget))
+        assert not text_of(app.query_one("#host", LinesWidget)).strip()
+        answers.set()
+        while "CPU" not in text_of(app.query_one("#host", LinesWidget)) or not app.query_one(ProcessPanel)._rows:
+            await pilot.pause()
+    session.close()
