@@ -231,7 +231,7 @@ class Node:
             threads=_JOB_THREADS + self.loop.scenario.input_workers, gpus=gpus,
             container=CONTAINER, cuda_visible_devices=",".join(str(gpu) for gpu in range(GPU_COUNT)),
             io_read_bytes_per_s=host["disk_read_bytes_per_s"], io_write_bytes_per_s=host["disk_write_bytes_per_s"],
-            cgroup=self._cgroup(cores),
+            cgroup=self._cgroup(cores), reasons=dict.fromkeys(("parent_pid", "started_s"), SOURCE),
         )
 
     def _cgroup(self, cores: float) -> CgroupSample:

@@ -217,7 +217,7 @@ class ProcessTable:
 
     def _read_identity(self, known: _Known, name: bytes) -> None:
         folder = f"{self._proc}/{known.local}"
-        reasons: dict[str, str] = {}
+        reasons = {} if self._boot_s is not None else {"started_s": "/proc/stat tells no boot time"}
         known.reason, before, known.command = None, known.command, None
         try:
             known.command = proc_files.command(self._read(f"{folder}/cmdline", proc_files.LARGE_BYTES), name)
@@ -315,4 +315,5 @@ def missing_process(pid: int, held: dict[int, GpuProcess], why: str) -> ProcessS
     return ProcessSample(
         pid, None, None, Reading.missing(COUNT, why), Reading.missing(BYTES, why), gpus=held, reason=why,
         io_read_bytes_per_s=rates.io_read_bytes_per_s, io_write_bytes_per_s=rates.io_write_bytes_per_s,
+        reasons=dict.fromkeys(("user", "parent_pid", "started_s", "threads", "container", "cuda_visible_devices"), why),
     )

@@ -291,11 +291,10 @@ class GputopApp(TerminalApp):
 
     def action_help(self) -> None:
         from gputop.tui import help
-        from gputop.tui.screens import Popup, text_width
 
         monitor = self.screen is self.screen_stack[0]
         more = f"{help.READING}\n{help.HOW_TO_SERVE}" if monitor else self.screen.HELP or ""
-        self.push_screen(Popup("Help", help.help_text(self.screen, more, text_width(self.size.width))))
+        self.push_screen(help.help_box(self.screen, more))
 
     def action_attach(self) -> None:
         from gputop.tui.screens import ask_attach

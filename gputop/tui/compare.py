@@ -10,15 +10,15 @@ from rich.text import Text
 from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.screen import ModalScreen
-from textual.widgets import Static
 
 from gputop.captures import CaptureRecord
 from gputop.errors import GputopError
 from gputop.session import Session
 from gputop.text import fit, printable, seconds
+from gputop.tui.boxes import Frame, Told
 from gputop.tui.keys import key
 from gputop.tui.lines import DrawnLines
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
@@ -137,12 +137,11 @@ class CompareScreen(ModalScreen[None]):
         self._stop = threading.Event()
 
     def compose(self) -> ComposeResult:
-        with Vertical(id="compare") as box:
-            box.border_title = "What changed"
-            box.border_subtitle = "↑↓ select   a b: is A, B   x: swap   pgdn: on   esc: close"
+        keys = "a b: is A, B", "↑↓ select", "pgdn: on", "x: swap", "esc: close"
+        with Frame("What changed", *keys, id="compare", can_focus=False):
             yield CaptureList(self._session.captures, id="captures")
             with VerticalScroll(id="changes"):
-                yield Static("", markup=False)
+                yield Told(Text())
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width < REPORT_WIDTH + 8, "tight")
@@ -197,8 +196,8 @@ class CompareScreen(ModalScreen[None]):
             self.app.call_from_thread(self._tell, told)
 
     def _tell(self, text: Text) -> None:
-        for shown in self.query("#changes Static").results(Static):
-            shown.update(text)
+        for shown in self.query(Told):
+            shown.tell(text)
 
 
 def compared(a: CaptureRecord, b: CaptureRecord, width: int, stop: threading.Event) -> Text:

@@ -11,6 +11,7 @@ from textual.screen import Screen
 from gputop.tui.keys import key_groups
 from gputop.tui.palette import ACCENT, BOLD, DIM
 from gputop.tui.runs import wrap
+from gputop.tui.screens import Popup
 
 _KEYS = 9  # columns for the keys: "shift+tab", "q  ctrl+c"
 
@@ -35,22 +36,23 @@ READING = (
 )
 
 
-def help_text(screen: Screen[Any], more: str, width: int) -> Text:
-    """The keys of ``screen``: those of the monitor, of the panel in use and of the others; then ``more``.
-
-    ``width``: columns to break the lines at.
-    """
-    out = Text()
+def help_box(screen: Screen[Any], more: str) -> Popup:
+    """The keys of ``screen``: those of the monitor, of the panel in use and of the others; then ``more``."""
     groups = list(key_groups(screen))
-    for title, lines in groups:
-        if len(groups) > 1:
-            out.append(f"{title}\n", BOLD)
-        for keys, binding in lines:
-            named = wrap("  ".join(sorted(keys, key=len)), _KEYS, 9)
-            told = wrap(binding.tooltip, max(20, width - _KEYS - 2), 9)
-            for left, right in zip_longest(named, told, fillvalue=""):
-                out.append(f"{left:>{_KEYS}}  ", ACCENT)
-                out.append(right + "\n")
-    if more:
-        out.append("\n" + more, DIM)
-    return out
+
+    def text(width: int) -> Text:
+        out = Text()
+        for title, lines in groups:
+            if len(groups) > 1:
+                out.append(f"{title}\n", BOLD)
+            for keys, binding in lines:
+                named = wrap("  ".join(sorted(keys, key=len)), _KEYS, 9)
+                told = wrap(binding.tooltip, max(20, width - _KEYS - 2), 9)
+                for left, right in zip_longest(named, told, fillvalue=""):
+                    out.append(f"{left:>{_KEYS}}  ", ACCENT)
+                    out.append(right + "\n")
+        if more:
+            out.append("\n" + more, DIM)
+        return out
+
+    return Popup("Help", text)

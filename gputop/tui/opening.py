@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from signal import Signals
 from typing import TYPE_CHECKING
 
@@ -30,19 +29,19 @@ def finding(app: GputopApp, chosen: Finding) -> None:
 
 
 def gpu(app: GputopApp, chosen: GpuSample) -> None:
-    from gputop.tui.screens import gpu_text
+    from gputop.tui.details import gpu_text
+    from gputop.tui.screens import LivePopup
 
     def now() -> GpuSample:
         sample = app.session.sample
         return next((g for g in sample.gpus if g.info.uuid == chosen.info.uuid), chosen) if sample else chosen
 
-    _live(app, f"GPU {chosen.info.label}", lambda _: gpu_text(now()))
+    app.push_screen(LivePopup(f"GPU {chosen.info.label}", lambda width: gpu_text(now(), width)))
 
 
 def process(app: GputopApp, chosen: ProcessSample) -> None:
     from gputop.tui.details import process_text
     from gputop.tui.process_screens import ProcessPopup
-    from gputop.tui.screens import hanging, text_width
 
     def now() -> ProcessSample | None:
         sample = app.session.sample
@@ -51,10 +50,9 @@ def process(app: GputopApp, chosen: ProcessSample) -> None:
         return next((p for p in sample.processes
                      if p.pid == chosen.pid and p.started_s == chosen.started_s), None)
 
-    def text() -> Text:
+    def text(width: int) -> Text:
         found = now()
-        told = process_text(found or chosen, app.session.clock(), gone=found is None)
-        return hanging(told, text_width(app.size.width))
+        return process_text(found or chosen, app.session.clock(), found is None, width)
 
     app.push_screen(ProcessPopup(chosen, text, lambda: signal(app, chosen)))
 
@@ -77,29 +75,20 @@ def signal(app: GputopApp, chosen: ProcessSample) -> None:
 
 def host(app: GputopApp) -> None:
     from gputop.tui.details import host_text
+    from gputop.tui.screens import LivePopup
 
     def text(width: int) -> Text:
         sample = app.session.sample
         return Text("Nothing was sampled yet.") if sample is None else host_text(sample, width)
 
-    _live(app, "Host", text)
+    app.push_screen(LivePopup("Host", text))
 
 
 def job(app: GputopApp) -> None:
     from gputop.tui.details import job_text
+    from gputop.tui.screens import LivePopup
 
-    _live(app, "Job", lambda _: job_text(app.session))
-
-
-def _live(app: GputopApp, title: str, make: Callable[[int], Text]) -> None:
-    """A box that goes with the samples; ``make`` is given the width of its lines."""
-    from gputop.tui.screens import LivePopup, hanging, text_width
-
-    def text() -> Text:
-        width = text_width(app.size.width)
-        return hanging(make(width), width)
-
-    app.push_screen(LivePopup(title, text))
+    app.push_screen(LivePopup("Job", lambda _: job_text(app.session)))
 
 
 def tables(app: GputopApp) -> None:

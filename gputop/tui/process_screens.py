@@ -10,14 +10,14 @@ from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Vertical
-from textual.content import Content
+from textual.geometry import Size
 from textual.screen import ModalScreen
 
 from gputop.export import redact
 from gputop.samples import ProcessSample
 from gputop.signals import SIGNALS
 from gputop.text import fit, printable
+from gputop.tui.boxes import Frame
 from gputop.tui.keys import key
 from gputop.tui.lines import DrawnLines
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, WARN
@@ -30,13 +30,9 @@ class ProcessPopup(LivePopup):
 
     BINDINGS: ClassVar[list[BindingType]] = [key("K", "signal", "signal…", "send it a signal, after a question")]
 
-    def __init__(self, process: ProcessSample, make: Callable[[], Text], ask: Callable[[], None]) -> None:
-        super().__init__(f"Process {process.pid}", make)
+    def __init__(self, process: ProcessSample, make: Callable[[int], Text], ask: Callable[[], None]) -> None:
+        super().__init__(f"Process {process.pid}", make, keys=("K: signal…", "y: copy the command"))
         self._process, self._ask = process, ask
-
-    def on_mount(self) -> None:
-        super().on_mount()
-        self.query_one("#popup").border_subtitle = "K: signal…   y: copy the command   esc: close"
 
     def copied(self) -> tuple[str, str]:
         return redact.command(self._process.command or ""), "The command, its secrets hidden,"
@@ -47,37 +43,65 @@ class ProcessPopup(LivePopup):
 
 
 class SignalList(DrawnLines, can_focus=True):
-    """The signals; one is selected, and once it is taken, the question stands below."""
+    """The signals; one is selected, and once it is taken, the question stands below.
+
+    On a low terminal the process gives way to them, then what a signal does, then the signals to the question.
+    """
 
     def __init__(self, process: ProcessSample) -> None:
         super().__init__(id="signals")
         self.process = process
         self.index = 0
         self.asked = False
+        self._at: dict[int, int] = {}  # the line of each signal that is shown
 
     @property
     def number(self) -> Signals:
         return SIGNALS[self.index][0]
 
+    def signal_at(self, line: int) -> int | None:
+        return next((i for i, at in self._at.items() if at == line), None)
+
+    def _head(self, width: int) -> list[str]:
+        p = self.process
+        command = printable(redact.command(p.command)) if p.command is not None else "command not known"
+        return wrap(f"{p.pid}  {printable(p.user or '?')}  {command}", width, 2)
+
+    def _said(self, width: int) -> list[str]:
+        """What the selected signal does, or the question; in as many lines as any of it needs."""
+        told = [wrap(what, width, 3) for _, what in SIGNALS]
+        said = told[self.index]
+        if self.asked:
+            question, keys = f"Send {self.number.name} to {self.process.pid}?", "y: send   n, esc: do not"
+            said = [f"{question}   {keys}"]
+            if len(said[0]) > width:
+                said = [*wrap(question, width, 2), keys if len(keys) <= width else "y: send  n: no"]
+        return said + [""] * (max(map(len, told)) - len(said))
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return min(viewport.height - 2, len(self._head(width)) + 1 + len(SIGNALS) + 1 + len(self._said(width)))
+
     def draw(self) -> None:
-        p, width = self.process, self.size.width
+        width, height = self.size
         if width <= 0:
             return
-        command = printable(redact.command(p.command)) if p.command is not None else "command not known"
-        lines: list[list[Run]] = [[(text, BOLD)] for text in wrap(f"{p.pid}  {printable(p.user or '?')}  {command}",
-                                                                  width, 2)]
-        lines += [[] for _ in range(3 - len(lines))]
-        for i, (number, what) in enumerate(SIGNALS):
+        said = self._said(width)
+        shown = max(0, min(len(SIGNALS), height - len(said) if self.asked else height))
+        said = said[:height - shown]
+        head = self._head(width)[:height - shown - len(said)]
+        blank = height - shown - len(said) - len(head)
+        first = min(max(0, self.index - shown // 2), len(SIGNALS) - shown)
+        lines: list[list[Run]] = [[(text, BOLD)] for text in head]
+        lines += [[]] * (blank > 1)
+        self._at = {}
+        for i, (number, what) in list(enumerate(SIGNALS))[first:first + shown]:
             chosen = i == self.index
-            lines.append([("› " if chosen else "  ", ACCENT), (f"{number.value:>2} {number.name:<8} ", BOLD if chosen
-                          else PLAIN), (fit(what, max(0, width - 14)), DIM)])
-        lines.append([])
-        if not self.asked:
-            lines += [[(text, DIM)] for text in wrap(SIGNALS[self.index][1], width, 2)]
-        else:
-            question = f"Send {self.number.name} to {p.pid}?   y: send   n, esc: do not"
-            lines += [[(text, WARN)] for text in ([question] if len(question) <= width else question.split("   ", 1))]
-        self.show(lines)
+            self._at[i] = len(lines)
+            name = f"{number.value:>2} {number.name:<8} "
+            lines.append([("› " if chosen else "  ", ACCENT), (name, BOLD if chosen else PLAIN),
+                          (fit(what, width - 14) if width >= 24 else "", DIM)])
+        lines += [[]] * (blank > 0)
+        self.show([*lines, *([(text, WARN if self.asked else DIM)] for text in said)])
 
 
 class SignalScreen(ModalScreen[Signals | None]):
@@ -94,14 +118,14 @@ class SignalScreen(ModalScreen[Signals | None]):
     HELP = ("Before it is sent, the process is held and its start time compared with the one on screen: a later "
             "process of the same PID gets nothing. Processes of other users need root.\n")
 
+    KEYS = ("↑↓ select", "enter: take it", "esc: close")  # those of the question stand beside it
+
     def __init__(self, process: ProcessSample) -> None:
         super().__init__()
         self._process = process
 
     def compose(self) -> ComposeResult:
-        with Vertical(id="signal") as box:
-            box.border_title = Content(f"Signal to process {self._process.pid}")
-            box.border_subtitle = "↑↓ select   enter: take it   esc: close"
+        with Frame(f"Signal to process {self._process.pid}", *self.KEYS, id="signal", can_focus=False):
             yield SignalList(self._process)
 
     def on_mount(self) -> None:
@@ -131,6 +155,7 @@ class SignalScreen(ModalScreen[Signals | None]):
         signals = self.query_one(SignalList)
         signals.asked = asked
         signals.draw()
+        self.query_one(Frame).tell(*(() if asked else self.KEYS))
 
     def on_mouse_scroll_down(self) -> None:
         self.action_move(1)
@@ -141,10 +166,11 @@ class SignalScreen(ModalScreen[Signals | None]):
     def on_click(self, event: events.Click) -> None:
         """A signal selects, the selected one asks; it is sent by the key alone."""
         signals = self.query_one(SignalList)
-        row = event.get_content_offset(signals)
-        if row is None or not 0 <= row.y - 3 < len(SIGNALS) or signals.asked:
+        at = event.get_content_offset(signals)
+        chosen = signals.signal_at(at.y) if at is not None else None
+        if chosen is None or signals.asked:
             return
-        if row.y - 3 == signals.index:
+        if chosen == signals.index:
             self._ask(True)
-        signals.index = row.y - 3
+        signals.index = chosen
         signals.draw()

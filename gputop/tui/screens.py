@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import HorizontalScroll, Vertical, VerticalScroll
-from textual.content import Content
+from textual.containers import HorizontalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
@@ -20,40 +17,11 @@ from gputop.advice.finding import Finding
 from gputop.captures import CaptureRecord
 from gputop.errors import GputopError
 from gputop.gpu_numbers import GpuNumbers
-from gputop.samples import GpuSample
-from gputop.text import printable, ranges, reading
+from gputop.text import printable, ranges
 from gputop.tui.actions import evidence_lines, gain_text
+from gputop.tui.boxes import Frame, Told
 from gputop.tui.keys import key
-from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE, WARN
-
-
-def text_width(terminal: int) -> int:
-    """Columns for text in a box on a terminal of this width, as the style sheet has it, with room for a scrollbar."""
-    return min(104, terminal * 96 // 100) - 5
-
-
-_GAP = re.compile(r"(?:^|\S) {2,}(?=\S)")
-
-
-def hanging(text: Text, width: int) -> Text:
-    """``text`` with lines longer than ``width`` broken at spaces; what follows stands under their last column.
-
-    A column begins behind two spaces or more. A word that is longer than the room is left as it is.
-    """
-    out = Text()
-    for line in text.split("\n", allow_blank=True):
-        indent = max((gap.end() for gap in _GAP.finditer(line.plain[:width * 2 // 3])), default=0)
-        while len(line.plain) > width:
-            cut = line.plain.rfind(" ", indent + 1, width + 1)
-            if cut <= indent or not line.plain[:cut].strip():
-                break
-            head, rest = line.divide([cut + 1])
-            head.rstrip()
-            out.append_text(head).append("\n")
-            line = Text(" " * indent).append_text(rest)
-        out.append_text(line).append("\n")
-    out.right_crop(1)
-    return out
+from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE, WARN
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +38,7 @@ class Below:
     text: Text
 
 
-Part = Text | Code | Below
+Part = Text | Callable[[int], Text] | Code | Below  # text as it is, or made for the columns it has
 
 
 class Popup(ModalScreen[None]):
@@ -83,21 +51,20 @@ class Popup(ModalScreen[None]):
     ]
     HELP = "↑ ↓ and the wheel scroll.\n"
 
-    def __init__(self, title: str, *content: Part) -> None:
+    def __init__(self, title: str, *content: Part, keys: Sequence[str] = ()) -> None:
+        """``keys`` are named on its border, beside the one that closes."""
         super().__init__()
-        self._title, self._content = title, content
+        self._title, self._content, self._keys = title, content, keys
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(id="popup") as box:
-            box.border_title, box.border_subtitle = Content(printable(self._title)), "esc: close"  # no markup
+        with Frame(self._title, *self._keys, "esc: close", id="popup"):
             for part in self._content:
-                if isinstance(part, Text):
-                    yield Static(part, markup=False)
-                elif isinstance(part, Below):
-                    yield Static(part.text, markup=False, classes="indented")
-                else:
+                if isinstance(part, Code):
                     with HorizontalScroll(classes="code"):
                         yield Static(Text("\n".join(map(printable, part.text.splitlines())), ACCENT, no_wrap=True))
+                else:
+                    below = isinstance(part, Below)
+                    yield Told(part.text if isinstance(part, Below) else part, classes="indented" if below else None)
 
     def on_mount(self) -> None:
         self.query_one("#popup").focus()
@@ -119,16 +86,9 @@ class Popup(ModalScreen[None]):
 class LivePopup(Popup):
     """A box whose text is made anew with each look at the node."""
 
-    def __init__(self, title: str, make: Callable[[], Text]) -> None:
-        self._make, self._shown = make, make()
-        super().__init__(title, self._shown)
-
     def update_view(self) -> None:
-        text = self._make()
-        if text != self._shown:  # setting it lays the box out again
-            self._shown = text
-            for part in self.query("#popup Static").results(Static):
-                part.update(text)
+        for told in self.query(Told):
+            told.tell()
 
 
 def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[Part]:
@@ -142,7 +102,7 @@ def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[P
     out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
     gpus = f"   GPU {ranges(finding.gpus, ', ')}" if finding.gpus else ""
     origin = "a trace" if finding.origin == "trace" else "the live figures"
-    out.append(f"   {finding.id}{gpus}   from {origin}\n\n", DIM)
+    out.append(f"{gpus}   from {origin}\n\n", DIM)
     out.append(printable(finding.why) + "\n\n")
     out.append("What to do\n", BOLD)
     out.append(printable(finding.action) + "\n")
@@ -192,30 +152,6 @@ def capture_text(record: CaptureRecord) -> Text:
     return Text("\n".join(parts))
 
 
-def gpu_text(gpu: GpuSample) -> Text:
-    """Every reading of one GPU with its source, or why there is none."""
-    from gputop.metrics import GPU_METRICS
-
-    out = Text()
-    node = "" if gpu.info.numa_node is None else f"   NUMA node {gpu.info.numa_node}"
-    out.append(f"{printable(gpu.info.name)}   {gpu.info.uuid}   {gpu.info.pci_bus_id}{node}\n", DIM)
-    if gpu.message:
-        out.append(f"{gpu.state}: {printable(gpu.message)}\n", BAD)
-    out.append("\n")
-    for metric in GPU_METRICS.values():
-        r = gpu[metric.id]
-        out.append(f"{metric.label:<20}")
-        out.append(f"{reading(r):>12}  ", DIM if r.value is None else BOLD)
-        out.append(printable(r.reason or r.source) + (" (coarse)" if r.coarse else "") + "\n", DIM)
-    for event in gpu.xids:
-        out.append(f"\nXid {event.xid} at {time.strftime('%H:%M:%S', time.localtime(event.time_s))}", BAD)
-    if gpu.xids_reason is not None:
-        out.append(f"\nXid errors are not reported: {printable(gpu.xids_reason)}", DIM)
-    if gpu.clock_event_reasons:
-        out.append("\nClocks held down by: " + ", ".join(gpu.clock_event_reasons), WARN)
-    return out
-
-
 class Ask(ModalScreen[str | None]):
     """One line of input; dismissed with the text, or None on escape."""
 
@@ -229,10 +165,9 @@ class Ask(ModalScreen[str | None]):
         self._check = check
 
     def compose(self) -> ComposeResult:
-        with Vertical(id="ask") as box:
-            box.border_title, box.border_subtitle = self._title, "enter: ok   esc: cancel"
+        with Frame(self._title, "enter: ok", "esc: cancel", id="ask", can_focus=False):
             yield Input(value=self._value, placeholder=self._placeholder)
-            yield Static(self._hint, id="hint", markup=False)
+            yield Told(Text(self._hint), id="hint")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         text = event.value.strip()
@@ -240,7 +175,7 @@ class Ask(ModalScreen[str | None]):
         if problem is None:
             self.dismiss(text)
         else:
-            self.query_one("#hint", Static).update(Text(printable(problem), WARN))
+            self.query_one(Told).tell(Text(printable(problem), WARN))
 
     def action_cancel(self) -> None:
         self.dismiss(None)
@@ -257,7 +192,9 @@ def ask_attach() -> Ask:
             return f"{error.message} {error.fix}"
         return None
 
-    hint = ("The profiler server of a TensorFlow or JAX process. In the job:\n"
-            "tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009)\n"
-            "A job that runs without one is given one by: gputop attach PID")
+    hint = ("The profiler server of a job. To start one in it:\n"
+            "  tf.profiler.experimental.server.start(6009)\n"
+            "  jax.profiler.start_server(6009)\n"
+            "A job that runs without one is given one by:\n"
+            "  gputop attach PID")
     return Ask("Attach to HOST:PORT", hint, placeholder="localhost:6009", check=problem)

@@ -22,14 +22,15 @@ from gputop.timeline.model import Bubble
 from gputop.timeline.reader import Timeline
 from gputop.tui import timeline_told as told
 from gputop.tui.bubbles import BubbleList
-from gputop.tui.help import help_text
+from gputop.tui.help import help_box
 from gputop.tui.keys import key
 from gputop.tui.lines import LinesWidget
-from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN
+from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.tui.rows import SIMULATED_STYLE
 from gputop.tui.runs import Run, spread, wrap
-from gputop.tui.screens import Ask, Popup, text_width
+from gputop.tui.screens import Ask, Popup
 from gputop.tui.timeline_canvas import TimelineCanvas
+from gputop.tui.timeline_head import losses
 from gputop.tui.timeline_open import FindingPopup, TraceFile, place_of
 
 _TICK_S = 0.5  # of the clock while a trace is read
@@ -211,8 +212,8 @@ class TimelineScreen(ModalScreen[None]):
         left: list[Run] = [(" gputop ", BOLD), (" timeline ", PLAIN), (" " + printable(self.trace.title), DIM)]
         right: list[Run] = []
         if timeline is not None:
-            if timeline.simulated:
-                left.insert(1, (" SIMULATED ", SIMULATED_STYLE))
+            lost = losses(timeline)
+            left[1:1] = [(" SIMULATED ", SIMULATED_STYLE)] * timeline.simulated + [(f" {lost} ", WARN)] * bool(lost)
             begin, end = timeline.window_ns
             right = [(seconds((end - begin) / 1e9), BOLD), (f"  {timeline.events:,} events", PLAIN), (" ", PLAIN)]
             if len(timeline.steps_ns):
@@ -280,8 +281,7 @@ class TimelineScreen(ModalScreen[None]):
 
     def _open_idle(self, timeline: Timeline, idle: Bubble) -> None:
         finding = self.trace.titles.get(idle.finding, idle.finding) if idle.finding else ""
-        width = text_width(self.app.size.width)
-        self.app.push_screen(Popup("An idle place", told.bubble_text(timeline, idle, finding, width)))
+        self.app.push_screen(Popup("An idle place", lambda width: told.bubble_text(timeline, idle, finding, width)))
 
     def go_to_finding(self, finding: Finding) -> None:
         """Show where a finding costs the most; say so where there is no such place."""
@@ -351,7 +351,7 @@ class TimelineScreen(ModalScreen[None]):
         self.app.push_screen(Popup("The capture", self.trace.report))
 
     def action_help(self) -> None:
-        self.app.push_screen(Popup("Help", help_text(self, self.HELP, text_width(self.app.size.width))))
+        self.app.push_screen(help_box(self, self.HELP))
 
     def action_leave(self) -> None:
         if self.has_class("-bubbles"):

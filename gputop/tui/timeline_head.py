@@ -8,6 +8,7 @@ from rich.style import Style
 
 from gputop.text import seconds
 from gputop.timeline.model import KINDS
+from gputop.timeline.reader import Timeline
 from gputop.tui.palette import ACCENT, DARK, DIM, PART_STYLE, PARTS
 from gputop.tui.runs import Run
 from gputop.tui.timeline_styles import PART_OF, STEP, STEP_HERE
@@ -15,10 +16,20 @@ from gputop.tui.timeline_view import View, base_ns, every, ticks, unit_of
 
 Steps = npt.NDArray[np.int64]  # (n, 2): begin and end of each
 
+# What a reader notes of a trace that does not hold all that happened, in a word or two; the report says more.
+_LOSSES = {"dropped_events": "events dropped", "clipped": "clipped", "truncated": "damaged",
+           "unreadable_file": "a file left out"}
+
 _OUTSIDE = Style(color="#596272", bgcolor=DARK.names["surface"])  # no part of the step: it has no letter
 _INSIDE = ACCENT + Style(bgcolor="#16262d")
 
 _ON_LABEL = Style(color=DARK.names["ground"], bgcolor=DARK.names["accent"])  # the cursor, where a time is written
+
+
+def losses(timeline: Timeline) -> str:
+    """What the trace lost, and where it is told; nothing where it is whole."""
+    found = dict.fromkeys(_LOSSES[id_] for id_, _ in timeline.quality if id_ in _LOSSES)
+    return f"{', '.join(found)} (r)" if found else ""
 
 
 def overview(cover: npt.NDArray[np.float32], view: View) -> list[Run]:

@@ -129,14 +129,10 @@ class FindingPopup(Popup):
     BINDINGS: ClassVar[list[BindingType]] = [key("t", "place", "on the timeline", "its place on the timeline")]
 
     def __init__(self, finding: Finding, go: Callable[[Finding], None], numbers: GpuNumbers | None = None) -> None:
-        super().__init__(finding.title, *finding_parts(finding, numbers))
+        keys = ["t: on the timeline"] if finding.origin == "trace" else []
+        keys += ["y: copy the code"] if finding.snippet else []
+        super().__init__(finding.title, *finding_parts(finding, numbers), keys=keys)
         self._finding, self._go = finding, go
-
-    def on_mount(self) -> None:
-        super().on_mount()
-        keys = ["t: on the timeline"] if self._finding.origin == "trace" else []
-        keys += ["y: copy the code"] if self._finding.snippet else []
-        self.query_one("#popup").border_subtitle = "   ".join([*keys, "esc: close"])
 
     def action_place(self) -> None:
         if self._finding.origin == "trace":

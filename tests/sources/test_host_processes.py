@@ -349,4 +349,4 @@ def test_a_process_hidden_by_hidepid(proc: ProcTree, ticking: Ticking) -> None:
 def test_a_missing_process_has_the_reason_everywhere() -> None:
     sample = missing_process(7, {}, DENIED)
     readings = (sample.cpu_cores, sample.rss_bytes, sample.io_read_bytes_per_s, sample.io_write_bytes_per_s)
-    assert {r.reason for r in readings} == {sample.reason} == {DENIED}
+    assert {r.reason for r in readings} == {sample.reason} == set(sample.reasons.values()) == {DENIED}

@@ -1,13 +1,18 @@
-"""A still session with the findings of a capture, and what a widget of lines says."""
+"""A still session with the findings of a capture, and what a widget of lines and a box say."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from textual.app import App
 
 from gputop.advice.finding import Advice, Finding, Gain
 from gputop.captures import CaptureRecord, Server
+from gputop.tui.boxes import Told
 from gputop.tui.lines import LinesWidget
+from gputop.tui.screens import Popup
 from tests.fakes import START_S, StillSession
 
 HEAVY = Finding(
@@ -36,3 +41,9 @@ class FoundSession(StillSession):
 
 def text_of(widget: LinesWidget) -> str:
     return "\n".join("".join(text for text, _ in line) for line in widget._lines)
+
+
+def box_text(app: App[Any]) -> str:
+    """What the open box says, in the lines it has; its code is not in it."""
+    assert isinstance(app.screen, Popup)
+    return "\n".join(str(told.text) for told in app.screen.query(Told))

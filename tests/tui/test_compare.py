@@ -16,7 +16,7 @@ from gputop.tui import compare
 from gputop.tui.app import GputopApp
 from gputop.tui.compare import CaptureList, CompareScreen, coloured, compared
 from tests.fakes import START_S
-from tests.tui.found import FoundSession, text_of
+from tests.tui.found import FoundSession, box_text, text_of
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 SLOW, FAST = DATA / "keras3_slow_input.xplane.pb.gz", DATA / "keras3_fast.xplane.pb.gz"
@@ -110,7 +110,7 @@ async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
         await pilot.click(CaptureList, offset=(5, 0))
         assert captures.b is first
         await pilot.press("question_mark")
-        assert "beyond the spread of the steps" in str(app.screen._content[0])  # type: ignore[attr-defined]
+        assert "beyond the spread of the steps" in box_text(app)
         await pilot.press("escape", "pagedown", "pageup", "escape")
         assert app.screen is app.screen_stack[0]
 

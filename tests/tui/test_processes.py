@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.samples import GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading, XidEvent
+from gputop.metrics import GPU_METRICS
+from gputop.samples import LOST, GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading, XidEvent
 from gputop.tui.app import GputopApp
+from gputop.tui.details import gpu_text
 from gputop.tui.processes import ProcessPanel, arrange, io_bytes_per_s, memory_bytes, sm_ratio, tree
-from gputop.tui.screens import gpu_text
 from tests.fakes import StillSession
 
 
@@ -83,9 +84,19 @@ async def test_a_wide_panel_shows_io_and_container_and_mig_instances() -> None:
 def test_details_of_a_gpu_name_its_memory_node_and_its_faults(reason: str | None) -> None:
     info = GpuInfo(0, "GPU-0", "H100", "0000:1b:00.0", numa_node=1)
     text = gpu_text(GpuSample(info, {}, xids=(XidEvent(45_296.0, 79),), xids_reason=reason)).plain
-    assert "0000:1b:00.0   NUMA node 1\n" in text
+    assert "0000:1b:00.0  NUMA node 1\n" in text
     assert "Xid 79 at 12:34:56" in text
     assert ("Xid errors are not reported: not supported by this driver" in text) == (reason is not None)
+
+
+def test_a_lost_gpu_says_why_once() -> None:
+    why = "the GPU fell off the bus"
+    lost = {metric.id: Reading.missing(metric.unit, why) for metric in GPU_METRICS.values()}
+    gpu = GpuSample(GpuInfo(0, "GPU-0", "H100", "0000:1b:00.0"), lost, state=LOST, message=why)
+    text = gpu_text(gpu).plain
+    assert text.count(why) == 1 and "All figures are N/A for the reason above." in text and "SM active" not in text
+    text = gpu_text(replace(gpu, readings=lost | {"gpu_util": Reading(0.5, "ratio", "NVML")})).plain
+    assert "Util (coarse)         50%        NVML\nAll other figures are N/A" in text
 
 
 async def test_a_filter_that_looks_like_markup_is_shown_as_it_is() -> None:

@@ -14,7 +14,7 @@ from gputop.tui.screens import Ask, Popup
 from gputop.tui.tables import Column, Table, arranged, tables, widths
 from gputop.tui.tables_screen import TablesScreen, Tabs
 from tests.trace.test_worker import CAPTURE
-from tests.tui.found import FoundSession, text_of
+from tests.tui.found import FoundSession, box_text, text_of
 
 TABLE = Table("t", (Column("n", str), Column("name", wide=True)), ((2.0, "b"), (None, "a"), (3.0, "C")), "none")
 EMPTY = {"gpus": [{"gpu": 0}], "kernels": None, "memory": []}
@@ -127,7 +127,7 @@ async def test_keys_and_mouse_of_the_tables() -> None:
         await pilot.press(*"BOLD", "enter")
         assert [row[-1] for row in screen._rows] == ["gemm_[bold]x"] and grid.row_count == 1
         await pilot.press("enter")
-        assert isinstance(app.screen, Popup) and "gemm_[bold]x" in str(app.screen._content[0])
+        assert isinstance(app.screen, Popup) and "gemm_[bold]x" in box_text(app)
         await pilot.press("escape", "tab")
         assert screen.table.name == "By op"
         await pilot.pause()
@@ -140,7 +140,7 @@ async def test_keys_and_mouse_of_the_tables() -> None:
         await pilot.click(Tabs, offset=(3, 0))
         assert screen.table.name == "Kernels"
         await pilot.press("question_mark")
-        assert "only the rows that hold a text" in str(app.screen._content[0])  # type: ignore[attr-defined]
+        assert "only the rows that hold a text" in box_text(app)
         await pilot.press("escape", "escape")
         assert app.screen is app.screen_stack[0]
 

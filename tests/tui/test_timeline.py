@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gputop.timeline.reader import Timeline
+from gputop.trace.model import QualityNote
 from gputop.tui.lines import LinesWidget
 from gputop.tui.timeline_open import TimelineApp
 from gputop.tui.timeline_view import View
@@ -48,6 +49,18 @@ async def test_the_whole_capture_is_shown_first() -> None:
         header = text_of(screen.query_one("#timeline-header", LinesWidget))
         assert "node.xplane.pb" in header and "3 steps" in header and "SIMULATED" not in header
         assert "4.0 ms shown" in told(screen) and "idle places" in told(screen)
+
+
+@pytest.mark.parametrize("size", [(40, 12), (80, 24), (200, 60)])
+async def test_a_trace_that_lost_events_says_so(size: tuple[int, int]) -> None:
+    for lost, said in ((("dropped_events",), " events dropped (r) "), (("no_steps",), None),
+                       (("clipped", "dropped_events", "clipped"), " clipped, events dropped (r) ")):
+        trace = job()
+        trace.quality += [QualityNote(id_, "the profiler says so") for id_ in lost]
+        async with shown(timeline_of(trace), size=size) as (_, screen, _):
+            header = text_of(screen.query_one("#timeline-header", LinesWidget))
+            assert said in header if said else "(r)" not in header
+            assert len(header) <= size[0]
 
 
 async def test_a_little_is_not_nothing() -> None:

@@ -6,19 +6,14 @@ from dataclasses import replace
 
 import pytest
 from textual import events
-from textual.pilot import Pilot
 
 from gputop.tui.bubbles import BubbleList
 from gputop.tui.screens import Popup
 from gputop.tui.timeline import TimelineScreen
 from gputop.tui.timeline_canvas import TimelineCanvas
 from gputop.tui.timeline_open import FindingPopup
+from tests.tui.found import box_text
 from tests.tui.timelines import LAUNCH_BOUND, STEP_NS, line_of, notes, picture, press_to, shown, text_of, told
-
-
-def popup_text(pilot: Pilot) -> str:
-    assert isinstance(pilot.app.screen, Popup)
-    return "\n".join(str(part) for part in pilot.app.screen._content)
 
 
 async def test_pan_zoom_and_the_way_back() -> None:
@@ -209,7 +204,7 @@ async def test_a_gap_tells_of_its_finding() -> None:
     async with shown(findings=[LAUNCH_BOUND]) as (pilot, _, canvas):
         await press_to(pilot, canvas, "GPU 0")
         await pilot.press("n", "enter")
-        assert "The GPUs wait for launches" in popup_text(pilot)
+        assert "The GPUs wait for launches" in box_text(pilot.app)
 
 
 async def test_a_place_without_a_finding_tells_of_itself() -> None:

@@ -1,0 +1,115 @@
+"""What the boxes over a screen are made of: a frame that fits its terminal, and text that is broken for its width."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from rich.cells import cell_len
+from rich.text import Text
+from textual.app import RenderResult
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.geometry import Size
+from textual.widget import Widget
+
+from gputop.text import printable
+
+_GAP = re.compile(r"(?:^|\S) {2,}(?=\S)")
+_ROOM = 16  # columns that text needs beside what it stands under
+
+
+def hanging(text: Text, width: int) -> Text:
+    """``text`` with lines longer than ``width`` broken at spaces; what follows stands under their last column.
+
+    A column begins behind two spaces or more; one with little room beside it counts for none. Words that are longer
+    than their room are broken.
+    """
+    out = Text()
+    furthest = width - max(_ROOM, width // 3)
+    for line in text.split("\n"):  # without a blank one at the end
+        indent = max((gap.end() for gap in _GAP.finditer(line.plain) if gap.end() <= furthest), default=0)
+        while (whole := _fitting(line.plain, width)) < len(line.plain):
+            space = line.plain.rfind(" ", indent + 1, whole + 1)
+            rest = len(line.plain) - len(line.plain[space:].lstrip()) if space > 0 else whole
+            head, line = line.divide([rest])
+            head.rstrip()
+            if head.plain:
+                out.append_text(head).append("\n")
+            line = Text(" " * indent).append_text(line)
+        out.append_text(line).append("\n")
+    out.right_crop(1)
+    return out
+
+
+def _fitting(line: str, width: int) -> int:
+    """How many characters of the line these columns hold; one at least."""
+    if line.isascii():
+        return max(1, width)
+    used = 0
+    for i, char in enumerate(line):
+        used += cell_len(char)
+        if used > width:
+            return max(1, i)
+    return len(line)
+
+
+class Told(Widget):
+    """Text that is made for the columns it has, and anew when they change."""
+
+    DEFAULT_CSS = "Told { width: 1fr; height: auto; }"
+
+    def __init__(self, make: Text | Callable[[int], Text], id: str | None = None, classes: str | None = None) -> None:
+        """``make`` is given the columns; lines that are longer are broken."""
+        super().__init__(id=id, classes=classes)
+        self._make = make
+        self._columns = 0
+        self.text = Text()  # as it is shown
+
+    def _for(self, columns: int) -> Text:
+        if columns != self._columns:
+            made = self._make if isinstance(self._make, Text) else self._make(columns)
+            self._columns, self.text = columns, hanging(made, columns)
+        return self.text
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return self._for(width).plain.count("\n") + 1
+
+    def render(self) -> RenderResult:
+        return self._for(self.content_size.width)
+
+    def tell(self, make: Text | None = None) -> None:
+        """Make the text anew, or show this one."""
+        self._make = self._make if make is None else make
+        before, columns, self._columns = self.text, self._columns, 0
+        if columns and self._for(columns) != before:
+            self.refresh(layout=self.text.plain.count("\n") != before.plain.count("\n"))
+
+
+class Frame(VerticalScroll):
+    """A box that names keys on its border, as many as fit, and shows the same place when its text is broken anew."""
+
+    def __init__(self, title: str, *keys: str, id: str, can_focus: bool = True) -> None:
+        """``keys``: the last of all, which closes, is shown first, then the others in their order."""
+        super().__init__(id=id, can_focus=can_focus)
+        self.border_title = Content(printable(title))  # no markup
+        self.keys = keys
+
+    def tell(self, *keys: str) -> None:
+        """Name these from now on."""
+        self.keys = keys
+        self.on_resize()
+
+    def on_resize(self) -> None:
+        *others, last = self.keys or ("",)
+        shown: list[str] = []
+        for key in others:
+            # The corners, and a dash and a space at each end.
+            if len("   ".join([*shown, key, last])) <= self.outer_size.width - 6:
+                shown.append(key)
+        self.border_subtitle = "   ".join([*shown, last])
+
+    def watch_virtual_size(self, before: Size, now: Size) -> None:
+        if before.width and before.width != now.width:
+            y = round(self.scroll_y * now.height / max(1, before.height))
+            self.call_after_refresh(self.scroll_to, y=y, animate=False)
