@@ -199,7 +199,7 @@ def compare(job: str, seconds: float, rounds: int) -> None:
             costs[client].append(cost := measure(client, job, seconds))
             print(f"{client:10} {cost.took_s:5.1f} s  {cost.lost_s:.1f} s of training lost  CPU {cost.cpu_s:.1f} s  "
                   f"job +{cost.growth_bytes / 1e6:.0f} MB  trace {cost.trace_bytes / 1e6:.1f} MB  "
-                  f"{cost.steps} steps of {1000 * cost.step_s:.2f} ms  "
+                  f"{f'{cost.steps} steps of {1000 * cost.step_s:.2f} ms' if cost.steps else 'no steps'}  "
                   f"{', '.join(cost.findings) or 'no findings'}", flush=True)
 
     def ratio(what: str) -> float:
