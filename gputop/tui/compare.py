@@ -23,6 +23,7 @@ from gputop.tui.keys import key
 from gputop.tui.lines import DrawnLines
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.tui.runs import Run
+from gputop.tui.telling import no_capture
 
 REPORT_WIDTH = 88
 _STYLES = {"better": ACCENT, "worse": BAD, "changed": WARN, "BETTER": ACCENT, "WORSE": BAD, "NOISE": DIM}
@@ -225,7 +226,7 @@ def mark_last(session: Session) -> str:
     """Make the last capture A; returns what to do next."""
     captures = session.captures
     if not captures:
-        return "No capture yet: press c, then A marks it as the one to compare with."
+        return no_capture(session, "Then A marks it as the one to compare with.")
     if session.before is captures[-1]:
         return f"The capture of {label(captures[-1])} is A already. Change the job, capture again (c), then press B."
     session.compare_with(captures[-1])
@@ -238,7 +239,7 @@ def why_not(session: Session) -> str | None:
     if len(session.captures) >= 2:
         return None
     if not session.captures:
-        return "No capture yet: press c. Two captures are compared here, before and after a change of the job."
+        return no_capture(session, "Two captures are compared here, before and after a change of the job.")
     return (f"One capture so far ({label(session.captures[-1])}), two are needed. Change the job and press c again: "
             "B then shows what that brought.")
 

@@ -94,7 +94,9 @@ def job(app: GputopApp) -> None:
 def tables(app: GputopApp) -> None:
     record = app.session.last_capture
     if record is None:
-        app.notify("No capture yet: press c. Its kernels, collectives, memory and copies are then here.", timeout=5)
+        from gputop.tui.telling import no_capture
+
+        app.notify(no_capture(app.session, "Its kernels, collectives, memory and copies are then here."), timeout=5)
         return
     from gputop.tui.tables_screen import TablesScreen
 

@@ -25,6 +25,8 @@ def lead(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str,
         nothing = (f"Nothing found in the live figures so far that costs time. {session.live.limit}".rstrip(),)
     if session.player is not None:
         return nothing  # a recording has no job that could be asked for more
+    if _under_way(session):
+        return (*nothing, "A capture is under way: what it tells of the step's time comes here.")
     if any(s.problem is None for s in session.servers):
         return (*nothing, "Press c to capture a trace: it tells where the step's time goes.")
     return (*nothing, *no_server)
@@ -37,6 +39,19 @@ def captured(session: Session) -> str:
     record = session.last_capture
     of_note: tuple[str, ...] = ()
     if record is not None:
-        of_note = record.remarks if record.plan is not None and record.plan.shortened else record.asides
-    lines = [*of_note, *against(session), "t: its timeline. T: its tables."]
+        of_note = record.asides
+        if record.plan is not None and record.plan.shortened:
+            of_note = record.remarks[:len(of_note) + 1]  # with why it is shorter than asked
+            of_note += (record.cost.text(),) if record.cost is not None else ()
+    lines = [*of_note, *against(session), "t: its timeline. T: its tables. J: all that is to say of it."]
     return "\n".join(map(printable, lines))
+
+
+def no_capture(session: Session, then: str = "") -> str:
+    """Why what is made of a capture is not there, and what to do; ``then`` is what it is good for."""
+    first = "The first capture is under way." if _under_way(session) else "No capture yet: press c."
+    return f"{first} {then}".rstrip()
+
+
+def _under_way(session: Session) -> bool:
+    return session.status is not None and session.status.running

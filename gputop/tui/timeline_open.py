@@ -149,7 +149,9 @@ def open_last(app: GputopApp, finding: Finding | None = None) -> None:
     """The timeline of the monitor's last capture, at the place of ``finding``; what it says where there is no trace."""
     record = app.session.last_capture
     if record is None:
-        app.notify("No capture yet: press c.", timeout=5)
+        from gputop.tui.telling import no_capture
+
+        app.notify(no_capture(app.session), timeout=5)
     elif app.session.told is not None or record.problem is not None:
         app.push_screen(Popup("Last capture", capture_text(record)))
     else:

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from gputop.advice.live import Advice
 from gputop.captures import CaptureStatus
 from gputop.errors import GputopError
 from gputop.profiler.careful import Cost
 from gputop.profiler.plan import Plan
+from gputop.tui import telling
 from gputop.tui.app import GputopApp
 from gputop.tui.lines import LinesWidget
 from gputop.tui.screens import Ask, capture_text
@@ -31,6 +33,36 @@ async def test_capture_without_a_server_says_how_to_get_one() -> None:
         await pilot.pause()
         messages = [n.message for n in app._notifications]
         assert any("No capture is running" in m for m in messages) and any("No capture yet" in m for m in messages)
+
+
+async def test_while_the_first_capture_runs_nobody_is_told_to_start_one() -> None:
+    session = FoundSession()
+    session.last_capture, session.live = None, Advice()
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        session._set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
+        session._refresh_findings()
+        await pilot.pause()
+        assert "under way" in telling.lead(session)[-1]
+        await pilot.press("t", "T", "A", "B")
+        await pilot.pause()
+        messages = [n.message for n in app._notifications]
+        assert len(messages) == 4 and all("under way" in m and "press c" not in m for m in messages)
+
+
+def test_the_end_of_a_shortened_capture_is_told_in_few_lines() -> None:
+    session = FoundSession()
+    record = session.last_capture
+    assert record is not None
+    session.last_capture = replace(
+        record, asides=("b:1 did not answer",), cost=Cost(6.5, 3.9),
+        plan=Plan(10.0, 3.9, "about 100 steps will do", notes=("n",), enough=True))
+    assert [line.split(":")[0] for line in telling.captured(session).splitlines()] == [
+        "b", "3.9 s", "the call took 6.5 s for 3.9 s of trace", "t"]
+    session.last_capture = replace(session.last_capture, cost=None)
+    assert telling.captured(session).splitlines() == [
+        "b:1 did not answer", "3.9 s: about 100 steps will do",
+        "t: its timeline. T: its tables. J: all that is to say of it."]
 
 
 async def test_what_to_beware_of_is_told_once_while_a_capture_runs() -> None:
@@ -85,7 +117,7 @@ async def test_what_a_capture_cost_is_told_when_it_is_done(key: str, force: bool
         session.last_capture = replace(session.last_capture, plan=Plan(10.0, 10.0, "as asked"))
         session._set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 10.1, "/logs/trace"))
         await pilot.pause()
-        assert [n.message for n in app._notifications][-1] == "t: its timeline. T: its tables."
+        assert [n.message for n in app._notifications][-1].startswith("t: its timeline. T: its tables.")
         session.last_capture = replace(session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"))
         assert "240 k events/s" in str(capture_text(session.last_capture))
 
