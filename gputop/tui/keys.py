@@ -65,7 +65,7 @@ OF_THE_PICTURE = frozenset({"metric", "interval", "pause", "scroll", "scroll_to_
 
 _NAMES = {"plus": "+", "equals_sign": "=", "minus": "-", "left_square_bracket": "[", "right_square_bracket": "]",
           "comma": ",", "full_stop": ".", "slash": "/", "question_mark": "?", "left": "←", "right": "→", "up": "↑",
-          "greater_than_sign": ">", "less_than_sign": "<",
+          "greater_than_sign": ">", "less_than_sign": "<", "left_curly_bracket": "{", "right_curly_bracket": "}",
           "down": "↓", "escape": "esc", "delete": "del", "pageup": "pgup", "pagedown": "pgdn"}
 
 
@@ -86,23 +86,27 @@ def bindings(screen: Screen[Any]) -> Iterator[tuple[list[str], Binding, DOMNode]
 
 
 def key_groups(screen: Screen[Any]) -> Iterator[tuple[str, list[tuple[list[str], Binding]]]]:
-    """The same under headings, with the keys of the panels that have not the focus; the monitor's own come first."""
+    """The same under headings, with the keys of the panels that have not the focus. The monitor's own come first, but
+    last on a screen with keys of its own."""
     here: dict[DOMNode, list[tuple[list[str], Binding]]] = {}
     for keys, binding, node in bindings(screen):
         here.setdefault(node, []).append((keys, binding))
-    if not screen.is_modal and screen.app in here:
-        order = {binding.action: i for i, binding in enumerate(MONITOR) if isinstance(binding, Binding)}
-        yield "Everywhere", sorted(here.pop(screen.app), key=lambda line: order.get(line[1].action, len(order)))
+    order = {binding.action: i for i, binding in enumerate(MONITOR) if isinstance(binding, Binding)}
+    everywhere = sorted(here.pop(screen.app, []), key=lambda line: order.get(line[1].action, len(order)))
+    own = here.pop(screen, [])
+    if everywhere and not own:
+        yield "Everywhere", everywhere
     for node, lines in here.items():
         if node in screen.focus_chain:
             yield f"{_panel(node)}, where you are", lines
     for widget in screen.focus_chain:
-        own = [b for b in type(widget).BINDINGS if isinstance(b, Binding) and b.tooltip]
-        if widget not in here and own:
-            yield f"{_panel(widget)} (tab)", [([name(k) for k in b.key.split(",")], b) for b in own]
-    for node, lines in here.items():
-        if node not in screen.focus_chain:
-            yield "Everywhere", lines
+        keyed = [b for b in type(widget).BINDINGS if isinstance(b, Binding) and b.tooltip]
+        if widget not in here and keyed:
+            yield f"{_panel(widget)} (tab)", [([name(k) for k in b.key.split(",")], b) for b in keyed]
+    if own:
+        yield "This screen", own
+        if everywhere:
+            yield "Everywhere", everywhere
 
 
 def _panel(node: DOMNode) -> str:

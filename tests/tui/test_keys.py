@@ -22,6 +22,7 @@ import gputop.tui
 from gputop.launch.job import Job
 from gputop.tui.actions import ActionsPanel
 from gputop.tui.app import GputopApp
+from gputop.tui.keys import name
 from gputop.tui.run_app import RunApp
 from gputop.tui.timeline_open import TraceFile
 from tests.tui.key_effects import REPLAY, STAGES, AskedSession, Stage
@@ -53,6 +54,11 @@ def test_every_key_has_its_effect_here(owner: str) -> None:
     actions = set(keys_of(kind).values())
     assert actions <= effects, f"keys of {owner} that nobody presses: {actions - effects}"
     assert effects <= actions, f"{owner} has no such keys any more: {effects - actions}"
+
+
+@pytest.mark.parametrize("owner", owners())
+def test_keys_are_written_as_they_stand_on_the_keyboard(owner: str) -> None:
+    assert not [shown for shown in map(name, keys_of(owners()[owner])) if "_" in shown]
 
 
 # -- pressing them -------------------------------------------------------------------------------
