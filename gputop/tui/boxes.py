@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from rich.cells import cell_len
 from rich.text import Text
+from textual.actions import SkipAction
 from textual.app import RenderResult
 from textual.containers import VerticalScroll
 from textual.content import Content
@@ -108,6 +109,18 @@ class Frame(VerticalScroll):
             if len("   ".join([*shown, key, last])) <= self.outer_size.width - 6:
                 shown.append(key)
         self.border_subtitle = "   ".join([*shown, last])
+
+    def action_scroll_up(self) -> None:
+        self._scroll(self.scroll_up)
+
+    def action_scroll_down(self) -> None:
+        self._scroll(self.scroll_down)
+
+    def _scroll(self, scroll: Callable[..., None]) -> None:
+        """At once: of several keys that come together over a slow line each is to scroll."""
+        if not self.allow_vertical_scroll:
+            raise SkipAction  # the key is for what is around the box
+        scroll(animate=False, immediate=True)
 
     def watch_virtual_size(self, before: Size, now: Size) -> None:
         if before.width and before.width != now.width:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
+from textual import events
 from textual.geometry import Region
 from textual.pilot import Pilot
 
@@ -112,6 +113,17 @@ async def test_a_resized_box_stays_where_one_was_reading() -> None:
         await pilot.resize_terminal(40, 12)
         await pilot.pause()
         assert frame_of(pilot).scroll_y == 0
+
+
+async def test_keys_that_come_together_each_scroll() -> None:
+    app = GputopApp(FoundSession())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("question_mark")
+        await pilot.pause()
+        for key in ("down", "down", "down", "up"):
+            app.post_message(events.Key(key, None))
+        await pilot.pause()
+        assert frame_of(pilot).scroll_y == 2
 
 
 @pytest.mark.parametrize("size", [(20, 5), (40, 12), (80, 9), (120, 40)])
