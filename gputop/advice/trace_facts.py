@@ -16,6 +16,9 @@ from gputop.trace.model import Trace
 from gputop.trace.query import uses
 from gputop.trace.results import Analysis, GpuUse
 
+# Of what TensorFlow and JAX record on the host; a job may also have none of it.
+HOST_EVENTS = ", if the job has any: host_tracer_level 2, with which gputop captures, records them"
+
 
 @dataclass(frozen=True, slots=True)
 class TraceFacts:

@@ -10,7 +10,7 @@ import numpy as np
 from gputop.advice.finding import Abstained, Finding, Gain, at_most, severity_of
 from gputop.advice.style import EAGER, JAX, KERAS2, KERAS3, style
 from gputop.advice.thresholds import limit, source
-from gputop.advice.trace_facts import TraceFacts
+from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts
 from gputop.text import percent, seconds
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.query import Mask, name_mask
@@ -39,8 +39,7 @@ def retracing(facts: TraceFacts) -> Finding | Abstained | None:
         if facts.analysis.ops is not None and facts.analysis.ops.eager_share == 1.0:
             return None  # nothing is a function
         return Abstained("retracing", (
-            "calls of tf.functions, which say whether they traced, or of jitted ones; capture with "
-            "host_tracer_level 2, as gputop does"))
+            f"calls of tf.functions, which say whether they traced, or of jitted ones{HOST_EVENTS}"))
     steps = facts.analysis.steps
     if steps is None or steps.count < limit("host.steps"):
         return Abstained("retracing", "two whole steps: one tracing may be the first of all; capture longer")
@@ -148,8 +147,7 @@ def xla_off(facts: TraceFacts) -> Finding | Abstained | None:
     functions = facts.analysis.functions
     if facts.framework != "tensorflow" or (functions is None and facts.analysis.ops is None):
         return Abstained("xla_off", (
-            "TensorFlow's functions or ops on the host, which say whether XLA compiled them; capture with "
-            "host_tracer_level 2, as gputop does"))
+            f"TensorFlow's functions or ops on the host, which say whether XLA compiled them{HOST_EVENTS}"))
     if _sees_xla(facts.trace, functions):
         return None
     saved, chained, chains = _chains(facts)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from gputop.advice.finding import Abstained, Finding, Gain
 from gputop.advice.style import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, style
 from gputop.advice.thresholds import limit, source
-from gputop.advice.trace_facts import TraceFacts
+from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts
 from gputop.text import percent, seconds
 from gputop.trace.query import marking_steps
 from gputop.trace.results_host import GapWork
@@ -159,8 +159,7 @@ def host_placement(facts: TraceFacts) -> Finding | Abstained | None:
     if not facts.active:
         return Abstained("host_placement", "GPU activity in the trace: without a GPU all ops are on the host")
     if host is None or host.placement_s is None:
-        return Abstained("host_placement", (
-            "TensorFlow's ops on the host's threads; capture with host_tracer_level 2, as gputop does"))
+        return Abstained("host_placement", f"TensorFlow's ops on the host's threads{HOST_EVENTS}")
     if facts.period_s <= 0 or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
         return None
     share = host.placement_s / facts.period_s

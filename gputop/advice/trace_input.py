@@ -5,7 +5,7 @@ from __future__ import annotations
 from gputop.advice.finding import Abstained, Finding, Gain
 from gputop.advice.input_cures import Cure, cure, cure_by_name
 from gputop.advice.thresholds import limit, source
-from gputop.advice.trace_facts import TraceFacts
+from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts
 from gputop.text import percent
 from gputop.trace.launch_threads import cpu_budget
 
@@ -21,7 +21,7 @@ def input_bound(facts: TraceFacts) -> Finding | Abstained | None:
         return Abstained("input_bound", "the training loop's calls for a batch " + (
             "(enumerate(DataLoader)), which torch.profiler records with ProfilerActivity.CPU"
             if facts.framework == "pytorch" else
-            "(tf.data's IteratorGetNext); capture with host_tracer_level 2, as gputop does"))
+            f"(tf.data's IteratorGetNext){HOST_EVENTS}"))
     if facts.shares is None:
         return Abstained("input_bound", (
             "GPU activity: whether the GPUs stand still while the loop waits for a batch; see `gputop doctor` for the "

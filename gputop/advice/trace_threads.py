@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gputop.advice.finding import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
-from gputop.advice.trace_facts import TraceFacts
+from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts
 from gputop.text import percent
 
 _PRIVATE_LAUNCHES = "TF_GPU_THREAD_MODE=gpu_private TF_GPU_THREAD_COUNT=2 python train.py"
@@ -20,8 +20,7 @@ def thread_contention(facts: TraceFacts) -> Finding | Abstained | None:
         return None
     threads, host = facts.analysis.launch_threads, facts.host
     if threads is None or host is None:
-        return Abstained("thread_contention", (
-            "the host's threads and the launches on them; capture with host_tracer_level 2, as gputop does"))
+        return Abstained("thread_contention", f"the host's threads and the launches on them{HOST_EVENTS}")
     if facts.period_s <= 0 or host.stalled is None or threads.input_threads_at_launch is None:
         return None
     held_up = host.dispatch_s * host.stalled
