@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from textual.containers import VerticalScroll
 
 from gputop.samples import LOST, NodeSample, ProcessSample
 from gputop.tui.actions import ActionsPanel
@@ -149,8 +148,8 @@ def processes(app: GputopApp) -> ProcessPanel:
     return app.screen_stack[0].query_one(ProcessPanel)
 
 
-def of(kind: type[Any], what: Callable[[Any], Any]) -> Callable[[GputopApp], Any]:
-    """Something of the widget of this class on the screen that is open."""
+def of(kind: type[Any] | str, what: Callable[[Any], Any]) -> Callable[[GputopApp], Any]:
+    """Something of the widget of this class, or that is selected so, on the screen that is open."""
     return lambda app: what(app.screen.query_one(kind))
 
 
@@ -313,8 +312,8 @@ STAGES: dict[type, Stage] = {
     CompareScreen: Stage({
         "mark('a')": Effect(on_screen(lambda s: s._a), other, ("down", "a", "up")),
         "mark('b')": Effect(on_screen(lambda s: s._b), other, ("down", "b", "up")),
-        "scroll(1)": Effect(of(VerticalScroll, lambda box: box.scroll_offset.y), more),
-        "scroll(-1)": Effect(of(VerticalScroll, lambda box: box.scroll_offset.y), less, ("pagedown",)),
+        "scroll(1)": Effect(of("#changes", lambda box: box.scroll_offset.y), more),
+        "scroll(-1)": Effect(of("#changes", lambda box: box.scroll_offset.y), less, ("pagedown",)),
         "swap": Effect(on_screen(lambda s: (s._a, s._b)), other),
         "app.help": HELPS,
         "dismiss": CLOSES}, ("B",), stays=True),

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from textual import events
-from textual.containers import VerticalScroll
 from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import DataTable
@@ -44,7 +43,7 @@ LISTS: dict[type[Widget], List] = {
     ProcessPanel: List(lambda p: p.selected.pid, screen, lambda _: 2),
     SignalList: List(lambda s: s.index, lambda app: app.screen.query_one(SignalList).asked, lambda _: 4, ("tab", "K")),
     CaptureList: List(lambda c: c.index, on_screen(lambda s: (s._a, s._b)), lambda _: 0, ("B",),
-                      on_screen(lambda s: s.query_one(VerticalScroll).scroll_target_y), (100, 20)),
+                      on_screen(lambda s: s.query_one("#changes").scroll_target_y), (100, 20)),
     BubbleList: List(lambda b: b.at, screen, lambda _: 1, ("t", "b")),
     DataTable: List(lambda t: t.cursor_row, screen, lambda _: 2, ("T", "1"),
                     lambda app: app.screen.query_one(DataTable).scroll_target_y, (100, 12)),
