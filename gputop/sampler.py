@@ -40,7 +40,7 @@ MAX_DEADLINE_S = 0.5
 STAGGER_S = 0.002
 CLOSE_DEADLINE_S = 0.2
 OPEN_DEADLINE_S = 15.0
-PAST_DEADLINE_S = 2.0  # the simulated node needs a third of a second for it where nothing else runs
+PAST_DEADLINE_S = 10.0  # the simulated node needs a third of a second for it where nothing else runs
 
 _T = TypeVar("_T")
 _WAKE = object()  # a letter to the coordinator that only ends its waiting
@@ -50,8 +50,8 @@ class Sampler:
     """Samples ``source`` every ``interval_s`` seconds until stopped.
 
     ``on_sample`` gets each :class:`NodeSample` and ``on_error`` what ended or prevents the
-    sampling. ``on_past``, where given, is called once, between the first sample and the
-    second, with what the source knows of the time before, oldest first, which may be nothing.
+    sampling. ``on_past``, where given, is called once, after the first sample or one of those
+    after it, with what the source knows of the time before the first, oldest first, which may be nothing.
     All are called from the sampler's own thread; a callback that raises ends it. A GPU whose
     driver call does not return is reported as not responding and holds up nothing but the
     first tick in which it hangs, for as long as :func:`patience_s` says.
@@ -90,6 +90,8 @@ class Sampler:
         self._host: Call | None = None
         self._processes: Call | None = None
         self._opener: Call | None = None
+        self._past: Call | None = None
+        self._past_until_s = 0.0  # by then it is to be there
         self._hostname = os.uname().nodename
         self._last_s: float | None = None
         self._last_cpu_s = 0.0
@@ -202,23 +204,25 @@ class Sampler:
                 return
             self._hand_on(self._on_sample, sample)
             if self._on_past is not None:
-                self._bring_past(self._on_past, sample.time_s)
-                self._on_past = None
+                self._bring_past(self._on_past, sample.time_s, tick_s + self._interval_s)
             while (now_s := self._clock()) < (due_s := tick_s + self._interval_s) and not self._stopping:
                 self._receive(due_s)
             if self._stopping:
                 return
             tick_s = next_tick(tick_s, now_s, self._interval_s)
 
-    def _bring_past(self, take: Callable[[Sequence[NodeSample]], None], time_s: float) -> None:
-        """Hand on what the source knows of the time before; after the first sample, which must not wait for it."""
-        opener = self._opener
+    def _bring_past(self, take: Callable[[Sequence[NodeSample]], None], time_s: float, until_s: float) -> None:
+        """Hand on what the source knows of the time before, if it is there by then; no sample must wait for it."""
+        opener, past = self._opener, self._past
         assert opener is not None
-        past = Call(opener.worker, lambda: tuple(self._source.prefill(time_s, self._interval_s)))
-        past.order(PAST_DEADLINE_S)
-        self._await([past], PAST_DEADLINE_S)
-        if not self._stopping:
+        if past is None:
+            past = self._past = Call(opener.worker, lambda: tuple(self._source.prefill(time_s, self._interval_s)))
+            past.order(PAST_DEADLINE_S)
+            self._past_until_s = self._clock() + PAST_DEADLINE_S
+        self._await([past], min(until_s, self._past_until_s) - self._clock())
+        if not self._stopping and (not past.under_way or self._clock() >= self._past_until_s):
             # Of a driver that does not tell its past in time, or fails, there is none: nobody misses it.
+            self._on_past = None
             self._hand_on(take, past.result if isinstance(past.result, tuple) else ())
 
     def _receive(self, until_s: float | None) -> bool:
@@ -331,9 +335,7 @@ class Sampler:
     def _end(self) -> None:
         """Let idle workers go; close the source unless a call is under way in it."""
         calls = [call for _, call in self._gpus]
-        calls += [call for call in (self._host, self._processes) if call is not None]
-        if self._opener is not None:
-            calls.append(self._opener)
+        calls += [call for call in (self._host, self._processes, self._opener, self._past) if call is not None]
         for worker in {call.worker for call in calls}:
             worker.end()
         # The stop may have come in the middle of a tick, a moment before the last answers.

@@ -98,6 +98,7 @@ class Session:
         self._captured: frozenset[str] = frozenset()  # addresses of the running or last capture
         self._started = False
         self._past_due = False  # the sampler still has to say what it knows of the time before
+        self._early: list[NodeSample] = []  # those that came meanwhile
         self._report_servers = False  # somebody waits for the outcome of the next look
         self._judged_s = 0.0  # time of the sample the live rules last looked at
         self._felt_s = 0.0  # and of the one the rhythm was last looked for
@@ -165,11 +166,12 @@ class Session:
     def take(self, sample: NodeSample) -> None:
         """Bring history and findings up to this sample; called by the sampler's thread."""
         past = self.clock() - sample.time_s > 5 * max(1.0, self.interval_s)
-        if self.history is None and not past:
+        if self.history is None and (self._past_due or not past):
             self.sample = sample
             self._tell("sample")  # the first frame need not wait for the import of NumPy
             if self._past_due:
-                return  # history begins with the past
+                self._early.append(sample)  # history begins with the past
+                return
         self._keep(sample)
         if past:
             return  # the past of a recording: nothing to judge or to draw yet
@@ -182,13 +184,11 @@ class Session:
     def take_past(self, samples: Sequence[NodeSample]) -> None:
         """Begin the history with what the source knows of the time before the first sample."""
         self._past_due = False
-        first = self.sample
-        for sample in samples:
-            if first is None or sample.time_s < first.time_s:
-                self._keep(sample)
-        if first is not None:
-            self._keep(first)
-            self._judge(first)
+        early, self._early = self._early, []
+        for sample in (*(s for s in samples if not early or s.time_s < early[0].time_s), *early):
+            self._keep(sample)
+        if early:
+            self._judge(early[-1])
             self._tell("sample")
 
     def _keep(self, sample: NodeSample) -> None:

@@ -206,6 +206,20 @@ def test_a_past_that_hangs_is_not_waited_for_long(
     gate.set()
 
 
+def test_a_past_that_is_slow_to_come_holds_up_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, gate, out = Node(), threading.Event(), queue.SimpleQueue[object]()
+    past = NodeSample(1.0, (), HostSample("node", {}))
+    monkeypatch.setattr(node, "prefill", lambda now_s, interval_s: gate.wait(WAIT_S) and [past])
+    sampler = Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_past=lambda past: out.put(tuple(past)))
+    sampler.start()
+    assert all(isinstance(out.get(timeout=WAIT_S), NodeSample) for _ in range(3))
+    gate.set()
+    while isinstance(got := out.get(timeout=WAIT_S), NodeSample):
+        pass
+    assert got == (past,)
+    sampler.stop(WAIT_S)
+
+
 @pytest.fixture
 def begin_past() -> Iterator[Callable[[Node], list[object]]]:
     """What a sampler hands out up to its second sample, the past as a tuple."""

@@ -119,19 +119,20 @@ def test_the_past_is_taken_into_history_without_being_judged() -> None:
 
 def test_history_begins_with_what_the_source_knows_of_the_time_before() -> None:
     session = StillSession(ticks=0)
-    first, *past = (node_sample(tick) for tick in (10, 7, 8, 9, 11))
+    first, second, *past = (node_sample(tick) for tick in (10, 11, 7, 8, 9, 12))
     session.clock = lambda: first.time_s
     session._past_due = True
     told: list[str] = []
     session.listen(told.append)
     session.take(first)
-    assert session.sample is first and session.history is None and told == ["sample"]
+    session.take(second)  # the source is slow to tell
+    assert session.sample is second and session.history is None and told == ["sample"] * 2
     session.take_past(past)
-    assert session.sample is first and session.history is not None
-    assert session.history.newest_s == first.time_s  # what claims to be later than the first is not past
-    lane = session.history.lane(0, "sm_active", end_s=first.time_s + 1, slice_s=1.0, slices=5)
-    assert [int(n) for n in lane.count] == [0, 1, 1, 1, 1]
-    assert told == ["sample", "sample"]
+    assert session.sample is second and session.history is not None
+    assert session.history.newest_s == second.time_s  # what claims to be later than the first is not past
+    lane = session.history.lane(0, "sm_active", end_s=second.time_s + 1, slice_s=1.0, slices=6)
+    assert [int(n) for n in lane.count] == [0, 1, 1, 1, 1, 1]
+    assert told == ["sample"] * 3
 
 
 def test_asked_for_servers_come_first_and_broken_ones_say_why() -> None:
