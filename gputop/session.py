@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gputop.rhythm import Rhythm
 
 DISCOVERY_PERIOD_S = 10.0
-RHYTHM_PERIOD_S = 5.0
+RHYTHM_PERIOD_S = 10.0
 CAPTURES_KEPT = 50  # an analysis is some hundred kB
 
 Change = Literal["sample", "servers", "capture", "failed"]

@@ -1,0 +1,85 @@
+"""The thread that hears the keys, over a pipe."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from textual.events import Key
+
+from gputop.tui.driver import LineDriver, WakingEvent
+
+WAIT_S = 30.0
+
+
+class Keyboard(LineDriver):
+    """Its input thread alone, and what is typed."""
+
+    def __init__(self) -> None:
+        self.fileno, self.types = os.pipe()
+        self._debug = False
+        self.exit_event = self._ending = WakingEvent()
+        self.heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.process_message = self.heard.put  # type: ignore[method-assign]
+        self.thread = threading.Thread(target=self.run_input_thread, daemon=True)
+        self.thread.start()
+
+    def key(self) -> str:
+        message = self.heard.get(timeout=WAIT_S)
+        assert isinstance(message, Key)
+        return message.key
+
+    def ended(self) -> bool:
+        self.exit_event.set()
+        self.thread.join(WAIT_S)
+        return not self.thread.is_alive()
+
+
+@pytest.fixture
+def keyboard() -> Iterator[Keyboard]:
+    there = Keyboard()
+    yield there
+    assert there.ended()
+    there._ending.close()
+    os.close(there.fileno)
+
+
+def test_keys_sequences_and_characters_that_come_in_pieces(keyboard: Keyboard, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda fd, size: read(fd, 1))
+    for typed, key in ((b"a", "a"), ("é".encode(), "é"), (b"\x1b[A", "up"), (b"b", "b")):
+        os.write(keyboard.types, typed)
+        message = keyboard.heard.get(timeout=WAIT_S)
+        assert key in (message.key, message.character)
+    os.close(keyboard.types)
+
+
+def test_escape_alone_is_a_key_though_nothing_follows(keyboard: Keyboard) -> None:
+    for _ in range(2):
+        os.write(keyboard.types, b"\x1b")
+        assert keyboard.key() == "escape"
+    os.close(keyboard.types)
+
+
+def test_the_end_needs_no_key_and_comes_without_a_terminal_too() -> None:
+    for gone in (False, True):
+        there = Keyboard()
+        if gone:
+            os.close(there.types)
+        assert there.ended()
+
+
+def test_the_event_can_be_set_twice_and_again_after_it_was_cleared() -> None:
+    event = WakingEvent()
+    for _ in range(2):
+        event.set()
+        event.set()
+        event.clear()
+        event.clear()
+    event.set()
+    assert event.is_set() and os.read(event.wakes, 10) == b"!"
+    event.close()
