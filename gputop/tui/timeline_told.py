@@ -49,7 +49,7 @@ def view_lines(timeline: Timeline, view: View, width: int) -> list[list[Run]]:
         left.append((f"   {seen} of {len(timeline.steps_ns)} step{'s' * (len(timeline.steps_ns) != 1)}", DIM))
     if timeline.bubbles:
         cost = sum(b.cost_ns for b in timeline.bubbles)
-        left.append((f"   b: {len(timeline.bubbles)} idle places, {seconds(cost / 1e9)} of GPU time", DIM))
+        left.append((f"   b: {len(timeline.bubbles)} coldest places, {seconds(cost / 1e9)} of GPU time", DIM))
     # The kinds that can be there, by the rows: asking for all of them would go over the whole trace.
     kinds = {"compute", "collective", "h2d", "d2h"} if any(r.kind == "gpu" for r in timeline.rows) else set()
     kinds |= {"host"} if any(r.kind == "thread" for r in timeline.rows) else set()
