@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
 
-from gputop.errors import GputopError  # noqa: E402
+from gputop.core.errors import GputopError  # noqa: E402
 from gputop.profiler.careful import careful_capture  # noqa: E402
 from gputop.profiler.footprint import resident_bytes  # noqa: E402
 from gputop.profiler.probe import load_grpc  # noqa: E402

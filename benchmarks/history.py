@@ -20,8 +20,8 @@ import psutil
 
 from gputop.advice.live import live_advice
 from gputop.history import LEVELS, History
-from gputop.metrics import GPU_METRICS
-from gputop.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
+from gputop.core.metrics import GPU_METRICS
+from gputop.core.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 
 START_S = 1_800_000_000.0
 RATE_HZ = 10

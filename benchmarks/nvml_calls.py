@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 import pynvml as nvml  # noqa: E402
 
-from gputop.errors import GputopError  # noqa: E402
+from gputop.core.errors import GputopError  # noqa: E402
 from gputop.sources import gpm, nvml_status  # noqa: E402
 from gputop.sources.nvml_calls import text  # noqa: E402
 from gputop.sources.nvml_counters import NVLINK_FIELDS, PCIE_FIELDS, PERIOD_S  # noqa: E402

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from gputop.recording.reader import Recording
 from gputop.recording.writer import RecordingWriter
-from gputop.samples import NodeSample
+from gputop.core.samples import NodeSample
 from gputop.sources.simulated import PREFILL_S, SimulatedSource
 
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 import pytest  # noqa: E402
 
-from gputop.errors import GputopError  # noqa: E402
+from gputop.core.errors import GputopError  # noqa: E402
 from gputop.profiler.client import capture  # noqa: E402
 from gputop.profiler.continuous import Continuous, Unsupported  # noqa: E402
 from gputop.profiler.discovery import Finder  # noqa: E402

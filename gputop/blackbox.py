@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputop.captures import CaptureRecord, CaptureStatus, Server, called, choose_servers, of_several
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.profiler.bounded import mark, prune
 from gputop.profiler.rules import Rule
 from gputop.profiler.trigger import Dip, Trigger

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gputop.advice.finding import Finding
-from gputop.errors import GputopError, NothingToSee
+from gputop.core.findings import Finding
+from gputop.core.errors import GputopError, NothingToSee
 from gputop.text import seconds
 
 if TYPE_CHECKING:

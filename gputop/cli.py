@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from gputop.commands.common import say
 from gputop.config import config_path, load, settle
-from gputop.errors import EXIT_FAILED, EXIT_OK, GputopError
+from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
 from gputop.options import parse
 
 

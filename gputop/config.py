@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gputop.errors import GputopError
-from gputop.metrics import LANE_METRICS
+from gputop.core.errors import GputopError
+from gputop.core.metrics import LANE_METRICS
 from gputop.text import printable
 
 Value = float | str | bool | tuple[str, ...]

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from gputop.advice.finding import Finding
-from gputop.samples import GpuInfo, ProcessSample
+from gputop.core.findings import Finding
+from gputop.core.samples import GpuInfo, ProcessSample
 from gputop.text import printable, ranges
 
 

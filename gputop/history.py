@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gputop.history_tiers import F32, F64, LEVELS, Columns, Grid, Lane, Rings
-from gputop.metrics import GPU_METRICS, LANE_METRICS
-from gputop.samples import OK, GpuSample, NodeSample, Reading
+from gputop.core.metrics import GPU_METRICS, LANE_METRICS
+from gputop.core.samples import OK, GpuSample, NodeSample, Reading
 
 __all__ = ["LEVELS", "RAW_SAMPLES", "TIERS", "History", "Lane"]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gputop.advice.finding import Finding
+from gputop.core.findings import Finding
 from gputop.captures import CaptureRecord, CaptureStatus
-from gputop.samples import OK, GpuSample, NodeSample
+from gputop.core.samples import OK, GpuSample, NodeSample
 
 Kind = Literal["xid", "ecc", "lost", "thermal", "power", "capture", "finding"]
 

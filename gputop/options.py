@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from gputop import __version__
-from gputop.errors import EXIT_USAGE
+from gputop.core.errors import EXIT_USAGE
 from gputop.session_options import DEFAULT_RULE
 
 _EPILOG = """\

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from gputop import calls
 from gputop.calls import Call, Worker
-from gputop.errors import GputopError
-from gputop.metrics import HOST_METRICS
-from gputop.samples import (
+from gputop.core.errors import GputopError
+from gputop.core.metrics import HOST_METRICS
+from gputop.core.samples import (
     FAILED,
     NOT_RESPONDING,
     OK,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from signal import Signals
 from typing import TYPE_CHECKING, Literal
 
-from gputop.advice.finding import Advice, Finding
+from gputop.core.findings import Advice, Finding
 from gputop.advice.merge import merge_findings
 from gputop.captures import (
     CaptureRecord,
@@ -26,11 +26,11 @@ from gputop.captures import (
     choose_servers,
     find_servers,
 )
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
 from gputop.marks import MarkLog
 from gputop.sampler import Sampler
-from gputop.samples import NodeSample, ProcessSample
+from gputop.core.samples import NodeSample, ProcessSample
 from gputop.session_options import Options
 from gputop.sources import Source
 from gputop.sources.recording import Player

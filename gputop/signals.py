@@ -13,8 +13,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from gputop.errors import GputopError
-from gputop.samples import ProcessSample
+from gputop.core.errors import GputopError
+from gputop.core.samples import ProcessSample
 from gputop.sources import proc_files
 
 # Each with what it does to a training job.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 
-from gputop.metrics import BYTES, BYTES_PER_S, CELSIUS, HERTZ, RATIO, WATTS
-from gputop.samples import CgroupSample, ProcessSample, Reading
+from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, HERTZ, RATIO, WATTS
+from gputop.core.samples import CgroupSample, ProcessSample, Reading
 
 NA = "N/A"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from gputop.metrics import CGROUP_METRICS
-from gputop.samples import (
+from gputop.core.metrics import CGROUP_METRICS
+from gputop.core.samples import (
     NO_LIMIT,
     CgroupSample,
     GpuInfo,

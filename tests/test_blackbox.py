@@ -12,10 +12,10 @@ import pytest
 
 from gputop.blackbox import FOLDER, SETTLE_S, BlackBox, DipOptions
 from gputop.captures import Server
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.profiler.bounded import MARK, mark, prune
 from gputop.profiler.rules import parse_rule
-from gputop.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
+from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
 from gputop.session import Options, Session
 from tests.fakes import START_S, StillSource
 from tests.profiler.fake_server import FakeProfiler, serve

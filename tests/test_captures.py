@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.captures import CaptureRecord, CaptureStatus, Server, capture_and_analyse
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.profiler.careful import Cost
 from gputop.profiler.plan import Plan, Probe
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve

@@ -9,7 +9,7 @@ import pytest
 
 from gputop.cli import main
 from gputop.commands.common import options_of
-from gputop.errors import EXIT_USAGE
+from gputop.core.errors import EXIT_USAGE
 from gputop.options import parse
 
 

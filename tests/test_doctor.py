@@ -16,7 +16,7 @@ import pytest
 from gputop.doctor import SCHEMA, Report, dcgm, driver, jobs, node, to_json, to_text
 from gputop.doctor.check import Check, Running, Task
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts, facts_from
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.profiler.discovery import Discovery, ProfilerServer
 from tests import dcgm_double
 from tests.dcgm_double.scene import Scene

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gputop.advice.finding import Finding, Gain
+from gputop.core.findings import Finding, Gain
 from gputop.captures import CaptureRecord, CaptureStatus
 from gputop.marks import FORGOTTEN_S, KEPT, MarkLog
-from gputop.samples import LOST, GpuSample, NodeSample, Reading, XidEvent
+from gputop.core.samples import LOST, GpuSample, NodeSample, Reading, XidEvent
 from tests.fakes import START_S, StillSession, node_sample
 
 FOUND = Finding("power_capped", "medium", "GPU 0 is held at its power limit", "why", {}, "do", "test",

@@ -20,7 +20,7 @@ from gputop.rhythm import (
     steps_in,
     too_short,
 )
-from gputop.samples import GpuSample, Reading
+from gputop.core.samples import GpuSample, Reading
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.node import Node
 from gputop.simulation.scenarios import SCENARIOS

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gputop import calls
-from gputop.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NothingToSee
 from gputop.sampler import MIN_INTERVAL_S, Sampler, next_tick
-from gputop.samples import (
+from gputop.core.samples import (
     FAILED,
     NOT_RESPONDING,
     OK,

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gputop import sampler as sampler_module
-from gputop.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NothingToSee
 from gputop.sampler import MIN_INTERVAL_S, Sampler
-from gputop.samples import HostSample, NodeSample
+from gputop.core.samples import HostSample, NodeSample
 from tests.test_sampler import WAIT_S, Node
 
 

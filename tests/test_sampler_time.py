@@ -12,7 +12,7 @@ import pytest
 
 from gputop import sampler as sampler_module
 from gputop.sampler import Sampler
-from gputop.samples import (
+from gputop.core.samples import (
     GpuSample,
     HostSample,
     NodeSample,

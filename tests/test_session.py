@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gputop.captures import CaptureRecord, Server, choose_servers, find_servers
-from gputop.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NothingToSee
 from gputop.session import Options, Session
 from tests.fakes import StillSession, StillSource, node_sample
 

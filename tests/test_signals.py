@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import GputopError
-from gputop.samples import ProcessSample, Reading
+from gputop.core.errors import GputopError
+from gputop.core.samples import ProcessSample, Reading
 from gputop.signals import SIGNALS, send
 from gputop.sources import proc_files
 

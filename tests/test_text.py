@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gputop import text as fmt
-from gputop.samples import GpuProcess, ProcessSample, Reading
+from gputop.core.samples import GpuProcess, ProcessSample, Reading
 
 
 @pytest.mark.parametrize(("value", "text"), [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.xid import APPLICATION, CATALOGUE, DRIVER, HARDWARE, UNKNOWN, explain
+from gputop.core.xid import APPLICATION, CATALOGUE, DRIVER, HARDWARE, UNKNOWN, explain
 
 
 @pytest.mark.parametrize(("fault", "numbers"), [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from gputop.advice.finding import Finding, Gain, at_most, ranked, severity_of
+from gputop.core.findings import Finding, Gain, at_most, ranked, severity_of
 from gputop.advice.thresholds import limit
 
 _UNEVEN = ("gpu0_oversubscribed", "replica_imbalance")

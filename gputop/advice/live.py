@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from gputop.advice.finding import Abstained, Advice, Finding, collect
+from gputop.core.findings import Abstained, Advice, Finding, collect
 from gputop.advice.live_activity import dram_bound, low_sm_active, spinning, tensor_idle
 from gputop.advice.live_devices import no_fine_metrics, power_capped, thermal_throttled
 from gputop.advice.live_hardware import hardware_error
@@ -22,7 +22,7 @@ from gputop.advice.live_processes import (
 )
 from gputop.advice.live_view import View
 from gputop.history import History
-from gputop.samples import NodeSample
+from gputop.core.samples import NodeSample
 
 # Causes before their symptoms: a rule leaves out the GPUs whose state one before it accounts for.
 RULES: tuple[Callable[[View], Finding | Abstained | None], ...] = (

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputop.advice.finding import Abstained, Finding, Gain, Severity
+from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.advice.live_view import View, gpus_text, same_job
 from gputop.advice.thresholds import limit, source
-from gputop.samples import GpuSample
+from gputop.core.samples import GpuSample
 from gputop.text import percent
 
 _NO_FIGURE = "telemetry shows no steps: a capture (c) gives the figure"

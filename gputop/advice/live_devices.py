@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gputop.advice.finding import Abstained, Finding, Gain, Severity
+from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.advice.live_view import View, gpus_text
 from gputop.advice.thresholds import limit, source
-from gputop.samples import GpuSample
+from gputop.core.samples import GpuSample
 from gputop.text import percent
 
 POWER_REASONS = ("power cap",)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gputop.advice.finding import Abstained, Finding, Gain, Severity
+from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.advice.live_view import View, gpus_text
 from gputop.advice.thresholds import limit, source
-from gputop.samples import LOST, NOT_RESPONDING, OK, GpuSample
-from gputop.xid import APPLICATION, UNKNOWN, Xid, explain
+from gputop.core.samples import LOST, NOT_RESPONDING, OK, GpuSample
+from gputop.core.xid import APPLICATION, UNKNOWN, Xid, explain
 
 _SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
 _DMESG = "sudo dmesg | grep -i xid"

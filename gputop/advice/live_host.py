@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gputop.advice.finding import Abstained, Finding, Gain
+from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.live_view import View, gpus_text, name_of
 from gputop.advice.thresholds import limit, source
 from gputop.history import HostLook
-from gputop.samples import CgroupSample, ProcessSample
+from gputop.core.samples import CgroupSample, ProcessSample
 from gputop.text import percent
 
 _RULE = "host_cpu_saturated"

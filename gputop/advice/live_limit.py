@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gputop.advice.live_view import View, gpus_text
 from gputop.advice.thresholds import limit
-from gputop.samples import GpuSample
+from gputop.core.samples import GpuSample
 from gputop.text import percent
 
 # Findings that leave nothing to say about limits: time is lost, or how the GPUs work is not known.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gputop.advice.finding import Abstained, Finding, Gain, Severity
+from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.advice.live_view import View, gpus_text
 from gputop.advice.thresholds import limit, source
-from gputop.samples import GpuSample
+from gputop.core.samples import GpuSample
 from gputop.sources.pcie import link_bytes_per_s
 from gputop.text import percent, rate
 

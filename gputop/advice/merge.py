@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from gputop.advice.finding import Finding, ranked
+from gputop.core.findings import Finding, ranked
 from gputop.advice.thresholds import limit
 
 # A cause can have one id live and another from a trace; the trace knows more, so it stays.

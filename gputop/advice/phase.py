@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gputop.advice.finding import Abstained, Finding, at_most
+from gputop.core.findings import Abstained, Finding, at_most
 from gputop.trace.phases import EVALUATION, PREDICTION, UNKNOWN
 from gputop.trace.results import Steps
 

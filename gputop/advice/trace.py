@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gputop.advice.causes import explained
-from gputop.advice.finding import Abstained, Advice, Finding, collect
+from gputop.core.findings import Abstained, Advice, Finding, collect
 from gputop.advice.phase import for_phase
 from gputop.advice.trace_balance import replica_imbalance
 from gputop.advice.trace_collectives import allreduce_count, allreduce_slow, collective_waiting, communication_exposed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from gputop.advice import what_if
-from gputop.advice.finding import Abstained, Finding, Gain, severity_of
+from gputop.core.findings import Abstained, Finding, Gain, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from gputop.advice import what_if
-from gputop.advice.finding import Abstained, Finding, Gain
+from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.advice.trace_transfers import pinned_rate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.advice.finding import Abstained, Finding, Gain, severity_of
+from gputop.core.findings import Abstained, Finding, Gain, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.text import percent

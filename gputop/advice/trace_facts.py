@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gputop.advice.finding import Severity, at_most, severity_of
+from gputop.core.findings import Severity, at_most, severity_of
 from gputop.advice.thresholds import limit
 from gputop.trace.breakdown import breakdown
 from gputop.trace.collective_waits import CollectiveWaits

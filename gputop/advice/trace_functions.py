@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gputop.advice.finding import Abstained, Finding, Gain, at_most, severity_of
+from gputop.core.findings import Abstained, Finding, Gain, at_most, severity_of
 from gputop.advice.style import EAGER, JAX, KERAS2, KERAS3, style
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts

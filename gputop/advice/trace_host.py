@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gputop.advice.finding import Abstained, Finding, Gain
+from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.style import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, style
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts

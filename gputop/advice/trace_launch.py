@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from gputop.advice.finding import Abstained, Finding, Gain, at_most, severity_of
+from gputop.core.findings import Abstained, Finding, Gain, at_most, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.advice.trace_kernels import launch_pace_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from gputop.advice.finding import HIGH_SHARE, Abstained, Finding, Gain, Severity, at_most, severity_of
+from gputop.core.findings import HIGH_SHARE, Abstained, Finding, Gain, Severity, at_most, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.advice.trace_launch import launch_bound

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.advice.finding import Abstained, Finding, Gain
+from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts
 from gputop.text import percent

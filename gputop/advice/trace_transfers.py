@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.advice import what_if
-from gputop.advice.finding import Abstained, Finding, Gain
+from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.text import percent

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gputop.commands.common import preferences_of, width
 from gputop.commands.monitor import unfit_terminal
-from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 from gputop.commands.common import say, width
-from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,8 +10,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from gputop.commands.common import options_of, say, source_of
-from gputop.errors import EXIT_OK
-from gputop.handlers import handled, of_an_end
+from gputop.core.errors import EXIT_OK
+from gputop.core.signal_handlers import handled, of_an_end
 from gputop.launch.xprof import logdir_of, open_command
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from gputop.config import remember
-from gputop.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.options import SIMULATED_DEFAULT
-from gputop.samples import OK
+from gputop.core.samples import OK
 
 if TYPE_CHECKING:
     from gputop.blackbox import DipOptions

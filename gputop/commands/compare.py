@@ -7,7 +7,7 @@ import json
 import sys
 
 from gputop.commands.common import width
-from gputop.errors import EXIT_OK
+from gputop.core.errors import EXIT_OK
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gputop.config import Config, document
-from gputop.errors import EXIT_OK, GputopError
+from gputop.core.errors import EXIT_OK, GputopError
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from gputop.captures import CaptureRecord
 from gputop.commands.capture import tell
 from gputop.commands.common import say, source_of
-from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
-from gputop.handlers import handled, of_an_end
+from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.core.signal_handlers import handled, of_an_end
 from gputop.session import Change, Options, Session
 
 _LOOK_S = 0.2

@@ -7,8 +7,8 @@ import signal
 import threading
 
 from gputop.commands.common import say, source_of
-from gputop.errors import EXIT_OK
-from gputop.handlers import handled, of_an_end
+from gputop.core.errors import EXIT_OK
+from gputop.core.signal_handlers import handled, of_an_end
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import contextlib
 
 from gputop.commands.common import options_of, preferences_of, say
 from gputop.commands.monitor import unfit_terminal
-from gputop.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError
 
 
 def run(args: argparse.Namespace) -> int:

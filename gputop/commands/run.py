@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from gputop.commands.common import options_of, preferences_of, say, source_of
 from gputop.commands.monitor import unfit_terminal
-from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.launch import environment
 
 

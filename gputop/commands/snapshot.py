@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from gputop.commands.common import options_of, say, source_of, start
-from gputop.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 
 # Text under such a name would be opened by what cannot show it.
 _NOT_WRITTEN = frozenset((".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".csv", ".xlsx", ".gz", ".zip"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gputop.errors import EXIT_OK
+from gputop.core.errors import EXIT_OK
 from gputop.launch import xprof
 from gputop.session_options import DEFAULT_LOGDIR
 

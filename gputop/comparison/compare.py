@@ -12,7 +12,7 @@ from gputop.comparison.job import Note, batch_factor, gpu_count, notes, other_ba
 from gputop.comparison.rows import ERROR, MIN_EFFECT, Row, Verdict, all_rows
 from gputop.comparison.sides import Side, mapping, read_side
 from gputop.comparison.statistics import MIN_STEPS
-from gputop.errors import NothingToSee
+from gputop.core.errors import NothingToSee
 from gputop.text import percent
 
 SCHEMA = "gputop.compare/1"

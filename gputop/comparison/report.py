@@ -8,7 +8,7 @@ from gputop.comparison.advice import Followed
 from gputop.comparison.compare import METHOD, Comparison
 from gputop.comparison.rows import Row, iterations, of_group, percent_change
 from gputop.comparison.sides import Side, mapping, number
-from gputop.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, RATIO, WATTS
+from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, RATIO, WATTS
 from gputop.prose import wrap
 from gputop.text import bytes_, fit, percent, printable, ranges, rate, seconds
 

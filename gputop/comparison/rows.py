@@ -12,7 +12,7 @@ import numpy as np
 
 from gputop.comparison.sides import Side, items, mapping, number
 from gputop.comparison.statistics import MIN_STEPS, Interval, mean_difference, median_ratio, share_longer
-from gputop.metrics import BYTES, BYTES_PER_S, COUNT, GPU_METRICS, LANE_METRICS, RATIO
+from gputop.core.metrics import BYTES, BYTES_PER_S, COUNT, GPU_METRICS, LANE_METRICS, RATIO
 from gputop.trace.model import F64
 
 Verdict = Literal["better", "worse", "changed", "noise", "cannot be told"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gputop.comparison.series import StepSeries, step_series
-from gputop.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NothingToSee
 from gputop.trace.analysis import analyze_trace
 from gputop.trace.content import head, whole
 from gputop.trace.load import load

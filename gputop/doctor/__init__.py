@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gputop.doctor.check import DEADLINE_S, Check, Running, Task
-from gputop.errors import EXIT_FAILED, EXIT_NOTHING, EXIT_OK
+from gputop.core.errors import EXIT_FAILED, EXIT_NOTHING, EXIT_OK
 
 SCHEMA = "gputop.doctor/1"
 _COLOURS = {"ok": "32", "warn": "33", "fail": "31", "unknown": "35"}

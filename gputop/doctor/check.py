@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 
 Status = Literal["ok", "warn", "fail", "unknown"]
 DEADLINE_S = 10.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gputop.doctor.check import Check
 from gputop.doctor.driver_facts import DriverFacts
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.sources import dcgm_bindings, dcgm_fields
 from gputop.sources.dcgm_bindings import INSTALL, find_bindings, find_libraries
 from gputop.sources.dcgm_engine import DEFAULT_ADDRESS, Address, Engine, EngineError, parse_address

@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 
 
 def write_private(path: Path, data: bytes, *, make_folder: bool = True) -> None:

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from gputop.advice.finding import Finding
+from gputop.core.findings import Finding
 from gputop.export import pictures, tables
 from gputop.export.load import DATA_ID, Grid, Snapshot, Track, from_document
 from gputop.export.markup import esc, esc_lines, moment, titled
-from gputop.metrics import GPU_METRICS
-from gputop.samples import OK, GpuSample, Reading
+from gputop.core.metrics import GPU_METRICS
+from gputop.core.samples import OK, GpuSample, Reading
 from gputop.text import figure, printable, ranges, ratio, reading, seconds
 from gputop.tui.actions import gain_text
 from gputop.tui.palette import STEPS

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from gputop.advice.finding import Abstained, Advice, Finding
+from gputop.core.findings import Abstained, Advice, Finding
 from gputop.captures import CaptureRecord, Server
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.export.markup import lines
 from gputop.history_tiers import LEVELS
-from gputop.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
-from gputop.samples import (
+from gputop.core.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
+from gputop.core.samples import (
     CgroupSample,
     GpuInfo,
     GpuProcess,

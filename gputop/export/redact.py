@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
 
-from gputop.samples import HostProcess, NodeSample, ProcessSample
+from gputop.core.samples import HostProcess, NodeSample, ProcessSample
 
 HIDDEN = "***"
 

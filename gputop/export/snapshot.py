@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputop import __version__
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.export import redact
 from gputop.export.files import unused, write_private
 from gputop.export.load import SCHEMA
 from gputop.export.markup import lines
-from gputop.metrics import GPU_METRICS, LANE_METRICS
+from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.prose import wrap
-from gputop.samples import OK, CgroupSample, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
+from gputop.core.samples import OK, CgroupSample, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.text import bytes_, devices, fit, limits, printable, ranges, rate_gb, reading, seconds
 from gputop.tui.lanes import slice_for
 

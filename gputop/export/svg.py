@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gputop.advice.finding import Finding
+from gputop.core.findings import Finding
 from gputop.export import pictures
 from gputop.export.load import Grid, Snapshot, from_document
 from gputop.export.markup import esc, moment
 from gputop.export.tables import analysis, gpu_kinds, mapping
-from gputop.samples import OK, GpuSample, Reading
+from gputop.core.samples import OK, GpuSample, Reading
 from gputop.text import bytes_, fit, percent, printable, rate_gb, reading, seconds
 from gputop.tui.actions import gain_text
 from gputop.tui.palette import SEVERITY_MARK

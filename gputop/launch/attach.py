@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.launch import environment, remote_exec, target
 from gputop.launch.announcements import Announcement, Announcements
 from gputop.launch.elf import addresses_in

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Collection
 from pathlib import Path
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")  # Elf64_Ehdr
 _SECTION = struct.Struct("<IIQQQQIIQQ")  # Elf64_Shdr

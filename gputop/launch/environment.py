@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 
 INSIDE = Path(__file__).resolve().parent / "inside"
 EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # what shells, env and nohup end with

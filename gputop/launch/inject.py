@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 
 # sys/ptrace.h
 _GETREGS, _SETREGS, _DETACH, _SYSCALL = 12, 13, 17, 24

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gputop.errors import GputopError
-from gputop.handlers import handled
+from gputop.core.errors import GputopError
+from gputop.core.signal_handlers import handled
 from gputop.text import printable
 
 TAIL_BYTES = 64 * 1024

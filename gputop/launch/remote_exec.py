@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.launch.elf import addresses_in
 
 # _Py_DebugOffsets, the beginning of _PyRuntime: numbers of 8 bytes each after the cookie. Where they are in it

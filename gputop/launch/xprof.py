@@ -15,7 +15,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from gputop.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NothingToSee
 from gputop.launch.inside.gputop_serve import confine, free_port, listening_sockets
 
 INSTALL = "pip install 'gputop-tf[xprof]'"

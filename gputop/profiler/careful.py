@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
 from gputop.profiler.footprint import job_pid, resident_bytes, room
 from gputop.profiler.leftovers import probe_name

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gputop.errors import EXIT_USAGE, GputopError, NothingToSee
+from gputop.core.errors import EXIT_USAGE, GputopError, NothingToSee
 from gputop.profiler import messages
 from gputop.profiler.outline import Outline, mapped, outline
 from gputop.profiler.probe import (

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.profiler import messages
 from gputop.profiler.client import CaptureResult, is_busy, save_response, set_options
 from gputop.profiler.footprint import resident_bytes

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.profiler import sockets
 from gputop.profiler.probe import check_http2, probe
 from gputop.profiler.sockets import Listener

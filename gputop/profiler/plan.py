@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.text import bytes_
 
 PROBE_S = 0.5

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from gputop.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler.messages import SERVICE
 
 if TYPE_CHECKING:

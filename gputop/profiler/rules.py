@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gputop.errors import EXIT_USAGE, GputopError
-from gputop.metrics import GPU_METRICS, RATIO, WATTS
+from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.metrics import GPU_METRICS, RATIO, WATTS
 from gputop.session_options import DEFAULT_RULE
 
 _DEFAULT_HOLD_S = 5.0

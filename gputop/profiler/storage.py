@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from gputop.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler import sockets
 from gputop.profiler.leftovers import partial_name
 from gputop.profiler.probe import is_local, split_address, unix_name

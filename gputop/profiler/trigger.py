@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gputop.metrics import GPU_METRICS, RATIO
+from gputop.core.metrics import GPU_METRICS, RATIO
 from gputop.profiler.rules import Rule
 from gputop.text import ratio
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.trace.wire import LENGTH, read_fields, tag
 
 # Field numbers as in gputop.profiler.messages.

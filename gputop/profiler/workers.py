@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from gputop.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler.probe import parse_address, unix_name
 
 MOST_HOSTS = 4096  # a mistyped range must not become a million connections

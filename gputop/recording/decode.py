@@ -1,5 +1,5 @@
 """From records back to samples. What a file says is checked against the types of
-``gputop.samples`` before anything is built from it: a recording may come from anywhere.
+``gputop.core.samples`` before anything is built from it: a recording may come from anywhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gputop.recording.format import (
     TEXT,
     unpack,
 )
-from gputop.samples import NodeSample, Reading
+from gputop.core.samples import NodeSample, Reading
 
 _MAX_DEPTH = 8  # a sample has four levels
 _MAX_MADE = 64

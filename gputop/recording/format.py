@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gputop.samples import (
+from gputop.core.samples import (
     CgroupSample,
     GpuInfo,
     GpuProcess,

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import BinaryIO
 
-from gputop.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NothingToSee
 from gputop.recording.decode import Damaged, Decoder
 from gputop.recording.format import (
     HEADER,
@@ -24,7 +24,7 @@ from gputop.recording.format import (
     VERSION,
     WORDS,
 )
-from gputop.samples import NodeSample
+from gputop.core.samples import NodeSample
 from gputop.text import bytes_
 
 _CHUNK_BYTES = 1 << 20

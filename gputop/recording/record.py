@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.export import redact
 from gputop.recording.writer import RecordingWriter
 from gputop.sampler import Sampler
-from gputop.samples import NodeSample
+from gputop.core.samples import NodeSample
 from gputop.sources import Source
 from gputop.text import bytes_
 

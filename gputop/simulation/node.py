@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from gputop.metrics import (
+from gputop.core.metrics import (
     BYTES,
     BYTES_PER_S,
     CELSIUS,
@@ -20,7 +20,7 @@ from gputop.metrics import (
     RATIO,
     WATTS,
 )
-from gputop.samples import (
+from gputop.core.samples import (
     NO_LIMIT,
     CgroupSample,
     GpuInfo,

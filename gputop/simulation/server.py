@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.profiler import messages
 from gputop.profiler.probe import load_grpc
 

@@ -3,7 +3,7 @@ satisfies :class:`Source`; the sampler (``gputop.sampler``) does the threads and
 
 A source is opened once, from a background thread. Its probes are then called from one
 thread each, never from two at once, so a probe may keep state without locks. A probe
-never raises for a sick device: it returns a :class:`~gputop.samples.GpuSample` whose state
+never raises for a sick device: it returns a :class:`~gputop.core.samples.GpuSample` whose state
 says what is wrong.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from gputop.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample, XidEvent
+from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample, XidEvent
 
 
 class GpuProbe(Protocol):
@@ -50,7 +50,7 @@ class Source(Protocol):
     def label(self) -> str: ...
 
     def open(self) -> None:
-        """Connect. Raises :class:`gputop.errors.GputopError` with the cause and the fix."""
+        """Connect. Raises :class:`gputop.core.errors.GputopError` with the cause and the fix."""
         ...
 
     @property

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gputop.metrics import BYTES, CGROUP_METRICS
-from gputop.samples import NO_LIMIT, CgroupSample, Reading
+from gputop.core.metrics import BYTES, CGROUP_METRICS
+from gputop.core.samples import NO_LIMIT, CgroupSample, Reading
 from gputop.sources import proc_files
 from gputop.sources.containers import container_of
 from gputop.text import printable

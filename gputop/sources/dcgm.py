@@ -13,9 +13,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputop.errors import GputopError, NothingToSee
-from gputop.metrics import BYTES_PER_S, HOST_METRICS
-from gputop.samples import FAILED, LOST, GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample, Reading, XidEvent
+from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.metrics import BYTES_PER_S, HOST_METRICS
+from gputop.core.samples import (
+    FAILED,
+    LOST,
+    GpuInfo,
+    GpuSample,
+    HostSample,
+    NodeSample,
+    ProcessSample,
+    Reading,
+    XidEvent,
+)
 from gputop.sources import HostProbe
 from gputop.sources import dcgm_fields as fields
 from gputop.sources.dcgm_client import DcgmClient, Snapshot

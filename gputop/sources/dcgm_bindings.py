@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 
 FOLDERS = {
     4: "usr/share/datacenter-gpu-manager-4/bindings/python3",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.sources import dcgm_bindings, dcgm_fields
 from gputop.sources.dcgm_bindings import Bindings, Installed
 from gputop.sources.dcgm_engine import MIN_WATCH_S, Address, Engine, EngineError, EngineGpu, Entity

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gputop.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.sources import dcgm_fields as fields
 from gputop.sources.dcgm_bindings import Bindings
 from gputop.sources.dcgm_fields import FieldValue, instance_key

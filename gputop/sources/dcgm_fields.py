@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gputop.metrics import GPU_METRICS, RATIO
+from gputop.core.metrics import GPU_METRICS, RATIO
 
 SOURCE = "DCGM"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gputop.metrics import GPU_METRICS
-from gputop.samples import Reading
+from gputop.core.metrics import GPU_METRICS
+from gputop.core.samples import Reading
 from gputop.sources import dcgm_fields
 from gputop.sources.dcgm_fields import BY_METRIC, FieldValue, in_metric_unit
 

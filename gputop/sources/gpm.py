@@ -11,8 +11,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from gputop.metrics import GPU_METRICS, RATIO
-from gputop.samples import Reading
+from gputop.core.metrics import GPU_METRICS, RATIO
+from gputop.core.samples import Reading
 from gputop.sources import nvml_status as status
 from gputop.sources.nvml_values import implausible
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gputop.metrics import HOST_METRICS
-from gputop.samples import GpuSample, HostSample, ProcessSample, Reading
+from gputop.core.metrics import HOST_METRICS
+from gputop.core.samples import GpuSample, HostSample, ProcessSample, Reading
 from gputop.sources.host_cpu import CpuTimes, core_ratios, cpu_limit, read_times, shares
 from gputop.sources.host_processes import ProcessTable
 from gputop.text import printable

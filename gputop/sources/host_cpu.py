@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from gputop.samples import CgroupSample
+from gputop.core.samples import CgroupSample
 from gputop.sources import proc_files
 
 _STAT_BYTES = 1 << 20  # 1000 cores and 10,000 interrupts take a quarter of it

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gputop.metrics import BYTES, COUNT
-from gputop.samples import GpuProcess, GpuSample, ProcessSample, Reading
+from gputop.core.metrics import BYTES, COUNT
+from gputop.core.samples import GpuProcess, GpuSample, ProcessSample, Reading
 from gputop.sources import proc_files, process_match
 from gputop.sources.cgroups import Cgroups
 from gputop.sources.containers import container_of

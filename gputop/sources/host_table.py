@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gputop.metrics import BYTES, COUNT
-from gputop.samples import HostProcess, Reading
+from gputop.core.metrics import BYTES, COUNT
+from gputop.core.samples import HostProcess, Reading
 from gputop.sources import proc_files
 from gputop.sources.proc_files import Stat
 from gputop.text import printable

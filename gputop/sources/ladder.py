@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gputop.samples import OK, GpuInfo, GpuSample, NodeSample, Reading, XidEvent
+from gputop.core.samples import OK, GpuInfo, GpuSample, NodeSample, Reading, XidEvent
 from gputop.sources import GpuProbe, HostProbe, Source
 from gputop.sources.dcgm_fields import BY_METRIC, PROFILING, PROFILING_IDS, instance_key
 from gputop.sources.dcgm_readings import dcgm_reading, engine_name

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gputop.samples import NodeSample
+from gputop.core.samples import NodeSample
 from gputop.sources import nvml_status as status
 from gputop.sources.nvml_calls import text
 from gputop.sources.selection import select_gpus
@@ -64,7 +64,7 @@ class NvmlSource:
     def open(self) -> None:
         """Start NVML and open the GPUs asked for.
 
-        Raises :class:`gputop.errors.GputopError`: no driver or no GPU (nothing to see),
+        Raises :class:`gputop.core.errors.GputopError`: no driver or no GPU (nothing to see),
         a driver that cannot be talked to, or ``gpus`` that name a GPU which is not there.
         A GPU that is there but cannot be opened, or does not answer, raises nothing: its probe says why.
         """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gputop.metrics import BYTES_PER_S
-from gputop.samples import Reading
+from gputop.core.metrics import BYTES_PER_S
+from gputop.core.samples import Reading
 from gputop.sources import nvml_status as status
 from gputop.sources.nvml_fields import FieldValues
 from gputop.sources.nvml_values import MAX_COUNTER, impossible

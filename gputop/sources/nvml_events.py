@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from gputop.samples import XidEvent
+from gputop.core.samples import XidEvent
 from gputop.sources import nvml_status as status
 from gputop.sources.nvml_calls import start_in_driver
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gputop.metrics import GPU_METRICS
-from gputop.samples import Reading
+from gputop.core.metrics import GPU_METRICS
+from gputop.core.samples import Reading
 from gputop.sources import nvml_status as status
 from gputop.sources.nvml_values import believed
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gputop.metrics import BYTES_PER_S, GPU_METRICS
-from gputop.samples import FAILED, LOST, OK, GpuInfo, GpuSample, Reading
+from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
+from gputop.core.samples import FAILED, LOST, OK, GpuInfo, GpuSample, Reading
 from gputop.sources import nvml_status as status
 from gputop.sources.gpm import NVLINK, ONLY_GPM, PCIE, Gpm, absence
 from gputop.sources.nvml_counters import NvlinkTraffic

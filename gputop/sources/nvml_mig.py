@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gputop.metrics import GPU_METRICS, RATIO
-from gputop.samples import FAILED, LOST, GpuInfo, GpuProcess, GpuSample, Reading
+from gputop.core.metrics import GPU_METRICS, RATIO
+from gputop.core.samples import FAILED, LOST, GpuInfo, GpuProcess, GpuSample, Reading
 from gputop.sources import nvml_status as status
 from gputop.sources.gpm import ONLY_GPM, Gpm, refusal
 from gputop.sources.nvml_calls import text

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gputop.samples import GpuInfo, GpuSample, XidEvent
+from gputop.core.samples import GpuInfo, GpuSample, XidEvent
 from gputop.sources import nvml_status as status
 from gputop.sources.nvml_calls import start_in_driver, text
 from gputop.sources.nvml_events import Log, XidWatch

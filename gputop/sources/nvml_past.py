@@ -15,8 +15,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gputop.metrics import GPU_METRICS, HOST_METRICS
-from gputop.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
+from gputop.core.metrics import GPU_METRICS, HOST_METRICS
+from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
 from gputop.sources import nvml_status as status
 from gputop.sources.nvml_calls import start_in_driver
 from gputop.sources.nvml_values import implausible

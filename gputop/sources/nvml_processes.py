@@ -6,8 +6,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from gputop.metrics import BYTES, RATIO
-from gputop.samples import GpuProcess, Reading
+from gputop.core.metrics import BYTES, RATIO
+from gputop.core.samples import GpuProcess, Reading
 from gputop.sources import nvml_status as status
 from gputop.sources.nvml_values import MAX_PID, implausible
 

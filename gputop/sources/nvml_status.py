@@ -6,7 +6,7 @@ read this table; newer codes are missing from older releases of that package.
 
 from __future__ import annotations
 
-from gputop.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NothingToSee
 
 SUCCESS = 0
 UNINITIALIZED = 1

@@ -7,8 +7,8 @@ what is rare.
 
 from __future__ import annotations
 
-from gputop.metrics import BYTES, BYTES_PER_S, CELSIUS, COUNT, GPU_METRICS, HERTZ, RATIO, WATTS
-from gputop.samples import Reading
+from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, COUNT, GPU_METRICS, HERTZ, RATIO, WATTS
+from gputop.core.samples import Reading
 
 MAX_PID = 1 << 22  # Linux, PID_MAX_LIMIT
 MAX_COUNTER = 1 << 63  # bytes: four years of PCIe 5.0 at full speed

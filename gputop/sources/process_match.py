@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from gputop.samples import GpuInfo
+from gputop.core.samples import GpuInfo
 from gputop.sources import proc_files
 
 _MAPS_BYTES = 64 << 20  # a large job maps some ten thousand regions of a hundred bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gputop.metrics import BYTES_PER_S, COUNT
-from gputop.samples import Reading
+from gputop.core.metrics import BYTES_PER_S, COUNT
+from gputop.core.samples import Reading
 
 SOURCE = "/proc, with child processes"
 FIRST = "first look: a rate needs two"

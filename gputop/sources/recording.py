@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from gputop.errors import GputopError
-from gputop.samples import NodeSample
+from gputop.core.errors import GputopError
+from gputop.core.samples import NodeSample
 
 MAX_SPEED = math.inf
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, MAX_SPEED)

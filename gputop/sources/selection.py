@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from gputop.errors import EXIT_NOTHING, EXIT_USAGE, GputopError
-from gputop.samples import GpuInfo
+from gputop.core.errors import EXIT_NOTHING, EXIT_USAGE, GputopError
+from gputop.core.samples import GpuInfo
 
 VISIBLE = "visible"
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")

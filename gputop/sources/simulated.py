@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gputop.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample, XidEvent
+from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, ProcessSample, XidEvent
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.node import COMMAND, HOSTNAME, SECOND_NS, Node
 from gputop.simulation.scenarios import DEFAULT_SCENARIO, find_scenario

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gputop.export.load import Snapshot, Track, is_snapshot, read
-from gputop.metrics import GPU_METRICS
+from gputop.core.metrics import GPU_METRICS
 from gputop.recording.reader import Recording
-from gputop.samples import OK, GpuSample, NodeSample, Reading
+from gputop.core.samples import OK, GpuSample, NodeSample, Reading
 from gputop.sources.recording import Player
 
 _STEP_S = 1.0

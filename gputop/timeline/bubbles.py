@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gputop.advice.finding import Finding
+from gputop.core.findings import Finding
 from gputop.advice.trace_facts import TraceFacts
 from gputop.advice.trace_transfers import held_copies
 from gputop.text import percent, printable

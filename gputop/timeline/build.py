@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.advice.trace_facts import TraceFacts
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.text import printable
 from gputop.timeline.bubbles import Found, coldest
 from gputop.timeline.layout import Writer

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 
 _MAGIC = b"gputopTL"
 VERSION = 1  # a file is read by the gputop that wrote it, so there is no other

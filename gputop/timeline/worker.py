@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.timeline.reader import Timeline
 from gputop.trace.worker import TIMEOUT_S, answer, run_in_worker
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.trace import kernels
 from gputop.trace.chrome_events import HOST, ChromeFile, integer, read_file
 from gputop.trace.columns import MAX_GPUS, Launches, Parts

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.trace import kernels
 from gputop.trace.columns import NOISE, Parts, encodable
 from gputop.trace.content import too_big

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gputop.errors import NothingToSee
+from gputop.core.errors import NothingToSee
 from gputop.trace.model import (
     I64,
     AllocatorEvents,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 
 GZIP = b"\x1f\x8b"
 _PIECE = 1 << 18

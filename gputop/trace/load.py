@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from gputop.errors import EXIT_USAGE, GputopError, NothingToSee
+from gputop.core.errors import EXIT_USAGE, GputopError, NothingToSee
 from gputop.trace.content import head, memory_limit, pieces, too_big, unreadable, whole
 from gputop.trace.model import QualityNote, Trace
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.trace import kernels
 from gputop.trace.columns import MAX_GPUS, Launches, Lookup, Parts
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, LaunchShape, Line, Trace, TraceGpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gputop.advice.finding import HIGH_SHARE, Finding
+from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.prose import wrap
 from gputop.text import bytes_, figure, percent, printable, ranges, seconds
 from gputop.trace import report_device, report_host

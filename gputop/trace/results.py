@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gputop.advice.finding import Abstained, Finding
+from gputop.core.findings import Abstained, Finding
 from gputop.trace.model import QualityNote
 from gputop.trace.results_device import CollectiveOp, CopyTable, Kernels, KernelSizes, Replicas, to_json
 from gputop.trace.results_host import Functions, HostOps, LaunchThreads, MemoryDetail, Pipeline, StepGaps

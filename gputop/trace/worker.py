@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gputop.errors import EXIT_FAILED, EXIT_OK, GputopError
+from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
 
 # A trace of two million events takes about 10 s (traces.md §5); whatever is not done by then never will be.
 TIMEOUT_S = 600.0

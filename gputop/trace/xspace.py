@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.trace import kernels
 from gputop.trace.clocks import HostClock
 from gputop.trace.columns import NOISE, Launches, Lookup, Parts

@@ -9,7 +9,7 @@ from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 
-from gputop.advice.finding import Finding
+from gputop.core.findings import Finding
 from gputop.gpu_numbers import GpuNumbers
 from gputop.text import figure, fit, printable
 from gputop.tui.keys import key

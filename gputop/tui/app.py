@@ -15,7 +15,7 @@ from textual.containers import Container, VerticalScroll
 from textual.message import Message
 from textual.screen import Screen
 
-from gputop.errors import EXIT_OK, GputopError
+from gputop.core.errors import EXIT_OK, GputopError
 from gputop.session import Change, Session
 from gputop.text import printable
 from gputop.tui import opening, rows, telling

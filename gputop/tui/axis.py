@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from rich.style import Style
 
 from gputop.marks import Kind, Mark
-from gputop.metrics import BYTES_PER_S, GPU_METRICS
-from gputop.samples import OK, GpuSample
+from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
+from gputop.core.samples import OK, GpuSample
 from gputop.text import fit, printable, ranges
 from gputop.tui.columns import ACTIVITY, COARSE_MARK
 from gputop.tui.cursor import Slice

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rich.style import Style
 
-from gputop.metrics import BYTES_PER_S, LANE_METRICS
-from gputop.samples import OK, GpuSample, Reading
+from gputop.core.metrics import BYTES_PER_S, LANE_METRICS
+from gputop.core.samples import OK, GpuSample, Reading
 from gputop.text import fit, printable, rate_gb, reading
 from gputop.tui.palette import BAD, BOLD, DIM, PLAIN, WARN
 

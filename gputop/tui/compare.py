@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.screen import ModalScreen
 
 from gputop.captures import CaptureRecord
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.session import Session
 from gputop.text import fit, printable, seconds
 from gputop.tui.boxes import Frame, Told

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 
 from gputop.marks import Mark, MarkLog
-from gputop.metrics import GPU_METRICS, LANE_METRICS
-from gputop.samples import OK, GpuSample, Reading
+from gputop.core.metrics import GPU_METRICS, LANE_METRICS
+from gputop.core.samples import OK, GpuSample, Reading
 from gputop.tui.palette import BOLD
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from rich.style import Style
 from rich.text import Text
 
 from gputop.export import redact
-from gputop.metrics import GPU_METRICS, HOST_METRICS
-from gputop.samples import (
+from gputop.core.metrics import GPU_METRICS, HOST_METRICS
+from gputop.core.samples import (
     FULL_CORE_RATIO,
     CgroupSample,
     GpuSample,

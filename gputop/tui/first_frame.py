@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 from rich.style import Style
 
-from gputop.handlers import handled
+from gputop.core.signal_handlers import handled
 from gputop.sampler import Sampler
-from gputop.samples import NodeSample
+from gputop.core.samples import NodeSample
 from gputop.text import fit
 from gputop.tui import rows
 from gputop.tui.columns import ACTIVITY, Field, figures_of, has_axis, lines_per_gpu, plan, title_texts

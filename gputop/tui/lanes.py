@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from rich.segment import Segment
 from rich.style import Style
 
-from gputop.metrics import GPU_METRICS
+from gputop.core.metrics import GPU_METRICS
 from gputop.tui.cursor import marked
 from gputop.tui.palette import BLANK, BLANK_STYLE, SHADES, STEPS, bar_style, cell_style, step_of
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from gputop.advice.finding import Finding
-from gputop.errors import GputopError
-from gputop.samples import GpuSample, ProcessSample
+from gputop.core.findings import Finding
+from gputop.core.errors import GputopError
+from gputop.core.samples import GpuSample, ProcessSample
 
 if TYPE_CHECKING:
     from gputop.tui.app import GputopApp

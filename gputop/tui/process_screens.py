@@ -14,7 +14,7 @@ from textual.geometry import Size
 from textual.screen import ModalScreen
 
 from gputop.export import redact
-from gputop.samples import ProcessSample
+from gputop.core.samples import ProcessSample
 from gputop.signals import SIGNALS
 from gputop.text import fit, printable
 from gputop.tui.boxes import Frame

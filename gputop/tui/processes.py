@@ -12,7 +12,7 @@ from textual.content import Content
 from textual.message import Message
 
 from gputop.export import redact
-from gputop.samples import ProcessSample
+from gputop.core.samples import ProcessSample
 from gputop.text import bytes_, devices, fit, printable, rate, ratio
 from gputop.tui.keys import key as bind
 from gputop.tui.lines import DrawnLines

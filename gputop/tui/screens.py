@@ -13,9 +13,9 @@ from textual.containers import HorizontalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from gputop.advice.finding import Finding
+from gputop.core.findings import Finding
 from gputop.captures import CaptureRecord
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.gpu_numbers import GpuNumbers
 from gputop.text import printable, ranges
 from gputop.tui.actions import evidence_lines, gain_text

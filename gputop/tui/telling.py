@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.advice.finding import EXPLANATIONS
+from gputop.core.findings import EXPLANATIONS
 from gputop.session import Session
 from gputop.text import printable
 

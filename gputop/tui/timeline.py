@@ -15,8 +15,8 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Footer
 
-from gputop.advice.finding import Finding
-from gputop.errors import GputopError
+from gputop.core.findings import Finding
+from gputop.core.errors import GputopError
 from gputop.text import bytes_, printable, seconds
 from gputop.timeline.model import Bubble
 from gputop.timeline.reader import Timeline

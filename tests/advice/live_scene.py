@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gputop.advice.finding import Advice, Finding
+from gputop.core.findings import Advice, Finding
 from gputop.advice.live import live_advice
 from gputop.history import History
-from gputop.metrics import GPU_METRICS
-from gputop.samples import (
+from gputop.core.metrics import GPU_METRICS
+from gputop.core.samples import (
     GpuInfo,
     GpuProcess,
     GpuSample,

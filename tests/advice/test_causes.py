@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.advice.causes import _RELATIONS, explained
-from gputop.advice.finding import Finding, Gain, severity_of
+from gputop.core.findings import Finding, Gain, severity_of
 from gputop.advice.merge import merge_findings
 from gputop.advice.trace import RULES
 

@@ -9,12 +9,12 @@ from itertools import pairwise
 
 import pytest
 
-from gputop.advice.finding import Finding
+from gputop.core.findings import Finding
 from gputop.advice.live import RULES, live_advice
 from gputop.advice.live_view import gpus_text
 from gputop.advice.thresholds import THRESHOLDS, limit
 from gputop.history import History
-from gputop.samples import LOST, GpuSample
+from gputop.core.samples import LOST, GpuSample
 from tests.advice.live_scene import TOTAL, Job, Scene, abstained, after, ids, play
 
 # -- all rules ------------------------------------------------------------------------------------

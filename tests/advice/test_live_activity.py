@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.advice.finding import Advice
-from gputop.samples import LOST, GpuSample
+from gputop.core.findings import Advice
+from gputop.core.samples import LOST, GpuSample
 from tests.advice.live_scene import Job, Level, Scene, abstained, after, get, ids, play, read
 
 STUCK: dict[str, Level | None] = {

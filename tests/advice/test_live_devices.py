@@ -9,7 +9,7 @@ import pytest
 
 from gputop.advice.live import live_advice
 from gputop.history import History
-from gputop.samples import GpuSample
+from gputop.core.samples import GpuSample
 from tests.advice.live_scene import Scene, abstained, after, get, ids, play, read
 
 # -- power_capped -----------------------------------------------------------------------------------

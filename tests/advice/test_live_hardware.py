@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.advice.finding import Finding, Severity
-from gputop.samples import LOST, NOT_RESPONDING, GpuInfo, GpuSample, XidEvent
+from gputop.core.findings import Finding, Severity
+from gputop.core.samples import LOST, NOT_RESPONDING, GpuInfo, GpuSample, XidEvent
 from tests.advice.live_scene import START_S, Scene, abstained, after, get, ids, play, read
 
 # -- lost and silent GPUs -----------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.metrics import BYTES_PER_S
-from gputop.samples import GpuInfo, GpuSample, Reading
+from gputop.core.metrics import BYTES_PER_S
+from gputop.core.samples import GpuInfo, GpuSample, Reading
 from tests.advice.live_scene import LINK, Level, Scene, abstained, after, get, ids, play
 
 # -- pcie_saturated ---------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.advice.finding import Advice, Finding
+from gputop.core.findings import Advice, Finding
 from gputop.advice.live import live_advice
 from gputop.history import History
-from gputop.samples import GpuSample
+from gputop.core.samples import GpuSample
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.sources.simulated import SimulatedSource
 from tests.advice.live_scene import LINK, TOTAL, Job, Level, Scene, ids, play

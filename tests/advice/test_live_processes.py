@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.advice.finding import Advice
+from gputop.core.findings import Advice
 from gputop.advice.live import live_advice
 from gputop.advice.live_view import same_job
 from gputop.history import History
-from gputop.samples import ProcessSample
+from gputop.core.samples import ProcessSample
 from tests.advice.live_scene import START_S, TOTAL, Job, Level, Scene, abstained, after, get, ids, play, read
 
 # -- idle_gpu and unused_gpu ----------------------------------------------------------------------

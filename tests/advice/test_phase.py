@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice.finding import Abstained, Finding, Gain
+from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.phase import for_phase
 from gputop.trace.analysis import analyze_trace
 from gputop.trace.results import Steps

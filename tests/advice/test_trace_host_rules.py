@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice.finding import Finding
+from gputop.core.findings import Finding
 from gputop.trace.analysis import analyze_trace
 from tests.advice.host_jobs import BF16, chained, contended, eager, gap, kernels, placed, retraced, torch_gap
 from tests.advice.traces import STEP, STEPS

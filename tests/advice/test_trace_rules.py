@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.advice import thresholds
-from gputop.advice.finding import Finding
+from gputop.core.findings import Finding
 from gputop.advice.thresholds import THRESHOLDS, limit
 from gputop.advice.trace import RULES
 from gputop.trace.analysis import analyze_trace

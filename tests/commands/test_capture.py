@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
-from gputop.handlers import handled, of_an_end
+from gputop.core.signal_handlers import handled, of_an_end
 from tests.launch.jobs import GPUTOP
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -15,7 +15,7 @@ from gputop.comparison.compare import Comparison, compare, compare_sides
 from gputop.comparison.report import text_report
 from gputop.comparison.rows import Row
 from gputop.comparison.sides import read_side
-from gputop.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NothingToSee
 from gputop.export.snapshot import document as snapshot_document
 from gputop.export.snapshot import to_json as snapshot_json
 from gputop.simulation.loop import TrainingLoop

@@ -16,7 +16,7 @@ from gputop.comparison.compare import compare_sides
 from gputop.comparison.report import text_report
 from gputop.comparison.rows import PARTS, Row, all_rows
 from gputop.comparison.sides import Side
-from gputop.errors import NothingToSee
+from gputop.core.errors import NothingToSee
 from tests.comparison import sides
 from tests.comparison.sides import finding, side
 

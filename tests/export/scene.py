@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gputop.advice.finding import Finding, Gain
+from gputop.core.findings import Finding, Gain
 from gputop.captures import CaptureRecord, Server
-from gputop.samples import GpuSample, Reading, XidEvent
+from gputop.core.samples import GpuSample, Reading, XidEvent
 from gputop.trace.analysis import analyze
 from gputop.trace.report import text_report
 from tests.fakes import StillSession

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.export import redact
 from gputop.export.html import to_html
 from gputop.export.load import from_document, is_snapshot, read

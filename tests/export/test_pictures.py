@@ -15,12 +15,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.export.html import to_html
 from gputop.export.load import read
 from gputop.export.snapshot import document, format_of, render, to_json, to_text, write_snapshot
 from gputop.export.svg import to_svg
-from gputop.samples import LOST, GpuSample
+from gputop.core.samples import LOST, GpuSample
 from tests.export.scene import HOSTILE, SECRET, session
 from tests.fakes import StillSession
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.export import redact
-from gputop.samples import HostProcess
+from gputop.core.samples import HostProcess
 from tests.fakes import node_sample
 
 _HEX = "0123456789abcdef0123456789abcdef01234567"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.export.files import unused, write_private
 from gputop.export.load import from_document
 from gputop.export.snapshot import document, render, to_json, to_text, write_snapshot
-from gputop.samples import (
+from gputop.core.samples import (
     LOST,
     NO_LIMIT,
     GpuInfo,
@@ -198,7 +198,7 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
     program = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from gputop.errors import GputopError\n"
+        "from gputop.core.errors import GputopError\n"
         "from gputop.export.files import write_private\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))\n"

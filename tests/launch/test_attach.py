@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.launch import attach, remote_exec
 from gputop.launch.target import Target
 from gputop.profiler.discovery import Discovery

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.launch.elf import addresses_in, functions_of
 
 _NAMES = ("Py_AddPendingCall", "PyRun_SimpleString")

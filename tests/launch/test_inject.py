@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.launch import inject
 from gputop.launch.elf import addresses_in
 from gputop.launch.inject import call_with_text

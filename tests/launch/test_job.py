@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.launch.job import TAIL_BYTES, Job, see_out
 
 

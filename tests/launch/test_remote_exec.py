@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.launch import remote_exec
 
 _FIRST = {14: 89, 15: 105}

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gputop.errors import EXIT_NOTHING, GputopError
+from gputop.core.errors import EXIT_NOTHING, GputopError
 from gputop.launch import target
 from tests.launch.jobs import GPUTOP
 

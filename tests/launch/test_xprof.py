@@ -6,7 +6,7 @@ from importlib import metadata
 
 import pytest
 
-from gputop.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NothingToSee
 from gputop.launch import xprof
 
 

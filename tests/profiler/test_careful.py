@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gputop.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NothingToSee
 from gputop.profiler import careful, client, footprint, plan, storage
 from gputop.profiler.careful import careful_capture
 from gputop.profiler.plan import Plan, Room

@@ -16,7 +16,7 @@ import grpc
 import psutil
 import pytest
 
-from gputop.errors import EXIT_USAGE, GputopError, NothingToSee
+from gputop.core.errors import EXIT_USAGE, GputopError, NothingToSee
 from gputop.profiler import client, storage
 from gputop.profiler.client import Progress, capture
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
@@ -376,7 +376,7 @@ class TestLogdir:
         """A limit on file size stands for the full disk: writing fails in the middle of a file."""
         code = (
             "import resource, sys\n"
-            "from gputop.errors import GputopError\n"
+            "from gputop.core.errors import GputopError\n"
             "from gputop.profiler.client import capture\n"
             f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
             "try:\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.profiler import continuous
 from gputop.profiler.continuous import MOST_GROWTH_BYTES, Continuous, Kept, Unsupported, too_much
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.profiler import discovery, sockets
 from gputop.profiler.discovery import Finder
 from gputop.profiler.sockets import Listener

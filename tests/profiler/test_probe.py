@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler.probe import check_http2, is_local, parse_address, probe, split_address
 from tests.profiler.fake_server import FakeProfiler, serve
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.profiler import messages
 from gputop.profiler.careful import careful_capture
 from gputop.profiler.client import CaptureResult, capture, probe

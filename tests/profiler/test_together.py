@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from gputop.captures import CaptureStatus, Server, capture_and_analyse
-from gputop.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NothingToSee
 from gputop.profiler import careful, together
 from gputop.profiler.continuous import Continuous
 from gputop.profiler.plan import Plan, Room

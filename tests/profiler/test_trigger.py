@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from gputop.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.history import History
-from gputop.metrics import GPU_METRICS
+from gputop.core.metrics import GPU_METRICS
 from gputop.profiler.rules import Rule, parse_rule
 from gputop.profiler.trigger import Dip, Trigger
-from gputop.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
+from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
 from gputop.session_options import DEFAULT_RULE
 
 START_S = 1_700_000_000.0

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gputop.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler.workers import addresses, expand_hostlist, job_hosts, parse_ports, split_list, tf_config_hosts
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
-from gputop.handlers import handled
+from gputop.core.signal_handlers import handled
 from gputop.options import parser
 from gputop.recording.reader import Recording
 from gputop.recording.record import record
-from gputop.samples import NodeSample
+from gputop.core.samples import NodeSample
 from tests.fakes import StillSource, node_sample
 
 

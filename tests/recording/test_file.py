@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.errors import EXIT_NOTHING, GputopError, NothingToSee
+from gputop.core.errors import EXIT_NOTHING, GputopError, NothingToSee
 from gputop.recording.format import HEADER, RECORD, SEGMENT_SAMPLES, header
 from gputop.recording.reader import Recording
 from gputop.recording.record import record
 from gputop.recording.writer import SYNC_PERIOD_S, RecordingWriter
-from gputop.samples import NodeSample
+from gputop.core.samples import NodeSample
 from gputop.sources.simulated import SimulatedSource
 from tests.fakes import START_S, node_sample
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gputop.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS
+from gputop.core.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS
 from gputop.recording.decode import Damaged, Decoder
 from gputop.recording.format import (
     RECORD,
@@ -28,7 +28,7 @@ from gputop.recording.format import (
     pack,
     unpack,
 )
-from gputop.samples import (
+from gputop.core.samples import (
     CgroupSample,
     GpuInfo,
     GpuProcess,

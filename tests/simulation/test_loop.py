@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.simulation.figures import GPU_QUANTITIES
 from gputop.simulation.loop import KEEP_NS, OpSlice, TrainingLoop
 from gputop.simulation.program import StepKind, Stream

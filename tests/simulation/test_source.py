@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from gputop.errors import GputopError
-from gputop.metrics import GPU_METRICS, HOST_METRICS
-from gputop.samples import NodeSample
+from gputop.core.errors import GputopError
+from gputop.core.metrics import GPU_METRICS, HOST_METRICS
+from gputop.core.samples import NodeSample
 from gputop.simulation.program import StepKind
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.sources.simulated import PREFILL_S, SimulatedSource

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gputop.samples import GpuInfo, GpuProcess, GpuSample, Reading
+from gputop.core.samples import GpuInfo, GpuProcess, GpuSample, Reading
 
 FIRST_NAMESPACE, SOME_NAMESPACE = 4026531836, 4026532999
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.metrics import CGROUP_METRICS
-from gputop.samples import NO_LIMIT, CgroupSample
+from gputop.core.metrics import CGROUP_METRICS
+from gputop.core.samples import NO_LIMIT, CgroupSample
 from gputop.sources import cgroups as cg
 from gputop.sources.cgroups import Cgroups
 from tests.sources.proc_tree import Ticking

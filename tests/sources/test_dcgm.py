@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import EXIT_NOTHING, GputopError
-from gputop.metrics import GPU_METRICS, HOST_METRICS
-from gputop.samples import FAILED, LOST, OK, GpuSample, Reading, XidEvent
+from gputop.core.errors import EXIT_NOTHING, GputopError
+from gputop.core.metrics import GPU_METRICS, HOST_METRICS
+from gputop.core.samples import FAILED, LOST, OK, GpuSample, Reading, XidEvent
 from gputop.sources import dcgm_fields as fields
 from gputop.sources.dcgm import DcgmSource
 from gputop.sources.dcgm_engine import Address

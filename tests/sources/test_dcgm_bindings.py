@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.sources.dcgm_bindings import find_bindings, find_installed, find_libraries, load
 from tests.dcgm_double import LAYOUT, install, install_bindings, install_library
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.sources import dcgm_fields as fields
 from gputop.sources.dcgm_bindings import find_installed, load
 from gputop.sources.dcgm_engine import Address, Engine, EngineError, parse_address

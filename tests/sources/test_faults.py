@@ -17,9 +17,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.sampler import Sampler
-from gputop.samples import FAILED, LOST, NOT_RESPONDING, OK, GpuInfo, GpuSample, NodeSample
+from gputop.core.samples import FAILED, LOST, NOT_RESPONDING, OK, GpuInfo, GpuSample, NodeSample
 from gputop.sources import GpuProbe
 from gputop.sources import nvml_status as status
 from gputop.sources.nvml import NvmlSource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.samples import GpuSample, Reading
+from gputop.core.samples import GpuSample, Reading
 from gputop.sources import gpm, pcie
 from gputop.sources.gpm import ONLY_GPM
 from gputop.sources.nvml import NvmlSource

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gputop.metrics import HOST_METRICS
+from gputop.core.metrics import HOST_METRICS
 from gputop.sources.host import CORES_PERIOD_S, FIRST, PERIOD_S, PsutilHost
 from gputop.sources.host_table import NOT_YET
 from gputop.sources.host_table import PERIOD_S as TABLE_PERIOD_S

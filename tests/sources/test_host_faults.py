@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.samples import ProcessSample
+from gputop.core.samples import ProcessSample
 from gputop.sources import host_processes as hp
 from gputop.sources import proc_files
 from gputop.sources.host_processes import ProcessTable

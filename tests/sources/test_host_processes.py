@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gputop.samples import Reading
+from gputop.core.samples import Reading
 from gputop.sources import host_processes as hp
 from gputop.sources.host_processes import ProcessTable, missing_process
 from gputop.sources.proc_files import DENIED, ENDED, ZOMBIE, parse_io, parse_stat

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.samples import GpuSample, Reading
+from gputop.core.samples import GpuSample, Reading
 from gputop.session import Options, Session
 from gputop.sources.dcgm_client import DcgmClient
 from gputop.sources.dcgm_engine import Address, parse_address

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import EXIT_NOTHING, EXIT_USAGE, GputopError, NothingToSee
-from gputop.metrics import GPU_METRICS
-from gputop.samples import FAILED, LOST, OK, GpuSample
+from gputop.core.errors import EXIT_NOTHING, EXIT_USAGE, GputopError, NothingToSee
+from gputop.core.metrics import GPU_METRICS
+from gputop.core.samples import FAILED, LOST, OK, GpuSample
 from gputop.sources.nvml import NvmlSource
 from gputop.sources.nvml_fields import LIMIT_PERIOD_S
 from gputop.sources.nvml_gpu import clock_events

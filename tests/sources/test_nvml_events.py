@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gputop.samples import LOST, OK, XidEvent
+from gputop.core.samples import LOST, OK, XidEvent
 from gputop.sources import nvml_events
 from gputop.sources.nvml import NvmlSource
 from gputop.sources.nvml_events import KEPT, XidWatch

@@ -6,8 +6,8 @@ import collections
 
 import pytest
 
-from gputop.metrics import GPU_METRICS
-from gputop.samples import GpuSample
+from gputop.core.metrics import GPU_METRICS
+from gputop.core.samples import GpuSample
 from gputop.sources.nvml import NvmlSource
 from gputop.sources.nvml_fields import FIELDS
 from gputop.sources.nvml_values import implausible

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gputop.metrics import GPU_METRICS
-from gputop.samples import FAILED, LOST, OK
+from gputop.core.metrics import GPU_METRICS
+from gputop.core.samples import FAILED, LOST, OK
 from gputop.sources.nvml import NvmlSource
 from gputop.sources.nvml_mig import CHECK_PERIOD_S
 from tests.nvml_fake import FakeNvml

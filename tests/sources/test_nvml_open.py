@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import EXIT_USAGE, GputopError
-from gputop.samples import OK, GpuSample
+from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.samples import OK, GpuSample
 from gputop.sources import nvml_events, nvml_open
 from gputop.sources.nvml import NvmlSource
 from gputop.sources.nvml_open import Device, numa_node

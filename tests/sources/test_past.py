@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gputop.samples import GpuInfo, NodeSample
+from gputop.core.samples import GpuInfo, NodeSample
 from gputop.sources import nvml_past
 from gputop.sources.nvml import NvmlSource
 from gputop.sources.nvml_past import BEFORE, Samples, past_looks

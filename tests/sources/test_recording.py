@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.recording.reader import Recording
 from gputop.recording.writer import RecordingWriter
-from gputop.samples import NodeSample
+from gputop.core.samples import NodeSample
 from gputop.session import Options, Session
 from gputop.sources.recording import MAX_SPEED, Player
 from gputop.tui.app import GputopApp

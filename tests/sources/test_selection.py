@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.errors import EXIT_NOTHING, EXIT_USAGE, GputopError
-from gputop.samples import GpuInfo
+from gputop.core.errors import EXIT_NOTHING, EXIT_USAGE, GputopError
+from gputop.core.samples import GpuInfo
 from gputop.sources.selection import select_gpus, unknown_uuid
 
 NODE = [

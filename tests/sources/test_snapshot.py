@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.export import redact
 from gputop.export.load import Snapshot, from_document
 from gputop.export.snapshot import document, render
 from gputop.recording.writer import RecordingWriter
-from gputop.samples import LOST, GpuSample
+from gputop.core.samples import LOST, GpuSample
 from gputop.session import Session
 from gputop.sources.recording import Player
 from gputop.sources.snapshot import SnapshotPlayer, SnapshotSamples, open_player

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.timeline.build import build
 from gputop.timeline.model import KINDS, Range
 from gputop.timeline.reader import Timeline

@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.timeline.build import build
 from gputop.timeline.layout import VERSION, Writer, mapped
 from gputop.timeline.reader import Timeline

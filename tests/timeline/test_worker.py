@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.timeline import worker
 from gputop.timeline.worker import timeline_in_worker
 from gputop.trace.worker import run_in_worker

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gputop.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NothingToSee
 from gputop.trace.analysis import analyze_trace
 from gputop.trace.chrome import read_chrome
 from gputop.trace.load import load

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.trace import json_stream
 from gputop.trace.analysis import analyze_trace
 from gputop.trace.load import load

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import EXIT_USAGE, GputopError, NothingToSee
+from gputop.core.errors import EXIT_USAGE, GputopError, NothingToSee
 from gputop.trace import content
 from gputop.trace.load import load
 from tests.trace.test_chrome import kineto

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NothingToSee
 from gputop.trace.load import load
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.nsys import read_nsys

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.errors import GputopError
-from gputop.handlers import handled
+from gputop.core.errors import GputopError
+from gputop.core.signal_handlers import handled
 from gputop.trace import worker
 from gputop.trace.analysis import analyze
 from gputop.trace.worker import analyze_in_worker

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gputop.errors import NothingToSee
+from gputop.core.errors import NothingToSee
 from gputop.profiler import messages
 from gputop.trace import kernels
 from gputop.trace.model import Kind, Trace

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gputop.samples import LOST, NodeSample, ProcessSample
+from gputop.core.samples import LOST, NodeSample, ProcessSample
 from gputop.tui.actions import ActionsPanel
 from gputop.tui.app import GputopApp
 from gputop.tui.bubbles import BubbleList

@@ -16,7 +16,7 @@ from typing import Any
 
 from gputop.captures import CaptureRecord, Server
 from gputop.export.load import Snapshot, read
-from gputop.samples import LOST, GpuProcess, GpuSample, NodeSample, Reading, XidEvent
+from gputop.core.samples import LOST, GpuProcess, GpuSample, NodeSample, Reading, XidEvent
 from gputop.session import Options, Session
 from gputop.simulation.node import COMMAND, PID
 from gputop.sources.recording import Player

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gputop.advice.finding import Advice
-from gputop.errors import NothingToSee
+from gputop.core.findings import Advice
+from gputop.core.errors import NothingToSee
 from gputop.sampler import Sampler
-from gputop.samples import LOST, GpuSample, HostSample
+from gputop.core.samples import LOST, GpuSample, HostSample
 from gputop.session import Options, Session
 from gputop.tui import telling
 from gputop.tui.actions import ActionsPanel

@@ -9,7 +9,7 @@ import pytest
 
 from gputop.advice.live import Advice
 from gputop.captures import CaptureStatus
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.profiler.careful import Cost
 from gputop.profiler.plan import Plan
 from gputop.tui import telling

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.text import Text
 
 from gputop.captures import CaptureRecord, Server
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.trace.analysis import analyze
 from gputop.tui import compare
 from gputop.tui.app import GputopApp

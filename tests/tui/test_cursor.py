@@ -6,7 +6,7 @@ import pytest
 
 from gputop.history import History
 from gputop.marks import MarkLog
-from gputop.samples import LOST, GpuSample, XidEvent
+from gputop.core.samples import LOST, GpuSample, XidEvent
 from gputop.tui.app import GputopApp
 from gputop.tui.columns import ACTIVITY, figures_of
 from gputop.tui.cursor import UNMEASURED, Slice, TimeCursor, look_back

@@ -13,12 +13,12 @@ from textual.app import SystemCommand
 from textual.binding import Binding
 from textual.command import CommandList
 
-from gputop.advice.finding import Finding
+from gputop.core.findings import Finding
 from gputop.captures import Server
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.gpu_numbers import GpuNumbers
-from gputop.metrics import CGROUP_METRICS
-from gputop.samples import CgroupSample, HostProcess, ProcessSample, Reading
+from gputop.core.metrics import CGROUP_METRICS
+from gputop.core.samples import CgroupSample, HostProcess, ProcessSample, Reading
 from gputop.tui.app import GputopApp
 from gputop.tui.columns import METRICS
 from gputop.tui.details import host_text, job_text, process_text

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.samples import LOST, GpuSample
+from gputop.core.samples import LOST, GpuSample
 from gputop.tui.first_frame import paint
 from gputop.tui.look import Look
 from gputop.tui.palette import SCHEMES
@@ -57,7 +57,7 @@ def test_nothing_heavy_is_imported_before_the_first_frame() -> None:
     program = ("import sys, gputop.cli, gputop.commands.monitor, gputop.sampler, gputop.sources.nvml\n"
                "import gputop.tui.first_frame\n"
                "print(sorted({'numpy', 'textual', 'grpc', 'google.protobuf', 'psutil', 'gputop.session',\n"
-               "              'gputop.advice.finding', 'gputop.sources.host_processes'} & set(sys.modules)))")
+               "              'gputop.core.findings', 'gputop.sources.host_processes'} & set(sys.modules)))")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.samples import LOST, GpuSample, Reading, XidEvent
+from gputop.core.samples import LOST, GpuSample, Reading, XidEvent
 from gputop.tui.columns import ACTIVITY, figures_of, plan
 from gputop.tui.palette import BAD, WARN
 from gputop.tui.rows import header, host, short_gpu_name

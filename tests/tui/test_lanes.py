@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 from gputop.history import History
-from gputop.samples import GpuSample
+from gputop.core.samples import GpuSample
 from gputop.tui.lanes import LaneCache, TimeView, blank_column, column, slice_for
 from gputop.tui.palette import SHADES, STEPS, level_rgb
 from tests.fakes import START_S, node_sample

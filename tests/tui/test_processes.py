@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.metrics import GPU_METRICS
-from gputop.samples import LOST, GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading, XidEvent
+from gputop.core.metrics import GPU_METRICS
+from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading, XidEvent
 from gputop.tui.app import GputopApp
 from gputop.tui.details import gpu_text
 from gputop.tui.processes import ProcessPanel, arrange, io_bytes_per_s, memory_bytes, sm_ratio, tree

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gputop.advice.finding import Advice
+from gputop.core.findings import Advice
 from gputop.config import load, remember
-from gputop.samples import GpuSample, NodeSample
+from gputop.core.samples import GpuSample, NodeSample
 from gputop.tui.app import GputopApp
 from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import SCHEMES

@@ -11,7 +11,7 @@ import pytest
 
 from gputop.captures import CaptureRecord
 from gputop.cli import main
-from gputop.errors import GputopError
+from gputop.core.errors import GputopError
 from gputop.timeline.reader import Timeline
 from gputop.tui.app import GputopApp
 from gputop.tui.lines import LinesWidget

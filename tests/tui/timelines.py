@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from textual.pilot import Pilot
 
-from gputop.advice.finding import Finding, Gain
+from gputop.core.findings import Finding, Gain
 from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
 from gputop.trace.analysis import examine

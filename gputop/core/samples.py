@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gputop.metrics import BYTES_PER_S, CGROUP_METRICS, GPU_METRICS, HOST_METRICS
+from gputop.core.metrics import BYTES_PER_S, CGROUP_METRICS, GPU_METRICS, HOST_METRICS
 
 
 @dataclass(frozen=True, slots=True)
