@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gputop.core.findings import Finding
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.text import seconds
+from gputop.text.units import seconds
 
 if TYPE_CHECKING:
     from gputop.profiler.careful import Cost

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError
 from gputop.core.metrics import LANE_METRICS
-from gputop.text import printable
+from gputop.text.units import printable
 
 Value = float | str | bool | tuple[str, ...]
 _LINE = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=\s*(.*)", re.S)

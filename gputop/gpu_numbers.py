@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from gputop.core.findings import Finding
 from gputop.core.samples import GpuInfo, ProcessSample
-from gputop.text import printable, ranges
+from gputop.text.units import printable, ranges
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ _ERRORS = (("ecc_uncorrected", "memory error that ECC could not correct"), ("ecc
 class Mark:
     """Something that began at ``begin_s`` and was last seen at ``end_s`` (Unix time).
 
-    ``text`` says what, as it came: it may need :func:`gputop.text.printable`. ``uuid`` and ``gpu`` (its label)
+    ``text`` says what, as it came: it may need :func:`gputop.text.units.printable`. ``uuid`` and ``gpu`` (its label)
     name the GPU it happened on; both are empty for what happened to the job.
     """
 

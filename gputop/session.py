@@ -273,7 +273,7 @@ class Session:
             servers, notes = (), (f"{error.message} {error.fix}",)
         except Exception as error:  # noqa: BLE001  thread boundary: the next look may go well
             servers, notes = (), (f"looking for profiler servers failed, a fault of gputop: {error!r}",)
-        from gputop.export.redact import command
+        from gputop.text.redaction import command
 
         servers = tuple(replace(s, description=command(s.description)) for s in servers)
         changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop import text as fmt
+from gputop.text import units as fmt
 from gputop.core.samples import GpuProcess, ProcessSample, Reading
 
 

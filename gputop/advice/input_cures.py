@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gputop.text import percent, seconds
+from gputop.text.units import percent, seconds
 from gputop.trace.results_host import Pipeline, Stage
 
 _PREFETCH = "ds = ds.prefetch(tf.data.AUTOTUNE)  # last"

@@ -14,7 +14,7 @@ from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.advice.live_view import View, gpus_text, same_job
 from gputop.advice.thresholds import limit, source
 from gputop.core.samples import GpuSample
-from gputop.text import percent
+from gputop.text.units import percent
 
 _NO_FIGURE = "telemetry shows no steps: a capture (c) gives the figure"
 _CAUSES_OF_LITTLE_WORK = ("idle_gpu", "unused_gpu", "gpu0_oversubscribed", "host_cpu_saturated", "pcie_saturated",

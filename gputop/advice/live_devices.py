@@ -6,7 +6,7 @@ from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.advice.live_view import View, gpus_text
 from gputop.advice.thresholds import limit, source
 from gputop.core.samples import GpuSample
-from gputop.text import percent
+from gputop.text.units import percent
 
 POWER_REASONS = ("power cap",)
 THERMAL_REASONS = ("thermal", "hw thermal")

@@ -9,7 +9,7 @@ from gputop.advice.live_view import View, gpus_text, name_of
 from gputop.advice.thresholds import limit, source
 from gputop.history import HostLook
 from gputop.core.samples import CgroupSample, ProcessSample
-from gputop.text import percent
+from gputop.text.units import percent
 
 _RULE = "host_cpu_saturated"
 _INPUT = (

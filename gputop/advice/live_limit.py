@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gputop.advice.live_view import View, gpus_text
 from gputop.advice.thresholds import limit
 from gputop.core.samples import GpuSample
-from gputop.text import percent
+from gputop.text.units import percent
 
 # Findings that leave nothing to say about limits: time is lost, or how the GPUs work is not known.
 _LOSSES = ("hardware_error", "idle_gpu", "gpu0_oversubscribed", "shared_gpu", "thermal_throttled", "memory_pressure",

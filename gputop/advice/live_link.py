@@ -10,7 +10,7 @@ from gputop.advice.live_view import View, gpus_text
 from gputop.advice.thresholds import limit, source
 from gputop.core.samples import GpuSample
 from gputop.sources.pcie import link_bytes_per_s
-from gputop.text import percent, rate
+from gputop.text.units import percent, rate
 
 F32 = npt.NDArray[np.float32]
 

@@ -6,7 +6,7 @@ from gputop.core.findings import Abstained, Finding, Gain, Severity, severity_of
 from gputop.advice.live_view import View, gpus_text, name_of, same_job
 from gputop.advice.thresholds import limit, source
 from gputop.core.samples import GpuSample, ProcessSample
-from gputop.text import percent
+from gputop.text.units import percent
 
 _NO_FIGURE = "telemetry shows no steps: a capture (c) gives the figure"
 

@@ -15,7 +15,7 @@ from gputop.core.findings import Abstained, Finding
 from gputop.advice.thresholds import limit
 from gputop.history import History, HostLook
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
-from gputop.text import ranges
+from gputop.text.units import ranges
 
 F64 = npt.NDArray[np.float64]
 

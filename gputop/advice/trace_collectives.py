@@ -11,7 +11,7 @@ from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.advice.trace_transfers import pinned_rate
-from gputop.text import percent, ranges, seconds
+from gputop.text.units import percent, ranges, seconds
 from gputop.trace.results_device import CollectiveOp
 
 _OVERLAP = {

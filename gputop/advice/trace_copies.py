@@ -5,7 +5,7 @@ from __future__ import annotations
 from gputop.core.findings import Abstained, Finding, Gain, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
-from gputop.text import percent
+from gputop.text.units import percent
 from gputop.trace.results import GpuUse
 
 _H2D = (

@@ -11,7 +11,7 @@ from gputop.core.findings import Abstained, Finding, Gain, at_most, severity_of
 from gputop.advice.style import EAGER, JAX, KERAS2, KERAS3, style
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts
-from gputop.text import percent, seconds
+from gputop.text.units import percent, seconds
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.query import Mask, name_mask
 from gputop.trace.results_host import Functions

@@ -9,7 +9,7 @@ from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.style import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, style
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts
-from gputop.text import percent, seconds
+from gputop.text.units import percent, seconds
 from gputop.trace.query import marking_steps
 from gputop.trace.results_host import GapWork
 

@@ -11,7 +11,7 @@ from gputop.advice import what_if
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
-from gputop.text import percent
+from gputop.text.units import percent
 from gputop.trace.device_time import idle_after
 from gputop.trace.intervals import Spans, intersect, union
 from gputop.trace.launch_threads import by_line

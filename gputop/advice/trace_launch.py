@@ -8,7 +8,7 @@ from gputop.core.findings import Abstained, Finding, Gain, at_most, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.advice.trace_kernels import launch_pace_s
-from gputop.text import percent, seconds
+from gputop.text.units import percent, seconds
 
 _SNIPPETS = {
     "tensorflow": "model.compile(optimizer, loss, jit_compile=True)  # custom loop: @tf.function(jit_compile=True)",

@@ -9,7 +9,7 @@ from gputop.core.findings import HIGH_SHARE, Abstained, Finding, Gain, Severity,
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.advice.trace_launch import launch_bound
-from gputop.text import bytes_, percent
+from gputop.text.units import bytes_, percent
 from gputop.trace.results import AllocatorUse
 
 _RECORDS = ("the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's own captures hold "

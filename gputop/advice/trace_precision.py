@@ -13,7 +13,7 @@ from gputop.advice import what_if
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
-from gputop.text import percent
+from gputop.text.units import percent
 from gputop.trace.results_device import KernelRow
 
 _HAVE_TENSOR_CORES = (7, 0)

@@ -8,7 +8,7 @@ from gputop.advice import what_if
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
-from gputop.text import percent, ranges
+from gputop.text.units import percent, ranges
 from gputop.trace.results_device import LaunchOrder, Replicas, ReplicaWork
 
 _PARALLEL = (

@@ -13,7 +13,7 @@ from gputop.comparison.rows import ERROR, MIN_EFFECT, Row, Verdict, all_rows
 from gputop.comparison.sides import Side, mapping, read_side
 from gputop.comparison.statistics import MIN_STEPS
 from gputop.core.errors import NothingToSee
-from gputop.text import percent
+from gputop.text.units import percent
 
 SCHEMA = "gputop.compare/1"
 _STEPS = ("count", "anchor", "median_s", "mean_s", "p95_s")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from gputop.comparison.rows import iterations
 from gputop.comparison.sides import Side, items, mapping, number
-from gputop.text import percent
+from gputop.text.units import percent
 
 # Less kernel time than this under names that both sides have: another model, number type or compiler. gputop's own.
 SAME_JOB_SHARE = 0.3

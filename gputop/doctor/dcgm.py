@@ -14,7 +14,7 @@ from gputop.sources import dcgm_bindings, dcgm_fields
 from gputop.sources.dcgm_bindings import INSTALL, find_bindings, find_libraries
 from gputop.sources.dcgm_engine import DEFAULT_ADDRESS, Address, Engine, EngineError, parse_address
 from gputop.sources.dcgm_fields import PROFILING_IDS, FieldValue
-from gputop.text import ranges
+from gputop.text.units import ranges
 
 _TIMEOUT_S = 1.0
 _RECENT_S = 60.0  # dcgm-exporter reads every 30 s unless told otherwise

@@ -12,7 +12,7 @@ from pathlib import Path
 from gputop.doctor.check import Check
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts
 from gputop.sources import nvml_status as status
-from gputop.text import printable, ranges
+from gputop.text.units import printable, ranges
 
 _NVIDIA = "0x10de"  # PCI vendor
 _DISPLAY = "0x03"  # PCI class: VGA or 3D controller

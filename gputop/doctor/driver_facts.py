@@ -259,7 +259,7 @@ def _processes(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def _text(call: Any, *args: Any) -> str:
-    from gputop.text import printable
+    from gputop.text.units import printable
 
     return printable(getattr(call, "__wrapped__", call)(*args))  # the raw bytes: a name need not be UTF-8
 

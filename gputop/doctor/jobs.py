@@ -14,7 +14,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler.discovery import Discovery, Finder
 from gputop.profiler.probe import probe
 from gputop.profiler.sockets import stat_fields
-from gputop.text import fit, printable
+from gputop.text.units import fit, printable
 
 # include/uapi/linux/capability.h. CAP_PERFMON counts since driver R565.
 _CAP_SYS_ADMIN = 1 << 21

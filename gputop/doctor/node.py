@@ -20,7 +20,7 @@ from pathlib import Path
 from gputop import __version__
 from gputop.doctor.check import Check
 from gputop.doctor.driver import in_container
-from gputop.text import bytes_, printable
+from gputop.text.units import bytes_, printable
 
 _PACKAGES = {"textual": "textual", "nvidia-ml-py": "pynvml", "psutil": "psutil", "numpy": "numpy", "grpcio": "grpc",
              "protobuf": "google.protobuf"}

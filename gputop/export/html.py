@@ -18,10 +18,10 @@ from typing import Any
 from gputop.core.findings import Finding
 from gputop.export import pictures, tables
 from gputop.export.load import DATA_ID, Grid, Snapshot, Track, from_document
-from gputop.export.markup import esc, esc_lines, moment, titled
+from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
-from gputop.text import figure, printable, ranges, ratio, reading, seconds
+from gputop.text.units import figure, printable, ranges, ratio, reading, seconds
 from gputop.tui.actions import gain_text
 from gputop.tui.palette import STEPS
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from gputop.core.findings import Abstained, Advice, Finding
 from gputop.captures import CaptureRecord, Server
 from gputop.core.errors import GputopError
-from gputop.export.markup import lines
+from gputop.text.markup import lines
 from gputop.history_tiers import LEVELS
 from gputop.core.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
 from gputop.core.samples import (
@@ -32,7 +32,7 @@ from gputop.core.samples import (
     Reading,
     XidEvent,
 )
-from gputop.text import printable
+from gputop.text.units import printable
 
 SCHEMA = "gputop.snapshot/1"
 DATA_ID = "gputop-snapshot"  # the element of an HTML page that holds the document

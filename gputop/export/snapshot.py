@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from gputop import __version__
 from gputop.core.errors import GputopError
-from gputop.export import redact
+from gputop.text import redaction
 from gputop.export.files import unused, write_private
 from gputop.export.load import SCHEMA
-from gputop.export.markup import lines
+from gputop.text.markup import lines
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
-from gputop.prose import wrap
+from gputop.text.wrapping import wrap
 from gputop.core.samples import OK, CgroupSample, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
-from gputop.text import bytes_, devices, fit, limits, printable, ranges, rate_gb, reading, seconds
+from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, rate_gb, reading, seconds
 from gputop.tui.lanes import slice_for
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def document(session: Session) -> dict[str, Any]:
         "history": _history(session.history, sample),
         "spectrogram": _spectrogram(session.history, sample, session.interval_s),
         "rhythm": _rhythm(session.rhythm, session.history),
-        "servers": [{**asdict(s), "description": redact.command(s.description)} for s in session.servers],
+        "servers": [{**asdict(s), "description": redaction.command(s.description)} for s in session.servers],
         "capture": None if record is None else {
             **record.to_json(), "remarks": list(record.remarks), "analysis": record.analysis,
             "report": record.report, "limit": record.limit,
@@ -85,7 +85,7 @@ def document(session: Session) -> dict[str, Any]:
 def _sample(session: Session) -> NodeSample:
     if session.sample is None:
         raise GputopError("nothing was sampled yet", "Wait a second and try again.")
-    return redact.sample(session.sample)
+    return redaction.sample(session.sample)
 
 
 def _reading(r: Reading) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def to_text(session: Session) -> str:
         out.append(f"  pid {other.pid}  {printable(other.user or '?')}  no GPU, CPU {other.cpu_cores.value:.1f} cores  "
                    f"{printable(other.command if other.command is not None else 'N/A')}")
     for server in session.servers:
-        what = server.problem or redact.command(server.description)
+        what = server.problem or redaction.command(server.description)
         out.append(f"  profiler server {printable(server.address)}  {printable(what)}")
     record = session.last_capture
     if record is not None:

@@ -14,10 +14,10 @@ from typing import Any
 from gputop.core.findings import Finding
 from gputop.export import pictures
 from gputop.export.load import Grid, Snapshot, from_document
-from gputop.export.markup import esc, moment
+from gputop.text.markup import esc, moment
 from gputop.export.tables import analysis, gpu_kinds, mapping
 from gputop.core.samples import OK, GpuSample, Reading
-from gputop.text import bytes_, fit, percent, printable, rate_gb, reading, seconds
+from gputop.text.units import bytes_, fit, percent, printable, rate_gb, reading, seconds
 from gputop.tui.actions import gain_text
 from gputop.tui.palette import SEVERITY_MARK
 

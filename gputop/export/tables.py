@@ -9,10 +9,10 @@ from typing import Any
 
 from gputop.export import pictures
 from gputop.export.load import Snapshot
-from gputop.export.markup import esc, esc_lines, moment, titled
+from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
-from gputop.text import devices, limits, percent, ratio, reading, seconds
+from gputop.text.units import devices, limits, percent, ratio, reading, seconds
 from gputop.tui.processes import memory_bytes, sm_ratio
 from gputop.tui.rows import short_gpu_name
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gputop.text import printable
+from gputop.text.units import printable
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _LONGEST_BYTES = 4096

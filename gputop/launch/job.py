@@ -19,7 +19,7 @@ from typing import Any
 
 from gputop.core.errors import GputopError
 from gputop.core.signal_handlers import handled
-from gputop.text import printable
+from gputop.text.units import printable
 
 TAIL_BYTES = 64 * 1024
 FOLLOW_PERIOD_S = 0.2

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError, NothingToSee
 from gputop.profiler import sockets
-from gputop.text import printable
+from gputop.text.units import printable
 
 _FRAMEWORK = re.compile(r"/(tensorflow|jaxlib)/\S+\.so")
 _CAP_SYS_PTRACE = 19  # linux/capability.h

@@ -23,7 +23,7 @@ from gputop.profiler.leftovers import probe_name
 from gputop.profiler.outline import mapped
 from gputop.profiler.plan import PROBE_S, Plan, Probe, needs_probe, plan, spared
 from gputop.profiler.storage import RunFolder
-from gputop.text import bytes_
+from gputop.text.units import bytes_
 
 
 @dataclass(frozen=True, slots=True)

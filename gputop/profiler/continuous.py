@@ -30,7 +30,7 @@ from gputop.profiler.client import CaptureResult, is_busy, save_response, set_op
 from gputop.profiler.footprint import resident_bytes
 from gputop.profiler.probe import load_grpc, open_channel
 from gputop.profiler.storage import RunFolder
-from gputop.text import bytes_
+from gputop.text.units import bytes_
 
 _CALL_TIMEOUT_S = 10.0
 _SNAPSHOT_TIMEOUT_S = 120.0  # gathering takes several times as long as recording where events are many

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gputop.core.errors import GputopError
-from gputop.text import bytes_
+from gputop.text.units import bytes_
 
 PROBE_S = 0.5
 # With those of the probe: enough to say what a job spends its time on; more is granted for whole steps.

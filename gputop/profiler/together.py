@@ -31,7 +31,7 @@ from gputop.profiler.outline import session_window_ns
 from gputop.profiler.plan import Plan, Probe, Room, needs_probe, plan, spared
 from gputop.profiler.probe import machine_name, probe, split_address, unix_name
 from gputop.profiler.storage import RunFolder
-from gputop.text import seconds as duration
+from gputop.text.units import seconds as duration
 from gputop.trace.clocks import HostClock, write_clocks
 
 # Ahead of the common start: a request must be there by then, and nothing can end a server's wait for it.

@@ -10,7 +10,7 @@ import numpy as np
 
 from gputop.core.metrics import GPU_METRICS, RATIO
 from gputop.profiler.rules import Rule
-from gputop.text import ratio
+from gputop.text.units import ratio
 
 if TYPE_CHECKING:
     from gputop.history import History

@@ -25,7 +25,7 @@ from gputop.recording.format import (
     WORDS,
 )
 from gputop.core.samples import NodeSample
-from gputop.text import bytes_
+from gputop.text.units import bytes_
 
 _CHUNK_BYTES = 1 << 20
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.export import redact
+from gputop.text import redaction
 from gputop.recording.writer import RecordingWriter
 from gputop.sampler import Sampler
 from gputop.core.samples import NodeSample
 from gputop.sources import Source
-from gputop.text import bytes_
+from gputop.text.units import bytes_
 
 MAX_WAITING = 600  # samples; a disk that hangs for longer loses some rather than filling memory
 _LOOK_S = 0.2  # how soon a stop is noticed between two samples
@@ -50,7 +50,7 @@ def record(source: Source, interval_s: float, path: Path, seconds: float | None,
                     continue
                 if isinstance(letter, GputopError):
                     raise letter
-                writer.append(redact.sample(letter))
+                writer.append(redaction.sample(letter))
                 elapsed_s += letter.interval_s or 0.0
                 if seconds is not None and elapsed_s >= seconds:
                     break

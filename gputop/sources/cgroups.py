@@ -16,7 +16,7 @@ from gputop.core.metrics import BYTES, CGROUP_METRICS
 from gputop.core.samples import NO_LIMIT, CgroupSample, Reading
 from gputop.sources import proc_files
 from gputop.sources.containers import container_of
-from gputop.text import printable
+from gputop.text.units import printable
 
 PERIOD_S = 1.9  # the kernel adds up the counters of all cores for a look; a little under 2 s, as ticks jitter
 LIMITS_PERIOD_S = 10.0  # a limit may change while a job runs

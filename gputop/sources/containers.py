@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gputop.text import printable
+from gputop.text.units import printable
 
 _ID = "[0-9a-f]{64}"
 # The last part of a cgroup's path, as container runtimes name it. Their monitors

@@ -21,7 +21,7 @@ from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.sources import dcgm_fields as fields
 from gputop.sources.dcgm_bindings import Bindings
 from gputop.sources.dcgm_fields import FieldValue, instance_key
-from gputop.text import printable
+from gputop.text.units import printable
 
 DEFAULT_ADDRESS = "127.0.0.1:5555"
 CONNECT_TIMEOUT_MS = 500  # DCGM's own 5 s also pass where the port refuses

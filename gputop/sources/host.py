@@ -12,7 +12,7 @@ from gputop.core.metrics import HOST_METRICS
 from gputop.core.samples import GpuSample, HostSample, ProcessSample, Reading
 from gputop.sources.host_cpu import CpuTimes, core_ratios, cpu_limit, read_times, shares
 from gputop.sources.host_processes import ProcessTable
-from gputop.text import printable
+from gputop.text.units import printable
 
 SOURCE = "psutil"
 CPU_SOURCE = "/proc/stat"

@@ -13,7 +13,7 @@ from gputop.core.metrics import BYTES, COUNT
 from gputop.core.samples import HostProcess, Reading
 from gputop.sources import proc_files
 from gputop.sources.proc_files import Stat
-from gputop.text import printable
+from gputop.text.units import printable
 
 SOURCE = "/proc"
 PERIOD_S = 5.0  # a look costs about 10 µs per process of the node

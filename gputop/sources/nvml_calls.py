@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from gputop.text import printable
+from gputop.text.units import printable
 
 
 def start_in_driver(nvml: Any, name: str, work: Callable[[], None]) -> None:

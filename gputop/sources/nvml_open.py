@@ -17,7 +17,7 @@ from gputop.sources.nvml_gpu import NvmlGpu
 from gputop.sources.nvml_mig import MigInstance, divided_reason, in_mig_mode, mig_devices
 from gputop.sources.nvml_values import implausible
 from gputop.sources.selection import unknown_uuid
-from gputop.text import printable
+from gputop.text.units import printable
 
 _LATE = "the GPU answered after gputop had started: restart it to see its MIG instances"
 

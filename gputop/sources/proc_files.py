@@ -11,7 +11,7 @@ import errno
 import os
 from dataclasses import dataclass
 
-from gputop.text import printable
+from gputop.text.units import printable
 
 ENDED = "the process has ended"
 ZOMBIE = "zombie: it has ended, but its parent has not collected it"

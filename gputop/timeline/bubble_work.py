@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gputop.text import printable
+from gputop.text.units import printable
 from gputop.timeline.model import HostWork
 from gputop.trace.gaps import charge, step_calls, without_prefix
 from gputop.trace.model import I64, Trace

@@ -16,7 +16,7 @@ import numpy as np
 from gputop.core.findings import Finding
 from gputop.advice.trace_facts import TraceFacts
 from gputop.advice.trace_transfers import held_copies
-from gputop.text import percent, printable
+from gputop.text.units import percent, printable
 from gputop.timeline.bubble_work import Place, work_at
 from gputop.timeline.model import CAUSES, Bubble, HostWork
 from gputop.trace.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, parts_by_gpu

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gputop.prose import wrap
-from gputop.text import fit, percent, ranges, seconds
+from gputop.text.wrapping import wrap
+from gputop.text.units import fit, percent, ranges, seconds
 from gputop.timeline.model import CAUSES, Bubble
 from gputop.trace.results import Analysis
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from gputop.text import printable
+from gputop.text.units import printable
 from gputop.timeline.model import KINDS, Row, RowKind
 from gputop.trace.device_time import gpu_number
 from gputop.trace.input_pipeline import GET_NEXT

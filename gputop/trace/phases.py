@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gputop.text import seconds
+from gputop.text.units import seconds
 from gputop.trace.intervals import union
 from gputop.trace.model import I64, QualityNote, Trace
 from gputop.trace.query import Mask, name_mask

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gputop.core.findings import HIGH_SHARE, Finding
-from gputop.prose import wrap
-from gputop.text import bytes_, figure, percent, printable, ranges, seconds
+from gputop.text.wrapping import wrap
+from gputop.text.units import bytes_, figure, percent, printable, ranges, seconds
 from gputop.trace import report_device, report_host
 from gputop.trace.results import Analysis, GpuUse
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gputop.prose import wrap
-from gputop.text import bytes_, fit, percent, printable, rate, ratio, seconds
+from gputop.text.wrapping import wrap
+from gputop.text.units import bytes_, fit, percent, printable, rate, ratio, seconds
 from gputop.trace.results import Analysis
 from gputop.trace.results_device import Concurrency, KernelRow, LaunchOrder, Replicas, StepSkew
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gputop.text import seconds
+from gputop.text.units import seconds
 from gputop.trace.clocks import HostClock
 from gputop.trace.columns import Parts
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind

@@ -11,7 +11,7 @@ from textual.message import Message
 
 from gputop.core.findings import Finding
 from gputop.gpu_numbers import GpuNumbers
-from gputop.text import figure, fit, printable
+from gputop.text.units import figure, fit, printable
 from gputop.tui.keys import key
 from gputop.tui.lines import DrawnLines
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE

@@ -17,7 +17,7 @@ from textual.screen import Screen
 
 from gputop.core.errors import EXIT_OK, GputopError
 from gputop.session import Change, Session
-from gputop.text import printable
+from gputop.text.units import printable
 from gputop.tui import opening, rows, telling
 from gputop.tui.actions import ActionsPanel
 from gputop.tui.columns import METRICS, has_axis, lines_per_gpu

@@ -10,7 +10,7 @@ from rich.style import Style
 from gputop.marks import Kind, Mark
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
 from gputop.core.samples import OK, GpuSample
-from gputop.text import fit, printable, ranges
+from gputop.text.units import fit, printable, ranges
 from gputop.tui.columns import ACTIVITY, COARSE_MARK
 from gputop.tui.cursor import Slice
 from gputop.tui.lanes import Window

@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.geometry import Size
 from textual.widget import Widget
 
-from gputop.text import printable
+from gputop.text.units import printable
 
 _GAP = re.compile(r"(?:^|\S) {2,}(?=\S)")
 _ROOM = 16  # columns that text needs beside what it stands under

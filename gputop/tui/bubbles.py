@@ -9,7 +9,7 @@ from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 
-from gputop.text import fit, ranges, seconds
+from gputop.text.units import fit, ranges, seconds
 from gputop.timeline.model import CAUSES, Bubble
 from gputop.timeline.reader import Timeline
 from gputop.tui.keys import key

@@ -17,7 +17,7 @@ from textual.screen import ModalScreen
 from gputop.captures import CaptureRecord
 from gputop.core.errors import GputopError
 from gputop.session import Session
-from gputop.text import fit, printable, seconds
+from gputop.text.units import fit, printable, seconds
 from gputop.tui.boxes import Frame, Told
 from gputop.tui.keys import key
 from gputop.tui.lines import DrawnLines

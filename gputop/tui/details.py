@@ -7,7 +7,7 @@ import time
 from rich.style import Style
 from rich.text import Text
 
-from gputop.export import redact
+from gputop.text import redaction
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS
 from gputop.core.samples import (
     FULL_CORE_RATIO,
@@ -20,7 +20,7 @@ from gputop.core.samples import (
     Reading,
 )
 from gputop.session import Session
-from gputop.text import NA, devices, fit, printable, ratio, reading, seconds
+from gputop.text.units import NA, devices, fit, printable, ratio, reading, seconds
 from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.tui.rows import bar, near_memory_limit, since, throttled
 
@@ -94,7 +94,7 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
 
     if gone:
         out.append("It holds no GPU any more, or has ended: this is the last look.\n", WARN)
-    out.append(printable(redact.command(p.command)) if p.command is not None
+    out.append(printable(redaction.command(p.command)) if p.command is not None
                else f"command: {NA}, {printable(p.reason or 'not known')}", BOLD)
     out.append("\n\n")
     numbers = [f"{p.local_pid} where gputop runs"] if p.local_pid is not None else []
@@ -225,7 +225,7 @@ def _row(sheet: _Sheet, p: ProcessSample | HostProcess, gpus: str) -> None:
         sheet.out.append(f"{figures.rstrip()}\n", DIM)
         figures = f"{'':10}{where}"
     sheet.out.append(figures, DIM)
-    command = NA if p.command is None else printable(redact.command(p.command))
+    command = NA if p.command is None else printable(redaction.command(p.command))
     sheet.out.append(fit(command, max(8, sheet.width - len(figures))).rstrip() + "\n", PLAIN)
 
 
@@ -259,7 +259,7 @@ def job_text(session: Session) -> Text:
     out.append("Profiler servers\n", BOLD)
     for server in session.servers:
         out.append("✗ " if server.problem else "● ", BAD if server.problem else ACCENT)
-        about = server.problem or redact.command(server.description)
+        about = server.problem or redaction.command(server.description)
         out.append(f"{printable(server.address)}  {printable(about)}")
         out.append(f"  PID {server.pid}\n" if server.pid is not None else "\n", DIM)
     if not session.servers:

@@ -18,7 +18,7 @@ from rich.style import Style
 from gputop.core.signal_handlers import handled
 from gputop.sampler import Sampler
 from gputop.core.samples import NodeSample
-from gputop.text import fit
+from gputop.text.units import fit
 from gputop.tui import rows
 from gputop.tui.columns import ACTIVITY, Field, figures_of, has_axis, lines_per_gpu, plan, title_texts
 from gputop.tui.look import SYSTEMS, Look

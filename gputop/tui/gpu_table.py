@@ -16,7 +16,7 @@ from textual.widget import Widget
 
 from gputop.marks import MarkLog
 from gputop.core.samples import GpuSample, NodeSample
-from gputop.text import fit
+from gputop.text.units import fit
 from gputop.tui import axis
 from gputop.tui.columns import ACTIVITY, PCIE, SECOND, Field, Part, figures_of, parts, plan, second_line, title_texts
 from gputop.tui.cursor import TimeCursor

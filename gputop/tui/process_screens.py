@@ -13,10 +13,10 @@ from textual.binding import BindingType
 from textual.geometry import Size
 from textual.screen import ModalScreen
 
-from gputop.export import redact
+from gputop.text import redaction
 from gputop.core.samples import ProcessSample
 from gputop.signals import SIGNALS
-from gputop.text import fit, printable
+from gputop.text.units import fit, printable
 from gputop.tui.boxes import Frame
 from gputop.tui.keys import key
 from gputop.tui.lines import DrawnLines
@@ -35,7 +35,7 @@ class ProcessPopup(LivePopup):
         self._process, self._ask = process, ask
 
     def copied(self) -> tuple[str, str]:
-        return redact.command(self._process.command or ""), "The command, its secrets hidden,"
+        return redaction.command(self._process.command or ""), "The command, its secrets hidden,"
 
     def action_signal(self) -> None:
         self.dismiss()
@@ -64,7 +64,7 @@ class SignalList(DrawnLines, can_focus=True):
 
     def _head(self, width: int) -> list[str]:
         p = self.process
-        command = printable(redact.command(p.command)) if p.command is not None else "command not known"
+        command = printable(redaction.command(p.command)) if p.command is not None else "command not known"
         return wrap(f"{p.pid}  {printable(p.user or '?')}  {command}", width, 2)
 
     def _said(self, width: int) -> list[str]:

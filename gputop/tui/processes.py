@@ -11,9 +11,9 @@ from textual.binding import BindingType
 from textual.content import Content
 from textual.message import Message
 
-from gputop.export import redact
+from gputop.text import redaction
 from gputop.core.samples import ProcessSample
-from gputop.text import bytes_, devices, fit, printable, rate, ratio
+from gputop.text.units import bytes_, devices, fit, printable, rate, ratio
 from gputop.tui.keys import key as bind
 from gputop.tui.lines import DrawnLines
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN
@@ -191,7 +191,7 @@ class ProcessPanel(DrawnLines, can_focus=True):
                    + (f" {'N/A' if io is None else rate(io):>{io_width}}" if io_width else "")
                    + (f"  {fit(printable(p.container or ''), container_width)}" if container_width else "") + "  ")
         mark = "● " if (p.local_pid or p.pid) in self._attached_pids else ""  # servers are found by the PID in here
-        command = printable(redact.command(p.command) if p.command is not None
+        command = printable(redaction.command(p.command) if p.command is not None
                             else f"N/A: {p.reason or 'command unknown'}")
         room = max(0, width - 1 - len(figures) - len(branch.lead) - len(mark))
         return [("›" if here else " ", ACCENT), (figures, PLAIN), (branch.lead, DIM), (mark, ACCENT),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 
 from gputop.core.samples import CgroupSample, NodeSample, Reading
-from gputop.text import bytes_, printable, rate, ratio, reading, seconds
+from gputop.text.units import bytes_, printable, rate, ratio, reading, seconds
 from gputop.tui.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.tui.runs import Run, spread
 

@@ -18,7 +18,7 @@ from textual.widgets import Static
 
 from gputop.launch.job import FORWARDED, Job
 from gputop.session import Session
-from gputop.text import printable
+from gputop.text.units import printable
 from gputop.tui.app import GputopApp
 from gputop.tui.keys import key
 from gputop.tui.lines import LinesWidget

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.style import Style
 
-from gputop.text import fit
+from gputop.text.units import fit
 
 Run = tuple[str, Style]  # text in one style, already free of control characters
 

@@ -17,7 +17,7 @@ from gputop.core.findings import Finding
 from gputop.captures import CaptureRecord
 from gputop.core.errors import GputopError
 from gputop.gpu_numbers import GpuNumbers
-from gputop.text import printable, ranges
+from gputop.text.units import printable, ranges
 from gputop.tui.actions import evidence_lines, gain_text
 from gputop.tui.boxes import Frame, Told
 from gputop.tui.keys import key

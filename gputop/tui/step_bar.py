@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gputop.text import ratio, seconds
+from gputop.text.units import ratio, seconds
 from gputop.tui.palette import BOLD, DARK, DIM, PART_STYLE
 from gputop.tui.runs import Run
 

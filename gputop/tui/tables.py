@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gputop.text import NA, bytes_, percent, printable, ranges, rate, seconds
+from gputop.text.units import NA, bytes_, percent, printable, ranges, rate, seconds
 
 _WIDE_ENOUGH = 40  # letters of a name that tell it from most others
 

@@ -13,7 +13,7 @@ from textual.screen import Screen
 from textual.widgets import DataTable
 
 from gputop.captures import CaptureRecord
-from gputop.text import fit, printable, seconds
+from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.lines import LinesWidget
 from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN

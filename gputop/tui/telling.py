@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gputop.core.findings import EXPLANATIONS
 from gputop.session import Session
-from gputop.text import printable
+from gputop.text.units import printable
 
 NO_SERVER = ("A trace tells more, but no profiler server was found.",
              "gputop attach PID starts one in the running job; gputop run -- python … starts jobs with one. "

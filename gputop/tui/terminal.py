@@ -14,7 +14,7 @@ from textual.filter import ANSIToTruecolor, LineFilter, Monochrome
 from textual.screen import ModalScreen
 from textual.theme import Theme
 
-from gputop.text import printable
+from gputop.text.units import printable
 from gputop.tui import themes
 from gputop.tui.driver import LineDriver
 from gputop.tui.first_frame import FirstFrame

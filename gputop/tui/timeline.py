@@ -17,7 +17,7 @@ from textual.widgets import Footer
 
 from gputop.core.findings import Finding
 from gputop.core.errors import GputopError
-from gputop.text import bytes_, printable, seconds
+from gputop.text.units import bytes_, printable, seconds
 from gputop.timeline.model import Bubble
 from gputop.timeline.reader import Timeline
 from gputop.tui import timeline_told as told

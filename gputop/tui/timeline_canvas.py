@@ -9,7 +9,7 @@ from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 
-from gputop.text import seconds
+from gputop.text.units import seconds
 from gputop.timeline.model import Range
 from gputop.tui import timeline_head as head
 from gputop.tui.keys import key

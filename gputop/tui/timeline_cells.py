@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rich.cells import cell_len
 from rich.segment import Segment
 
-from gputop.text import fit
+from gputop.text.units import fit
 from gputop.tui import timeline_styles as styles
 from gputop.tui.timeline_view import View
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.style import Style
 
-from gputop.text import seconds
+from gputop.text.units import seconds
 from gputop.timeline.model import KINDS
 from gputop.timeline.reader import Timeline
 from gputop.tui.palette import ACCENT, DARK, DIM, PART_STYLE, PARTS

@@ -16,7 +16,7 @@ from textual.binding import BindingType
 from gputop.core.findings import Finding
 from gputop.core.errors import EXIT_OK, GputopError
 from gputop.gpu_numbers import GpuNumbers
-from gputop.text import printable
+from gputop.text.units import printable
 from gputop.timeline.model import Range
 from gputop.tui.keys import key
 from gputop.tui.screens import Popup, capture_text, finding_parts

@@ -15,7 +15,7 @@ from textual.filter import ANSIToTruecolor, LineFilter
 from textual.geometry import Region
 from textual.strip import Strip
 
-from gputop.text import fit, ratio
+from gputop.text.units import fit, ratio
 from gputop.timeline.model import Range
 from gputop.timeline.reader import Timeline
 from gputop.tui import timeline_head as head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from gputop.text import fit, percent, ranges, seconds
+from gputop.text.units import fit, percent, ranges, seconds
 from gputop.timeline.model import CAUSES, Bubble, Range, Row
 from gputop.timeline.reader import Timeline
 from gputop.tui.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
-from gputop.export import redact
+from gputop.text import redaction
 from gputop.export.html import to_html
 from gputop.export.load import from_document, is_snapshot, read
 from gputop.export.snapshot import document, to_json
@@ -37,7 +37,7 @@ def test_what_is_written_is_read() -> None:
     for read_back, gpu in zip(s.sample.gpus, watched.sample.gpus, strict=True):
         assert replace(read_back, readings=gpu.readings) == gpu
         assert all(read_back[m] == gpu[m] for m in gpu.readings)
-    assert s.sample.processes == redact.sample(watched.sample).processes
+    assert s.sample.processes == redaction.sample(watched.sample).processes
     assert s.sample.host.core_ratios == (1.0, 0.3) and s.sample.host["cpu_ratio"] == watched.sample.host["cpu_ratio"]
     assert s.findings == watched.findings and s.live.abstained == watched.live.abstained
     assert s.capture is not None and s.capture.report == watched.last_capture.report

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputop.export import redact
+from gputop.text import redaction
 from gputop.core.samples import HostProcess
 from tests.fakes import node_sample
 
@@ -57,8 +57,8 @@ _HEX = "0123456789abcdef0123456789abcdef01234567"
     ("MY_PASSWORD : x", "MY_PASSWORD : ***"),
 ])
 def test_a_secret_is_hidden_and_its_name_stays(text: str, hidden: str) -> None:
-    assert redact.command(text) == hidden
-    assert redact.command(hidden) == hidden, "what is redacted stays as it is"
+    assert redaction.command(text) == hidden
+    assert redaction.command(hidden) == hidden, "what is redacted stays as it is"
 
 
 @pytest.mark.parametrize("text", [
@@ -76,24 +76,24 @@ def test_a_secret_is_hidden_and_its_name_stays(text: str, hidden: str) -> None:
     "[kworker/0:1]", "", "   ", "=", "--", "-=-", ":", "password", "token:",
 ])
 def test_ordinary_arguments_stay(text: str) -> None:
-    assert redact.command(text) == text
+    assert redaction.command(text) == text
 
 
 @given(st.text(max_size=60), st.text(string.ascii_letters + string.digits + "!#%^*_+/=.~-", min_size=8, max_size=40))
 def test_whatever_stands_around_it_a_named_secret_is_gone(before: str, secret: str) -> None:
     secret = "s" + secret
     for form in (f"--password={secret}", f"--password '{secret}'", f"API_TOKEN={secret}", f'"api_key": "{secret}"'):
-        assert secret not in redact.command(f"{before} {form}")
+        assert secret not in redaction.command(f"{before} {form}")
 
 
 def test_a_sample_keeps_all_but_the_secrets_of_its_commands() -> None:
     sample = node_sample(0)
-    assert redact.sample(sample) is sample
+    assert redaction.sample(sample) is sample
     process = replace(sample.processes[0], command="python t.py --token abcdef")
-    hidden = redact.sample(replace(sample, processes=(process, replace(process, command=None))))
+    hidden = redaction.sample(replace(sample, processes=(process, replace(process, command=None))))
     assert [p.command for p in hidden.processes] == ["python t.py --token ***", None]
     assert replace(hidden, processes=sample.processes) == sample
     top = HostProcess(7, "ana", "sync --token abcdef", process.cpu_cores, process.rss_bytes)
     host = replace(sample.host, top_processes=(top, replace(top, command=None)))
-    shown = redact.sample(replace(sample, host=host)).host.top_processes
+    shown = redaction.sample(replace(sample, host=host)).host.top_processes
     assert [p.command for p in shown] == ["sync --token ***", None]

@@ -25,7 +25,7 @@ from gputop.sources import nvml_status as status
 from gputop.sources.nvml import NvmlSource
 from gputop.sources.nvml_gpu import NvmlGpu
 from gputop.sources.nvml_values import implausible
-from gputop.text import printable
+from gputop.text.units import printable
 from tests.nvml_fake import FakeNvml, environment
 from tests.sources.conftest import Clock
 

@@ -10,7 +10,7 @@ import pytest
 
 from gputop.cli import main
 from gputop.core.errors import GputopError
-from gputop.export import redact
+from gputop.text import redaction
 from gputop.export.load import Snapshot, from_document
 from gputop.export.snapshot import document, render
 from gputop.recording.writer import RecordingWriter
@@ -108,7 +108,7 @@ def test_a_file_is_opened_by_what_is_in_it(tmp_path: Path, kind: str) -> None:
     player, told = open_player(tmp_path / "s", 0.0, 1.0, pytest.fail)
     assert isinstance(player, SnapshotPlayer) and told is not None and told.findings == watched.findings
     writer = RecordingWriter(tmp_path / "r")
-    writer.append(redact.sample(node_sample(0)))
+    writer.append(redaction.sample(node_sample(0)))
     writer.close()
     player, told = open_player(tmp_path / "r", 0.0, 1.0, pytest.fail)
     assert type(player) is Player and told is None

@@ -121,7 +121,7 @@ def test_bars_on_several_lines_leave_a_gap_above_and_name_themselves_once() -> N
 
 @given(st.text(max_size=30), st.integers(3, 20), st.integers(-5, 15))
 def test_names_of_any_letters_keep_the_width(name: str, length: int, at: int) -> None:
-    from gputop.text import printable
+    from gputop.text.units import printable
 
     [line] = blank(16)
     put_bar([line], at, at + length, printable(name), 1)

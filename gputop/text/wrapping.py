@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from gputop.text import printable
+from gputop.text.units import printable
 
 
 def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:

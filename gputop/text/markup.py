@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import time
 
-from gputop.text import printable
+from gputop.text.units import printable
 
 
 def esc(text: str) -> str:
