@@ -23,7 +23,7 @@ from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.text.units import figure, printable, ranges, ratio, reading, seconds
 from gputop.tui.actions import gain_text
-from gputop.tui.palette import STEPS
+from gputop.render.palette import STEPS
 
 _SCRIPT = """\
 for (const box of document.querySelectorAll(".code")) {

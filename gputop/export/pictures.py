@@ -12,8 +12,8 @@ from itertools import groupby
 
 from gputop.export.load import Track
 from gputop.history_tiers import LEVELS
-from gputop.tui.palette import SHADES, STEPS, level_rgb, step_of
-from gputop.tui.step_bar import PARTS
+from gputop.render.palette import SHADES, STEPS, level_rgb, step_of
+from gputop.render.step_bar import PARTS
 
 BANDS = LEVELS
 GROUND = "#{:02x}{:02x}{:02x}".format(*level_rgb(0, 0))

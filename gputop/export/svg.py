@@ -19,7 +19,7 @@ from gputop.export.tables import analysis, gpu_kinds, mapping
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.text.units import bytes_, fit, percent, printable, rate_gb, reading, seconds
 from gputop.tui.actions import gain_text
-from gputop.tui.palette import SEVERITY_MARK
+from gputop.render.palette import SEVERITY_MARK
 
 _WIDTH, _EDGE = 1200, 24
 _LETTER = 7.83  # of a monospaced letter at 13 px, with some to spare

@@ -14,9 +14,9 @@ from gputop.gpu_numbers import GpuNumbers
 from gputop.text.units import figure, fit, printable
 from gputop.tui.keys import key
 from gputop.tui.lines import DrawnLines
-from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
-from gputop.tui.runs import Run, spread, wrap
-from gputop.tui.step_bar import step_lines
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
+from gputop.render.styled_text import Run, spread, wrap
+from gputop.render.step_bar import step_lines
 
 
 def gain_text(finding: Finding) -> str:

@@ -14,8 +14,8 @@ from gputop.text.units import fit, printable, ranges
 from gputop.tui.columns import ACTIVITY, COARSE_MARK
 from gputop.tui.cursor import Slice
 from gputop.tui.lanes import Window
-from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, WARN
-from gputop.tui.runs import Run
+from gputop.render.palette import ACCENT, BAD, BOLD, DIM, WARN
+from gputop.render.styled_text import Run
 
 # A letter where it begins and a line for as long as it lasts, so that it reads without colour; what the legend
 # calls it. Of marks in one place the last in this order, the gravest, is seen.

@@ -14,8 +14,8 @@ from gputop.timeline.model import CAUSES, Bubble
 from gputop.timeline.reader import Timeline
 from gputop.tui.keys import key
 from gputop.tui.lines import DrawnLines
-from gputop.tui.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
-from gputop.tui.runs import Run
+from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
+from gputop.render.styled_text import Run
 from gputop.tui.timeline_head import step_at
 from gputop.tui.timeline_told import bubble_lines
 

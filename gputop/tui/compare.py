@@ -21,8 +21,8 @@ from gputop.text.units import fit, printable, seconds
 from gputop.tui.boxes import Frame, Told
 from gputop.tui.keys import key
 from gputop.tui.lines import DrawnLines
-from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
-from gputop.tui.runs import Run
+from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
+from gputop.render.styled_text import Run
 from gputop.tui.telling import no_capture
 
 REPORT_WIDTH = 88

@@ -12,7 +12,7 @@ from rich.style import Style
 from gputop.marks import Mark, MarkLog
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
-from gputop.tui.palette import BOLD
+from gputop.render.palette import BOLD
 
 if TYPE_CHECKING:
     from gputop.history import History

@@ -21,7 +21,7 @@ from gputop.core.samples import (
 )
 from gputop.session import Session
 from gputop.text.units import NA, devices, fit, printable, ratio, reading, seconds
-from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
+from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.tui.rows import bar, near_memory_limit, since, throttled
 
 _TOP = 8  # processes in each list under the host

@@ -22,8 +22,8 @@ from gputop.text.units import fit
 from gputop.tui import rows
 from gputop.tui.columns import ACTIVITY, Field, figures_of, has_axis, lines_per_gpu, plan, title_texts
 from gputop.tui.look import SYSTEMS, Look
-from gputop.tui.palette import BLANK, BLANK_STYLE, DIM, PLAIN
-from gputop.tui.runs import Run
+from gputop.render.palette import BLANK, BLANK_STYLE, DIM, PLAIN
+from gputop.render.styled_text import Run
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # each ends gputop as q does, the terminal given back
 PATIENCE_S = 0.4  # how long to wait for the first sample before Textual may start without it

@@ -23,8 +23,8 @@ from gputop.tui.cursor import TimeCursor
 from gputop.tui.keys import key
 from gputop.tui.lanes import DEFAULT_SPAN_S, SPANS_S, LaneCache, TimeView, Window, common_scale, slice_for
 from gputop.tui.lines import Grounded
-from gputop.tui.palette import ACCENT, DIM, PLAIN
-from gputop.tui.runs import Run, crop
+from gputop.render.palette import ACCENT, DIM, PLAIN
+from gputop.render.styled_text import Run, crop
 
 if TYPE_CHECKING:
     from gputop.history import History

@@ -9,8 +9,8 @@ from rich.text import Text
 from textual.screen import Screen
 
 from gputop.tui.keys import key_groups
-from gputop.tui.palette import ACCENT, BOLD, DIM
-from gputop.tui.runs import wrap
+from gputop.render.palette import ACCENT, BOLD, DIM
+from gputop.render.styled_text import wrap
 from gputop.tui.screens import Popup
 
 _KEYS = 9  # columns for the keys: "shift+tab", "q  ctrl+c"

@@ -23,7 +23,7 @@ from rich.style import Style
 
 from gputop.core.metrics import GPU_METRICS
 from gputop.tui.cursor import marked
-from gputop.tui.palette import BLANK, BLANK_STYLE, SHADES, STEPS, bar_style, cell_style, step_of
+from gputop.render.palette import BLANK, BLANK_STYLE, SHADES, STEPS, bar_style, cell_style, step_of
 
 if TYPE_CHECKING:
     from gputop.history import History, Lane

@@ -18,8 +18,8 @@ from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gputop.tui.palette import on
-from gputop.tui.runs import Run
+from gputop.render.palette import on
+from gputop.render.styled_text import Run
 
 if TYPE_CHECKING:
     from typing_extensions import Self

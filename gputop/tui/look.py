@@ -1,6 +1,6 @@
 """From what a view means to what the theme and the terminal can show: the one table of colours and glyphs.
 
-Views draw with the styles of :mod:`gputop.tui.palette`, in the dark theme's colours, and with any glyph. A
+Views draw with the styles of :mod:`gputop.render.palette`, in the dark theme's colours, and with any glyph. A
 :class:`Look` translates each run on its way to the screen: into the colours of another theme, the nearest
 of 256, a choice of 16, or attributes alone; and glyphs into those a console or an ASCII terminal has. It
 knows the levels behind the ramp's colours, so where colours are too few a cell becomes a density glyph.
@@ -20,7 +20,7 @@ from typing import Literal
 from rich.color import Color, ColorSystem, ColorType
 from rich.style import Style
 
-from gputop.tui.palette import DARK, LIGHT, PARTS, SCHEMES, SHADES, STEPS, Rgb, blank_rgb, level_rgb, oklch_rgb
+from gputop.render.palette import DARK, LIGHT, PARTS, SCHEMES, SHADES, STEPS, Rgb, blank_rgb, level_rgb, oklch_rgb
 
 Colors = Literal["truecolor", "256", "16", "none"]
 Glyphs = Literal["unicode", "console", "ascii"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.color import ColorSystem
 
 from gputop.tui.look import SYSTEMS, Colors, Glyphs, Look
-from gputop.tui.palette import SCHEMES
+from gputop.render.palette import SCHEMES
 
 DEFAULT_THEME = "gputop-dark"
 

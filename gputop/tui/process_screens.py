@@ -20,8 +20,8 @@ from gputop.text.units import fit, printable
 from gputop.tui.boxes import Frame
 from gputop.tui.keys import key
 from gputop.tui.lines import DrawnLines
-from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, WARN
-from gputop.tui.runs import Run, wrap
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, WARN
+from gputop.render.styled_text import Run, wrap
 from gputop.tui.screens import LivePopup
 
 

@@ -16,8 +16,8 @@ from gputop.core.samples import ProcessSample
 from gputop.text.units import bytes_, devices, fit, printable, rate, ratio
 from gputop.tui.keys import key as bind
 from gputop.tui.lines import DrawnLines
-from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN
-from gputop.tui.runs import Run
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
+from gputop.render.styled_text import Run
 
 SORTS = ("gpu memory", "sm", "cpu", "pid")
 # How wide the panel must be for columns that the command can do without.

@@ -11,8 +11,8 @@ from rich.style import Style
 
 from gputop.core.samples import CgroupSample, NodeSample, Reading
 from gputop.text.units import bytes_, printable, rate, ratio, reading, seconds
-from gputop.tui.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
-from gputop.tui.runs import Run, spread
+from gputop.render.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
+from gputop.render.styled_text import Run, spread
 
 if TYPE_CHECKING:
     from gputop.captures import CaptureRecord, CaptureStatus, Server

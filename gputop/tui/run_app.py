@@ -22,10 +22,10 @@ from gputop.text.units import printable
 from gputop.tui.app import GputopApp
 from gputop.tui.keys import key
 from gputop.tui.lines import LinesWidget
-from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
+from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.tui.preferences import Preferences
 from gputop.tui.rows import spread
-from gputop.tui.runs import Run
+from gputop.render.styled_text import Run
 
 OUTPUT_LINES = 500
 OUTPUT_PERIOD_S = 0.5

@@ -21,7 +21,7 @@ from gputop.text.units import printable, ranges
 from gputop.tui.actions import evidence_lines, gain_text
 from gputop.tui.boxes import Frame, Told
 from gputop.tui.keys import key
-from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE, WARN
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE, WARN
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from gputop.captures import CaptureRecord
 from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.lines import LinesWidget
-from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN
-from gputop.tui.runs import Run, spread, wrap
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
+from gputop.render.styled_text import Run, spread, wrap
 from gputop.tui.screens import Ask, Popup
 from gputop.tui.tables import Table, Value, arranged, tables, widths
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from textual.theme import Theme
 
-from gputop.tui.palette import SCHEMES
+from gputop.render.palette import SCHEMES
 
 
 def _theme(scheme: str) -> Theme:

@@ -25,9 +25,9 @@ from gputop.tui.bubbles import BubbleList
 from gputop.tui.help import help_box
 from gputop.tui.keys import key
 from gputop.tui.lines import LinesWidget
-from gputop.tui.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
+from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.tui.rows import SIMULATED_STYLE
-from gputop.tui.runs import Run, spread, wrap
+from gputop.render.styled_text import Run, spread, wrap
 from gputop.tui.screens import Ask, Popup
 from gputop.tui.timeline_canvas import TimelineCanvas
 from gputop.tui.timeline_head import losses

@@ -9,8 +9,8 @@ from rich.style import Style
 from gputop.text.units import seconds
 from gputop.timeline.model import KINDS
 from gputop.timeline.reader import Timeline
-from gputop.tui.palette import ACCENT, DARK, DIM, PART_STYLE, PARTS
-from gputop.tui.runs import Run
+from gputop.render.palette import ACCENT, DARK, DIM, PART_STYLE, PARTS
+from gputop.render.styled_text import Run
 from gputop.tui.timeline_styles import PART_OF, STEP, STEP_HERE
 from gputop.tui.timeline_view import View, base_ns, every, ticks, unit_of
 

@@ -21,8 +21,8 @@ from gputop.timeline.reader import Timeline
 from gputop.tui import timeline_head as head
 from gputop.tui import timeline_styles as styles
 from gputop.tui.lines import Grounded
-from gputop.tui.palette import ACCENT, BOLD, DIM, PLAIN, on
-from gputop.tui.runs import Run
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, on
+from gputop.render.styled_text import Run
 from gputop.tui.timeline_cells import FULL, touched_cells
 from gputop.tui.timeline_lanes import Idle, Lane, Lanes, lanes
 from gputop.tui.timeline_rows import MAX_DEPTH, Place, first_unfolded, lines_per_gpu, places, tops

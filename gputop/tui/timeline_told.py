@@ -7,8 +7,8 @@ from rich.text import Text
 from gputop.text.units import fit, percent, ranges, seconds
 from gputop.timeline.model import CAUSES, Bubble, Range, Row
 from gputop.timeline.reader import Timeline
-from gputop.tui.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
-from gputop.tui.runs import Run, spread
+from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
+from gputop.render.styled_text import Run, spread
 from gputop.tui.timeline_head import legend, step_at, visible_steps
 from gputop.tui.timeline_styles import PART_OF
 from gputop.tui.timeline_view import View, moment

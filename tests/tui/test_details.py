@@ -24,7 +24,7 @@ from gputop.tui.columns import METRICS
 from gputop.tui.details import host_text, job_text, process_text
 from gputop.tui.gpu_table import GpuTable
 from gputop.tui.keys import MONITOR, name
-from gputop.tui.palette import BAD, WARN
+from gputop.render.palette import BAD, WARN
 from gputop.tui.process_screens import ProcessPopup, SignalList, SignalScreen
 from gputop.tui.processes import ProcessPanel
 from gputop.tui.screens import LivePopup, finding_parts

@@ -11,7 +11,7 @@ import pytest
 from gputop.core.samples import LOST, GpuSample
 from gputop.tui.first_frame import paint
 from gputop.tui.look import Look
-from gputop.tui.palette import SCHEMES
+from gputop.render.palette import SCHEMES
 from gputop.tui.preferences import Preferences
 from tests.fakes import node_sample
 from tests.tui.terminals import terminal

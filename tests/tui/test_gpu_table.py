@@ -7,7 +7,7 @@ import pytest
 
 from gputop.core.samples import LOST, GpuSample, Reading, XidEvent
 from gputop.tui.columns import ACTIVITY, figures_of, plan
-from gputop.tui.palette import BAD, WARN
+from gputop.render.palette import BAD, WARN
 from gputop.tui.rows import header, host, short_gpu_name
 from tests.fakes import gpu_sample, node_sample
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gputop.history import History
 from gputop.core.samples import GpuSample
 from gputop.tui.lanes import LaneCache, TimeView, blank_column, column, slice_for
-from gputop.tui.palette import SHADES, STEPS, level_rgb
+from gputop.render.palette import SHADES, STEPS, level_rgb
 from tests.fakes import START_S, node_sample
 
 BUSY_HALF_OF_THE_TIME = [1.0] + [0.5] * 7  # share of samples reaching each of 8 levels

@@ -9,9 +9,9 @@ import pytest
 from rich.color import Color
 from rich.style import Style
 
-from gputop.tui import palette
+from gputop.render import palette
 from gputop.tui.look import COLORS, DENSITY, Look, _levels, nearest_256, terminal_colors, terminal_glyphs
-from gputop.tui.palette import BAD, PART_STYLE, SCHEMES, SHADES, STEPS, Rgb, bar_style, cell_style, level_rgb
+from gputop.render.palette import BAD, PART_STYLE, SCHEMES, SHADES, STEPS, Rgb, bar_style, cell_style, level_rgb
 
 # What eyes without one kind of cone see: Machado, Oliveira and Fernandes, "A Physiologically-based Model for
 # Simulation of Color Vision Deficiency" (2009), severity 1.0, on linear sRGB.
@@ -176,7 +176,7 @@ def test_glyphs_follow_locale_and_console(env: dict[str, str], glyphs: str) -> N
 
 
 def test_parts_are_the_same_wherever_they_are_drawn() -> None:
-    from gputop.tui.step_bar import PARTS
+    from gputop.render.step_bar import PARTS
 
     drawn = {name: color for name, _, color in PARTS}
     assert json.dumps(drawn, sort_keys=True) == json.dumps(

@@ -13,7 +13,7 @@ from gputop.config import load, remember
 from gputop.core.samples import GpuSample, NodeSample
 from gputop.tui.app import GputopApp
 from gputop.tui.lines import LinesWidget
-from gputop.tui.palette import SCHEMES
+from gputop.render.palette import SCHEMES
 from gputop.tui.preferences import DEFAULT_THEME, Preferences
 from gputop.tui.terminal import LOW_BANDWIDTH_S
 from tests.tui.found import FoundSession, text_of
