@@ -22,7 +22,7 @@ _STATS = ("correlation_id", "tf_op", "memcpy_details", "step_num", "device_id")
 
 
 def read_ours(path: Path) -> int:
-    from gputop.trace.load import load
+    from gputop.trace.readers.load import load
 
     return load([path]).event_count
 
@@ -65,7 +65,9 @@ def run(reader: str, path: Path) -> None:
     import numpy  # noqa: F401  both processes hold the same libraries before the clock starts
 
     from gputop.profiler import messages
-    from gputop.trace import chrome, load, nsys, xspace  # noqa: F401
+    from gputop.trace.readers.chrome import chrome  # noqa: F401
+    from gputop.trace.readers import load, nsys  # noqa: F401
+    from gputop.trace.readers.xspace import xspace  # noqa: F401
 
     messages.XSpace()
     before, start = peak_bytes(), time.process_time()

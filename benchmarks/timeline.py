@@ -31,7 +31,7 @@ def make(paths: list[str], out: Path) -> dict[str, float]:
     from gputop.timeline.bubbles import coldest
     from gputop.timeline.build import build
     from gputop.trace.analysis import examine
-    from gputop.trace.load import load
+    from gputop.trace.readers.load import load
 
     begin = time.perf_counter()
     trace = load(paths)

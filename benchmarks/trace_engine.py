@@ -68,7 +68,10 @@ def run(what: str, path: Path) -> None:
     if what == "xprof":
         from xprof.convert import raw_to_tool_data  # noqa: F401
     else:
-        from gputop.trace import analysis, chrome, nsys, worker, xspace  # noqa: F401
+        from gputop.trace import analysis, worker  # noqa: F401
+        from gputop.trace.readers.chrome import chrome  # noqa: F401
+        from gputop.trace.readers import nsys  # noqa: F401
+        from gputop.trace.readers.xspace import xspace  # noqa: F401
     before, wall, cpu = held_bytes(), time.perf_counter(), time.process_time()
     result = _RUNS[what](path)
     print(json.dumps({"result": result, "wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu,

@@ -13,7 +13,7 @@ from gputop.trace.device_time import GpuTimeline
 from gputop.trace.host_causes import HostCauses
 from gputop.trace.intervals import EMPTY, Spans, union
 from gputop.trace.model import Trace
-from gputop.trace.query import uses
+from gputop.trace.lookups import uses
 from gputop.trace.results import Analysis, GpuUse
 
 # Of what TensorFlow and JAX record on the host; a job may also have none of it.

@@ -13,7 +13,7 @@ from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts
 from gputop.text.units import percent, seconds
 from gputop.trace.model import I64, Kind, Trace
-from gputop.trace.query import Mask, name_mask
+from gputop.trace.lookups import Mask, name_mask
 from gputop.trace.results_host import Functions
 
 _RETRACED = {

@@ -10,7 +10,7 @@ from gputop.advice.style import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, sty
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts
 from gputop.text.units import percent, seconds
-from gputop.trace.query import marking_steps
+from gputop.trace.lookups import marking_steps
 from gputop.trace.results_host import GapWork
 
 _KERAS = (KERAS2, KERAS3)

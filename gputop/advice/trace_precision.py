@@ -1,6 +1,6 @@
 """Number types: do matrix kernels use tensor cores, and do they use them well?
 
-All of it rests on kernel names (:mod:`gputop.trace.kernels`), of the kernels that the table of the analysis
+All of it rests on kernel names (:mod:`gputop.trace.kernel_names`), of the kernels that the table of the analysis
 lists by name.
 """
 

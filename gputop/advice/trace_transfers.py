@@ -13,7 +13,7 @@ from gputop.trace.device_time import idle_after
 from gputop.trace.input_pipeline import loops
 from gputop.trace.intervals import EMPTY, intersect, merge, subtract, union
 from gputop.trace.model import I64, Kind, MemoryKind, Trace
-from gputop.trace.query import host_rows, in_steps
+from gputop.trace.lookups import host_rows, in_steps
 
 _PIN = {
     "tensorflow": "ds = ds.prefetch(tf.data.AUTOTUNE)  # pass the dataset to model.fit instead of NumPy arrays:\n"

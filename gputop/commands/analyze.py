@@ -16,7 +16,7 @@ def run(args: argparse.Namespace) -> int:
     if args.timeline:
         return _timeline(args)
     from gputop.trace.analysis import examine
-    from gputop.trace.load import load
+    from gputop.trace.readers.load import load
     from gputop.trace.report import text_report
 
     facts = examine(load(args.paths), args.params)

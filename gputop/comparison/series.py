@@ -13,7 +13,7 @@ from gputop.trace.breakdown import breakdown_by_step
 from gputop.trace.collectives import by_operation, matched
 from gputop.trace.device_time import GpuTimeline, gpu_number, timelines
 from gputop.trace.intervals import coverage, subtract
-from gputop.trace.kernels import classify
+from gputop.trace.kernel_names import classify
 from gputop.trace.model import F64, I64, Kind, Trace
 from gputop.trace.results import Steps
 

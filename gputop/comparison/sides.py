@@ -13,8 +13,8 @@ from typing import Any, Literal
 from gputop.comparison.series import StepSeries, step_series
 from gputop.core.errors import GputopError, NothingToSee
 from gputop.trace.analysis import analyze_trace
-from gputop.trace.content import head, whole
-from gputop.trace.load import load
+from gputop.trace.readers.content import head, whole
+from gputop.trace.readers.load import load
 
 ANALYSIS = "gputop.analysis/1"
 SNAPSHOT = "gputop.snapshot/1"

@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from gputop.trace.clocks import FILE as CLOCKS
+from gputop.trace.readers.clock_file import FILE as CLOCKS
 
 MARK = "gputop.black-box.json"
 MOST_RUNS = 20

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gputop.trace.clocks import HostClock
+from gputop.trace.readers.clock_file import HostClock
 
 
 @dataclass(frozen=True, slots=True)

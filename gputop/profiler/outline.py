@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from gputop.trace.wire import LENGTH, read_fields, tag
-from gputop.trace.xplane import read_plane
+from gputop.trace.readers.xspace.wire import LENGTH, read_fields, tag
+from gputop.trace.readers.xspace.xplane import read_plane
 
 # Field numbers as in gputop.profiler.messages.
 _PLANES, _ERRORS, _WARNINGS = tag(1, LENGTH), tag(2, LENGTH), tag(3, LENGTH)

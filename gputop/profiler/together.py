@@ -32,7 +32,7 @@ from gputop.profiler.plan import Plan, Probe, Room, needs_probe, plan, spared
 from gputop.profiler.probe import machine_name, probe, split_address, unix_name
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import seconds as duration
-from gputop.trace.clocks import HostClock, write_clocks
+from gputop.trace.readers.clock_file import HostClock, write_clocks
 
 # Ahead of the common start: a request must be there by then, and nothing can end a server's wait for it.
 _LEAD_S, _LEAD_PER_WORKER_S = 0.3, 0.01

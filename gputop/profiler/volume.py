@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.trace.wire import LENGTH, read_fields, tag
+from gputop.trace.readers.xspace.wire import LENGTH, read_fields, tag
 
 # Field numbers as in gputop.profiler.messages.
 _PLANES, _PLANE_NAME, _LINES, _EVENTS = tag(1, LENGTH), tag(2, LENGTH), tag(3, LENGTH), tag(4, LENGTH)
@@ -42,7 +42,7 @@ def step_time(path: Path, events: int) -> tuple[float, bool] | None:
     """
     if events > _MOST_EVENTS:
         return None
-    from gputop.trace.load import load
+    from gputop.trace.readers.load import load
     from gputop.trace.phases import TRAINING, UNKNOWN
     from gputop.trace.steps import find_steps
 

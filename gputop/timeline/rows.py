@@ -14,7 +14,7 @@ from gputop.trace.input_pipeline import GET_NEXT
 from gputop.trace.intervals import Spans, merge, subtract, union
 from gputop.trace.model import I64, U8, Kind, Trace
 from gputop.trace.nesting import depths, in_order
-from gputop.trace.query import name_mask
+from gputop.trace.lookups import name_mask
 from gputop.trace.tf_data import ITERATOR, iterator_paths
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, role
 

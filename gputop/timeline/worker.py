@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write the timeline to the open file of that number."""
     from gputop.timeline.build import build
     from gputop.trace.analysis import examine
-    from gputop.trace.load import load
+    from gputop.trace.readers.load import load
 
     def work() -> dict[str, Any]:
         number, *paths = arguments

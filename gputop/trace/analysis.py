@@ -11,7 +11,7 @@ from gputop.trace.breakdown import breakdown
 from gputop.trace.collective_waits import collective_waits
 from gputop.trace.collectives import collectives
 from gputop.trace.copies import copy_table
-from gputop.trace.cores import pool
+from gputop.trace.parallel import pool
 from gputop.trace.device_time import gpu_number, gpu_use, timelines, unused_gpu
 from gputop.trace.functions import functions
 from gputop.trace.gaps import step_gaps
@@ -20,11 +20,11 @@ from gputop.trace.host_ops import host_ops
 from gputop.trace.input_pipeline import input_pipeline
 from gputop.trace.kernel_table import kernel_sizes, kernels
 from gputop.trace.launch_threads import launch_threads
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from gputop.trace.memory import memory
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.phases import evaluation_note
-from gputop.trace.query import marking_steps
+from gputop.trace.lookups import marking_steps
 from gputop.trace.replicas import replicas
 from gputop.trace.results import Analysis, Steps
 from gputop.trace.steps import find_steps

@@ -17,7 +17,7 @@ from gputop.trace.collectives import by_operation, matched, of_gpus
 from gputop.trace.device_time import GpuTimeline, gpu_number
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.model import F64, I64, Trace
-from gputop.trace.query import in_steps
+from gputop.trace.lookups import in_steps
 from gputop.trace.results import Steps
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from gputop.trace.device_time import GpuTimeline, gpu_number
 from gputop.trace.intervals import subtract, union
-from gputop.trace.kernels import UNKNOWN
+from gputop.trace.kernel_names import UNKNOWN
 from gputop.trace.model import I64, Kind, Trace
-from gputop.trace.query import in_steps
+from gputop.trace.lookups import in_steps
 from gputop.trace.results import Collectives, Steps
 from gputop.trace.results_device import CollectiveOp
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputop.trace.kernels import split_op
+from gputop.trace.kernel_names import split_op
 from gputop.trace.model import I64, Kind, MemoryKind, Trace
-from gputop.trace.query import in_steps
+from gputop.trace.lookups import in_steps
 from gputop.trace.results import Steps
 from gputop.trace.results_device import CopyRow, CopyTable, OpCopies
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gputop.trace.copies import Copies, copies
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, merge, subtract, union
-from gputop.trace.kernels import UNKNOWN, classify
+from gputop.trace.kernel_names import UNKNOWN, classify
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.results import GpuUse, Steps
 

@@ -10,7 +10,7 @@ import numpy as np
 from gputop.trace.intervals import Spans, intersect, union
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
-from gputop.trace.query import host_rows, name_mask, stat
+from gputop.trace.lookups import host_rows, name_mask, stat
 from gputop.trace.results_host import Functions, FunctionUse
 
 TRACING = r"tf\.function-graph_building$"

@@ -13,7 +13,7 @@ from gputop.trace.device_time import GpuTimeline
 from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
-from gputop.trace.query import name_mask, stat
+from gputop.trace.lookups import name_mask, stat
 from gputop.trace.results import Steps
 from gputop.trace.results_host import GapWork, StepGaps
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from gputop.trace.intervals import Spans, coverage, union
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
-from gputop.trace.query import name_mask, stat
+from gputop.trace.lookups import name_mask, stat
 from gputop.trace.results import Steps
 from gputop.trace.results_host import EagerOp, HostOps, OpType
 from gputop.trace.threads import INPUT, MAIN, lines_of

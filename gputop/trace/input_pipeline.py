@@ -10,7 +10,7 @@ import numpy as np
 from gputop.trace.intervals import Spans, coverage, union
 from gputop.trace.model import Trace
 from gputop.trace.nesting import nest
-from gputop.trace.query import host_rows, name_mask
+from gputop.trace.lookups import host_rows, name_mask
 from gputop.trace.results import InputPipeline, Steps
 from gputop.trace.tf_data import pipelines
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.trace.device_time import GpuTimeline, gpu_number
-from gputop.trace.kernels import UNKNOWN, classify, split_op
+from gputop.trace.kernel_names import UNKNOWN, classify, split_op
 from gputop.trace.model import F64, I64, Kind, LaunchShape, Trace
-from gputop.trace.query import in_steps
+from gputop.trace.lookups import in_steps
 from gputop.trace.results import Steps
 from gputop.trace.results_device import GpuPart, KernelRow, Kernels, KernelSizes
 

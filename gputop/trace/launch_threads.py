@@ -11,7 +11,7 @@ from gputop.trace.device_time import GpuTimeline, gpu_number
 from gputop.trace.host_ops import OP
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.model import I64, Trace
-from gputop.trace.query import name_mask, stat
+from gputop.trace.lookups import name_mask, stat
 from gputop.trace.results_host import LaunchThread, LaunchThreads
 from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, INPUT, MAIN, lines_of
 

@@ -7,7 +7,7 @@ import numpy as np
 from gputop.text.units import seconds
 from gputop.trace.intervals import union
 from gputop.trace.model import I64, QualityNote, Trace
-from gputop.trace.query import Mask, name_mask
+from gputop.trace.lookups import Mask, name_mask
 from gputop.trace.results import Steps
 from gputop.trace.threads import INPUT, lines_of
 

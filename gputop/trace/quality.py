@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gputop.trace.columns import Parts
+from gputop.trace.builder import Parts
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, QualityNote, Trace
 
 # Cause and remedy, for captures without the right to use the GPUs' counters (tensorflow 35860, xprof 63).

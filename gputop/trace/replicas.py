@@ -16,7 +16,7 @@ from gputop.trace.concurrency import concurrency
 from gputop.trace.device_time import GpuTimeline, gpu_number
 from gputop.trace.intervals import coverage, union
 from gputop.trace.model import I64, Kind, Trace
-from gputop.trace.query import in_steps
+from gputop.trace.lookups import in_steps
 from gputop.trace.results import Steps
 from gputop.trace.results_device import LaunchOrder, Replicas, ReplicaWork, StepSkew
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.columns import Lookup
+from gputop.trace.builder import Lookup
 from gputop.trace.input_pipeline import GET_NEXT
 from gputop.trace.kernel_sequence import kernel_sequence
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
-from gputop.trace.query import host_rows, name_mask, stat
+from gputop.trace.lookups import host_rows, name_mask, stat
 from gputop.trace.results import Steps
 from gputop.trace.threads import MAIN, lines_of
 

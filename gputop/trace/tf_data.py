@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.columns import Lookup
+from gputop.trace.builder import Lookup
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
-from gputop.trace.query import host_rows, stat
+from gputop.trace.lookups import host_rows, stat
 from gputop.trace.results_host import Pipeline, Stage
 
 ITERATOR = r"Iterator::"

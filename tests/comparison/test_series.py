@@ -12,7 +12,7 @@ from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.trace.analysis import analyze_trace
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, Trace
 from gputop.trace.results import Analysis
 from tests.trace.build import Builder

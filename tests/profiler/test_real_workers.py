@@ -8,8 +8,8 @@ import pytest
 
 from gputop.cli import main
 from gputop.profiler import messages
-from gputop.trace.clocks import HostClock, write_clocks
-from gputop.trace.load import load
+from gputop.trace.readers.clock_file import HostClock, write_clocks
+from gputop.trace.readers.load import load
 from tests.workers_job import start_workers
 
 pytestmark = pytest.mark.tensorflow

@@ -17,7 +17,7 @@ from gputop.profiler import careful, together
 from gputop.profiler.continuous import Continuous
 from gputop.profiler.plan import Plan, Room
 from gputop.profiler.together import bearable, capture_together, fetch_before, share, shortest, trace_names
-from gputop.trace.clocks import read_clocks
+from gputop.trace.readers.clock_file import read_clocks
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 

@@ -12,7 +12,7 @@ from gputop.simulation.program import StepKind
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.simulation.xspace import ALLOCATOR_CAPACITY_BYTES, build_xspace
 from gputop.trace.analysis import analyze_trace
-from gputop.trace.xspace import read_xspaces
+from gputop.trace.readers.xspace.xspace import read_xspaces
 from tests.simulation.conftest import SECOND, scenario_loop, training
 
 ORIGIN = 1_790_000_000 * SECOND

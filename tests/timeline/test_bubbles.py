@@ -12,9 +12,9 @@ from gputop.simulation.xspace import build_xspace
 from gputop.timeline.bubbles import bubbles, coldest
 from gputop.timeline.model import CAUSES
 from gputop.trace.analysis import examine
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, Trace
-from gputop.trace.xspace import read_xspaces
+from gputop.trace.readers.xspace.xspace import read_xspaces
 from tests.advice.labelled.cases import fault_case
 from tests.advice.traces import fill, healthy, input_bound, job, launch_bound, uneven
 from tests.timeline.make import timeline_of

@@ -15,7 +15,7 @@ from gputop.timeline.reader import Timeline
 from gputop.trace.analysis import examine
 from gputop.trace.device_time import gpu_number, timelines
 from gputop.trace.intervals import coverage
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, Trace
 from tests.timeline.make import timeline_of
 from tests.trace.build import Builder, keras_steps

@@ -28,7 +28,7 @@ def test_it_arrives_whole_and_leaves_no_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(worker, "run_in_worker", look)
     timeline = timeline_in_worker([str(CAPTURE)])
-    from gputop.trace.load import load
+    from gputop.trace.readers.load import load
 
     own = timeline_of(load([str(CAPTURE)]))
     assert timeline.rows == own.rows and timeline.bubbles == own.bubbles and timeline.window_ns == own.window_ns

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from gputop.trace.analysis import analyze
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, Trace
 from tests.trace.shares import SHARED
 from tests.trace.test_xspace import Builder

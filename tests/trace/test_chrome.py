@@ -9,8 +9,8 @@ import pytest
 
 from gputop.core.errors import GputopError, NothingToSee
 from gputop.trace.analysis import analyze_trace
-from gputop.trace.chrome import read_chrome
-from gputop.trace.load import load
+from gputop.trace.readers.chrome.chrome import read_chrome
+from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.steps import find_steps
 from tests.trace.shares import NEEDS_SHARED, SHARED, shares

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from gputop.trace.cores import in_order, pool
+from gputop.trace.parallel import in_order, pool
 
 
 def test_results_come_in_the_order_of_the_calls_whichever_ends_first():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gputop.trace.functions import functions
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from tests.trace.build import Builder
 
 DATA = Path(__file__).resolve().parents[1] / "data"

@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
-from gputop.trace import json_stream
+from gputop.trace.readers.chrome import json_stream
 from gputop.trace.analysis import analyze_trace
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from gputop.trace.model import Trace
 from gputop.trace.report import text_report
 from tests.trace.test_chrome import kineto

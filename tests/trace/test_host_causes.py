@@ -11,7 +11,7 @@ from gputop.trace.analysis import analyze_trace
 from gputop.trace.breakdown import late_by_host
 from gputop.trace.device_time import timelines
 from gputop.trace.host_causes import HostCauses, host_causes
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from gputop.trace.model import Trace
 from tests.advice.host_jobs import contended, eager, gap, placed, retraced
 from tests.trace.build import Builder

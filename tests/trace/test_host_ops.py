@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gputop.trace.host_ops import host_ops
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from gputop.trace.results_host import HostOps, OpType
 from gputop.trace.steps import find_steps
 from tests.trace.build import Builder, keras_steps

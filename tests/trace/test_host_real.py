@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gputop.trace.analysis import analyze, analyze_trace
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from gputop.trace.model import Trace
 from gputop.trace.report import text_report
 from gputop.trace.results import Analysis, Steps

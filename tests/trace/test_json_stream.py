@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.trace import json_stream
-from gputop.trace.json_stream import MAX_VALUE, read_list
+from gputop.trace.readers.chrome import json_stream
+from gputop.trace.readers.chrome.json_stream import MAX_VALUE, read_list
 
 VALUE = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gputop.trace.device_time import timelines
 from gputop.trace.kernel_table import SIZE_BOUNDS_NS, TOP, kernel_sizes, kernels
-from gputop.trace.kernels import classify
+from gputop.trace.kernel_names import classify
 from gputop.trace.model import Kind, LaunchShape, Trace
 from gputop.trace.results_device import KernelRow, Kernels, KernelSizes
 from gputop.trace.steps import find_steps

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.trace.kernels import (
+from gputop.trace.kernel_names import (
     classify,
     copy_details,
     copy_way,

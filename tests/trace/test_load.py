@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NothingToSee
-from gputop.trace import content
-from gputop.trace.load import load
+from gputop.trace.readers import content
+from gputop.trace.readers.load import load
 from tests.trace.test_chrome import kineto
 from tests.trace.test_nsys import report
 from tests.trace.test_xspace import Builder, sample

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from gputop.trace.memory import POINTS, downsample, memory
 from gputop.trace.results import AllocatorUse
 from gputop.trace.results_host import Holder, MemoryDetail

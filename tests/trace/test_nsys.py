@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
-from gputop.trace.nsys import read_nsys
+from gputop.trace.readers.nsys import read_nsys
 from gputop.trace.steps import find_steps
 from tests.trace.shares import NEEDS_SHARED, SHARED, shares
 

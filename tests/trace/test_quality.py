@@ -9,8 +9,8 @@ import pytest
 
 from gputop.trace import quality
 from gputop.trace.analysis import analyze_trace
-from gputop.trace.load import load
-from gputop.trace.xspace import read_xspaces
+from gputop.trace.readers.load import load
+from gputop.trace.readers.xspace.xspace import read_xspaces
 from tests.trace.test_nsys import report
 from tests.trace.test_xspace import Builder, sample
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from tests.trace.test_real_traces import DATA, FILES, analysed, needs_data
 
 # Of ResNet-50, which the A100 trace trains; its gradients are all-reduced once a step.

@@ -15,7 +15,7 @@ from gputop.trace.model import Kind, QualityNote, TraceGpu
 from gputop.trace.replicas import replicas
 from gputop.trace.results_device import Replicas
 from gputop.trace.steps import find_steps
-from gputop.trace.xspace import read_xspaces
+from gputop.trace.readers.xspace.xspace import read_xspaces
 from tests.trace.build import Builder, keras_steps
 
 STEP, STEPS = 1000, 5

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from gputop.trace.results_host import Pipeline, Stage
 from gputop.trace.tf_data import pipelines
 from tests.trace.build import Builder

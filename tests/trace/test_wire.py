@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.trace import wire
-from gputop.trace.wire import FIXED32, FIXED64, LENGTH, VARINT, Block, read_fields, signed, tag
+from gputop.trace.readers.xspace import wire
+from gputop.trace.readers.xspace.wire import FIXED32, FIXED64, LENGTH, VARINT, Block, read_fields, signed, tag
 
 UINT64 = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1), st.sampled_from([2**k for k in range(64)]))
 

@@ -13,7 +13,7 @@ from gputop.core.errors import GputopError, NothingToSee
 from gputop.profiler import messages
 from gputop.trace import quality
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
-from gputop.trace.xspace import read_xspaces
+from gputop.trace.readers.xspace.xspace import read_xspaces
 from tests.trace.shares import SHARED
 from tests.trace.test_wire import encoded
 from tests.trace.xspace_reference import ALLOCATOR, INTEGERS, OTHER, START, STRINGS, Builder, check_equal, expected

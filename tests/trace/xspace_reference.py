@@ -9,9 +9,9 @@ import numpy as np
 
 from gputop.core.errors import NothingToSee
 from gputop.profiler import messages
-from gputop.trace import kernels
+from gputop.trace import kernel_names
 from gputop.trace.model import Kind, Trace
-from gputop.trace.xspace import read_xspaces
+from gputop.trace.readers.xspace.xspace import read_xspaces
 
 START = 1_700_000_000_000_000_000
 INTEGERS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements", "id",
@@ -121,7 +121,7 @@ def expected(data: bytes) -> tuple[Counter, Counter, Counter]:
                 if on_device:
                     device.append((int(plane.name.rpartition(":")[2]), (
                         plane.name, line_name, name, begin, end, ints.get("correlation_id", -1), _op(texts),
-                        _shape(texts)), kernels.copy_details(texts.get("memcpy_details", ""))))
+                        _shape(texts)), kernel_names.copy_details(texts.get("memcpy_details", ""))))
                     continue
                 if ints.get("correlation_id", -1) > 0:
                     calls.append((begin, end, ints["correlation_id"], ints.get("device_id", -1), line_name,
@@ -141,8 +141,8 @@ def expected(data: bytes) -> tuple[Counter, Counter, Counter]:
     by_device = {call[3] for call in calls if call[3] >= 0} <= gpus
     for gpu, row, details in device:
         call = _launch(calls, row[5], gpu, by_device)
-        if call and Kind.H2D <= kernels.classify(row[2]).kind <= Kind.COPY_OTHER and details.bytes < 0:
-            details = kernels.copy_details(call[5])  # only the host's side tells, as ROCm's does
+        if call and Kind.H2D <= kernel_names.classify(row[2]).kind <= Kind.COPY_OTHER and details.bytes < 0:
+            details = kernel_names.copy_details(call[5])  # only the host's side tells, as ROCm's does
         rows[0][(*row, *details, call and call[0], call and call[1], call and call[4])] += 1
     return rows
 
@@ -157,7 +157,7 @@ def _launch(calls: list[Any], correlation: int, gpu: int, by_device: bool) -> An
 
 
 def _shape(texts: dict[str, str]) -> tuple[Any, ...] | None:
-    shape = kernels.launch_shape(texts.get("kernel_details", ""))
+    shape = kernel_names.launch_shape(texts.get("kernel_details", ""))
     return shape and shape[:4]  # the occupancy may be the reader's
 
 

@@ -25,7 +25,7 @@ from gputop.sources.snapshot import SnapshotPlayer
 from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
 from gputop.trace.analysis import examine
-from gputop.trace.load import load
+from gputop.trace.readers.load import load
 from gputop.trace.report import limit_of, text_report
 from gputop.tui.screens import capture_text
 from gputop.tui.timeline_open import TraceFile

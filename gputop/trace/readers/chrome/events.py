@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.core.errors import GputopError
-from gputop.trace import kernels
-from gputop.trace.columns import NOISE, Parts, encodable
-from gputop.trace.content import too_big
-from gputop.trace.json_stream import read_list
+from gputop.trace import kernel_names
+from gputop.trace.builder import NOISE, Parts, encodable
+from gputop.trace.readers.content import too_big
+from gputop.trace.readers.chrome.json_stream import read_list
 from gputop.trace.model import I64, Kind
 
 DEVICE_CATEGORIES = {"kernel": Kind.COMPUTE, "gpu_memcpy": Kind.COPY_OTHER, "memcpy": Kind.COPY_OTHER,
@@ -174,8 +174,8 @@ class _Events:
             if category == "":
                 self._keep(args)
             self._batch.append((
-                ts, dur, correlation, _step(name, args), size, kernels.kineto_message_bytes(args), row, stream, index,
-                device, _op(args, self.parts), self.parts.shape(kernels.kineto_shape(args)), kind, src, dst))
+                ts, dur, correlation, _step(name, args), size, kernel_names.kineto_message_bytes(args), row, stream, index,
+                device, _op(args, self.parts), self.parts.shape(kernel_names.kineto_shape(args)), kind, src, dst))
         if len(self._batch) == _BATCH:
             self._flush()
 
@@ -206,10 +206,10 @@ def _step(name: str, args: dict[str, Any]) -> int:
 
 def _copy(name: str, args: dict[str, Any]) -> tuple[int, int, int]:
     """Bytes, and the memory at both ends, of what may be a copy or memset."""
-    details = kernels.copy_details(str(args.get("memcpy_details", "")))
+    details = kernel_names.copy_details(str(args.get("memcpy_details", "")))
     size = integer(args.get("bytes"))
     ends = _COPY_ENDS.search(name)
-    src, dst = (kernels.memory_kind(e) for e in ends.groups()) if ends else (details.src, details.dst)
+    src, dst = (kernel_names.memory_kind(e) for e in ends.groups()) if ends else (details.src, details.dst)
     return size if size >= 0 else details.bytes, src, dst
 
 

@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 
-from gputop.trace import kernels
-from gputop.trace.columns import Lookup, Names
+from gputop.trace import kernel_names
+from gputop.trace.builder import Lookup, Names
 from gputop.trace.model import F64, I64, DeviceEvents
-from gputop.trace.xplane import Chunk, Stats, XPlane
+from gputop.trace.readers.xspace.xplane import Chunk, Stats, XPlane
 
 _FEW = 1000
 
@@ -74,7 +74,7 @@ def set_copies(out: DeviceEvents, details: I64, names: Names) -> None:
     rows = np.flatnonzero(details >= 0)
     if len(rows):
         texts, where = np.unique(details[rows], return_inverse=True)
-        parsed = [kernels.copy_details(names.list[i]) for i in texts.tolist()]
+        parsed = [kernel_names.copy_details(names.list[i]) for i in texts.tolist()]
         out.bytes[rows], out.src[rows], out.dst[rows] = np.array(parsed, np.int64).T[:, where]
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NothingToSee
-from gputop.trace.content import head, memory_limit, pieces, too_big, unreadable, whole
+from gputop.trace.readers.content import head, memory_limit, pieces, too_big, unreadable, whole
 from gputop.trace.model import QualityNote, Trace
 
 ACCEPTED = (
@@ -72,7 +72,7 @@ def _leave_out_exports(formats: dict[Path, str], notes: list[QualityNote]) -> No
 def _read(files: list[Path], format_: str) -> Trace:
     limit = memory_limit()
     if format_ == "nsys":
-        from gputop.trace.nsys import read_nsys
+        from gputop.trace.readers.nsys import read_nsys
 
         if len(files) > 1:
             raise GputopError(f"Several Nsight Systems reports cannot be read as one: {_listed(files)}.",
@@ -83,12 +83,12 @@ def _read(files: list[Path], format_: str) -> Trace:
         return read_nsys(files[0])
     damaged: set[str] = set()
     if format_ == "chrome":
-        from gputop.trace.chrome import read_chrome
+        from gputop.trace.readers.chrome.chrome import read_chrome
 
         return read_chrome([(str(file), pieces(file, damaged)) for file in files], damaged=damaged,
                            limit_bytes=limit)
-    from gputop.trace.clocks import read_clocks
-    from gputop.trace.xspace import read_xspaces
+    from gputop.trace.readers.clock_file import read_clocks
+    from gputop.trace.readers.xspace.xspace import read_xspaces
 
     clocks = {folder: read_clocks(folder) for folder in {file.parent for file in files}} if len(files) > 1 else {}
     # One after the other: the bytes of a file are given back before those of the next are read.

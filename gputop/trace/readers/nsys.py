@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.core.errors import GputopError
-from gputop.trace import kernels
-from gputop.trace.columns import MAX_GPUS, Launches, Lookup, Parts
+from gputop.trace import kernel_names
+from gputop.trace.builder import MAX_GPUS, Launches, Lookup, Parts
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, LaunchShape, Line, Trace, TraceGpu
 from gputop.trace.occupancy import theoretical_occupancy
 from gputop.trace.quality import note_messages
@@ -167,7 +167,7 @@ class _Report:
         known = np.isin(kernel[:, 6], np.fromiter(self._strings, np.int64, len(self._strings)))
         out.name[:a] = self._names_of(np.where(known, kernel[:, 6], kernel[:, 7]))
         for i in np.unique(out.name[:a]).tolist():
-            out.kind[:a][out.name[:a] == i] = kernels.classify(names.list[i]).kind
+            out.kind[:a][out.name[:a] == i] = kernel_names.classify(names.list[i]).kind
         for i in np.unique(copy[:, 7]).tolist():
             kind = _COPY_KINDS.get(i, Kind.COPY_OTHER)
             at = a + np.flatnonzero(copy[:, 7] == i)
@@ -238,7 +238,7 @@ class _Report:
 
     def _memory_kinds(self) -> Callable[[I64], npt.NDArray[np.uint8]]:
         """The report's own table of memory kinds, else the schema's documented numbers."""
-        table = {i: kernels.memory_kind(label) for i, label in self._select("ENUM_CUDA_MEM_KIND", ("id", "label"))
+        table = {i: kernel_names.memory_kind(label) for i, label in self._select("ENUM_CUDA_MEM_KIND", ("id", "label"))
                  if isinstance(i, int) and isinstance(label, str)}
         lookup = Lookup(table or _MEMORY_KINDS, 0)
         return lambda kinds: lookup(kinds).astype(np.uint8)

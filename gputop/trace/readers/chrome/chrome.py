@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.core.errors import GputopError
-from gputop.trace import kernels
-from gputop.trace.chrome_events import HOST, ChromeFile, integer, read_file
-from gputop.trace.columns import MAX_GPUS, Launches, Parts
+from gputop.trace import kernel_names
+from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file
+from gputop.trace.builder import MAX_GPUS, Launches, Parts
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 from gputop.trace.occupancy import with_estimate
 
@@ -140,7 +140,7 @@ class _Rank:
             out.gpu[at] = gpu = self._gpu(number)
             out.line[at] = self._lines(gpu, events["stream"][at])
         names, which = np.unique(out.name, return_inverse=True)
-        out.kind[:] = np.array([kernels.classify(self._parts.names.list[i]).kind for i in names.tolist()],
+        out.kind[:] = np.array([kernel_names.classify(self._parts.names.list[i]).kind for i in names.tolist()],
                                np.uint8)[which]
         # The category knows a copy from a kernel also where the name says nothing.
         promised = (events["category"] > Kind.COMPUTE) & (out.kind <= Kind.COLLECTIVE)

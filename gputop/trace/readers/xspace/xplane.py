@@ -14,10 +14,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.columns import Lookup, Names
-from gputop.trace.cores import in_order
+from gputop.trace.builder import Lookup, Names
+from gputop.trace.parallel import in_order
 from gputop.trace.model import F64, I64
-from gputop.trace.wire import LENGTH, U64, VARINT, Block, Bools, Data, Round, read_fields, signed, tag
+from gputop.trace.readers.xspace.wire import LENGTH, U64, VARINT, Block, Bools, Data, Round, read_fields, signed, tag
 
 PLANE_ID, PLANE_NAME, PLANE_LINE = tag(1, VARINT), tag(2, LENGTH), tag(3, LENGTH)
 PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT = tag(4, LENGTH), tag(5, LENGTH), tag(6, LENGTH)

@@ -11,17 +11,26 @@ from functools import partial
 import numpy as np
 
 from gputop.core.errors import GputopError
-from gputop.trace import kernels
-from gputop.trace.clocks import HostClock
-from gputop.trace.columns import NOISE, Launches, Lookup, Parts
-from gputop.trace.content import too_big
-from gputop.trace.cores import pool
+from gputop.trace import kernel_names
+from gputop.trace.readers.clock_file import HostClock
+from gputop.trace.builder import NOISE, Launches, Lookup, Parts
+from gputop.trace.readers.content import too_big
+from gputop.trace.parallel import pool
 from gputop.trace.model import I32, I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages, note_serialised
-from gputop.trace.skew import HostPart, align
-from gputop.trace.wire import LENGTH, Data, read_fields, tag
-from gputop.trace.xplane import Chunk, Losses, XPlane, read_events, read_plane
-from gputop.trace.xspace_stats import distinct, floats, integers, lookups, op_names, set_copies, strings, whole_numbers
+from gputop.trace.readers.clock_skew import HostPart, align
+from gputop.trace.readers.xspace.wire import LENGTH, Data, read_fields, tag
+from gputop.trace.readers.xspace.xplane import Chunk, Losses, XPlane, read_events, read_plane
+from gputop.trace.readers.xspace.stats import (
+    distinct,
+    floats,
+    integers,
+    lookups,
+    op_names,
+    set_copies,
+    strings,
+    whole_numbers,
+)
 
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = (tag(number, LENGTH) for number in (1, 2, 3, 4))
 _GPU_PLANE = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
@@ -250,14 +259,14 @@ class _XSpace:
         out.start_ns, out.end_ns = chunk.start_ns + self._base_ns, chunk.end_ns + self._base_ns
         kind_of = np.zeros(len(names.list), np.uint8)
         for i in distinct(chunk.name):
-            kind_of[i] = kernels.classify(names.list[i]).kind
+            kind_of[i] = kernel_names.classify(names.list[i]).kind
         out.kind = kind_of.take(chunk.name)
         out.correlation = integers(chunk, "correlation_id", n)
         set_copies(out, strings(chunk, "memcpy_details", n, names, references), names)
         details = strings(chunk, "kernel_details", n, names, references)
         shape_of = np.full(len(names.list) + 1, -1, np.int32)  # the extra last entry answers -1
         for i in distinct(details):
-            shape_of[i] = self._parts.shape(kernels.launch_shape(names.list[i], nvidia))
+            shape_of[i] = self._parts.shape(kernel_names.launch_shape(names.list[i], nvidia))
         out.shape = shape_of[details]
         out.tf_op = op_names(chunk, n, names, references).astype(np.int32)
         return out
@@ -343,7 +352,7 @@ class _XSpace:
         set_copies(told, details[call], names)
         device.bytes[rows], device.src[rows], device.dst[rows] = told.bytes, told.src, told.dst
         for i in distinct(name[call]):
-            way = kernels.copy_way(names.list[i])
+            way = kernel_names.copy_way(names.list[i])
             if way is not None:
                 at = rows[(name[call] == i) & (device.kind[rows] == Kind.COPY_OTHER)]
                 device.kind[at] = way
