@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputop.advice.trace_facts import TraceFacts
-from gputop.trace.host_causes import runs_eagerly
+from gputop.analysis.host.host_causes import runs_eagerly
 
 KERAS2, KERAS3, CUSTOM, EAGER, JAX, PYTORCH, UNKNOWN = (
     "Keras 2", "Keras 3", "custom", "eager", "JAX", "PyTorch", "unknown")

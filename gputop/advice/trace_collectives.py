@@ -12,7 +12,7 @@ from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.advice.trace_transfers import pinned_rate
 from gputop.text.units import percent, ranges, seconds
-from gputop.trace.results_device import CollectiveOp
+from gputop.analysis.results_device import CollectiveOp
 
 _OVERLAP = {
     "tensorflow": "strategy = tf.distribute.MirroredStrategy(\n"

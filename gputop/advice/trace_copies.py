@@ -6,7 +6,7 @@ from gputop.core.findings import Abstained, Finding, Gain, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.text.units import percent
-from gputop.trace.results import GpuUse
+from gputop.analysis.results import GpuUse
 
 _H2D = (
     "Move fewer bytes to the GPU: send the compact type (uint8, bfloat16) and convert there, keep tables and constants "

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from gputop.core.findings import Severity, at_most, severity_of
 from gputop.advice.thresholds import limit
-from gputop.trace.breakdown import breakdown
-from gputop.trace.collective_waits import CollectiveWaits
-from gputop.trace.device_time import GpuTimeline
-from gputop.trace.host_causes import HostCauses
+from gputop.analysis.gpu.breakdown import breakdown
+from gputop.analysis.gpu.collective_waits import CollectiveWaits
+from gputop.analysis.gpu.device_time import GpuTimeline
+from gputop.analysis.host.host_causes import HostCauses
 from gputop.trace.intervals import EMPTY, Spans, union
 from gputop.trace.model import Trace
 from gputop.trace.lookups import uses
-from gputop.trace.results import Analysis, GpuUse
+from gputop.analysis.results import Analysis, GpuUse
 
 # Of what TensorFlow and JAX record on the host; a job may also have none of it.
 HOST_EVENTS = ", if the job has any: host_tracer_level 2, with which gputop captures, records them"
@@ -24,7 +24,7 @@ HOST_EVENTS = ", if the job has any: host_tracer_level 2, with which gputop capt
 class TraceFacts:
     """A trace, its analysis, and where the time goes as shares.
 
-    ``shares`` has the parts of a :class:`~gputop.trace.results.Breakdown` as ratios of the
+    ``shares`` has the parts of a :class:`~gputop.analysis.results.Breakdown` as ratios of the
     step, or of the device window where there are no steps (``basis`` says which); None where
     the trace does not tell. ``period_s`` is the length of one step or of the window.
     """

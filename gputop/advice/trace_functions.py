@@ -14,7 +14,7 @@ from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts
 from gputop.text.units import percent, seconds
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.lookups import Mask, name_mask
-from gputop.trace.results_host import Functions
+from gputop.analysis.results_host import Functions
 
 _RETRACED = {
     KERAS2: "# all batches alike; pad sequences to few lengths\nds = ds.batch(batch_size, drop_remainder=True)",

@@ -11,7 +11,7 @@ from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import marking_steps
-from gputop.trace.results_host import GapWork
+from gputop.analysis.results_host import GapWork
 
 _KERAS = (KERAS2, KERAS3)
 _FEWER = "model.compile(..., steps_per_execution=16)  # Python once in 16 steps"

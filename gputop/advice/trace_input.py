@@ -7,7 +7,7 @@ from gputop.advice.input_cures import Cure, cure, cure_by_name
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts
 from gputop.text.units import percent
-from gputop.trace.launch_threads import cpu_budget
+from gputop.analysis.host.launch_threads import cpu_budget
 
 _LOADER = Cure(
     "Give the DataLoader more workers and let them run ahead.",

@@ -10,7 +10,7 @@ from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.advice.trace_launch import launch_bound
 from gputop.text.units import bytes_, percent
-from gputop.trace.results import AllocatorUse
+from gputop.analysis.results import AllocatorUse
 
 _RECORDS = ("the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's own captures hold "
             "them, other tools' do not")

@@ -14,7 +14,7 @@ from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.text.units import percent
-from gputop.trace.results_device import KernelRow
+from gputop.analysis.results_device import KernelRow
 
 _HAVE_TENSOR_CORES = (7, 0)
 _TF32 = (8, 0)

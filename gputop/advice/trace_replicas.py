@@ -9,7 +9,7 @@ from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.text.units import percent, ranges
-from gputop.trace.results_device import LaunchOrder, Replicas, ReplicaWork
+from gputop.analysis.results_device import LaunchOrder, Replicas, ReplicaWork
 
 _PARALLEL = (
     "strategy = tf.distribute.MirroredStrategy()  # every GPU has the whole model and its part of the batch\n"

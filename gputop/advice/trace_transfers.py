@@ -9,8 +9,8 @@ from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace_facts import TraceFacts
 from gputop.text.units import percent
-from gputop.trace.device_time import idle_after
-from gputop.trace.input_pipeline import loops
+from gputop.analysis.gpu.device_time import idle_after
+from gputop.analysis.host.input_pipeline import loops
 from gputop.trace.intervals import EMPTY, intersect, merge, subtract, union
 from gputop.trace.model import I64, Kind, MemoryKind, Trace
 from gputop.trace.lookups import host_rows, in_steps

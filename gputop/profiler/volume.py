@@ -43,8 +43,8 @@ def step_time(path: Path, events: int) -> tuple[float, bool] | None:
     if events > _MOST_EVENTS:
         return None
     from gputop.trace.readers.load import load
-    from gputop.trace.phases import TRAINING, UNKNOWN
-    from gputop.trace.steps import find_steps
+    from gputop.analysis.steps.phases import TRAINING, UNKNOWN
+    from gputop.analysis.steps.steps import find_steps
 
     try:
         steps = find_steps(load([path]))

@@ -9,9 +9,9 @@ import numpy as np
 
 from gputop.text.units import printable
 from gputop.timeline.model import HostWork
-from gputop.trace.gaps import charge, step_calls, without_prefix
+from gputop.analysis.host.gaps import charge, step_calls, without_prefix
 from gputop.trace.model import I64, Trace
-from gputop.trace.results import Steps
+from gputop.analysis.results import Steps
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, role
 
 KEPT = 8  # works of a place

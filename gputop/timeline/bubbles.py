@@ -2,7 +2,7 @@
 
 A GPU stands still where no device event runs within the steps (the parts ``input``, ``launch``, ``host`` and ``idle``
 of the breakdown), or where it waits in a collective for the last GPU with nothing else to do
-(gputop.trace.collective_waits). The same places of several GPUs are one bubble.
+(gputop.analysis.gpu.collective_waits). The same places of several GPUs are one bubble.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gputop.advice.trace_transfers import held_copies
 from gputop.text.units import percent, printable
 from gputop.timeline.bubble_work import Place, work_at
 from gputop.timeline.model import CAUSES, Bubble, HostWork
-from gputop.trace.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, parts_by_gpu
-from gputop.trace.device_time import GpuTimeline, event_after, gpu_number, idle_after, waits_for_another
-from gputop.trace.host_causes import late_by_cause
+from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, parts_by_gpu
+from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, idle_after, waits_for_another
+from gputop.analysis.host.host_causes import late_by_cause
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract
 from gputop.trace.model import I64, Kind, Trace
-from gputop.trace.results import Analysis
+from gputop.analysis.results import Analysis
 
 LIMIT = 200  # bubbles told
 _SEEDS = 20  # standstills looked at for each that is told: the longest ones

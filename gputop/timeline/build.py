@@ -17,7 +17,7 @@ from gputop.timeline.layout import Writer
 from gputop.timeline.rows import Rows, rows_of, tracks
 from gputop.trace.intervals import Spans
 from gputop.trace.model import I64, Trace
-from gputop.trace.results import Analysis
+from gputop.analysis.results import Analysis
 
 
 def build(facts: TraceFacts, file: BinaryIO) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from gputop.text.wrapping import wrap
 from gputop.text.units import fit, percent, ranges, seconds
 from gputop.timeline.model import CAUSES, Bubble
-from gputop.trace.results import Analysis
+from gputop.analysis.results import Analysis
 
 _LAUNCHERS = ("main", "executor")  # where GPUs wait for each other, nobody else matters
 _WORKS = 4  # of the host, in text

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.trace.model import I64, HostEvents, Trace
-from gputop.trace.results import Steps
+from gputop.analysis.results import Steps
 
 Mask = npt.NDArray[np.bool_]
 

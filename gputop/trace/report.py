@@ -8,7 +8,7 @@ from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.text.wrapping import wrap
 from gputop.text.units import bytes_, figure, percent, printable, ranges, seconds
 from gputop.trace import report_device, report_host
-from gputop.trace.results import Analysis, GpuUse
+from gputop.analysis.results import Analysis, GpuUse
 
 _PARTS = {
     "compute": "compute", "collectives": "collectives, exposed", "h2d": "copies to GPU", "d2h": "copies to host",

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from gputop.text.wrapping import wrap
 from gputop.text.units import bytes_, fit, percent, printable, rate, ratio, seconds
-from gputop.trace.results import Analysis
-from gputop.trace.results_device import Concurrency, KernelRow, LaunchOrder, Replicas, StepSkew
+from gputop.analysis.results import Analysis
+from gputop.analysis.results_device import Concurrency, KernelRow, LaunchOrder, Replicas, StepSkew
 
 _KERNELS_SHOWN = 8
 _OPS_SHOWN = 5

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from gputop.text.wrapping import wrap
 from gputop.text.units import bytes_, percent, printable, ratio, seconds
-from gputop.trace.results import Analysis
-from gputop.trace.results_host import LaunchThreads, Pipeline, Stage
+from gputop.analysis.results import Analysis
+from gputop.analysis.results_host import LaunchThreads, Pipeline, Stage
 
 _NAMES = 5  # shown in a list
 _STAGES = 14

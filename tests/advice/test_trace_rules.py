@@ -10,7 +10,7 @@ from gputop.advice.thresholds import THRESHOLDS, limit
 from gputop.advice.trace import RULES
 from gputop.trace.analysis import analyze_trace
 from gputop.trace.model import Kind, MemoryKind
-from gputop.trace.results import Analysis
+from gputop.analysis.results import Analysis
 from tests.advice.traces import (
     KERNEL,
     STEP,

@@ -22,7 +22,7 @@ from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import Scenario, find_scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.trace.analysis import analyze
-from gputop.trace.results_device import to_json
+from gputop.analysis.results_device import to_json
 from tests.comparison.sides import PARTS, finding, side
 from tests.fakes import StillSession
 from tests.trace.shares import NEEDS_SHARED, SHARED

@@ -14,7 +14,7 @@ from gputop.simulation.xspace import build_xspace
 from gputop.trace.analysis import analyze_trace
 from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, Trace
-from gputop.trace.results import Analysis
+from gputop.analysis.results import Analysis
 from tests.trace.build import Builder
 
 KERAS = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"

@@ -19,7 +19,7 @@ from gputop.profiler.discovery import Finder
 from gputop.profiler.plan import SERVER_MULTIPLE, TARGET_EVENTS
 from gputop.profiler.volume import count_events
 from gputop.trace.readers.load import load
-from gputop.trace.steps import find_steps
+from gputop.analysis.steps.steps import find_steps
 from tests.tf_job import start_tf_job
 
 pytestmark = pytest.mark.tensorflow

@@ -8,7 +8,7 @@ import pytest
 
 from gputop.profiler import messages
 from gputop.profiler.volume import count_events, step_time
-from gputop.trace import steps
+from gputop.analysis.steps import steps
 from tests.profiler.fake_server import make_xspace
 
 DATA = Path(__file__).parents[1] / "data"

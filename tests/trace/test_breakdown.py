@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.trace.analysis import analyze_trace
-from gputop.trace.breakdown import breakdown
-from gputop.trace.device_time import timelines
+from gputop.analysis.gpu.breakdown import breakdown
+from gputop.analysis.gpu.device_time import timelines
 from gputop.trace.model import Kind
 from tests.trace.build import Builder, keras_steps
 

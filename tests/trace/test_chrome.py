@@ -12,7 +12,7 @@ from gputop.trace.analysis import analyze_trace
 from gputop.trace.readers.chrome.chrome import read_chrome
 from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
-from gputop.trace.steps import find_steps
+from gputop.analysis.steps.steps import find_steps
 from tests.trace.shares import NEEDS_SHARED, SHARED, shares
 
 JAX_RUN = Path(__file__).resolve().parents[1] / "data/jax_run"

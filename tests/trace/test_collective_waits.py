@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.trace.collective_waits import CollectiveWaits, collective_waits
-from gputop.trace.device_time import timelines
+from gputop.analysis.gpu.collective_waits import CollectiveWaits, collective_waits
+from gputop.analysis.gpu.device_time import timelines
 from gputop.trace.model import Kind
 from tests.trace.build import Builder
 

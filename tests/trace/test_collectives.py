@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.trace.collectives import collectives, operation
-from gputop.trace.device_time import timelines
+from gputop.analysis.gpu.collectives import collectives, operation
+from gputop.analysis.gpu.device_time import timelines
 from gputop.trace.model import Kind, QualityNote
-from gputop.trace.steps import find_steps
+from gputop.analysis.steps.steps import find_steps
 from tests.trace.build import Builder, keras_steps
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.trace.concurrency import concurrency
+from gputop.analysis.gpu.concurrency import concurrency
 from gputop.trace.intervals import EMPTY, Spans, union
 
 WHOLE = 60

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.trace.device_time import gpu_use, kernel_types, timelines
+from gputop.analysis.gpu.device_time import gpu_use, kernel_types, timelines
 from gputop.trace.model import Kind, MemoryKind
-from gputop.trace.steps import find_steps
+from gputop.analysis.steps.steps import find_steps
 from tests.trace.build import Builder, keras_steps
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.trace.functions import functions
+from gputop.analysis.host.functions import functions
 from gputop.trace.readers.load import load
 from tests.trace.build import Builder
 

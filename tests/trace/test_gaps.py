@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.trace.analysis import analyze_trace
-from gputop.trace.device_time import timelines
-from gputop.trace.gaps import step_gaps
-from gputop.trace.results_host import StepGaps
-from gputop.trace.steps import find_steps
+from gputop.analysis.gpu.device_time import timelines
+from gputop.analysis.host.gaps import step_gaps
+from gputop.analysis.results_host import StepGaps
+from gputop.analysis.steps.steps import find_steps
 from tests.trace.build import Builder, keras_steps
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gputop.trace.analysis import analyze_trace
-from gputop.trace.breakdown import late_by_host
-from gputop.trace.device_time import timelines
-from gputop.trace.host_causes import HostCauses, host_causes
+from gputop.analysis.gpu.breakdown import late_by_host
+from gputop.analysis.gpu.device_time import timelines
+from gputop.analysis.host.host_causes import HostCauses, host_causes
 from gputop.trace.readers.load import load
 from gputop.trace.model import Trace
 from tests.advice.host_jobs import contended, eager, gap, placed, retraced

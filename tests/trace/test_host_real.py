@@ -13,7 +13,7 @@ from gputop.trace.analysis import analyze, analyze_trace
 from gputop.trace.readers.load import load
 from gputop.trace.model import Trace
 from gputop.trace.report import text_report
-from gputop.trace.results import Analysis, Steps
+from gputop.analysis.results import Analysis, Steps
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 LOGGED = json.loads((DATA / "steps.json").read_text())

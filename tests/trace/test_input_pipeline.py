@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.trace.input_pipeline import input_pipeline, stage_self_times
-from gputop.trace.steps import find_steps
+from gputop.analysis.host.input_pipeline import input_pipeline, stage_self_times
+from gputop.analysis.steps.steps import find_steps
 from tests.trace.build import Builder, keras_steps
 
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.trace.device_time import timelines
-from gputop.trace.kernel_table import SIZE_BOUNDS_NS, TOP, kernel_sizes, kernels
+from gputop.analysis.gpu.device_time import timelines
+from gputop.analysis.gpu.kernel_table import SIZE_BOUNDS_NS, TOP, kernel_sizes, kernels
 from gputop.trace.kernel_names import classify
 from gputop.trace.model import Kind, LaunchShape, Trace
-from gputop.trace.results_device import KernelRow, Kernels, KernelSizes
-from gputop.trace.steps import find_steps
+from gputop.analysis.results_device import KernelRow, Kernels, KernelSizes
+from gputop.analysis.steps.steps import find_steps
 from tests.trace.build import Builder, keras_steps
 
 NAMES = ("volta_sgemm_128x64_nn", "ampere_bf16_s16816gemm_bf16_128x128", "EigenMetaKernel", "loop_add_fusion",
@@ -184,5 +184,5 @@ def test_many_launch_shapes_count_the_same(monkeypatch):
         b.run(0, i * 100, 10 + i % 5, NAMES[i % 2], shape=shape)
     trace = b.build()
     few = tables(trace)
-    monkeypatch.setattr("gputop.trace.kernel_table._DENSE", 0)
+    monkeypatch.setattr("gputop.analysis.gpu.kernel_table._DENSE", 0)
     assert tables(trace) == few and any(row.shapes > 1 for row in few.by_name)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.trace.device_time import timelines
-from gputop.trace.launch_threads import launch_threads
-from gputop.trace.results_host import LaunchThreads
+from gputop.analysis.gpu.device_time import timelines
+from gputop.analysis.host.launch_threads import launch_threads
+from gputop.analysis.results_host import LaunchThreads
 from gputop.trace.threads import role
 from tests.trace.build import Builder
 

@@ -10,7 +10,7 @@ import pytest
 
 from gputop.trace.analysis import analyze
 from gputop.trace.report import text_report
-from gputop.trace.results import Analysis
+from gputop.analysis.results import Analysis
 
 DATA = Path(__file__).resolve().parents[2] / "../shared/data"
 OWN = Path(__file__).resolve().parents[1] / "data"

@@ -10,11 +10,11 @@ from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.trace.analysis import analyze_trace
-from gputop.trace.device_time import timelines
+from gputop.analysis.gpu.device_time import timelines
 from gputop.trace.model import Kind, QualityNote, TraceGpu
-from gputop.trace.replicas import replicas
-from gputop.trace.results_device import Replicas
-from gputop.trace.steps import find_steps
+from gputop.analysis.gpu.replicas import replicas
+from gputop.analysis.results_device import Replicas
+from gputop.analysis.steps.steps import find_steps
 from gputop.trace.readers.xspace.xspace import read_xspaces
 from tests.trace.build import Builder, keras_steps
 

@@ -7,7 +7,7 @@ import pytest
 from gputop.trace.analysis import analyze_trace
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.report import text_report
-from gputop.trace.results import Analysis
+from gputop.analysis.results import Analysis
 from tests.trace.build import Builder, keras_steps
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.trace.phases import evaluation_note
-from gputop.trace.steps import find_steps
+from gputop.analysis.steps.phases import evaluation_note
+from gputop.analysis.steps.steps import find_steps
 from tests.trace.build import Builder, keras_steps
 
 

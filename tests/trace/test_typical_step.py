@@ -5,10 +5,10 @@ import itertools
 import pytest
 
 from gputop.trace.analysis import analyze_trace
-from gputop.trace.breakdown import breakdown, parts_by_gpu
-from gputop.trace.device_time import timelines
-from gputop.trace.results import Steps
-from gputop.trace.typical_step import SLOTS, typical_step
+from gputop.analysis.gpu.breakdown import breakdown, parts_by_gpu
+from gputop.analysis.gpu.device_time import timelines
+from gputop.analysis.results import Steps
+from gputop.analysis.steps.typical_step import SLOTS, typical_step
 from tests.trace.build import Builder
 
 

@@ -9,8 +9,8 @@ from gputop.trace.intervals import Spans, coverage, union
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 from gputop.trace.lookups import name_mask, stat
-from gputop.trace.results import Steps
-from gputop.trace.results_host import EagerOp, HostOps, OpType
+from gputop.analysis.results import Steps
+from gputop.analysis.results_host import EagerOp, HostOps, OpType
 from gputop.trace.threads import INPUT, MAIN, lines_of
 
 TOP = 20

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputop.trace.breakdown import late_by_host
-from gputop.trace.collectives import by_operation, matched, of_gpus
-from gputop.trace.device_time import GpuTimeline, gpu_number
+from gputop.analysis.gpu.breakdown import late_by_host
+from gputop.analysis.gpu.collectives import by_operation, matched, of_gpus
+from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.model import F64, I64, Trace
 from gputop.trace.lookups import in_steps
-from gputop.trace.results import Steps
+from gputop.analysis.results import Steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gputop.trace.breakdown import parts_by_gpu
-from gputop.trace.device_time import GpuTimeline, gpu_number
+from gputop.analysis.gpu.breakdown import parts_by_gpu
+from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.trace.intervals import coverage
 from gputop.trace.model import Trace
-from gputop.trace.results import Steps, TypicalStep
+from gputop.analysis.results import Steps, TypicalStep
 
 SLOTS = 400  # more cannot be told apart on a page
 

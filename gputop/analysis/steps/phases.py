@@ -8,7 +8,7 @@ from gputop.text.units import seconds
 from gputop.trace.intervals import union
 from gputop.trace.model import I64, QualityNote, Trace
 from gputop.trace.lookups import Mask, name_mask
-from gputop.trace.results import Steps
+from gputop.analysis.results import Steps
 from gputop.trace.threads import INPUT, lines_of
 
 TRAINING, EVALUATION, PREDICTION, UNKNOWN = "training", "evaluation", "prediction", "unknown"

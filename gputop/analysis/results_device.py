@@ -1,7 +1,7 @@
 """What the analyses of the GPUs' side of a trace yield: kernels, their sizes, copies, collectives, replicas.
 
-As in :mod:`gputop.trace.results`: seconds, bytes, ratios 0-1, unknown is None. GPUs are
-named by :func:`gputop.trace.device_time.gpu_number`.
+As in :mod:`gputop.analysis.results`: seconds, bytes, ratios 0-1, unknown is None. GPUs are
+named by :func:`gputop.analysis.gpu.device_time.gpu_number`.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class CollectiveOp:
 
     ``count`` and ``time_s`` are over all GPUs; ``count_per_step`` and ``exposed_s`` (time
     with no compute kernel beside it) are of a GPU. ``transfer_s`` and ``waiting`` as in
-    :class:`~gputop.trace.results.Collectives`, or None with the ``reason``.
+    :class:`~gputop.analysis.results.Collectives`, or None with the ``reason``.
     """
 
     operation: str

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputop.trace.functions import COMPILE, TRACING, XLA_RUN
-from gputop.trace.host_ops import FOR_A_BATCH, OP
+from gputop.analysis.host.functions import COMPILE, TRACING, XLA_RUN
+from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, subtract, union
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.lookups import Mask, host_rows, name_mask, stat

@@ -11,8 +11,8 @@ from typing import Any
 
 from gputop.core.findings import Abstained, Finding
 from gputop.trace.model import QualityNote
-from gputop.trace.results_device import CollectiveOp, CopyTable, Kernels, KernelSizes, Replicas, to_json
-from gputop.trace.results_host import Functions, HostOps, LaunchThreads, MemoryDetail, Pipeline, StepGaps
+from gputop.analysis.results_device import CollectiveOp, CopyTable, Kernels, KernelSizes, Replicas, to_json
+from gputop.analysis.results_host import Functions, HostOps, LaunchThreads, MemoryDetail, Pipeline, StepGaps
 
 SCHEMA = "gputop.analysis/1"
 

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.trace.model import I64, AllocatorEvents, Trace
-from gputop.trace.results import AllocatorUse
-from gputop.trace.results_host import Holder, MemoryDetail
+from gputop.analysis.results import AllocatorUse
+from gputop.analysis.results_host import Holder, MemoryDetail
 
 POINTS = 500  # of a timeline, at most
 TOP = 10  # holders kept
