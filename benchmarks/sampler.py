@@ -52,7 +52,7 @@ class Watch:
 
 
 def gputop(interval_s: float, seconds: float) -> dict[str, float]:
-    from gputop.sampler import Sampler
+    from gputop.telemetry.sampler import Sampler
     from gputop.sources.nvml import NvmlSource
 
     watch = Watch(interval_s, seconds)

@@ -29,7 +29,7 @@ from gputop.captures import (
 from gputop.core.errors import GputopError
 from gputop.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
 from gputop.marks import MarkLog
-from gputop.sampler import Sampler
+from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import NodeSample, ProcessSample
 from gputop.session_options import Options
 from gputop.sources import Source
@@ -38,8 +38,8 @@ from gputop.sources.recording import Player
 if TYPE_CHECKING:
     from gputop.blackbox import BlackBox
     from gputop.export.load import Snapshot
-    from gputop.history import History
-    from gputop.rhythm import Rhythm
+    from gputop.telemetry.history import History
+    from gputop.telemetry.step_period import Rhythm
 
 DISCOVERY_PERIOD_S = 10.0
 RHYTHM_PERIOD_S = 10.0
@@ -193,7 +193,7 @@ class Session:
 
     def _keep(self, sample: NodeSample) -> None:
         if self.history is None:
-            from gputop.history import History
+            from gputop.telemetry.history import History
 
             self.history = History()
         self.history.append(sample)
@@ -216,7 +216,7 @@ class Session:
         """Look for the step's rhythm, now and then; it is on the screen with the next sample."""
         if self.told is not None or 0 <= sample.time_s - self._felt_s < RHYTHM_PERIOD_S:
             return
-        from gputop.rhythm import rhythm_of
+        from gputop.telemetry.step_period import rhythm_of
 
         assert self.history is not None
         self._felt_s = sample.time_s

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gputop.history import HOST_LOOKS, LEVELS, RAW_SAMPLES, TIERS, History, Lane
+from gputop.telemetry.history import HOST_LOOKS, LEVELS, RAW_SAMPLES, TIERS, History, Lane
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from tests.fakes import cgroup_sample

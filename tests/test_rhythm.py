@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.history import History
-from gputop.rhythm import (
+from gputop.telemetry.history import History
+from gputop.telemetry.step_period import (
     FEWEST_SAMPLES,
     TOO_FAST,
     UNMEASURED,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gputop import calls
+from gputop.telemetry import deadline_calls
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.sampler import MIN_INTERVAL_S, Sampler, next_tick
+from gputop.telemetry.sampler import MIN_INTERVAL_S, Sampler, next_tick
 from gputop.core.samples import (
     FAILED,
     NOT_RESPONDING,
@@ -219,7 +219,7 @@ def test_ticks_keep_to_their_raster() -> None:
 
 
 def test_a_hanging_gpu_holds_up_nobody_and_comes_back(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "HANG_S", 0.8)
+    monkeypatch.setattr(deadline_calls, "HANG_S", 0.8)
     node = Node(3)
     going = run(node)
     going.sample()
@@ -357,7 +357,7 @@ def test_rates_and_gpm_have_values_from_the_second_sample_on(fake: FakeNvml, run
 
 
 def test_a_wedged_driver_call(fake: FakeNvml, run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "HANG_S", 0.3)
+    monkeypatch.setattr(deadline_calls, "HANG_S", 0.3)
     going = run(NvmlSource())
     assert states(going.sample()) == [OK] * 8
     fake.hang(5)

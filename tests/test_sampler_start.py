@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gputop import sampler as sampler_module
+from gputop.telemetry import sampler as sampler_module
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.sampler import MIN_INTERVAL_S, Sampler
+from gputop.telemetry.sampler import MIN_INTERVAL_S, Sampler
 from gputop.core.samples import HostSample, NodeSample
 from tests.test_sampler import WAIT_S, Node
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gputop import sampler as sampler_module
-from gputop.sampler import Sampler
+from gputop.telemetry import sampler as sampler_module
+from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import (
     GpuSample,
     HostSample,

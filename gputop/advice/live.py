@@ -21,7 +21,7 @@ from gputop.advice.live_processes import (
     unused_gpu,
 )
 from gputop.advice.live_view import View
-from gputop.history import History
+from gputop.telemetry.history import History
 from gputop.core.samples import NodeSample
 
 # Causes before their symptoms: a rule leaves out the GPUs whose state one before it accounts for.

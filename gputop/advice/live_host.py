@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.live_view import View, gpus_text, name_of
 from gputop.advice.thresholds import limit, source
-from gputop.history import HostLook
+from gputop.telemetry.history import HostLook
 from gputop.core.samples import CgroupSample, ProcessSample
 from gputop.text.units import percent
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gputop.core.findings import Abstained, Finding
 from gputop.advice.thresholds import limit
-from gputop.history import History, HostLook
+from gputop.telemetry.history import History, HostLook
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
 from gputop.text.units import ranges
 

@@ -11,7 +11,7 @@ from gputop.commands.common import options_of, preferences_of, say, source_of
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.sampler import Sampler
+    from gputop.telemetry.sampler import Sampler
     from gputop.tui import first_frame
 
     source, options = source_of(args), options_of(args)

@@ -18,7 +18,7 @@ from gputop.core.findings import Abstained, Advice, Finding
 from gputop.captures import CaptureRecord, Server
 from gputop.core.errors import GputopError
 from gputop.text.markup import lines
-from gputop.history_tiers import LEVELS
+from gputop.telemetry.ring_buffers import LEVELS
 from gputop.core.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
 from gputop.core.samples import (
     CgroupSample,

@@ -24,8 +24,8 @@ from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, r
 from gputop.tui.lanes import slice_for
 
 if TYPE_CHECKING:
-    from gputop.history import History
-    from gputop.rhythm import Rhythm
+    from gputop.telemetry.history import History
+    from gputop.telemetry.step_period import Rhythm
     from gputop.session import Session
 
 HISTORY_S = 300.0

@@ -13,7 +13,7 @@ from gputop.profiler.rules import Rule
 from gputop.text.units import ratio
 
 if TYPE_CHECKING:
-    from gputop.history import History
+    from gputop.telemetry.history import History
 
 BASELINE_S = 300.0  # what a GPU's own median is taken over
 # Before that much is known there is no "usual" to dip from; a job's warm-up has passed by then, too.

@@ -11,7 +11,7 @@ from pathlib import Path
 from gputop.core.errors import GputopError
 from gputop.text import redaction
 from gputop.recording.writer import RecordingWriter
-from gputop.sampler import Sampler
+from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import NodeSample
 from gputop.sources import Source
 from gputop.text.units import bytes_

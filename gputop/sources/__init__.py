@@ -1,5 +1,5 @@
 """Where samples come from. Each way to look at a node is one module with one class that
-satisfies :class:`Source`; the sampler (``gputop.sampler``) does the threads and the clock.
+satisfies :class:`Source`; the sampler (``gputop.telemetry.sampler``) does the threads and the clock.
 
 A source is opened once, from a background thread. Its probes are then called from one
 thread each, never from two at once, so a probe may keep state without locks. A probe

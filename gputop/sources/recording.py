@@ -44,7 +44,7 @@ class Samples(Protocol):
 class Player:
     """Plays ``recording`` from ``start_s`` seconds after its first sample, ``speed`` times as fast.
 
-    Has what a session asks of a source and of a :class:`gputop.sampler.Sampler`, and beside it
+    Has what a session asks of a source and of a :class:`gputop.telemetry.sampler.Sampler`, and beside it
     seek, speed and pause. After :meth:`start` samples come from a thread of the player. At the end
     it stays on the last one. All methods may be called from any thread; the recording is the
     player's from now on. ``simulated`` and ``label`` are those of what was recorded.

@@ -15,7 +15,7 @@ from gputop.core.samples import OK, GpuSample, Reading
 from gputop.render.palette import BOLD
 
 if TYPE_CHECKING:
-    from gputop.history import History
+    from gputop.telemetry.history import History
     from gputop.tui.lanes import Cell, Window
 
 SOURCE = "history: mean of the slice under the cursor"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from rich.style import Style
 
 from gputop.core.signal_handlers import handled
-from gputop.sampler import Sampler
+from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import NodeSample
 from gputop.text.units import fit
 from gputop.tui import rows

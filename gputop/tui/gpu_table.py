@@ -27,7 +27,7 @@ from gputop.render.palette import ACCENT, DIM, PLAIN
 from gputop.render.styled_text import Run, crop
 
 if TYPE_CHECKING:
-    from gputop.history import History
+    from gputop.telemetry.history import History
 
 _PARTS = 6  # three lanes, and what follows each: its newest slice and figures
 

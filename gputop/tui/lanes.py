@@ -26,7 +26,7 @@ from gputop.tui.cursor import marked
 from gputop.render.palette import BLANK, BLANK_STYLE, SHADES, STEPS, bar_style, cell_style, step_of
 
 if TYPE_CHECKING:
-    from gputop.history import History, Lane
+    from gputop.telemetry.history import History, Lane
 
 Cell = tuple[str, Style]
 Column = tuple[Cell, ...]  # top to bottom

@@ -16,7 +16,7 @@ from gputop.render.styled_text import Run, spread
 
 if TYPE_CHECKING:
     from gputop.captures import CaptureRecord, CaptureStatus, Server
-    from gputop.rhythm import Rhythm
+    from gputop.telemetry.step_period import Rhythm
 
 # In the palette's colours: those of the terminal itself turn black where a box over the screen dims it.
 SIMULATED_STYLE = Style(color=DARK.names["ground"], bgcolor=DARK.names["warn"], bold=True)
@@ -224,7 +224,7 @@ def _rhythm(rhythm: Rhythm | None, step_s: float | None) -> list[list[Run]]:
     """The rhythm and what it is against a trace's step, or why there is none; in ever fewer words."""
     if rhythm is None or rhythm.interval_s is None or rhythm.shortest_s is None:
         return []
-    from gputop.rhythm import FEWEST_SAMPLES, TOO_FAST, UNMEASURED, interval_for, steps_in, too_short
+    from gputop.telemetry.step_period import FEWEST_SAMPLES, TOO_FAST, UNMEASURED, interval_for, steps_in, too_short
 
     if rhythm.reason == UNMEASURED:
         return []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gputop.core.findings import Advice, Finding
 from gputop.advice.live import live_advice
-from gputop.history import History
+from gputop.telemetry.history import History
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import (
     GpuInfo,

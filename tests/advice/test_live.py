@@ -13,7 +13,7 @@ from gputop.core.findings import Finding
 from gputop.advice.live import RULES, live_advice
 from gputop.advice.live_view import gpus_text
 from gputop.advice.thresholds import THRESHOLDS, limit
-from gputop.history import History
+from gputop.telemetry.history import History
 from gputop.core.samples import LOST, GpuSample
 from tests.advice.live_scene import TOTAL, Job, Scene, abstained, after, ids, play
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gputop.advice.live import live_advice
-from gputop.history import History
+from gputop.telemetry.history import History
 from gputop.core.samples import GpuSample
 from tests.advice.live_scene import Scene, abstained, after, get, ids, play, read
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gputop.core.findings import Advice, Finding
 from gputop.advice.live import live_advice
-from gputop.history import History
+from gputop.telemetry.history import History
 from gputop.core.samples import GpuSample
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.sources.simulated import SimulatedSource

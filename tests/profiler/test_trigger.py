@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.history import History
+from gputop.telemetry.history import History
 from gputop.core.metrics import GPU_METRICS
 from gputop.profiler.rules import Rule, parse_rule
 from gputop.profiler.trigger import Dip, Trigger

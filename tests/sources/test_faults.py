@@ -18,7 +18,7 @@ import pynvml
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.sampler import Sampler
+from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import FAILED, LOST, NOT_RESPONDING, OK, GpuInfo, GpuSample, NodeSample
 from gputop.sources import GpuProbe
 from gputop.sources import nvml_status as status

@@ -11,7 +11,7 @@ import pytest
 
 from gputop.core.findings import Advice
 from gputop.core.errors import NothingToSee
-from gputop.sampler import Sampler
+from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import LOST, GpuSample, HostSample
 from gputop.session import Options, Session
 from gputop.tui import telling

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.history import History
+from gputop.telemetry.history import History
 from gputop.marks import MarkLog
 from gputop.core.samples import LOST, GpuSample, XidEvent
 from gputop.tui.app import GputopApp

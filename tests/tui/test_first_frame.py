@@ -54,7 +54,7 @@ def test_it_stands_on_the_ground_of_the_theme(theme: str) -> None:
 
 
 def test_nothing_heavy_is_imported_before_the_first_frame() -> None:
-    program = ("import sys, gputop.cli, gputop.commands.monitor, gputop.sampler, gputop.sources.nvml\n"
+    program = ("import sys, gputop.cli, gputop.commands.monitor, gputop.telemetry.sampler, gputop.sources.nvml\n"
                "import gputop.tui.first_frame\n"
                "print(sorted({'numpy', 'textual', 'grpc', 'google.protobuf', 'psutil', 'gputop.session',\n"
                "              'gputop.core.findings', 'gputop.sources.host_processes'} & set(sys.modules)))")

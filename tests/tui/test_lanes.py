@@ -4,7 +4,7 @@ import itertools
 import math
 from dataclasses import replace
 
-from gputop.history import History
+from gputop.telemetry.history import History
 from gputop.core.samples import GpuSample
 from gputop.tui.lanes import LaneCache, TimeView, blank_column, column, slice_for
 from gputop.render.palette import SHADES, STEPS, level_rgb

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from gputop import calls
-from gputop.calls import Call, Worker
+from gputop.telemetry import deadline_calls
+from gputop.telemetry.deadline_calls import Call, Worker
 from gputop.core.errors import GputopError
 from gputop.core.metrics import HOST_METRICS
 from gputop.core.samples import (
@@ -238,7 +238,7 @@ class Sampler:
 
     def _await(self, calls: list[Call], allowed_s: float, ending: bool = False) -> None:
         until_s = self._clock() + allowed_s
-        while (ending or not self._stopping) and any(call.under_way for call in calls):
+        while (ending or not self._stopping) and any(call.under_way for call in deadline_calls):
             if not self._receive(until_s):
                 return
 
@@ -300,7 +300,7 @@ class Sampler:
             message = f"GPU {info.index} could not be read: {result!r}. This is a fault of gputop: please report it."
         else:
             waited_s = call.took_s if call.ordered_s is None else self._clock() - call.ordered_s
-            if waited_s <= calls.HANG_S:
+            if waited_s <= deadline_calls.HANG_S:
                 state, message = OK, f"no value at this tick: the driver has taken {waited_s:.1f} s so far"
             else:
                 state = NOT_RESPONDING
@@ -334,13 +334,13 @@ class Sampler:
 
     def _end(self) -> None:
         """Let idle workers go; close the source unless a call is under way in it."""
-        calls = [call for _, call in self._gpus]
-        calls += [call for call in (self._host, self._processes, self._opener, self._past) if call is not None]
-        for worker in {call.worker for call in calls}:
+        deadline_calls = [call for _, call in self._gpus]
+        deadline_calls += [call for call in (self._host, self._processes, self._opener, self._past) if call is not None]
+        for worker in {call.worker for call in deadline_calls}:
             worker.end()
         # The stop may have come in the middle of a tick, a moment before the last answers.
-        self._await(calls, CLOSE_DEADLINE_S, ending=True)
-        if not any(call.under_way for call in calls):
+        self._await(deadline_calls, CLOSE_DEADLINE_S, ending=True)
+        if not any(call.under_way for call in deadline_calls):
             self._source.close()
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from gputop.history import History
+    from gputop.telemetry.history import History
 
 F64 = npt.NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""The arrays behind :mod:`gputop.history`: ring buffers of a fixed set of GPUs at several resolutions.
+"""The arrays behind :mod:`gputop.telemetry.history`: ring buffers of a fixed set of GPUs at several resolutions.
 
 One ring keeps every sample; each tier keeps count, sum, minimum, maximum and a histogram of
 levels per slice of time. A slice's number is ``floor(time / length)`` and its row that number
@@ -120,7 +120,7 @@ def level_of(ratio: Array) -> Array:
 
 
 class Rings:
-    """History of ``gpus`` GPUs. Not locked: :class:`gputop.history.History` does that."""
+    """History of ``gpus`` GPUs. Not locked: :class:`gputop.telemetry.history.History` does that."""
 
     def __init__(self, gpus: int, columns: Columns, raw_samples: int, tiers: Sequence[tuple[float, int]]) -> None:
         metrics, scales, levelled = len(columns.ids), len(columns.scale_ids), columns.levelled
@@ -266,7 +266,7 @@ class Rings:
         return (math.floor(self.newest_s / tier.slice_s) - tier.rows + 1) * tier.slice_s
 
     def lane(self, gpu: int, column: int, grid: Grid, full_scale: float | None) -> Lane:
-        """See :meth:`gputop.history.History.lane`."""
+        """See :meth:`gputop.telemetry.history.History.lane`."""
         has_levels = column < self.columns.levelled
         begin_s = max(grid.begin_s, self.first_s)
         raw_covers = begin_s > self._overwritten_s
