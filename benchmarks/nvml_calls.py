@@ -27,12 +27,12 @@ sys.path.insert(0, str(ROOT))
 import pynvml as nvml  # noqa: E402
 
 from gputop.core.errors import GputopError  # noqa: E402
-from gputop.sources import gpm, nvml_status  # noqa: E402
-from gputop.sources.nvml_calls import text  # noqa: E402
-from gputop.sources.nvml_counters import NVLINK_FIELDS, PCIE_FIELDS, PERIOD_S  # noqa: E402
-from gputop.sources.nvml_fields import FIELDS, FieldValues  # noqa: E402
-from gputop.sources.nvml_processes import LIST_PERIOD_S, SHARE_PERIOD_S, ProcessReader  # noqa: E402
-from gputop.sources.pcie import WINDOW_PERIOD_S  # noqa: E402
+from gputop.sources.nvml import gpm, status  # noqa: E402
+from gputop.sources.nvml.calls import text  # noqa: E402
+from gputop.sources.nvml.counters import NVLINK_FIELDS, PCIE_FIELDS, PERIOD_S  # noqa: E402
+from gputop.sources.nvml.fields import FIELDS, FieldValues  # noqa: E402
+from gputop.sources.nvml.processes import LIST_PERIOD_S, SHARE_PERIOD_S, ProcessReader  # noqa: E402
+from gputop.sources.nvml.pcie import WINDOW_PERIOD_S  # noqa: E402
 
 Call = Callable[[], Any]
 RATIOS = [number for number, _, _ in gpm.METRICS if number < 20]
@@ -76,22 +76,22 @@ def measure(make: Callable[[], Call], count: int) -> tuple[list[float], dict[int
         return [], {error.value: count}
     for _ in range(count):
         began = time.perf_counter()
-        code = nvml_status.SUCCESS
+        code = status.SUCCESS
         try:
             call()
         except nvml.NVMLError as error:
             code = error.value
         took_us.append((time.perf_counter() - began) * 1e6)
         codes[code] = codes.get(code, 0) + 1
-        if code in nvml_status.DEVICE_GONE:
+        if code in status.DEVICE_GONE:
             break
     return took_us, codes
 
 
 def said(codes: dict[int, int]) -> str:
-    if set(codes) <= {nvml_status.SUCCESS}:
+    if set(codes) <= {status.SUCCESS}:
         return "ok"
-    return ", ".join(f"{code} ({n}×): {nvml_status.reason(code, '')[:-3]}" for code, n in codes.items() if code)
+    return ", ".join(f"{code} ({n}×): {status.reason(code, '')[:-3]}" for code, n in codes.items() if code)
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -146,11 +146,11 @@ def print_gpm(index: int, handle: Any, intervals_s: Sequence[float], count: int)
                 for slot, metric in enumerate(values):
                     result = request.metrics[slot]
                     codes[result.nvmlReturn] = codes.get(result.nvmlReturn, 0) + 1
-                    values[metric].append(result.value if result.nvmlReturn == nvml_status.SUCCESS else None)
+                    values[metric].append(result.value if result.nvmlReturn == status.SUCCESS else None)
                 older, newer = newer, older
         except nvml.NVMLError as error:
             print(f"| {interval_s:g} | – | – | – | – | – | {said({error.value: 1})} |")
-            if error.value in nvml_status.DEVICE_GONE:
+            if error.value in status.DEVICE_GONE:
                 return
         else:
             ratios = [value for metric in RATIOS for value in values[metric]]
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        reason: GputopError = nvml_status.open_error(error.value)
+        reason: GputopError = status.open_error(error.value)
         print(f"nvml_calls: {reason}", file=sys.stderr)
         return reason.exit_code
     who = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"

@@ -53,7 +53,7 @@ class Watch:
 
 def gputop(interval_s: float, seconds: float) -> dict[str, float]:
     from gputop.telemetry.sampler import Sampler
-    from gputop.sources.nvml import NvmlSource
+    from gputop.sources.nvml.source import NvmlSource
 
     watch = Watch(interval_s, seconds)
 

@@ -32,7 +32,7 @@ from gputop.marks import MarkLog
 from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import NodeSample, ProcessSample
 from gputop.session_options import Options
-from gputop.sources import Source
+from gputop.sources.base import Source
 from gputop.sources.recording import Player
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError
 from gputop.core.samples import ProcessSample
-from gputop.sources import proc_files
+from gputop.sources.host import proc_files
 
 # Each with what it does to a training job.
 SIGNALS: tuple[tuple[signal.Signals, str], ...] = (

@@ -25,8 +25,8 @@ from gputop.core.samples import (
     Reading,
     XidEvent,
 )
-from gputop.sources import Source
-from gputop.sources.nvml import NvmlSource
+from gputop.sources.base import Source
+from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml, build
 
 WAIT_S = 20.0  # how long a test waits for something that must come

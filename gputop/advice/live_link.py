@@ -9,7 +9,7 @@ from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.advice.live_view import View, gpus_text
 from gputop.advice.thresholds import limit, source
 from gputop.core.samples import GpuSample
-from gputop.sources.pcie import link_bytes_per_s
+from gputop.sources.nvml.pcie import link_bytes_per_s
 from gputop.text.units import percent, rate
 
 F32 = npt.NDArray[np.float32]

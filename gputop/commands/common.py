@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gputop.blackbox import DipOptions
     from gputop.session import Session
     from gputop.session_options import Options
-    from gputop.sources import Source
+    from gputop.sources.base import Source
     from gputop.tui.preferences import Preferences
 
 LATE_TICKS = 5
@@ -32,7 +32,7 @@ def source_of(args: argparse.Namespace) -> Source:
         if args.demo in (None, SIMULATED_DEFAULT):
             return SimulatedSource(gpus=gpus)
         return SimulatedSource(args.demo, gpus=gpus)
-    from gputop.sources.live import live_source
+    from gputop.sources.factory import live_source
 
     return live_source(args.source, gpus, args.interval, dcgm=args.dcgm, dcgm_bindings=args.dcgm_bindings,
                        dcgm_watch=args.dcgm_watch)

@@ -10,10 +10,10 @@ from pathlib import Path
 from gputop.doctor.check import Check
 from gputop.doctor.driver_facts import DriverFacts
 from gputop.core.errors import GputopError
-from gputop.sources import dcgm_bindings, dcgm_fields
-from gputop.sources.dcgm_bindings import INSTALL, find_bindings, find_libraries
-from gputop.sources.dcgm_engine import DEFAULT_ADDRESS, Address, Engine, EngineError, parse_address
-from gputop.sources.dcgm_fields import PROFILING_IDS, FieldValue
+from gputop.sources.dcgm import bindings, fields as dcgm_fields
+from gputop.sources.dcgm.bindings import INSTALL, find_bindings, find_libraries
+from gputop.sources.dcgm.connection import DEFAULT_ADDRESS, Address, Engine, EngineError, parse_address
+from gputop.sources.dcgm.fields import PROFILING_IDS, FieldValue
 from gputop.text.units import ranges
 
 _TIMEOUT_S = 1.0
@@ -40,7 +40,7 @@ def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder:
     parts += [str(path) for path in shared.values()] or ["no libdcgm.so"]
     detail = "; ".join(parts)
     try:
-        installed = dcgm_bindings.find_installed(root, env, folder)
+        installed = bindings.find_installed(root, env, folder)
     except GputopError as error:
         what = "bindings and library are not of one major version" if python and shared else "half installed"
         return Check(id_, "warn", title, f"{what}: {detail}; {error.message}", error.fix or INSTALL)
@@ -58,9 +58,9 @@ def engine(facts: DriverFacts, root: Path, env: Mapping[str, str], address: str 
         return _unreachable(error, place, root, env, folder)
     problem = ""
     try:
-        for installed in dcgm_bindings.find_installed(root, env, folder):
+        for installed in bindings.find_installed(root, env, folder):
             try:
-                connection = Engine(dcgm_bindings.load(installed), place)
+                connection = Engine(bindings.load(installed), place)
             except EngineError as error:
                 problem = problem or f"DCGM {installed.major} cannot talk to what listens at {place}: {error}"
                 if error.code != dcgm_fields.FUNCTION_NOT_FOUND:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gputop.doctor.check import Check
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts
-from gputop.sources import nvml_status as status
+from gputop.sources.nvml import status
 from gputop.text.units import printable, ranges
 
 _NVIDIA = "0x10de"  # PCI vendor

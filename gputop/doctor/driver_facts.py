@@ -222,7 +222,7 @@ def _ask_gpu(nvml: Any, index: int) -> None:
 
 
 def _mode(nvml: Any, handle: Any) -> dict[str, Any]:
-    from gputop.sources.nvml_status import DEVICE_GONE
+    from gputop.sources.nvml.status import DEVICE_GONE
 
     try:
         return {"mig": bool(nvml.nvmlDeviceGetMigMode(handle)[0])}
@@ -234,7 +234,7 @@ def _mode(nvml: Any, handle: Any) -> dict[str, Any]:
 
 def _sm_active(nvml: Any, handle: Any) -> dict[str, Any]:
     """Really read SM activity once: that a GPU has GPM does not say that this user may read it."""
-    from gputop.sources import gpm, nvml_status
+    from gputop.sources.nvml import gpm, status as nvml_status
 
     why = gpm.refusal(nvml, handle)
     if why is not None:
@@ -252,7 +252,7 @@ def _sm_active(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def _processes(nvml: Any, handle: Any) -> dict[str, Any]:
-    from gputop.sources.nvml_processes import ProcessReader
+    from gputop.sources.nvml.processes import ProcessReader
 
     processes, why = ProcessReader(nvml, handle, time.monotonic, time.time).read()
     return {"pids": [p.pid for p in processes if "C" in p.kind], "pids_reason": why or ""}

@@ -13,7 +13,7 @@ from gputop.text import redaction
 from gputop.recording.writer import RecordingWriter
 from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import NodeSample
-from gputop.sources import Source
+from gputop.sources.base import Source
 from gputop.text.units import bytes_
 
 MAX_WAITING = 600  # samples; a disk that hangs for longer loses some rather than filling memory

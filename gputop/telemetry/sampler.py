@@ -30,7 +30,7 @@ from gputop.core.samples import (
     ProcessSample,
     Reading,
 )
-from gputop.sources import GpuProbe, Source
+from gputop.sources.base import GpuProbe, Source
 
 MIN_INTERVAL_S = 0.1
 FIRST_DEADLINE_S = 1.0  # the first call of a GPU without persistence mode also starts it
@@ -323,7 +323,7 @@ class Sampler:
     def _process_samples(self, result: object, gpus: tuple[GpuSample, ...]) -> tuple[ProcessSample, ...]:
         if isinstance(result, tuple):
             return result
-        from gputop.sources.host_processes import missing_process  # not needed for a glimpse, and slow to import
+        from gputop.sources.host.gpu_processes import missing_process  # not needed for a glimpse, and slow to import
 
         held: dict[int, dict[int, GpuProcess]] = {}
         for gpu in gpus:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gputop.sources.dcgm_client import DcgmClient
-from gputop.sources.dcgm_engine import parse_address
+from gputop.sources.dcgm.client import DcgmClient
+from gputop.sources.dcgm.connection import parse_address
 from tests.dcgm_double import DOUBLES, INTEGERS, PROFILING, Gpu, HostEngine, install
 
 START_S = 1_700_000_000.0

@@ -9,8 +9,8 @@ import pytest
 
 from gputop.core.metrics import CGROUP_METRICS
 from gputop.core.samples import NO_LIMIT, CgroupSample
-from gputop.sources import cgroups as cg
-from gputop.sources.cgroups import Cgroups
+from gputop.sources.host import cgroups as cg
+from gputop.sources.host.cgroups import Cgroups
 from tests.sources.proc_tree import Ticking
 
 V2 = "30 20 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"

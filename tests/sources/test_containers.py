@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.sources.containers import container_of
+from gputop.sources.host.containers import container_of
 
 ID = "0123456789abcdef" * 4
 POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1b2c_3d.slice"

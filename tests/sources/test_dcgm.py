@@ -10,9 +10,9 @@ import pytest
 from gputop.core.errors import EXIT_NOTHING, GputopError
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS
 from gputop.core.samples import FAILED, LOST, OK, GpuSample, Reading, XidEvent
-from gputop.sources import dcgm_fields as fields
-from gputop.sources.dcgm import DcgmSource
-from gputop.sources.dcgm_engine import Address
+from gputop.sources.dcgm import fields
+from gputop.sources.dcgm.source import DcgmSource
+from gputop.sources.dcgm.connection import Address
 from tests.dcgm_double import PROFILING
 from tests.dcgm_double.scene import Scene
 
@@ -211,7 +211,7 @@ def test_no_engine(node: Node) -> None:
 
 
 def test_an_engine_that_hangs_when_opened(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gputop.sources.dcgm.OPEN_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("gputop.sources.dcgm.source.OPEN_TIMEOUT_S", 0.05)
     node.engine.hang("dcgmGetAllDevices")
     with pytest.raises(GputopError, match="does not answer within"):
         node.open()

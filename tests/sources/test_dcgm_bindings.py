@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.sources.dcgm_bindings import find_bindings, find_installed, find_libraries, load
+from gputop.sources.dcgm.bindings import find_bindings, find_installed, find_libraries, load
 from tests.dcgm_double import LAYOUT, install, install_bindings, install_library
 
 NAMES = ("dcgm_agent", "dcgm_structs", "dcgm_fields", "dcgmvalue", "pydcgm")

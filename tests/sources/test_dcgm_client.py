@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gputop.sources import dcgm_fields as fields
-from gputop.sources.dcgm_client import HANG_S, LONGEST_RETRY_S, QUIET_S, DcgmClient
-from gputop.sources.dcgm_engine import Address, parse_address
-from gputop.sources.dcgm_fields import PROFILING_IDS
-from gputop.sources.dcgm_fresh import clock_text
+from gputop.sources.dcgm import fields
+from gputop.sources.dcgm.client import HANG_S, LONGEST_RETRY_S, QUIET_S, DcgmClient
+from gputop.sources.dcgm.connection import Address, parse_address
+from gputop.sources.dcgm.fields import PROFILING_IDS
+from gputop.sources.dcgm.staleness import clock_text
 from tests.dcgm_double import PROFILING, install_library
 from tests.dcgm_double.scene import Scene
 

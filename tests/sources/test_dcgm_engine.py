@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.sources import dcgm_fields as fields
-from gputop.sources.dcgm_bindings import find_installed, load
-from gputop.sources.dcgm_engine import Address, Engine, EngineError, parse_address
-from gputop.sources.dcgm_fields import PROFILING_IDS, decode
+from gputop.sources.dcgm import fields
+from gputop.sources.dcgm.bindings import find_installed, load
+from gputop.sources.dcgm.connection import Address, Engine, EngineError, parse_address
+from gputop.sources.dcgm.fields import PROFILING_IDS, decode
 from tests.dcgm_double import PROFILING
 from tests.dcgm_double.scene import START_S, Scene
 

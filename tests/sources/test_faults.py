@@ -20,11 +20,11 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import FAILED, LOST, NOT_RESPONDING, OK, GpuInfo, GpuSample, NodeSample
-from gputop.sources import GpuProbe
-from gputop.sources import nvml_status as status
-from gputop.sources.nvml import NvmlSource
-from gputop.sources.nvml_gpu import NvmlGpu
-from gputop.sources.nvml_values import implausible
+from gputop.sources.base import GpuProbe
+from gputop.sources.nvml import status
+from gputop.sources.nvml.source import NvmlSource
+from gputop.sources.nvml.gpu import NvmlGpu
+from gputop.sources.nvml.plausibility import implausible
 from gputop.text.units import printable
 from tests.nvml_fake import FakeNvml, environment
 from tests.sources.conftest import Clock

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gputop.core.samples import GpuSample, Reading
-from gputop.sources import gpm, pcie
-from gputop.sources.gpm import ONLY_GPM
-from gputop.sources.nvml import NvmlSource
+from gputop.sources.nvml import gpm, pcie
+from gputop.sources.nvml.gpm import ONLY_GPM
+from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gputop.core.samples import ProcessSample
-from gputop.sources import host_processes as hp
-from gputop.sources import proc_files
-from gputop.sources.host_processes import ProcessTable
-from gputop.sources.proc_files import DENIED, ENDED
+from gputop.sources.host import gpu_processes as hp
+from gputop.sources.host import proc_files
+from gputop.sources.host.gpu_processes import ProcessTable
+from gputop.sources.host.proc_files import DENIED, ENDED
 from tests.sources.proc_tree import ProcTree, Ticking, on_gpus
 
 EIO = "it could not be read: Input/output error"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gputop.sources import host_processes as hp
-from gputop.sources.host_processes import ProcessTable
+from gputop.sources.host import gpu_processes as hp
+from gputop.sources.host.gpu_processes import ProcessTable
 from tests.sources.proc_tree import Ticking, on_gpus
 
 REPO = Path(__file__).resolve().parents[2]
@@ -74,7 +74,7 @@ def test_hidepid_hides_other_users_processes() -> None:
     before = (
         "import json, os, subprocess, sys\n"
         "from pathlib import Path\n"
-        "from gputop.sources import host_processes\n"
+        "from gputop.sources.base import host_processes\n"
         "subprocess.run(['mount', '-o', 'remount,hidepid=2', '/proc'], check=True)\n"
         "host_processes._FIRST_PID_NAMESPACE = os.readlink('/proc/self/ns/pid')\n"
         "if pid := os.fork():\n"

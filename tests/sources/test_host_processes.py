@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from gputop.core.samples import Reading
-from gputop.sources import host_processes as hp
-from gputop.sources.host_processes import ProcessTable, missing_process
-from gputop.sources.proc_files import DENIED, ENDED, ZOMBIE, parse_io, parse_stat
-from gputop.sources.process_rates import FIRST
+from gputop.sources.host import gpu_processes as hp
+from gputop.sources.host.gpu_processes import ProcessTable, missing_process
+from gputop.sources.host.proc_files import DENIED, ENDED, ZOMBIE, parse_io, parse_stat
+from gputop.sources.host.process_rates import FIRST
 from tests.sources.proc_tree import SOME_NAMESPACE, TICKS_PER_S, ProcTree, Ticking, on_gpus
 
 

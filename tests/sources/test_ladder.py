@@ -17,10 +17,10 @@ import pytest
 
 from gputop.core.samples import GpuSample, Reading
 from gputop.session import Options, Session
-from gputop.sources.dcgm_client import DcgmClient
-from gputop.sources.dcgm_engine import Address, parse_address
-from gputop.sources.ladder import LadderSource
-from gputop.sources.nvml import NvmlSource
+from gputop.sources.dcgm.client import DcgmClient
+from gputop.sources.dcgm.connection import Address, parse_address
+from gputop.sources.dcgm.fallback import LadderSource
+from gputop.sources.nvml.source import NvmlSource
 from gputop.tui.app import GputopApp
 from tests.dcgm_double import PROFILING, Gpu, install
 from tests.dcgm_double.scene import Scene

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gputop.sources.nvml_fields import FIELDS
+from gputop.sources.nvml.fields import FIELDS
 from tests.nvml_fake import environment
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks/nvml_calls.py"

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from gputop.core.samples import LOST, OK, XidEvent
-from gputop.sources import nvml_events
-from gputop.sources.nvml import NvmlSource
-from gputop.sources.nvml_events import KEPT, XidWatch
+from gputop.sources.nvml import xid_watch
+from gputop.sources.nvml.source import NvmlSource
+from gputop.sources.nvml.xid_watch import KEPT, XidWatch
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
 
@@ -59,7 +59,7 @@ def test_an_xid_comes_with_its_gpu_and_its_time(fake: FakeNvml, clock: Clock) ->
 def test_a_gpu_that_hangs_when_it_is_to_be_watched_holds_up_no_other(
     fake: FakeNvml, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml_events, "WAIT_S", 0.02)
+    monkeypatch.setattr(xid_watch, "WAIT_S", 0.02)
     source = opened(fake, clock, "gpus 2", "fault nvmlDeviceRegisterEvents 0 1 1 hang 0", open_deadline_s=0.5)
     assert fake.await_hanging(0) and source.gpus[0].info.uuid == "index:0"
     fake.xid(1, 31)
@@ -118,7 +118,7 @@ def test_a_driver_that_has_no_events_at_all(fake: FakeNvml, clock: Clock) -> Non
 def test_an_unknown_error_of_the_wait_backs_off_and_recovers(
     fake: FakeNvml, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml_events, "BACK_OFF_S", 0.01)
+    monkeypatch.setattr(xid_watch, "BACK_OFF_S", 0.01)
     source = opened(fake, clock, "gpus 1", "refuse nvmlEventSetWait_v2 999 0")
     until(lambda: "unknown error" in (source.gpus[0].read(0.0).xids_reason or ""))
     until(lambda: fake.calls("nvmlEventSetWait_v2") >= 3)
@@ -131,7 +131,7 @@ def test_an_unknown_error_of_the_wait_backs_off_and_recovers(
 def test_a_lost_gpu_leaves_the_others_watched(
     fake: FakeNvml, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml_events, "BACK_OFF_S", 0.05)
+    monkeypatch.setattr(xid_watch, "BACK_OFF_S", 0.05)
     source = opened(fake, clock, "gpus 2")
     assert fake.await_registered(0) and fake.await_registered(1)
     fake.lose(0)
@@ -148,7 +148,7 @@ def test_a_lost_gpu_leaves_the_others_watched(
 def test_a_loss_that_no_gpu_admits_ends_the_watch_instead_of_spinning(
     fake: FakeNvml, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml_events, "BACK_OFF_S", 0.01)
+    monkeypatch.setattr(xid_watch, "BACK_OFF_S", 0.01)
     source = opened(fake, clock, "gpus 1", "refuse nvmlEventSetWait_v2 15 0")
     until(lambda: threads() == [])
     assert fake.calls("nvmlEventSetWait_v2") == 1
@@ -195,7 +195,7 @@ def test_a_driver_without_a_wait_has_the_reason(
 def test_closing_does_not_wait_and_the_thread_goes_by_itself(
     fake: FakeNvml, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml_events, "WAIT_S", 0.01)
+    monkeypatch.setattr(xid_watch, "WAIT_S", 0.01)
     source = opened(fake, clock, "gpus 1")
     assert fake.await_registered(0)
     source.close()

@@ -11,9 +11,9 @@ import pytest
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.samples import OK, GpuSample
-from gputop.sources import nvml_events, nvml_open
-from gputop.sources.nvml import NvmlSource
-from gputop.sources.nvml_open import Device, numa_node
+from gputop.sources.nvml import xid_watch, open as nvml_open
+from gputop.sources.nvml.source import NvmlSource
+from gputop.sources.nvml.open import Device, numa_node
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
 
@@ -23,7 +23,7 @@ HANGS = ("gpus 3", "fault * 0 1 1 hang 0")
 
 @pytest.fixture
 def hung(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
-    monkeypatch.setattr(nvml_events, "WAIT_S", 0.02)
+    monkeypatch.setattr(xid_watch, "WAIT_S", 0.02)
     yield fake
     for gpu in range(3):
         fake.release(gpu)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from gputop.core.samples import GpuInfo, NodeSample
-from gputop.sources import nvml_past
-from gputop.sources.nvml import NvmlSource
-from gputop.sources.nvml_past import BEFORE, Samples, past_looks
+from gputop.sources.nvml import sample_buffers
+from gputop.sources.nvml.source import NvmlSource
+from gputop.sources.nvml.sample_buffers import BEFORE, Samples, past_looks
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
 
@@ -25,7 +25,7 @@ def opened(fake: FakeNvml, clock: Clock, *settings: str) -> NvmlSource:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A busy test machine is no reason to miss an answer."""
-    monkeypatch.setattr(nvml_past, "DEADLINE_S", 10.0)
+    monkeypatch.setattr(sample_buffers, "DEADLINE_S", 10.0)
     yield
 
 
@@ -83,7 +83,7 @@ def test_a_gpu_that_hangs_does_not_hold_up_the_others(
     fake: FakeNvml, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = opened(fake, clock, "gpus 3", "fault nvmlDeviceGetSamples 1 1 1 hang 0")
-    monkeypatch.setattr(nvml_past, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(sample_buffers, "DEADLINE_S", 1.0)
     past = list(source.prefill(clock.now_s, 1.0))
     assert [gpu.info.index for gpu in past[-1].gpus] == [0, 2]
     assert fake.await_hanging(1)

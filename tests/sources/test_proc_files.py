@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.sources import proc_files as pf
-from gputop.sources.proc_files import Status
+from gputop.sources.host import proc_files as pf
+from gputop.sources.host.proc_files import Status
 
 
 def test_reading_stops_at_the_limit(tmp_path: Path) -> None:

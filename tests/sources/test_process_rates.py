@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gputop.sources.proc_files import DENIED
-from gputop.sources.process_rates import FIRST, Counts, Family, FamilyRates
+from gputop.sources.host.proc_files import DENIED
+from gputop.sources.host.process_rates import FIRST, Counts, Family, FamilyRates
 
 
 def member(pid: int, parent: int, read: int | None, ticks: int = 0) -> Family:

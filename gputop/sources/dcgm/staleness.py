@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from gputop.sources import dcgm_fields
-from gputop.sources.dcgm_fields import FieldValue
+from gputop.sources.dcgm import fields
+from gputop.sources.dcgm.fields import FieldValue
 
 FRESH_S = 2.0
 _LONGEST_PERIOD_S = 300.0  # a watch slower than this is no measure of now
@@ -52,6 +52,6 @@ class Freshness:
         if age_s > limit_s:
             when = clock_text(value.time_us / 1e6)
             why = f"field {field_id} was last updated at {when}: its watch has ended, or is very slow"
-            return FieldValue(None, why, value.time_us, dcgm_fields.STALE_DATA), ""
+            return FieldValue(None, why, value.time_us, fields.STALE_DATA), ""
         slow = seen.period_s is not None and seen.period_s > max(FRESH_S, 2 * tick_s)
-        return value, f"{dcgm_fields.SOURCE}, every {seen.period_s:.0f} s" if slow else ""
+        return value, f"{fields.SOURCE}, every {seen.period_s:.0f} s" if slow else ""

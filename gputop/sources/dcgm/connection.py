@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.sources import dcgm_fields as fields
-from gputop.sources.dcgm_bindings import Bindings
-from gputop.sources.dcgm_fields import FieldValue, instance_key
+from gputop.sources.dcgm import fields
+from gputop.sources.dcgm.bindings import Bindings
+from gputop.sources.dcgm.fields import FieldValue, instance_key
 from gputop.text.units import printable
 
 DEFAULT_ADDRESS = "127.0.0.1:5555"

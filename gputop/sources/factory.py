@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.sources import Source
+from gputop.sources.base import Source
 
 if TYPE_CHECKING:
-    from gputop.sources.dcgm_client import DcgmClient
+    from gputop.sources.dcgm.client import DcgmClient
 
 
 def live_source(kind: str, gpus: Sequence[str], interval_s: float, *, dcgm: str | None = None,
@@ -20,24 +20,24 @@ def live_source(kind: str, gpus: Sequence[str], interval_s: float, *, dcgm: str 
         raise GputopError("--source nvml does without DCGM: --dcgm, --dcgm-bindings and --dcgm-watch contradict it.",
                           "Leave --source out to have DCGM give what the driver lacks.", EXIT_USAGE)
     if dcgm is not None:
-        from gputop.sources.dcgm_engine import parse_address
+        from gputop.sources.dcgm.connection import parse_address
 
         parse_address(dcgm)  # wrong usage is said before anything starts
 
     def connect() -> DcgmClient:
-        from gputop.sources.dcgm_client import DcgmClient
-        from gputop.sources.dcgm_engine import DEFAULT_ADDRESS, parse_address
+        from gputop.sources.dcgm.client import DcgmClient
+        from gputop.sources.dcgm.connection import DEFAULT_ADDRESS, parse_address
 
         return DcgmClient(parse_address(dcgm or DEFAULT_ADDRESS), bindings=dcgm_bindings, interval_s=interval_s)
 
     if kind == "dcgm":
-        from gputop.sources.dcgm import DcgmSource
+        from gputop.sources.dcgm.source import DcgmSource
 
         return DcgmSource(connect(), gpus, watch=dcgm_watch)
-    from gputop.sources.nvml import NvmlSource
+    from gputop.sources.nvml.source import NvmlSource
 
     if kind == "nvml":
         return NvmlSource(gpus)
-    from gputop.sources.ladder import LadderSource
+    from gputop.sources.dcgm.fallback import LadderSource
 
     return LadderSource(NvmlSource(gpus), connect, watch=dcgm_watch)

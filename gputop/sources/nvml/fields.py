@@ -15,8 +15,8 @@ from typing import Any
 
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import Reading
-from gputop.sources import nvml_status as status
-from gputop.sources.nvml_values import believed
+from gputop.sources.nvml import status
+from gputop.sources.nvml.plausibility import believed
 
 Values = Sequence[float | None]  # one per metric; None: this call does not tell
 Ask = Callable[[], Values]

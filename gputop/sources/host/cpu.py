@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gputop.core.samples import CgroupSample
-from gputop.sources import proc_files
+from gputop.sources.host import proc_files
 
 _STAT_BYTES = 1 << 20  # 1000 cores and 10,000 interrupts take a quarter of it
 _COUNTED = 8  # user nice system idle iowait irq softirq steal; guest and guest_nice are already in user and nice

@@ -13,19 +13,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gputop.core.samples import OK, GpuInfo, GpuSample, NodeSample, Reading, XidEvent
-from gputop.sources import GpuProbe, HostProbe, Source
-from gputop.sources.dcgm_fields import BY_METRIC, PROFILING, PROFILING_IDS, instance_key
-from gputop.sources.dcgm_readings import dcgm_reading, engine_name
+from gputop.sources.base import GpuProbe, HostProbe, Source
+from gputop.sources.dcgm.fields import BY_METRIC, PROFILING, PROFILING_IDS, instance_key
+from gputop.sources.dcgm.readings import dcgm_reading, engine_name
 
 if TYPE_CHECKING:
-    from gputop.sources.dcgm_client import DcgmClient, Snapshot
+    from gputop.sources.dcgm.client import DcgmClient, Snapshot
 
 PATIENCE_TICKS = 3  # GPM itself has no value at its first ticks, and may miss one at any time
 _PROFILING_METRICS = frozenset(field.metric for field in PROFILING)
 
 
 class LadderSource:
-    """Satisfies :class:`gputop.sources.Source`. ``connect`` makes the DCGM client, when it is first needed.
+    """Satisfies :class:`gputop.sources.base.Source`. ``connect`` makes the DCGM client, when it is first needed.
 
     ``watch`` is the user's consent to watches of profiling fields.
     """

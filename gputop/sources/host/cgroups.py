@@ -14,8 +14,8 @@ from pathlib import Path
 
 from gputop.core.metrics import BYTES, CGROUP_METRICS
 from gputop.core.samples import NO_LIMIT, CgroupSample, Reading
-from gputop.sources import proc_files
-from gputop.sources.containers import container_of
+from gputop.sources.host import proc_files
+from gputop.sources.host.containers import container_of
 from gputop.text.units import printable
 
 PERIOD_S = 1.9  # the kernel adds up the counters of all cores for a look; a little under 2 s, as ticks jitter

@@ -13,11 +13,11 @@ from typing import Any
 
 from gputop.core.metrics import GPU_METRICS, RATIO
 from gputop.core.samples import FAILED, LOST, GpuInfo, GpuProcess, GpuSample, Reading
-from gputop.sources import nvml_status as status
-from gputop.sources.gpm import ONLY_GPM, Gpm, refusal
-from gputop.sources.nvml_calls import text
-from gputop.sources.nvml_fields import FIELDS, FieldReader
-from gputop.sources.nvml_processes import ProcessReader
+from gputop.sources.nvml import status
+from gputop.sources.nvml.gpm import ONLY_GPM, Gpm, refusal
+from gputop.sources.nvml.calls import text
+from gputop.sources.nvml.fields import FIELDS, FieldReader
+from gputop.sources.nvml.processes import ProcessReader
 
 _MOST = 64  # instances of a GPU that are looked for: today's have 7, a sick driver said 4294967295
 CHECK_PERIOD_S = 10.0  # how often an instance is looked for, should its calls not fail once it is destroyed
@@ -91,7 +91,7 @@ def divided_reason(labels: Sequence[str]) -> str:
 
 
 class MigInstance:
-    """Satisfies :class:`gputop.sources.GpuProbe`. Everything of one instance, read by one thread."""
+    """Satisfies :class:`gputop.sources.base.GpuProbe`. Everything of one instance, read by one thread."""
 
     def __init__(
         self,

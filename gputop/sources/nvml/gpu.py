@@ -7,12 +7,12 @@ from typing import Any
 
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
 from gputop.core.samples import FAILED, LOST, OK, GpuInfo, GpuSample, Reading
-from gputop.sources import nvml_status as status
-from gputop.sources.gpm import NVLINK, ONLY_GPM, PCIE, Gpm, absence
-from gputop.sources.nvml_counters import NvlinkTraffic
-from gputop.sources.nvml_fields import FieldReader
-from gputop.sources.nvml_processes import ProcessReader
-from gputop.sources.pcie import PcieTraffic, link_bytes_per_s
+from gputop.sources.nvml import status
+from gputop.sources.nvml.gpm import NVLINK, ONLY_GPM, PCIE, Gpm, absence
+from gputop.sources.nvml.counters import NvlinkTraffic
+from gputop.sources.nvml.fields import FieldReader
+from gputop.sources.nvml.processes import ProcessReader
+from gputop.sources.nvml.pcie import PcieTraffic, link_bytes_per_s
 
 GPM_RETRY_S = 10.0  # after a fault of the moment
 _GPM_SOURCE = "GPM"
@@ -41,7 +41,7 @@ def clock_events(mask: int) -> tuple[str, ...]:
 
 
 class NvmlGpu:
-    """Satisfies :class:`gputop.sources.GpuProbe`. Everything of one GPU, read by one thread.
+    """Satisfies :class:`gputop.sources.base.GpuProbe`. Everything of one GPU, read by one thread.
 
     A call that the driver refuses for good is not made again: its metrics stay missing
     with that reason. Once the device is lost its handle is dropped and never used again.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gputop.core.metrics import BYTES, COUNT
 from gputop.core.samples import HostProcess, Reading
-from gputop.sources import proc_files
-from gputop.sources.proc_files import Stat
+from gputop.sources.host import proc_files
+from gputop.sources.host.proc_files import Stat
 from gputop.text.units import printable
 
 SOURCE = "/proc"

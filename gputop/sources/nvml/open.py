@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from gputop.core.samples import GpuInfo, GpuSample, XidEvent
-from gputop.sources import nvml_status as status
-from gputop.sources.nvml_calls import start_in_driver, text
-from gputop.sources.nvml_events import Log, XidWatch
-from gputop.sources.nvml_gpu import NvmlGpu
-from gputop.sources.nvml_mig import MigInstance, divided_reason, in_mig_mode, mig_devices
-from gputop.sources.nvml_values import implausible
+from gputop.sources.nvml import status
+from gputop.sources.nvml.calls import start_in_driver, text
+from gputop.sources.nvml.xid_watch import Log, XidWatch
+from gputop.sources.nvml.gpu import NvmlGpu
+from gputop.sources.nvml.mig import MigInstance, divided_reason, in_mig_mode, mig_devices
+from gputop.sources.nvml.plausibility import implausible
 from gputop.sources.selection import unknown_uuid
 from gputop.text.units import printable
 
@@ -117,7 +117,7 @@ class Opening:
 
 
 class Device:
-    """Satisfies :class:`gputop.sources.GpuProbe`: one probe of an opening, with the Xids of its GPU.
+    """Satisfies :class:`gputop.sources.base.GpuProbe`: one probe of an opening, with the Xids of its GPU.
 
     Until the GPU is open :meth:`read` blocks, as a call in the driver does.
     """

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.sources import dcgm_bindings, dcgm_fields
-from gputop.sources.dcgm_bindings import Bindings, Installed
-from gputop.sources.dcgm_engine import MIN_WATCH_S, Address, Engine, EngineError, EngineGpu, Entity
-from gputop.sources.dcgm_fields import FieldValue
-from gputop.sources.dcgm_fresh import Freshness, clock_text
+from gputop.sources.dcgm import bindings as dcgm_bindings, fields as dcgm_fields
+from gputop.sources.dcgm.bindings import Bindings, Installed
+from gputop.sources.dcgm.connection import MIN_WATCH_S, Address, Engine, EngineError, EngineGpu, Entity
+from gputop.sources.dcgm.fields import FieldValue
+from gputop.sources.dcgm.staleness import Freshness, clock_text
 
 REACH_TIMEOUT_S = 0.5
 FIRST_RETRY_S = 1.0

@@ -13,8 +13,8 @@ from typing import Any
 
 from gputop.core.metrics import GPU_METRICS, RATIO
 from gputop.core.samples import Reading
-from gputop.sources import nvml_status as status
-from gputop.sources.nvml_values import implausible
+from gputop.sources.nvml import status
+from gputop.sources.nvml.plausibility import implausible
 
 SOURCE = "GPM"
 FIRST = "first GPM sample: a value needs two"

@@ -8,8 +8,8 @@ from typing import Any
 
 from gputop.core.metrics import BYTES, RATIO
 from gputop.core.samples import GpuProcess, Reading
-from gputop.sources import nvml_status as status
-from gputop.sources.nvml_values import MAX_PID, implausible
+from gputop.sources.nvml import status
+from gputop.sources.nvml.plausibility import MAX_PID, implausible
 
 LIST_PERIOD_S = 1.9  # 0.3 ms a call; a little under two ticks of 1 s, so that jitter does not make it three
 SHARE_PERIOD_S = 2.9  # 1.7 ms a call

@@ -26,18 +26,18 @@ from gputop.core.samples import (
     Reading,
     XidEvent,
 )
-from gputop.sources import HostProbe
-from gputop.sources import dcgm_fields as fields
-from gputop.sources.dcgm_client import DcgmClient, Snapshot
-from gputop.sources.dcgm_engine import EngineGpu
-from gputop.sources.dcgm_readings import dcgm_reading, engine_name, why_not
-from gputop.sources.nvml_gpu import clock_events
-from gputop.sources.nvml_status import lost_message
-from gputop.sources.pcie import link_bytes_per_s
+from gputop.sources.base import HostProbe
+from gputop.sources.dcgm import fields
+from gputop.sources.dcgm.client import DcgmClient, Snapshot
+from gputop.sources.dcgm.connection import EngineGpu
+from gputop.sources.dcgm.readings import dcgm_reading, engine_name, why_not
+from gputop.sources.nvml.gpu import clock_events
+from gputop.sources.nvml.status import lost_message
+from gputop.sources.nvml.pcie import link_bytes_per_s
 from gputop.sources.selection import select_gpus
 
 if TYPE_CHECKING:
-    from gputop.sources.host import PsutilHost
+    from gputop.sources.host.source import PsutilHost
 
 OPEN_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 0.05  # a read takes about a millisecond; what comes later is shown at the next tick
@@ -46,7 +46,7 @@ _NO_PROCESSES = "DCGM does not list processes; gputop --source auto does, on the
 
 
 class DcgmSource:
-    """Satisfies :class:`gputop.sources.Source`. ``gpus`` are the items of ``--gpus``."""
+    """Satisfies :class:`gputop.sources.base.Source`. ``gpus`` are the items of ``--gpus``."""
 
     simulated = False
 
@@ -95,7 +95,7 @@ class DcgmSource:
             return _RemoteHost(str(self._client.address))
         if self._make_host is not None:
             return self._make_host()
-        from gputop.sources.host import PsutilHost
+        from gputop.sources.host.source import PsutilHost
 
         return PsutilHost()
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from gputop.core.metrics import BYTES_PER_S
 from gputop.core.samples import Reading
-from gputop.sources import nvml_counters
-from gputop.sources import nvml_status as status
-from gputop.sources.nvml_values import impossible
+from gputop.sources.nvml import counters
+from gputop.sources.nvml import status
+from gputop.sources.nvml.plausibility import impossible
 
 TX = "pcie_tx_bytes_per_s"  # from the GPU: device to host
 RX = "pcie_rx_bytes_per_s"  # to the GPU: host to device
 
-COUNTER = nvml_counters.SOURCE
+COUNTER = counters.SOURCE
 WINDOW = "NVML 20 ms"
 WINDOW_PERIOD_S = 5.0  # it blocks about 21 ms per direction
 
@@ -54,7 +54,7 @@ class PcieTraffic:
         self._link_max = link_max_bytes_per_s or _FASTEST
         self._steps = [self._by_counter, self._by_window]
         self._why_not: list[str] = []
-        self._counters: nvml_counters.CounterPair | None = None
+        self._counters: counters.CounterPair | None = None
         self._window_due_s: float | None = None
         self._window: dict[str, Reading] = {}
 
@@ -81,8 +81,8 @@ class PcieTraffic:
     def _by_counter(self) -> dict[str, Reading] | None:
         """Rates from the byte counters; None if they wrap too fast to tell a rate."""
         if self._counters is None:
-            self._counters = nvml_counters.CounterPair(
-                self._nvml, self._handle, self._clock, nvml_counters.PCIE_FIELDS, (TX, RX), self._link_max
+            self._counters = counters.CounterPair(
+                self._nvml, self._handle, self._clock, counters.PCIE_FIELDS, (TX, RX), self._link_max
             )
         readings = self._counters.read()
         if readings is None:

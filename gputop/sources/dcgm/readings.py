@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import Reading
-from gputop.sources import dcgm_fields
-from gputop.sources.dcgm_fields import BY_METRIC, FieldValue, in_metric_unit
+from gputop.sources.dcgm import fields
+from gputop.sources.dcgm.fields import BY_METRIC, FieldValue, in_metric_unit
 
 if TYPE_CHECKING:
-    from gputop.sources.dcgm_client import Snapshot
+    from gputop.sources.dcgm.client import Snapshot
 
 WATCH_HINT = "start gputop with --dcgm-watch, or dcgm-exporter"
 
@@ -19,19 +19,19 @@ def dcgm_reading(snapshot: Snapshot, uuid: str, metric: str) -> Reading:
     """One metric of the GPU ``uuid`` as DCGM has it, or why it does not."""
     unit = GPU_METRICS[metric].unit
     if snapshot.error is not None:
-        return Reading.missing(unit, snapshot.error, dcgm_fields.SOURCE)
+        return Reading.missing(unit, snapshot.error, fields.SOURCE)
     of_gpu = snapshot.values.get(uuid)
     if of_gpu is None:
         why = "not asked yet" if uuid in snapshot.listed else "the host engine does not list this GPU"
-        return Reading.missing(unit, why, dcgm_fields.SOURCE)
+        return Reading.missing(unit, why, fields.SOURCE)
     total = 0.0
     of_metric = BY_METRIC[metric]
     for field in of_metric:
         value = of_gpu.get(field.id)
         if value is None or value.value is None:
-            return Reading.missing(unit, why_not(field.id, value), dcgm_fields.SOURCE)
+            return Reading.missing(unit, why_not(field.id, value), fields.SOURCE)
         total += in_metric_unit(field, value.value)
-    source = snapshot.sources.get((uuid, of_metric[0].id), dcgm_fields.SOURCE)
+    source = snapshot.sources.get((uuid, of_metric[0].id), fields.SOURCE)
     return Reading(total, unit, source, None, of_metric[0].coarse)
 
 
@@ -39,8 +39,8 @@ def why_not(field_id: int, value: FieldValue | None) -> str:
     """Why a field has no value, for a reading."""
     if value is None:
         return f"field {field_id} is being asked for"
-    if value.code == dcgm_fields.NOT_WATCHED:
-        hint = WATCH_HINT if dcgm_fields.is_profiling(field_id) else "dcgm-exporter or gputop --source dcgm does"
+    if value.code == fields.NOT_WATCHED:
+        hint = WATCH_HINT if fields.is_profiling(field_id) else "dcgm-exporter or gputop --source dcgm does"
         return f"nobody watches field {field_id}: {hint}"
     return value.reason if value.reason.startswith("field ") else f"field {field_id}: {value.reason}"
 

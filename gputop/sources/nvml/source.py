@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputop.core.samples import NodeSample
-from gputop.sources import nvml_status as status
-from gputop.sources.nvml_calls import text
+from gputop.sources.nvml import status
+from gputop.sources.nvml.calls import text
 from gputop.sources.selection import select_gpus
 
 if TYPE_CHECKING:
-    from gputop.sources.host import PsutilHost
-    from gputop.sources.nvml_events import XidWatch
-    from gputop.sources.nvml_open import Device, Opening
+    from gputop.sources.host.source import PsutilHost
+    from gputop.sources.nvml.xid_watch import XidWatch
+    from gputop.sources.nvml.open import Device, Opening
 
 OPEN_DEADLINE_S = 2.0  # for all GPUs together; without persistence mode the first call also starts the GPU
 
 
 class NvmlSource:
-    """Satisfies :class:`gputop.sources.Source` with this node's NVIDIA GPUs.
+    """Satisfies :class:`gputop.sources.base.Source` with this node's NVIDIA GPUs.
 
     ``gpus`` are the items of ``--gpus``, see :func:`gputop.sources.selection.select_gpus`.
     A GPU in MIG mode is followed by its instances. One that does not answer in time is shown
@@ -70,8 +70,8 @@ class NvmlSource:
         """
         import pynvml as nvml
 
-        from gputop.sources.nvml_events import XidWatch
-        from gputop.sources.nvml_open import Device, Opening
+        from gputop.sources.nvml.xid_watch import XidWatch
+        from gputop.sources.nvml.open import Device, Opening
 
         try:
             nvml.nvmlInit()
@@ -122,14 +122,14 @@ class NvmlSource:
     def host(self) -> PsutilHost:
         if self._host is None:
             # Only now: psutil and what reads /proc take longer to import than the GPUs to read.
-            from gputop.sources.host import PsutilHost
+            from gputop.sources.host.source import PsutilHost
 
             self._host = PsutilHost(clock=self._clock)
         return self._host
 
     def prefill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
         """What the driver itself remembers: some seconds of coarse utilization and of power."""
-        from gputop.sources.nvml_past import past_looks, read_past
+        from gputop.sources.nvml.sample_buffers import past_looks, read_past
 
         handles = {device.info.uuid: device.handle for device in self._devices}
         known = read_past(self._nvml, {uuid: handle for uuid, handle in handles.items() if handle is not None}, now_s)

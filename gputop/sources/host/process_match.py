@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from gputop.core.samples import GpuInfo
-from gputop.sources import proc_files
+from gputop.sources.host import proc_files
 
 _MAPS_BYTES = 64 << 20  # a large job maps some ten thousand regions of a hundred bytes
 _MAPPED = re.compile(rb"/dev/nvidia(\d+)$", re.MULTILINE)

@@ -10,8 +10,8 @@ from typing import Any
 
 from gputop.core.metrics import HOST_METRICS
 from gputop.core.samples import GpuSample, HostSample, ProcessSample, Reading
-from gputop.sources.host_cpu import CpuTimes, core_ratios, cpu_limit, read_times, shares
-from gputop.sources.host_processes import ProcessTable
+from gputop.sources.host.cpu import CpuTimes, core_ratios, cpu_limit, read_times, shares
+from gputop.sources.host.gpu_processes import ProcessTable
 from gputop.text.units import printable
 
 SOURCE = "psutil"
@@ -24,7 +24,7 @@ _NO_NETWORK = "no network interface but loopback"
 
 
 class PsutilHost:
-    """Satisfies :class:`gputop.sources.HostProbe`. Used by one thread.
+    """Satisfies :class:`gputop.sources.base.HostProbe`. Used by one thread.
 
     Disk and network count physical devices only, where there are any: bytes that pass a
     RAID, a bond or a bridge would be counted once more on each of its members. In a

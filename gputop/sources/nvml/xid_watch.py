@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gputop.core.samples import XidEvent
-from gputop.sources import nvml_status as status
-from gputop.sources.nvml_calls import start_in_driver
+from gputop.sources.nvml import status
+from gputop.sources.nvml.calls import start_in_driver
 
 WAIT_S = 1.0  # one wait in the driver: how long the thread may outlive end()
 BACK_OFF_S = 5.0  # after an error of the wait; then twice as long each time

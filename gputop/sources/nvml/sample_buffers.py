@@ -17,9 +17,9 @@ from typing import Any
 
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
-from gputop.sources import nvml_status as status
-from gputop.sources.nvml_calls import start_in_driver
-from gputop.sources.nvml_values import implausible
+from gputop.sources.nvml import status
+from gputop.sources.nvml.calls import start_in_driver
+from gputop.sources.nvml.plausibility import implausible
 
 DEADLINE_S = 0.3  # for all GPUs together: one that hangs is left out
 LONGEST_S = 60.0  # older stamps than that are another clock's

@@ -7,9 +7,9 @@ from typing import Any
 
 from gputop.core.metrics import BYTES_PER_S
 from gputop.core.samples import Reading
-from gputop.sources import nvml_status as status
-from gputop.sources.nvml_fields import FieldValues
-from gputop.sources.nvml_values import MAX_COUNTER, impossible
+from gputop.sources.nvml import status
+from gputop.sources.nvml.fields import FieldValues
+from gputop.sources.nvml.plausibility import MAX_COUNTER, impossible
 
 SOURCE = "NVML counter"
 PERIOD_S = 0.9  # 0.2 to 0.45 ms a call
