@@ -205,7 +205,7 @@ class Session:
             return
         if 0 <= sample.time_s - self._judged_s < 1.0 - 0.5 * min(1.0, self.interval_s):
             return
-        from gputop.advice.live import live_advice
+        from gputop.advice.live.rules import live_advice
 
         assert self.history is not None
         self._judged_s = sample.time_s

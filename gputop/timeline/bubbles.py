@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gputop.core.findings import Finding
-from gputop.advice.trace_facts import TraceFacts
-from gputop.advice.trace_transfers import held_copies
+from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.transfers import held_copies
 from gputop.text.units import percent, printable
 from gputop.timeline.bubble_work import Place, work_at
 from gputop.timeline.model import CAUSES, Bubble, HostWork

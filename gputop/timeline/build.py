@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from gputop.advice.trace_facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts
 from gputop.core.errors import GputopError
 from gputop.text.units import printable
 from gputop.timeline.bubbles import Found, coldest

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputop.core.findings import Advice, Finding
-from gputop.advice.live import live_advice
+from gputop.advice.live.rules import live_advice
 from gputop.telemetry.history import History
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import (

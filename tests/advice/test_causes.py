@@ -7,7 +7,7 @@ import pytest
 from gputop.advice.causes import _RELATIONS, explained
 from gputop.core.findings import Finding, Gain, severity_of
 from gputop.advice.merge import merge_findings
-from gputop.advice.trace import RULES
+from gputop.advice.trace.rules import RULES
 
 
 def made(id_: str, share: float | None, gpus: tuple[int, ...] = (0,), **evidence: float) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice.input_cures import Cure, cure, cure_by_name
+from gputop.advice.trace.input_fixes import Cure, cure, cure_by_name
 from gputop.analysis.results_host import Pipeline, Stage
 
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 
 from gputop.core.findings import Finding
-from gputop.advice.live import RULES, live_advice
-from gputop.advice.live_view import gpus_text
+from gputop.advice.live.rules import RULES, live_advice
+from gputop.advice.live.view import gpus_text
 from gputop.advice.thresholds import THRESHOLDS, limit
 from gputop.telemetry.history import History
 from gputop.core.samples import LOST, GpuSample

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.core.findings import Advice, Finding
-from gputop.advice.live import live_advice
+from gputop.advice.live.rules import live_advice
 from gputop.telemetry.history import History
 from gputop.core.samples import GpuSample
 from gputop.simulation.scenarios import SCENARIOS

@@ -4,44 +4,44 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice import what_if
+from gputop.advice import savings
 
 
 def test_removing_a_wait_saves_its_length_and_no_more_than_the_step():
-    assert what_if.removed(0.03, 0.1) == pytest.approx(0.3)
-    assert what_if.removed(0.2, 0.1) == 1 and what_if.removed(-0.1, 0.1) == 0 and what_if.removed(1, 0) == 0
+    assert savings.removed(0.03, 0.1) == pytest.approx(0.3)
+    assert savings.removed(0.2, 0.1) == 1 and savings.removed(-0.1, 0.1) == 0 and savings.removed(1, 0) == 0
 
 
 def test_work_at_three_times_the_rate_saves_two_thirds():
-    assert what_if.faster(0.06, 3, 0.1) == pytest.approx(0.4)
-    assert what_if.faster(0.06, 1, 0.1) == 0
+    assert savings.faster(0.06, 3, 0.1) == pytest.approx(0.4)
+    assert savings.faster(0.06, 1, 0.1) == 0
 
 
 def test_communication_hides_behind_free_compute_only():
-    assert what_if.overlapped(0.03, 0.5, 0.1) == pytest.approx(0.3)
-    assert what_if.overlapped(0.03, 0.01, 0.1) == pytest.approx(0.1)
-    assert what_if.overlapped(0.03, -0.01, 0.1) == 0
+    assert savings.overlapped(0.03, 0.5, 0.1) == pytest.approx(0.3)
+    assert savings.overlapped(0.03, 0.01, 0.1) == pytest.approx(0.1)
+    assert savings.overlapped(0.03, -0.01, 0.1) == 0
 
 
 def test_merged_collectives_pay_their_latency_once():
-    assert what_if.merged(101, 1, 1e-4, 0.5, 0.1) == pytest.approx(0.05)
-    assert what_if.merged(1, 4, 1e-4, 1, 0.1) == 0
+    assert savings.merged(101, 1, 1e-4, 0.5, 0.1) == pytest.approx(0.05)
+    assert savings.merged(1, 4, 1e-4, 1, 0.1) == 0
 
 
 def test_a_transfer_at_the_wanted_rate():
-    assert what_if.at_rate(0.05, 0.01, 0.5, 0.1) == pytest.approx(0.2)
-    assert what_if.at_rate(0.01, 0.05, 1, 0.1) == 0
+    assert savings.at_rate(0.05, 0.01, 0.5, 0.1) == pytest.approx(0.2)
+    assert savings.at_rate(0.01, 0.05, 1, 0.1) == 0
 
 
 def test_equal_work_is_the_mean():
-    assert what_if.equalised({0: 0.09, 1: 0.03}, 0.1) == pytest.approx(0.3)
-    assert what_if.equalised({}, 0.1) == 0
+    assert savings.equalised({0: 0.09, 1: 0.03}, 0.1) == pytest.approx(0.3)
+    assert savings.equalised({}, 0.1) == 0
 
 
 def test_side_by_side_leaves_the_longest():
-    assert what_if.side_by_side(0.09, [0.03, 0.03, 0.03], 0.1) == pytest.approx(0.6)
+    assert savings.side_by_side(0.09, [0.03, 0.03, 0.03], 0.1) == pytest.approx(0.6)
 
 
 def test_starting_together_saves_no_more_than_the_gpu_stands_still():
-    assert what_if.started_together(0.04, 0.1, 0.1) == pytest.approx(0.4)
-    assert what_if.started_together(0.04, 0.01, 0.1) == pytest.approx(0.1)
+    assert savings.started_together(0.04, 0.1, 0.1) == pytest.approx(0.4)
+    assert savings.started_together(0.04, 0.01, 0.1) == pytest.approx(0.1)

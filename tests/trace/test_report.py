@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.advice.trace import RULES
+from gputop.advice.trace.rules import RULES
 from gputop.trace.analysis import analyze_trace
 from gputop.trace.model import Kind
 from gputop.trace.report import _EXPLAINED_BY, limit_of, text_report

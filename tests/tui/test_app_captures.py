@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.advice.live import Advice
+from gputop.advice.live.rules import Advice
 from gputop.captures import CaptureStatus
 from gputop.core.errors import GputopError
 from gputop.profiler.careful import Cost

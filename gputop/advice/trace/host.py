@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 
 from gputop.core.findings import Abstained, Finding, Gain
-from gputop.advice.style import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, style
+from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, style
 from gputop.advice.thresholds import limit, source
-from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import marking_steps
 from gputop.analysis.results_host import GapWork

@@ -7,10 +7,10 @@ from statistics import median
 
 import numpy as np
 
-from gputop.advice import what_if
+from gputop.advice import savings
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
-from gputop.advice.trace_facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts
 from gputop.text.units import percent
 from gputop.analysis.gpu.device_time import idle_after
 from gputop.trace.intervals import Spans, intersect, union
@@ -47,7 +47,7 @@ def small_kernels(facts: TraceFacts) -> Finding | Abstained | None:
         brief = length <= _PAUSE_NS
         pauses.append(intersect(Spans(line.gaps.start[brief], line.gaps.end[brief]), within).total)
     seconds = sum(pauses) / len(pauses) / facts.steps_or_window / 1e9
-    share = what_if.removed(seconds, facts.period_s)
+    share = savings.removed(seconds, facts.period_s)
     if share < limit("small_kernels.share"):
         return None
     kernel_s = median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None)
@@ -110,7 +110,7 @@ def loss_scaling(facts: TraceFacts) -> Finding | Abstained | None:
         waits += intersect(idle_after(facts.trace, line, device.end_ns[copied], facts.analysis.steps), within).total
         count += int((device.kind[own] == Kind.COMPUTE).sum())
     per = 1e9 * len(facts.lines) * facts.steps_or_window
-    share = what_if.removed((checks + waits) / per, facts.period_s)
+    share = savings.removed((checks + waits) / per, facts.period_s)
     if share < limit("loss_scaling.share"):
         return None
     capability = min((gpu.compute_capability for gpu in facts.trace.gpus if gpu.compute_capability), default=None)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gputop.core.findings import Abstained, Advice, Finding, collect
-from gputop.advice.live_activity import dram_bound, low_sm_active, spinning, tensor_idle
-from gputop.advice.live_devices import no_fine_metrics, power_capped, thermal_throttled
-from gputop.advice.live_hardware import hardware_error
-from gputop.advice.live_host import host_cpu_saturated
-from gputop.advice.live_limit import live_limit
-from gputop.advice.live_link import pcie_link_degraded, pcie_saturated
-from gputop.advice.live_processes import (
+from gputop.advice.live.activity import dram_bound, low_sm_active, spinning, tensor_idle
+from gputop.advice.live.devices import no_fine_metrics, power_capped, thermal_throttled
+from gputop.advice.live.hardware import hardware_error
+from gputop.advice.live.host import host_cpu_saturated
+from gputop.advice.live.bottleneck import live_limit
+from gputop.advice.live.link import pcie_link_degraded, pcie_saturated
+from gputop.advice.live.processes import (
     gpu0_oversubscribed,
     idle_gpu,
     memory_preallocated,
@@ -20,7 +20,7 @@ from gputop.advice.live_processes import (
     shared_gpu,
     unused_gpu,
 )
-from gputop.advice.live_view import View
+from gputop.advice.live.view import View
 from gputop.telemetry.history import History
 from gputop.core.samples import NodeSample
 

@@ -7,8 +7,8 @@ import re
 
 from gputop.core.findings import HIGH_SHARE, Abstained, Finding, Gain, Severity, at_most, severity_of
 from gputop.advice.thresholds import limit, source
-from gputop.advice.trace_facts import TraceFacts
-from gputop.advice.trace_launch import launch_bound
+from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.launch import launch_bound
 from gputop.text.units import bytes_, percent
 from gputop.analysis.results import AllocatorUse
 

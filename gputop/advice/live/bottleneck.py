@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gputop.advice.live_view import View, gpus_text
+from gputop.advice.live.view import View, gpus_text
 from gputop.advice.thresholds import limit
 from gputop.core.samples import GpuSample
 from gputop.text.units import percent

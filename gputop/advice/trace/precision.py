@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gputop.advice import what_if
+from gputop.advice import savings
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
-from gputop.advice.trace_facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts
 from gputop.text.units import percent
 from gputop.analysis.results_device import KernelRow
 
@@ -130,7 +130,7 @@ def tensor_cores_unused(facts: TraceFacts) -> Finding | Abstained | None:
                                                 "name tells")
     assert not isinstance(capability, bool)
     seconds = matmuls.plain_fp32 * _compute_s(facts)
-    share = what_if.faster(seconds, limit("precision.speedup"), facts.period_s)
+    share = savings.faster(seconds, limit("precision.speedup"), facts.period_s)
     part = matmuls.plain_fp32
     # What little compute there is may still be wholly on the wrong cores: worth knowing, if not worth much.
     if share < limit("precision.share") and part < 0.5:
@@ -181,7 +181,7 @@ def fp16_fallback(facts: TraceFacts) -> Finding | Abstained | None:
         return None
     part = matmuls.plain_16 + matmuls.plain_fp32
     seconds = part * _compute_s(facts)
-    share = what_if.faster(seconds, limit("precision.speedup"), facts.period_s)
+    share = savings.faster(seconds, limit("precision.speedup"), facts.period_s)
     if share < limit("precision.share"):
         return None
     return Finding(
@@ -216,7 +216,7 @@ def dims_unaligned(facts: TraceFacts) -> Finding | Abstained | None:
     if not matmuls.told:
         return Abstained("dims_unaligned", "kernel names that tell the operands' alignment (CUTLASS: align8, align1)")
     seconds = matmuls.unaligned * _compute_s(facts)
-    share = what_if.faster(seconds, limit("dims_unaligned.speedup"), facts.period_s)
+    share = savings.faster(seconds, limit("dims_unaligned.speedup"), facts.period_s)
     if share < limit("precision.share"):
         return None
     return Finding(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gputop.core.findings import Abstained, Finding, Gain, Severity
-from gputop.advice.live_view import View, gpus_text
+from gputop.advice.live.view import View, gpus_text
 from gputop.advice.thresholds import limit, source
 from gputop.core.samples import LOST, NOT_RESPONDING, OK, GpuSample
 from gputop.core.xid import APPLICATION, UNKNOWN, Xid, explain

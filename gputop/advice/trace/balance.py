@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from statistics import median
 
-from gputop.advice import what_if
+from gputop.advice import savings
 from gputop.core.findings import Abstained, Finding, Gain, severity_of
 from gputop.advice.thresholds import limit, source
-from gputop.advice.trace_facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts
 
 _GPU0 = (
     "Keep metrics, evaluation and variables off it and give every replica the same share of the batch "
@@ -45,8 +45,8 @@ def replica_imbalance(facts: TraceFacts) -> Finding | Abstained | None:
     more = launches[heavy] / median(n for gpu, n in launches.items() if gpu != heavy)
     # Longer kernels are a larger share of the batch, which can be dealt out; more of them are work of its own.
     own = more - 1 >= limit("replica_imbalance.own_kernels") * (ratio - 1)
-    share = (what_if.removed(work[heavy] - others, facts.period_s) if own else
-             what_if.equalised(work, facts.period_s))
+    share = (savings.removed(work[heavy] - others, facts.period_s) if own else
+             savings.equalised(work, facts.period_s))
     if ratio < limit("replica_imbalance.ratio") or share < limit("replica_imbalance.share"):
         return None
     why = (f"GPU {heavy}, as the job numbers them, computes {work[heavy] * 1e3:.3g} ms per {facts.basis}, the others "

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.core.findings import Abstained, Finding, Gain, Severity
-from gputop.advice.live_view import View, gpus_text
+from gputop.advice.live.view import View, gpus_text
 from gputop.advice.thresholds import limit, source
 from gputop.core.samples import GpuSample
 from gputop.sources.nvml.pcie import link_bytes_per_s

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gputop.advice import what_if
+from gputop.advice import savings
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
-from gputop.advice.trace_facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts
 from gputop.text.units import percent
 from gputop.analysis.gpu.device_time import idle_after
 from gputop.analysis.host.input_pipeline import loops
@@ -59,7 +59,7 @@ def copies_pageable(facts: TraceFacts) -> Finding | Abstained | None:
         pinned_ns += int((device.end_ns[pinned] - device.start_ns[pinned]).sum())
         pinned_bytes += int(device.bytes[pinned].sum())
     seconds = exposed / len(facts.lines) / facts.steps_or_window / 1e9
-    share = what_if.removed(seconds, facts.period_s)
+    share = savings.removed(seconds, facts.period_s)
     if share < limit("copies_pageable.share") or exposed < limit("copies_pageable.part") * whole:
         return None
     rate = moved / pageable_ns * 1e9
@@ -111,7 +111,7 @@ def sync_copies(facts: TraceFacts) -> Finding | Abstained | None:
         size += int(np.maximum(device.bytes[inside], 0).sum())
     per = len(facts.lines) * facts.steps_or_window
     seconds = idle_ns / per / 1e9
-    share = what_if.removed(seconds, facts.period_s)
+    share = savings.removed(seconds, facts.period_s)
     if share < limit("sync_copies.share"):
         return None
     return Finding(

@@ -11,20 +11,20 @@ from collections.abc import Callable
 from gputop.advice.causes import explained
 from gputop.core.findings import Abstained, Advice, Finding, collect
 from gputop.advice.phase import for_phase
-from gputop.advice.trace_balance import replica_imbalance
-from gputop.advice.trace_collectives import allreduce_count, allreduce_slow, collective_waiting, communication_exposed
-from gputop.advice.trace_copies import copies_excessive
-from gputop.advice.trace_facts import TraceFacts
-from gputop.advice.trace_functions import eager_execution, retracing, xla_off
-from gputop.advice.trace_host import host_placement, step_gap_host
-from gputop.advice.trace_input import input_bound
-from gputop.advice.trace_kernels import loss_scaling, small_kernels
-from gputop.advice.trace_launch import launch_bound
-from gputop.advice.trace_memory import batch_size_headroom, memory_pressure
-from gputop.advice.trace_precision import dims_unaligned, fp16_fallback, tensor_cores_unused
-from gputop.advice.trace_replicas import serial_gpus, staggered_launch
-from gputop.advice.trace_threads import thread_contention
-from gputop.advice.trace_transfers import copies_pageable, sync_copies
+from gputop.advice.trace.balance import replica_imbalance
+from gputop.advice.trace.collectives import allreduce_count, allreduce_slow, collective_waiting, communication_exposed
+from gputop.advice.trace.copies import copies_excessive
+from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.functions import eager_execution, retracing, xla_off
+from gputop.advice.trace.host import host_placement, step_gap_host
+from gputop.advice.trace.input import input_bound
+from gputop.advice.trace.kernels import loss_scaling, small_kernels
+from gputop.advice.trace.launch import launch_bound
+from gputop.advice.trace.memory import batch_size_headroom, memory_pressure
+from gputop.advice.trace.precision import dims_unaligned, fp16_fallback, tensor_cores_unused
+from gputop.advice.trace.replicas import serial_gpus, staggered_launch
+from gputop.advice.trace.threads import thread_contention
+from gputop.advice.trace.transfers import copies_pageable, sync_copies
 
 RULES: tuple[Callable[[TraceFacts], Finding | Abstained | None], ...] = (
     input_bound, launch_bound, small_kernels, replica_imbalance, serial_gpus, staggered_launch,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.advice.trace_facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.host.host_causes import runs_eagerly
 
 KERAS2, KERAS3, CUSTOM, EAGER, JAX, PYTORCH, UNKNOWN = (

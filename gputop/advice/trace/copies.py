@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gputop.core.findings import Abstained, Finding, Gain, severity_of
 from gputop.advice.thresholds import limit, source
-from gputop.advice.trace_facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts
 from gputop.text.units import percent
 from gputop.analysis.results import GpuUse
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from gputop.advice import what_if
+from gputop.advice import savings
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
-from gputop.advice.trace_facts import TraceFacts
+from gputop.advice.trace.facts import TraceFacts
 from gputop.text.units import percent, ranges
 from gputop.analysis.results_device import LaunchOrder, Replicas, ReplicaWork
 
@@ -46,7 +46,7 @@ def serial_gpus(facts: TraceFacts) -> Finding | Abstained | None:
         return None
     overlap = (1 - found.serial) / (1 - found.serial_by_chance)
     period = facts.period_s
-    share = what_if.side_by_side((1 - found.exactly[0]) * period, [w.compute_s for w in work], period)
+    share = savings.side_by_side((1 - found.exactly[0]) * period, [w.compute_s for w in work], period)
     if overlap > limit("serial_gpus.overlap") or share < limit("serial_gpus.share"):
         return None
     gpus = tuple(w.gpu for w in work)
@@ -89,7 +89,7 @@ def staggered_launch(facts: TraceFacts) -> Finding | Abstained | None:
     worst = min(delay[last], first_kernel)
     # In the end the last GPU may catch up: what it stands still for bounds what an earlier begin would save.
     busy = {gpu.gpu: gpu.busy for gpu in facts.active}
-    share = what_if.started_together(worst, (1 - busy[last]) * facts.period_s, facts.period_s)
+    share = savings.started_together(worst, (1 - busy[last]) * facts.period_s, facts.period_s)
     in_turns = _one_by_one(launches, work)
     if share < limit("staggered_launch.share") or not (in_turns or _even(delay, launches)):
         return None

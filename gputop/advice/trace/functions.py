@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from gputop.core.findings import Abstained, Finding, Gain, at_most, severity_of
-from gputop.advice.style import EAGER, JAX, KERAS2, KERAS3, style
+from gputop.advice.trace.training_loop import EAGER, JAX, KERAS2, KERAS3, style
 from gputop.advice.thresholds import limit, source
-from gputop.advice.trace_facts import HOST_EVENTS, TraceFacts
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
 from gputop.text.units import percent, seconds
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.lookups import Mask, name_mask

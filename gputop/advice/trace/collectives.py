@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from gputop.advice import what_if
+from gputop.advice import savings
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
-from gputop.advice.trace_facts import TraceFacts
-from gputop.advice.trace_transfers import pinned_rate
+from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.transfers import pinned_rate
 from gputop.text.units import percent, ranges, seconds
 from gputop.analysis.results_device import CollectiveOp
 
@@ -58,7 +58,7 @@ def communication_exposed(facts: TraceFacts) -> Finding | Abstained | None:
     assert waits is not None
     exposed = waits.bare_s
     free = _free_compute(facts)
-    share = what_if.overlapped(exposed, free, facts.period_s)
+    share = savings.overlapped(exposed, free, facts.period_s)
     if exposed < limit("collectives.share") * facts.period_s:
         return None
     waiting = sum(waits.waiting_s.values()) / len(waits.waiting_s)
@@ -99,7 +99,7 @@ def collective_waiting(facts: TraceFacts) -> Finding | Abstained | None:
     waits = facts.waits
     assert waits is not None
     late = sum(waits.late_s.values())
-    share = what_if.removed(late, facts.period_s)
+    share = savings.removed(late, facts.period_s)
     if share < limit("collectives.share"):
         return None
     names = sorted(waits.late_s, key=lambda gpu: -waits.late_s[gpu])
@@ -180,7 +180,7 @@ def allreduce_count(facts: TraceFacts) -> Finding | Abstained | None:
                                             f"per step of {typical * 1e3:.2g} ms are too small is not known")
     else:
         per, needed = None, 1
-    share = what_if.merged(count, needed, least, waits.allreduce_exposed,
+    share = savings.merged(count, needed, least, waits.allreduce_exposed,
                            facts.period_s / steps.iterations_per_step)
     if share < limit("collectives.share"):
         return None
@@ -232,7 +232,7 @@ def allreduce_slow(facts: TraceFacts) -> Finding | Abstained | None:
     wanted = 2 * (gpus - 1) / gpus * moved / rate + count * limit("allreduce_slow.latency_s")
     if seconds < limit("allreduce_slow.factor") * wanted:
         return None
-    share = what_if.at_rate(seconds, wanted, waits.allreduce_exposed, facts.period_s)
+    share = savings.at_rate(seconds, wanted, waits.allreduce_exposed, facts.period_s)
     if share < limit("collectives.share"):
         return None
     return Finding(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gputop.core.findings import Abstained, Finding, Gain
-from gputop.advice.live_view import View, gpus_text, name_of
+from gputop.advice.live.view import View, gpus_text, name_of
 from gputop.advice.thresholds import limit, source
 from gputop.telemetry.history import HostLook
 from gputop.core.samples import CgroupSample, ProcessSample
