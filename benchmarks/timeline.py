@@ -30,7 +30,7 @@ def make(paths: list[str], out: Path) -> dict[str, float]:
     """In a process of its own: what the worker does, stage by stage."""
     from gputop.timeline.bubbles import coldest
     from gputop.timeline.build import build
-    from gputop.trace.analysis import examine
+    from gputop.diagnosis.diagnose import examine
     from gputop.trace.readers.load import load
 
     begin = time.perf_counter()

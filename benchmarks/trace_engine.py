@@ -36,7 +36,7 @@ _TIMES = 3
 
 
 def run_gputop(path: Path) -> int:
-    from gputop.trace.analysis import analyze
+    from gputop.diagnosis.diagnose import analyze
 
     return analyze([path]).events
 
@@ -55,7 +55,7 @@ def run_xprof(path: Path) -> int:
 
 def run_interface(path: Path) -> int:
     """What the monitor does with a capture."""
-    from gputop.trace.worker import analyze_in_worker
+    from gputop.diagnosis.worker import analyze_in_worker
 
     return analyze_in_worker([str(path)])["trace"]["events"]
 
@@ -68,7 +68,7 @@ def run(what: str, path: Path) -> None:
     if what == "xprof":
         from xprof.convert import raw_to_tool_data  # noqa: F401
     else:
-        from gputop.trace import analysis, worker  # noqa: F401
+        from gputop.diagnosis import diagnose, worker  # noqa: F401
         from gputop.trace.readers.chrome import chrome  # noqa: F401
         from gputop.trace.readers import nsys  # noqa: F401
         from gputop.trace.readers.xspace import xspace  # noqa: F401

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gputop.comparison.compare import compare as compare
-    from gputop.trace.analysis import analyze as analyze
+    from gputop.diagnosis.diagnose import analyze
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "analyze", "compare"]
@@ -15,7 +15,7 @@ __all__ = ["__version__", "analyze", "compare"]
 def __getattr__(name: str) -> Any:
     # Lazy: the monitor's first frame must not wait for NumPy and the trace engine.
     if name == "analyze":
-        from gputop.trace.analysis import analyze
+        from gputop.diagnosis.diagnose import analyze
 
         return analyze
     if name == "compare":

@@ -27,7 +27,7 @@ HOW_TO_SERVE = (
     "a job so, gputop attach PID gives a running one a server."
 )
 
-_FEW_STEPS = 5  # gputop.trace.analysis calls fewer a sample
+_FEW_STEPS = 5  # gputop.diagnosis.diagnose calls fewer a sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path,
 
 def analyse(record: CaptureRecord, closing: threading.Event) -> CaptureRecord:
     """The record with what its trace says, or with the ``problem`` of not knowing; blocks."""
-    from gputop.trace.worker import analyze_in_worker
+    from gputop.diagnosis.worker import analyze_in_worker
 
     try:
         document = analyze_in_worker([str(record.path)], closing)

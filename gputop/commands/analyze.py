@@ -15,9 +15,9 @@ from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 def run(args: argparse.Namespace) -> int:
     if args.timeline:
         return _timeline(args)
-    from gputop.trace.analysis import examine
+    from gputop.diagnosis.diagnose import examine
     from gputop.trace.readers.load import load
-    from gputop.trace.report import text_report
+    from gputop.diagnosis.report import text_report
 
     facts = examine(load(args.paths), args.params)
     analysis = facts.analysis

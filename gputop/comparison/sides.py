@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from gputop.comparison.series import StepSeries, step_series
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.readers.content import head, whole
 from gputop.trace.readers.load import load
 

@@ -10,14 +10,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from gputop.trace.worker import answer, run_in_worker
+from gputop.diagnosis.worker import answer, run_in_worker
 
 
 def compare_in_worker(a: str, b: str, width: int, stop: threading.Event | None = None) -> dict[str, Any]:
     """``verdict`` and ``report`` (text of ``width`` columns) of two paths; blocks.
 
     Raises GputopError as :func:`gputop.comparison.compare.compare` does and
-    :func:`gputop.trace.worker.analyze_in_worker`.
+    :func:`gputop.diagnosis.worker.analyze_in_worker`.
     """
     return run_in_worker("gputop.comparison.worker", [a, b, str(width)], stop, what="comparison")
 

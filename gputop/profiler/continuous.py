@@ -39,7 +39,7 @@ _SNAPSHOT_TIMEOUT_S = 120.0  # gathering takes several times as long as recordin
 MOST_GROWTH_BYTES = 1 << 30
 GUARD_PATIENCE_S = 60.0  # without a sign of life from gputop: it is suspended, or hangs
 _GUARD_START_S = 30.0
-# As gputop.trace.worker: the user's working directory may not shadow modules.
+# As gputop.diagnosis.worker: the user's working directory may not shadow modules.
 _GUARD = """\
 import sys
 sys.path[:] = [p for p in sys.path if p] + [sys.argv[1]]

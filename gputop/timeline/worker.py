@@ -15,7 +15,7 @@ from typing import Any
 
 from gputop.core.errors import GputopError
 from gputop.timeline.reader import Timeline
-from gputop.trace.worker import TIMEOUT_S, answer, run_in_worker
+from gputop.diagnosis.worker import TIMEOUT_S, answer, run_in_worker
 
 
 def timeline_in_worker(
@@ -23,7 +23,7 @@ def timeline_in_worker(
 ) -> Timeline:
     """The timeline of the trace in these files. Blocks; call it from a worker thread.
 
-    Raises GputopError as :func:`gputop.trace.worker.analyze_in_worker` does, and where there is no room for the file.
+    Raises GputopError as :func:`gputop.diagnosis.worker.analyze_in_worker` does, and where there is no room for the file.
     """
     try:
         with tempfile.TemporaryFile(prefix="gputop-timeline-") as file:
@@ -38,7 +38,7 @@ def timeline_in_worker(
 def main(arguments: Sequence[str]) -> int:
     """Write the timeline to the open file of that number."""
     from gputop.timeline.build import build
-    from gputop.trace.analysis import examine
+    from gputop.diagnosis.diagnose import examine
     from gputop.trace.readers.load import load
 
     def work() -> dict[str, Any]:

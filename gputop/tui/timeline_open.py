@@ -55,7 +55,7 @@ class TraceFile:
 
     def analyse(self, stop: threading.Event) -> bool:
         """Fill in findings and report, which says why where it cannot be done; blocks. False if ``stop`` was set."""
-        from gputop.trace.worker import analyze_in_worker
+        from gputop.diagnosis.worker import analyze_in_worker
 
         try:
             document = analyze_in_worker(self.paths, stop)

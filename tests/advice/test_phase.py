@@ -6,7 +6,7 @@ import pytest
 
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.phase import for_phase
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.analysis.results import Steps
 from tests.advice.host_jobs import chained
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.core.findings import Finding
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from tests.advice.host_jobs import BF16, chained, contended, eager, gap, kernels, placed, retraced, torch_gap
 from tests.advice.traces import STEP, STEPS
 from tests.trace.build import Builder, keras_steps

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gputop.core.findings import Finding
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Kind, Trace
 from tests.advice.traces import KERNEL, STEP, STEPS, job
 from tests.trace.build import Builder

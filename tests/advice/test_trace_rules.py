@@ -8,7 +8,7 @@ from gputop.advice import thresholds
 from gputop.core.findings import Finding
 from gputop.advice.thresholds import THRESHOLDS, limit
 from gputop.advice.trace.rules import RULES
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Kind, MemoryKind
 from gputop.analysis.results import Analysis
 from tests.advice.traces import (

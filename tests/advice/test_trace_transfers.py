@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.core.findings import Finding
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Kind, MemoryKind
 from tests.advice.traces import KERNEL, STEP, STEPS, copying, healthy, job
 from tests.trace.build import Builder

@@ -21,7 +21,7 @@ from gputop.export.snapshot import to_json as snapshot_json
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import Scenario, find_scenario
 from gputop.simulation.xspace import build_xspace
-from gputop.trace.analysis import analyze
+from gputop.diagnosis.diagnose import analyze
 from gputop.analysis.results_device import to_json
 from tests.comparison.sides import PARTS, finding, side
 from tests.fakes import StillSession

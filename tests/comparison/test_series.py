@@ -11,7 +11,7 @@ from gputop.comparison.series import StepSeries, step_series
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, Trace
 from gputop.analysis.results import Analysis

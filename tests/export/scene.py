@@ -11,8 +11,8 @@ from typing import Any
 from gputop.core.findings import Finding, Gain
 from gputop.captures import CaptureRecord, Server
 from gputop.core.samples import GpuSample, Reading, XidEvent
-from gputop.trace.analysis import analyze
-from gputop.trace.report import text_report
+from gputop.diagnosis.diagnose import analyze
+from gputop.diagnosis.report import text_report
 from tests.fakes import StillSession
 
 _TRACE = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"

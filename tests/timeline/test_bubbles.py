@@ -11,7 +11,7 @@ from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.timeline.bubbles import bubbles, coldest
 from gputop.timeline.model import CAUSES
-from gputop.trace.analysis import examine
+from gputop.diagnosis.diagnose import examine
 from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.xspace.xspace import read_xspaces

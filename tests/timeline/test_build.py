@@ -12,7 +12,7 @@ from gputop.core.errors import GputopError
 from gputop.timeline.build import build
 from gputop.timeline.model import KINDS, Range
 from gputop.timeline.reader import Timeline
-from gputop.trace.analysis import examine
+from gputop.diagnosis.diagnose import examine
 from gputop.analysis.gpu.device_time import gpu_number, timelines
 from gputop.trace.intervals import coverage
 from gputop.trace.readers.load import load

@@ -13,7 +13,7 @@ from gputop.core.errors import GputopError
 from gputop.timeline.build import build
 from gputop.timeline.layout import VERSION, Writer, mapped
 from gputop.timeline.reader import Timeline
-from gputop.trace.analysis import examine
+from gputop.diagnosis.diagnose import examine
 from tests.trace.build import Builder
 
 

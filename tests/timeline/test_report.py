@@ -10,7 +10,7 @@ import pytest
 from gputop.cli import main
 from gputop.timeline.bubbles import bubbles
 from gputop.timeline.report import text_of, to_json
-from gputop.trace.analysis import examine
+from gputop.diagnosis.diagnose import examine
 from tests.advice.traces import healthy, input_bound, job
 from tests.trace.build import Builder, keras_steps
 

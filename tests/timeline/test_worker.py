@@ -13,7 +13,7 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.timeline import worker
 from gputop.timeline.worker import timeline_in_worker
-from gputop.trace.worker import run_in_worker
+from gputop.diagnosis.worker import run_in_worker
 from tests.timeline.make import timeline_of
 from tests.trace.test_worker import CAPTURE
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gputop.trace.analysis import analyze
+from gputop.diagnosis.diagnose import analyze
 from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, Trace
 from tests.trace.shares import SHARED

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.analysis.gpu.breakdown import breakdown
 from gputop.analysis.gpu.device_time import timelines
 from gputop.trace.model import Kind

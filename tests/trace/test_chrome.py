@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.readers.chrome.chrome import read_chrome
 from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, LaunchShape, MemoryKind

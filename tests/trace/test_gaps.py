@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.gaps import step_gaps
 from gputop.analysis.results_host import StepGaps

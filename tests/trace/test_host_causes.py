@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.analysis.gpu.breakdown import late_by_host
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.host_causes import HostCauses, host_causes

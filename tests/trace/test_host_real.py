@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gputop.trace.analysis import analyze, analyze_trace
+from gputop.diagnosis.diagnose import analyze, analyze_trace
 from gputop.trace.readers.load import load
 from gputop.trace.model import Trace
-from gputop.trace.report import text_report
+from gputop.diagnosis.report import text_report
 from gputop.analysis.results import Analysis, Steps
 
 DATA = Path(__file__).resolve().parents[1] / "data"

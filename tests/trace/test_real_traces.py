@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.trace.analysis import analyze
-from gputop.trace.report import text_report
+from gputop.diagnosis.diagnose import analyze
+from gputop.diagnosis.report import text_report
 from gputop.analysis.results import Analysis
 
 DATA = Path(__file__).resolve().parents[2] / "../shared/data"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.analysis.gpu.device_time import timelines
 from gputop.trace.model import Kind, QualityNote, TraceGpu
 from gputop.analysis.gpu.replicas import replicas

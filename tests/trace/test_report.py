@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from gputop.advice.trace.rules import RULES
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Kind
-from gputop.trace.report import _EXPLAINED_BY, limit_of, text_report
-from gputop.trace.worker import REPORT_WIDTH
+from gputop.diagnosis.report import _EXPLAINED_BY, limit_of, text_report
+from gputop.diagnosis.worker import REPORT_WIDTH
 from tests.advice.traces import STEP, STEPS, fill, healthy, input_bound, job, launch_bound, uneven
 from tests.trace.build import Builder, keras_steps
 

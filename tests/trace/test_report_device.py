@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
-from gputop.trace.report import text_report
+from gputop.diagnosis.report import text_report
 from gputop.analysis.results import Analysis
 from tests.trace.build import Builder, keras_steps
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Trace
-from gputop.trace.report import text_report
+from gputop.diagnosis.report import text_report
 from tests.trace.build import Builder, keras_steps
 from tests.trace.test_tf_data import CALLER, training
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from gputop.trace.analysis import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.analysis.gpu.breakdown import breakdown, parts_by_gpu
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import Steps

@@ -12,9 +12,9 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.core.signal_handlers import handled
-from gputop.trace import worker
-from gputop.trace.analysis import analyze
-from gputop.trace.worker import analyze_in_worker
+from gputop.diagnosis import worker
+from gputop.diagnosis.diagnose import analyze
+from gputop.diagnosis.worker import analyze_in_worker
 
 CAPTURE = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"
 
@@ -94,7 +94,7 @@ def test_the_child_dies_with_a_killed_parent(tmp_path):
 
 
 def test_a_child_whose_parent_is_gone_does_not_begin():
-    code = f"from gputop.trace.worker import die_with; die_with({os.getpid() + 1}); print('began')"
+    code = f"from gputop.diagnosis.worker import die_with; die_with({os.getpid() + 1}); print('began')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 

@@ -24,9 +24,9 @@ from gputop.sources.simulated import SimulatedSource
 from gputop.sources.snapshot import SnapshotPlayer
 from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
-from gputop.trace.analysis import examine
+from gputop.diagnosis.diagnose import examine
 from gputop.trace.readers.load import load
-from gputop.trace.report import limit_of, text_report
+from gputop.diagnosis.report import limit_of, text_report
 from gputop.tui.screens import capture_text
 from gputop.tui.timeline_open import TraceFile
 from tests.fakes import START_S

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gputop.captures import CaptureRecord, Server
 from gputop.core.errors import GputopError
-from gputop.trace.analysis import analyze
+from gputop.diagnosis.diagnose import analyze
 from gputop.tui import compare
 from gputop.tui.app import GputopApp
 from gputop.tui.compare import CaptureList, CompareScreen, coloured, compared

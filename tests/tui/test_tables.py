@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from textual.widgets import DataTable
 
-from gputop.trace.analysis import analyze
+from gputop.diagnosis.diagnose import analyze
 from gputop.tui.app import GputopApp
 from gputop.tui.lines import LinesWidget
 from gputop.tui.screens import Ask, Popup

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from gputop.core.findings import Finding, Gain
 from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
-from gputop.trace.analysis import examine
+from gputop.diagnosis.diagnose import examine
 from gputop.trace.model import Kind, Trace
 from gputop.tui.bubbles import BubbleList
 from gputop.tui.lines import LinesWidget

@@ -1,4 +1,4 @@
-"""Analysis in a process of its own: ``python -m gputop.trace.worker PATH…`` prints the JSON document.
+"""Analysis in a process of its own: ``python -m gputop.diagnosis.worker PATH…`` prints the JSON document.
 
 Parsing a trace holds the interpreter's lock and up to gigabytes; the monitor must neither
 stand still for it nor keep the memory.
@@ -25,7 +25,7 @@ TIMEOUT_S = 600.0
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 REPORT_WIDTH = 70  # what the monitor can show on 80 columns
-# Like `python -m gputop.trace.worker`, but the user's working directory may not shadow modules.
+# Like `python -m gputop.diagnosis.worker`, but the user's working directory may not shadow modules.
 _CHILD = """\
 import sys
 sys.path[:] = [p for p in sys.path if p] + [sys.argv.pop(1)]
@@ -47,7 +47,7 @@ def analyze_in_worker(
     with the child's own message, or one that says how the child ended. However this ends,
     KeyboardInterrupt included, the child does not outlive it.
     """
-    return run_in_worker("gputop.trace.worker", list(map(str, paths)), stop, timeout_s)
+    return run_in_worker("gputop.diagnosis.worker", list(map(str, paths)), stop, timeout_s)
 
 
 def run_in_worker(
@@ -159,8 +159,8 @@ def answer(work: Callable[[], dict[str, Any]]) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Analyse and print the document, with ``report`` (text) and ``limit`` (a sentence) in it."""
-    from gputop.trace.analysis import analyze
-    from gputop.trace.report import limit_of, text_report
+    from gputop.diagnosis.diagnose import analyze
+    from gputop.diagnosis.report import limit_of, text_report
 
     def work() -> dict[str, Any]:
         analysis = analyze(list(arguments))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.text.wrapping import wrap
 from gputop.text.units import bytes_, figure, percent, printable, ranges, seconds
-from gputop.trace import report_device, report_host
+from gputop.diagnosis import report_device, report_host
 from gputop.analysis.results import Analysis, GpuUse
 
 _PARTS = {
