@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     bubbles = None
     if args.bubbles is not None:
         from gputop.timeline import report
-        from gputop.timeline.bubbles import bubbles as find
+        from gputop.timeline.idle_gaps import bubbles as find
 
         bubbles = find(facts, args.bubbles)
     origin_ns = facts.trace.window_ns[0]

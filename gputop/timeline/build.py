@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gputop.advice.trace.facts import TraceFacts
 from gputop.core.errors import GputopError
 from gputop.text.units import printable
-from gputop.timeline.bubbles import Found, coldest
+from gputop.timeline.idle_gaps import Found, coldest
 from gputop.timeline.layout import Writer
 from gputop.timeline.rows import Rows, rows_of, tracks
 from gputop.trace.intervals import Spans

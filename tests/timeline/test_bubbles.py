@@ -9,7 +9,7 @@ import pytest
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
-from gputop.timeline.bubbles import bubbles, coldest
+from gputop.timeline.idle_gaps import bubbles, coldest
 from gputop.timeline.model import CAUSES
 from gputop.diagnosis.diagnose import examine
 from gputop.trace.readers.load import load

@@ -17,7 +17,7 @@ from gputop.core.findings import Finding
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.transfers import held_copies
 from gputop.text.units import percent, printable
-from gputop.timeline.bubble_work import Place, work_at
+from gputop.timeline.idle_gap_work import Place, work_at
 from gputop.timeline.model import CAUSES, Bubble, HostWork
 from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, parts_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, idle_after, waits_for_another
