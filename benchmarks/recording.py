@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gputop.recording.reader import Recording
-from gputop.recording.writer import RecordingWriter
+from gputop.replay.reader import Recording
+from gputop.replay.writer import RecordingWriter
 from gputop.core.samples import NodeSample
 from gputop.sources.simulated import PREFILL_S, SimulatedSource
 

@@ -33,11 +33,11 @@ from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import NodeSample, ProcessSample
 from gputop.session_options import Options
 from gputop.sources.base import Source
-from gputop.sources.recording import Player
+from gputop.replay.player import Player
 
 if TYPE_CHECKING:
     from gputop.blackbox import BlackBox
-    from gputop.export.load import Snapshot
+    from gputop.replay.snapshot import Snapshot
     from gputop.telemetry.history import History
     from gputop.telemetry.step_period import Rhythm
 

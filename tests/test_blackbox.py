@@ -101,7 +101,7 @@ def test_without_a_server_the_dip_is_told_all_the_same(tmp_path):
 
 
 def test_a_recording_has_none(tmp_path):
-    from gputop.sources.recording import Player
+    from gputop.replay.player import Player
 
     class Replay(Session):
         def start(self) -> None: ...

@@ -12,7 +12,7 @@ from gputop.core.signal_handlers import handled, of_an_end
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.recording.record import record
+    from gputop.replay.record import record
 
     stop = threading.Event()
 

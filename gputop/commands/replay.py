@@ -12,7 +12,7 @@ from gputop.core.errors import EXIT_USAGE, GputopError
 
 def run(args: argparse.Namespace) -> int:
     from gputop.session import Session
-    from gputop.sources.snapshot import open_player
+    from gputop.replay.snapshot_source import open_player
 
     player, snapshot = open_player(args.file, args.start, args.speed, say)
     unfit = unfit_terminal()

@@ -17,7 +17,7 @@ from typing import Any
 
 from gputop.core.findings import Finding
 from gputop.export import pictures, tables
-from gputop.export.load import DATA_ID, Grid, Snapshot, Track, from_document
+from gputop.replay.snapshot import DATA_ID, Grid, Snapshot, Track, from_document
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading

@@ -15,7 +15,7 @@ from gputop import __version__
 from gputop.core.errors import GputopError
 from gputop.text import redaction
 from gputop.export.files import unused, write_private
-from gputop.export.load import SCHEMA
+from gputop.replay.snapshot import SCHEMA
 from gputop.text.markup import lines
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.text.wrapping import wrap

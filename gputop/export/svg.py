@@ -13,7 +13,7 @@ from typing import Any
 
 from gputop.core.findings import Finding
 from gputop.export import pictures
-from gputop.export.load import Grid, Snapshot, from_document
+from gputop.replay.snapshot import Grid, Snapshot, from_document
 from gputop.text.markup import esc, moment
 from gputop.export.tables import analysis, gpu_kinds, mapping
 from gputop.core.samples import OK, GpuSample, Reading

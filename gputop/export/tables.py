@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gputop.export import pictures
-from gputop.export.load import Snapshot
+from gputop.replay.snapshot import Snapshot
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gputop.core.errors import GputopError
 from gputop.text import redaction
 from gputop.export.html import to_html
-from gputop.export.load import from_document, is_snapshot, read
+from gputop.replay.snapshot import from_document, is_snapshot, read
 from gputop.export.snapshot import document, to_json
 from gputop.export.svg import to_svg
 from tests.export.scene import session

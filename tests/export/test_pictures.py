@@ -17,7 +17,7 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.export.html import to_html
-from gputop.export.load import read
+from gputop.replay.snapshot import read
 from gputop.export.snapshot import document, format_of, render, to_json, to_text, write_snapshot
 from gputop.export.svg import to_svg
 from gputop.core.samples import LOST, GpuSample

@@ -12,7 +12,7 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.export.files import unused, write_private
-from gputop.export.load import from_document
+from gputop.replay.snapshot import from_document
 from gputop.export.snapshot import document, render, to_json, to_text, write_snapshot
 from gputop.core.samples import (
     LOST,

@@ -16,8 +16,8 @@ import pytest
 from gputop.cli import main
 from gputop.core.signal_handlers import handled
 from gputop.options import parser
-from gputop.recording.reader import Recording
-from gputop.recording.record import record
+from gputop.replay.reader import Recording
+from gputop.replay.record import record
 from gputop.core.samples import NodeSample
 from tests.fakes import StillSource, node_sample
 
@@ -119,7 +119,7 @@ def test_commands_are_recorded_without_their_secrets(tmp_path: Path, monkeypatch
 
         def stop(self) -> None: ...
 
-    monkeypatch.setattr("gputop.recording.record.Sampler", OneLook)
+    monkeypatch.setattr("gputop.replay.record.Sampler", OneLook)
     path = tmp_path / "f.rec"
     record(StillSource(), 1.0, path, 1.0, threading.Event(), lambda text: None)
     assert Recording(path).sample(0).processes[0].command == "python train.py --token *** --lr 0.1"

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.core.errors import EXIT_NOTHING, GputopError, NothingToSee
-from gputop.recording.format import HEADER, RECORD, SEGMENT_SAMPLES, header
-from gputop.recording.reader import Recording
-from gputop.recording.record import record
-from gputop.recording.writer import SYNC_PERIOD_S, RecordingWriter
+from gputop.replay.format import HEADER, RECORD, SEGMENT_SAMPLES, header
+from gputop.replay.reader import Recording
+from gputop.replay.record import record
+from gputop.replay.writer import SYNC_PERIOD_S, RecordingWriter
 from gputop.core.samples import NodeSample
 from gputop.sources.simulated import SimulatedSource
 from tests.fakes import START_S, node_sample
@@ -154,7 +154,7 @@ def test_what_is_no_recording_is_said(tmp_path: Path, content: bytes, says: str)
 def test_a_newer_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "node.rec"
     with monkeypatch.context() as later:
-        later.setattr("gputop.recording.format.VERSION", 7)
+        later.setattr("gputop.replay.format.VERSION", 7)
         write(path, 2)
     with pytest.raises(GputopError, match="format 7") as caught:
         Recording(path)

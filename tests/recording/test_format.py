@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from gputop.core.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS
-from gputop.recording.decode import Damaged, Decoder
-from gputop.recording.format import (
+from gputop.replay.decode import Damaged, Decoder
+from gputop.replay.format import (
     RECORD,
     SAMPLE,
     SAMPLE_HEAD,
@@ -132,7 +132,7 @@ def test_segments_stand_alone() -> None:
 
 
 def test_texts_that_never_repeat_begin_a_new_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gputop.recording.format.SEGMENT_WORDS_BYTES", 20_000)
+    monkeypatch.setattr("gputop.replay.format.SEGMENT_WORDS_BYTES", 20_000)
     encoder, segments = Encoder(), 0
     for tick in range(40):
         sample = node_sample(tick, 1)

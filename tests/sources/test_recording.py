@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.recording.reader import Recording
-from gputop.recording.writer import RecordingWriter
+from gputop.replay.reader import Recording
+from gputop.replay.writer import RecordingWriter
 from gputop.core.samples import NodeSample
 from gputop.session import Options, Session
-from gputop.sources.recording import MAX_SPEED, Player
+from gputop.replay.player import MAX_SPEED, Player
 from gputop.tui.app import GputopApp
 from gputop.tui.lines import LinesWidget
 from gputop.tui.telling import lead

@@ -11,13 +11,13 @@ import pytest
 from gputop.cli import main
 from gputop.core.errors import GputopError
 from gputop.text import redaction
-from gputop.export.load import Snapshot, from_document
+from gputop.replay.snapshot import Snapshot, from_document
 from gputop.export.snapshot import document, render
-from gputop.recording.writer import RecordingWriter
+from gputop.replay.writer import RecordingWriter
 from gputop.core.samples import LOST, GpuSample
 from gputop.session import Session
-from gputop.sources.recording import Player
-from gputop.sources.snapshot import SnapshotPlayer, SnapshotSamples, open_player
+from gputop.replay.player import Player
+from gputop.replay.snapshot_source import SnapshotPlayer, SnapshotSamples, open_player
 from gputop.tui.app import GputopApp
 from gputop.tui.lines import LinesWidget
 from gputop.tui.screens import Popup

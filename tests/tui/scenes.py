@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from gputop.captures import CaptureRecord, Server
-from gputop.export.load import Snapshot, read
+from gputop.replay.snapshot import Snapshot, read
 from gputop.core.samples import LOST, GpuProcess, GpuSample, NodeSample, Reading, XidEvent
 from gputop.session import Options, Session
 from gputop.simulation.node import COMMAND, PID
-from gputop.sources.recording import Player
+from gputop.replay.player import Player
 from gputop.sources.simulated import SimulatedSource
-from gputop.sources.snapshot import SnapshotPlayer
+from gputop.replay.snapshot_source import SnapshotPlayer
 from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
 from gputop.diagnosis.diagnose import examine

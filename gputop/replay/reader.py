@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.recording.decode import Damaged, Decoder
-from gputop.recording.format import (
+from gputop.replay.decode import Damaged, Decoder
+from gputop.replay.format import (
     HEADER,
     MAGIC,
     MAX_RECORD_BYTES,

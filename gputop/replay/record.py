@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError
 from gputop.text import redaction
-from gputop.recording.writer import RecordingWriter
+from gputop.replay.writer import RecordingWriter
 from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import NodeSample
 from gputop.sources.base import Source

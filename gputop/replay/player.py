@@ -27,7 +27,7 @@ _PAST_S, _PAST_STEP_S = 6 * 3600.0, 10.0
 
 
 class Samples(Protocol):
-    """What is played: a :class:`gputop.recording.reader.Recording`, say."""
+    """What is played: a :class:`gputop.replay.reader.Recording`, say."""
 
     @property
     def times_s(self) -> Sequence[float]: ...

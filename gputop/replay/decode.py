@@ -14,7 +14,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from gputop.recording.format import (
+from gputop.replay.format import (
     CLASSES,
     F64,
     FIELDS,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.recording.format import Encoder, header
+from gputop.replay.format import Encoder, header
 from gputop.core.samples import NodeSample
 
 SYNC_PERIOD_S = 30.0  # what a crash of the machine, not of gputop, may lose
