@@ -35,8 +35,8 @@ sys.path.insert(0, str(ROOT))
 import psutil  # noqa: E402
 
 from gputop.core.errors import GputopError  # noqa: E402
-from gputop.profiler.careful import careful_capture  # noqa: E402
-from gputop.profiler.footprint import resident_bytes  # noqa: E402
+from gputop.profiler.capture.safe_capture import careful_capture  # noqa: E402
+from gputop.profiler.capture.footprint import resident_bytes  # noqa: E402
 from gputop.profiler.probe import load_grpc  # noqa: E402
 from gputop.diagnosis.diagnose import analyze  # noqa: E402
 from tests.tf_job import MODES, TfJob, start_tf_job  # noqa: E402
@@ -138,7 +138,7 @@ def _capture(job: TfJob, logdir: str, seconds: float) -> None:
 
 def measure_before(mode: str, before_s: float, rounds: int) -> None:
     """The job's pace without and with recording all the time, turn about, and its memory."""
-    from gputop.profiler.continuous import Continuous, too_much
+    from gputop.profiler.capture.continuous import Continuous, too_much
 
     with start_tf_job(mode) as job:
         def pace(seconds: float, each: Callable[[], None] = lambda: None) -> float:

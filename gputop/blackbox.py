@@ -22,7 +22,7 @@ from gputop.profiler.rules import Rule
 from gputop.profiler.trigger import Dip, Trigger
 
 if TYPE_CHECKING:
-    from gputop.profiler.continuous import Continuous
+    from gputop.profiler.capture.continuous import Continuous
     from gputop.session import Session
 
 FOLDER = "black-box"  # below the logdir
@@ -167,7 +167,7 @@ class BlackBox:
     def _fetch(self, continuous: Continuous, servers: Sequence[Server]) -> CaptureRecord:
         """Raises GputopError."""
         if len(servers) > 1:
-            from gputop.profiler.together import fetch_before
+            from gputop.profiler.capture.multi_worker import fetch_before
 
             together = fetch_before(continuous, self.logdir)
             return of_several(called(servers), together.plan.asked_s, together, ())
@@ -199,7 +199,7 @@ class BlackBox:
 
     def _go_on(self) -> None:
         """Begin, look after, or drop what is recorded; raises GputopError."""
-        from gputop.profiler.continuous import Unsupported, too_much
+        from gputop.profiler.capture.continuous import Unsupported, too_much
 
         if self._continuous is not None and self._keep_s is not None:
             kept = self._continuous.kept()
@@ -216,8 +216,8 @@ class BlackBox:
             raise
 
     def _begin(self, servers: Sequence[Server]) -> None:
-        from gputop.profiler.continuous import Continuous
-        from gputop.profiler.footprint import job_pid
+        from gputop.profiler.capture.continuous import Continuous
+        from gputop.profiler.capture.footprint import job_pid
 
         continuous = Continuous([(s.address, job_pid(s.address, s.pid)) for s in servers])
         if self._keep_s is None:
@@ -233,7 +233,7 @@ class BlackBox:
 
     def _bearable_s(self, continuous: Continuous) -> float:
         """How many seconds of all may be kept, by a probe of each, as for any capture; raises GputopError."""
-        from gputop.profiler.together import bearable
+        from gputop.profiler.capture.multi_worker import bearable
 
         servers = [(address, continuous.pids[address]) for address in continuous.addresses]
         chosen, errors = bearable(servers, seconds=2 * self.options.before_s, logdir=self.logdir, stop=self._closing)

@@ -17,9 +17,9 @@ from gputop.core.errors import GputopError, NothingToSee
 from gputop.text.units import seconds
 
 if TYPE_CHECKING:
-    from gputop.profiler.careful import Cost
-    from gputop.profiler.plan import Plan
-    from gputop.profiler.together import Outcome, Together
+    from gputop.profiler.capture.safe_capture import Cost
+    from gputop.profiler.capture.plan import Plan
+    from gputop.profiler.capture.multi_worker import Outcome, Together
 
 HOW_TO_SERVE = (
     "In the job: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009); "
@@ -210,8 +210,8 @@ def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path,
     """
     from gputop.profiler.client import Progress
     from gputop.profiler.discovery import crash_risk
-    from gputop.profiler.footprint import job_pid
-    from gputop.profiler.leftovers import clear_leftovers
+    from gputop.profiler.capture.footprint import job_pid
+    from gputop.profiler.stale_files import clear_leftovers
 
     clear_leftovers(logdir)
     answering = [s for s in servers if s.problem is None]
@@ -228,7 +228,7 @@ def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path,
         status(p.phase, p.elapsed_s)
 
     if len(servers) == 1:
-        from gputop.profiler.careful import careful_capture
+        from gputop.profiler.capture.safe_capture import careful_capture
 
         result, plan, cost = careful_capture(
             answering[0].address, seconds=asked_s, logdir=logdir, pid=answering[0].pid, force=force,
@@ -236,7 +236,7 @@ def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path,
         record = CaptureRecord(name, result.path, time.time(), asked_s, result.took_s,
                                (*result.errors, *result.warnings), plan=plan, cost=cost)
     else:
-        from gputop.profiler.together import capture_together
+        from gputop.profiler.capture.multi_worker import capture_together
 
         together = capture_together(
             [(s.address, s.pid) for s in answering], seconds=asked_s, logdir=logdir, force=force,

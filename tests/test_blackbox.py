@@ -146,7 +146,7 @@ class TestTheTimeBefore:
     @pytest.fixture(autouse=True)
     def quick(self, monkeypatch):
         monkeypatch.setattr("gputop.blackbox._TICK_S", 0.05)
-        monkeypatch.setattr("gputop.profiler.careful.PROBE_S", 0.05)
+        monkeypatch.setattr("gputop.profiler.capture.safe_capture.PROBE_S", 0.05)
 
     def test_is_fetched_when_a_gpu_dips(self, tmp_path):
         with serve(FakeProfiler(continuous=True)) as server:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NothingToSee
 from gputop.profiler import messages
-from gputop.profiler.outline import Outline, mapped, outline
+from gputop.profiler.capture.outline import Outline, mapped, outline
 from gputop.profiler.probe import (
     ServerInfo,
     load_grpc,

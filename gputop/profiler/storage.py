@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler import sockets
-from gputop.profiler.leftovers import partial_name
+from gputop.profiler.stale_files import partial_name
 from gputop.profiler.probe import is_local, split_address, unix_name
 
 _RUN_NAME = "%Y_%m_%d_%H_%M_%S"  # TensorBoard's

@@ -13,9 +13,10 @@ import grpc
 import pytest
 
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.profiler import careful, client, footprint, plan, storage
-from gputop.profiler.careful import careful_capture
-from gputop.profiler.plan import Plan, Room
+from gputop.profiler.capture import safe_capture, footprint, plan
+from gputop.profiler import client, storage
+from gputop.profiler.capture.safe_capture import careful_capture
+from gputop.profiler.capture.plan import Plan, Room
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 BUSY = (grpc.StatusCode.UNAVAILABLE, "Another profiling session active.")
@@ -27,8 +28,8 @@ DATA = Path(__file__).parents[1] / "data"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Probes of a twentieth of a second, captures from a tenth on."""
-    monkeypatch.setattr(careful, "PROBE_S", 0.05)
-    monkeypatch.setattr("gputop.profiler.plan.LEAST_S", 0.1)
+    monkeypatch.setattr(safe_capture, "PROBE_S", 0.05)
+    monkeypatch.setattr("gputop.profiler.capture.plan.LEAST_S", 0.1)
 
 
 @pytest.fixture
@@ -69,9 +70,9 @@ def test_a_busy_job_is_recorded_for_less_with_the_reason(logdir):
 
 def test_once_the_probe_shows_the_steps_a_hundred_will_do(logdir, monkeypatch):
     """A real trace of Keras as the probe; the probes here are too short for the real figures."""
-    monkeypatch.setattr("gputop.profiler.plan._ENOUGH_S", 0.1)
-    monkeypatch.setattr("gputop.profiler.plan._ENOUGH_STEPS", 10)
-    monkeypatch.setattr("gputop.profiler.plan._CHEAP_EVENTS", 0)
+    monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_S", 0.1)
+    monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_STEPS", 10)
+    monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
     trace = gzip.decompress((DATA / "keras3_fast.xplane.pb.gz").read_bytes())
     with serve(FakeProfiler(xspace=trace)) as server:
         result, made, _ = careful_capture(server.address, seconds=60, logdir=logdir)
@@ -83,7 +84,7 @@ def test_once_the_probe_shows_the_steps_a_hundred_will_do(logdir, monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "force"), [(0.1, False), (0.4, True)])
 def test_no_probe_where_it_is_short_or_forced(logdir, seconds, force, monkeypatch):
-    monkeypatch.setattr(careful, "room", lambda *_: pytest.fail("nobody asked"))
+    monkeypatch.setattr(safe_capture, "room", lambda *_: pytest.fail("nobody asked"))
     with serve(FakeProfiler(xspace=make_xspace(events=100_000))) as server:
         _, plan, _ = careful_capture(server.address, seconds=seconds, logdir=logdir, force=force)
     assert durations_ms(server) == [round(1000 * seconds)]
@@ -106,7 +107,7 @@ def test_a_job_that_sleeps_on_is_nothing_to_see(logdir):
 
 
 def test_stopped_during_the_probe_keeps_the_probe(logdir, monkeypatch):
-    monkeypatch.setattr(careful, "PROBE_S", 60.0)
+    monkeypatch.setattr(safe_capture, "PROBE_S", 60.0)
     stop = threading.Event()
     with serve() as server:
         result, plan, _ = careful_capture(server.address, seconds=300, logdir=logdir, stop=stop,
@@ -172,9 +173,9 @@ def test_the_job_s_memory_is_watched(logdir):
 @pytest.mark.parametrize(("after_s", "ended"), [(0.2, True), (99.0, False)])
 def test_a_job_that_grows_too_much_is_spared_once_steps_are_recorded(logdir, monkeypatch, after_s, ended):
     size = iter(range(10**9, 10**12, 10**9))  # a gigabyte more at each look
-    monkeypatch.setattr(careful, "resident_bytes", lambda pid: next(size))
-    monkeypatch.setattr(careful, "spared", lambda probe, room: (after_s, 3e9))
-    monkeypatch.setattr(careful, "plan", lambda seconds, probe, room: Plan(seconds, seconds, "as asked", probe))
+    monkeypatch.setattr(safe_capture, "resident_bytes", lambda pid: next(size))
+    monkeypatch.setattr(safe_capture, "spared", lambda probe, room: (after_s, 3e9))
+    monkeypatch.setattr(safe_capture, "plan", lambda seconds, probe, room: Plan(seconds, seconds, "as asked", probe))
     with serve() as server:
         result, plan, cost = careful_capture(server.address, seconds=60 if ended else 0.4, logdir=logdir)
         assert len(server.terminated) == ended
@@ -185,10 +186,10 @@ def test_a_job_that_grows_too_much_is_spared_once_steps_are_recorded(logdir, mon
 
 
 def test_a_slow_hand_over_is_told(logdir):
-    assert careful.Cost(8.0, 4.0).text() == (
+    assert safe_capture.Cost(8.0, 4.0).text() == (
         "the call took 8.0 s for 4.0 s of trace: the server spent 4.0 s gathering it, and the job was slowed meanwhile")
-    assert careful.Cost(4.3, 4.0).text() == "the call took 4.3 s for 4.0 s of trace"
-    assert careful.Cost(4.3, 4.0).growth_bytes is None
+    assert safe_capture.Cost(4.3, 4.0).text() == "the call took 4.3 s for 4.0 s of trace"
+    assert safe_capture.Cost(4.3, 4.0).growth_bytes is None
 
 
 def test_a_trace_a_hundred_times_what_the_probe_promised_is_kept_all_the_same(logdir):
@@ -212,7 +213,7 @@ def test_a_damaged_probe_counts_for_what_is_readable(logdir):
 def test_a_probe_that_is_not_handed_over_is_given_up(logdir, monkeypatch):
     monkeypatch.setattr(client, "_DEADLINE_EXTRA_S", 0.2)
     monkeypatch.setattr(client, "_DEADLINE_FACTOR", 0.0)
-    monkeypatch.setattr(careful, "PROBE_S", 60.0)
+    monkeypatch.setattr(safe_capture, "PROBE_S", 60.0)
     with serve() as server, pytest.raises(GputopError, match="did not hand over"):
         careful_capture(server.address, seconds=300, logdir=logdir)
     assert not logdir.exists()
@@ -223,7 +224,7 @@ def test_a_probe_that_is_not_handed_over_is_given_up(logdir, monkeypatch):
     (Room(disk_bytes=10), "too little disk space"),
 ])
 def test_refused_before_the_capture_where_it_would_not_fit(logdir, room, cause, monkeypatch):
-    monkeypatch.setattr(careful, "room", lambda *_: room)
+    monkeypatch.setattr(safe_capture, "room", lambda *_: room)
     with serve() as server:
         with pytest.raises(GputopError, match=cause) as caught:
             careful_capture(server.address, seconds=10, logdir=logdir)
@@ -312,7 +313,7 @@ def test_places_for_a_trace_have_room_and_other_file_systems_come_first(tmp_path
 def test_footprint_is_asked_about_the_real_place(logdir, monkeypatch):
     asked: list[object] = []
     real = footprint.room
-    monkeypatch.setattr(careful, "room", lambda *a: asked.append(a) or real(*a))
+    monkeypatch.setattr(safe_capture, "room", lambda *a: asked.append(a) or real(*a))
     with serve() as server:
         careful_capture(server.address, seconds=0.2, logdir=logdir)
         assert asked == [(server.address, os.getpid(), logdir)]

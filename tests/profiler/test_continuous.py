@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.profiler import continuous
-from gputop.profiler.continuous import MOST_GROWTH_BYTES, Continuous, Kept, Unsupported, too_much
+from gputop.profiler.capture import continuous
+from gputop.profiler.capture.continuous import MOST_GROWTH_BYTES, Continuous, Kept, Unsupported, too_much
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 DEADLINE_S = 30.0

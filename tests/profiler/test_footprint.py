@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.profiler import footprint
-from gputop.profiler.footprint import free_disk_bytes, job_pid, left_in, memory_cgroups, resident_bytes, room
+from gputop.profiler.capture import footprint
+from gputop.profiler.capture.footprint import free_disk_bytes, job_pid, left_in, memory_cgroups, resident_bytes, room
 
 
 def cgroup(folder: Path, limit: str, use: int = 0, cache: int = 0, version: int = 2) -> Path:

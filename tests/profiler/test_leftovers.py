@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from gputop.captures import Server, capture_and_analyse
-from gputop.profiler import leftovers
-from gputop.profiler.leftovers import clear_leftovers, probe_name
+from gputop.profiler import stale_files
+from gputop.profiler.stale_files import clear_leftovers, probe_name
 from gputop.profiler.storage import RunFolder
 from tests.profiler.fake_server import serve
 
@@ -107,7 +107,7 @@ def test_of_other_hosts_only_what_is_too_old_to_be_of_a_capture(owner, tmp_path,
     process, partial, folder = owner
     process.kill()
     process.wait()
-    monkeypatch.setattr(leftovers.platform, "node", lambda: "another-host")
+    monkeypatch.setattr(stale_files.platform, "node", lambda: "another-host")
     for path in (partial, folder):
         aged(path, hours)
     clear_leftovers(tmp_path)
@@ -118,7 +118,7 @@ def test_of_other_users_nothing(owner, tmp_path, monkeypatch):
     process, partial, folder = owner
     process.kill()
     process.wait()
-    monkeypatch.setattr(leftovers.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(stale_files.os, "geteuid", lambda: os.getuid() + 1)
     clear_leftovers(tmp_path)
     assert partial.exists() and folder.exists()
 
@@ -126,9 +126,9 @@ def test_of_other_users_nothing(owner, tmp_path, monkeypatch):
 @pytest.mark.parametrize("unknown", ["no /proc", "the /proc of another namespace"])
 def test_where_the_system_does_not_tell_who_lives_age_does(tmp_path, monkeypatch, unknown):
     if unknown == "no /proc":
-        monkeypatch.setattr(leftovers, "_PROC", tmp_path / "none")
+        monkeypatch.setattr(stale_files, "_PROC", tmp_path / "none")
     else:
-        monkeypatch.setattr(leftovers.os, "getpid", lambda: 1)
+        monkeypatch.setattr(stale_files.os, "getpid", lambda: 1)
     (new := tmp_path / probe_name()).mkdir()
     (old := tmp_path / probe_name()).mkdir()
     aged(old, hours=25)

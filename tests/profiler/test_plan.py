@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.profiler.plan import CUPTI_RECORDS, SERVER_MULTIPLE, Plan, Probe, Room, needs_probe, plan, spared
+from gputop.profiler.capture.plan import CUPTI_RECORDS, SERVER_MULTIPLE, Plan, Probe, Room, needs_probe, plan, spared
 
 MB, GB = 1e6, 1e9
 

@@ -13,10 +13,10 @@ import pytest
 
 from gputop.captures import CaptureStatus, Server, capture_and_analyse
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.profiler import careful, together
-from gputop.profiler.continuous import Continuous
-from gputop.profiler.plan import Plan, Room
-from gputop.profiler.together import bearable, capture_together, fetch_before, share, shortest, trace_names
+from gputop.profiler.capture import safe_capture, multi_worker
+from gputop.profiler.capture.continuous import Continuous
+from gputop.profiler.capture.plan import Plan, Room
+from gputop.profiler.capture.multi_worker import bearable, capture_together, fetch_before, share, shortest, trace_names
 from gputop.trace.readers.clock_file import read_clocks
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
@@ -24,14 +24,14 @@ from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Probes of a twentieth of a second, captures from a tenth on."""
-    monkeypatch.setattr(careful, "PROBE_S", 0.05)
-    monkeypatch.setattr("gputop.profiler.plan.LEAST_S", 0.1)
+    monkeypatch.setattr(safe_capture, "PROBE_S", 0.05)
+    monkeypatch.setattr("gputop.profiler.capture.plan.LEAST_S", 0.1)
 
 
 @pytest.fixture
 def training(monkeypatch):
     """The servers count as training jobs of this machine."""
-    monkeypatch.setattr(together, "is_training", lambda pid: True)
+    monkeypatch.setattr(multi_worker, "is_training", lambda pid: True)
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_the_busiest_job_decides_for_all(logdir):
 
 
 def test_stopped_during_the_probes_keeps_the_probes(logdir, monkeypatch):
-    monkeypatch.setattr(careful, "PROBE_S", 60.0)
+    monkeypatch.setattr(safe_capture, "PROBE_S", 60.0)
     stop = threading.Event()
     recording = [0]
 
@@ -182,9 +182,9 @@ def test_stopped_while_recording_stops_all(logdir):
 
 def test_a_job_that_grows_too_much_ends_it_for_all(logdir, monkeypatch):
     size = iter(range(10**9, 10**12, 10**9))
-    monkeypatch.setattr(careful, "resident_bytes", lambda pid: next(size))
-    monkeypatch.setattr(together, "spared", lambda probe, room: (0.2, 3e9))
-    monkeypatch.setattr(together, "plan", lambda seconds, probe, room, **_: Plan(seconds, seconds, "as asked", probe))
+    monkeypatch.setattr(safe_capture, "resident_bytes", lambda pid: next(size))
+    monkeypatch.setattr(multi_worker, "spared", lambda probe, room: (0.2, 3e9))
+    monkeypatch.setattr(multi_worker, "plan", lambda seconds, probe, room, **_: Plan(seconds, seconds, "as asked", probe))
     with serving(FakeProfiler(), FakeProfiler()) as servers:
         done = capture_together(addresses(servers), seconds=60, logdir=logdir)
     assert all(o.result.stopped_early for o in done.outcomes) and done.plan.chosen_s < 60
@@ -247,9 +247,9 @@ def test_that_fewer_steps_would_do_is_no_reason_to_bear_less(logdir, monkeypatch
     def enough(_path: object, _events: int) -> tuple[float, bool]:
         return 0.001, True
 
-    monkeypatch.setattr("gputop.profiler.volume.step_time", enough)
-    monkeypatch.setattr("gputop.profiler.plan._ENOUGH_S", 0.1)
-    monkeypatch.setattr("gputop.profiler.plan._CHEAP_EVENTS", 0)
+    monkeypatch.setattr("gputop.profiler.capture.volume.step_time", enough)
+    monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_S", 0.1)
+    monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
     with serving(FakeProfiler(xspace=make_xspace(events=100_000))) as servers:
         assert bearable(addresses(servers), seconds=10, logdir=logdir, stop=threading.Event())[0].chosen_s == 0.2
         done = capture_together(addresses(servers), seconds=10, logdir=logdir)

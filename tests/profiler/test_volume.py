@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputop.profiler import messages
-from gputop.profiler.volume import count_events, step_time
+from gputop.profiler.capture.volume import count_events, step_time
 from gputop.analysis.steps import steps
 from tests.profiler.fake_server import make_xspace
 

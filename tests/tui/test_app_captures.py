@@ -10,8 +10,8 @@ import pytest
 from gputop.advice.live.rules import Advice
 from gputop.captures import CaptureStatus
 from gputop.core.errors import GputopError
-from gputop.profiler.careful import Cost
-from gputop.profiler.plan import Plan
+from gputop.profiler.capture.safe_capture import Cost
+from gputop.profiler.capture.plan import Plan
 from gputop.tui import telling
 from gputop.tui.app import GputopApp
 from gputop.tui.lines import LinesWidget

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from gputop.core.errors import GputopError
 from gputop.profiler import messages
 from gputop.profiler.client import CaptureResult, is_busy, save_response, set_options
-from gputop.profiler.footprint import resident_bytes
+from gputop.profiler.capture.footprint import resident_bytes
 from gputop.profiler.probe import load_grpc, open_channel
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import bytes_

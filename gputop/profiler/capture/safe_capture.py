@@ -18,10 +18,10 @@ from typing import Any
 
 from gputop.core.errors import GputopError
 from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
-from gputop.profiler.footprint import job_pid, resident_bytes, room
-from gputop.profiler.leftovers import probe_name
-from gputop.profiler.outline import mapped
-from gputop.profiler.plan import PROBE_S, Plan, Probe, needs_probe, plan, spared
+from gputop.profiler.capture.footprint import job_pid, resident_bytes, room
+from gputop.profiler.stale_files import probe_name
+from gputop.profiler.capture.outline import mapped
+from gputop.profiler.capture.plan import PROBE_S, Plan, Probe, needs_probe, plan, spared
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import bytes_
 
@@ -175,7 +175,7 @@ def probe_job(
     address: str, logdir: Path, pid: int | None, watch: JobMemory, stop: threading.Event
 ) -> tuple[CaptureResult | None, Probe]:
     """The probe's trace, None where it holds no events, and what it says. Raises GputopError."""
-    from gputop.profiler.volume import count_events, step_time
+    from gputop.profiler.capture.volume import count_events, step_time
 
     def report(progress: Progress) -> None:
         watch(replace(progress, phase="probing"))

@@ -1,6 +1,6 @@
 """Capturing from several servers at once: the workers of one job, over the same seconds.
 
-As :mod:`gputop.profiler.careful` does for one: all are probed together, each probe says how long its
+As :mod:`gputop.profiler.capture.safe_capture` does for one: all are probed together, each probe says how long its
 job and its node would bear it, and the shortest counts for all. The recordings begin at a common time,
 which the servers wait for by their own clocks, as TensorFlow's client has them do; but only where a
 probe has shown what that clock says: a server told to wait waits, its profiler taken, whatever it costs.
@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from gputop.core.errors import GputopError
-from gputop.profiler.careful import Cost, JobMemory, Sparing, keep_probe, probe_job, probe_logdir
+from gputop.profiler.capture.safe_capture import Cost, JobMemory, Sparing, keep_probe, probe_job, probe_logdir
 from gputop.profiler.client import CaptureResult, Progress, capture
 from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, both, bounds_of_call
-from gputop.profiler.continuous import Continuous
+from gputop.profiler.capture.continuous import Continuous
 from gputop.profiler.discovery import is_training
-from gputop.profiler.footprint import job_pid, room
-from gputop.profiler.outline import session_window_ns
-from gputop.profiler.plan import Plan, Probe, Room, needs_probe, plan, spared
+from gputop.profiler.capture.footprint import job_pid, room
+from gputop.profiler.capture.outline import session_window_ns
+from gputop.profiler.capture.plan import Plan, Probe, Room, needs_probe, plan, spared
 from gputop.profiler.probe import machine_name, probe, split_address, unix_name
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import seconds as duration
