@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from gputop import __version__
 from gputop.core.errors import EXIT_USAGE
-from gputop.session_options import DEFAULT_RULE
+from gputop.session.options import DEFAULT_RULE
 
 _EPILOG = """\
 What is not said here, ~/.config/gputop/config.toml may say; gputop config shows all it can hold.

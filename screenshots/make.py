@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gputop.export.snapshot import write_snapshot
-from gputop.session import Options, Session
+from gputop.session.session import Options, Session
 from gputop.sources.simulated import SimulatedSource
 from gputop.tui.app import GputopApp
 

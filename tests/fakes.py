@@ -17,7 +17,7 @@ from gputop.core.samples import (
     ProcessSample,
     Reading,
 )
-from gputop.session import Options, Session
+from gputop.session.session import Options, Session
 
 START_S = 1_800_000_000.0
 GIB = 2**30

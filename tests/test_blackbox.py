@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gputop.blackbox import FOLDER, SETTLE_S, BlackBox, DipOptions
-from gputop.captures import Server
+from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, BlackBox, DipOptions
+from gputop.session.captures import Server
 from gputop.core.errors import GputopError
-from gputop.profiler.bounded import MARK, mark, prune
-from gputop.profiler.rules import parse_rule
+from gputop.session.auto_capture.retention import MARK, mark, prune
+from gputop.session.auto_capture.dip_rules import parse_rule
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
-from gputop.session import Options, Session
+from gputop.session.session import Options, Session
 from tests.fakes import START_S, StillSource
 from tests.profiler.fake_server import FakeProfiler, serve
 
@@ -79,7 +79,7 @@ def test_seldom_and_not_for_ever(tmp_path, captured):
 
 
 def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured):
-    from gputop.captures import CaptureStatus
+    from gputop.session.captures import CaptureStatus
 
     session = Fed(DipOptions(RULE), tmp_path)
     session.go(120, 0.9)
@@ -145,7 +145,7 @@ class TestTheTimeBefore:
 
     @pytest.fixture(autouse=True)
     def quick(self, monkeypatch):
-        monkeypatch.setattr("gputop.blackbox._TICK_S", 0.05)
+        monkeypatch.setattr("gputop.session.auto_capture.controller._TICK_S", 0.05)
         monkeypatch.setattr("gputop.profiler.capture.safe_capture.PROBE_S", 0.05)
 
     def test_is_fetched_when_a_gpu_dips(self, tmp_path):

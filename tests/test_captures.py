@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.captures import CaptureRecord, CaptureStatus, Server, capture_and_analyse
+from gputop.session.captures import CaptureRecord, CaptureStatus, Server, capture_and_analyse
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.safe_capture import Cost
 from gputop.profiler.capture.plan import Plan, Probe

@@ -8,7 +8,7 @@ import pytest
 
 from gputop.core.findings import Finding, Gain
 from gputop.advice.merge import merge_findings
-from gputop.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
+from gputop.session.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
 from gputop.core.samples import GpuInfo, GpuProcess, ProcessSample, Reading
 
 NONE = Reading.missing("bytes", "test")

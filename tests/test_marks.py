@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gputop.core.findings import Finding, Gain
-from gputop.captures import CaptureRecord, CaptureStatus
-from gputop.marks import FORGOTTEN_S, KEPT, MarkLog
+from gputop.session.captures import CaptureRecord, CaptureStatus
+from gputop.session.event_log import FORGOTTEN_S, KEPT, MarkLog
 from gputop.core.samples import LOST, GpuSample, NodeSample, Reading, XidEvent
 from tests.fakes import START_S, StillSession, node_sample
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gputop.captures import CaptureRecord, Server, choose_servers, find_servers
+from gputop.session.captures import CaptureRecord, Server, choose_servers, find_servers
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.session import Options, Session
+from gputop.session.session import Options, Session
 from tests.fakes import StillSession, StillSource, node_sample
 
 
@@ -162,7 +162,7 @@ def test_a_fault_of_our_own_ends_the_capture_and_not_the_session(monkeypatch: py
     def broken(*args: object) -> CaptureRecord:
         raise PermissionError("no way")
 
-    monkeypatch.setattr("gputop.session.capture_and_analyse", broken)
+    monkeypatch.setattr("gputop.session.session.capture_and_analyse", broken)
     session = StillSession()
     session.servers = (Server("127.0.0.1:6009"),)
     watched = Watched(session)
@@ -176,7 +176,7 @@ def test_a_fault_while_looking_for_servers_is_a_note(monkeypatch: pytest.MonkeyP
     def broken(*args: object) -> None:
         raise UnicodeError("label too long")
 
-    monkeypatch.setattr("gputop.session.find_servers", broken)
+    monkeypatch.setattr("gputop.session.session.find_servers", broken)
     session = StillSession()
     session.look_for_servers()
     assert session.servers == () and "label too long" in session.discovery_notes[0]
@@ -195,6 +195,6 @@ def test_several_servers_are_attached_at_once() -> None:
 def test_what_servers_are_called_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     session = StillSession()
     found = (Server("127.0.0.1:6009", "python train.py --password hunter2", 1),)
-    monkeypatch.setattr("gputop.session.find_servers", lambda *_: (found, ()))
+    monkeypatch.setattr("gputop.session.session.find_servers", lambda *_: (found, ()))
     session.look_for_servers()
     assert session.servers[0].description == "python train.py --password ***"

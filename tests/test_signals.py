@@ -14,7 +14,7 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.core.samples import ProcessSample, Reading
-from gputop.signals import SIGNALS, send
+from gputop.session.process_signals import SIGNALS, send
 from gputop.sources.host import proc_files
 
 NONE = Reading.missing("bytes", "test")

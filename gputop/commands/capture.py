@@ -15,11 +15,11 @@ from gputop.core.signal_handlers import handled, of_an_end
 from gputop.launch.xprof import logdir_of, open_command
 
 if TYPE_CHECKING:
-    from gputop.captures import CaptureRecord
+    from gputop.session.captures import CaptureRecord
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.captures import CaptureStatus, capture_and_analyse, choose_servers, find_servers
+    from gputop.session.captures import CaptureStatus, capture_and_analyse, choose_servers, find_servers
 
     options = options_of(args)
     if options.dips is not None:

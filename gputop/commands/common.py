@@ -15,9 +15,9 @@ from gputop.options import SIMULATED_DEFAULT
 from gputop.core.samples import OK
 
 if TYPE_CHECKING:
-    from gputop.blackbox import DipOptions
-    from gputop.session import Session
-    from gputop.session_options import Options
+    from gputop.session.auto_capture.controller import DipOptions
+    from gputop.session.session import Session
+    from gputop.session.options import Options
     from gputop.sources.base import Source
     from gputop.tui.preferences import Preferences
 
@@ -39,7 +39,7 @@ def source_of(args: argparse.Namespace) -> Source:
 
 
 def options_of(args: argparse.Namespace) -> Options:
-    from gputop.session_options import Options
+    from gputop.session.options import Options
 
     return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir, dips=_dips(args))
 
@@ -53,8 +53,8 @@ def _dips(args: argparse.Namespace) -> DipOptions | None:
             raise GputopError("--dip-max and --dip-before say how to capture when a GPU dips", "Add --on-dip.",
                               EXIT_USAGE)
         return None
-    from gputop.blackbox import DipOptions
-    from gputop.profiler.rules import parse_rule
+    from gputop.session.auto_capture.controller import DipOptions
+    from gputop.session.auto_capture.dip_rules import parse_rule
 
     most = args.dip_max or (1 if args.command == "capture" else 20)
     return DipOptions(parse_rule(args.on_dip), 60 * args.dip_every, most, args.dip_before)

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     sampler = Sampler(source, options.interval_s)
     with first_frame.shown(sampler, preferences.look()) as frame:
         # From here on what takes long to import: the GPUs are on the screen.
-        from gputop.session import Session
+        from gputop.session.session import Session
 
         with contextlib.closing(Session(source, options, sampler=sampler)) as session:
             preferences.tell_textual()

@@ -11,7 +11,7 @@ from gputop.core.errors import EXIT_USAGE, GputopError
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.session import Session
+    from gputop.session.session import Session
     from gputop.replay.snapshot_source import open_player
 
     player, snapshot = open_player(args.file, args.start, args.speed, say)

@@ -67,7 +67,7 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
     """The job, with the monitor on the terminal until it is quit, then with its own output there."""
     from gputop.launch.announcements import Announcement, Announcements
     from gputop.launch.job import Job, end_like, log_path, passing_signals_on, see_out
-    from gputop.session import Session
+    from gputop.session.session import Session
 
     options = options_of(args)
     source = source_of(args)

@@ -17,7 +17,7 @@ _NOT_WRITTEN = frozenset((".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".cs
 def run(args: argparse.Namespace) -> int:
     from gputop.export.files import write_private
     from gputop.export.snapshot import format_of, render
-    from gputop.session import Session
+    from gputop.session.session import Session
 
     if args.format is None and args.output is not None and args.output.suffix.lower() in _NOT_WRITTEN:
         raise GputopError(f"a snapshot cannot be written as {args.output.suffix}: {args.output}",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gputop.core.errors import EXIT_OK
 from gputop.launch import xprof
-from gputop.session_options import DEFAULT_LOGDIR
+from gputop.session.options import DEFAULT_LOGDIR
 
 
 def run(args: argparse.Namespace) -> int:

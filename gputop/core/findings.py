@@ -40,7 +40,7 @@ class Finding:
     ``consequences`` are findings that this one explains: with it they would go, so they are no rivals.
     ``gpus`` are NVML indices in a live finding; in one from a trace they are the numbers that
     the job itself gives its GPUs (CUDA_VISIBLE_DEVICES renumbers them), until
-    :func:`gputop.gpu_numbers.on_node` has made them NVML's.
+    :func:`gputop.session.gpu_numbers.on_node` has made them NVML's.
     """
 
     id: str

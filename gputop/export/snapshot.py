@@ -26,7 +26,7 @@ from gputop.tui.lanes import slice_for
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
     from gputop.telemetry.step_period import Rhythm
-    from gputop.session import Session
+    from gputop.session.session import Session
 
 HISTORY_S = 300.0
 HISTORY_SLICES = 60

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from gputop.core.findings import Abstained, Advice, Finding
-from gputop.captures import CaptureRecord, Server
+from gputop.session.captures import CaptureRecord, Server
 from gputop.core.errors import GputopError
 from gputop.text.markup import lines
 from gputop.telemetry.ring_buffers import LEVELS

@@ -10,7 +10,7 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.core.findings import Finding
-from gputop.gpu_numbers import GpuNumbers
+from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import figure, fit, printable
 from gputop.tui.keys import key
 from gputop.tui.lines import DrawnLines

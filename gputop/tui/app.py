@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from gputop.core.errors import EXIT_OK, GputopError
-from gputop.session import Change, Session
+from gputop.session.session import Change, Session
 from gputop.text.units import printable
 from gputop.tui import opening, rows, telling
 from gputop.tui.actions import ActionsPanel
@@ -37,7 +37,7 @@ INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 class GputopApp(TerminalApp):
-    """The main screen over a :class:`~gputop.session.Session`."""
+    """The main screen over a :class:`~gputop.session.session.Session`."""
 
     TITLE = "gputop"
     CSS_PATH = "gputop.tcss"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.style import Style
 
-from gputop.marks import Kind, Mark
+from gputop.session.event_log import Kind, Mark
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
 from gputop.core.samples import OK, GpuSample
 from gputop.text.units import fit, printable, ranges

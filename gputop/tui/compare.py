@@ -14,9 +14,9 @@ from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.screen import ModalScreen
 
-from gputop.captures import CaptureRecord
+from gputop.session.captures import CaptureRecord
 from gputop.core.errors import GputopError
-from gputop.session import Session
+from gputop.session.session import Session
 from gputop.text.units import fit, printable, seconds
 from gputop.tui.boxes import Frame, Told
 from gputop.tui.keys import key

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 
-from gputop.marks import Mark, MarkLog
+from gputop.session.event_log import Mark, MarkLog
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.render.palette import BOLD

@@ -19,7 +19,7 @@ from gputop.core.samples import (
     ProcessSample,
     Reading,
 )
-from gputop.session import Session
+from gputop.session.session import Session
 from gputop.text.units import NA, devices, fit, printable, ratio, reading, seconds
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.tui.rows import bar, near_memory_limit, since, throttled

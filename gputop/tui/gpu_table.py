@@ -14,7 +14,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gputop.marks import MarkLog
+from gputop.session.event_log import MarkLog
 from gputop.core.samples import GpuSample, NodeSample
 from gputop.text.units import fit
 from gputop.tui import axis

@@ -15,7 +15,7 @@ from textual.screen import ModalScreen
 
 from gputop.text import redaction
 from gputop.core.samples import ProcessSample
-from gputop.signals import SIGNALS
+from gputop.session.process_signals import SIGNALS
 from gputop.text.units import fit, printable
 from gputop.tui.boxes import Frame
 from gputop.tui.keys import key

@@ -15,7 +15,7 @@ from gputop.render.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar
 from gputop.render.styled_text import Run, spread
 
 if TYPE_CHECKING:
-    from gputop.captures import CaptureRecord, CaptureStatus, Server
+    from gputop.session.captures import CaptureRecord, CaptureStatus, Server
     from gputop.telemetry.step_period import Rhythm
 
 # In the palette's colours: those of the terminal itself turn black where a box over the screen dims it.

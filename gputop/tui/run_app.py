@@ -17,7 +17,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from gputop.launch.job import FORWARDED, Job
-from gputop.session import Session
+from gputop.session.session import Session
 from gputop.text.units import printable
 from gputop.tui.app import GputopApp
 from gputop.tui.keys import key

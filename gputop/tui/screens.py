@@ -14,9 +14,9 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from gputop.core.findings import Finding
-from gputop.captures import CaptureRecord
+from gputop.session.captures import CaptureRecord
 from gputop.core.errors import GputopError
-from gputop.gpu_numbers import GpuNumbers
+from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import printable, ranges
 from gputop.tui.actions import evidence_lines, gain_text
 from gputop.tui.boxes import Frame, Told

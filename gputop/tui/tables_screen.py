@@ -12,7 +12,7 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import DataTable
 
-from gputop.captures import CaptureRecord
+from gputop.session.captures import CaptureRecord
 from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.lines import LinesWidget

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputop.core.findings import EXPLANATIONS
-from gputop.session import Session
+from gputop.session.session import Session
 from gputop.text.units import printable
 
 NO_SERVER = ("A trace tells more, but no profiler server was found.",

@@ -15,7 +15,7 @@ from textual.binding import BindingType
 
 from gputop.core.findings import Finding
 from gputop.core.errors import EXIT_OK, GputopError
-from gputop.gpu_numbers import GpuNumbers
+from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import printable
 from gputop.timeline.model import Range
 from gputop.tui.keys import key
@@ -23,7 +23,7 @@ from gputop.tui.screens import Popup, capture_text, finding_parts
 from gputop.tui.terminal import TerminalApp
 
 if TYPE_CHECKING:
-    from gputop.captures import CaptureRecord
+    from gputop.session.captures import CaptureRecord
     from gputop.timeline.reader import Timeline
     from gputop.tui.app import GputopApp
     from gputop.tui.preferences import Preferences

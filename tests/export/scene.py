@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gputop.core.findings import Finding, Gain
-from gputop.captures import CaptureRecord, Server
+from gputop.session.captures import CaptureRecord, Server
 from gputop.core.samples import GpuSample, Reading, XidEvent
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from textual.widgets import Static
 
-from gputop.captures import Server
+from gputop.session.captures import Server
 from gputop.launch.job import Job
 from gputop.tui.actions import ActionsPanel
 from gputop.tui.lines import LinesWidget

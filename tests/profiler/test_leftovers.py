@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.captures import Server, capture_and_analyse
+from gputop.session.captures import Server, capture_and_analyse
 from gputop.profiler import stale_files
 from gputop.profiler.stale_files import clear_leftovers, probe_name
 from gputop.profiler.storage import RunFolder

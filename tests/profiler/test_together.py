@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gputop.captures import CaptureStatus, Server, capture_and_analyse
+from gputop.session.captures import CaptureStatus, Server, capture_and_analyse
 from gputop.core.errors import GputopError, NothingToSee
 from gputop.profiler.capture import safe_capture, multi_worker
 from gputop.profiler.capture.continuous import Continuous

@@ -9,10 +9,10 @@ import pytest
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.telemetry.history import History
 from gputop.core.metrics import GPU_METRICS
-from gputop.profiler.rules import Rule, parse_rule
-from gputop.profiler.trigger import Dip, Trigger
+from gputop.session.auto_capture.dip_rules import Rule, parse_rule
+from gputop.session.auto_capture.dip_detector import Dip, Trigger
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
-from gputop.session_options import DEFAULT_RULE
+from gputop.session.options import DEFAULT_RULE
 
 START_S = 1_700_000_000.0
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.samples import GpuSample, Reading
-from gputop.session import Options, Session
+from gputop.session.session import Options, Session
 from gputop.sources.dcgm.client import DcgmClient
 from gputop.sources.dcgm.connection import Address, parse_address
 from gputop.sources.dcgm.fallback import LadderSource

@@ -15,7 +15,7 @@ from gputop.core.errors import GputopError
 from gputop.replay.reader import Recording
 from gputop.replay.writer import RecordingWriter
 from gputop.core.samples import NodeSample
-from gputop.session import Options, Session
+from gputop.session.session import Options, Session
 from gputop.replay.player import MAX_SPEED, Player
 from gputop.tui.app import GputopApp
 from gputop.tui.lines import LinesWidget

@@ -15,7 +15,7 @@ from gputop.replay.snapshot import Snapshot, from_document
 from gputop.export.snapshot import document, render
 from gputop.replay.writer import RecordingWriter
 from gputop.core.samples import LOST, GpuSample
-from gputop.session import Session
+from gputop.session.session import Session
 from gputop.replay.player import Player
 from gputop.replay.snapshot_source import SnapshotPlayer, SnapshotSamples, open_player
 from gputop.tui.app import GputopApp

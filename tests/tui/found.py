@@ -9,7 +9,7 @@ from typing import Any
 from textual.app import App
 
 from gputop.core.findings import Advice, Finding, Gain
-from gputop.captures import CaptureRecord, Server
+from gputop.session.captures import CaptureRecord, Server
 from gputop.tui.boxes import Told
 from gputop.tui.lines import LinesWidget
 from gputop.tui.screens import Popup

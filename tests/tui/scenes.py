@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gputop.captures import CaptureRecord, Server
+from gputop.session.captures import CaptureRecord, Server
 from gputop.replay.snapshot import Snapshot, read
 from gputop.core.samples import LOST, GpuProcess, GpuSample, NodeSample, Reading, XidEvent
-from gputop.session import Options, Session
+from gputop.session.session import Options, Session
 from gputop.simulation.node import COMMAND, PID
 from gputop.replay.player import Player
 from gputop.sources.simulated import SimulatedSource

@@ -13,7 +13,7 @@ from gputop.core.findings import Advice
 from gputop.core.errors import NothingToSee
 from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import LOST, GpuSample, HostSample
-from gputop.session import Options, Session
+from gputop.session.session import Options, Session
 from gputop.tui import telling
 from gputop.tui.actions import ActionsPanel
 from gputop.tui.app import GputopApp

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gputop.advice.live.rules import Advice
-from gputop.captures import CaptureStatus
+from gputop.session.captures import CaptureStatus
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.safe_capture import Cost
 from gputop.profiler.capture.plan import Plan

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.marks import Mark
+from gputop.session.event_log import Mark
 from gputop.tui.axis import SIGNS, axis, beside, gpus_text, legend, metric_name, title, words
 from gputop.tui.columns import ACTIVITY
 from gputop.tui.lanes import TimeView, Window

@@ -14,7 +14,7 @@ from textual import events
 from textual.geometry import Region
 from textual.pilot import Pilot
 
-from gputop.signals import SIGNALS
+from gputop.session.process_signals import SIGNALS
 from gputop.tui.actions import ActionsPanel
 from gputop.tui.app import GputopApp
 from gputop.tui.boxes import Frame, Told, hanging

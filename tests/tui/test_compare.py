@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from gputop.captures import CaptureRecord, Server
+from gputop.session.captures import CaptureRecord, Server
 from gputop.core.errors import GputopError
 from gputop.diagnosis.diagnose import analyze
 from gputop.tui import compare

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gputop.telemetry.history import History
-from gputop.marks import MarkLog
+from gputop.session.event_log import MarkLog
 from gputop.core.samples import LOST, GpuSample, XidEvent
 from gputop.tui.app import GputopApp
 from gputop.tui.columns import ACTIVITY, figures_of

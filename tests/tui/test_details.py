@@ -14,9 +14,9 @@ from textual.binding import Binding
 from textual.command import CommandList
 
 from gputop.core.findings import Finding
-from gputop.captures import Server
+from gputop.session.captures import Server
 from gputop.core.errors import GputopError
-from gputop.gpu_numbers import GpuNumbers
+from gputop.session.gpu_numbers import GpuNumbers
 from gputop.core.metrics import CGROUP_METRICS
 from gputop.core.samples import CgroupSample, HostProcess, ProcessSample, Reading
 from gputop.tui.app import GputopApp

@@ -56,7 +56,7 @@ def test_it_stands_on_the_ground_of_the_theme(theme: str) -> None:
 def test_nothing_heavy_is_imported_before_the_first_frame() -> None:
     program = ("import sys, gputop.cli, gputop.commands.monitor, gputop.telemetry.sampler, gputop.sources.nvml.source\n"
                "import gputop.tui.first_frame\n"
-               "print(sorted({'numpy', 'textual', 'grpc', 'google.protobuf', 'psutil', 'gputop.session',\n"
+               "print(sorted({'numpy', 'textual', 'grpc', 'google.protobuf', 'psutil', 'gputop.session.session',\n"
                "              'gputop.core.findings', 'gputop.sources.host.gpu_processes'} & set(sys.modules)))")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -16,7 +16,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from gputop.captures import CaptureStatus
+from gputop.session.captures import CaptureStatus
 from gputop.tui.actions import ActionsPanel
 from gputop.tui.app import GputopApp
 from gputop.tui.gpu_table import GpuTable

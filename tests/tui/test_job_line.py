@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.captures import Server
+from gputop.session.captures import Server
 from gputop.tui import rows
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.captures import CaptureRecord
+from gputop.session.captures import CaptureRecord
 from gputop.cli import main
 from gputop.core.errors import GputopError
 from gputop.timeline.reader import Timeline

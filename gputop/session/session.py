@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gputop.core.findings import Advice, Finding
 from gputop.advice.merge import merge_findings
-from gputop.captures import (
+from gputop.session.captures import (
     CaptureRecord,
     CaptureStatus,
     Server,
@@ -27,16 +27,16 @@ from gputop.captures import (
     find_servers,
 )
 from gputop.core.errors import GputopError
-from gputop.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
-from gputop.marks import MarkLog
+from gputop.session.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
+from gputop.session.event_log import MarkLog
 from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import NodeSample, ProcessSample
-from gputop.session_options import Options
+from gputop.session.options import Options
 from gputop.sources.base import Source
 from gputop.replay.player import Player
 
 if TYPE_CHECKING:
-    from gputop.blackbox import BlackBox
+    from gputop.session.auto_capture.controller import BlackBox
     from gputop.replay.snapshot import Snapshot
     from gputop.telemetry.history import History
     from gputop.telemetry.step_period import Rhythm
@@ -80,7 +80,7 @@ class Session:
         self.failure: GputopError | None = None
         self.black_box: BlackBox | None = None
         if self.options.dips is not None and self.player is None:
-            from gputop.blackbox import BlackBox
+            from gputop.session.auto_capture.controller import BlackBox
 
             self.black_box = BlackBox(self, self.options.dips)
         self.told = told
@@ -340,7 +340,7 @@ class Session:
             raise GputopError("nothing was sent: this is a recording", "Its processes are not those of now.")
         if self.source.simulated:
             raise GputopError("nothing was sent: this process is simulated", "Run gputop without --demo.")
-        from gputop.signals import send
+        from gputop.session.process_signals import send
 
         send(process, number)
 

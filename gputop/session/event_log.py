@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gputop.core.findings import Finding
-from gputop.captures import CaptureRecord, CaptureStatus
+from gputop.session.captures import CaptureRecord, CaptureStatus
 from gputop.core.samples import OK, GpuSample, NodeSample
 
 Kind = Literal["xid", "ecc", "lost", "thermal", "power", "capture", "finding"]

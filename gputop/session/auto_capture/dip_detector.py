@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gputop.core.metrics import GPU_METRICS, RATIO
-from gputop.profiler.rules import Rule
+from gputop.session.auto_capture.dip_rules import Rule
 from gputop.text.units import ratio
 
 if TYPE_CHECKING:

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputop.captures import CaptureRecord, CaptureStatus, Server, called, choose_servers, of_several
+from gputop.session.captures import CaptureRecord, CaptureStatus, Server, called, choose_servers, of_several
 from gputop.core.errors import GputopError
-from gputop.profiler.bounded import mark, prune
-from gputop.profiler.rules import Rule
-from gputop.profiler.trigger import Dip, Trigger
+from gputop.session.auto_capture.retention import mark, prune
+from gputop.session.auto_capture.dip_rules import Rule
+from gputop.session.auto_capture.dip_detector import Dip, Trigger
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.continuous import Continuous
-    from gputop.session import Session
+    from gputop.session.session import Session
 
 FOLDER = "black-box"  # below the logdir
 SETTLE_S = 15.0  # after a capture: it slows the job itself, and the job has to catch up

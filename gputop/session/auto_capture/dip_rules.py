@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.metrics import GPU_METRICS, RATIO, WATTS
-from gputop.session_options import DEFAULT_RULE
+from gputop.session.options import DEFAULT_RULE
 
 _DEFAULT_HOLD_S = 5.0
 

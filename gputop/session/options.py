@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gputop.blackbox import DipOptions
+    from gputop.session.auto_capture.controller import DipOptions
 
 DEFAULT_CAPTURE_S = 10.0
 DEFAULT_LOGDIR = "gputop-traces"
-DEFAULT_RULE = "sm<0.6*median for 5s"  # see gputop.profiler.rules
+DEFAULT_RULE = "sm<0.6*median for 5s"  # see gputop.session.auto_capture.dip_rules
 
 
 @dataclass(frozen=True, slots=True)
