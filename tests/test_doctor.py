@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.doctor import SCHEMA, Report, dcgm, driver, jobs, node, to_json, to_text
+from gputop.doctor.checkup import SCHEMA, Report, to_json, to_text
+from gputop.doctor import dcgm, driver, jobs, node
 from gputop.doctor.check import Check, Running, Task
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts, facts_from
 from gputop.core.errors import GputopError

@@ -8,7 +8,7 @@ from gputop.commands.common import options_of
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.doctor import examine, print_report
+    from gputop.doctor.checkup import examine, print_report
 
     options = options_of(args)
     report = examine(options.logdir, options.attach, dcgm_address=args.dcgm, dcgm_bindings=args.dcgm_bindings)

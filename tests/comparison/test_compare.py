@@ -127,7 +127,7 @@ def test_a_chrome_trace_is_still_a_trace(tmp_path):
 @pytest.mark.parametrize(("text", "message"), [
     ('{"schema": "gputop.analysis/1", "steps": {', "damaged"),
     ('{"schema": "gputop.analysis/2"}', "gputop.analysis/2"),
-    ('{"schema": "gputop.doctor/1", "checks": []}', "gputop.doctor/1"),
+    ('{"schema": "gputop.doctor.checkup/1", "checks": []}', "gputop.doctor.checkup/1"),
     ('{"loss": 0.3}', "trace.json"),
 ])
 def test_what_cannot_be_compared_says_why(tmp_path, text, message):

@@ -1,0 +1,133 @@
+"""``gputop doctor``: what works on this node, why the rest does not, and the lines that mend it.
+
+Every check is a function of what it looks at (a file tree, what the driver said), so that
+tests bring their own; :func:`examine` puts them together for the real node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gputop.doctor.check import DEADLINE_S, Check, Running, Task
+from gputop.core.errors import EXIT_FAILED, EXIT_NOTHING, EXIT_OK
+
+SCHEMA = "gputop.doctor.checkup/1"
+_COLOURS = {"ok": "32", "warn": "33", "fail": "31", "unknown": "35"}
+_ROOT = Path("/")
+# As they are shown; a check of one GPU or process ends in its number.
+_ORDER = ("python", "dependencies", "driver_library", "kernel_module", "device_files", "nvml", "gpus", "gpu_",
+          "sm_activity", "dcgm", "dcgm_engine", "profiling_rights", "profiler_servers", "attached_server", "process_",
+          "container", "host", "terminal", "logdir", "disk")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All checks, and whether there is anything to monitor at all."""
+
+    checks: tuple[Check, ...]
+    no_gpu: bool
+
+    @property
+    def exit_code(self) -> int:
+        """3 without a driver or GPU, else 1 if a check failed, else 0."""
+        if self.no_gpu:
+            return EXIT_NOTHING
+        return EXIT_FAILED if any(check.status == "fail" for check in self.checks) else EXIT_OK
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "checks": [check.to_json() for check in self.checks]}
+
+
+def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | None = None, root: Path = _ROOT,
+            deadline_s: float = DEADLINE_S, *, dcgm_address: str | None = None,
+            dcgm_bindings: Path | None = None) -> Report:
+    """Look at this node, the driver's library sought as ``env`` says, DCGM as ``--dcgm…`` says.
+
+    Takes a second; two times ``deadline_s`` and a little at most.
+    """
+    from gputop.doctor import dcgm, driver, jobs, node
+    from gputop.doctor.driver_facts import ask_driver
+
+    dcgm_address = dcgm_address or dcgm.DEFAULT_ADDRESS
+    dcgm.parse_address(dcgm_address)  # wrong usage is no finding
+    env = os.environ if env is None else env
+    on_node = Running([
+        Task("python", "Python", node.python),
+        Task("dependencies", "Python packages", node.dependencies),
+        Task("container", "Container", lambda: node.container(root, env)),
+        Task("host", "Host figures", lambda: node.host(root)),
+        Task("terminal", "Terminal", lambda: node.terminal(env)),
+        Task("logdir", "Trace folder", lambda: node.logdir(logdir)),
+        Task("disk", "Free disk", lambda: node.disk(logdir)),
+        *(Task("attached_server", "Attached server", partial(jobs.attached, address)) for address in attach),
+    ], deadline_s)
+    facts = ask_driver(min(8.0, deadline_s), env)
+    on_driver = Running([
+        Task("driver_library", "Driver library", lambda: driver.nvml_library(facts, root)),
+        Task("kernel_module", "Kernel module", lambda: driver.kernel_module(facts, root)),
+        Task("device_files", "Device files", lambda: driver.device_files(facts, root)),
+        Task("nvml", "NVML", lambda: driver.nvml(facts, root)),
+        Task("gpus", "GPUs", lambda: driver.gpus(facts)),
+        Task("sm_activity", "SM activity", lambda: driver.sm_activity(facts)),
+        Task("dcgm", "DCGM", lambda: dcgm.installation(facts, root, env, dcgm_bindings)),
+        Task("dcgm_engine", "DCGM host engine",
+             lambda: dcgm.engine(facts, root, env, dcgm_address, dcgm_bindings)),
+        Task("profiling_rights", "Profiling rights", lambda: jobs.profiling_rights(facts, root)),
+        Task("profiler_servers", "Profiler servers", lambda: jobs.servers(facts, root)),
+    ], deadline_s)
+    checks = on_driver.results() + on_node.results()
+    checks.sort(key=lambda check: _ORDER.index(check.id.rstrip("0123456789")))  # stable: GPUs stay in their order
+    return Report(tuple(checks), driver.no_gpu(facts))
+
+
+def to_json(report: Report) -> str:
+    return json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n"
+
+
+def to_text(report: Report, width: int = 100, *, colour: bool = False) -> str:
+    """One aligned entry per check, the lines that mend it below."""
+    margin = max(len(check.title) for check in report.checks) + 12
+    lines: list[str] = []
+    for check in report.checks:
+        word = check.status.ljust(8)
+        if colour:
+            word = f"\x1b[{_COLOURS[check.status]}m{word}\x1b[0m"
+        detail = textwrap.wrap(check.detail, max(30, width - margin), break_on_hyphens=False) or [""]
+        lines.append(f"{word}  {check.title.ljust(margin - 12)}  {detail[0]}".rstrip())
+        lines += [" " * margin + rest for rest in detail[1:]]
+        if check.fix:
+            lines += ["", *(" " * margin + fix for fix in check.fix.splitlines()), ""]
+    if lines[-1]:
+        lines.append("")
+    return "\n".join([*lines, _summary(report)]) + "\n"
+
+
+def print_report(report: Report, *, as_json: bool) -> None:
+    """To stdout; in colours on a terminal that has them, unless NO_COLOR is set."""
+    if as_json:
+        sys.stdout.write(to_json(report))
+        return
+    tty = sys.stdout.isatty()
+    width = min(120, shutil.get_terminal_size((100, 24)).columns) if tty else 100
+    colour = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+    text = to_text(report, width, colour=colour)
+    encoding = sys.stdout.encoding or "ascii"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+
+
+def _summary(report: Report) -> str:
+    counts = {status: sum(check.status == status for check in report.checks) for status in _COLOURS}
+    words = {"ok": "ok", "warn": "with less than could be", "fail": "failed", "unknown": "not known"}
+    text = ", ".join(f"{count} {words[status]}" for status, count in counts.items() if count)
+    if report.no_gpu:
+        text += ". No GPU to look at here; gputop --demo shows a simulated node"
+    return text + "."
