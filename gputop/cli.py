@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import NoReturn
 
 from gputop.commands.common import say
-from gputop.config import config_path, load, settle
+from gputop.commands.settings import config_path, load, settle
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
-from gputop.options import parse
+from gputop.commands.arguments import parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from gputop import __version__
 from gputop.cli import main
-from gputop.options import parser
+from gputop.commands.arguments import parser
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(__file__).parent / "data"

@@ -10,7 +10,7 @@ import pytest
 from gputop.cli import main
 from gputop.commands.common import options_of
 from gputop.core.errors import EXIT_USAGE
-from gputop.options import parse
+from gputop.commands.arguments import parse
 
 
 @pytest.fixture(autouse=True)

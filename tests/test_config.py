@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.cli import main
-from gputop.config import SETTINGS, Config, config_path, document, load, remember, settle
-from gputop.options import parser
+from gputop.commands.settings import SETTINGS, Config, config_path, document, load, remember, settle
+from gputop.commands.arguments import parser
 
 
 @pytest.fixture

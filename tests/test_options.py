@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.options import parse
+from gputop.commands.arguments import parse
 
 
 @pytest.mark.parametrize(("words", "told"), [

@@ -9,9 +9,9 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from gputop.config import remember
+from gputop.commands.settings import remember
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.options import SIMULATED_DEFAULT
+from gputop.commands.arguments import SIMULATED_DEFAULT
 from gputop.core.samples import OK
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gputop.config import Config, document
+from gputop.commands.settings import Config, document
 from gputop.core.errors import EXIT_OK, GputopError
 
 

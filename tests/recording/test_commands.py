@@ -15,7 +15,7 @@ import pytest
 
 from gputop.cli import main
 from gputop.core.signal_handlers import handled
-from gputop.options import parser
+from gputop.commands.arguments import parser
 from gputop.replay.reader import Recording
 from gputop.replay.record import record
 from gputop.core.samples import NodeSample

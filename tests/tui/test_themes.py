@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gputop.core.findings import Advice
-from gputop.config import load, remember
+from gputop.commands.settings import load, remember
 from gputop.core.samples import GpuSample, NodeSample
 from gputop.tui.app import GputopApp
 from gputop.tui.lines import LinesWidget
