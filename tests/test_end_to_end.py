@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gputop.tui.actions import ActionsPanel
+from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.app import GputopApp
-from gputop.tui.lines import LinesWidget
+from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import StillSession
 from tests.test_cli import gputop
 from tests.test_session import Watched

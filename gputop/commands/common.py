@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gputop.session.session import Session
     from gputop.session.options import Options
     from gputop.sources.base import Source
-    from gputop.tui.preferences import Preferences
+    from gputop.tui.terminal.preferences import Preferences
 
 LATE_TICKS = 5
 
@@ -62,8 +62,8 @@ def _dips(args: argparse.Namespace) -> DipOptions | None:
 
 def preferences_of(args: argparse.Namespace) -> Preferences:
     """How the monitor is to look, on this terminal."""
-    from gputop.tui.look import terminal_colors, terminal_glyphs
-    from gputop.tui.preferences import Preferences
+    from gputop.tui.terminal.color_support import terminal_colors, terminal_glyphs
+    from gputop.tui.terminal.preferences import Preferences
 
     config = args.config
     return Preferences(

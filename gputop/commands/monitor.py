@@ -12,7 +12,7 @@ from gputop.commands.common import options_of, preferences_of, say, source_of
 
 def run(args: argparse.Namespace) -> int:
     from gputop.telemetry.sampler import Sampler
-    from gputop.tui import first_frame
+    from gputop.tui.terminal import first_frame
 
     source, options = source_of(args), options_of(args)
     if not source.simulated and (args.source == "dcgm" or not _has_driver()):

@@ -22,7 +22,7 @@ from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.text.units import figure, printable, ranges, ratio, reading, seconds
-from gputop.tui.actions import gain_text
+from gputop.tui.monitor.findings_panel import gain_text
 from gputop.render.palette import STEPS
 
 _SCRIPT = """\

@@ -21,7 +21,7 @@ from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.text.wrapping import wrap
 from gputop.core.samples import OK, CgroupSample, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, rate_gb, reading, seconds
-from gputop.tui.lanes import slice_for
+from gputop.tui.monitor.lanes import slice_for
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History

@@ -18,7 +18,7 @@ from gputop.text.markup import esc, moment
 from gputop.export.tables import analysis, gpu_kinds, mapping
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.text.units import bytes_, fit, percent, printable, rate_gb, reading, seconds
-from gputop.tui.actions import gain_text
+from gputop.tui.monitor.findings_panel import gain_text
 from gputop.render.palette import SEVERITY_MARK
 
 _WIDTH, _EDGE = 1200, 24

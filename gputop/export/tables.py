@@ -13,8 +13,8 @@ from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
 from gputop.text.units import devices, limits, percent, ratio, reading, seconds
-from gputop.tui.processes import memory_bytes, sm_ratio
-from gputop.tui.rows import short_gpu_name
+from gputop.tui.monitor.process_panel import memory_bytes, sm_ratio
+from gputop.tui.monitor.status_lines import short_gpu_name
 
 # The columns of "Now": heading, metrics whose figures it holds.
 _COLUMNS: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -18,19 +18,20 @@ from textual.screen import Screen
 from gputop.core.errors import EXIT_OK, GputopError
 from gputop.session.session import Change, Session
 from gputop.text.units import printable
-from gputop.tui import opening, rows, telling
-from gputop.tui.actions import ActionsPanel
-from gputop.tui.columns import METRICS, has_axis, lines_per_gpu
-from gputop.tui.first_frame import ENDING, FirstFrame
-from gputop.tui.gpu_table import GpuTable
+from gputop.tui.screens import open
+from gputop.tui.monitor import status_lines, messages
+from gputop.tui.monitor.findings_panel import ActionsPanel
+from gputop.tui.monitor.columns import METRICS, has_axis, lines_per_gpu
+from gputop.tui.terminal.first_frame import ENDING, FirstFrame
+from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.keys import MONITOR, OF_THE_PICTURE, commands
-from gputop.tui.lines import LinesWidget
-from gputop.tui.preferences import Preferences
-from gputop.tui.processes import ProcessPanel
-from gputop.tui.terminal import TerminalApp
+from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.terminal.preferences import Preferences
+from gputop.tui.monitor.process_panel import ProcessPanel
+from gputop.tui.terminal.terminal_app import TerminalApp
 
 if TYPE_CHECKING:
-    from gputop.tui.timeline_open import TraceFile
+    from gputop.tui.timeline.open import TraceFile
 
 FAILURE_SHOWN_S = 30.0
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -162,7 +163,7 @@ class GputopApp(TerminalApp):
         session = self.session
         sample = session.gpus_seen
         replay = (session.player.badge, session.player.state()) if session.player is not None else None
-        self._header.show([rows.header(sample, session.interval_s, self.paused, self._terminal.width, replay,
+        self._header.show([status_lines.header(sample, session.interval_s, self.paused, self._terminal.width, replay,
                                        self.drawn_every_s)])
         self._refresh_job()
         if self.paused or sample is None:
@@ -175,7 +176,7 @@ class GputopApp(TerminalApp):
         self._table.update_view(sample, session.history, session.marks)
         if session.sample is None:
             return  # the host and its processes have not answered yet
-        self._host.show([rows.host(sample, self._terminal.width)])
+        self._host.show([status_lines.host(sample, self._terminal.width)])
         attached = frozenset(s.pid for s in session.servers if s.pid is not None)
         reasons = {g.processes_reason for g in sample.gpus if g.processes_reason}
         self._processes.update_view(sample.processes, attached, "; ".join(sorted(reasons)))
@@ -186,25 +187,25 @@ class GputopApp(TerminalApp):
         record = session.last_capture
         title = "What to do"
         if record is not None:
-            title += f" · capture {rows.since(session.clock(), record.time_s)} + live"
+            title += f" · capture {status_lines.since(session.clock(), record.time_s)} + live"
         breakdown = record.analysis.get("breakdown") if record is not None and record.analysis else None
         panel = self._actions
         panel.numbers = session.gpu_numbers
-        panel.update_view(session.findings, title, telling.lead(session, self._no_server()), breakdown)
+        panel.update_view(session.findings, title, messages.lead(session, self._no_server()), breakdown)
 
     def _no_server(self) -> tuple[str, ...]:
-        return telling.NO_SERVER
+        return messages.NO_SERVER
 
     def _refresh_job(self) -> None:
         session = self.session
         job = self._job
         if session.player is not None:
-            job.show([rows.replay_keys(self._terminal.width, session.told is not None, session.rhythm)])
+            job.show([status_lines.replay_keys(self._terminal.width, session.told is not None, session.rhythm)])
             return
         status = session.status
         if status is not None and status.phase == "failed" and session.clock() - status.time_s > FAILURE_SHOWN_S:
             status = None  # said long enough; what matters now is whether there is a server
-        job.show([rows.job(session.servers, session.servers_known, status, session.last_capture,
+        job.show([status_lines.job(session.servers, session.servers_known, status, session.last_capture,
                            session.clock(), self._terminal.width, session.rhythm,
                            session.black_box.state() if session.black_box is not None else "")])
 
@@ -233,7 +234,7 @@ class GputopApp(TerminalApp):
             self.notify(f"{printable(status.message)}\n{printable(status.fix)}", title="Capture failed",
                         severity="error", timeout=15, markup=False)
         else:
-            self.notify(telling.captured(self.session), title="Trace captured", timeout=10, markup=False)
+            self.notify(messages.captured(self.session), title="Trace captured", timeout=10, markup=False)
             self._refresh_actions()
 
     # -- actions ------------------------------------------------------------------------------
@@ -264,7 +265,7 @@ class GputopApp(TerminalApp):
             self.notify("No capture is running.", timeout=4)
 
     def action_last_capture(self) -> None:
-        from gputop.tui.timeline_open import open_last
+        from gputop.tui.timeline.open import open_last
 
         open_last(self)
 
@@ -272,32 +273,32 @@ class GputopApp(TerminalApp):
         self._actions.focus()
 
     def on_actions_panel_opened(self, message: ActionsPanel.Opened) -> None:
-        (opening.snippet if message.copy else opening.finding)(self, message.finding)
+        (open.snippet if message.copy else open.finding)(self, message.finding)
 
     def on_gpu_table_opened(self, message: GpuTable.Opened) -> None:
-        opening.gpu(self, message.gpu)
+        open.gpu(self, message.gpu)
 
     def on_process_panel_opened(self, message: ProcessPanel.Opened) -> None:
-        (opening.signal if message.signal else opening.process)(self, message.process)
+        (open.signal if message.signal else open.process)(self, message.process)
 
     def on_click(self, event: events.Click) -> None:
-        opened = {"host": opening.host, "job": opening.job}.get(getattr(event.widget, "id", None) or "")
+        opened = {"host": open.host, "job": open.job}.get(getattr(event.widget, "id", None) or "")
         if opened is not None:
             opened(self)
 
     def action_open(self, what: str) -> None:
-        """What a function of :mod:`gputop.tui.opening` opens."""
-        getattr(opening, what)(self)
+        """What a function of :mod:`gputop.tui.screens.open` opens."""
+        getattr(open, what)(self)
 
     def action_help(self) -> None:
-        from gputop.tui import help
+        from gputop.tui.screens import help
 
         monitor = self.screen is self.screen_stack[0]
         more = f"{help.READING}\n{help.HOW_TO_SERVE}" if monitor else self.screen.HELP or ""
         self.push_screen(help.help_box(self.screen, more))
 
     def action_attach(self) -> None:
-        from gputop.tui.screens import ask_attach
+        from gputop.tui.screens.dialogs import ask_attach
 
         def attach(address: str | None) -> None:
             if address:
@@ -307,7 +308,7 @@ class GputopApp(TerminalApp):
         self.push_screen(ask_attach(), attach)
 
     def action_filter(self) -> None:
-        from gputop.tui.screens import Ask
+        from gputop.tui.screens.dialogs import Ask
 
         panel = self._processes
 
@@ -323,7 +324,7 @@ class GputopApp(TerminalApp):
         self._processes.next_sort()
 
     def action_snapshot(self) -> None:
-        opening.snapshot(self)
+        open.snapshot(self)
 
     def action_metric(self, by: int) -> None:
         self._table.metric = METRICS[(METRICS.index(self._table.metric) + by) % len(METRICS)]

@@ -21,10 +21,10 @@ from gputop.session.session import Session
 from gputop.text.units import printable
 from gputop.tui.app import GputopApp
 from gputop.tui.keys import key
-from gputop.tui.lines import LinesWidget
+from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
-from gputop.tui.preferences import Preferences
-from gputop.tui.rows import spread
+from gputop.tui.terminal.preferences import Preferences
+from gputop.tui.monitor.status_lines import spread
 from gputop.render.styled_text import Run
 
 OUTPUT_LINES = 500

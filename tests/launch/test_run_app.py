@@ -11,8 +11,8 @@ from textual.widgets import Static
 
 from gputop.session.captures import Server
 from gputop.launch.job import Job
-from gputop.tui.actions import ActionsPanel
-from gputop.tui.lines import LinesWidget
+from gputop.tui.monitor.findings_panel import ActionsPanel
+from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.run_app import Leave, Output, RunApp, job_line
 from tests.fakes import StillSession
 

@@ -18,8 +18,8 @@ from gputop.core.samples import NodeSample
 from gputop.session.session import Options, Session
 from gputop.replay.player import MAX_SPEED, Player
 from gputop.tui.app import GputopApp
-from gputop.tui.lines import LinesWidget
-from gputop.tui.telling import lead
+from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.monitor.messages import lead
 from tests.fakes import START_S, node_sample
 
 DEADLINE_S = 20.0

@@ -19,8 +19,8 @@ from gputop.session.session import Session
 from gputop.replay.player import Player
 from gputop.replay.snapshot_source import SnapshotPlayer, SnapshotSamples, open_player
 from gputop.tui.app import GputopApp
-from gputop.tui.lines import LinesWidget
-from gputop.tui.screens import Popup
+from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.screens.dialogs import Popup
 from tests.export.scene import HOSTILE, session
 from tests.fakes import StillSession, node_sample
 

@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from gputop.core.samples import LOST, NodeSample, ProcessSample
-from gputop.tui.actions import ActionsPanel
+from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.app import GputopApp
-from gputop.tui.bubbles import BubbleList
-from gputop.tui.columns import METRICS
-from gputop.tui.compare import CaptureList, CompareScreen
-from gputop.tui.gpu_table import GpuTable
-from gputop.tui.process_screens import ProcessPopup, SignalList, SignalScreen
-from gputop.tui.processes import ProcessPanel
+from gputop.tui.timeline.idle_gap_list import BubbleList
+from gputop.tui.monitor.columns import METRICS
+from gputop.tui.screens.compare import CaptureList, CompareScreen
+from gputop.tui.monitor.gpu_table import GpuTable
+from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
+from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.run_app import Leave, Output, RunApp
-from gputop.tui.screens import Ask, Popup
-from gputop.tui.tables_screen import TablesScreen
-from gputop.tui.terminal import TerminalApp
-from gputop.tui.timeline import TimelineScreen
-from gputop.tui.timeline_canvas import TimelineCanvas
-from gputop.tui.timeline_open import FindingPopup
+from gputop.tui.screens.dialogs import Ask, Popup
+from gputop.tui.screens.tables_screen import TablesScreen
+from gputop.tui.terminal.terminal_app import TerminalApp
+from gputop.tui.timeline.screen import TimelineScreen
+from gputop.tui.timeline.canvas import TimelineCanvas
+from gputop.tui.timeline.open import FindingPopup
 from tests.tui.scenes import Scene, recorded, with_mig
 
 Differs = Callable[[Any, Any], bool]

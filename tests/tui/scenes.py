@@ -27,8 +27,8 @@ from gputop.timeline.reader import Timeline
 from gputop.diagnosis.diagnose import examine
 from gputop.trace.readers.load import load
 from gputop.diagnosis.report import limit_of, text_report
-from gputop.tui.screens import capture_text
-from gputop.tui.timeline_open import TraceFile
+from gputop.tui.screens.dialogs import capture_text
+from gputop.tui.timeline.open import TraceFile
 from tests.fakes import START_S
 
 TRACE_S = 2.0

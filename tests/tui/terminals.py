@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gputop.tui.cells import Cells
+from gputop.tui.terminal.cell_grid import Cells
 
 PATIENCE_S = 30.0
 _TORN = re.compile(r"(?:\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*)?)?\Z")

@@ -14,14 +14,14 @@ from gputop.core.errors import NothingToSee
 from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import LOST, GpuSample, HostSample
 from gputop.session.session import Options, Session
-from gputop.tui import telling
-from gputop.tui.actions import ActionsPanel
+from gputop.tui.monitor import messages
+from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.app import GputopApp
-from gputop.tui.columns import METRICS
-from gputop.tui.gpu_table import GpuTable
-from gputop.tui.lines import LinesWidget
-from gputop.tui.processes import ProcessPanel
-from gputop.tui.screens import Ask, Popup
+from gputop.tui.monitor.columns import METRICS
+from gputop.tui.monitor.gpu_table import GpuTable
+from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.monitor.process_panel import ProcessPanel
+from gputop.tui.screens.dialogs import Ask, Popup
 from tests.fakes import START_S, StillSession
 from tests.test_sampler import WAIT_S, Node
 from tests.tui.found import HEAVY, SMALL, FoundSession, text_of
@@ -284,14 +284,14 @@ async def test_where_nothing_is_wrong_the_panel_says_what_the_limit_is() -> None
     async with app.run_test(size=(120, 40)):
         session.live = Advice(limit="GPUs 0-7 work at 92 % SM active: compute bound.")
         session._refresh_findings()
-        nothing, press = telling.lead(session)
+        nothing, press = messages.lead(session)
         assert nothing.endswith("costs time. GPUs 0-7 work at 92 % SM active: compute bound.") and "Press c" in press
         session.live = Advice((replace(SMALL, id="memory_preallocated", origin="live"),))
         session._refresh_findings()
-        assert telling.lead(session)[0].endswith("that costs time.")
+        assert messages.lead(session)[0].endswith("that costs time.")
         session.live = Advice((replace(SMALL, id="low_sm_active", origin="live"),))
         session._refresh_findings()
-        assert telling.lead(session) == (press,)  # time is lost: only why is not known
+        assert messages.lead(session) == (press,)  # time is lost: only why is not known
 
 
 async def test_gpus_that_have_been_seen_are_shown_while_the_host_does_not_answer() -> None:

@@ -12,11 +12,11 @@ from gputop.session.captures import CaptureStatus
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.safe_capture import Cost
 from gputop.profiler.capture.plan import Plan
-from gputop.tui import telling
+from gputop.tui.monitor import messages as telling
 from gputop.tui.app import GputopApp
-from gputop.tui.lines import LinesWidget
-from gputop.tui.screens import Ask, capture_text
-from gputop.tui.timeline import TimelineScreen
+from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.screens.dialogs import Ask, capture_text
+from gputop.tui.timeline.screen import TimelineScreen
 from tests.fakes import StillSession
 from tests.tui.found import FoundSession, text_of
 

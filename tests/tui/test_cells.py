@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.tui.cells import Cells
-from gputop.tui.strokes import change
+from gputop.tui.terminal.cell_grid import Cells
+from gputop.tui.terminal.escape_codes import change
 
 WIDTH, HEIGHT = 12, 4
 TEXTS = st.text(st.sampled_from("ab z▀█·…漢é\u0301⚡"), min_size=1, max_size=8)
@@ -25,8 +25,8 @@ def drawn(writes: list[tuple[int, int, str, str]]) -> str:
 
 def looks(cells: Cells) -> list[list[tuple[str, object]]]:
     """What can be seen: the colour of a space cannot."""
-    from gputop.tui.cells import _blank
-    from gputop.tui.strokes import parts_of
+    from gputop.tui.terminal.cell_grid import _blank
+    from gputop.tui.terminal.escape_codes import parts_of
 
     return [[(char, parts_of(_blank(pen) if char == " " else pen)) for char, pen in zip(*rows, strict=True)]
             for rows in zip(cells._chars, cells._pens, strict=True)]

@@ -20,15 +20,15 @@ from gputop.session.gpu_numbers import GpuNumbers
 from gputop.core.metrics import CGROUP_METRICS
 from gputop.core.samples import CgroupSample, HostProcess, ProcessSample, Reading
 from gputop.tui.app import GputopApp
-from gputop.tui.columns import METRICS
-from gputop.tui.details import host_text, job_text, process_text
-from gputop.tui.gpu_table import GpuTable
+from gputop.tui.monitor.columns import METRICS
+from gputop.tui.screens.details import host_text, job_text, process_text
+from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.keys import MONITOR, name
 from gputop.render.palette import BAD, WARN
-from gputop.tui.process_screens import ProcessPopup, SignalList, SignalScreen
-from gputop.tui.processes import ProcessPanel
-from gputop.tui.screens import LivePopup, finding_parts
-from gputop.tui.tables_screen import TablesScreen
+from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
+from gputop.tui.monitor.process_panel import ProcessPanel
+from gputop.tui.screens.dialogs import LivePopup, finding_parts
+from gputop.tui.screens.tables_screen import TablesScreen
 from tests.fakes import START_S, StillSession, cgroup_sample, node_sample
 from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, text_of
 from tests.tui.test_tables import TabledSession

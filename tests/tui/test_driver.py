@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from textual.events import Key
 
-from gputop.tui.driver import LineDriver, WakingEvent
+from gputop.tui.terminal.driver import LineDriver, WakingEvent
 
 WAIT_S = 30.0
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gputop.session.captures import Server
-from gputop.tui import rows
+from gputop.tui.monitor import status_lines
 
 
 def text(width: int, black_box: str) -> str:
     servers = (Server("127.0.0.1:6009", "TensorFlow 2.21.0, rank 0: python train.py"),)
-    return "".join(t for t, _ in rows.job(servers, True, None, None, 0.0, width, None, black_box))
+    return "".join(t for t, _ in status_lines.job(servers, True, None, None, 0.0, width, None, black_box))
 
 
 def test_the_black_box_stands_before_the_command():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gputop.telemetry.history import History
 from gputop.core.samples import GpuSample
-from gputop.tui.lanes import LaneCache, TimeView, blank_column, column, slice_for
+from gputop.tui.monitor.lanes import LaneCache, TimeView, blank_column, column, slice_for
 from gputop.render.palette import SHADES, STEPS, level_rgb
 from tests.fakes import START_S, node_sample
 

@@ -10,7 +10,15 @@ from rich.color import Color
 from rich.style import Style
 
 from gputop.render import palette
-from gputop.tui.look import COLORS, DENSITY, Look, _levels, nearest_256, terminal_colors, terminal_glyphs
+from gputop.tui.terminal.color_support import (
+    COLORS,
+    DENSITY,
+    Look,
+    _levels,
+    nearest_256,
+    terminal_colors,
+    terminal_glyphs,
+)
 from gputop.render.palette import BAD, PART_STYLE, SCHEMES, SHADES, STEPS, Rgb, bar_style, cell_style, level_rgb
 
 # What eyes without one kind of cone see: Machado, Oliveira and Fernandes, "A Physiologically-based Model for

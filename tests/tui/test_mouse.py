@@ -13,13 +13,13 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 from textual.widgets import DataTable
 
-from gputop.tui.actions import ActionsPanel
-from gputop.tui.bubbles import BubbleList
-from gputop.tui.compare import CaptureList
-from gputop.tui.gpu_table import GpuTable
-from gputop.tui.process_screens import SignalList
-from gputop.tui.processes import ProcessPanel
-from gputop.tui.timeline_open import FindingPopup
+from gputop.tui.monitor.findings_panel import ActionsPanel
+from gputop.tui.timeline.idle_gap_list import BubbleList
+from gputop.tui.screens.compare import CaptureList
+from gputop.tui.monitor.gpu_table import GpuTable
+from gputop.tui.screens.process_screens import SignalList
+from gputop.tui.monitor.process_panel import ProcessPanel
+from gputop.tui.timeline.open import FindingPopup
 from tests.tui.key_effects import on_screen, screen
 from tests.tui.scenes import Scene, with_sixteen
 from tests.tui.test_keys import Stage, monitor

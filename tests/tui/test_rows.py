@@ -7,8 +7,8 @@ import pytest
 
 from gputop.session.captures import CaptureRecord, Server
 from gputop.telemetry.step_period import TOO_FAST, Rhythm
-from gputop.tui.columns import MAX_LINES_PER_GPU, lines_per_gpu
-from gputop.tui.rows import host, job, replay_keys
+from gputop.tui.monitor.columns import MAX_LINES_PER_GPU, lines_per_gpu
+from gputop.tui.monitor.status_lines import host, job, replay_keys
 from tests.fakes import cgroup_sample, node_sample
 
 SERVER = Server("127.0.0.1:6009", "python train.py --batch 256", 41231)

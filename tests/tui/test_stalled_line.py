@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gputop.tui.line import SLOW_UPDATES, SPARE_S, Meter
+from gputop.tui.terminal.writer import SLOW_UPDATES, SPARE_S, Meter
 from tests.tui.terminals import PATIENCE_S, Terminal, terminal
 
 # gputop over the simulated node, telling on a pipe about each sample what only its inside knows.

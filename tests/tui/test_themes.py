@@ -12,10 +12,10 @@ from gputop.core.findings import Advice
 from gputop.commands.settings import load, remember
 from gputop.core.samples import GpuSample, NodeSample
 from gputop.tui.app import GputopApp
-from gputop.tui.lines import LinesWidget
+from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.render.palette import SCHEMES
-from gputop.tui.preferences import DEFAULT_THEME, Preferences
-from gputop.tui.terminal import LOW_BANDWIDTH_S
+from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
+from gputop.tui.terminal.terminal_app import LOW_BANDWIDTH_S
 from tests.tui.found import FoundSession, text_of
 
 FORMS = {
@@ -119,7 +119,7 @@ async def test_what_is_wrong_with_the_settings_is_said_on_the_screen() -> None:
 
 
 async def test_metric_and_span_begin_as_the_settings_say() -> None:
-    from gputop.tui.gpu_table import GpuTable
+    from gputop.tui.monitor.gpu_table import GpuTable
 
     app = GputopApp(FoundSession(), Preferences(metric="tensor_active", span_s=600.0))
     async with app.run_test(size=(120, 40)) as pilot:
@@ -130,7 +130,7 @@ async def test_metric_and_span_begin_as_the_settings_say() -> None:
 
 async def test_on_a_slow_line_few_pictures_are_drawn_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
-    monkeypatch.setattr("gputop.tui.terminal.monotonic", lambda: now_s)
+    monkeypatch.setattr("gputop.tui.terminal.terminal_app.monotonic", lambda: now_s)
     session = FoundSession()
     app = GputopApp(session, Preferences(low_bandwidth=True))
     async with app.run_test(size=(120, 40)) as pilot:
@@ -151,7 +151,7 @@ async def test_on_a_slow_line_few_pictures_are_drawn_and_it_is_said(monkeypatch:
 
 
 async def test_a_line_that_becomes_slow_changes_that_by_itself_unless_it_is_said_otherwise() -> None:
-    from gputop.tui.driver import LineDriver
+    from gputop.tui.terminal.driver import LineDriver
 
     for low_bandwidth in (None, False):
         app = GputopApp(FoundSession(), Preferences(low_bandwidth=low_bandwidth))

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from gputop.timeline.model import KINDS
-from gputop.tui import timeline_styles as styles
-from gputop.tui.timeline_cells import BAR_CELLS, FULL, Line, bar_cells, lanes, least_bar_ns, put_bar, touched_cells
-from gputop.tui.timeline_view import View
+from gputop.tui.timeline import styles
+from gputop.tui.timeline.cells import BAR_CELLS, FULL, Line, bar_cells, lanes, least_bar_ns, put_bar, touched_cells
+from gputop.tui.timeline.viewport import View
 
 
 def shares(*values: float) -> np.ndarray:

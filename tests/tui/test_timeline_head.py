@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gputop.tui import timeline_head as head
-from gputop.tui.timeline_view import View
+from gputop.tui.timeline import header as head
+from gputop.tui.timeline.viewport import View
 
 MS = 1_000_000
 STEPS = np.array([[i * 10 * MS, (i + 1) * 10 * MS] for i in range(40)], np.int64)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputop.tui.timeline_view import MIN_SPAN_NS, View, base_ns, every, moment, tick_step_ns, ticks
+from gputop.tui.timeline.viewport import MIN_SPAN_NS, View, base_ns, every, moment, tick_step_ns, ticks
 
 WINDOW = (1_000, 10_001_000)
 WHOLE = View.whole(WINDOW)

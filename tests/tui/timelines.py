@@ -15,11 +15,11 @@ from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
 from gputop.diagnosis.diagnose import examine
 from gputop.trace.model import Kind, Trace
-from gputop.tui.bubbles import BubbleList
-from gputop.tui.lines import LinesWidget
-from gputop.tui.timeline import TimelineScreen
-from gputop.tui.timeline_canvas import TimelineCanvas
-from gputop.tui.timeline_open import TimelineApp, TraceFile
+from gputop.tui.timeline.idle_gap_list import BubbleList
+from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.timeline.screen import TimelineScreen
+from gputop.tui.timeline.canvas import TimelineCanvas
+from gputop.tui.timeline.open import TimelineApp, TraceFile
 from tests.trace.build import Builder
 
 STEP_NS = 1_000_000

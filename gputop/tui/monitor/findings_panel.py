@@ -1,0 +1,171 @@
+"""The panel "What to do": findings in order of what they save, the selected one unfolded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from textual import events
+from textual.binding import BindingType
+from textual.message import Message
+
+from gputop.core.findings import Finding
+from gputop.session.gpu_numbers import GpuNumbers
+from gputop.text.units import figure, fit, printable
+from gputop.tui.keys import key
+from gputop.tui.widgets.cached_lines import DrawnLines
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
+from gputop.render.styled_text import Run, spread, wrap
+from gputop.render.step_bar import step_lines
+
+
+def gain_text(finding: Finding) -> str:
+    """What a cure would bring: "−38 % step", or nothing where no figure can be given."""
+    gain = finding.gain.step_time
+    if not gain or gain < 0.005:
+        return ""
+    return f"−{100 * gain:.0f} % " + ("step" if finding.gain.per == "step" else "per sample")
+
+
+def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, room: int,
+                  remark: str = "") -> list[list[Run]]:
+    """One finding as at most ``room`` lines: title with gain and, unfolded, ``remark``, evidence and action."""
+    style = SEVERITY_STYLE[finding.severity]
+    title_style = BOLD if selected else PLAIN
+    gain = gain_text(finding) or ("live" if finding.origin == "live" else finding.severity)
+    pointer = "›" if selected else " "
+    lines: list[list[Run]] = [spread(
+        [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style), (printable(finding.title), title_style)],
+        [(gain + " ", style)], width)]
+    if unfolded and room > 1:
+        action_lines = wrap(printable(finding.action), width - 6, max(1, room - 2))
+        why_room = max(0, room - 1 - len(action_lines))
+        if why_room:
+            lines += [[("   " + text, DIM)] for text in wrap(remark + printable(finding.why), width - 4, why_room)]
+        for i, text in enumerate(action_lines):
+            lines.append([("   → " if i == 0 else "     ", ACCENT), (text, PLAIN)])
+    return lines[:room]
+
+
+class ActionsPanel(DrawnLines, can_focus=True):
+    """A list of findings; up and down select, enter asks for the details."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("up,k", "move(-1)", "up", "select the one above"),
+        key("down,j", "move(1)", "down", "select the one below"),
+        key("enter", "details", "details", "evidence, gain, code to paste, the rule and its source"),
+        key("y", "copy", "copy", "its code into the terminal's clipboard (OSC 52: over SSH, too, where allowed)"),
+    ]
+    PANEL = "What to do"
+
+    class Opened(Message):
+        """The details of a finding are wanted, or its code is to be copied."""
+
+        def __init__(self, finding: Finding, copy: bool = False) -> None:
+            super().__init__()
+            self.finding, self.copy = finding, copy
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.findings: tuple[Finding, ...] = ()
+        self.lead: tuple[str, ...] = ()
+        self.breakdown: Mapping[str, float | None] = {}
+        self.numbers = GpuNumbers()  # what the GPUs of the last capture are on this node
+        self.selected_id: str | None = None
+        self._owner: list[str] = []  # finding id of each drawn line
+
+    @property
+    def selected(self) -> Finding | None:
+        """The selected finding; where it has gone, the first."""
+        for finding in self.findings:
+            if finding.id == self.selected_id:
+                return finding
+        return self.findings[0] if self.findings else None
+
+    def update_view(self, findings: tuple[Finding, ...], title: str, lead: tuple[str, ...] = (),
+                    breakdown: Mapping[str, float | None] | None = None) -> None:
+        """``lead`` is said before the findings (what there is to say where nothing is wrong);
+        ``breakdown`` of the step is drawn below them where there is room."""
+        self.findings, self.lead, self.breakdown = findings, lead, breakdown or {}
+        if title != self.border_title:  # setting it repaints the whole border
+            self.border_title = title
+        self.draw()
+
+    def draw(self) -> None:
+        width, height = self.size.width, self.size.height
+        if width <= 0 or height <= 0:
+            return
+        lines: list[list[Run]] = []
+        for text in self.lead:
+            lines += [[(" " + part, PLAIN)] for part in wrap(printable(text), width - 2, height)]
+        self._owner = [""] * len(lines)
+        step = step_lines(self.breakdown, width) if height >= 8 else []
+        room = height - len(step)
+        hidden = 0
+        if self.findings:
+            found, hidden = self._finding_lines(width, max(1, room - len(lines)))
+            lines += found
+        subtitle = f"{hidden} more, scroll with ↑↓" if hidden > 0 else ""
+        if subtitle != (self.border_subtitle or ""):
+            self.border_subtitle = subtitle
+        if len(lines) <= room:
+            lines += [[]] * (room - len(lines)) + step
+        self.show(lines[:height])
+
+    def _finding_lines(self, width: int, height: int) -> tuple[list[list[Run]], int]:
+        """The findings that fit, the selected one among them, and how many do not."""
+        lines: list[list[Run]] = []
+        chosen = self.selected
+        index = self.findings.index(chosen) if chosen else 0
+        # The selected finding gets what the one-line titles of the others leave, two lines at least.
+        others = min(len(self.findings) - 1, max(0, height - 3))
+        room = max(1, height - others)
+        first = max(0, min(index, len(self.findings) - 1 - others))
+        for i, finding in enumerate(self.findings[first:first + others + 1]):
+            own = finding_lines(finding, width, first + i == index, first + i == index and self.has_focus,
+                                room if first + i == index else 1, self.numbers.remark(finding))
+            lines += own
+            self._owner += [finding.id] * len(own)
+        return lines, len(self.findings) - others - 1
+
+    def action_move(self, by: int) -> None:
+        chosen = self.selected
+        if chosen is not None:
+            index = min(len(self.findings) - 1, max(0, self.findings.index(chosen) + by))
+            self.selected_id = self.findings[index].id
+            self.draw()
+
+    def action_details(self) -> None:
+        if self.selected is not None:
+            self.post_message(self.Opened(self.selected))
+
+    def action_copy(self) -> None:
+        if self.selected is not None:
+            self.post_message(self.Opened(self.selected, copy=True))
+
+    def on_mouse_scroll_down(self) -> None:
+        self.action_move(1)
+
+    def on_mouse_scroll_up(self) -> None:
+        self.action_move(-1)
+
+    def on_click(self, event: events.Click) -> None:
+        if event.chain > 1:  # what the click before has selected is unfolded: other lines are under the pointer now
+            self.action_details()
+            return
+        row = event.get_content_offset(self)
+        if row is None or not 0 <= row.y < len(self._owner):
+            return
+        finding_id = self._owner[row.y]
+        if not finding_id:
+            return
+        if self.selected is not None and self.selected.id == finding_id:
+            self.action_details()
+        else:
+            self.selected_id = finding_id
+            self.draw()
+
+
+def evidence_lines(finding: Finding) -> list[str]:
+    """The evidence, a line a number."""
+    return [fit(name, 34) + " " + figure(name, value) for name, value in finding.evidence.items()]

@@ -1,0 +1,410 @@
+"""The GPUs: a spectrogram row each, with the figures of now beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.segment import Segment
+from textual import events
+from textual.binding import BindingType
+from textual.containers import ScrollableContainer
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.strip import Strip
+from textual.widget import Widget
+
+from gputop.session.event_log import MarkLog
+from gputop.core.samples import GpuSample, NodeSample
+from gputop.text.units import fit
+from gputop.tui.monitor import time_axis
+from gputop.tui.monitor.columns import (
+    ACTIVITY,
+    PCIE,
+    SECOND,
+    Field,
+    Part,
+    figures_of,
+    parts,
+    plan,
+    second_line,
+    title_texts,
+)
+from gputop.tui.monitor.time_cursor import TimeCursor
+from gputop.tui.keys import key
+from gputop.tui.monitor.lanes import DEFAULT_SPAN_S, SPANS_S, LaneCache, TimeView, Window, common_scale, slice_for
+from gputop.tui.widgets.cached_lines import Grounded
+from gputop.render.palette import ACCENT, DIM, PLAIN
+from gputop.render.styled_text import Run, crop
+
+if TYPE_CHECKING:
+    from gputop.telemetry.history import History
+
+_PARTS = 6  # three lanes, and what follows each: its newest slice and figures
+
+
+class Pane(Grounded):
+    """One part of the table, for all GPUs. Parts are widgets because Textual repaints a changed
+    cell with all that is left of it in its widget: narrow widgets keep that little."""
+
+    def __init__(self, table: GpuTable) -> None:
+        super().__init__()
+        self._table = table
+        self.part: Part | None = None
+
+    def render_line(self, y: int) -> Strip:
+        return self.strip(self._table.runs(self.part, y), self.part.width) if self.part else self.strip((), 0)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return self._table.lines
+
+
+class GpuTable(Widget, can_focus=True):
+    """All GPUs. :meth:`update_view` brings it to the newest sample, repainting only what changed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("up,k", "move(-1)", "up", "select the GPU above"),
+        key("down,j", "move(1)", "down", "select the GPU below"),
+        key("enter", "details", "details of the GPU", "all its readings, where each comes from, or why there is none"),
+    ]
+    PANEL = "GPUs"
+
+    class Opened(Message):
+        """All readings of a GPU are wanted."""
+
+        def __init__(self, gpu: GpuSample) -> None:
+            super().__init__()
+            self.gpu = gpu
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.metric = ACTIVITY
+        self.rows_per_gpu = 1
+        self.axis_lines = 0  # 1 with the axis of time and its marks
+        self.span_s = DEFAULT_SPAN_S
+        self.end_s: float | None = None  # None follows the newest sample
+        self.time = TimeCursor()  # with it the figures are those of a slice of the past
+        self.selected = 0
+        self.sample: NodeSample | None = None
+        self._history: History | None = None
+        self._marks: MarkLog | None = None
+        self._width = 0
+        self._fields: dict[str, Field] = {}
+        self._panes = [Pane(self) for _ in range(_PARTS)]
+        self._lanes: dict[tuple[str, str], LaneCache] = {}
+        self._activity: dict[str, str] = {}
+        self._figures: dict[str, dict[str, Run]] = {}
+        self._title = ""
+        self._axis: list[Run] = []
+        self._full_scale: float | None = None
+
+    def compose(self) -> Iterable[Widget]:
+        yield from self._panes
+
+    # -- what is shown ------------------------------------------------------------------------
+
+    @property
+    def gpus(self) -> tuple[GpuSample, ...]:
+        return self.sample.gpus if self.sample else ()
+
+    @property
+    def lines(self) -> int:
+        return self._top + max(1, len(self.gpus)) * self.rows_per_gpu
+
+    @property
+    def _top(self) -> int:
+        """Lines above the first GPU."""
+        return 1 + self.axis_lines
+
+    @property
+    def _main_width(self) -> int:
+        return max(1, self._fields["main"].width) if self._fields else 1
+
+    @property
+    def view(self) -> TimeView:
+        return TimeView(slice_for(self.span_s, self._main_width), self.end_s)
+
+    @property
+    def span_shown_s(self) -> float:
+        """Seconds from the left to the right edge of the main lane."""
+        return self.view.slice_s * self._main_width
+
+    def metrics_of(self, gpu: GpuSample) -> tuple[str, ...]:
+        """The metric of the main lane for this GPU, after the ladder."""
+        if self.metric != ACTIVITY:
+            return (self.metric,)
+        which, now = gpu.activity()
+        uuid = gpu.info.uuid
+        if now.value is not None:
+            self._activity[uuid] = which
+        elif uuid not in self._activity and self._history is not None:
+            # Lost or not responding since before this screen: the lane shows what there was.
+            _, fine = self._history.window(uuid, "sm_active", self.span_shown_s)
+            self._activity[uuid] = "gpu_util" if all(v != v for v in fine.tolist()) else "sm_active"
+        return (self._activity.get(uuid, which),)
+
+    def resize_rows(self, rows_per_gpu: int, with_axis: bool = False) -> None:
+        """Give each GPU this many lines, and the axis one."""
+        if (rows_per_gpu, with_axis) != (self.rows_per_gpu, bool(self.axis_lines)):
+            self.rows_per_gpu, self.axis_lines = rows_per_gpu, int(with_axis)
+            self._lay_out()
+
+    def update_view(self, sample: NodeSample | None, history: History | None, marks: MarkLog | None = None) -> None:
+        """Take over the newest sample and repaint what differs from the screen."""
+        before, self.sample, self._history, self._marks = self.gpus, sample, history, marks
+        if len(before) != len(self.gpus):
+            self._lay_out()
+        self._repaint()
+
+    def _lay_out(self) -> None:
+        """Columns for the present width, and which pane draws which."""
+        if not self._width:
+            return
+        fields = plan(self._width)
+        self._fields = {f.key: f for f in fields}
+        self._figures.clear()
+        self._lanes.clear()
+        cut = parts(fields)
+        for i, pane in enumerate(self._panes):
+            pane.part = cut[i] if i < len(cut) else None
+            pane.display = pane.part is not None
+            if pane.part is not None:
+                pane.styles.width = pane.part.width
+            pane.refresh(layout=True)
+
+    def _repaint(self) -> None:
+        if self.size.width and self.size.width != self._width:
+            self._width = self.size.width
+            self._lay_out()
+        if not self._fields:
+            return
+        self._look_back()
+        now = "now" if self.time.slice is None else "mean"
+        title = "".join(title_texts(self._fields.values(), self._main_title(), now))
+        if title != self._title:
+            self._title = title
+            self._refresh_line(0)
+        if self.axis_lines and (line := self._axis_runs()) != self._axis:
+            self._axis = line
+            self._refresh_line(1)
+        self._full_scale = None
+        if self.metric != ACTIVITY and self._history is not None:
+            self._full_scale = common_scale(self._history, self.metric, self.span_shown_s, self.end_s)
+        lanes = [f for f in self._fields.values() if f.key in _LANES]
+        views = {f.key: self._view_of(f) for f in lanes}
+        dirty: dict[Pane, list[Region]] = {pane: [] for pane in self._panes if pane.part is not None}
+        for i, gpu in enumerate(self.gpus):
+            y = self._top + i * self.rows_per_gpu
+            drawn = {f.key: self._update_lane(gpu, f, views[f.key]) for f in lanes}
+            figures = self._figures_of(gpu)
+            shown = self._figures.get(gpu.info.uuid, {})
+            self._figures[gpu.info.uuid] = figures
+            told = figures.get("message") != shown.get("message")
+            for pane, regions in dirty.items():
+                assert pane.part is not None
+                columns = drawn[pane.part.lane.key]
+                if told or (columns > 1 and not pane.part.newest):
+                    regions.append(Region(0, y, pane.part.width, self.rows_per_gpu))
+                elif pane.part.newest:
+                    if columns:
+                        regions.append(Region(0, y, 1, self.rows_per_gpu))
+                    regions += self._changed_figures(pane.part, y, figures, shown)
+        for pane, regions in dirty.items():
+            if regions:
+                pane.refresh(*regions)
+
+    def _refresh_line(self, y: int) -> None:
+        for pane in self._panes:
+            pane.refresh(Region(0, y, pane.size.width, 1))
+
+    def _changed_figures(self, part: Part, y: int, new: dict[str, Run], old: dict[str, Run]) -> Iterator[Region]:
+        for row, mark in enumerate(("", SECOND)[:self.rows_per_gpu]):
+            changed = [f for f in part.fields if new.get(f.key + mark) != old.get(f.key + mark)]
+            if changed:
+                x, end = changed[0].x - part.x, changed[-1].x + changed[-1].width - part.x
+                yield Region(x, y + row, end - x, 1)
+
+    def _figures_of(self, gpu: GpuSample) -> dict[str, Run]:
+        gpu = self.time.of(gpu)
+        figures = figures_of(gpu, self.metric)
+        if self.rows_per_gpu > 1:
+            figures |= second_line(gpu, self._lanes[gpu.info.uuid, "main"].mean())
+        return figures
+
+    def _update_lane(self, gpu: GpuSample, field: Field, view: TimeView) -> int:
+        """Bring a lane to the newest sample; how many columns at its right look different."""
+        metrics = _LANES[field.key] or self.metrics_of(gpu)
+        cache = self._lanes.setdefault((gpu.info.uuid, field.key), LaneCache(muted=field.key == "memory_lane"))
+        return cache.update(self._history, gpu.info.uuid, metrics, view, field.width, self.rows_per_gpu,
+                            self._full_scale if field.key == "main" else None)
+
+    def _view_of(self, field: Field) -> TimeView:
+        """A narrow lane shows the same span as the main one, in longer slices."""
+        view = self.view
+        return view if field.key == "main" else TimeView(slice_for(self.span_shown_s, field.width), view.end_s)
+
+    # -- in time ------------------------------------------------------------------------------
+
+    def _window(self, columns: int, slice_s: float) -> Window | None:
+        """What a lane of so many columns shows; None before there is anything."""
+        newest_s = self._history.newest_s if self._history is not None else None
+        return None if newest_s is None else Window.of(TimeView(slice_s, self.end_s), newest_s, columns)
+
+    @property
+    def window(self) -> Window | None:
+        """What the main lane shows."""
+        return self._window(self._main_width, self.view.slice_s)
+
+    def scroll_in_time(self, by: int) -> None:
+        """The cursor a slice, or else the picture a quarter of it; past the newest sample it follows again."""
+        history = self._history
+        if self.time.time_s is not None:
+            self.cursor(by)
+        elif history is not None and history.newest_s is not None and history.oldest_s is not None:
+            newest, span = history.newest_s, self.span_shown_s
+            end = (self.end_s if self.end_s is not None else newest) + by * span / 4
+            self.end_s = None if end >= newest else max(end, min(newest, history.oldest_s + span / 4))
+            self._repaint()
+
+    def zoom(self, by: int) -> None:
+        """Show more time, or less."""
+        nearest = min(range(len(SPANS_S)), key=lambda i: abs(SPANS_S[i] - self.span_s))
+        self.span_s = SPANS_S[min(len(SPANS_S) - 1, max(0, nearest + by))]
+        self._repaint()
+
+    def follow(self) -> None:
+        """Back to now, picture and figures."""
+        self.end_s = self.time.time_s = None
+        self._repaint()
+
+    def cursor(self, by: int) -> None:
+        """Move the cursor by slices; with 0, put it there or take it away."""
+        window, history = self.window, self._history
+        if by == 0 and self.time.time_s is not None:
+            self.follow()
+        elif window is not None and history is not None and history.newest_s is not None \
+                and history.oldest_s is not None:
+            self.time.move(by, window, history.oldest_s, history.newest_s)
+            self._repaint()
+
+    def _look_back(self) -> None:
+        window, history = self.window, self._history
+        if window is not None and history is not None and history.newest_s is not None:
+            end_s = self.time.keep_on_screen(window, history.newest_s)
+            if end_s is not None:
+                self.end_s = None if end_s >= history.newest_s else end_s
+        if self.time.look(self.window, history, self._marks, self.gpus):
+            for pane in self._panes:
+                pane.refresh()
+
+    def _cursor_in(self, field: Field) -> int | None:
+        """The column of the cursor in a lane."""
+        if self.time.time_s is None:
+            return None
+        window = self._window(field.width, self._view_of(field).slice_s)
+        return None if window is None else window.column(self.time.time_s)
+
+    def _axis_runs(self) -> list[Run]:
+        window = self.window
+        if window is None:
+            return []
+        marks = self._marks.between(window.begin_s(0), window.begin_s(window.columns)) if self._marks else []
+        line = time_axis.axis(window, marks, self.end_s is None, self.time.time_s)
+        x = self._fields["main"].x
+        return time_axis.beside([(" " * x, DIM), *line], time_axis.told(marks, self.time.slice), x + window.columns, self._width)
+
+    # -- drawing ------------------------------------------------------------------------------
+
+    def _main_title(self) -> str:
+        width, clock = self._main_width, self.time.slice
+        name = time_axis.metric_name(self.metric, self.gpus)
+        return time_axis.title(name, self.span_shown_s, self.end_s, width) if clock is None else clock.title(name, width)
+
+    def runs(self, part: Part, y: int) -> list[Run] | list[Segment]:
+        """Line ``y`` of a part."""
+        if y == 0:
+            return [(self._title[part.x:part.x + part.width], DIM if self.time.slice is None else ACCENT)]
+        if y < self._top:
+            return crop(self._axis, part.x, part.width)
+        index, row = divmod(y - self._top, self.rows_per_gpu)
+        if index >= len(self.gpus):
+            waiting = not self.gpus and y == self._top and part.x == 0
+            return [("  waiting for the first sample…", DIM)] if waiting else []
+        gpu = self.gpus[index]
+        figures = self._figures.get(gpu.info.uuid, {})
+        message = figures.get("message")
+        start = self._fields["main"].x + self._main_width
+        # A GPU without values: its state takes the place of the figures.
+        told = fit(" " + message[0], self._width - start) if message and row == 0 else ""
+        if message and part.lane.key != "main":
+            return [(told[part.x - start:part.x - start + part.width], message[1])]
+        cache = self._lanes.get((gpu.info.uuid, part.lane.key))
+        if cache is None or not cache.columns or len(cache.columns) != part.lane.width:
+            return []
+        cursor = self._cursor_in(part.lane)
+        if not part.newest:
+            return [self._index(gpu, figures, index, part.lane.x - part.x, row), *cache.row(row, cursor)]
+        figure_runs = [Segment(told[:part.width - 1], message[1])] if message else self._figure_runs(part, figures, row)
+        return [cache.newest(row, cursor), *figure_runs]
+
+    def _index(self, gpu: GpuSample, figures: dict[str, Run], index: int, width: int, row: int) -> Segment:
+        """What stands before a lane: the GPU's number and, where the table has the focus, a pointer."""
+        text, style = figures.get("gpu", ("", PLAIN)) if row == 0 and width > 1 else ("", PLAIN)
+        if text and index == self.selected and self.has_focus:
+            text, style = f"›{gpu.info.label}", ACCENT
+        return Segment(fit(text, width), style)
+
+    def _figure_runs(self, part: Part, figures: dict[str, Run], row: int) -> list[Segment]:
+        out = []
+        for field in part.fields if row <= 1 else ():
+            text, style = figures.get(field.key + (SECOND if row else ""), ("", PLAIN))
+            out.append(Segment(fit(text, field.width, right=not field.key.startswith("flag")), style))
+        return out
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return self.lines
+
+    def on_resize(self) -> None:
+        self._repaint()
+
+    # -- selecting ----------------------------------------------------------------------------
+
+    def _select(self, index: int) -> None:
+        self.selected = min(max(0, index), max(0, len(self.gpus) - 1))
+        self._panes[0].refresh()
+        if isinstance(self.parent, ScrollableContainer):
+            y = self._top + self.selected * self.rows_per_gpu
+            self.parent.scroll_to_region(Region(0, y, 1, self.rows_per_gpu), animate=False)
+
+    def action_move(self, by: int) -> None:
+        self._select(self.selected + by)
+
+    def action_details(self) -> None:
+        if self.selected < len(self.gpus):
+            self.post_message(self.Opened(self.gpus[self.selected]))
+
+    def on_click(self, event: events.Click) -> None:
+        """Puts the cursor there in time and selects the GPU; a second click on the same place opens its details."""
+        index = (event.y - self._top) // self.rows_per_gpu
+        on_gpu = event.y >= self._top and index < len(self.gpus)
+        again = on_gpu and index == self.selected and self.has_focus
+        if on_gpu:
+            self._select(index)
+        window = self.window
+        column = event.screen_x - self.region.x - self._fields["main"].x if self._fields else -1
+        if window is not None and 0 <= column < window.columns and event.y > 0:
+            again = again and self.time.time_s is not None and window.column(self.time.time_s) == column
+            self.time.put(window, column)
+            self._repaint()
+        if again:
+            self.action_details()
+
+    def on_focus(self) -> None:
+        self._panes[0].refresh()
+
+    def on_blur(self) -> None:
+        self._panes[0].refresh()
+
+
+# Lane -> its metrics; the main one's are chosen by key.
+_LANES: dict[str, tuple[str, ...]] = {"main": (), "memory_lane": ("memory_used_bytes",), "pcie_lane": PCIE}

@@ -1,0 +1,220 @@
+"""The spectrogram's cells: history slices turned into glyphs and styles, kept while they last.
+
+A column is one slice of time on a fixed grid (slice boundaries are multiples of the slice's
+length), so a picture that scrolls moves by whole columns and never shimmers. Only the newest
+slices change between two ticks; all others are drawn once.
+
+One row or two: height and colour both say the mean level. More rows: each half row is a band
+of levels, and its brightness the share of samples that reach it. So a GPU that is busy half
+of the time is dim to the top, and one that is half busy is bright up to the middle.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.segment import Segment
+from rich.style import Style
+
+from gputop.core.metrics import GPU_METRICS
+from gputop.tui.monitor.time_cursor import marked
+from gputop.render.palette import BLANK, BLANK_STYLE, SHADES, STEPS, bar_style, cell_style, step_of
+
+if TYPE_CHECKING:
+    from gputop.telemetry.history import History, Lane
+
+Cell = tuple[str, Style]
+Column = tuple[Cell, ...]  # top to bottom
+
+# Lengths a slice may have, seconds: what a person can read off an axis.
+SLICES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+DEFAULT_SPAN_S = 240.0
+SPANS_S = (60.0, 120.0, 240.0, 600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)  # what zooming goes through
+_REDRAWS = 2  # of the newest column while its slice lasts; the figure beside it is of now
+_GHOST = 4  # shade of a background that every sample reaches, of SHADES
+
+
+@dataclass(frozen=True, slots=True)
+class TimeView:
+    """Which part of the past is on screen. ``end_s`` None follows the newest sample."""
+
+    slice_s: float = 5.0
+    end_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The slices on screen: column 0 is slice ``first``, which starts at ``first * slice_s`` (Unix time)."""
+
+    first: int
+    columns: int
+    slice_s: float
+
+    @classmethod
+    def of(cls, view: TimeView, newest_s: float, columns: int) -> Window:
+        end_s = view.end_s if view.end_s is not None else newest_s
+        return cls(int(end_s // view.slice_s) - columns + 1, columns, view.slice_s)
+
+    def column(self, time_s: float) -> int:
+        """Where a time is; outside of 0 … ``columns - 1`` it is not on screen."""
+        return int(time_s // self.slice_s) - self.first
+
+    def begin_s(self, column: int) -> float:
+        return (self.first + column) * self.slice_s
+
+
+def slice_for(span_s: float, columns: int) -> float:
+    """The shortest slice with which ``columns`` of them cover at least ``span_s``."""
+    for slice_s in SLICES_S:
+        if slice_s * max(1, columns) >= span_s:
+            return slice_s
+    return SLICES_S[-1]
+
+
+def common_scale(history: History, metric: str, span_s: float, end_s: float | None) -> float | None:
+    """100 % of a metric without a scale of its own: the largest single sample still kept of the time in view, on any
+    GPU, rounded up to 1, 2, 5 or 10 of its decimal place. None: it has one, or there is nothing but zeros."""
+    if GPU_METRICS[metric].full_scale is not None:
+        return None
+    _, values = history.windows(metric, span_s, end_s=end_s)
+    largest = max((v for v in values.ravel().tolist() if v == v), default=0.0)
+    if largest <= 0:
+        return None
+    step = 10.0 ** math.floor(math.log10(largest))
+    return next(m * step for m in (1, 2, 5, 10) if m * step >= largest)
+
+
+def blank_column(rows: int) -> Column:
+    """No sample: a dot on the lowest row, so that it cannot pass for a measured zero."""
+    return ((" ", BLANK_STYLE),) * (rows - 1) + ((BLANK, BLANK_STYLE),)
+
+
+def column(rows: int, mean: float, reach: Sequence[float], muted: bool = False) -> Column:
+    """One slice as ``rows`` cells; ``mean`` 0-1 and ``reach[i]`` the share of samples at level i or above."""
+    if rows <= 2:
+        # Too low for bands: a bar of the mean in eighths; above it, in the background, a ghost of the
+        # share of samples that reach there.
+        cells = []
+        for row in range(rows - 1, -1, -1):
+            eighths = min(8, max(0, round(mean * rows * 8) - 8 * row))
+            if row == 0:
+                eighths = max(1, eighths)  # a measured zero is the lowest bar, never nothing
+            ghost = round(_share_between(reach, row / rows, (row + 1) / rows) * _GHOST) if rows > 1 else 0
+            top = step_of((row + eighths / 8) / rows)
+            cells.append((" ▁▂▃▄▅▆▇█"[eighths], bar_style(top, step_of((row + 1) / rows), ghost, muted)))
+        return tuple(cells)
+    bands = 2 * rows
+    halves = []
+    for band in range(bands):
+        share = _share_between(reach, band / bands, (band + 1) / bands)
+        if band == 0:
+            share = 0.4 + 0.6 * reach[1]  # the track of a measured slice: zero is dim, not nothing
+        shade = 0 if share < 0.02 else max(1, round(share * (SHADES - 1)))
+        halves.append((round(band / (bands - 1) * (STEPS - 1)), shade))
+    return tuple(("▀", cell_style(halves[i + 1], halves[i], muted)) for i in range(bands - 2, -1, -2))
+
+
+def _share_between(reach: Sequence[float], low: float, high: float) -> float:
+    """Mean of ``reach`` over the levels from ``low`` to ``high`` (0-1)."""
+    levels = len(reach)
+    first, last = low * levels, high * levels
+    total = sum(reach[i] * (min(last, i + 1) - max(first, i)) for i in range(int(first), min(levels, math.ceil(last))))
+    return total / (last - first)
+
+
+class LaneCache:
+    """The columns of one lane, oldest first, brought up to date by :meth:`update`."""
+
+    def __init__(self, muted: bool = False) -> None:
+        self.columns: deque[Column] = deque()
+        self._means: deque[float] = deque()  # level 0-1 of each column, NaN: nothing measured
+        self._muted = muted
+        self._key: tuple[object, ...] = ()
+        self._drawn_s = 0.0  # time of the sample it was last drawn for
+        self._last_index = 0  # slice number (start / slice_s) of the newest column
+
+    def update(self, history: History | None, gpu: str, metrics: Sequence[str], view: TimeView,
+               width: int, rows: int, full_scale: float | None = None) -> int:
+        """Bring the lane to the newest sample; returns how many columns at the right look different.
+
+        Of several ``metrics`` the larger level of each slice is drawn (both directions of a
+        full-duplex link: the busier one is what saturates). ``full_scale`` is 100 % of a metric
+        that has no scale of its own.
+        """
+        key = (gpu, tuple(metrics), view, width, rows, full_scale, history is None)
+        same, self._key = key == self._key, key
+        if history is None or width <= 0 or history.newest_s is None:
+            self.columns = deque([blank_column(rows)] * max(0, width), maxlen=max(0, width))
+            self._means.clear()
+            return 0 if same else width
+        end_s = view.end_s if view.end_s is not None else history.newest_s
+        index = int(end_s // view.slice_s)
+        if same and self._means and index == self._last_index and 0 <= end_s - self._drawn_s < view.slice_s / _REDRAWS:
+            return 0
+        behind, self._last_index = index - self._last_index, index
+        self._drawn_s = end_s
+        if not same or not 0 <= behind < width or not self._means:
+            behind, count, newest = width, width, None
+            self.columns, self._means = deque(maxlen=width), deque(maxlen=width)
+        else:
+            # The newest slice may have been incomplete when it was drawn: it is drawn again.
+            count, newest = behind + 1, self.columns.pop()
+            self._means.pop()
+        self._extend([history.lane(gpu, metric, end_s=(index + 1) * view.slice_s, slice_s=view.slice_s, slices=count,
+                                   full_scale=full_scale) for metric in metrics], rows)
+        if behind:
+            return width
+        return 0 if self.columns[-1] == newest else 1
+
+    def _extend(self, lanes: Sequence[Lane], rows: int) -> None:
+        """Append the slices, taking the lane with the higher mean level where there are several."""
+        prepared = [_levels(lane) for lane in lanes]
+        for i in range(len(prepared[0][0])):
+            mean, reach = math.nan, prepared[0][1][i]
+            for means, reaches in prepared:
+                if means[i] == means[i] and not means[i] <= mean:  # NaN: nothing measured
+                    mean, reach = means[i], reaches[i]
+            self._means.append(mean)
+            self.columns.append(blank_column(rows) if mean != mean
+                                else column(rows, min(1.0, max(0.0, mean)), reach, self._muted))
+
+    def mean(self) -> float | None:
+        """Mean level 0-1 over what is shown; None where nothing was measured."""
+        known = [m for m in self._means if m == m]
+        return sum(known) / len(known) if known else None
+
+    def newest(self, y: int, cursor: int | None = None) -> Segment:
+        """Row ``y`` of the newest slice; ``cursor`` is the column it is on."""
+        cell = self.columns[-1][y]
+        return Segment(*(marked(cell) if cursor == len(self.columns) - 1 else cell))
+
+    def row(self, y: int, cursor: int | None = None) -> list[Segment]:
+        """Row ``y`` (0 is the top) without its newest cell, as segments; neighbours of one style merged."""
+        out: list[Segment] = []
+        text, style = "", None
+        for i, col in enumerate(itertools.islice(self.columns, len(self.columns) - 1)):
+            glyph, cell = col[y] if i != cursor else marked(col[y])
+            if cell is style:
+                text += glyph
+            else:
+                if text:
+                    out.append(Segment(text, style))
+                text, style = glyph, cell
+        if text:
+            out.append(Segment(text, style))
+        return out
+
+
+def _levels(lane: Lane) -> tuple[list[float], list[list[float]]]:
+    """Mean level 0-1 and, per slice, the share of samples reaching each level.
+
+    Where 100 % is not known (a driver that hides the power limit, say) there are no levels: all NaN.
+    """
+    means = (lane.mean / (lane.full_scale or math.nan)).tolist()
+    reaches = lane.levels[:, ::-1].cumsum(axis=1)[:, ::-1].tolist()
+    return means, reaches

@@ -1,0 +1,172 @@
+"""What stands above the lanes: their title, and the axis of time with marks of what happened. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from rich.style import Style
+
+from gputop.session.event_log import Kind, Mark
+from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
+from gputop.core.samples import OK, GpuSample
+from gputop.text.units import fit, printable, ranges
+from gputop.tui.monitor.columns import ACTIVITY, COARSE_MARK
+from gputop.tui.monitor.time_cursor import Slice
+from gputop.tui.monitor.lanes import Window
+from gputop.render.palette import ACCENT, BAD, BOLD, DIM, WARN
+from gputop.render.styled_text import Run
+
+# A letter where it begins and a line for as long as it lasts, so that it reads without colour; what the legend
+# calls it. Of marks in one place the last in this order, the gravest, is seen.
+SIGNS: dict[Kind, tuple[str, str, Style, str]] = {
+    "finding": ("F", "─", ACCENT, "finding"),
+    "capture": ("C", "━", ACCENT, "capture"),
+    "power": ("P", "─", DIM, "power"),
+    "thermal": ("T", "═", WARN, "heat"),
+    "lost": ("L", "━", BAD, "lost"),
+    "ecc": ("E", "─", BAD, "ECC"),
+    "xid": ("X", "─", BAD, "Xid"),
+}
+_RANK = {kind: rank for rank, kind in enumerate(SIGNS)}
+CARET = "▲"
+_TICKS_S = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 4 * 3600, 6 * 3600, 12 * 3600, 24 * 3600)
+_TICK_COLUMNS = 12  # at least, from one to the next
+
+
+def metric_name(metric: str, gpus: Iterable[GpuSample]) -> str:
+    """What the main lanes show."""
+    if metric == ACTIVITY:
+        kinds = {g.activity()[0] for g in gpus if g.state == OK}
+        name = GPU_METRICS["gpu_util"].label if kinds == {"gpu_util"} else GPU_METRICS["sm_active"].label
+        return name + (f" ({COARSE_MARK} coarse)" if len(kinds) > 1 else "")
+    known = GPU_METRICS[metric]
+    return known.label + (" GB/s" if known.unit == BYTES_PER_S else "")
+
+
+def title(name: str, span_s: float, end_s: float | None, width: int) -> str:
+    """The metric and the time in view; ``end_s`` None follows now."""
+    if end_s is None:
+        length = f"{span_s / 60:.0f} min" if span_s >= 90 else f"{span_s:.0f} s"
+        long, short = f"{name}, last {length}", f"{name} {length}"
+    else:
+        begin, end = (time.strftime("%H:%M:%S", time.localtime(t)) for t in (end_s - span_s, end_s))
+        long, short = f"{name}, {begin} to {end} (end: back to now)", f"{name} to {end}"
+    return long if len(long) <= width else short
+
+
+def axis(window: Window, marks: Iterable[Mark], following: bool, cursor_s: float | None) -> list[Run]:
+    """The axis of the main lane, ``window.columns`` cells.
+
+    Ticks count back from now where the picture follows it, so that they stand still; else they are
+    times of day.
+    """
+    cells: list[Run] = [(" ", DIM)] * window.columns
+    found = ((mark.kind, max(0, window.column(mark.begin_s)), min(window.columns - 1, window.column(mark.end_s)))
+             for mark in marks)
+    spans = sorted((span for span in found if span[1] <= span[2]), key=lambda span: _RANK[span[0]])
+
+    def rule(kind: Kind, first: int, last: int) -> None:
+        cells[first:last + 1] = [(SIGNS[kind][1], SIGNS[kind][2])] * (last + 1 - first)
+
+    for kind, first, last in spans:
+        if kind == "power":  # at its limit a GPU may be all day: that must not cover anything
+            rule(kind, first, last)
+    # Where something begins, or the cursor stands, a label would be torn.
+    taken = {first for _, first, _ in spans}
+    if cursor_s is not None:
+        taken.add(window.column(cursor_s))
+    for column, label in _ticks(window, following):
+        text = "┊" if taken.intersection(range(column, column + len(label) + 2)) else f"┊{label}"
+        cells[column:column + len(text)] = [(char, DIM) for char in text]
+    for kind, first, last in spans:
+        if kind != "power":
+            rule(kind, first, last)
+    for kind, first, _ in spans:  # no line hides where something began
+        cells[first] = (SIGNS[kind][0], SIGNS[kind][2] + Style(bold=True))
+    if cursor_s is not None and 0 <= window.column(cursor_s) < window.columns:
+        cells[window.column(cursor_s)] = (CARET, BOLD)
+    return _merged(cells)
+
+
+def _ticks(window: Window, following: bool) -> list[tuple[int, str]]:
+    tick_s = next((t for t in _TICKS_S if t >= _TICK_COLUMNS * window.slice_s), _TICKS_S[-1])
+    out = []
+    if following:
+        for n in range(1, int(window.columns * window.slice_s / tick_s) + 1):
+            out.append((window.columns - 1 - round(n * tick_s / window.slice_s), "-" + _length(n * tick_s)))
+    else:
+        form = "%H:%M" if tick_s >= 60 else "%H:%M:%S"
+        first = int(window.begin_s(0) // tick_s) + 1
+        for n in range(first, int(window.begin_s(window.columns) // tick_s) + 1):
+            out.append((window.column(n * tick_s), time.strftime(form, time.localtime(n * tick_s))))
+    return [(column, label) for column, label in out if column >= 0 and column + len(label) < window.columns]
+
+
+def _length(seconds: int) -> str:
+    """In the largest unit in which it is whole."""
+    for unit, size in (("h", 3600), ("m", 60)):
+        if seconds % size == 0:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s" if seconds < 60 else f"{seconds // 60}m{seconds % 60:02}"
+
+
+def told(marks: Sequence[Mark], under: Slice | None) -> list[Run]:
+    """What stands beside the axis: what its letters mean, or with a cursor what happened in the slice under it."""
+    return legend(marks) if under is None else words([m for m in marks if m.within(under.begin_s, under.end_s)])
+
+
+def legend(marks: Iterable[Mark]) -> list[Run]:
+    """What the letters mean that are there."""
+    there = {mark.kind for mark in marks}
+    out: list[Run] = []
+    for kind in reversed(SIGNS):
+        if kind in there:
+            letter, _, style, name = SIGNS[kind]
+            out += [(f" {letter}", style), (f" {name} ", DIM)]
+    return out
+
+
+def words(marks: Sequence[Mark]) -> list[Run]:
+    """What happened, in words, the gravest first; what several GPUs share is said once."""
+    grouped: dict[tuple[Kind, str], list[str]] = {}
+    for mark in sorted(marks, key=lambda m: -_RANK[m.kind]):
+        grouped.setdefault((mark.kind, printable(mark.text)), []).append(mark.gpu)
+    out: list[Run] = []
+    for (kind, text), gpus in grouped.items():
+        letter, _, style, _ = SIGNS[kind]
+        where = gpus_text(set(gpus) - {""})
+        out += [(f" {letter}", style), (f" {where}{': ' if where else ''}{text} ", DIM)]
+    return out
+
+
+def gpus_text(labels: set[str]) -> str:
+    """GPUs by their labels: "GPU 0-3", "GPU 0:1"."""
+    whole = ranges(int(label) for label in labels if label.isdigit())
+    parts = [*([whole] if whole else []), *sorted(label for label in labels if not label.isdigit())]
+    return f"GPU {','.join(parts)}" if parts else ""
+
+
+def beside(left: Sequence[Run], right: Sequence[Run], x: int, width: int) -> list[Run]:
+    """``left`` in front of ``x``, ``right`` from there to ``width``, cut with an ellipsis where it is too long."""
+    out, used = [*left], sum(len(text) for text, _ in left)
+    out.append((" " * max(0, x - used), DIM))
+    room = width - x
+    for text, style in right:
+        if len(text) > room:
+            out.append((fit(text, room), style))
+            return out
+        out.append((text, style))
+        room -= len(text)
+    out.append((" " * room, DIM))
+    return out
+
+
+def _merged(cells: Sequence[Run]) -> list[Run]:
+    out: list[Run] = []
+    for char, style in cells:
+        if out and out[-1][1] == style:
+            out[-1] = (out[-1][0] + char, style)
+        else:
+            out.append((char, style))
+    return out

@@ -1,0 +1,128 @@
+"""A cursor in time: what the GPUs were like in the slice under it, put where the figures of now stand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rich.style import Style
+
+from gputop.session.event_log import Mark, MarkLog
+from gputop.core.metrics import GPU_METRICS, LANE_METRICS
+from gputop.core.samples import OK, GpuSample, Reading
+from gputop.render.palette import BOLD
+
+if TYPE_CHECKING:
+    from gputop.telemetry.history import History
+    from gputop.tui.monitor.lanes import Cell, Window
+
+SOURCE = "history: mean of the slice under the cursor"
+UNMEASURED = "nothing was measured in this slice"
+
+
+def marked(cell: Cell) -> Cell:
+    """A lane's cell with the cursor on it: a line down all GPUs. The level there is told by the figures."""
+    return "┃", BOLD + Style(bgcolor=cell[1].bgcolor)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A slice of time. Its means are over ``mean_of_s``, which is longer where history is coarser."""
+
+    begin_s: float
+    slice_s: float
+    mean_of_s: float
+
+    @property
+    def end_s(self) -> float:
+        return self.begin_s + self.slice_s
+
+    def title(self, name: str, width: int) -> str:
+        """What the lanes and the figures show, in the length there is."""
+        clock = time.strftime("%H:%M:%S", time.localtime(self.begin_s))
+        long = self.mean_of_s >= 120
+        mean = f"mean of {self.mean_of_s / 60 if long else self.mean_of_s:g} {'min' if long else 's'}"
+        for text in (f"{name} at {clock}, {mean} (esc: now)", f"{name} {clock}, {mean}", f"{clock}, {mean}"):
+            if len(text) <= width:
+                return text
+        return clock
+
+
+def look_back(history: History, gpu: GpuSample, begin_s: float, slice_s: float,
+              marks: Sequence[Mark]) -> tuple[GpuSample, float]:
+    """``gpu`` as it was from ``begin_s`` on for ``slice_s``, and over how many seconds the means were taken.
+
+    What history does not keep is missing, with that reason; so is what was not measured then.
+    """
+    readings: dict[str, Reading] = {}
+    mean_of_s = slice_s
+    for metric in LANE_METRICS:
+        lane = history.lane(gpu.info.uuid, metric, end_s=begin_s + slice_s, slice_s=slice_s, slices=1)
+        known = GPU_METRICS[metric]
+        if not lane.count[0]:
+            readings[metric] = Reading.missing(known.unit, UNMEASURED)
+            continue
+        mean_of_s = max(mean_of_s, lane.resolution_s)
+        readings[metric] = Reading(float(lane.mean[0]), known.unit, SOURCE, coarse=metric == "gpu_util")
+        if isinstance(known.full_scale, str) and lane.full_scale is not None:
+            readings[known.full_scale] = Reading(lane.full_scale, GPU_METRICS[known.full_scale].unit, SOURCE)
+    reasons = dict.fromkeys(m.text for m in marks if m.uuid == gpu.info.uuid and m.kind in ("thermal", "power"))
+    xids = tuple(event for event in gpu.xids if begin_s <= event.time_s < begin_s + slice_s)
+    return replace(gpu, readings=readings, processes=(), clock_event_reasons=tuple(reasons), state=OK, message="",
+                   xids=xids), mean_of_s
+
+
+class TimeCursor:
+    """Where it is, and the past there. It stands in time, not on the screen: the picture may move under it."""
+
+    def __init__(self) -> None:
+        self.time_s: float | None = None  # a time in its slice; None: there is none
+        self.slice: Slice | None = None
+        self._past: dict[str, GpuSample] = {}
+
+    def put(self, window: Window, column: int) -> None:
+        self.time_s = window.begin_s(column) + window.slice_s / 2
+
+    def move(self, by: int, window: Window, oldest_s: float, newest_s: float) -> None:
+        """``by`` slices on, or back; where there is none yet, from the newest whole slice."""
+        column = window.columns - 2 if self.time_s is None else window.column(self.time_s)
+        self.put(window, min(max(column + by, window.column(oldest_s)), window.column(newest_s)))
+
+    def keep_on_screen(self, window: Window, newest_s: float) -> float | None:
+        """Where the picture is to end so that the cursor is in it, ``newest_s`` for one that follows now.
+
+        None: it may end where it does. A recording that went back to before the cursor takes it away.
+        """
+        if self.time_s is not None and self.time_s >= newest_s + window.slice_s:
+            self.time_s = None
+        if self.time_s is None:
+            return None
+        column = window.column(self.time_s)
+        if 0 <= column < window.columns:
+            return None
+        last = column + window.first + (window.columns - 1 if column < 0 else 0)
+        return newest_s if last >= newest_s // window.slice_s else (last + 0.5) * window.slice_s
+
+    def look(self, window: Window | None, history: History | None, marks: MarkLog | None,
+             gpus: Sequence[GpuSample]) -> bool:
+        """Bring what is under the cursor up to date; whether it stands in another slice than before."""
+        before = self.slice
+        if self.time_s is None or window is None or history is None or history.newest_s is None:
+            self.slice, self._past = None, {}
+            return before is not None
+        begin_s, slice_s = window.begin_s(window.column(self.time_s)), window.slice_s
+        same = before is not None and (before.begin_s, before.slice_s) == (begin_s, slice_s)
+        # Of a slice that is over nothing changes any more, but that history may have to be coarser.
+        if same and history.newest_s >= begin_s + slice_s and len(self._past) == len(gpus):
+            return False
+        there = marks.between(begin_s, begin_s + slice_s) if marks is not None else []
+        looks = {gpu.info.uuid: look_back(history, gpu, begin_s, slice_s, there) for gpu in gpus}
+        self._past = {uuid: past for uuid, (past, _) in looks.items()}
+        self.slice = Slice(begin_s, slice_s, max((s for _, s in looks.values()), default=slice_s))
+        return not same
+
+    def of(self, gpu: GpuSample) -> GpuSample:
+        """The GPU as it was under the cursor; as it is where there is none."""
+        return self._past.get(gpu.info.uuid, gpu)

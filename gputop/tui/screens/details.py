@@ -1,0 +1,288 @@
+"""What the boxes say that open on a GPU, on a process, on the host's line and on the job's."""
+
+from __future__ import annotations
+
+import time
+
+from rich.style import Style
+from rich.text import Text
+
+from gputop.text import redaction
+from gputop.core.metrics import GPU_METRICS, HOST_METRICS
+from gputop.core.samples import (
+    FULL_CORE_RATIO,
+    CgroupSample,
+    GpuSample,
+    HostProcess,
+    HostSample,
+    NodeSample,
+    ProcessSample,
+    Reading,
+)
+from gputop.session.session import Session
+from gputop.text.units import NA, devices, fit, printable, ratio, reading, seconds
+from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
+from gputop.tui.monitor.status_lines import bar, near_memory_limit, since, throttled
+
+_TOP = 8  # processes in each list under the host
+_WIDE = 60  # columns; with fewer, labels and figures stand closer
+
+
+class _Sheet:
+    """Lines of a label, a value and what there is to say about it, each under the others as far as there is room."""
+
+    def __init__(self, width: int) -> None:
+        self.out = Text()
+        self.width = width
+        self._label, self._value = (22, 9) if width >= _WIDE else (15, 0) if width >= 32 else (2, 0)
+
+    def head(self, title: str, more: str = "") -> None:
+        self.out.append(f"\n{title}", BOLD)
+        self.out.append(f"  {more}\n" if more else "\n", DIM)
+
+    def line(self, label: str, value: str, more: str = "", style: Style = PLAIN) -> None:
+        """A label that is too long for its column has a line to itself."""
+        own = len(label) > self._label - 2
+        self.out.append(f"{label}\n{'':{self._label}}" if own else f"{label:<{self._label}}", DIM)
+        self.out.append(f"{value:<{self._value}}" if more else value, DIM if value == NA else style)
+        self.out.append(f"  {more}\n" if more else "\n", DIM)
+
+    def figure(self, label: str, r: Reading, more: str = "", style: Style = PLAIN) -> None:
+        self.line(label, reading(r), printable(r.reason or more), style)
+
+
+def _cores(r: Reading) -> str:
+    return NA if r.value is None else f"{r.value:.1f} cores"
+
+
+def gpu_text(gpu: GpuSample, width: int = 100) -> Text:
+    """Every reading of one GPU with its source, or why there is none. ``width``: of a line."""
+    sheet = _Sheet(width)
+    out = sheet.out
+    out.append(f"{printable(gpu.info.name)}\n", BOLD)
+    if gpu.message:
+        out.append(f"{gpu.state}: {printable(gpu.message)}\n", BAD)
+    out.append("\n")
+    sheet.line("UUID", gpu.info.uuid)
+    sheet.line("PCI bus", gpu.info.pci_bus_id,
+               "" if gpu.info.numa_node is None else f"NUMA node {gpu.info.numa_node}")
+    out.append("\n")
+    readings = [(metric, gpu[metric.id]) for metric in GPU_METRICS.values()]
+    told = [(metric, r) for metric, r in readings if r.reason is None or r.reason != gpu.message]
+    for metric, r in told:
+        sheet.figure(metric.label, r, r.source + (" (coarse)" if r.coarse else ""), BOLD)
+    if len(told) < len(readings):
+        out.append(f"{'All other figures' if told else 'All figures'} are {NA} for the reason above.\n", DIM)
+    for event in gpu.xids:
+        out.append(f"\nXid {event.xid} at {time.strftime('%H:%M:%S', time.localtime(event.time_s))}", BAD)
+    if gpu.xids_reason is not None:
+        out.append(f"\nXid errors are not reported: {printable(gpu.xids_reason)}", DIM)
+    if gpu.clock_event_reasons:
+        out.append("\nClocks held down by: " + ", ".join(gpu.clock_event_reasons), WARN)
+    return out
+
+
+def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int = 100) -> Text:
+    """All that is known of a process, or was (``gone``); its command line whole, secrets hidden."""
+    sheet = _Sheet(width)
+    out = sheet.out
+
+    def line(field: str, label: str, value: str | None, more: str = "") -> None:
+        """None: it is not known."""
+        why = p.reasons.get(field) or p.reason or "not sampled"
+        sheet.line(label, NA if value is None else value, printable(why if value is None else more))
+
+    if gone:
+        out.append("It holds no GPU any more, or has ended: this is the last look.\n", WARN)
+    out.append(printable(redaction.command(p.command)) if p.command is not None
+               else f"command: {NA}, {printable(p.reason or 'not known')}", BOLD)
+    out.append("\n\n")
+    numbers = [f"{p.local_pid} where gputop runs"] if p.local_pid is not None else []
+    numbers += [f"{p.container_pid} in its container"] if p.container_pid is not None else []
+    sheet.line("PID", str(p.pid), ", ".join(numbers))
+    if p.note:
+        sheet.line("", printable(p.note))
+    line("parent_pid", "parent", None if p.parent_pid is None else str(p.parent_pid))
+    line("user", "user", printable(p.user) if p.user else None)
+    started = None if p.started_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(p.started_s))
+    line("started_s", "started", started, "" if p.started_s is None else since(now_s, p.started_s))
+    # There is none of these, or it cannot be read.
+    container = printable(p.container) if p.container else None if "container" in p.reasons else "none"
+    line("container", "container", container)
+    unset = None if "cuda_visible_devices" in p.reasons else "not set"
+    for name, value in (("CUDA_VISIBLE_DEVICES", p.cuda_visible_devices), ("CUDA_DEVICE_ORDER", p.cuda_device_order)):
+        line("cuda_visible_devices", name, unset if value is None else printable(value) or "empty: no GPU")
+    out.append("\n")
+    sheet.line("CPU, with children", _cores(p.cpu_cores), printable(p.cpu_cores.reason or ""))
+    sheet.figure("memory (RSS)", p.rss_bytes)
+    line("threads", "threads", None if p.threads is None else str(p.threads))
+    sheet.figure("from storage", p.io_read_bytes_per_s, "with children; what the page cache answers is not in it")
+    sheet.figure("to storage", p.io_write_bytes_per_s)
+    if p.cgroup is not None:
+        sheet.head("Control group", f"{printable(p.cgroup.name)}, all that run in it")
+        _group_lines(sheet, p.cgroup)
+    out.append(f"\n{'GPU':<6}{'memory':>10}{'SM':>8}  kind\n", BOLD)
+    for index, on in sorted(p.gpus.items()):
+        name = str(index) if on.mig is None else f"{index}:{on.mig}"
+        out.append(f"{name:<6}{reading(on.memory_bytes):>10}{reading(on.sm_ratio):>8}  {printable(on.kind)}\n")
+    for reason in sorted({r.reason for on in p.gpus.values() for r in (on.memory_bytes, on.sm_ratio) if r.reason}):
+        out.append(f"{NA}: {printable(reason)}\n", DIM)
+    return out
+
+
+def _load_of_cores(sheet: _Sheet, host: HostSample) -> None:
+    """Every core as a cell in rows of 32 or what fits, coloured and, for those without time left, marked."""
+    out = sheet.out
+    per_row = next((n for n in (32, 16, 8) if 7 + 2 * n <= sheet.width), 4)
+    for begin in range(0, len(host.core_ratios), per_row):
+        out.append(f"{begin:>5}  ", DIM)
+        for core in host.core_ratios[begin:begin + per_row]:
+            full = core >= FULL_CORE_RATIO
+            level = "▁▂▃▄▅▆▇█"[min(7, int(core * 8))]
+            out.append(level + ("!" if full else " "), bar_style(step_of(core)))
+        out.append("\n")
+
+
+def host_text(sample: NodeSample, width: int = 100) -> Text:
+    """The host in full: per-core load, memory, disk, network, limits, and who uses them. ``width``: of a line."""
+    host = sample.host
+    sheet = _Sheet(width)
+    out = sheet.out
+    out.append(f"{printable(host.hostname)}\n\n", BOLD)
+    for metric in HOST_METRICS.values():
+        r = host[metric.id]
+        if metric.id != "cpu_ratio" or r.value is None:
+            sheet.figure(metric.label, r, metric.help)
+        else:
+            text, style = bar(r.value, 9)
+            sheet.line(metric.label, text, f"{ratio(r.value)} of {host.cpu_count or '?'} cores, {host.full_cores} full",
+                       style)
+    limit = host.cpu_limit_cores
+    if limit is None:
+        sheet.line("CPU limit", "none, or not known")
+    else:
+        sheet.line("CPU limit", f"{limit:g} cores", "what the control groups and the affinity of gputop grant")
+    for group, of in _groups(sample):
+        sheet.head(f"Control group of {of}", printable(group.name))
+        _group_lines(sheet, group)
+    if host.core_ratios:
+        sheet.head("Cores", "height: busy share; !: no time left, a Python thread that holds up GPUs looks so")
+        _load_of_cores(sheet, host)
+    else:
+        sheet.head("Cores", "the load of each core is not known here")
+    sheet.head("GPU processes by CPU", "with their children, such as input workers")
+    busy = sorted(sample.processes, key=lambda p: -(p.cpu_cores.value or 0.0))[:_TOP]
+    for p in busy:
+        _row(sheet, p, devices(p))
+    if not busy:
+        out.append("  no process holds a GPU\n", DIM)
+    _top_processes(sheet, sample)
+    return out
+
+
+def _groups(sample: NodeSample) -> list[tuple[CgroupSample, str]]:
+    """The control groups of gputop and of the GPU processes, each once, and whose they are."""
+    found: dict[str, tuple[CgroupSample, list[str]]] = {}
+    own = sample.host.cgroup
+    for group, who in [(own, "gputop"), *((p.cgroup, str(p.pid)) for p in sample.processes)]:
+        if group is not None:
+            found.setdefault(group.name, (group, []))[1].append(who)
+    out = []
+    for group, members in found.values():
+        pids = [who for who in members if who != "gputop"]
+        of = ["gputop"] if "gputop" in members else []
+        of += [f"PID {', '.join(pids[:4])}{' …' if len(pids) > 4 else ''}"] if pids else []
+        out.append((group, " and ".join(of)))
+    return out
+
+
+def _group_lines(sheet: _Sheet, group: CgroupSample) -> None:
+    """CPU and memory of a control group against their limits; what is strained is marked."""
+    limit, used, held = group["cpu_limit_cores"], group["cpu_used_cores"], group["cpu_throttled_ratio"]
+    of = f" of {limit.value:g}" if limit.value is not None else ""
+    text = NA if used.value is None else f"{used.value:.1f}{of} cores"
+    more = [limit.reason] if limit.reason and limit.reason != used.reason else []
+    sheet.line("CPU", text, ", ".join(printable(why) for why in (*more, used.reason) if why))
+    if held.value is not None:
+        sheet.line("CPU throttled", ratio(held.value),
+                   "of the scheduler's periods: the quota was used up, all threads stood",
+                   WARN if throttled(group) else PLAIN)
+    limit, used, kills = group["memory_limit_bytes"], group["memory_used_bytes"], group["oom_kills"]
+    of = f" of {reading(limit)}, {ratio(used.value / limit.value)}" if used.value is not None and limit.value else ""
+    why = used.reason or limit.reason or "without the page cache that can be dropped at once"
+    sheet.line("memory", reading(used) + of, printable(why), WARN if of and near_memory_limit(group) else PLAIN)
+    if kills.value:
+        sheet.line("OOM kills", f"{kills.value:.0f}", "the kernel killed processes of it at the memory limit", BAD)
+
+
+def _row(sheet: _Sheet, p: ProcessSample | HostProcess, gpus: str) -> None:
+    """A process in a line; where that is short, in two."""
+    figures = f"{p.pid:>9} {fit(printable(p.user or '?'), 9)}{_cores(p.cpu_cores):>11} {reading(p.rss_bytes):>6} "
+    where = f"GPU {gpus} " if gpus else ""
+    if sheet.width >= _WIDE:
+        figures += f"{where:<9}"
+    else:
+        sheet.out.append(f"{figures.rstrip()}\n", DIM)
+        figures = f"{'':10}{where}"
+    sheet.out.append(figures, DIM)
+    command = NA if p.command is None else printable(redaction.command(p.command))
+    sheet.out.append(fit(command, max(8, sheet.width - len(figures))).rstrip() + "\n", PLAIN)
+
+
+def _used(r: Reading, least: float) -> float:
+    """For sorting: 0.0 for what would be shown as none."""
+    return r.value if r.value is not None and r.value >= least else 0.0
+
+
+def _top_processes(sheet: _Sheet, sample: NodeSample) -> None:
+    """Those of the whole node that use most: a job without a GPU can hold up those with one."""
+    host = sample.host
+    holders = {p.local_pid or p.pid: devices(p) for p in sample.processes}
+    for title, more, key in (
+        ("All processes by CPU", "each without its children, over some seconds", lambda p: _used(p.cpu_cores, 0.05)),
+        ("All processes by memory", "resident, shared pages counted in each", lambda p: _used(p.rss_bytes, 1.0)),
+    ):
+        sheet.head(title, more)
+        shown = sorted((p for p in host.top_processes if key(p)), key=key, reverse=True)[:_TOP]
+        for p in shown:
+            _row(sheet, p, holders.get(p.pid, ""))
+        if not shown:
+            reasons = {p.cpu_cores.reason for p in host.top_processes if p.cpu_cores.reason}
+            why = host.top_reason or (", ".join(sorted(reasons)) if reasons else "none used any")
+            sheet.out.append(f"  {NA if host.top_reason or reasons else 'none'}: {printable(why)}\n", DIM)
+
+
+def job_text(session: Session) -> Text:
+    """The job: its servers, what it is, and what the captures of this session said and cost."""
+    out = Text()
+    now_s = session.clock()
+    out.append("Profiler servers\n", BOLD)
+    for server in session.servers:
+        out.append("✗ " if server.problem else "● ", BAD if server.problem else ACCENT)
+        about = server.problem or redaction.command(server.description)
+        out.append(f"{printable(server.address)}  {printable(about)}")
+        out.append(f"  PID {server.pid}\n" if server.pid is not None else "\n", DIM)
+    if not session.servers:
+        out.append("none found. " if session.servers_known else "still looking. ", WARN)
+        out.append("In the job: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009)\n", DIM)
+    for note in session.discovery_notes:
+        out.append(printable(note) + "\n", DIM)
+    if session.rhythm is not None:
+        out.append("\nRhythm\n", BOLD)
+        rhythm = session.rhythm
+        out.append(f"a period of {seconds(rhythm.period_s)} in the live figures, an estimate\n" if rhythm.period_s
+                   else f"no period in the live figures: {printable(rhythm.reason or 'not found')}\n")
+    out.append("\nCaptures of this session\n", BOLD)
+    for record in reversed(session.captures):
+        step = "no steps" if record.step_s is None else f"{seconds(record.step_s)}/step"
+        mark = "A " if record is session.before else "  "
+        out.append(mark, ACCENT)
+        out.append(f"{since(now_s, record.time_s):>10}  {step:<14}", PLAIN)
+        plan = record.plan
+        out.append(f"{plan.chosen_s if plan else record.asked_s:g} s from {printable(record.address)}\n", DIM)
+        for line in record.remarks:
+            out.append(f"{'':14}{printable(line)}\n", DIM)
+        out.append(f"  {printable(str(record.path))}\n", DIM)  # a long word: it has a line to itself
+    if not session.captures:
+        out.append("none yet: c captures a trace\n", DIM)
+    return out

@@ -1,0 +1,176 @@
+"""The details of a process, and the question before a signal is sent to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from signal import Signals
+from typing import ClassVar
+
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.geometry import Size
+from textual.screen import ModalScreen
+
+from gputop.text import redaction
+from gputop.core.samples import ProcessSample
+from gputop.session.process_signals import SIGNALS
+from gputop.text.units import fit, printable
+from gputop.tui.widgets.dialog_frame import Frame
+from gputop.tui.keys import key
+from gputop.tui.widgets.cached_lines import DrawnLines
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, WARN
+from gputop.render.styled_text import Run, wrap
+from gputop.tui.screens.dialogs import LivePopup
+
+
+class ProcessPopup(LivePopup):
+    """The details of a process; K asks for a signal to it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [key("K", "signal", "signal…", "send it a signal, after a question")]
+
+    def __init__(self, process: ProcessSample, make: Callable[[int], Text], ask: Callable[[], None]) -> None:
+        super().__init__(f"Process {process.pid}", make, keys=("K: signal…", "y: copy the command"))
+        self._process, self._ask = process, ask
+
+    def copied(self) -> tuple[str, str]:
+        return redaction.command(self._process.command or ""), "The command, its secrets hidden,"
+
+    def action_signal(self) -> None:
+        self.dismiss()
+        self._ask()
+
+
+class SignalList(DrawnLines, can_focus=True):
+    """The signals; one is selected, and once it is taken, the question stands below.
+
+    On a low terminal the process gives way to them, then what a signal does, then the signals to the question.
+    """
+
+    def __init__(self, process: ProcessSample) -> None:
+        super().__init__(id="signals")
+        self.process = process
+        self.index = 0
+        self.asked = False
+        self._at: dict[int, int] = {}  # the line of each signal that is shown
+
+    @property
+    def number(self) -> Signals:
+        return SIGNALS[self.index][0]
+
+    def signal_at(self, line: int) -> int | None:
+        return next((i for i, at in self._at.items() if at == line), None)
+
+    def _head(self, width: int) -> list[str]:
+        p = self.process
+        command = printable(redaction.command(p.command)) if p.command is not None else "command not known"
+        return wrap(f"{p.pid}  {printable(p.user or '?')}  {command}", width, 2)
+
+    def _said(self, width: int) -> list[str]:
+        """What the selected signal does, or the question; in as many lines as any of it needs."""
+        told = [wrap(what, width, 3) for _, what in SIGNALS]
+        said = told[self.index]
+        if self.asked:
+            question, keys = f"Send {self.number.name} to {self.process.pid}?", "y: send   n, esc: do not"
+            said = [f"{question}   {keys}"]
+            if len(said[0]) > width:
+                said = [*wrap(question, width, 2), keys if len(keys) <= width else "y: send  n: no"]
+        return said + [""] * (max(map(len, told)) - len(said))
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return min(viewport.height - 2, len(self._head(width)) + 1 + len(SIGNALS) + 1 + len(self._said(width)))
+
+    def draw(self) -> None:
+        width, height = self.size
+        if width <= 0:
+            return
+        said = self._said(width)
+        shown = max(0, min(len(SIGNALS), height - len(said) if self.asked else height))
+        said = said[:height - shown]
+        head = self._head(width)[:height - shown - len(said)]
+        blank = height - shown - len(said) - len(head)
+        first = min(max(0, self.index - shown // 2), len(SIGNALS) - shown)
+        lines: list[list[Run]] = [[(text, BOLD)] for text in head]
+        lines += [[]] * (blank > 1)
+        self._at = {}
+        for i, (number, what) in list(enumerate(SIGNALS))[first:first + shown]:
+            chosen = i == self.index
+            self._at[i] = len(lines)
+            name = f"{number.value:>2} {number.name:<8} "
+            lines.append([("› " if chosen else "  ", ACCENT), (name, BOLD if chosen else PLAIN),
+                          (fit(what, width - 14) if width >= 24 else "", DIM)])
+        lines += [[]] * (blank > 0)
+        self.show([*lines, *([(text, WARN if self.asked else DIM)] for text in said)])
+
+
+class SignalScreen(ModalScreen[Signals | None]):
+    """Dismissed with the signal to send, None for none."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("up,k", "move(-1)", "up", "select the signal above"),
+        key("down,j", "move(1)", "down", "select the signal below"),
+        key("enter", "ask", "take it", "take the selected signal; a question follows"),
+        key("y", "send", "send it", "send it, once it is asked"),
+        key("n,escape,q", "back", "do not", "do not send it; once more closes"),
+        key("question_mark", "app.help", "help", "the keys of this screen"),
+    ]
+    HELP = ("Before it is sent, the process is held and its start time compared with the one on screen: a later "
+            "process of the same PID gets nothing. Processes of other users need root.\n")
+
+    KEYS = ("↑↓ select", "enter: take it", "esc: close")  # those of the question stand beside it
+
+    def __init__(self, process: ProcessSample) -> None:
+        super().__init__()
+        self._process = process
+
+    def compose(self) -> ComposeResult:
+        with Frame(f"Signal to process {self._process.pid}", *self.KEYS, id="signal", can_focus=False):
+            yield SignalList(self._process)
+
+    def on_mount(self) -> None:
+        self.query_one(SignalList).focus()
+
+    def action_move(self, by: int) -> None:
+        signals = self.query_one(SignalList)
+        if not signals.asked:
+            signals.index = min(len(SIGNALS) - 1, max(0, signals.index + by))
+            signals.draw()
+
+    def action_ask(self) -> None:
+        self._ask(True)
+
+    def action_send(self) -> None:
+        signals = self.query_one(SignalList)
+        if signals.asked:
+            self.dismiss(signals.number)
+
+    def action_back(self) -> None:
+        if self.query_one(SignalList).asked:
+            self._ask(False)
+        else:
+            self.dismiss(None)
+
+    def _ask(self, asked: bool) -> None:
+        signals = self.query_one(SignalList)
+        signals.asked = asked
+        signals.draw()
+        self.query_one(Frame).tell(*(() if asked else self.KEYS))
+
+    def on_mouse_scroll_down(self) -> None:
+        self.action_move(1)
+
+    def on_mouse_scroll_up(self) -> None:
+        self.action_move(-1)
+
+    def on_click(self, event: events.Click) -> None:
+        """A signal selects, the selected one asks; it is sent by the key alone."""
+        signals = self.query_one(SignalList)
+        at = event.get_content_offset(signals)
+        chosen = signals.signal_at(at.y) if at is not None else None
+        if chosen is None or signals.asked:
+            return
+        if chosen == signals.index:
+            self._ask(True)
+        signals.index = chosen
+        signals.draw()

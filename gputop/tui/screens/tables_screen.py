@@ -1,0 +1,183 @@
+"""The tables of the last capture: kernels, ops, collectives, memory, copies, host ops, functions, input."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import DataTable
+
+from gputop.session.captures import CaptureRecord
+from gputop.text.units import fit, printable, seconds
+from gputop.tui.keys import key
+from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
+from gputop.render.styled_text import Run, spread, wrap
+from gputop.tui.screens.dialogs import Ask, Popup
+from gputop.tui.screens.tables import Table, Value, arranged, tables, widths
+
+
+class Tabs(LinesWidget):
+    """The names of the tables, the shown one marked, and below it what to know to read it."""
+
+    class Chosen(Message):
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            self.index = index
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(id="tabs")
+        self._names = names
+        self._ends: list[int] = []
+
+    def draw(self, index: int, about: str) -> None:
+        runs: list[Run] = []
+        self._ends = []
+        whole = sum(map(len, self._names))
+        gap = 3 if whole + 5 * len(self._names) <= self.size.width else 1
+        short = whole + (2 + gap) * len(self._names) > self.size.width + gap
+        for i, name in enumerate(self._names):  # the numbers stay, they are the keys
+            text = f"{i + 1} {name if i == index or not short else fit(name, 5).rstrip()}"
+            runs += [(" " * (gap - 1 if i == 0 else gap), PLAIN), (text, BOLD + ACCENT if i == index else DIM)]
+            used = sum(len(part) for part, _ in runs)
+            self._ends.append(used)
+        self.show([runs, [(fit(" " + about, self.size.width), DIM)]])
+
+    def on_click(self, event: events.Click) -> None:
+        at = event.get_content_offset(self)
+        if at is not None and at.y == 0:
+            for i, end in enumerate(self._ends):
+                if at.x < end:
+                    self.post_message(self.Chosen(i))
+                    return
+
+
+class TablesScreen(Screen[None]):
+    """One table at a time, sorted and filtered."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("tab,right_curly_bracket", "turn(1)", "next table", "the next table"),
+        key("shift+tab,left_curly_bracket", "turn(-1)", "previous table", "the table before"),
+        *(key(str(n), f"table({n - 1})", f"table {n}", f"table {n} of the list above") for n in range(1, 9)),
+        key("o", "sort(1)", "sort", "sort by the next column; a click on its head does so, too"),
+        key("O", "reverse", "turn round", "the other way round"),
+        key("slash", "filter", "filter rows", "show only the rows that hold a text"),
+        key("enter", "row", "whole row", "the whole row, names in full"),
+        key("question_mark", "app.help", "help", "the keys of this screen"),
+        key("escape,q,T", "close", "back", "back to the monitor"),
+    ]
+    HELP = ("Times are summed over the window of the capture and over its GPUs, unless a column says “per step”. "
+            "N/A: the trace does not tell. Numbers sort from the largest.\n")
+
+    def __init__(self, record: CaptureRecord) -> None:
+        super().__init__()
+        self._record = record
+        self._tables = tables(record.analysis)
+        self._index = next((i for i, t in enumerate(self._tables) if t.rows), 0)
+        self._by: int | None = None
+        self._reverse = False
+        self._pattern = ""
+        self._rows: list[tuple[Value, ...]] = []
+        self._shown: dict[int, int] = {}  # columns with their widths
+
+    @property
+    def table(self) -> Table:
+        return self._tables[self._index]
+
+    def compose(self) -> ComposeResult:
+        yield LinesWidget(id="tables-head")
+        yield Tabs([t.name for t in self._tables])
+        yield DataTable(cursor_type="row", id="table")
+        yield LinesWidget(id="tables-empty")
+
+    def on_mount(self) -> None:
+        self.query_one(DataTable).focus()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        width, table = self.size.width, self.table
+        self._rows = arranged(table, self._pattern, self._by, self._reverse)
+        record = self._record
+        step = "" if record.step_s is None else f"{seconds(record.step_s)}/step  "
+        self.query_one("#tables-head", LinesWidget).show([spread(
+            [(" Last capture  ", BOLD), (step, PLAIN), (printable(record.path.name), DIM)],
+            [(" o sort  / filter  ? help  esc back ", DIM)], width)])
+        about = table.note
+        if self._pattern:
+            about = f"{len(self._rows)} of {len(table.rows)} rows hold “{self._pattern}”   {about}"
+        self.query_one(Tabs).draw(self._index, printable(about))
+        grid: DataTable[Text] = self.query_one(DataTable)
+        grid.clear(columns=True)
+        self._shown = widths(table, self._rows, width - 2)
+        for i, size in self._shown.items():
+            column = table.columns[i]
+            arrow = "" if i != self._by else " ▴" if (column.show is None) != self._reverse else " ▾"
+            right = column.show is not None
+            grid.add_column(Text(column.title + arrow, BOLD, justify="right" if right else "left"), width=size)
+        for row in self._rows:
+            cells = ((table.columns[i], row[i], size) for i, size in self._shown.items())
+            grid.add_row(*(Text(fit(column.text(value), size, right=column.show is not None),
+                                DIM if value is None else PLAIN, no_wrap=True) for column, value, size in cells))
+        grid.display = bool(self._rows)
+        reason = table.empty if not table.rows else "" if self._rows else "No row holds that text: / to change it."
+        said = self.query_one("#tables-empty", LinesWidget)
+        said.display = bool(reason)
+        said.show([[], *([("  " + line, PLAIN)] for line in wrap(printable(reason), width - 4, 4))])
+
+    def on_tabs_chosen(self, message: Tabs.Chosen) -> None:
+        self.action_table(message.index)
+
+    def action_turn(self, by: int) -> None:
+        self.action_table((self._index + by) % len(self._tables))
+
+    def action_table(self, index: int) -> None:
+        self._index, self._by, self._reverse = index, None, False
+        self._draw()
+
+    def action_sort(self, by: int) -> None:
+        columns = [*self._shown]
+        self._by = columns[(columns.index(self._by) + by) % len(columns)] if self._by in columns else columns[0]
+        self._reverse = False
+        self._draw()
+
+    def action_reverse(self) -> None:
+        self._reverse = not self._reverse
+        self._draw()
+
+    def on_data_table_header_selected(self, message: DataTable.HeaderSelected) -> None:
+        column = [*self._shown][message.column_index]
+        self._reverse = self._by == column and not self._reverse
+        self._by = column
+        self._draw()
+
+    def on_data_table_row_selected(self) -> None:
+        self.action_row()
+
+    def action_row(self) -> None:
+        grid: DataTable[Text] = self.query_one(DataTable)
+        if not self._rows:
+            return
+        row = self._rows[min(grid.cursor_row, len(self._rows) - 1)]
+        out = Text()
+        for column, value in zip(self.table.columns, row, strict=True):
+            out.append(f"{column.title:<16}", DIM)
+            out.append(column.text(value) + "\n")
+        self.app.push_screen(Popup(f"{self.table.name}, row {grid.cursor_row + 1}", out))
+
+    def action_filter(self) -> None:
+        def apply(pattern: str | None) -> None:
+            if pattern is not None:
+                self._pattern = pattern
+                self._draw()
+
+        self.app.push_screen(Ask("Filter rows", "part of a name; empty shows all", self._pattern), apply)
+
+    def action_close(self) -> None:
+        self.dismiss()

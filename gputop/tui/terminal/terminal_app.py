@@ -1,0 +1,140 @@
+"""The part of the app that knows the terminal: driver, theme, colours and glyphs, and a line that is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, ClassVar
+
+from rich.segment import Segment
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.color import Color
+from textual.filter import ANSIToTruecolor, LineFilter, Monochrome
+from textual.screen import ModalScreen
+from textual.theme import Theme
+
+from gputop.text.units import printable
+from gputop.tui.terminal import themes
+from gputop.tui.terminal.driver import LineDriver
+from gputop.tui.terminal.first_frame import FirstFrame
+from gputop.tui.terminal.color_support import Look
+from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
+
+LOW_BANDWIDTH_S = 5.0  # between two pictures on a slow line
+
+
+class LookFilter(LineFilter):
+    """Brings each line to the colours and glyphs of a look; Textual keeps what it made of a line."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self._look = look
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        run = self._look.run
+        return [Segment(*run(text, style), control) for text, style, control in segments]
+
+
+class TerminalApp(App[int]):
+    """An app that never waits for its terminal and shows itself as well as that terminal can."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("L", "low_bandwidth", "low bandwidth", show=False,
+                tooltip="draw the screen seldom, or each sample again; by itself it follows the line's speed"),
+        Binding("ctrl+l", "redraw", "redraw", show=False, tooltip="draw all of it again, where something else wrote"),
+    ]
+
+    def __init__(self, preferences: Preferences | None = None, first_frame: FirstFrame | None = None) -> None:
+        """``first_frame``: what may be on the screen already."""
+        super().__init__(driver_class=LineDriver)
+        self.preferences = preferences or Preferences()
+        self.first_frame = first_frame
+        if first_frame is not None:
+            first_frame.waiting = False
+        self.low_bandwidth = bool(self.preferences.low_bandwidth)
+        self._low_bandwidth_fixed = self.preferences.low_bandwidth is not None
+        self._drawn_s = 0.0
+        self._look_filters: list[LineFilter] = []
+        self._remembers = False
+        for own in themes.own_themes():
+            self.register_theme(own)
+        wanted = self.preferences.theme
+        self.theme = wanted if wanted in self.available_themes else DEFAULT_THEME
+        self._take_look(self.current_theme)
+
+    def tell_preferences(self) -> None:
+        """What is wrong with them, once there is a screen to say it on; from then on they are remembered."""
+        warnings = list(self.preferences.warnings)
+        if self.theme != self.preferences.theme:
+            warnings.append(f"There is no theme {printable(self.preferences.theme)}: {self.theme} it is. "
+                            "Ctrl+p, Theme shows them all.")
+        for warning in warnings:
+            self.notify(warning, title="Settings", severity="warning", timeout=12, markup=False)
+        self._remembers = True
+
+    # -- theme, colours, glyphs ----------------------------------------------------------------
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return themes.variables(themes.scheme_of(self.current_theme))
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        # Textual's answer to NO_COLOR is shades of grey, which are colours all the same; and there are none of the
+        # terminal's own 16 colours here that it would have to translate, at a tenth of what a picture costs.
+        kept = (f for f in super().get_line_filters() if not isinstance(f, (Monochrome, ANSIToTruecolor)))
+        return [*kept, *self._look_filters]
+
+    def push_screen(self, screen: Any, *arguments: Any, **more: Any) -> Any:
+        if isinstance(screen, ModalScreen):
+            screen.get_line_filters = self._modal_filters  # type: ignore[method-assign]
+        return super().push_screen(screen, *arguments, **more)
+
+    def _modal_filters(self) -> Sequence[LineFilter]:
+        """Of what stands behind a box: toned down, it has been through the filters; colours must not come back."""
+        return self._look_filters if self.preferences.colors == "none" else []
+
+    def _take_look(self, theme: Theme) -> None:
+        look = Look(themes.scheme_of(theme), self.preferences.colors, self.preferences.glyphs)
+        self._look_filters = [] if look.plain else [LookFilter(look)]
+
+    def watch_theme(self, theme: str) -> None:
+        self._take_look(self.current_theme)
+        keep = self.preferences.keep_theme if self._remembers else None
+        problem = keep(theme) if keep is not None else ""
+        if problem:
+            self.notify(problem, severity="warning", markup=False)
+
+    # -- the line ------------------------------------------------------------------------------
+
+    def on_line_driver_line_changed(self, message: LineDriver.LineChanged) -> None:
+        if self._low_bandwidth_fixed or self.low_bandwidth == message.slow:
+            return
+        self.low_bandwidth = message.slow
+        if message.slow:
+            self.notify(f"The line to this terminal is slow: the screen is drawn every {LOW_BANDWIDTH_S:g} s. "
+                        "Sampling goes on; keys are answered at once.", timeout=10, markup=False)
+
+    def action_low_bandwidth(self) -> None:
+        """Switch by hand; from then on the line's speed does not matter."""
+        self.low_bandwidth, self._low_bandwidth_fixed = not self.low_bandwidth, True
+        self.notify(f"The screen is drawn every {LOW_BANDWIDTH_S:g} s." if self.low_bandwidth
+                    else "Every sample is drawn.", timeout=4)
+
+    @property
+    def drawn_every_s(self) -> float:
+        """Seconds between two pictures where not every sample is drawn, else 0."""
+        return LOW_BANDWIDTH_S if self.low_bandwidth else 0.0
+
+    def picture_due(self) -> bool:
+        """Whether the newest sample is to be drawn; on a slow line only some are."""
+        now_s = monotonic()
+        if self.low_bandwidth and now_s - self._drawn_s < LOW_BANDWIDTH_S - 0.05:
+            return False
+        self._drawn_s = now_s
+        return True
+
+    def action_redraw(self) -> None:
+        """Draw everything again, where something else has written on the terminal."""
+        driver: Any = self._driver
+        if isinstance(driver, LineDriver):
+            driver.redraw()

@@ -1,0 +1,307 @@
+"""The timeline under keys and mouse: pan, zoom, a selection that goes from range to range and from gap to gap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from textual import events
+from textual.binding import BindingType
+from textual.message import Message
+
+from gputop.text.units import seconds
+from gputop.timeline.model import Range
+from gputop.tui.timeline import header as head
+from gputop.tui.keys import key
+from gputop.tui.timeline.picture import TimelinePicture
+from gputop.tui.timeline.rows import Place, gpu_folds
+from gputop.tui.timeline.descriptions import bubble_at
+from gputop.tui.timeline.viewport import View
+
+_PAN = 0.125  # of the view, a key press
+_WHEEL = 1.25
+_ZOOM = 2.0
+_BACK = 50  # views kept to go back to
+_LOOKED_AT = 200  # ranges that are passed over in search of one at the same level of nesting
+
+
+class TimelineCanvas(TimelinePicture, can_focus=True):
+    """The picture under keys and mouse."""
+
+    PANEL = "Timeline"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("left,h", "pan(-1)", "earlier", "an eighth of the screen earlier"),
+        key("right,l", "pan(1)", "later", "an eighth of the screen later"),
+        key("shift+left,H", "pan(-8)", "a screen earlier", "a whole screen earlier"),
+        key("shift+right,L", "pan(8)", "a screen later", "a whole screen later"),
+        key("home", "edge(-1)", "begin", "to the begin of the capture"),
+        key("end", "edge(1)", "end", "to the end of the capture"),
+        key("plus,equals_sign,right_square_bracket", "zoom(-1)", "in", "zoom in: show less time, about the cursor ▼",
+            footer=True),
+        key("minus,left_square_bracket", "zoom(1)", "out", "zoom out: show more time", footer=True),
+        key("z", "fit", "fit", "zoom to what is selected, else to the step at the cursor",
+            footer=True),
+        key("0", "whole", "whole", "the whole capture"),
+        key("u", "back", "undo zoom", "back to the view before the last zoom or jump"),
+        key("up,k", "place(-1)", "row above", "the row above, and what is there at the cursor's time"),
+        key("down,j", "place(1)", "row below", "the row below"),
+        key("pageup", "place(-10)", "up a page", "ten rows up"),
+        key("pagedown", "place(10)", "down a page", "ten rows down"),
+        key("full_stop", "range(1)", "next range", "select the next range on this row"),
+        key("comma", "range(-1)", "previous range", "select the one before"),
+        key("n", "gap(1)", "gap", "the next idle stretch on this row, a cell wide or more",
+            footer=True),
+        key("N", "gap(-1)", "previous gap", "the idle stretch before"),
+        key("o", "other_end", "other end",
+            "from a kernel to its launch and back, from an idle place to its end"),
+        key("e,space", "fold", "unfold", "show or hide streams, threads of a pool, nested ranges",
+            footer=True),
+        key("E", "fold_all", "unfold all", "the streams of all GPUs, shown or hidden"),
+        key("enter", "details", "details", "everything about what is selected"),
+    ]
+
+    class Opened(Message):
+        """The details of what is selected are wanted."""
+
+    class Missing(Message):
+        """There is nothing to go to, and why."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    def __init__(self, moved: Callable[[], None], *, id: str | None = None) -> None:
+        super().__init__(moved, id=id)
+        self._views: list[View] = []
+        self._drag: tuple[int, View] | None = None  # column it began in, and what was on screen then
+        self._dragged = False
+
+    # -- the view -----------------------------------------------------------------------------
+
+    def look(self, view: View, keep: bool = True) -> None:
+        """Show another stretch of time; ``keep``: the key u comes back from it."""
+        if keep and view != self.view:
+            self._views = [*self._views[-_BACK:], self.view]
+        super().look(view)
+
+    def action_pan(self, eighths: int) -> None:
+        # By whole cells, so that the picture moves and does not shimmer.
+        cell_ns = self.view.span_ns / self.cells
+        by = max(1, round(_PAN * self.cells)) * eighths
+        self.look(self.view.at(self.view.start_ns + by * cell_ns, self.view.span_ns), keep=False)
+
+    def action_edge(self, side: int) -> None:
+        self.look(self.view.at(self.view.window_ns[0] if side < 0 else self.view.window_ns[1], self.view.span_ns))
+
+    def action_zoom(self, by: int) -> None:
+        about = self.cursor_ns
+        if not self.view.start_ns <= about <= self.view.end_ns:
+            about = self.view.start_ns + self.view.span_ns // 2
+        self.look(self.view.zoom(_ZOOM**by, about))
+
+    def action_whole(self) -> None:
+        self.look(View.whole(self.view.window_ns))
+
+    def action_back(self) -> None:
+        if self._views:
+            *self._views, before = self._views
+            self.look(before, keep=False)
+        else:
+            self.post_message(self.Missing("No zoom or jump to go back from."))
+
+    def action_fit(self) -> None:
+        if self.timeline is None:
+            return
+        step = head.step_at(self.timeline.steps_ns, self.cursor_ns)
+        if self.selected is not None:
+            self.look(self.view.fit(self.selected.start_ns, self.selected.end_ns))
+        elif self.gap is not None:
+            self.look(self.view.fit(self.gap[0], self.gap[1], margin=0.5))
+        elif step is not None:
+            begin, end = self.timeline.steps_ns[step].tolist()
+            self.look(self.view.fit(begin, end, margin=0.02))
+        else:
+            self.post_message(self.Missing("Nothing is selected: . selects the next range, n the next gap."))
+
+    # -- places -------------------------------------------------------------------------------
+
+    def action_place(self, by: int) -> None:
+        """The next place that is no heading; what lies there at the cursor's time is selected."""
+        step = 1 if by >= 0 else -1
+        index = min(max(self.index + by, 0), len(self.places) - 1)
+        while 0 <= index < len(self.places) and self.places[index].row is None:
+            index += step
+        if not 0 <= index < len(self.places):
+            return
+        if not self.view.start_ns <= self.cursor_ns < self.view.end_ns:
+            self.cursor_ns = self.view.start_ns + self.view.span_ns // 2
+        self.select(index, self._range_at(index, self.cursor_ns))
+
+    def action_fold(self) -> None:
+        place = self.place
+        if place is None or not place.rows:
+            return
+        # On a stream its GPU, on a thread of a pool that has nothing nested the pool.
+        for own in (place, *(p for p in reversed(self.places[:self.index]) if p.rows)):
+            if own.fold is not None and (own is place or place.rows[0] in own.rows or (
+                    place.rows[0].kind == "stream" and own.rows[0].kind == "gpu")):
+                self.fold(self.unfolded ^ {own.fold})
+                return
+        self.post_message(self.Missing(f"There is nothing within {place.label.strip()} to unfold."))
+
+    def action_fold_all(self) -> None:
+        if self.timeline is not None:
+            gpus = gpu_folds(self.timeline.rows)
+            self.fold(self.unfolded - gpus if gpus <= self.unfolded else self.unfolded | gpus)
+
+    # -- the selection ------------------------------------------------------------------------
+
+    def _range_at(self, index: int, time_ns: int) -> Range | None:
+        """What is drawn on this place at a moment: the innermost range, or that of the place's own level."""
+        place = self.places[index]
+        if self.timeline is None:
+            return None
+        for row in place.rows:
+            found = self.timeline.at(row.key, time_ns)
+            if found is not None and not self.shows(place, found):
+                there = self.timeline.ranges(row.key, time_ns, time_ns + 1)
+                found = next((r for r in there if self.shows(place, r)), None)
+            if found is not None:
+                return found
+        return None
+
+    def action_range(self, by: int) -> None:
+        place, at = self.place, self.selected
+        if self.timeline is None or place is None or not place.rows:
+            return
+        time_ns = at.start_ns if at is not None else self.gap[0] if self.gap else self.cursor_ns
+        for _ in range(_LOOKED_AT):
+            found = self._next(place, time_ns, by < 0, at)
+            if found is None:
+                break
+            if self.shows(place, found):
+                self.reveal(found, self.index)
+                return
+            time_ns, at = found.start_ns, found
+        self.post_message(self.Missing(f"No {'earlier' if by < 0 else 'later'} range on {place.label.strip()}."))
+
+    def _next(self, place: Place, time_ns: int, back: bool, at: Range | None) -> Range | None:
+        """The next range of a place, of whatever level of nesting."""
+        assert self.timeline is not None
+        found = [self.timeline.next_range(row.key, time_ns, back, at.index if at and at.row == row.key else None)
+                 for row in place.rows]
+        known = [r for r in found if r is not None]
+        return (max if back else min)(known, key=lambda r: r.start_ns, default=None)
+
+    def action_gap(self, by: int) -> None:
+        place = self.place
+        if self.timeline is None or place is None or place.row is None:
+            return
+        least = max(1, self.view.span_ns // self.cells)
+        begin = self.gap[0] if self.gap else self.cursor_ns
+        found = self.timeline.next_gap(place.row.key, begin, least, by < 0)
+        if found is None:
+            self.post_message(self.Missing(f"No {'earlier' if by < 0 else 'later'} gap of {seconds(least / 1e9)} or "
+                                           f"more on {place.row.label}; zoom in for shorter ones."))
+            return
+        self.cursor_ns = found[0]
+        self.look(self.view.showing(*found), keep=False)
+        idle = bubble_at(self.timeline, place.row, *found) if place.row.kind == "gpu" else None
+        self.select(self.index, None, found,
+                    ended_by=self.timeline.range(*idle.ends) if idle is not None and idle.ends is not None else None)
+
+    def action_other_end(self) -> None:
+        if self.linked is not None:
+            self.reveal(self.linked)
+        elif self.selected is None:
+            self.post_message(self.Missing("Nothing is selected: . selects the next range on this row."))
+        else:
+            self.post_message(self.Missing("It has no other end in this trace."))
+
+    def action_details(self) -> None:
+        self.post_message(self.Opened())
+
+    # -- the mouse ----------------------------------------------------------------------------
+
+    def _column(self, x: int) -> int:
+        return min(max(x - self.label_cells, 0), self.cells - 1)
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        if event.button == 1 and event.x >= self.label_cells:
+            self._drag, self._dragged = (event.x, self.view), False
+            self.capture_mouse()
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        if self._drag is None:
+            return
+        column, before = self._drag
+        if event.x != column or self._dragged:
+            self._dragged = True
+            self.look(before.at(before.start_ns - (event.x - column) * before.span_ns / self.cells, before.span_ns),
+                      keep=False)
+
+    def on_mouse_up(self, event: events.MouseUp) -> None:
+        self.release_mouse()
+        dragged = self._drag is not None and self._dragged
+        self._drag = None
+        if not dragged and event.button == 1:
+            self._clicked(event.x, event.y)
+
+    def _clicked(self, x: int, y: int) -> None:
+        if self.timeline is None:
+            return
+        column = self._column(x)
+        if y < self.head_lines:
+            if self.head_lines == 3 and y == 0:
+                whole = View.whole(self.view.window_ns)
+                self.look(self.view.centred(whole.time(column + 0.5, self.cells)))
+            else:
+                self.cursor_ns = self.view.time(column + 0.5, self.cells)
+                self.select(self.index, self._range_at(self.index, self.cursor_ns))
+            return
+        index = self.index_at(y)
+        place = self.places[index] if index is not None else None
+        if index is None or place is None or place.row is None:
+            return
+        if x < self.label_cells:
+            if index == self.index and x < 4:
+                self.action_fold()
+            self.select(index, self._range_at(index, self.cursor_ns))
+            return
+        begin, end = self.view.time(column, self.cells), self.view.time(column + 1, self.cells)
+        self.cursor_ns = (begin + end) // 2
+        found = self._range_at(index, self.cursor_ns)
+        if found is None:  # the longest in the cell
+            there = [r for r in self.timeline.ranges(place.row.key, begin, end, 50) if self.shows(place, r)]
+            found = max(there, key=lambda r: r.end_ns - r.start_ns, default=None)
+        if found is not None and found == self.selected and index == self.index:
+            self.action_details()
+        gap = self.timeline.next_gap(place.row.key, self.cursor_ns + 1, 1, True) if found is None else None
+        self.select(index, found, gap if gap is not None and gap[1] > self.cursor_ns else None)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._wheel(event, -1)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._wheel(event, 1)
+
+    def on_mouse_scroll_left(self, event: events.MouseEvent) -> None:
+        self._wheel_pan(event, -1)
+
+    def on_mouse_scroll_right(self, event: events.MouseEvent) -> None:
+        self._wheel_pan(event, 1)
+
+    def _wheel(self, event: events.MouseEvent, by: int) -> None:
+        event.stop()
+        event.prevent_default()
+        if event.shift or event.ctrl:
+            self._wheel_pan(event, by)
+        elif event.x < self.label_cells:
+            self.scroll_rows(3 * by)
+        else:
+            self.look(self.view.zoom(_WHEEL**by, self.view.time(self._column(event.x) + 0.5, self.cells)), keep=False)
+
+    def _wheel_pan(self, event: events.MouseEvent, by: int) -> None:
+        event.stop()
+        event.prevent_default()
+        self.action_pan(by)

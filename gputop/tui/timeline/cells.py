@@ -1,0 +1,161 @@
+"""Cells of the timeline: shares of time covered turned into glyphs, and ranges into named bars. Pure.
+
+A cell is two half columns wide and eight eighths high. Where both halves are about as much
+covered, the height says how much; where they differ, quarters of the cell say which half is.
+Colour is the kind of work; height alone tells the share, so that the lanes read without colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from rich.cells import cell_len
+from rich.segment import Segment
+
+from gputop.text.units import fit
+from gputop.tui.timeline import styles
+from gputop.tui.timeline.viewport import View
+
+Shares = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
+
+FULL = 7  # eighths of a cell that is covered all the time: what remains parts the rows
+BAR_CELLS = 3  # a range needs that many whole cells to get a bar
+_EDGE = 1 / 8  # of a cell that a bar may lack at either end
+_NAME_CELLS = 7  # and a bar that many for a name that does not fit
+
+_HEIGHTS = " ▁▂▃▄▅▆▇█"
+_QUARTERS = {(0, 0): " ", (0, 1): "▗", (1, 0): "▖", (1, 1): "▄", (0, 2): "▐", (2, 0): "▌", (1, 2): "▟", (2, 1): "▙",
+             (2, 2): "█"}
+
+
+def _glyph(left: int, right: int) -> str:
+    """Of two half columns, each 0-8 eighths high."""
+    if abs(left - right) <= 2:
+        return _HEIGHTS[(left + right + 1) // 2]
+    return _QUARTERS[(left + 2) // 4, (right + 2) // 4]  # to none, half or all
+
+
+_GLYPHS = np.array([_glyph(left, right) for left in range(9) for right in range(9)])
+
+
+@dataclass(slots=True)
+class Line:
+    """One line of cells: a glyph each (two cells wide: the next is empty) and the code of its style."""
+
+    glyphs: list[str]
+    codes: Codes
+
+    def copy(self) -> Line:
+        return Line(self.glyphs, self.codes.copy())  # glyphs are not changed once a lane is done
+
+    def put(self, at: int, text: Sequence[str], code: int) -> None:
+        """Draw over the cells from ``at`` on; what is outside the line is left out."""
+        first, last = max(0, at), min(len(self.glyphs), at + len(text))
+        if first < last:
+            self.glyphs[first:last] = text[first - at:last - at]
+            self.codes[first:last] = code
+
+    def mark(self, first: int, last: int, flag: int) -> None:
+        """Set a flag of the style on these cells."""
+        self.codes[max(0, first):max(0, last)] |= flag
+
+    def segments(self) -> list[Segment]:
+        """Neighbours of one style as one segment."""
+        if not self.glyphs:
+            return []
+        ends = (np.flatnonzero(self.codes[1:] != self.codes[:-1]) + 1).tolist()
+        glyphs, codes = self.glyphs, self.codes.tolist()
+        return [Segment("".join(glyphs[begin:end]), styles.style_of(codes[begin]))
+                for begin, end in zip([0, *ends], [*ends, len(glyphs)], strict=True)]
+
+
+def lanes(cover: Shares, kinds: npt.NDArray[np.uint8], lines: Sequence[int], causes: npt.NDArray[np.uint8],
+          rules: Bools, full: int = FULL) -> list[list[Line]]:
+    """The coverage of rows as cells: of each row its lines, the top one first. All rows at once, they are many.
+
+    ``cover`` 0-1 and ``kinds`` (indices into :data:`~gputop.timeline.model.KINDS`) are of shape (rows, 2 × cells),
+    ``lines`` says how many each row has. ``causes``, (rows, cells), says why nothing ran in a cell
+    (:func:`~gputop.tui.timeline.styles.cause_code`, 0: not told), ``rules``, (cells,), where a line is ruled across.
+    ``full``: eighths of the top line that stand for all of the time.
+    """
+    rows, cells = len(cover), cover.shape[1] // 2
+    many = np.array(lines, np.int32)
+    most = (8 * (many - 1) + full)[:, None]
+    levels = np.rint(cover * most).astype(np.int32)
+    np.clip(levels, cover > 0, most, out=levels)  # a little is not nothing
+    pair = kinds.reshape(rows, cells, 2)
+    kind = np.where(cover[:, 0::2] >= cover[:, 1::2], pair[:, :, 0], pair[:, :, 1]).astype(np.int32)
+
+    row = np.repeat(np.arange(rows), many)  # from here on a row is one line
+    below = 8 * (np.repeat(np.cumsum(many), many) - 1 - np.arange(len(row)))[:, None, None]
+    levels = levels.reshape(rows, cells, 2)[row]
+    part = np.clip(levels - below, 0, 8)
+    # A low half may not reach over one that ends a line below.
+    part[(part.max(axis=2) <= 2) & (levels.min(axis=2) < below[:, :, 0])] = 0
+    index = part[:, :, 0] * 9 + part[:, :, 1]
+    glyphs = _GLYPHS[index]
+    codes = np.where(index > 0, kind[row], 0) | causes.astype(np.int32)[row] << styles.CAUSE_SHIFT
+    glyphs[rules & (index == 0)] = "│"
+    codes[:, rules] |= styles.RULED
+    drawn = [Line(*line) for line in zip(glyphs.tolist(), codes, strict=True)]
+    ends = np.cumsum(many).tolist()
+    return [drawn[end - count:end] for end, count in zip(ends, many.tolist(), strict=True)]
+
+
+def bar_cells(view: View, cells: int, start_ns: int, end_ns: int) -> tuple[int, int]:
+    """The cells of which a range covers all but an eighth: first and one behind the last, within the view."""
+    scale = cells / view.span_ns
+    first = -int(-((start_ns - view.start_ns) * scale - _EDGE) // 1)
+    last = int(((end_ns - view.start_ns) * scale + _EDGE) // 1)
+    return max(0, first), min(cells, last)
+
+
+def least_bar_ns(view: View, cells: int) -> int:
+    """A shorter range gets no bar, wherever it lies."""
+    return int((BAR_CELLS - 2 * _EDGE) * view.span_ns / cells)
+
+
+def touched_cells(view: View, cells: int, start_ns: int, end_ns: int) -> tuple[int, int]:
+    """The cells of which a range covers any part, at least one if it is in the view at all."""
+    if end_ns < view.start_ns or start_ns >= view.end_ns:
+        return 0, 0
+    scale = cells / view.span_ns
+    first = max(0, int((start_ns - view.start_ns) * scale))
+    last = -int(-(end_ns - view.start_ns) * scale // 1)
+    return min(first, cells - 1), min(cells, max(first + 1, last))
+
+
+def spread_out(text: str) -> list[str]:
+    """``text`` cell by cell: what is two cells wide is followed by an empty one, accents go with their letter."""
+    if text.isascii():
+        return list(text)
+    out: list[str] = []
+    for char in text:
+        width = cell_len(char)
+        if width == 0 and out:
+            out[-1] += char
+        else:
+            out += [char, ""][:max(1, width)]
+    return out
+
+
+def put_bar(lines: Sequence[Line], first: int, last: int, name: str, code: int) -> None:
+    """A bar over these cells, with a thin edge at its left so that neighbours of a kind can be told apart.
+
+    On one line it fills the cells; on more its top line parts it from the row above, as :data:`FULL` does.
+    """
+    room = last - first
+    if len(name) >= room and room < _NAME_CELLS:
+        name = ""  # a letter and an ellipsis tell nothing
+    text = ["▏", *spread_out(fit(name, room - 1))]
+    named = 0 if len(lines) == 1 else 1
+    for i, line in enumerate(lines):
+        if i == 0 and len(lines) > 1:
+            line.put(first, ["▆", *"▇" * (room - 1)], code)
+        else:
+            line.put(first, text if i == named else ["▏", *" " * (room - 1)], code | styles.BAR)

@@ -1,0 +1,183 @@
+"""What is selected on a timeline in words: the lines below the picture, and the details. Pure but for its queries."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from gputop.text.units import fit, percent, ranges, seconds
+from gputop.timeline.model import CAUSES, Bubble, Range, Row
+from gputop.timeline.reader import Timeline
+from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
+from gputop.render.styled_text import Run, spread
+from gputop.tui.timeline.header import legend, step_at, visible_steps
+from gputop.tui.timeline.styles import PART_OF
+from gputop.tui.timeline.viewport import View, moment
+
+_KINDS = {"compute": "kernel", "collective": "collective", "h2d": "copy host → device", "d2h": "copy device → host",
+          "d2d": "copy on the device", "p2p": "copy between GPUs", "copy": "copy", "memset": "memset", "host": "host",
+          "input": "input"}
+
+
+def when(timeline: Timeline, time_ns: int, grain_ns: int) -> str:
+    """A moment in the capture and in its step: "+1.203 456 s, step 12 +34.2 ms"."""
+    text = moment(time_ns - timeline.window_ns[0], grain_ns)
+    step = step_at(timeline.steps_ns, time_ns)
+    if step is None:
+        return text
+    return f"{text}, step {step + 1} {moment(time_ns - int(timeline.steps_ns[step, 0]), grain_ns)}"
+
+
+def _grain(length_ns: int) -> int:
+    return max(1, 10 ** (len(str(max(1, length_ns))) - 3))
+
+
+def where(timeline: Timeline, row: Row) -> str:
+    """A row with the GPU or host it belongs to."""
+    label = row.label.strip()
+    return label if label.startswith(row.group) else f"{row.group} {label}"
+
+
+def view_lines(timeline: Timeline, view: View, width: int) -> list[list[Run]]:
+    """With nothing selected: what is on screen, and what the colours mean."""
+    begin, end = timeline.window_ns
+    seen = len(visible_steps(timeline.steps_ns, view))
+    left: list[Run] = [(f" {seconds(view.span_ns / 1e9)}", BOLD), (" shown", PLAIN)]
+    if not view.is_whole:
+        left.append((f" of {seconds((end - begin) / 1e9)}, from {moment(view.start_ns - begin, view.span_ns // 100)}",
+                     DIM))
+    if seen:
+        left.append((f"   {seen} of {len(timeline.steps_ns)} step{'s' * (len(timeline.steps_ns) != 1)}", DIM))
+    if timeline.bubbles:
+        cost = sum(b.cost_ns for b in timeline.bubbles)
+        left.append((f"   b: {len(timeline.bubbles)} coldest places, {seconds(cost / 1e9)} of GPU time", DIM))
+    # The kinds that can be there, by the rows: asking for all of them would go over the whole trace.
+    kinds = {"compute", "collective", "h2d", "d2h"} if any(r.kind == "gpu" for r in timeline.rows) else set()
+    kinds |= {"host"} if any(r.kind == "thread" for r in timeline.rows) else set()
+    kinds |= {"input"} if any(r.kind == "stage" for r in timeline.rows) else set()
+    return [left, [(" ", DIM), *legend(kinds, width - 2)]]
+
+
+def range_lines(timeline: Timeline, r: Range, linked: Range | None, width: int) -> list[list[Run]]:
+    """A range in two lines: what and how long, then where, for which op, and its other end."""
+    length = r.end_ns - r.start_ns
+    right: list[Run] = [(seconds(length / 1e9), BOLD), (f" at {when(timeline, r.start_ns, _grain(length))} ", DIM)]
+    if sum(len(t) for t, _ in right) > width * 2 // 3:
+        right = [(seconds(length / 1e9) + " ", BOLD)]
+    first = spread([(" █ ", PART_STYLE[PART_OF[r.kind]]), (r.name or "(no name)", BOLD)], right, width)
+    parts = [f"{_KINDS[r.kind]} on {where(timeline, timeline.rows[r.row])}"]
+    if r.tf_op and r.tf_op != r.name:
+        parts.append(f"op {r.tf_op}")
+    if linked is not None:
+        parts.append(link_text(timeline, r, linked) + "  o: go there")
+    return [first, spread([("   " + " · ".join(parts), DIM)], [], width)]
+
+
+def link_text(timeline: Timeline, r: Range, linked: Range) -> str:
+    """How a kernel and its launch lie to each other."""
+    delay = seconds(abs(linked.start_ns - r.start_ns) / 1e9)
+    if timeline.rows[linked.row].kind in ("gpu", "stream"):
+        return f"starts {linked.name} on {where(timeline, timeline.rows[linked.row])} {delay} later"
+    return f"launched {delay} before by {timeline.rows[linked.row].label.strip()}"
+
+
+def bubble_at(timeline: Timeline, row: Row, begin_ns: int, end_ns: int) -> Bubble | None:
+    """The bubble that the gap on this row belongs to, if it is one of the costly ones."""
+    if row.gpu is None:
+        return None
+    middle = (begin_ns + end_ns) // 2
+    return next((b for b in timeline.bubbles if row.gpu in b.gpus and b.start_ns <= middle < b.end_ns), None)
+
+
+def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[int, ...], ended_by: Range | None,
+              width: int) -> list[list[Run]]:
+    """A stretch with nothing on a row, or on these ``gpus`` together, and why, where that is known."""
+    length = gap[1] - gap[0]
+    bubble = bubble_at(timeline, row, *gap)
+    style = PART_STYLE[bubble.part if bubble is not None else "idle"]
+    what = "idle" if row.kind in ("gpu", "stream") else "nothing recorded"
+    on = f"GPUs {ranges(gpus, ', ')}" if len(gpus) > 1 else where(timeline, row)
+    first = spread([(" ▒ ", style), (f"{what} on {on}", BOLD)],
+                   [(seconds(length / 1e9), BOLD), (f" at {when(timeline, gap[0], _grain(length))} ", DIM)], width)
+    if bubble is None:
+        return [first, [("   not among the costliest idle places", DIM)] if row.gpu is not None else []]
+    parts = [CAUSES[bubble.cause], *([bubble.host] if bubble.host else [])]
+    if bubble.ended_by:
+        parts.append(f"ended by {bubble.ended_by}" + ("  o: go there" if ended_by is not None else ""))
+    return [first, spread([("   " + " · ".join(parts), DIM)], [], width)]
+
+
+def range_text(timeline: Timeline, r: Range, linked: Range | None, around: list[Range]) -> Text:
+    """Everything about one range; ``around`` are those it is nested in, outermost first."""
+    out = Text()
+    length = r.end_ns - r.start_ns
+
+    def line(label: str, text: str) -> None:
+        out.append(f"{label:<12}", DIM)
+        out.append(text + "\n")
+
+    out.append("█ ", PART_STYLE[PART_OF[r.kind]])
+    out.append((r.name or "(no name)") + "\n\n", BOLD)
+    line("what", _KINDS[r.kind])
+    line("on", where(timeline, timeline.rows[r.row]))
+    line("duration", f"{seconds(length / 1e9)}  ({length:,} ns)")
+    line("start", when(timeline, r.start_ns, 1))
+    step = step_at(timeline.steps_ns, r.start_ns)
+    if step is not None:
+        begin, end = timeline.steps_ns[step].tolist()
+        line("of its step", percent(length / max(1, end - begin)))
+    if r.tf_op:
+        line("op", r.tf_op)
+    if linked is not None:
+        line("other end", link_text(timeline, r, linked))
+    elif timeline.rows[r.row].kind == "stream":
+        line("other end", "its launch is not in the trace")
+    if around:
+        out.append("\nWithin\n", BOLD)
+        for i, outer in enumerate(around):
+            out.append(f"  {'  ' * min(i, 12)}{outer.name}", ACCENT if i == len(around) - 1 else "")
+            out.append(f"  {seconds((outer.end_ns - outer.start_ns) / 1e9)}\n", DIM)
+    return out
+
+
+def bubble_text(timeline: Timeline, bubble: Bubble, finding: str, width: int) -> Text:
+    """Everything about one idle place; ``finding`` is the title of the one it belongs to."""
+    out = Text()
+    for line in bubble_lines(timeline, bubble, width, 40, [(finding, PLAIN)] if finding else []):
+        for text, style in line:
+            out.append(text, style)
+        out.append("\n")
+    return out
+
+
+def bubble_lines(timeline: Timeline, bubble: Bubble, width: int, room: int, finding: list[Run]) -> list[list[Run]]:
+    """One idle place in at most ``room`` lines: cost, cause, what the host did, what ended it, its finding."""
+    length = bubble.end_ns - bubble.start_ns
+    who = f"GPU {ranges(bubble.gpus, ', ')}" if len(bubble.gpus) == 1 else f"GPUs {ranges(bubble.gpus, ', ')}"
+    tail: list[list[Run]] = []
+    if bubble.ended_by:
+        tail.append([("ended by  ", DIM), (bubble.ended_by, PLAIN)])
+    else:
+        tail.append([("ended by  ", DIM), ("nothing in this step or trace", DIM)])
+    tail.append([("finding   ", DIM), *(finding or [("none is about this place", DIM)])])
+    cause = CAUSES[bubble.cause] + (f": {bubble.meanwhile}" if bubble.meanwhile else "")
+    head: list[list[Run]] = [
+        [(seconds(bubble.cost_ns / 1e9), BOLD), (f" of GPU time on {who}: {seconds(length / 1e9)} from ", PLAIN),
+         (when(timeline, bubble.start_ns, _grain(length)), PLAIN)],
+        [("why       ", DIM), ("█ ", PART_STYLE[bubble.part]), (cause, PLAIN)],
+    ]
+    host: list[list[Run]] = []
+    free = room - len(head) - len(tail)
+    if bubble.work and free >= 2:
+        host.append([("the host meanwhile", BOLD)])
+        names = max(len(w.thread) for w in bubble.work[:free - 1])
+        for work in bubble.work[:free - 1]:
+            share = min(1.0, work.time_ns / max(1, length))
+            cells = min(10, max(1, round(10 * share)))
+            host.append([(f"  {percent(share):>5} ", PLAIN), ("█" * cells + "·" * (10 - cells), PART_STYLE["host"]),
+                         (f" {fit(work.thread, min(names, 24))} ", DIM),
+                         (work.what, PLAIN)])
+    elif bubble.host and free >= 1:
+        host.append([("the host  ", DIM), (bubble.host, PLAIN)])
+    elif free >= 1:
+        host.append([("the host  ", DIM), ("no thread is known to be behind it", DIM)])
+    return [spread(line, [], width) for line in [*head, *host, *tail]][:room]

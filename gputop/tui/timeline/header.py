@@ -1,0 +1,153 @@
+"""The lines above the rows of a timeline: the whole capture in small, the time axis, the steps. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from rich.style import Style
+
+from gputop.text.units import seconds
+from gputop.timeline.model import KINDS
+from gputop.timeline.reader import Timeline
+from gputop.render.palette import ACCENT, DARK, DIM, PART_STYLE, PARTS
+from gputop.render.styled_text import Run
+from gputop.tui.timeline.styles import PART_OF, STEP, STEP_HERE
+from gputop.tui.timeline.viewport import View, base_ns, every, ticks, unit_of
+
+Steps = npt.NDArray[np.int64]  # (n, 2): begin and end of each
+
+# What a reader notes of a trace that does not hold all that happened, in a word or two; the report says more.
+_LOSSES = {"dropped_events": "events dropped", "clipped": "clipped", "truncated": "damaged",
+           "unreadable_file": "a file left out"}
+
+_OUTSIDE = Style(color="#596272", bgcolor=DARK.names["surface"])  # no part of the step: it has no letter
+_INSIDE = ACCENT + Style(bgcolor="#16262d")
+
+_ON_LABEL = Style(color=DARK.names["ground"], bgcolor=DARK.names["accent"])  # the cursor, where a time is written
+
+
+def losses(timeline: Timeline) -> str:
+    """What the trace lost, and where it is told; nothing where it is whole."""
+    found = dict.fromkeys(_LOSSES[id_] for id_, _ in timeline.quality if id_ in _LOSSES)
+    return f"{', '.join(found)} (r)" if found else ""
+
+
+def overview(cover: npt.NDArray[np.float32], view: View) -> list[Run]:
+    """How busy the GPUs are over the whole capture, a value a cell, with what is on screen brought out."""
+    cells = len(cover)
+    whole = View.whole(view.window_ns)
+    first = min(max(0, whole.column(view.start_ns, cells)), cells - 1)
+    last = min(cells, max(first + 1, whole.column(view.end_ns - 1, cells) + 1))
+    text = "".join(" ▁▂▃▄▅▆▇█"[i] for i in np.clip(np.rint(cover * 8), cover > 0, 8).astype(int).tolist())
+    if view.is_whole:
+        return [(text, _OUTSIDE)]
+    return [(text[:first], _OUTSIDE), (text[first:last], _INSIDE), (text[last:], _OUTSIDE)]
+
+
+def axis(view: View, cells: int, cursor_ns: int | None) -> list[Run]:
+    """Ticks with their times, and where the cursor stands."""
+    line = [" "] * cells
+    at = view.column(cursor_ns, cells) if cursor_ns is not None else -1
+    mark = ("▼", ACCENT)
+    for column, label in ticks(view, cells):
+        line[column:column + 1 + len(label)] = list("╷" + label)
+        if column < at <= column + len(label):
+            mark = line[at], _ON_LABEL
+    if not 0 <= at < cells:
+        return [("".join(line), DIM)]
+    return [("".join(line[:at]), DIM), mark, ("".join(line[at + 1:]), DIM)]
+
+
+def axis_origin(view: View, cells: int) -> str:
+    """What the ticks count from, where that is not the begin of the capture: "+1.25 s and"."""
+    base = base_ns(view, cells)
+    if not base:
+        return ""
+    size, unit = unit_of(base)
+    return f"{base / size:.9f}".rstrip("0").rstrip(".") + f" {unit} +"
+
+
+def visible_steps(steps: Steps, view: View) -> range:
+    """Indices of the steps of which some part is in the view. Steps are in order and do not overlap."""
+    if not len(steps):
+        return range(0)
+    first = int(np.searchsorted(steps[:, 1], view.start_ns, "right"))
+    return range(first, int(np.searchsorted(steps[:, 0], view.end_ns, "left")))
+
+
+def drawn_steps(steps: Steps, view: View, cells: int) -> list[int]:
+    """Those of the visible steps that have room for a mark: all of them, or each second, fifth, tenth, …"""
+    seen = visible_steps(steps, view)
+    if not len(seen):
+        return []
+    apart = every(cells / (view.span_ns / max(1.0, _typical(steps))), 4)
+    return [i for i in seen if i % apart == 0]
+
+
+def _typical(steps: Steps) -> float:
+    return float(np.median(steps[:, 1] - steps[:, 0]))
+
+
+def rules(steps: Steps, view: View, cells: int) -> npt.NDArray[np.bool_]:
+    """The cells that a ruled line goes through: where a marked step begins, and where the last one ends."""
+    out = np.zeros(cells, np.bool_)
+    marked = drawn_steps(steps, view, cells)
+    times = [int(steps[i, 0]) for i in marked]
+    if marked and marked[-1] == len(steps) - 1:
+        times.append(int(steps[-1, 1]))
+    for time_ns in times:
+        column = view.column(time_ns, cells)
+        if 0 <= column < cells and time_ns > view.start_ns:
+            out[column] = True
+    return out
+
+
+def steps_line(steps: Steps, view: View, cells: int, cursor_ns: int | None) -> list[Run]:
+    """Stretches for the steps, numbered from 1, with their length where there is room."""
+    if not len(steps):
+        return [(" no steps were found in this trace".ljust(cells)[:cells], DIM)]
+    runs: list[Run] = []
+    at = 0
+    marked = drawn_steps(steps, view, cells)
+    apart = marked[1] - marked[0] if len(marked) > 1 else 1
+    for i in marked:
+        behind = min(i + apart, len(steps))
+        begin, end = int(steps[i, 0]), int(steps[behind - 1, 1])
+        first, last = max(at, view.column(begin, cells)), min(cells, view.column(end, cells))
+        if last <= first:
+            continue
+        room = last - first
+        name = f"{i + 1}" if behind == i + 1 else f"{i + 1}–{behind}"
+        long = f" step {name}  {seconds((end - begin) / 1e9)}"
+        texts = (long if apart == 1 else f" steps {name}", f" step {name}" if apart == 1 else f" {name}", f" {name}",
+                 name)
+        text = next((t for t in texts if len(t) < room + t.startswith(" ")), "")  # never one against the other
+        here = cursor_ns is not None and begin <= cursor_ns < end
+        runs += [(" " * (first - at), DIM), (text.ljust(room), STEP_HERE if here else STEP[i // apart % 2])]
+        at = last
+    runs.append((" " * (cells - at), DIM))
+    return [run for run in runs if run[0]]
+
+
+def step_at(steps: Steps, time_ns: int) -> int | None:
+    """Index of the step that this moment lies in."""
+    if not len(steps):
+        return None
+    i = int(np.searchsorted(steps[:, 0], time_ns, "right")) - 1
+    return i if i >= 0 and time_ns < steps[i, 1] else None
+
+
+def legend(kinds: set[str], width: int) -> list[Run]:
+    """What the colours mean, for the kinds of work there are, as many as fit."""
+    runs: list[Run] = []
+    used = 0
+    for part in PARTS:
+        own = [k for k in KINDS if PART_OF.get(k) == part and k in kinds]
+        if not own:
+            continue
+        label = "/".join(own) if part in ("h2d", "d2h", "idle") else part
+        if used + len(label) + 3 > width:
+            break
+        runs += [("█", PART_STYLE[part]), (f" {label} ", DIM)]
+        used += len(label) + 3
+    return runs

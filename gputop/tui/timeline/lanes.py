@@ -1,0 +1,125 @@
+"""From queries of a timeline to the lines of its places, for one view. Reads the trace, knows no widget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.timeline.model import KINDS, Bubble, Range
+from gputop.timeline.reader import Timeline
+from gputop.tui.timeline.cells import BAR_CELLS, FULL, Line, bar_cells, least_bar_ns, put_bar
+from gputop.tui.timeline.cells import lanes as draw
+from gputop.tui.timeline.header import rules
+from gputop.tui.timeline.rows import Place
+from gputop.tui.timeline.styles import cause_code
+from gputop.tui.timeline.viewport import View
+
+_KIND = {name: code for code, name in enumerate(KINDS)}
+_NAMED = 2_000  # of more ranges in view, none is long enough for its name unless the others are far shorter
+_NESTED = 1_000  # ranges of one unfolded thread that are looked at; of more, the longest
+
+
+@dataclass(slots=True)
+class Lane:
+    """A place as drawn: its lines, top one first, without what is selected; and the share of the view covered."""
+
+    lines: list[Line]
+    share: float | None  # None: not known
+
+
+class Idle:
+    """The bubbles by GPU, in order of time, for colouring the ground under them."""
+
+    def __init__(self, bubbles: Sequence[Bubble]) -> None:
+        self._of: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = {}
+        for gpu in {g for b in bubbles for g in b.gpus}:
+            own = sorted((b.start_ns, b.end_ns, cause_code(b.part)) for b in bubbles if gpu in b.gpus)
+            starts, ends, parts = (np.array(column) for column in zip(*own, strict=True))
+            self._of[gpu] = starts.astype(np.int64), ends.astype(np.int64), parts.astype(np.uint8)
+
+    def causes(self, gpu: int | None, view: View, cells: int) -> npt.NDArray[np.uint8]:
+        """Per cell the part of the step that its middle is lost to, as a code; 0: no bubble of a cell's width."""
+        if gpu is None or gpu not in self._of:
+            return np.zeros(cells, np.uint8)
+        starts, ends, parts = self._of[gpu]
+        middle = view.start_ns + ((np.arange(cells) + 0.5) * view.span_ns / cells).astype(np.int64)
+        at = np.searchsorted(starts, middle, "right") - 1
+        there = (at >= 0) & (middle < ends[at]) & (ends[at] - starts[at] >= view.span_ns / cells)
+        return np.where(there, parts[at], 0).astype(np.uint8)
+
+
+Lanes = dict[tuple[int, int, int], Lane]  # by the key of the place
+
+
+def lanes(timeline: Timeline, idle: Idle, shown: Sequence[Place], view: View, cells: int, full: int = FULL) -> Lanes:
+    """The lanes of these places by their keys; headings have none. ``full`` as in :func:`timeline_cells.lanes`."""
+    whole = [p for p in shown if p.rows and not p.depth]
+    ruled = rules(timeline.steps_ns, view, cells)
+    out: Lanes = {}
+    if whole:
+        rows = [row.key for p in whole for row in p.rows]
+        cover, kinds = timeline.picture(rows, view.start_ns, view.end_ns, 2 * cells)
+        sizes = [len(p.rows) for p in whole]
+        first = np.cumsum([0, *sizes[:-1]])
+        # Of a pool: how many of its threads are at work, and the kind of work.
+        cover = (np.add.reduceat(cover, first, axis=0) / np.array(sizes)[:, None]).astype(np.float32)
+        kinds = np.maximum.reduceat(kinds, first, axis=0)
+        causes = np.stack([idle.causes(p.rows[0].gpu if p.rows[0].kind == "gpu" else None, view, cells) for p in whole])
+        drawn = draw(cover, kinds, [p.lines for p in whole], causes, ruled, full)
+        for place, lines, share in zip(whole, drawn, cover.mean(axis=1).tolist(), strict=True):
+            row = place.rows[0]
+            named = place.depth is None and len(place.rows) == 1
+            if named and timeline.count(row.key, view.start_ns, view.end_ns) <= _NAMED:
+                ranges = timeline.ranges(row.key, view.start_ns, view.end_ns, cells // BAR_CELLS,
+                                         least_bar_ns(view, cells))
+                _put_names(lines, [r for r in ranges if not (r.depth and row.kind == "thread")], view, cells)
+            out[place.key] = Lane(lines, share)
+    for key in {p.rows[0].key for p in shown if p.depth is not None}:
+        levels = [p for p in shown if p.depth is not None and p.rows[0].key == key]
+        out |= _nested(timeline, levels, view, cells, out, ruled)
+    return out
+
+
+def _put_names(lines: list[Line], ranges: Iterable[Range], view: View, cells: int) -> None:
+    for r in ranges:
+        first, last = bar_cells(view, cells, r.start_ns, r.end_ns)
+        if last - first >= BAR_CELLS:
+            put_bar(lines, first, last, r.name.removeprefix("void "), _KIND[r.kind])
+
+
+def _nested(timeline: Timeline, levels: Sequence[Place], view: View, cells: int, drawn: Lanes,
+            ruled: npt.NDArray[np.bool_]) -> Lanes:
+    """One thread, a line a level of nesting; level 0 is ``drawn`` from its coverage already."""
+    ranges = timeline.ranges(levels[0].rows[0].key, view.start_ns, view.end_ns, _NESTED)
+    by_level: dict[int, list[Range]] = {}
+    for r in ranges:
+        by_level.setdefault(r.depth, []).append(r)
+    deeper = [p for p in levels if p.depth]
+    known = len(ranges) < _NESTED
+    out: Lanes = {p.key: drawn[p.key] for p in levels if not p.depth}
+    if deeper:
+        cover = np.stack([cover_of(by_level.get(p.depth or 0, []), view, 2 * cells) for p in deeper])
+        kinds = np.full(cover.shape, _KIND[ranges[0].kind] if ranges else 0, np.uint8)
+        lines = draw(cover, kinds, [1] * len(deeper), np.zeros((len(deeper), cells), np.uint8), ruled)
+        shares = cover.mean(axis=1).tolist()
+        out |= {p.key: Lane(own, share if known else None)
+                for p, own, share in zip(deeper, lines, shares, strict=True)}
+    for place in levels:
+        _put_names(out[place.key].lines, by_level.get(place.depth or 0, []), view, cells)
+    return out
+
+
+def cover_of(ranges: Sequence[Range], view: View, columns: int) -> npt.NDArray[np.float32]:
+    """Share of each column that ranges in order of time, none over another, cover."""
+    if not ranges:
+        return np.zeros(columns, np.float32)
+    starts = np.array([r.start_ns for r in ranges], np.float64)
+    ends = np.array([r.end_ns for r in ranges], np.float64)
+    edges = view.start_ns + np.arange(columns + 1) * (view.span_ns / columns)
+    before = np.concatenate(([0.0], np.cumsum(ends - starts)))
+    at = np.searchsorted(starts, edges, "right")
+    over = np.where(at > 0, np.maximum(0.0, ends[np.maximum(at - 1, 0)] - edges), 0.0)
+    return np.clip(np.diff(before[at] - over) * (columns / view.span_ns), 0, 1).astype(np.float32)

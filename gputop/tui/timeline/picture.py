@@ -1,0 +1,305 @@
+"""The timeline's picture: rows of coverage that turn into named ranges as one zooms in.
+
+A new view draws all lines again; a new selection only the lines that it touches, from the same lanes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from rich.segment import Segment
+from textual.filter import ANSIToTruecolor, LineFilter
+from textual.geometry import Region
+from textual.strip import Strip
+
+from gputop.text.units import fit, ratio
+from gputop.timeline.model import Range
+from gputop.timeline.reader import Timeline
+from gputop.tui.timeline import header as head
+from gputop.tui.timeline import styles
+from gputop.tui.widgets.cached_lines import Grounded
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, on
+from gputop.render.styled_text import Run
+from gputop.tui.timeline.cells import FULL, touched_cells
+from gputop.tui.timeline.lanes import Idle, Lane, Lanes, lanes
+from gputop.tui.timeline.rows import MAX_DEPTH, Place, first_unfolded, lines_per_gpu, places, tops
+from gputop.tui.timeline.viewport import View
+
+_EMPTY = View(0, 1, (0, 1))
+
+
+def _share(value: float) -> str:
+    return "<1%" if 0 < value < 0.005 else ratio(value)  # a little is not nothing
+
+
+class TimelinePicture(Grounded):
+    """Draws a :class:`~gputop.timeline.reader.Timeline`: a view of it, the place one is on, and what is selected."""
+
+    def __init__(self, moved: Callable[[], None], *, id: str | None = None) -> None:
+        """``moved`` is called at once at another view, place or selection: by a message, what tells of it would be
+        drawn a frame later."""
+        super().__init__(id=id)
+        self._moved = moved
+        self.timeline: Timeline | None = None
+        self.view = _EMPTY
+        self.cursor_ns = 0
+        self.selected: Range | None = None
+        self.linked: Range | None = None
+        self.gap: tuple[int, int] | None = None  # a stretch with nothing, instead of a range
+        self.idle_gpus: tuple[int, ...] = ()  # the gap is on these GPUs' rows, too
+        self.places: list[Place] = []
+        self.index = 0  # of the place the keys act on
+        self.unfolded: frozenset[int] = frozenset()  # keys of GPUs and threads that show what is in them
+        self._arranged = False
+        self._idle = Idle(())
+        self._busy: npt.NDArray[np.float32] | None = None  # the GPUs over the whole capture, a value a cell
+        self._tops: list[int] = [0]
+        self._top = 0  # first line of the rows that is shown
+        self.columns = self.height = 0  # its size, asked for some thousand times a picture
+        self.label_cells = 8
+        self._lanes: Lanes = {}
+
+    # -- what is shown ------------------------------------------------------------------------
+
+    def show(self, timeline: Timeline) -> None:
+        """Draw this trace, the whole of it."""
+        self.timeline = timeline
+        self.view = View.whole(timeline.window_ns)
+        self.cursor_ns = timeline.window_ns[0]
+        self._idle, self._busy = Idle(timeline.bubbles), None
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Rows to places, for this size and what is folded; the place the keys act on stays."""
+        if self.timeline is None or self.height <= 0:
+            return
+        key_before = self.places[self.index].key if self.index < len(self.places) else None
+        room = self.height - self.head_lines
+        rows = self.timeline.rows
+        if not self._arranged:
+            self._arranged, self.unfolded = True, first_unfolded(rows, room)
+        self.places = places(rows, self.unfolded, lines_per_gpu(rows, self.unfolded, room))
+        self._tops = tops(self.places)
+        self.index = next((i for i, p in enumerate(self.places) if p.key == key_before),
+                          next((i for i, p in enumerate(self.places) if p.row is not None), 0))
+        longest = max((len(p.label) for p in self.places if p.row is not None), default=6)
+        self.label_cells = max(8, min(longest + 4, 36, self.columns // 4))
+        self._scroll_to_place()
+        self._redraw()
+
+    @property
+    def head_lines(self) -> int:
+        """Lines above the rows: the time axis, where there is room the steps, and the whole capture in small."""
+        return 1 if self.height < 5 else 2 if self.height < 12 else 3
+
+    @property
+    def _share_width(self) -> int:
+        return 6 if self.columns >= 50 else 0
+
+    @property
+    def cells(self) -> int:
+        """Columns of the picture itself."""
+        return max(4, self.columns - self.label_cells - self._share_width)
+
+    @property
+    def place(self) -> Place | None:
+        """The place the keys act on; a heading only where there is nothing else."""
+        return self.places[self.index] if self.index < len(self.places) else None
+
+    @property
+    def _full(self) -> int:
+        # Without colour a full block becomes the letter of its kind (gputop.tui.terminal.color_support).
+        preferences = getattr(self.app, "preferences", None)
+        return 8 if preferences is not None and preferences.colors == "none" else FULL
+
+    def on_resize(self) -> None:
+        self.columns, self.height = self.size
+        self._arrange()
+
+    # -- drawing ------------------------------------------------------------------------------
+
+    def _redraw(self) -> None:
+        """Everything anew."""
+        self._lanes.clear()
+        self.refresh()
+        self._moved()
+
+    def _place_lines(self, index: int) -> range:
+        """Lines of the widget that a place takes, as far as they are in it."""
+        first = self.head_lines + self._tops[index] - self._top
+        last = self.head_lines + self._tops[index + 1] - self._top
+        return range(max(self.head_lines, first), min(self.height, last))
+
+    def _touch(self, *indices: int) -> None:
+        """Draw these places again, and the head: it shows the cursor."""
+        for y in {*range(self.head_lines), *(y for i in indices for y in self._place_lines(i))}:
+            self.refresh(Region(0, y, self.columns, 1))
+
+    def render_line(self, y: int) -> Strip:
+        return self._head(y) if y < self.head_lines else self._row(y)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        # Every style here has colours of its own; that filter would go through thousands to find none to change.
+        return [each for each in super().get_line_filters() if not isinstance(each, ANSIToTruecolor)]
+
+    def _head(self, y: int) -> Strip:
+        if self.timeline is None:
+            return self.strip((), self.columns)
+        cells, view = self.cells, self.view
+        kind = y + 3 - self.head_lines  # 0 overview, 1 axis, 2 steps; the first ones go where there is no room
+        if self.head_lines == 1:
+            kind = 1
+        at = self.cursor_ns
+        if kind == 0:
+            label, runs = "all", self._overview()
+        elif kind == 1:
+            label, runs = head.axis_origin(view, cells), head.axis(view, cells, at)
+        else:
+            label, runs = "steps", head.steps_line(self.timeline.steps_ns, view, cells, at)
+        share = ("busy ".rjust(self._share_width), DIM) if kind == 1 and self._share_width else ("", DIM)
+        return self.strip([(fit(label, self.label_cells - 1, right=True) + " ", DIM), *runs, share], self.columns)
+
+    def _overview(self) -> list[Run]:
+        assert self.timeline is not None
+        if self._busy is None or len(self._busy) != self.cells:
+            gpus = [row.key for row in self.timeline.rows if row.kind == "gpu"] or [r.key for r in self.timeline.rows]
+            cover, _ = self.timeline.picture(gpus, *self.timeline.window_ns, self.cells)
+            self._busy = cover.mean(axis=0) if gpus else cover.sum(axis=0)
+        return head.overview(self._busy, self.view)
+
+    def _row(self, y: int) -> Strip:
+        line = y - self.head_lines + self._top
+        index = self.index_at(y)
+        if index is None:
+            return self.strip((), self.columns)
+        place = self.places[index]
+        if not place.rows:
+            rule = "─" * max(0, self.columns - len(place.label) - 4)
+            return self.strip([("  " + place.label + " ", DIM), (rule, styles.RULE)], self.columns)
+        within = line - self._tops[index]
+        drawn = self._lane(place)
+        cells = drawn.lines[within].copy()
+        if index == self.index:
+            cells.mark(0, self.cells, styles.ROW)
+        for r, flag in ((self.linked, styles.LINKED), (self.selected, styles.SELECTED)):
+            if r is not None and self.shows(place, r):
+                cells.mark(*touched_cells(self.view, self.cells, r.start_ns, r.end_ns), flag)
+        gpu = place.rows[0].gpu if place.rows[0].kind == "gpu" else None
+        if self.gap is not None and (index == self.index or gpu in self.idle_gpus):
+            cells.mark(*touched_cells(self.view, self.cells, *self.gap), styles.SELECTED)
+        here = index == self.index
+        mark = " " if place.fold is None or place.depth else "▸" if place.folded else "▾"
+        label = f"{mark} {place.label}" if within == 0 else ""
+        share = "" if not self._share_width or within or drawn.share is None else _share(drawn.share)
+        ground = self.ground
+        # Put together by hand: the cells bring their ground, and the line its length.
+        segments = [Segment("›" if here and within == 0 else " ", on(ground, ACCENT)),
+                    Segment(fit(label, self.label_cells - 2) + " ", on(ground, BOLD if here else PLAIN
+                                                                      if place.rows[0].kind == "gpu" else DIM)),
+                    *cells.segments(),
+                    Segment(share.rjust(max(0, self._share_width - 1)), on(ground, PLAIN if here else DIM))]
+        used = self.label_cells + self.cells + max(0, self._share_width - 1)
+        if used > self.columns:  # a terminal too narrow for any picture
+            return Strip(segments, used).crop(0, self.columns)
+        return Strip([*segments, Segment(" " * (self.columns - used), on(ground, None))], self.columns)
+
+    def _lane(self, place: Place) -> Lane:
+        """The place's lane; what is missing of all that are on screen is asked for at once."""
+        if place.key not in self._lanes:
+            assert self.timeline is not None
+            last = self._top + self.height - self.head_lines
+            shown = [p for i, p in enumerate(self.places) if self._tops[i] < last and self._tops[i + 1] > self._top]
+            # Between a change of the size and its event, this one need not be among them.
+            missing = [p for p in dict.fromkeys((*shown, place)) if p.key not in self._lanes]
+            self._lanes |= lanes(self.timeline, self._idle, missing, self.view, self.cells, self._full)
+        return self._lanes[place.key]
+
+    def index_at(self, y: int) -> int | None:
+        """The place on this line of the widget."""
+        index = bisect_right(self._tops, y - self.head_lines + self._top) - 1
+        return index if y >= self.head_lines and 0 <= index < len(self.places) else None
+
+    def shows(self, place: Place, r: Range) -> bool:
+        """Whether a range is drawn on this place: its row, pool or GPU, at its level of nesting."""
+        assert self.timeline is not None
+        if all(row.key != r.row for row in place.rows):
+            own, gpu = self.timeline.rows[r.row], place.row
+            return gpu is not None and gpu.kind == "gpu" and own.kind == "stream" and own.gpu == gpu.gpu
+        return place.depth is None or place.depth == min(r.depth, MAX_DEPTH - 1)
+
+    # -- where one is -------------------------------------------------------------------------
+
+    def fold(self, unfolded: frozenset[int]) -> None:
+        """Fold and unfold; where the place one is on goes, one is on what it went into."""
+        place = self.place
+        self.unfolded = unfolded
+        self._arrange()
+        if place is not None and place.rows and (self.place is None or self.place.key != place.key):
+            row = place.rows[0]
+            self.index = next((i for i, p in enumerate(self.places) if row in p.rows or (
+                row.kind == "stream" and p.rows and p.rows[0].gpu == row.gpu)), self.index)
+        self._scroll_to_place()
+        self._redraw()
+
+    def select(self, index: int, selected: Range | None, gap: tuple[int, int] | None = None,
+               idle_gpus: tuple[int, ...] = (), ended_by: Range | None = None) -> None:
+        """Go to a place and what lies on it: a range, or a stretch with none, which may be on several GPUs.
+
+        Linked to a range is its launch or what it launched, to an idle stretch what ended it.
+        """
+        if self.timeline is None:
+            return
+        before = (self.index, self.selected, self.linked)
+        many = bool(self.idle_gpus or idle_gpus)
+        self.selected, self.gap, self.index, self.idle_gpus = selected, gap, index, idle_gpus
+        self.linked = self.timeline.linked(selected) if selected is not None else ended_by
+        if self._scroll_to_place() or many:
+            self.refresh()
+        else:
+            ranges = [r for r in (*before[1:], self.selected, self.linked) if r is not None]
+            touched = [i for i, p in enumerate(self.places) if any(self.shows(p, r) for r in ranges)]
+            self._touch(before[0], index, *touched)
+        self._moved()
+
+    def reveal(self, r: Range, index: int | None = None) -> None:
+        """Select a range wherever it is: unfold what hides it, move the view to it, scroll to its row."""
+        assert self.timeline is not None
+        if index is None:
+            hidden = next((p for p in self.places if p.folded and p.fold is not None and self.shows(p, r)), None)
+            if hidden is not None and hidden.rows != (self.timeline.rows[r.row],):
+                self.fold(self.unfolded | {hidden.fold or 0})
+            # The last that shows it: after its GPU or pool comes its own row.
+            index = max((i for i, p in enumerate(self.places) if self.shows(p, r)), default=self.index)
+        self.cursor_ns = r.start_ns
+        self.look(self.view.showing(r.start_ns, r.end_ns), keep=False)
+        self.select(index, r)
+
+    def look(self, view: View, keep: bool = True) -> None:
+        """Show another stretch of time; ``keep`` is for who keeps those before."""
+        if view != self.view:
+            self.view = view
+            self._redraw()
+
+    def scroll_rows(self, by: int) -> None:
+        """Move the rows, not the place one is on."""
+        room = self.height - self.head_lines
+        top = min(max(self._top + by, 0), max(0, self._tops[-1] - room))
+        if top != self._top:
+            self._top = top
+            self.refresh()
+
+    def _scroll_to_place(self) -> bool:
+        """Have the place on screen, with its heading if that is next to it; whether that moved the rows."""
+        if not self.places:
+            return False
+        room = max(1, self.height - self.head_lines)
+        first, last = self._tops[self.index], self._tops[self.index + 1]
+        if self.index and self.places[self.index - 1].row is None:
+            first -= 1
+        before = self._top
+        self._top = max(0, min(self._top, self._tops[-1] - room))
+        self._top = max(min(self._top, first), last - room)
+        return self._top != before

@@ -1,0 +1,366 @@
+"""The timeline of a capture as a screen: the picture, what is selected, and the list of idle places."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.widgets import Footer
+
+from gputop.core.findings import Finding
+from gputop.core.errors import GputopError
+from gputop.text.units import bytes_, printable, seconds
+from gputop.timeline.model import Bubble
+from gputop.timeline.reader import Timeline
+from gputop.tui.timeline import descriptions as told
+from gputop.tui.timeline.idle_gap_list import BubbleList
+from gputop.tui.screens.help import help_box
+from gputop.tui.keys import key
+from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
+from gputop.tui.monitor.status_lines import SIMULATED_STYLE
+from gputop.render.styled_text import Run, spread, wrap
+from gputop.tui.screens.dialogs import Ask, Popup
+from gputop.tui.timeline.canvas import TimelineCanvas
+from gputop.tui.timeline.header import losses
+from gputop.tui.timeline.open import FindingPopup, TraceFile, place_of
+
+_TICK_S = 0.5  # of the clock while a trace is read
+_HELP = """\
+Each row is a GPU, one of its streams, a host thread or a tf.data stage, each column a slice of time. The height of a \
+cell is the share of it that is covered, its colour the kind of work that covers most; at the right stands the share \
+of all that is shown. Zoomed in, ranges are bars with their names. Under an idle place of a GPU the ground has the \
+colour of the part of the step it is lost to. Thin lines are where steps begin.
+
+The mouse: click selects, a second click opens the details; the wheel zooms about the pointer; drag, or the wheel with \
+shift or ctrl, pans; over the labels the wheel scrolls the rows; a click on the top line goes there.
+"""
+
+
+class TimelineScreen(ModalScreen[None]):
+    """A trace, opened in the background and drawn. Nothing of the monitor's keys works here but what is said."""
+
+    TITLE = "timeline"
+    HELP = _HELP
+    CSS = """
+    TimelineScreen { background: $background; }
+    TimelineScreen #timeline-header { height: 1; background: $panel; }
+    TimelineScreen #canvas { height: 1fr; }
+    TimelineScreen #told { height: 2; background: $surface; }
+    TimelineScreen #bubbles { height: 14; border: round $quiet-border; border-title-color: $foreground; display: none; }
+    TimelineScreen #bubbles:focus { border: round $accent; }
+    TimelineScreen #reading { height: 1fr; padding: 1 2; }
+    TimelineScreen.-reading #canvas, TimelineScreen.-reading #told, TimelineScreen.-reading Footer { display: none; }
+    TimelineScreen.-bubbles #bubbles { display: block; }
+    TimelineScreen #reading { display: none; }
+    TimelineScreen.-reading #reading { display: block; }
+    TimelineScreen.-short #told { height: 1; }
+    TimelineScreen.-listing #told { display: none; }
+    TimelineScreen.-short Footer { display: none; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("escape", "leave", "back", "back to the monitor, which went on meanwhile; closes the list first"),
+        key("b,g", "bubbles", "bubbles", "the costliest idle places: what the host did, what ended them",
+            footer=True),
+        key("slash", "search", "search", "search ranges and ops by a part of their name", footer=True),
+        key("greater_than_sign", "found(1)", "next match", "the next match of the search"),
+        key("less_than_sign", "found(-1)", "previous match", "the match before"),
+        key("r", "report", "report", "the analysis as text: where the step's time goes, GPU by GPU"),
+        key("question_mark", "help", "help", "the keys of this screen, and how to read it", footer=True),
+        key("q", "close", "back", "back to the monitor", footer=True),
+    ]
+
+    class Analysed(Message):
+        """The findings and the report of the trace are there; posted from the thread that made them."""
+
+    class Read(Message):
+        """The trace has been read, or cannot be; posted from the thread that tried."""
+
+        def __init__(self, outcome: Timeline | GputopError) -> None:
+            super().__init__()
+            self.outcome = outcome
+
+    def __init__(self, trace: TraceFile, finding: Finding | None = None) -> None:
+        """The place of ``finding`` is shown first."""
+        super().__init__()
+        self.trace = trace
+        self._finding = finding
+        self._stop = threading.Event()
+        self._began_s = 0.0
+        self._problem: GputopError | None = None
+        self._sought = ""
+
+    # -- building -----------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        yield LinesWidget(id="timeline-header")
+        yield LinesWidget(id="reading")
+        with Vertical():
+            yield TimelineCanvas(self._tell, id="canvas")
+            yield BubbleList(id="bubbles")
+        yield LinesWidget(id="told")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self._canvas = self.query_one(TimelineCanvas)
+        self._bubbles = self.query_one(BubbleList)
+        self._told = self.query_one("#told", LinesWidget)
+        self._fit()
+        if self.trace.timeline is not None:
+            self._show(self.trace.timeline)
+            return
+        self.add_class("-reading")
+        self._began_s = time.monotonic()
+        self._clock = self.set_interval(_TICK_S, self._tell_reading)
+        self._tell_reading()
+        threading.Thread(target=self._read, name="gputop-timeline", daemon=True).start()
+
+    def on_unmount(self) -> None:
+        self._stop.set()
+
+    def _read(self) -> None:
+        try:
+            outcome: Timeline | GputopError = self.trace.read(self._stop)
+        except GputopError as error:
+            outcome = error
+        except Exception as error:  # noqa: BLE001  thread boundary: the screen says it, the monitor goes on
+            outcome = GputopError(f"gputop's own fault: {error!r}", "Please report this; the trace is kept.")
+        if not self._stop.is_set():
+            self.post_message(self.Read(outcome))
+        elif isinstance(outcome, Timeline):
+            outcome.close()
+
+    def on_timeline_screen_read(self, message: Read) -> None:
+        self._clock.stop()
+        if isinstance(message.outcome, GputopError):
+            self._problem = message.outcome
+            self._tell_reading()
+            return
+        self.remove_class("-reading")
+        self.trace.timeline = message.outcome
+        self._show(message.outcome)
+        if not self.trace.analysed:
+            threading.Thread(target=self._analyse, name="gputop-analysis", daemon=True).start()
+
+    def _analyse(self) -> None:
+        if self.trace.analyse(self._stop) and not self._stop.is_set():
+            self.post_message(self.Analysed())
+
+    def on_timeline_screen_analysed(self, _: Analysed) -> None:
+        if self._canvas.timeline is not None:
+            self._bubbles.update_view(self._canvas.timeline, self.trace.titles)
+
+    def _tell_reading(self) -> None:
+        """In place of the picture: that the trace is being read and for how long, or why it cannot be."""
+        box = self.query_one("#reading", LinesWidget)
+        width = max(20, self.size.width - 4)
+        paths = [Path(p) for p in self.trace.paths]
+        lines: list[list[Run]] = []
+        if self._problem is not None:
+            lines += [[(t, BAD)] for t in wrap(printable(self._problem.message), width, 6)]
+            lines += [[(t, PLAIN)] for t in wrap(printable(self._problem.fix), width, 4)]
+            lines += [[], *([(printable(str(p)), DIM)] for p in paths[:4]), [], [
+                ("r", ACCENT), (": the analysis as text   ", DIM), ("esc", ACCENT), (": back", DIM)]]
+        else:
+            size = sum(p.stat().st_size for p in paths if p.is_file())
+            dots = "·" * (1 + int((time.monotonic() - self._began_s) / _TICK_S) % 3)
+            lines = [[(f"Reading the trace {dots:<3}", BOLD),
+                      (f"  {seconds(max(0.1, time.monotonic() - self._began_s))}", PLAIN),
+                      (f"   {bytes_(size)} in {len(paths)} file{'s' * (len(paths) != 1)}" if size else "", DIM)],
+                     *([(printable(str(p)), DIM)] for p in paths[:4]), [],
+                     [("esc", ACCENT), (": give up   ", DIM), ("r", ACCENT), (": the analysis as text", DIM)]]
+        box.show(lines)
+        self._tell_header()
+
+    def _show(self, timeline: Timeline) -> None:
+        self._canvas.show(timeline)
+        self._bubbles.update_view(timeline, self.trace.titles)
+        self._canvas.focus()
+        self._tell_header()
+        if self._finding is not None:  # a trace that was read before is here before the picture has its rows
+            self.call_after_refresh(self.go_to_finding, self._finding)
+
+    # -- drawing ------------------------------------------------------------------------------
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._fit()
+
+    def _fit(self) -> None:
+        height = self.app.size.height
+        self.set_class(height < 14, "-short")
+        self._bubbles.styles.height = max(4, min(16, height * 9 // 20))
+        self._tell_header()
+        if self.has_class("-reading"):
+            self._tell_reading()
+        self.call_after_refresh(self._tell)
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        # The list tells of its places itself, and more.
+        self.set_class(event.widget is self._bubbles, "-listing")
+
+    def _tell_header(self) -> None:
+        timeline = self.trace.timeline
+        width = self.app.size.width
+        left: list[Run] = [(" gputop ", BOLD), (" timeline ", PLAIN), (" " + printable(self.trace.title), DIM)]
+        right: list[Run] = []
+        if timeline is not None:
+            lost = losses(timeline)
+            left[1:1] = [(" SIMULATED ", SIMULATED_STYLE)] * timeline.simulated + [(f" {lost} ", WARN)] * bool(lost)
+            begin, end = timeline.window_ns
+            right = [(seconds((end - begin) / 1e9), BOLD), (f"  {timeline.events:,} events", PLAIN), (" ", PLAIN)]
+            if len(timeline.steps_ns):
+                right.insert(2, (f"  {len(timeline.steps_ns)} step{'s' * (len(timeline.steps_ns) != 1)}", PLAIN))
+            while right and sum(len(t) for t, _ in (*left[:-1], *right)) >= width:
+                right.pop()
+        self.query_one("#timeline-header", LinesWidget).show([spread(left, right, width)])
+
+    def _tell(self) -> None:
+        """What is selected, below the picture."""
+        canvas, timeline = self._canvas, self._canvas.timeline
+        width = self.app.size.width
+        if timeline is None:
+            return
+        place = canvas.place
+        if canvas.selected is not None:
+            lines = told.range_lines(timeline, canvas.selected, canvas.linked, width)
+        elif canvas.gap is not None and place is not None and place.row is not None:
+            lines = told.gap_lines(timeline, place.row, canvas.gap, canvas.idle_gpus, canvas.linked, width)
+        else:
+            lines = told.view_lines(timeline, canvas.view, width)
+        self._told.show([spread(line, [], width) for line in lines])
+
+    # -- what the picture asks for ------------------------------------------------------------
+
+    def on_timeline_canvas_missing(self, message: TimelineCanvas.Missing) -> None:
+        self.notify(message.text, timeout=4, markup=False)
+
+    def on_timeline_canvas_opened(self, _: TimelineCanvas.Opened) -> None:
+        canvas, timeline = self._canvas, self._canvas.timeline
+        place = canvas.place
+        if timeline is None or place is None or place.row is None:
+            return
+        if canvas.selected is not None:
+            r = canvas.selected
+            around = [o for o in timeline.ranges(r.row, r.start_ns, r.start_ns + 1)
+                      if o.depth < r.depth and o.end_ns >= r.end_ns]
+            around.sort(key=lambda o: o.depth)
+            self.app.push_screen(Popup(place.row.label.strip(), told.range_text(timeline, r, canvas.linked, around)))
+            return
+        bubble = told.bubble_at(timeline, place.row, *canvas.gap) if canvas.gap is not None else None
+        if bubble is not None:
+            self._open_idle(timeline, bubble)
+        else:
+            self.notify("Nothing is selected: . selects the next range, n the next gap.", timeout=4)
+
+    def on_bubble_list_chosen(self, message: BubbleList.Chosen) -> None:
+        idle, canvas, timeline = message.idle, self._canvas, self._canvas.timeline
+        if timeline is None:
+            return
+        index = next((i for i, p in enumerate(canvas.places)
+                      if p.rows and p.rows[0].kind == "gpu" and p.rows[0].gpu in idle.gpus), canvas.index)
+        canvas.cursor_ns = idle.start_ns
+        canvas.look(canvas.view.fit(idle.start_ns, idle.end_ns, margin=1.0))
+        canvas.select(index, None, (idle.start_ns, idle.end_ns), idle.gpus,
+                      timeline.range(*idle.ends) if idle.ends is not None else None)
+
+    def on_bubble_list_opened(self, message: BubbleList.Opened) -> None:
+        finding = self.trace.finding(message.idle.finding)
+        timeline = self._canvas.timeline
+        if finding is not None:
+            self.app.push_screen(FindingPopup(finding, self.go_to_finding))
+        elif timeline is not None:
+            self._open_idle(timeline, message.idle)
+
+    def _open_idle(self, timeline: Timeline, idle: Bubble) -> None:
+        finding = self.trace.titles.get(idle.finding, idle.finding) if idle.finding else ""
+        self.app.push_screen(Popup("An idle place", lambda width: told.bubble_text(timeline, idle, finding, width)))
+
+    def go_to_finding(self, finding: Finding) -> None:
+        """Show where a finding costs the most; say so where there is no such place."""
+        timeline, canvas = self._canvas.timeline, self._canvas
+        place = place_of(timeline, finding) if timeline is not None else None
+        if timeline is None or place is None:
+            self.notify(f"{printable(finding.title)}: no single place of the trace stands for it.", timeout=6,
+                        markup=False)
+        elif isinstance(place, int):
+            self._open_bubbles()
+            self._bubbles.choose(place)
+        else:
+            canvas.look(canvas.view.fit(place.start_ns, place.end_ns, margin=3.0))
+            canvas.reveal(place)
+
+    # -- actions ------------------------------------------------------------------------------
+
+    def _open_bubbles(self) -> None:
+        self.add_class("-bubbles")
+        self._bubbles.focus()
+
+    def action_bubbles(self) -> None:
+        if self._canvas.timeline is None:
+            return
+        if self.has_class("-bubbles") and self._bubbles.has_focus:
+            self.remove_class("-bubbles")
+            self._canvas.focus()
+        else:
+            self._open_bubbles()
+            if self._bubbles.chosen is not None:
+                self._bubbles.choose(self._bubbles.at)
+
+    def action_search(self) -> None:
+        if self._canvas.timeline is None:
+            return
+
+        def seek(text: str | None) -> None:
+            if text:
+                self._sought = text
+                self._canvas.focus()
+                self.action_found(1)
+
+        self.app.push_screen(Ask("Search the timeline", "part of the name of a range or an op, any case; "
+                                 "then > goes to the next match, < to the one before", self._sought), seek)
+
+    def action_found(self, by: int) -> None:
+        canvas, timeline = self._canvas, self._canvas.timeline
+        if timeline is None:
+            return
+        if not self._sought:
+            self.action_search()
+            return
+        at = canvas.selected
+        row, begin, index = (at.row, at.start_ns, at.index) if at is not None else (-1, canvas.cursor_ns, None)
+        found = timeline.search(self._sought, row, begin, by < 0, index)
+        if found is None:  # round the end
+            end = timeline.window_ns[0] - 1 if by > 0 else timeline.window_ns[1] + 1
+            found = timeline.search(self._sought, 0, end, by < 0)
+            if found is not None:
+                self.notify("From the other end of the capture.", timeout=2)
+        if found is None:
+            self.notify(f"No range or op with “{printable(self._sought)}” in its name.", timeout=4, markup=False)
+        else:
+            canvas.reveal(found)
+
+    def action_report(self) -> None:
+        self.app.push_screen(Popup("The capture", self.trace.report))
+
+    def action_help(self) -> None:
+        self.app.push_screen(help_box(self, self.HELP))
+
+    def action_leave(self) -> None:
+        if self.has_class("-bubbles"):
+            self.remove_class("-bubbles")
+            self._canvas.focus()
+        else:
+            self.action_close()
+
+    def action_close(self) -> None:
+        self._stop.set()
+        self.dismiss()
+
