@@ -35,10 +35,10 @@ sys.path.insert(0, str(ROOT))
 import psutil  # noqa: E402
 
 from gputop.core.errors import GputopError  # noqa: E402
-from gputop.profiler.capture.safe_capture import careful_capture  # noqa: E402
-from gputop.profiler.capture.footprint import resident_bytes  # noqa: E402
-from gputop.profiler.probe import load_grpc  # noqa: E402
 from gputop.diagnosis.diagnose import analyze  # noqa: E402
+from gputop.profiler.capture.footprint import resident_bytes  # noqa: E402
+from gputop.profiler.capture.safe_capture import careful_capture  # noqa: E402
+from gputop.profiler.probe import load_grpc  # noqa: E402
 from tests.tf_job import MODES, TfJob, start_tf_job  # noqa: E402
 
 _BASELINE_S = 5.0

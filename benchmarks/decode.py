@@ -65,8 +65,8 @@ def run(reader: str, path: Path) -> None:
     import numpy  # noqa: F401  both processes hold the same libraries before the clock starts
 
     from gputop.profiler import messages
-    from gputop.trace.readers.chrome import chrome  # noqa: F401
     from gputop.trace.readers import load, nsys  # noqa: F401
+    from gputop.trace.readers.chrome import chrome  # noqa: F401
     from gputop.trace.readers.xspace import xspace  # noqa: F401
 
     messages.XSpace()

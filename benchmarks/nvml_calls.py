@@ -31,8 +31,8 @@ from gputop.sources.nvml import gpm, status  # noqa: E402
 from gputop.sources.nvml.calls import text  # noqa: E402
 from gputop.sources.nvml.counters import NVLINK_FIELDS, PCIE_FIELDS, PERIOD_S  # noqa: E402
 from gputop.sources.nvml.fields import FIELDS, FieldValues  # noqa: E402
-from gputop.sources.nvml.processes import LIST_PERIOD_S, SHARE_PERIOD_S, ProcessReader  # noqa: E402
 from gputop.sources.nvml.pcie import WINDOW_PERIOD_S  # noqa: E402
+from gputop.sources.nvml.processes import LIST_PERIOD_S, SHARE_PERIOD_S, ProcessReader  # noqa: E402
 
 Call = Callable[[], Any]
 RATIOS = [number for number, _, _ in gpm.METRICS if number < 20]

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gputop.core.samples import NodeSample
 from gputop.replay.reader import Recording
 from gputop.replay.writer import RecordingWriter
-from gputop.core.samples import NodeSample
 from gputop.sources.simulated import PREFILL_S, SimulatedSource
 
 

@@ -52,8 +52,8 @@ class Watch:
 
 
 def gputop(interval_s: float, seconds: float) -> dict[str, float]:
-    from gputop.telemetry.sampler import Sampler
     from gputop.sources.nvml.source import NvmlSource
+    from gputop.telemetry.sampler import Sampler
 
     watch = Watch(interval_s, seconds)
 

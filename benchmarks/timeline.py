@@ -28,9 +28,9 @@ _SCREENS, _PLAIN = 500, 30  # how many are drawn, and how many of them the plain
 
 def make(paths: list[str], out: Path) -> dict[str, float]:
     """In a process of its own: what the worker does, stage by stage."""
-    from gputop.timeline.idle_gaps import coldest
-    from gputop.timeline.build import build
     from gputop.diagnosis.diagnose import examine
+    from gputop.timeline.build import build
+    from gputop.timeline.idle_gaps import coldest
     from gputop.trace.readers.load import load
 
     begin = time.perf_counter()

@@ -69,8 +69,8 @@ def run(what: str, path: Path) -> None:
         from xprof.convert import raw_to_tool_data  # noqa: F401
     else:
         from gputop.diagnosis import diagnose, worker  # noqa: F401
-        from gputop.trace.readers.chrome import chrome  # noqa: F401
         from gputop.trace.readers import nsys  # noqa: F401
+        from gputop.trace.readers.chrome import chrome  # noqa: F401
         from gputop.trace.readers.xspace import xspace  # noqa: F401
     before, wall, cpu = held_bytes(), time.perf_counter(), time.process_time()
     result = _RUNS[what](path)

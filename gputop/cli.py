@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from gputop.commands.arguments import parse
 from gputop.commands.common import say
 from gputop.commands.settings import config_path, load, settle
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
-from gputop.commands.arguments import parse
 
 
 def main(argv: Sequence[str] | None = None) -> int:

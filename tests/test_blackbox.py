@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, BlackBox, DipOptions
-from gputop.session.captures import Server
 from gputop.core.errors import GputopError
-from gputop.session.auto_capture.retention import MARK, mark, prune
-from gputop.session.auto_capture.dip_rules import parse_rule
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
+from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, BlackBox, DipOptions
+from gputop.session.auto_capture.dip_rules import parse_rule
+from gputop.session.auto_capture.retention import MARK, mark, prune
+from gputop.session.captures import Server
 from gputop.session.session import Options, Session
 from tests.fakes import START_S, StillSource
 from tests.profiler.fake_server import FakeProfiler, serve

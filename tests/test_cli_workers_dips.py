@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
+from gputop.commands.arguments import parse
 from gputop.commands.common import options_of
 from gputop.core.errors import EXIT_USAGE
-from gputop.commands.arguments import parse
 
 
 @pytest.fixture(autouse=True)

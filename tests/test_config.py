@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.cli import main
-from gputop.commands.settings import SETTINGS, Config, config_path, document, load, remember, settle
 from gputop.commands.arguments import parser
+from gputop.commands.settings import SETTINGS, Config, config_path, document, load, remember, settle
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gputop.doctor.checkup import SCHEMA, Report, to_json, to_text
+from gputop.core.errors import GputopError
 from gputop.doctor import dcgm, driver, jobs, node
 from gputop.doctor.check import Check, Running, Task
+from gputop.doctor.checkup import SCHEMA, Report, to_json, to_text
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts, facts_from
-from gputop.core.errors import GputopError
 from gputop.profiler.discovery import Discovery, ProfilerServer
 from tests import dcgm_double
 from tests.dcgm_double.scene import Scene

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.doctor.checkup import SCHEMA, examine
 from gputop.doctor import driver
+from gputop.doctor.checkup import SCHEMA, examine
 from gputop.doctor.driver_facts import ask_driver
 from tests.nvml_fake import build, environment
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.app import GputopApp
+from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import StillSession
 from tests.test_cli import gputop

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from gputop.core.findings import Finding, Gain
 from gputop.advice.merge import merge_findings
-from gputop.session.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
+from gputop.core.findings import Finding, Gain
 from gputop.core.samples import GpuInfo, GpuProcess, ProcessSample, Reading
+from gputop.session.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
 
 NONE = Reading.missing("bytes", "test")
 LIKE = [GpuInfo(i, f"GPU-{i}{i}{i}{i}aaaa-0000", "NVIDIA H100", f"0000:{i:02x}:00.0") for i in range(8)]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gputop.telemetry.history import HOST_LOOKS, LEVELS, RAW_SAMPLES, TIERS, History, Lane
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
+from gputop.telemetry.history import HOST_LOOKS, LEVELS, RAW_SAMPLES, TIERS, History, Lane
 from tests.fakes import cgroup_sample
 
 START_S = 1_800_000_000.0

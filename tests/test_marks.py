@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from gputop.core.findings import Finding, Gain
+from gputop.core.samples import LOST, GpuSample, NodeSample, Reading, XidEvent
 from gputop.session.captures import CaptureRecord, CaptureStatus
 from gputop.session.event_log import FORGOTTEN_S, KEPT, MarkLog
-from gputop.core.samples import LOST, GpuSample, NodeSample, Reading, XidEvent
 from tests.fakes import START_S, StillSession, node_sample
 
 FOUND = Finding("power_capped", "medium", "GPU 0 is held at its power limit", "why", {}, "do", "test",

@@ -8,6 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gputop.core.samples import GpuSample, Reading
+from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.node import Node
+from gputop.simulation.scenarios import SCENARIOS
 from gputop.telemetry.history import History
 from gputop.telemetry.step_period import (
     FEWEST_SAMPLES,
@@ -20,10 +24,6 @@ from gputop.telemetry.step_period import (
     steps_in,
     too_short,
 )
-from gputop.core.samples import GpuSample, Reading
-from gputop.simulation.loop import TrainingLoop
-from gputop.simulation.node import Node
-from gputop.simulation.scenarios import SCENARIOS
 from tests.fakes import node_sample
 
 F64 = npt.NDArray[np.float64]

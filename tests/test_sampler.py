@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.telemetry import deadline_calls
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.telemetry.sampler import MIN_INTERVAL_S, Sampler, next_tick
 from gputop.core.samples import (
     FAILED,
     NOT_RESPONDING,
@@ -27,6 +25,8 @@ from gputop.core.samples import (
 )
 from gputop.sources.base import Source
 from gputop.sources.nvml.source import NvmlSource
+from gputop.telemetry import deadline_calls
+from gputop.telemetry.sampler import MIN_INTERVAL_S, Sampler, next_tick
 from tests.nvml_fake import FakeNvml, build
 
 WAIT_S = 20.0  # how long a test waits for something that must come

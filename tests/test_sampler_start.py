@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gputop.telemetry import sampler as sampler_module
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.telemetry.sampler import MIN_INTERVAL_S, Sampler
 from gputop.core.samples import HostSample, NodeSample
+from gputop.telemetry import sampler as sampler_module
+from gputop.telemetry.sampler import MIN_INTERVAL_S, Sampler
 from tests.test_sampler import WAIT_S, Node
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from gputop.telemetry import sampler as sampler_module
-from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import (
     GpuSample,
     HostSample,
@@ -19,6 +17,8 @@ from gputop.core.samples import (
     ProcessSample,
     Reading,
 )
+from gputop.telemetry import sampler as sampler_module
+from gputop.telemetry.sampler import Sampler
 from tests.test_sampler import Host, Node
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.text import units as fmt
 from gputop.core.samples import GpuProcess, ProcessSample, Reading
+from gputop.text import units as fmt
 
 
 @pytest.mark.parametrize(("value", "text"), [

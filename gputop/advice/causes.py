@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from gputop.core.findings import Finding, Gain, at_most, ranked, severity_of
 from gputop.advice.thresholds import limit
+from gputop.core.findings import Finding, Gain, at_most, ranked, severity_of
 
 _UNEVEN = ("gpu0_oversubscribed", "replica_imbalance")
 Holds = Callable[[Finding, Finding], bool]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from gputop.core.findings import Finding, ranked
 from gputop.advice.thresholds import limit
+from gputop.core.findings import Finding, ranked
 
 # A cause can have one id live and another from a trace; the trace knows more, so it stays.
 _SAME_CAUSE = {

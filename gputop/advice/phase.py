@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gputop.core.findings import Abstained, Finding, at_most
-from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
 from gputop.analysis.results import Steps
+from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
+from gputop.core.findings import Abstained, Finding, at_most
 
 # What evaluation differs in from training: memory and batch size, gradients and their AllReduce, the optimizer.
 _OF_TRAINING = frozenset({

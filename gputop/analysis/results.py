@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gputop.core.findings import Abstained, Finding
-from gputop.trace.model import QualityNote
 from gputop.analysis.results_device import CollectiveOp, CopyTable, Kernels, KernelSizes, Replicas, to_json
 from gputop.analysis.results_host import Functions, HostOps, LaunchThreads, MemoryDetail, Pipeline, StepGaps
+from gputop.core.findings import Abstained, Finding
+from gputop.trace.model import QualityNote
 
 SCHEMA = "gputop.analysis/1"
 

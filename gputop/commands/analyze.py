@@ -16,8 +16,8 @@ def run(args: argparse.Namespace) -> int:
     if args.timeline:
         return _timeline(args)
     from gputop.diagnosis.diagnose import examine
-    from gputop.trace.readers.load import load
     from gputop.diagnosis.report import text_report
+    from gputop.trace.readers.load import load
 
     facts = examine(load(args.paths), args.params)
     analysis = facts.analysis

@@ -9,15 +9,15 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from gputop.commands.arguments import SIMULATED_DEFAULT
 from gputop.commands.settings import remember
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.commands.arguments import SIMULATED_DEFAULT
 from gputop.core.samples import OK
 
 if TYPE_CHECKING:
     from gputop.session.auto_capture.controller import DipOptions
-    from gputop.session.session import Session
     from gputop.session.options import Options
+    from gputop.session.session import Session
     from gputop.sources.base import Source
     from gputop.tui.terminal.preferences import Preferences
 

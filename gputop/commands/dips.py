@@ -8,11 +8,11 @@ import signal
 import threading
 from dataclasses import replace
 
-from gputop.session.captures import CaptureRecord
 from gputop.commands.capture import tell
 from gputop.commands.common import say, source_of
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.signal_handlers import handled, of_an_end
+from gputop.session.captures import CaptureRecord
 from gputop.session.session import Change, Options, Session
 
 _LOOK_S = 0.2

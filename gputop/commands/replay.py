@@ -11,8 +11,8 @@ from gputop.core.errors import EXIT_USAGE, GputopError
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.session.session import Session
     from gputop.replay.snapshot_source import open_player
+    from gputop.session.session import Session
 
     player, snapshot = open_player(args.file, args.start, args.speed, say)
     unfit = unfit_terminal()

@@ -9,8 +9,8 @@ from gputop.comparison.compare import METHOD, Comparison
 from gputop.comparison.rows import Row, iterations, of_group, percent_change
 from gputop.comparison.sides import Side, mapping, number
 from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, RATIO, WATTS
-from gputop.text.wrapping import wrap
 from gputop.text.units import bytes_, fit, percent, printable, ranges, rate, seconds
+from gputop.text.wrapping import wrap
 
 _LABELS = {
     "median_s": "median", "mean_s": "mean",

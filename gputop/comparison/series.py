@@ -12,10 +12,10 @@ import numpy.typing as npt
 from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.gpu.collectives import by_operation, matched
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number, timelines
+from gputop.analysis.results import Steps
 from gputop.trace.intervals import coverage, subtract
 from gputop.trace.kernel_names import classify
 from gputop.trace.model import F64, I64, Kind, Trace
-from gputop.analysis.results import Steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,30 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from gputop.advice.trace.rules import advise
 from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.rules import advise
 from gputop.analysis.gpu.breakdown import breakdown
 from gputop.analysis.gpu.collective_waits import collective_waits
 from gputop.analysis.gpu.collectives import collectives
 from gputop.analysis.gpu.copies import copy_table
-from gputop.trace.parallel import pool
 from gputop.analysis.gpu.device_time import gpu_number, gpu_use, timelines, unused_gpu
+from gputop.analysis.gpu.kernel_table import kernel_sizes, kernels
+from gputop.analysis.gpu.memory import memory
+from gputop.analysis.gpu.replicas import replicas
 from gputop.analysis.host.functions import functions
 from gputop.analysis.host.gaps import step_gaps
 from gputop.analysis.host.host_causes import host_causes
 from gputop.analysis.host.host_ops import host_ops
 from gputop.analysis.host.input_pipeline import input_pipeline
-from gputop.analysis.gpu.kernel_table import kernel_sizes, kernels
 from gputop.analysis.host.launch_threads import launch_threads
-from gputop.trace.readers.load import load
-from gputop.analysis.gpu.memory import memory
-from gputop.trace.model import QualityNote, Trace
-from gputop.analysis.steps.phases import evaluation_note
-from gputop.trace.lookups import marking_steps
-from gputop.analysis.gpu.replicas import replicas
 from gputop.analysis.results import Analysis, Steps
+from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.steps import find_steps
 from gputop.analysis.steps.typical_step import typical_step
+from gputop.trace.lookups import marking_steps
+from gputop.trace.model import QualityNote, Trace
+from gputop.trace.parallel import pool
+from gputop.trace.readers.load import load
 
 _FEW_STEPS = 5  # below, a mean is a mean of accidents (TraceML asks for 20 to be sure)
 

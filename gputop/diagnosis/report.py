@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gputop.core.findings import HIGH_SHARE, Finding
-from gputop.text.wrapping import wrap
-from gputop.text.units import bytes_, figure, percent, printable, ranges, seconds
-from gputop.diagnosis import report_device, report_host
 from gputop.analysis.results import Analysis, GpuUse
+from gputop.core.findings import HIGH_SHARE, Finding
+from gputop.diagnosis import report_device, report_host
+from gputop.text.units import bytes_, figure, percent, printable, ranges, seconds
+from gputop.text.wrapping import wrap
 
 _PARTS = {
     "compute": "compute", "collectives": "collectives, exposed", "h2d": "copies to GPU", "d2h": "copies to host",

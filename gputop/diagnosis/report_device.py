@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gputop.text.wrapping import wrap
-from gputop.text.units import bytes_, fit, percent, printable, rate, ratio, seconds
 from gputop.analysis.results import Analysis
 from gputop.analysis.results_device import Concurrency, KernelRow, LaunchOrder, Replicas, StepSkew
+from gputop.text.units import bytes_, fit, percent, printable, rate, ratio, seconds
+from gputop.text.wrapping import wrap
 
 _KERNELS_SHOWN = 8
 _OPS_SHOWN = 5

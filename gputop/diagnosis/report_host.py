@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gputop.text.wrapping import wrap
-from gputop.text.units import bytes_, percent, printable, ratio, seconds
 from gputop.analysis.results import Analysis
 from gputop.analysis.results_host import LaunchThreads, Pipeline, Stage
+from gputop.text.units import bytes_, percent, printable, ratio, seconds
+from gputop.text.wrapping import wrap
 
 _NAMES = 5  # shown in a list
 _STAGES = 14

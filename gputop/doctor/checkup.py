@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gputop.doctor.check import DEADLINE_S, Check, Running, Task
 from gputop.core.errors import EXIT_FAILED, EXIT_NOTHING, EXIT_OK
+from gputop.doctor.check import DEADLINE_S, Check, Running, Task
 
 SCHEMA = "gputop.doctor.checkup/1"
 _COLOURS = {"ok": "32", "warn": "33", "fail": "31", "unknown": "35"}

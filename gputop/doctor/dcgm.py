@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from gputop.core.errors import GputopError
 from gputop.doctor.check import Check
 from gputop.doctor.driver_facts import DriverFacts
-from gputop.core.errors import GputopError
-from gputop.sources.dcgm import bindings, fields as dcgm_fields
+from gputop.sources.dcgm import bindings
+from gputop.sources.dcgm import fields as dcgm_fields
 from gputop.sources.dcgm.bindings import INSTALL, find_bindings, find_libraries
 from gputop.sources.dcgm.connection import DEFAULT_ADDRESS, Address, Engine, EngineError, parse_address
 from gputop.sources.dcgm.fields import PROFILING_IDS, FieldValue

@@ -234,7 +234,8 @@ def _mode(nvml: Any, handle: Any) -> dict[str, Any]:
 
 def _sm_active(nvml: Any, handle: Any) -> dict[str, Any]:
     """Really read SM activity once: that a GPU has GPM does not say that this user may read it."""
-    from gputop.sources.nvml import gpm, status as nvml_status
+    from gputop.sources.nvml import gpm
+    from gputop.sources.nvml import status as nvml_status
 
     why = gpm.refusal(nvml, handle)
     if why is not None:

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from gputop.core.errors import GputopError
 from gputop.doctor.check import Check
 from gputop.doctor.driver import in_container
 from gputop.doctor.driver_facts import DriverFacts
-from gputop.core.errors import GputopError
 from gputop.profiler.discovery import Discovery, Finder
 from gputop.profiler.probe import probe
 from gputop.profiler.sockets import stat_fields

@@ -16,14 +16,14 @@ from importlib import resources
 from typing import Any
 
 from gputop.core.findings import Finding
-from gputop.export import pictures, tables
-from gputop.replay.snapshot import DATA_ID, Grid, Snapshot, Track, from_document
-from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
+from gputop.export import pictures, tables
+from gputop.render.palette import STEPS
+from gputop.replay.snapshot import DATA_ID, Grid, Snapshot, Track, from_document
+from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import figure, printable, ranges, ratio, reading, seconds
 from gputop.tui.monitor.findings_panel import gain_text
-from gputop.render.palette import STEPS
 
 _SCRIPT = """\
 for (const box of document.querySelectorAll(".code")) {

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from gputop.replay.snapshot import Track
-from gputop.telemetry.ring_buffers import LEVELS
 from gputop.render.palette import SHADES, STEPS, level_rgb, step_of
 from gputop.render.step_bar import PARTS
+from gputop.replay.snapshot import Track
+from gputop.telemetry.ring_buffers import LEVELS
 
 BANDS = LEVELS
 GROUND = "#{:02x}{:02x}{:02x}".format(*level_rgb(0, 0))

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from gputop import __version__
 from gputop.core.errors import GputopError
-from gputop.text import redaction
+from gputop.core.metrics import GPU_METRICS, LANE_METRICS
+from gputop.core.samples import OK, CgroupSample, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.export.files import unused, write_private
 from gputop.replay.snapshot import SCHEMA
+from gputop.text import redaction
 from gputop.text.markup import lines
-from gputop.core.metrics import GPU_METRICS, LANE_METRICS
-from gputop.text.wrapping import wrap
-from gputop.core.samples import OK, CgroupSample, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, rate_gb, reading, seconds
+from gputop.text.wrapping import wrap
 from gputop.tui.monitor.lanes import slice_for
 
 if TYPE_CHECKING:
+    from gputop.session.session import Session
     from gputop.telemetry.history import History
     from gputop.telemetry.step_period import Rhythm
-    from gputop.session.session import Session
 
 HISTORY_S = 300.0
 HISTORY_SLICES = 60

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from gputop.core.metrics import GPU_METRICS, HOST_METRICS, RATIO
+from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
 from gputop.export import pictures
 from gputop.replay.snapshot import Snapshot
 from gputop.text.markup import esc, esc_lines, moment, titled
-from gputop.core.metrics import GPU_METRICS, HOST_METRICS, RATIO
-from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
 from gputop.text.units import devices, limits, percent, ratio, reading, seconds
 from gputop.tui.monitor.process_panel import memory_bytes, sm_ratio
 from gputop.tui.monitor.status_lines import short_gpu_name

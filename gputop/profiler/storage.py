@@ -19,8 +19,8 @@ from typing import BinaryIO
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler import sockets
-from gputop.profiler.stale_files import partial_name
 from gputop.profiler.probe import is_local, split_address, unix_name
+from gputop.profiler.stale_files import partial_name
 
 _RUN_NAME = "%Y_%m_%d_%H_%M_%S"  # TensorBoard's
 _PROC = Path("/proc")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gputop.text.units import ratio, seconds
 from gputop.render.palette import BOLD, DARK, DIM, PART_STYLE
 from gputop.render.styled_text import Run
+from gputop.text.units import ratio, seconds
 
 # In the order of the step's life: waiting for input, work, what stands in its way.
 PARTS = tuple((name, label, DARK.names[name]) for name, label in (

@@ -14,6 +14,7 @@ from typing import Any, Union
 
 import numpy as np
 
+from gputop.core.samples import NodeSample, Reading
 from gputop.replay.format import (
     CLASSES,
     F64,
@@ -27,7 +28,6 @@ from gputop.replay.format import (
     TEXT,
     unpack,
 )
-from gputop.core.samples import NodeSample, Reading
 
 _MAX_DEPTH = 8  # a sample has four levels
 _MAX_MADE = 64

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.samples import NodeSample
 from gputop.replay.decode import Damaged, Decoder
 from gputop.replay.format import (
     HEADER,
@@ -24,7 +25,6 @@ from gputop.replay.format import (
     VERSION,
     WORDS,
 )
-from gputop.core.samples import NodeSample
 from gputop.text.units import bytes_
 
 _CHUNK_BYTES = 1 << 20

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.text import redaction
-from gputop.replay.writer import RecordingWriter
-from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import NodeSample
+from gputop.replay.writer import RecordingWriter
 from gputop.sources.base import Source
+from gputop.telemetry.sampler import Sampler
+from gputop.text import redaction
 from gputop.text.units import bytes_
 
 MAX_WAITING = 600  # samples; a disk that hangs for longer loses some rather than filling memory

@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from gputop.core.findings import Abstained, Advice, Finding
-from gputop.session.captures import CaptureRecord, Server
 from gputop.core.errors import GputopError
-from gputop.text.markup import lines
-from gputop.telemetry.ring_buffers import LEVELS
+from gputop.core.findings import Abstained, Advice, Finding
 from gputop.core.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
 from gputop.core.samples import (
     CgroupSample,
@@ -32,6 +29,9 @@ from gputop.core.samples import (
     Reading,
     XidEvent,
 )
+from gputop.session.captures import CaptureRecord, Server
+from gputop.telemetry.ring_buffers import LEVELS
+from gputop.text.markup import lines
 from gputop.text.units import printable
 
 SCHEMA = "gputop.snapshot/1"

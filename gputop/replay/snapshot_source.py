@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gputop.replay.snapshot import Snapshot, Track, is_snapshot, read
 from gputop.core.metrics import GPU_METRICS
-from gputop.replay.reader import Recording
 from gputop.core.samples import OK, GpuSample, NodeSample, Reading
 from gputop.replay.player import Player
+from gputop.replay.reader import Recording
+from gputop.replay.snapshot import Snapshot, Track, is_snapshot, read
 
 _STEP_S = 1.0
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.replay.format import Encoder, header
 from gputop.core.samples import NodeSample
+from gputop.replay.format import Encoder, header
 
 SYNC_PERIOD_S = 30.0  # what a crash of the machine, not of gputop, may lose
 

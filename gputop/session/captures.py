@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gputop.core.findings import Finding
 from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.findings import Finding
 from gputop.text.units import seconds
 
 if TYPE_CHECKING:
-    from gputop.profiler.capture.safe_capture import Cost
-    from gputop.profiler.capture.plan import Plan
     from gputop.profiler.capture.multi_worker import Outcome, Together
+    from gputop.profiler.capture.plan import Plan
+    from gputop.profiler.capture.safe_capture import Cost
 
 HOW_TO_SERVE = (
     "In the job: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009); "
@@ -208,9 +208,9 @@ def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path,
     where there is no trace to keep. A trace that cannot be analysed is a record with its ``problem``:
     the file is safe on disk. ``closing`` gives up the analysis.
     """
+    from gputop.profiler.capture.footprint import job_pid
     from gputop.profiler.client import Progress
     from gputop.profiler.discovery import crash_risk
-    from gputop.profiler.capture.footprint import job_pid
     from gputop.profiler.stale_files import clear_leftovers
 
     clear_leftovers(logdir)

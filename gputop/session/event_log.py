@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gputop.core.findings import Finding
-from gputop.session.captures import CaptureRecord, CaptureStatus
 from gputop.core.samples import OK, GpuSample, NodeSample
+from gputop.session.captures import CaptureRecord, CaptureStatus
 
 Kind = Literal["xid", "ecc", "lost", "thermal", "power", "capture", "finding"]
 

@@ -14,8 +14,11 @@ from dataclasses import replace
 from signal import Signals
 from typing import TYPE_CHECKING, Literal
 
-from gputop.core.findings import Advice, Finding
 from gputop.advice.merge import merge_findings
+from gputop.core.errors import GputopError
+from gputop.core.findings import Advice, Finding
+from gputop.core.samples import NodeSample, ProcessSample
+from gputop.replay.player import Player
 from gputop.session.captures import (
     CaptureRecord,
     CaptureStatus,
@@ -26,18 +29,15 @@ from gputop.session.captures import (
     choose_servers,
     find_servers,
 )
-from gputop.core.errors import GputopError
-from gputop.session.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
 from gputop.session.event_log import MarkLog
-from gputop.telemetry.sampler import Sampler
-from gputop.core.samples import NodeSample, ProcessSample
+from gputop.session.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
 from gputop.session.options import Options
 from gputop.sources.base import Source
-from gputop.replay.player import Player
+from gputop.telemetry.sampler import Sampler
 
 if TYPE_CHECKING:
-    from gputop.session.auto_capture.controller import BlackBox
     from gputop.replay.snapshot import Snapshot
+    from gputop.session.auto_capture.controller import BlackBox
     from gputop.telemetry.history import History
     from gputop.telemetry.step_period import Rhythm
 

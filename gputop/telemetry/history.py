@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gputop.telemetry.ring_buffers import F32, F64, LEVELS, Columns, Grid, Lane, Rings
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.core.samples import OK, GpuSample, NodeSample, Reading
+from gputop.telemetry.ring_buffers import F32, F64, LEVELS, Columns, Grid, Lane, Rings
 
 __all__ = ["LEVELS", "RAW_SAMPLES", "TIERS", "History", "Lane"]
 

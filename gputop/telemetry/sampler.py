@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from gputop.telemetry import deadline_calls
-from gputop.telemetry.deadline_calls import Call, Worker
 from gputop.core.errors import GputopError
 from gputop.core.metrics import HOST_METRICS
 from gputop.core.samples import (
@@ -31,6 +29,8 @@ from gputop.core.samples import (
     Reading,
 )
 from gputop.sources.base import GpuProbe, Source
+from gputop.telemetry import deadline_calls
+from gputop.telemetry.deadline_calls import Call, Worker
 
 MIN_INTERVAL_S = 0.1
 FIRST_DEADLINE_S = 1.0  # the first call of a GPU without persistence mode also starts it

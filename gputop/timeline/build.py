@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.advice.trace.facts import TraceFacts
+from gputop.analysis.results import Analysis
 from gputop.core.errors import GputopError
 from gputop.text.units import printable
 from gputop.timeline.idle_gaps import Found, coldest
@@ -17,7 +18,6 @@ from gputop.timeline.layout import Writer
 from gputop.timeline.rows import Rows, rows_of, tracks
 from gputop.trace.intervals import Spans
 from gputop.trace.model import I64, Trace
-from gputop.analysis.results import Analysis
 
 
 def build(facts: TraceFacts, file: BinaryIO) -> None:

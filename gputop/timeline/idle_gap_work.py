@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gputop.analysis.host.gaps import charge, step_calls, without_prefix
+from gputop.analysis.results import Steps
 from gputop.text.units import printable
 from gputop.timeline.model import HostWork
-from gputop.analysis.host.gaps import charge, step_calls, without_prefix
 from gputop.trace.model import I64, Trace
-from gputop.analysis.results import Steps
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, role
 
 KEPT = 8  # works of a place

@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gputop.core.findings import Finding
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.transfers import held_copies
-from gputop.text.units import percent, printable
-from gputop.timeline.idle_gap_work import Place, work_at
-from gputop.timeline.model import CAUSES, Bubble, HostWork
 from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, parts_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, idle_after, waits_for_another
 from gputop.analysis.host.host_causes import late_by_cause
+from gputop.analysis.results import Analysis
+from gputop.core.findings import Finding
+from gputop.text.units import percent, printable
+from gputop.timeline.idle_gap_work import Place, work_at
+from gputop.timeline.model import CAUSES, Bubble, HostWork
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract
 from gputop.trace.model import I64, Kind, Trace
-from gputop.analysis.results import Analysis
 
 LIMIT = 200  # bubbles told
 _SEEDS = 20  # standstills looked at for each that is told: the longest ones

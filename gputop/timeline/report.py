@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gputop.text.wrapping import wrap
-from gputop.text.units import fit, percent, ranges, seconds
-from gputop.timeline.model import CAUSES, Bubble
 from gputop.analysis.results import Analysis
+from gputop.text.units import fit, percent, ranges, seconds
+from gputop.text.wrapping import wrap
+from gputop.timeline.model import CAUSES, Bubble
 
 _LAUNCHERS = ("main", "executor")  # where GPUs wait for each other, nobody else matters
 _WORKS = 4  # of the host, in text

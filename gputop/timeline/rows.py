@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from gputop.text.units import printable
-from gputop.timeline.model import KINDS, Row, RowKind
 from gputop.analysis.gpu.device_time import gpu_number
 from gputop.analysis.host.input_pipeline import GET_NEXT
+from gputop.analysis.host.tf_data import ITERATOR, iterator_paths
+from gputop.text.units import printable
+from gputop.timeline.model import KINDS, Row, RowKind
 from gputop.trace.intervals import Spans, merge, subtract, union
+from gputop.trace.lookups import name_mask
 from gputop.trace.model import I64, U8, Kind, Trace
 from gputop.trace.nesting import depths, in_order
-from gputop.trace.lookups import name_mask
-from gputop.analysis.host.tf_data import ITERATOR, iterator_paths
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, role
 
 _INPUT_CALL = rf"{ITERATOR}|{GET_NEXT}|enumerate\(DataLoader\)#"

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gputop.core.errors import GputopError
-from gputop.timeline.reader import Timeline
 from gputop.diagnosis.worker import TIMEOUT_S, answer, run_in_worker
+from gputop.timeline.reader import Timeline
 
 
 def timeline_in_worker(
@@ -37,8 +37,8 @@ def timeline_in_worker(
 
 def main(arguments: Sequence[str]) -> int:
     """Write the timeline to the open file of that number."""
-    from gputop.timeline.build import build
     from gputop.diagnosis.diagnose import examine
+    from gputop.timeline.build import build
     from gputop.trace.readers.load import load
 
     def work() -> dict[str, Any]:

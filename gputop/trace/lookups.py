@@ -7,8 +7,8 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.model import I64, HostEvents, Trace
 from gputop.analysis.results import Steps
+from gputop.trace.model import I64, HostEvents, Trace
 
 Mask = npt.NDArray[np.bool_]
 

@@ -18,17 +18,17 @@ from textual.screen import Screen
 from gputop.core.errors import EXIT_OK, GputopError
 from gputop.session.session import Change, Session
 from gputop.text.units import printable
-from gputop.tui.screens import open
-from gputop.tui.monitor import status_lines, messages
-from gputop.tui.monitor.findings_panel import ActionsPanel
-from gputop.tui.monitor.columns import METRICS, has_axis, lines_per_gpu
-from gputop.tui.terminal.first_frame import ENDING, FirstFrame
-from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.keys import MONITOR, OF_THE_PICTURE, commands
-from gputop.tui.widgets.cached_lines import LinesWidget
-from gputop.tui.terminal.preferences import Preferences
+from gputop.tui.monitor import messages, status_lines
+from gputop.tui.monitor.columns import METRICS, has_axis, lines_per_gpu
+from gputop.tui.monitor.findings_panel import ActionsPanel
+from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
+from gputop.tui.screens import open
+from gputop.tui.terminal.first_frame import ENDING, FirstFrame
+from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.terminal.terminal_app import TerminalApp
+from gputop.tui.widgets.cached_lines import LinesWidget
 
 if TYPE_CHECKING:
     from gputop.tui.timeline.open import TraceFile

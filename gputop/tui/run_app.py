@@ -17,15 +17,15 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from gputop.launch.job import FORWARDED, Job
+from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
+from gputop.render.styled_text import Run
 from gputop.session.session import Session
 from gputop.text.units import printable
 from gputop.tui.app import GputopApp
 from gputop.tui.keys import key
-from gputop.tui.widgets.cached_lines import LinesWidget
-from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
-from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.monitor.status_lines import spread
-from gputop.render.styled_text import Run
+from gputop.tui.terminal.preferences import Preferences
+from gputop.tui.widgets.cached_lines import LinesWidget
 
 OUTPUT_LINES = 500
 OUTPUT_PERIOD_S = 0.5

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gputop.core.findings import Advice, Finding
 from gputop.advice.live.rules import live_advice
-from gputop.telemetry.history import History
+from gputop.core.findings import Advice, Finding
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import (
     GpuInfo,
@@ -18,6 +17,7 @@ from gputop.core.samples import (
     ProcessSample,
     Reading,
 )
+from gputop.telemetry.history import History
 from tests.fakes import cgroup_sample
 
 START_S = 1_800_000_000.0

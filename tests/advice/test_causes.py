@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gputop.advice.causes import _RELATIONS, explained
-from gputop.core.findings import Finding, Gain, severity_of
 from gputop.advice.merge import merge_findings
 from gputop.advice.trace.rules import RULES
+from gputop.core.findings import Finding, Gain, severity_of
 
 
 def made(id_: str, share: float | None, gpus: tuple[int, ...] = (0,), **evidence: float) -> Finding:

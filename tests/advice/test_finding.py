@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gputop.core.findings import Abstained, Finding, Gain, at_most, collect, ranked, severity_of
 from gputop.advice.merge import merge_findings
+from gputop.core.findings import Abstained, Finding, Gain, at_most, collect, ranked, severity_of
 
 F = Finding("input_bound", "high", "t", "w", {"wait_s": 0.2}, "a", "s", Gain(0.5, "how"), (0, 1), "x = 1")
 

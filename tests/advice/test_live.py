@@ -9,12 +9,12 @@ from itertools import pairwise
 
 import pytest
 
-from gputop.core.findings import Finding
 from gputop.advice.live.rules import RULES, live_advice
 from gputop.advice.live.view import gpus_text
 from gputop.advice.thresholds import THRESHOLDS, limit
-from gputop.telemetry.history import History
+from gputop.core.findings import Finding
 from gputop.core.samples import LOST, GpuSample
+from gputop.telemetry.history import History
 from tests.advice.live_scene import TOTAL, Job, Scene, abstained, after, ids, play
 
 # -- all rules ------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gputop.advice.live.rules import live_advice
-from gputop.telemetry.history import History
 from gputop.core.samples import GpuSample
+from gputop.telemetry.history import History
 from tests.advice.live_scene import Scene, abstained, after, get, ids, play, read
 
 # -- power_capped -----------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.core.findings import Advice, Finding
 from gputop.advice.live.rules import live_advice
-from gputop.telemetry.history import History
+from gputop.core.findings import Advice, Finding
 from gputop.core.samples import GpuSample
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.sources.simulated import SimulatedSource
+from gputop.telemetry.history import History
 from tests.advice.live_scene import LINK, TOTAL, Job, Level, Scene, ids, play
 
 # -- a signal that hovers at its limit ------------------------------------------------------------------

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.core.findings import Advice
 from gputop.advice.live.rules import live_advice
 from gputop.advice.live.view import same_job
-from gputop.telemetry.history import History
+from gputop.core.findings import Advice
 from gputop.core.samples import ProcessSample
+from gputop.telemetry.history import History
 from tests.advice.live_scene import START_S, TOTAL, Job, Level, Scene, abstained, after, get, ids, play, read
 
 # -- idle_gpu and unused_gpu ----------------------------------------------------------------------

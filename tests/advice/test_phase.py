@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.phase import for_phase
-from gputop.diagnosis.diagnose import analyze_trace
 from gputop.analysis.results import Steps
+from gputop.core.findings import Abstained, Finding, Gain
+from gputop.diagnosis.diagnose import analyze_trace
 from tests.advice.host_jobs import chained
 
 

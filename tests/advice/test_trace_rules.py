@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gputop.advice import thresholds
-from gputop.core.findings import Finding
 from gputop.advice.thresholds import THRESHOLDS, limit
 from gputop.advice.trace.rules import RULES
+from gputop.analysis.results import Analysis
+from gputop.core.findings import Finding
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Kind, MemoryKind
-from gputop.analysis.results import Analysis
 from tests.advice.traces import (
     KERNEL,
     STEP,

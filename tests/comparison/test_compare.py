@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 import gputop
+from gputop.analysis.results_device import to_json
 from gputop.cli import main
 from gputop.comparison.compare import Comparison, compare, compare_sides
 from gputop.comparison.report import text_report
 from gputop.comparison.rows import Row
 from gputop.comparison.sides import read_side
 from gputop.core.errors import GputopError, NothingToSee
+from gputop.diagnosis.diagnose import analyze
 from gputop.export.snapshot import document as snapshot_document
 from gputop.export.snapshot import to_json as snapshot_json
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import Scenario, find_scenario
 from gputop.simulation.xspace import build_xspace
-from gputop.diagnosis.diagnose import analyze
-from gputop.analysis.results_device import to_json
 from tests.comparison.sides import PARTS, finding, side
 from tests.fakes import StillSession
 from tests.trace.shares import NEEDS_SHARED, SHARED

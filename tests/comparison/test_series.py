@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gputop.analysis.results import Analysis
 from gputop.comparison.series import StepSeries, step_series
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
-from gputop.diagnosis.diagnose import analyze_trace
-from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, Trace
-from gputop.analysis.results import Analysis
+from gputop.trace.readers.load import load
 from tests.trace.build import Builder
 
 KERAS = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gputop.core.findings import Finding, Gain
-from gputop.session.captures import CaptureRecord, Server
 from gputop.core.samples import GpuSample, Reading, XidEvent
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
+from gputop.session.captures import CaptureRecord, Server
 from tests.fakes import StillSession
 
 _TRACE = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
-from gputop.text import redaction
 from gputop.export.html import to_html
-from gputop.replay.snapshot import from_document, is_snapshot, read
 from gputop.export.snapshot import document, to_json
 from gputop.export.svg import to_svg
+from gputop.replay.snapshot import from_document, is_snapshot, read
+from gputop.text import redaction
 from tests.export.scene import session
 from tests.fakes import StillSession
 

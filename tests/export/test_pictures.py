@@ -16,11 +16,11 @@ from xml.etree import ElementTree
 import pytest
 
 from gputop.core.errors import GputopError
+from gputop.core.samples import LOST, GpuSample
 from gputop.export.html import to_html
-from gputop.replay.snapshot import read
 from gputop.export.snapshot import document, format_of, render, to_json, to_text, write_snapshot
 from gputop.export.svg import to_svg
-from gputop.core.samples import LOST, GpuSample
+from gputop.replay.snapshot import read
 from tests.export.scene import HOSTILE, SECRET, session
 from tests.fakes import StillSession
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputop.text import redaction
 from gputop.core.samples import HostProcess
+from gputop.text import redaction
 from tests.fakes import node_sample
 
 _HEX = "0123456789abcdef0123456789abcdef01234567"

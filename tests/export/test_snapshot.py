@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.export.files import unused, write_private
-from gputop.replay.snapshot import from_document
-from gputop.export.snapshot import document, render, to_json, to_text, write_snapshot
 from gputop.core.samples import (
     LOST,
     NO_LIMIT,
@@ -25,6 +22,9 @@ from gputop.core.samples import (
     Reading,
     XidEvent,
 )
+from gputop.export.files import unused, write_private
+from gputop.export.snapshot import document, render, to_json, to_text, write_snapshot
+from gputop.replay.snapshot import from_document
 from tests.fakes import StillSession, cgroup_sample
 
 

@@ -9,11 +9,11 @@ import subprocess
 import pytest
 from textual.widgets import Static
 
-from gputop.session.captures import Server
 from gputop.launch.job import Job
+from gputop.session.captures import Server
 from gputop.tui.monitor.findings_panel import ActionsPanel
-from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.run_app import Leave, Output, RunApp, job_line
+from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import StillSession
 
 _PATIENT = "trap 'echo asked; exit 5' TERM; trap 'echo USR1' USR1; echo up; while :; do sleep 0.01; done"

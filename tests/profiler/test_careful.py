@@ -13,10 +13,10 @@ import grpc
 import pytest
 
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.profiler.capture import safe_capture, footprint, plan
 from gputop.profiler import client, storage
-from gputop.profiler.capture.safe_capture import careful_capture
+from gputop.profiler.capture import footprint, plan, safe_capture
 from gputop.profiler.capture.plan import Plan, Room
+from gputop.profiler.capture.safe_capture import careful_capture
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 BUSY = (grpc.StatusCode.UNAVAILABLE, "Another profiling session active.")

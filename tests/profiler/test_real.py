@@ -10,16 +10,16 @@ import time
 
 import pytest
 
+from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError
 from gputop.profiler import messages
-from gputop.profiler.capture.safe_capture import careful_capture
-from gputop.profiler.client import CaptureResult, capture, probe
 from gputop.profiler.capture.continuous import Continuous, stop_continuous
-from gputop.profiler.discovery import Finder
 from gputop.profiler.capture.plan import SERVER_MULTIPLE, TARGET_EVENTS
+from gputop.profiler.capture.safe_capture import careful_capture
 from gputop.profiler.capture.volume import count_events
+from gputop.profiler.client import CaptureResult, capture, probe
+from gputop.profiler.discovery import Finder
 from gputop.trace.readers.load import load
-from gputop.analysis.steps.steps import find_steps
 from tests.tf_job import start_tf_job
 
 pytestmark = pytest.mark.tensorflow

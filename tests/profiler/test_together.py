@@ -11,12 +11,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gputop.session.captures import CaptureStatus, Server, capture_and_analyse
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.profiler.capture import safe_capture, multi_worker
+from gputop.profiler.capture import multi_worker, safe_capture
 from gputop.profiler.capture.continuous import Continuous
-from gputop.profiler.capture.plan import Plan, Room
 from gputop.profiler.capture.multi_worker import bearable, capture_together, fetch_before, share, shortest, trace_names
+from gputop.profiler.capture.plan import Plan, Room
+from gputop.session.captures import CaptureStatus, Server, capture_and_analyse
 from gputop.trace.readers.clock_file import read_clocks
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 

@@ -7,12 +7,12 @@ import math
 import pytest
 
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.telemetry.history import History
 from gputop.core.metrics import GPU_METRICS
-from gputop.session.auto_capture.dip_rules import Rule, parse_rule
-from gputop.session.auto_capture.dip_detector import Dip, Trigger
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
+from gputop.session.auto_capture.dip_detector import Dip, Trigger
+from gputop.session.auto_capture.dip_rules import Rule, parse_rule
 from gputop.session.options import DEFAULT_RULE
+from gputop.telemetry.history import History
 
 START_S = 1_700_000_000.0
 

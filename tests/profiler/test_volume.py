@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gputop.analysis.steps import steps
 from gputop.profiler import messages
 from gputop.profiler.capture.volume import count_events, step_time
-from gputop.analysis.steps import steps
 from tests.profiler.fake_server import make_xspace
 
 DATA = Path(__file__).parents[1] / "data"

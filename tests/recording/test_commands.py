@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
-from gputop.core.signal_handlers import handled
 from gputop.commands.arguments import parser
+from gputop.core.samples import NodeSample
+from gputop.core.signal_handlers import handled
 from gputop.replay.reader import Recording
 from gputop.replay.record import record
-from gputop.core.samples import NodeSample
 from tests.fakes import StillSource, node_sample
 
 

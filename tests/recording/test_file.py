@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.core.errors import EXIT_NOTHING, GputopError, NothingToSee
+from gputop.core.samples import NodeSample
 from gputop.replay.format import HEADER, RECORD, SEGMENT_SAMPLES, header
 from gputop.replay.reader import Recording
 from gputop.replay.record import record
 from gputop.replay.writer import SYNC_PERIOD_S, RecordingWriter
-from gputop.core.samples import NodeSample
 from gputop.sources.simulated import SimulatedSource
 from tests.fakes import START_S, node_sample
 

@@ -16,6 +16,17 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from gputop.core.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS
+from gputop.core.samples import (
+    CgroupSample,
+    GpuInfo,
+    GpuProcess,
+    GpuSample,
+    HostProcess,
+    HostSample,
+    NodeSample,
+    ProcessSample,
+    Reading,
+)
 from gputop.replay.decode import Damaged, Decoder
 from gputop.replay.format import (
     RECORD,
@@ -27,17 +38,6 @@ from gputop.replay.format import (
     Encoder,
     pack,
     unpack,
-)
-from gputop.core.samples import (
-    CgroupSample,
-    GpuInfo,
-    GpuProcess,
-    GpuSample,
-    HostProcess,
-    HostSample,
-    NodeSample,
-    ProcessSample,
-    Reading,
 )
 from tests.fakes import node_sample
 

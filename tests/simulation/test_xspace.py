@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.profiler import messages
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.program import StepKind
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.simulation.xspace import ALLOCATOR_CAPACITY_BYTES, build_xspace
-from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.readers.xspace.xspace import read_xspaces
 from tests.simulation.conftest import SECOND, scenario_loop, training
 

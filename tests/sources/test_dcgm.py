@@ -11,8 +11,8 @@ from gputop.core.errors import EXIT_NOTHING, GputopError
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS
 from gputop.core.samples import FAILED, LOST, OK, GpuSample, Reading, XidEvent
 from gputop.sources.dcgm import fields
-from gputop.sources.dcgm.source import DcgmSource
 from gputop.sources.dcgm.connection import Address
+from gputop.sources.dcgm.source import DcgmSource
 from tests.dcgm_double import PROFILING
 from tests.dcgm_double.scene import Scene
 

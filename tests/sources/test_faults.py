@@ -18,13 +18,13 @@ import pynvml
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import FAILED, LOST, NOT_RESPONDING, OK, GpuInfo, GpuSample, NodeSample
 from gputop.sources.base import GpuProbe
 from gputop.sources.nvml import status
-from gputop.sources.nvml.source import NvmlSource
 from gputop.sources.nvml.gpu import NvmlGpu
 from gputop.sources.nvml.plausibility import implausible
+from gputop.sources.nvml.source import NvmlSource
+from gputop.telemetry.sampler import Sampler
 from gputop.text.units import printable
 from tests.nvml_fake import FakeNvml, environment
 from tests.sources.conftest import Clock

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from gputop.core.metrics import HOST_METRICS
-from gputop.sources.host.source import CORES_PERIOD_S, FIRST, PERIOD_S, PsutilHost
 from gputop.sources.host.process_table import NOT_YET
 from gputop.sources.host.process_table import PERIOD_S as TABLE_PERIOD_S
+from gputop.sources.host.source import CORES_PERIOD_S, FIRST, PERIOD_S, PsutilHost
 from tests.sources.proc_tree import TICKS_PER_S, ProcTree, Ticking
 
 Disk = namedtuple("Disk", "read_bytes write_bytes")

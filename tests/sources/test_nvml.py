@@ -12,9 +12,9 @@ import pytest
 from gputop.core.errors import EXIT_NOTHING, EXIT_USAGE, GputopError, NothingToSee
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import FAILED, LOST, OK, GpuSample
-from gputop.sources.nvml.source import NvmlSource
 from gputop.sources.nvml.fields import LIMIT_PERIOD_S
 from gputop.sources.nvml.gpu import clock_events
+from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml, environment
 from tests.sources.conftest import Clock
 

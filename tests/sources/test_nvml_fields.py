@@ -8,9 +8,9 @@ import pytest
 
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import GpuSample
-from gputop.sources.nvml.source import NvmlSource
 from gputop.sources.nvml.fields import FIELDS
 from gputop.sources.nvml.plausibility import implausible
+from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
 

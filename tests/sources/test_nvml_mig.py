@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import FAILED, LOST, OK
-from gputop.sources.nvml.source import NvmlSource
 from gputop.sources.nvml.mig import CHECK_PERIOD_S
+from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
 

@@ -11,9 +11,10 @@ import pytest
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.samples import OK, GpuSample
-from gputop.sources.nvml import xid_watch, open as nvml_open
-from gputop.sources.nvml.source import NvmlSource
+from gputop.sources.nvml import open as nvml_open
+from gputop.sources.nvml import xid_watch
 from gputop.sources.nvml.open import Device, numa_node
+from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
 

@@ -8,8 +8,8 @@ import pytest
 
 from gputop.core.samples import GpuInfo, NodeSample
 from gputop.sources.nvml import sample_buffers
-from gputop.sources.nvml.source import NvmlSource
 from gputop.sources.nvml.sample_buffers import BEFORE, Samples, past_looks
+from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.sources.nvml.source import NvmlSource
 from gputop.sources.nvml.processes import LIST_PERIOD_S, SHARE_PERIOD_S
+from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
+from gputop.core.samples import NodeSample
+from gputop.replay.player import MAX_SPEED, Player
 from gputop.replay.reader import Recording
 from gputop.replay.writer import RecordingWriter
-from gputop.core.samples import NodeSample
 from gputop.session.session import Options, Session
-from gputop.replay.player import MAX_SPEED, Player
 from gputop.tui.app import GputopApp
-from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.monitor.messages import lead
+from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import START_S, node_sample
 
 DEADLINE_S = 20.0

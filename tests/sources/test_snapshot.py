@@ -10,17 +10,17 @@ import pytest
 
 from gputop.cli import main
 from gputop.core.errors import GputopError
-from gputop.text import redaction
-from gputop.replay.snapshot import Snapshot, from_document
-from gputop.export.snapshot import document, render
-from gputop.replay.writer import RecordingWriter
 from gputop.core.samples import LOST, GpuSample
-from gputop.session.session import Session
+from gputop.export.snapshot import document, render
 from gputop.replay.player import Player
+from gputop.replay.snapshot import Snapshot, from_document
 from gputop.replay.snapshot_source import SnapshotPlayer, SnapshotSamples, open_player
+from gputop.replay.writer import RecordingWriter
+from gputop.session.session import Session
+from gputop.text import redaction
 from gputop.tui.app import GputopApp
-from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.screens.dialogs import Popup
+from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.export.scene import HOSTILE, session
 from tests.fakes import StillSession, node_sample
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 
+from gputop.diagnosis.diagnose import examine
 from gputop.timeline.build import build
 from gputop.timeline.model import KINDS, Range
 from gputop.timeline.reader import Timeline
-from gputop.diagnosis.diagnose import examine
 from gputop.trace.model import Trace
 
 FIRST = ("compute", "d2d", "memset", "copy", "collective", "p2p", "h2d", "d2h", "input", "host")

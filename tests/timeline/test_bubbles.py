@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from gputop.diagnosis.diagnose import examine
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.timeline.idle_gaps import bubbles, coldest
 from gputop.timeline.model import CAUSES
-from gputop.diagnosis.diagnose import examine
-from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, Trace
+from gputop.trace.readers.load import load
 from gputop.trace.readers.xspace.xspace import read_xspaces
 from tests.advice.labelled.cases import fault_case
 from tests.advice.traces import fill, healthy, input_bound, job, launch_bound, uneven

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from gputop.analysis.gpu.device_time import gpu_number, timelines
 from gputop.core.errors import GputopError
+from gputop.diagnosis.diagnose import examine
 from gputop.timeline.build import build
 from gputop.timeline.model import KINDS, Range
 from gputop.timeline.reader import Timeline
-from gputop.diagnosis.diagnose import examine
-from gputop.analysis.gpu.device_time import gpu_number, timelines
 from gputop.trace.intervals import coverage
-from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, Trace
+from gputop.trace.readers.load import load
 from tests.timeline.make import timeline_of
 from tests.trace.build import Builder, keras_steps
 

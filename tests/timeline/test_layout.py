@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from gputop.core.errors import GputopError
+from gputop.diagnosis.diagnose import examine
 from gputop.timeline.build import build
 from gputop.timeline.layout import VERSION, Writer, mapped
 from gputop.timeline.reader import Timeline
-from gputop.diagnosis.diagnose import examine
 from tests.trace.build import Builder
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
+from gputop.diagnosis.diagnose import examine
 from gputop.timeline.idle_gaps import bubbles
 from gputop.timeline.report import text_of, to_json
-from gputop.diagnosis.diagnose import examine
 from tests.advice.traces import healthy, input_bound, job
 from tests.trace.build import Builder, keras_steps
 

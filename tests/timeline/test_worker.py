@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
+from gputop.diagnosis.worker import run_in_worker
 from gputop.timeline import worker
 from gputop.timeline.worker import timeline_in_worker
-from gputop.diagnosis.worker import run_in_worker
 from tests.timeline.make import timeline_of
 from tests.trace.test_worker import CAPTURE
 

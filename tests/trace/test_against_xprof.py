@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from gputop.diagnosis.diagnose import analyze
-from gputop.trace.readers.load import load
 from gputop.trace.model import Kind, Trace
+from gputop.trace.readers.load import load
 from tests.trace.shares import SHARED
 from tests.trace.test_xspace import Builder
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.diagnosis.diagnose import analyze_trace
 from gputop.analysis.gpu.breakdown import breakdown
 from gputop.analysis.gpu.device_time import timelines
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Kind
 from tests.trace.build import Builder, keras_steps
 

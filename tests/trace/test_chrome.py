@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError, NothingToSee
 from gputop.diagnosis.diagnose import analyze_trace
+from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.readers.chrome.chrome import read_chrome
 from gputop.trace.readers.load import load
-from gputop.trace.model import Kind, LaunchShape, MemoryKind
-from gputop.analysis.steps.steps import find_steps
 from tests.trace.shares import NEEDS_SHARED, SHARED, shares
 
 JAX_RUN = Path(__file__).resolve().parents[1] / "data/jax_run"

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from gputop.analysis.gpu.collectives import collectives, operation
 from gputop.analysis.gpu.device_time import timelines
-from gputop.trace.model import Kind, QualityNote
 from gputop.analysis.steps.steps import find_steps
+from gputop.trace.model import Kind, QualityNote
 from tests.trace.build import Builder, keras_steps
 
 

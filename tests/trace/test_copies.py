@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from gputop.analysis.gpu.copies import copy_table
 from gputop.analysis.gpu.device_time import timelines
-from gputop.trace.model import Kind, MemoryKind
 from gputop.analysis.results_device import CopyTable
 from gputop.analysis.steps.steps import find_steps
+from gputop.trace.model import Kind, MemoryKind
 from tests.trace.build import Builder, keras_steps
 
 KINDS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D, "p2p": Kind.P2P, "other": Kind.COPY_OTHER}

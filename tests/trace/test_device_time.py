@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gputop.analysis.gpu.device_time import gpu_use, kernel_types, timelines
-from gputop.trace.model import Kind, MemoryKind
 from gputop.analysis.steps.steps import find_steps
+from gputop.trace.model import Kind, MemoryKind
 from tests.trace.build import Builder, keras_steps
 
 

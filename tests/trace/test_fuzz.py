@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError
-from gputop.trace.readers.chrome import json_stream
 from gputop.diagnosis.diagnose import analyze_trace
-from gputop.trace.readers.load import load
-from gputop.trace.model import Trace
 from gputop.diagnosis.report import text_report
+from gputop.trace.model import Trace
+from gputop.trace.readers.chrome import json_stream
+from gputop.trace.readers.load import load
 from tests.trace.test_chrome import kineto
 from tests.trace.test_nsys import PROCESS, report
 from tests.trace.test_wire import encoded

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.diagnosis.diagnose import analyze_trace
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.gaps import step_gaps
 from gputop.analysis.results_host import StepGaps
 from gputop.analysis.steps.steps import find_steps
+from gputop.diagnosis.diagnose import analyze_trace
 from tests.trace.build import Builder, keras_steps
 
 

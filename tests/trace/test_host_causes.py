@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gputop.diagnosis.diagnose import analyze_trace
 from gputop.analysis.gpu.breakdown import late_by_host
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.host_causes import HostCauses, host_causes
-from gputop.trace.readers.load import load
+from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Trace
+from gputop.trace.readers.load import load
 from tests.advice.host_jobs import contended, eager, gap, placed, retraced
 from tests.trace.build import Builder
 

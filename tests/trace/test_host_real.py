@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gputop.diagnosis.diagnose import analyze, analyze_trace
-from gputop.trace.readers.load import load
-from gputop.trace.model import Trace
-from gputop.diagnosis.report import text_report
 from gputop.analysis.results import Analysis, Steps
+from gputop.diagnosis.diagnose import analyze, analyze_trace
+from gputop.diagnosis.report import text_report
+from gputop.trace.model import Trace
+from gputop.trace.readers.load import load
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 LOGGED = json.loads((DATA / "steps.json").read_text())

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.gpu.kernel_table import SIZE_BOUNDS_NS, TOP, kernel_sizes, kernels
-from gputop.trace.kernel_names import classify
-from gputop.trace.model import Kind, LaunchShape, Trace
 from gputop.analysis.results_device import KernelRow, Kernels, KernelSizes
 from gputop.analysis.steps.steps import find_steps
+from gputop.trace.kernel_names import classify
+from gputop.trace.model import Kind, LaunchShape, Trace
 from tests.trace.build import Builder, keras_steps
 
 NAMES = ("volta_sgemm_128x64_nn", "ampere_bf16_s16816gemm_bf16_128x128", "EigenMetaKernel", "loop_add_fusion",

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputop.trace.readers.load import load
 from gputop.analysis.gpu.memory import POINTS, downsample, memory
 from gputop.analysis.results import AllocatorUse
 from gputop.analysis.results_host import Holder, MemoryDetail
+from gputop.trace.readers.load import load
 from tests.trace.build import Builder
 from tests.trace.xspace_reference import Builder as XSpace
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.errors import GputopError, NothingToSee
-from gputop.trace.readers.load import load
-from gputop.trace.model import Kind, LaunchShape, MemoryKind
-from gputop.trace.readers.nsys import read_nsys
 from gputop.analysis.steps.steps import find_steps
+from gputop.core.errors import GputopError, NothingToSee
+from gputop.trace.model import Kind, LaunchShape, MemoryKind
+from gputop.trace.readers.load import load
+from gputop.trace.readers.nsys import read_nsys
 from tests.trace.shares import NEEDS_SHARED, SHARED, shares
 
 PROCESS = [(1 << 48) | (pid << 24) for pid in (500, 501)]

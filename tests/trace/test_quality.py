@@ -7,8 +7,8 @@ import sqlite3
 import numpy as np
 import pytest
 
-from gputop.trace import quality
 from gputop.diagnosis.diagnose import analyze_trace
+from gputop.trace import quality
 from gputop.trace.readers.load import load
 from gputop.trace.readers.xspace.xspace import read_xspaces
 from tests.trace.test_nsys import report

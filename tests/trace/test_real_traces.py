@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gputop.analysis.results import Analysis
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
-from gputop.analysis.results import Analysis
 
 DATA = Path(__file__).resolve().parents[2] / "../shared/data"
 OWN = Path(__file__).resolve().parents[1] / "data"

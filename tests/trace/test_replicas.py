@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.simulation.loop import TrainingLoop
-from gputop.simulation.scenarios import find_scenario
-from gputop.simulation.xspace import build_xspace
-from gputop.diagnosis.diagnose import analyze_trace
 from gputop.analysis.gpu.device_time import timelines
-from gputop.trace.model import Kind, QualityNote, TraceGpu
 from gputop.analysis.gpu.replicas import replicas
 from gputop.analysis.results_device import Replicas
 from gputop.analysis.steps.steps import find_steps
+from gputop.diagnosis.diagnose import analyze_trace
+from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.scenarios import find_scenario
+from gputop.simulation.xspace import build_xspace
+from gputop.trace.model import Kind, QualityNote, TraceGpu
 from gputop.trace.readers.xspace.xspace import read_xspaces
 from tests.trace.build import Builder, keras_steps
 

@@ -7,9 +7,9 @@ import pytest
 
 from gputop.advice.trace.rules import RULES
 from gputop.diagnosis.diagnose import analyze_trace
-from gputop.trace.model import Kind
 from gputop.diagnosis.report import _EXPLAINED_BY, limit_of, text_report
 from gputop.diagnosis.worker import REPORT_WIDTH
+from gputop.trace.model import Kind
 from tests.advice.traces import STEP, STEPS, fill, healthy, input_bound, job, launch_bound, uneven
 from tests.trace.build import Builder, keras_steps
 

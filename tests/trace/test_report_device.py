@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.diagnosis.diagnose import analyze_trace
-from gputop.trace.model import Kind, LaunchShape, MemoryKind
-from gputop.diagnosis.report import text_report
 from gputop.analysis.results import Analysis
+from gputop.diagnosis.diagnose import analyze_trace
+from gputop.diagnosis.report import text_report
+from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from tests.trace.build import Builder, keras_steps
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

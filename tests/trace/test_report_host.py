@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from gputop.diagnosis.diagnose import analyze_trace
-from gputop.trace.model import Trace
 from gputop.diagnosis.report import text_report
+from gputop.trace.model import Trace
 from tests.trace.build import Builder, keras_steps
 from tests.trace.test_tf_data import CALLER, training
 

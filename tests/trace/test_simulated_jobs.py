@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.diagnosis.diagnose import analyze
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
-from gputop.diagnosis.diagnose import analyze
 
 BEGIN_NS = 20_000_000_000
 LENGTH_NS = 2_500_000_000

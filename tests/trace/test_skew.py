@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gputop.profiler import messages
 from gputop.trace.readers.clock_file import FILE, HostClock, read_clocks, write_clocks
-from gputop.trace.readers.load import load
 from gputop.trace.readers.clock_skew import Skew, skew
+from gputop.trace.readers.load import load
 
 MS = 1_000_000
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gputop.trace.readers.load import load
-from gputop.analysis.results_host import Pipeline, Stage
 from gputop.analysis.host.tf_data import pipelines
+from gputop.analysis.results_host import Pipeline, Stage
+from gputop.trace.readers.load import load
 from tests.trace.build import Builder
 
 DATA = Path(__file__).resolve().parents[1] / "data"

@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 
-from gputop.diagnosis.diagnose import analyze_trace
 from gputop.analysis.gpu.breakdown import breakdown, parts_by_gpu
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.results import Steps
 from gputop.analysis.steps.typical_step import SLOTS, typical_step
+from gputop.diagnosis.diagnose import analyze_trace
 from tests.trace.build import Builder
 
 

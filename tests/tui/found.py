@@ -10,9 +10,9 @@ from textual.app import App
 
 from gputop.core.findings import Advice, Finding, Gain
 from gputop.session.captures import CaptureRecord, Server
-from gputop.tui.widgets.dialog_frame import Told
-from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.screens.dialogs import Popup
+from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.widgets.dialog_frame import Told
 from tests.fakes import START_S, StillSession
 
 HEAVY = Finding(

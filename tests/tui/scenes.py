@@ -14,19 +14,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gputop.session.captures import CaptureRecord, Server
-from gputop.replay.snapshot import Snapshot, read
 from gputop.core.samples import LOST, GpuProcess, GpuSample, NodeSample, Reading, XidEvent
+from gputop.diagnosis.diagnose import examine
+from gputop.diagnosis.report import limit_of, text_report
+from gputop.replay.player import Player
+from gputop.replay.snapshot import Snapshot, read
+from gputop.replay.snapshot_source import SnapshotPlayer
+from gputop.session.captures import CaptureRecord, Server
 from gputop.session.session import Options, Session
 from gputop.simulation.node import COMMAND, PID
-from gputop.replay.player import Player
 from gputop.sources.simulated import SimulatedSource
-from gputop.replay.snapshot_source import SnapshotPlayer
 from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
-from gputop.diagnosis.diagnose import examine
 from gputop.trace.readers.load import load
-from gputop.diagnosis.report import limit_of, text_report
 from gputop.tui.screens.dialogs import capture_text
 from gputop.tui.timeline.open import TraceFile
 from tests.fakes import START_S

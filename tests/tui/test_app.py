@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.findings import Advice
 from gputop.core.errors import NothingToSee
-from gputop.telemetry.sampler import Sampler
+from gputop.core.findings import Advice
 from gputop.core.samples import LOST, GpuSample, HostSample
 from gputop.session.session import Options, Session
-from gputop.tui.monitor import messages
-from gputop.tui.monitor.findings_panel import ActionsPanel
+from gputop.telemetry.sampler import Sampler
 from gputop.tui.app import GputopApp
+from gputop.tui.monitor import messages
 from gputop.tui.monitor.columns import METRICS
+from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
-from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.dialogs import Ask, Popup
+from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import START_S, StillSession
 from tests.test_sampler import WAIT_S, Node
 from tests.tui.found import HEAVY, SMALL, FoundSession, text_of

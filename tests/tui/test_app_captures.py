@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from gputop.advice.live.rules import Advice
-from gputop.session.captures import CaptureStatus
 from gputop.core.errors import GputopError
-from gputop.profiler.capture.safe_capture import Cost
 from gputop.profiler.capture.plan import Plan
-from gputop.tui.monitor import messages as telling
+from gputop.profiler.capture.safe_capture import Cost
+from gputop.session.captures import CaptureStatus
 from gputop.tui.app import GputopApp
-from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.monitor import messages as telling
 from gputop.tui.screens.dialogs import Ask, capture_text
 from gputop.tui.timeline.screen import TimelineScreen
+from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import StillSession
 from tests.tui.found import FoundSession, text_of
 

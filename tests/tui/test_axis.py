@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gputop.session.event_log import Mark
-from gputop.tui.monitor.time_axis import SIGNS, axis, beside, gpus_text, legend, metric_name, title, words
 from gputop.tui.monitor.columns import ACTIVITY
 from gputop.tui.monitor.lanes import TimeView, Window
+from gputop.tui.monitor.time_axis import SIGNS, axis, beside, gpus_text, legend, metric_name, title, words
 from tests.fakes import START_S, gpu_sample
 
 WINDOW = Window.of(TimeView(5.0), START_S + 299, 60)  # 300 s, the newest slice from 295 s on

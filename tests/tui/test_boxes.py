@@ -15,13 +15,13 @@ from textual.geometry import Region
 from textual.pilot import Pilot
 
 from gputop.session.process_signals import SIGNALS
-from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.app import GputopApp
-from gputop.tui.widgets.dialog_frame import Frame, Told, hanging
-from gputop.tui.screens.details import process_text
-from gputop.tui.screens.process_screens import SignalList, SignalScreen
+from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.process_panel import ProcessPanel
+from gputop.tui.screens.details import process_text
 from gputop.tui.screens.dialogs import Ask
+from gputop.tui.screens.process_screens import SignalList, SignalScreen
+from gputop.tui.widgets.dialog_frame import Frame, Told, hanging
 from tests.tui.found import FoundSession, box_text, text_of
 from tests.tui.goldens import cells
 from tests.tui.goldens import text_of as screen_text

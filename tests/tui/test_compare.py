@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rich.text import Text
 
-from gputop.session.captures import CaptureRecord, Server
 from gputop.core.errors import GputopError
 from gputop.diagnosis.diagnose import analyze
-from gputop.tui.screens import compare
+from gputop.session.captures import CaptureRecord, Server
 from gputop.tui.app import GputopApp
+from gputop.tui.screens import compare
 from gputop.tui.screens.compare import CaptureList, CompareScreen, coloured, compared
 from tests.fakes import START_S
 from tests.tui.found import FoundSession, box_text, text_of

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.telemetry.history import History
-from gputop.session.event_log import MarkLog
 from gputop.core.samples import LOST, GpuSample, XidEvent
+from gputop.session.event_log import MarkLog
+from gputop.telemetry.history import History
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.columns import ACTIVITY, figures_of
-from gputop.tui.monitor.time_cursor import UNMEASURED, Slice, TimeCursor, look_back
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.lanes import TimeView, Window
+from gputop.tui.monitor.time_cursor import UNMEASURED, Slice, TimeCursor, look_back
 from gputop.tui.screens.dialogs import Popup
 from tests.fakes import GIB, START_S, StillSession, node_sample
 

@@ -13,21 +13,21 @@ from textual.app import SystemCommand
 from textual.binding import Binding
 from textual.command import CommandList
 
-from gputop.core.findings import Finding
-from gputop.session.captures import Server
 from gputop.core.errors import GputopError
-from gputop.session.gpu_numbers import GpuNumbers
+from gputop.core.findings import Finding
 from gputop.core.metrics import CGROUP_METRICS
 from gputop.core.samples import CgroupSample, HostProcess, ProcessSample, Reading
-from gputop.tui.app import GputopApp
-from gputop.tui.monitor.columns import METRICS
-from gputop.tui.screens.details import host_text, job_text, process_text
-from gputop.tui.monitor.gpu_table import GpuTable
-from gputop.tui.keys import MONITOR, name
 from gputop.render.palette import BAD, WARN
-from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
+from gputop.session.captures import Server
+from gputop.session.gpu_numbers import GpuNumbers
+from gputop.tui.app import GputopApp
+from gputop.tui.keys import MONITOR, name
+from gputop.tui.monitor.columns import METRICS
+from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
+from gputop.tui.screens.details import host_text, job_text, process_text
 from gputop.tui.screens.dialogs import LivePopup, finding_parts
+from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
 from gputop.tui.screens.tables_screen import TablesScreen
 from tests.fakes import START_S, StillSession, cgroup_sample, node_sample
 from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, text_of

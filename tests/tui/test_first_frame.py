@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from gputop.core.samples import LOST, GpuSample
-from gputop.tui.terminal.first_frame import paint
-from gputop.tui.terminal.color_support import Look
 from gputop.render.palette import SCHEMES
+from gputop.tui.terminal.color_support import Look
+from gputop.tui.terminal.first_frame import paint
 from gputop.tui.terminal.preferences import Preferences
 from tests.fakes import node_sample
 from tests.tui.terminals import terminal

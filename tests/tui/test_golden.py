@@ -17,11 +17,11 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from gputop.session.captures import CaptureStatus
-from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.app import GputopApp
+from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
-from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.monitor.process_panel import ProcessPanel
+from gputop.tui.terminal.preferences import Preferences
 from tests.tui.goldens import FOLDER, Goldens, cells
 from tests.tui.scenes import (
     ADDRESS,

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from gputop.core.samples import LOST, GpuSample, Reading, XidEvent
-from gputop.tui.monitor.columns import ACTIVITY, figures_of, plan
 from gputop.render.palette import BAD, WARN
+from gputop.tui.monitor.columns import ACTIVITY, figures_of, plan
 from gputop.tui.monitor.status_lines import header, host, short_gpu_name
 from tests.fakes import gpu_sample, node_sample
 

@@ -20,9 +20,9 @@ from textual.pilot import Pilot
 
 import gputop.tui
 from gputop.launch.job import Job
-from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.app import GputopApp
 from gputop.tui.keys import name
+from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.run_app import RunApp
 from gputop.tui.timeline.open import TraceFile
 from tests.tui.key_effects import REPLAY, STAGES, AskedSession, Stage

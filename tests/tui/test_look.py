@@ -10,6 +10,7 @@ from rich.color import Color
 from rich.style import Style
 
 from gputop.render import palette
+from gputop.render.palette import BAD, PART_STYLE, SCHEMES, SHADES, STEPS, Rgb, bar_style, cell_style, level_rgb
 from gputop.tui.terminal.color_support import (
     COLORS,
     DENSITY,
@@ -19,7 +20,6 @@ from gputop.tui.terminal.color_support import (
     terminal_colors,
     terminal_glyphs,
 )
-from gputop.render.palette import BAD, PART_STYLE, SCHEMES, SHADES, STEPS, Rgb, bar_style, cell_style, level_rgb
 
 # What eyes without one kind of cone see: Machado, Oliveira and Fernandes, "A Physiologically-based Model for
 # Simulation of Color Vision Deficiency" (2009), severity 1.0, on linear sRGB.

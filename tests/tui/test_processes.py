@@ -7,8 +7,8 @@ import pytest
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading, XidEvent
 from gputop.tui.app import GputopApp
-from gputop.tui.screens.details import gpu_text
 from gputop.tui.monitor.process_panel import ProcessPanel, arrange, io_bytes_per_s, memory_bytes, sm_ratio, tree
+from gputop.tui.screens.details import gpu_text
 from tests.fakes import StillSession
 
 

@@ -9,10 +9,10 @@ from textual.widgets import DataTable
 
 from gputop.diagnosis.diagnose import analyze
 from gputop.tui.app import GputopApp
-from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.screens.dialogs import Ask, Popup
 from gputop.tui.screens.tables import Column, Table, arranged, tables, widths
 from gputop.tui.screens.tables_screen import TablesScreen, Tabs
+from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.trace.test_worker import CAPTURE
 from tests.tui.found import FoundSession, box_text, text_of
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from gputop.core.findings import Advice
 from gputop.commands.settings import load, remember
+from gputop.core.findings import Advice
 from gputop.core.samples import GpuSample, NodeSample
-from gputop.tui.app import GputopApp
-from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.render.palette import SCHEMES
+from gputop.tui.app import GputopApp
 from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
 from gputop.tui.terminal.terminal_app import LOW_BANDWIDTH_S
+from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.tui.found import FoundSession, text_of
 
 FORMS = {

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from gputop.session.captures import CaptureRecord
 from gputop.cli import main
 from gputop.core.errors import GputopError
+from gputop.session.captures import CaptureRecord
 from gputop.timeline.reader import Timeline
 from gputop.tui.app import GputopApp
-from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.screens.dialogs import Popup
-from gputop.tui.timeline.screen import TimelineScreen
 from gputop.tui.timeline.open import FindingPopup, TimelineApp, TraceFile, place_of, trace_of
+from gputop.tui.timeline.screen import TimelineScreen
+from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import START_S, StillSession
 from tests.tui.timelines import LAUNCH_BOUND, job, notes, picture, refused, text_of, timeline_of, trace_file, until
 

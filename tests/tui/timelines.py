@@ -11,15 +11,15 @@ from contextlib import asynccontextmanager
 from textual.pilot import Pilot
 
 from gputop.core.findings import Finding, Gain
+from gputop.diagnosis.diagnose import examine
 from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
-from gputop.diagnosis.diagnose import examine
 from gputop.trace.model import Kind, Trace
-from gputop.tui.timeline.idle_gap_list import BubbleList
-from gputop.tui.widgets.cached_lines import LinesWidget
-from gputop.tui.timeline.screen import TimelineScreen
 from gputop.tui.timeline.canvas import TimelineCanvas
+from gputop.tui.timeline.idle_gap_list import BubbleList
 from gputop.tui.timeline.open import TimelineApp, TraceFile
+from gputop.tui.timeline.screen import TimelineScreen
+from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.trace.build import Builder
 
 STEP_NS = 1_000_000

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.advice.live.view import View, gpus_text, same_job
 from gputop.advice.thresholds import limit, source
+from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.core.samples import GpuSample
 from gputop.text.units import percent
 

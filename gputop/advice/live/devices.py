@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.advice.live.view import View, gpus_text
 from gputop.advice.thresholds import limit, source
+from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.core.samples import GpuSample
 from gputop.text.units import percent
 

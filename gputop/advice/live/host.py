@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.live.view import View, gpus_text, name_of
 from gputop.advice.thresholds import limit, source
-from gputop.telemetry.history import HostLook
+from gputop.core.findings import Abstained, Finding, Gain
 from gputop.core.samples import CgroupSample, ProcessSample
+from gputop.telemetry.history import HostLook
 from gputop.text.units import percent
 
 _RULE = "host_cpu_saturated"

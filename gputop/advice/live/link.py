@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.advice.live.view import View, gpus_text
 from gputop.advice.thresholds import limit, source
+from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.core.samples import GpuSample
 from gputop.sources.nvml.pcie import link_bytes_per_s
 from gputop.text.units import percent, rate

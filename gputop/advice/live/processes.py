@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gputop.core.findings import Abstained, Finding, Gain, Severity, severity_of
 from gputop.advice.live.view import View, gpus_text, name_of, same_job
 from gputop.advice.thresholds import limit, source
+from gputop.core.findings import Abstained, Finding, Gain, Severity, severity_of
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.text.units import percent
 

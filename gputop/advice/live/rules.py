@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from gputop.core.findings import Abstained, Advice, Finding, collect
 from gputop.advice.live.activity import dram_bound, low_sm_active, spinning, tensor_idle
+from gputop.advice.live.bottleneck import live_limit
 from gputop.advice.live.devices import no_fine_metrics, power_capped, thermal_throttled
 from gputop.advice.live.hardware import hardware_error
 from gputop.advice.live.host import host_cpu_saturated
-from gputop.advice.live.bottleneck import live_limit
 from gputop.advice.live.link import pcie_link_degraded, pcie_saturated
 from gputop.advice.live.processes import (
     gpu0_oversubscribed,
@@ -21,8 +20,9 @@ from gputop.advice.live.processes import (
     unused_gpu,
 )
 from gputop.advice.live.view import View
-from gputop.telemetry.history import History
+from gputop.core.findings import Abstained, Advice, Finding, collect
 from gputop.core.samples import NodeSample
+from gputop.telemetry.history import History
 
 # Causes before their symptoms: a rule leaves out the GPUs whose state one before it accounts for.
 RULES: tuple[Callable[[View], Finding | Abstained | None], ...] = (

@@ -11,10 +11,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from gputop.core.findings import Abstained, Finding
 from gputop.advice.thresholds import limit
-from gputop.telemetry.history import History, HostLook
+from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
+from gputop.telemetry.history import History, HostLook
 from gputop.text.units import ranges
 
 F64 = npt.NDArray[np.float64]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import median
 
 from gputop.advice import savings
-from gputop.core.findings import Abstained, Finding, Gain, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import TraceFacts
+from gputop.core.findings import Abstained, Finding, Gain, severity_of
 
 _GPU0 = (
     "Keep metrics, evaluation and variables off it and give every replica the same share of the batch "

@@ -7,12 +7,12 @@ import math
 import numpy as np
 
 from gputop.advice import savings
-from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.transfers import pinned_rate
-from gputop.text.units import percent, ranges, seconds
 from gputop.analysis.results_device import CollectiveOp
+from gputop.core.findings import Abstained, Finding, Gain
+from gputop.text.units import percent, ranges, seconds
 
 _OVERLAP = {
     "tensorflow": "strategy = tf.distribute.MirroredStrategy(\n"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gputop.core.findings import Abstained, Finding, Gain, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import TraceFacts
-from gputop.text.units import percent
 from gputop.analysis.results import GpuUse
+from gputop.core.findings import Abstained, Finding, Gain, severity_of
+from gputop.text.units import percent
 
 _H2D = (
     "Move fewer bytes to the GPU: send the compact type (uint8, bfloat16) and convert there, keep tables and constants "

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gputop.core.findings import Severity, at_most, severity_of
 from gputop.advice.thresholds import limit
 from gputop.analysis.gpu.breakdown import breakdown
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.host_causes import HostCauses
-from gputop.trace.intervals import EMPTY, Spans, union
-from gputop.trace.model import Trace
-from gputop.trace.lookups import uses
 from gputop.analysis.results import Analysis, GpuUse
+from gputop.core.findings import Severity, at_most, severity_of
+from gputop.trace.intervals import EMPTY, Spans, union
+from gputop.trace.lookups import uses
+from gputop.trace.model import Trace
 
 # Of what TensorFlow and JAX record on the host; a job may also have none of it.
 HOST_EVENTS = ", if the job has any: host_tracer_level 2, with which gputop captures, records them"

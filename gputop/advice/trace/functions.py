@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gputop.core.findings import Abstained, Finding, Gain, at_most, severity_of
-from gputop.advice.trace.training_loop import EAGER, JAX, KERAS2, KERAS3, style
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
-from gputop.text.units import percent, seconds
-from gputop.trace.model import I64, Kind, Trace
-from gputop.trace.lookups import Mask, name_mask
+from gputop.advice.trace.training_loop import EAGER, JAX, KERAS2, KERAS3, style
 from gputop.analysis.results_host import Functions
+from gputop.core.findings import Abstained, Finding, Gain, at_most, severity_of
+from gputop.text.units import percent, seconds
+from gputop.trace.lookups import Mask, name_mask
+from gputop.trace.model import I64, Kind, Trace
 
 _RETRACED = {
     KERAS2: "# all batches alike; pad sequences to few lengths\nds = ds.batch(batch_size, drop_remainder=True)",

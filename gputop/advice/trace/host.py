@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gputop.core.findings import Abstained, Finding, Gain
-from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, style
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
+from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, style
+from gputop.analysis.results_host import GapWork
+from gputop.core.findings import Abstained, Finding, Gain
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import marking_steps
-from gputop.analysis.results_host import GapWork
 
 _KERAS = (KERAS2, KERAS3)
 _FEWER = "model.compile(..., steps_per_execution=16)  # Python once in 16 steps"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gputop.core.findings import Abstained, Finding, Gain
-from gputop.advice.trace.input_fixes import Cure, cure, cure_by_name
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
-from gputop.text.units import percent
+from gputop.advice.trace.input_fixes import Cure, cure, cure_by_name
 from gputop.analysis.host.launch_threads import cpu_budget
+from gputop.core.findings import Abstained, Finding, Gain
+from gputop.text.units import percent
 
 _LOADER = Cure(
     "Give the DataLoader more workers and let them run ahead.",

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gputop.text.units import percent, seconds
 from gputop.analysis.results_host import Pipeline, Stage
+from gputop.text.units import percent, seconds
 
 _PREFETCH = "ds = ds.prefetch(tf.data.AUTOTUNE)  # last"
 _MAP = "ds = ds.map(fn, num_parallel_calls=tf.data.AUTOTUNE)"

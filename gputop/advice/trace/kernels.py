@@ -8,13 +8,13 @@ from statistics import median
 import numpy as np
 
 from gputop.advice import savings
-from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import TraceFacts
-from gputop.text.units import percent
 from gputop.analysis.gpu.device_time import idle_after
-from gputop.trace.intervals import Spans, intersect, union
 from gputop.analysis.host.launch_threads import by_line
+from gputop.core.findings import Abstained, Finding, Gain
+from gputop.text.units import percent
+from gputop.trace.intervals import Spans, intersect, union
 from gputop.trace.model import Kind
 
 # A pause between two queued kernels, or one launch; longer ones have other causes.

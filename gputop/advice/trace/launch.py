@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from statistics import median
 
-from gputop.core.findings import Abstained, Finding, Gain, at_most, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.kernels import launch_pace_s
+from gputop.core.findings import Abstained, Finding, Gain, at_most, severity_of
 from gputop.text.units import percent, seconds
 
 _SNIPPETS = {

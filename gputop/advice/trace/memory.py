@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 
-from gputop.core.findings import HIGH_SHARE, Abstained, Finding, Gain, Severity, at_most, severity_of
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.launch import launch_bound
-from gputop.text.units import bytes_, percent
 from gputop.analysis.results import AllocatorUse
+from gputop.core.findings import HIGH_SHARE, Abstained, Finding, Gain, Severity, at_most, severity_of
+from gputop.text.units import bytes_, percent
 
 _RECORDS = ("the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's own captures hold "
             "them, other tools' do not")

@@ -10,11 +10,11 @@ import re
 from dataclasses import dataclass
 
 from gputop.advice import savings
-from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import TraceFacts
-from gputop.text.units import percent
 from gputop.analysis.results_device import KernelRow
+from gputop.core.findings import Abstained, Finding, Gain
+from gputop.text.units import percent
 
 _HAVE_TENSOR_CORES = (7, 0)
 _TF32 = (8, 0)

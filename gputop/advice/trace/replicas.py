@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 from gputop.advice import savings
-from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import TraceFacts
-from gputop.text.units import percent, ranges
 from gputop.analysis.results_device import LaunchOrder, Replicas, ReplicaWork
+from gputop.core.findings import Abstained, Finding, Gain
+from gputop.text.units import percent, ranges
 
 _PARALLEL = (
     "strategy = tf.distribute.MirroredStrategy()  # every GPU has the whole model and its part of the batch\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gputop.advice.causes import explained
-from gputop.core.findings import Abstained, Advice, Finding, collect
 from gputop.advice.phase import for_phase
 from gputop.advice.trace.balance import replica_imbalance
 from gputop.advice.trace.collectives import allreduce_count, allreduce_slow, collective_waiting, communication_exposed
@@ -25,6 +24,7 @@ from gputop.advice.trace.precision import dims_unaligned, fp16_fallback, tensor_
 from gputop.advice.trace.replicas import serial_gpus, staggered_launch
 from gputop.advice.trace.threads import thread_contention
 from gputop.advice.trace.transfers import copies_pageable, sync_copies
+from gputop.core.findings import Abstained, Advice, Finding, collect
 
 RULES: tuple[Callable[[TraceFacts], Finding | Abstained | None], ...] = (
     input_bound, launch_bound, small_kernels, replica_imbalance, serial_gpus, staggered_launch,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
+from gputop.core.findings import Abstained, Finding, Gain
 from gputop.text.units import percent
 
 _PRIVATE_LAUNCHES = "TF_GPU_THREAD_MODE=gpu_private TF_GPU_THREAD_COUNT=2 python train.py"

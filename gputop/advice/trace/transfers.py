@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.advice import savings
-from gputop.core.findings import Abstained, Finding, Gain
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import TraceFacts
-from gputop.text.units import percent
 from gputop.analysis.gpu.device_time import idle_after
 from gputop.analysis.host.input_pipeline import loops
+from gputop.core.findings import Abstained, Finding, Gain
+from gputop.text.units import percent
 from gputop.trace.intervals import EMPTY, intersect, merge, subtract, union
-from gputop.trace.model import I64, Kind, MemoryKind, Trace
 from gputop.trace.lookups import host_rows, in_steps
+from gputop.trace.model import I64, Kind, MemoryKind, Trace
 
 _PIN = {
     "tensorflow": "ds = ds.prefetch(tf.data.AUTOTUNE)  # pass the dataset to model.fit instead of NumPy arrays:\n"

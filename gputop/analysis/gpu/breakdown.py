@@ -24,10 +24,10 @@ import numpy as np
 
 from gputop.analysis.gpu.device_time import GpuTimeline, waits_for_another
 from gputop.analysis.host.input_pipeline import Loop, loops
-from gputop.trace.intervals import EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
-from gputop.trace.model import F64, Trace
-from gputop.trace.lookups import stat
 from gputop.analysis.results import Breakdown
+from gputop.trace.intervals import EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
+from gputop.trace.lookups import stat
+from gputop.trace.model import F64, Trace
 
 # Launches further apart than this are not one stretch of launching (nsys-ai counts GPU gaps from 1 ms).
 LAUNCHING_GAP_NS = 1_000_000

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputop.trace.kernel_names import split_op
-from gputop.trace.model import I64, Kind, MemoryKind, Trace
-from gputop.trace.lookups import in_steps
 from gputop.analysis.results import Steps
 from gputop.analysis.results_device import CopyRow, CopyTable, OpCopies
+from gputop.trace.kernel_names import split_op
+from gputop.trace.lookups import in_steps
+from gputop.trace.model import I64, Kind, MemoryKind, Trace
 
 _TOP_OPS = 20
 DIRECTIONS = {"h2d": Kind.H2D, "d2h": Kind.D2H, "d2d": Kind.D2D, "p2p": Kind.P2P, "other": Kind.COPY_OTHER}

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.gpu.copies import Copies, copies
+from gputop.analysis.results import GpuUse, Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, merge, subtract, union
 from gputop.trace.kernel_names import UNKNOWN, classify
 from gputop.trace.model import I64, Kind, Trace
-from gputop.analysis.results import GpuUse, Steps
 
 _NEAR_STEP_NS = 100_000  # what marks a step may be an event somewhat after its first launch
 

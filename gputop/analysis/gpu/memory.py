@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.model import I64, AllocatorEvents, Trace
 from gputop.analysis.results import AllocatorUse
 from gputop.analysis.results_host import Holder, MemoryDetail
+from gputop.trace.model import I64, AllocatorEvents, Trace
 
 POINTS = 500  # of a timeline, at most
 TOP = 10  # holders kept

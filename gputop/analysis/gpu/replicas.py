@@ -14,11 +14,11 @@ import numpy as np
 
 from gputop.analysis.gpu.concurrency import concurrency
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
-from gputop.trace.intervals import coverage, union
-from gputop.trace.model import I64, Kind, Trace
-from gputop.trace.lookups import in_steps
 from gputop.analysis.results import Steps
 from gputop.analysis.results_device import LaunchOrder, Replicas, ReplicaWork, StepSkew
+from gputop.trace.intervals import coverage, union
+from gputop.trace.lookups import in_steps
+from gputop.trace.model import I64, Kind, Trace
 
 _MIN_STEPS = 2
 _LAUNCHES_KNOWN = 0.5  # of a GPU's compute kernels; below, what is known may be another thread's alone

@@ -7,11 +7,11 @@ from collections import Counter
 
 import numpy as np
 
+from gputop.analysis.results_host import Functions, FunctionUse
 from gputop.trace.intervals import Spans, intersect, union
+from gputop.trace.lookups import host_rows, name_mask, stat
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
-from gputop.trace.lookups import host_rows, name_mask, stat
-from gputop.analysis.results_host import Functions, FunctionUse
 
 TRACING = r"tf\.function-graph_building$"
 # XLA's compilers on CPUs and GPUs (there the passes over the graph), their annotations in Nsight, PjRt clients (JAX).

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.gpu.device_time import GpuTimeline
-from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
-from gputop.trace.model import I64, Trace
-from gputop.trace.nesting import nest
-from gputop.trace.lookups import name_mask, stat
 from gputop.analysis.results import Steps
 from gputop.analysis.results_host import GapWork, StepGaps
+from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
+from gputop.trace.lookups import name_mask, stat
+from gputop.trace.model import I64, Trace
+from gputop.trace.nesting import nest
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
 TOP = 12  # names kept of each kind of thread

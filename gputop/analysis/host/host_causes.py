@@ -26,11 +26,11 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.host_spans import HostSpans, compiled_calls, host_spans
 from gputop.analysis.host.input_pipeline import loops
-from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.analysis.host.launch_threads import work_by_line
-from gputop.trace.model import Trace
 from gputop.analysis.results import Steps
 from gputop.analysis.results_host import GapWork, HostOps
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
+from gputop.trace.model import Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 
 # A launch is held up where the time since the one before is this many times the usual and at least so long.

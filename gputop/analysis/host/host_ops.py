@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.intervals import Spans, coverage, union
-from gputop.trace.model import I64, Trace
-from gputop.trace.nesting import nest
-from gputop.trace.lookups import name_mask, stat
 from gputop.analysis.results import Steps
 from gputop.analysis.results_host import EagerOp, HostOps, OpType
+from gputop.trace.intervals import Spans, coverage, union
+from gputop.trace.lookups import name_mask, stat
+from gputop.trace.model import I64, Trace
+from gputop.trace.nesting import nest
 from gputop.trace.threads import INPUT, MAIN, lines_of
 
 TOP = 20

@@ -10,8 +10,8 @@ import numpy as np
 from gputop.analysis.host.functions import COMPILE, TRACING, XLA_RUN
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, subtract, union
-from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.lookups import Mask, host_rows, name_mask, stat
+from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import INPUT, MAIN, lines_of
 
 # An op that takes longer than launching several kernels does (20-40 µs each) holds the GPU up by itself.

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gputop.analysis.host.tf_data import pipelines
+from gputop.analysis.results import InputPipeline, Steps
 from gputop.trace.intervals import Spans, coverage, union
+from gputop.trace.lookups import host_rows, name_mask
 from gputop.trace.model import Trace
 from gputop.trace.nesting import nest
-from gputop.trace.lookups import host_rows, name_mask
-from gputop.analysis.results import InputPipeline, Steps
-from gputop.analysis.host.tf_data import pipelines
 
 # The step's own wait. tf.data's stages run on other threads and cost nothing while a batch lies ready.
 GET_NEXT = r"(?:MultiDevice)?IteratorGetNext\w*Op::DoCompute$"

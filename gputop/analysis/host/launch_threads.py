@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.host.host_ops import OP
-from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
-from gputop.trace.model import I64, Trace
-from gputop.trace.lookups import name_mask, stat
 from gputop.analysis.results_host import LaunchThread, LaunchThreads
+from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
+from gputop.trace.lookups import name_mask, stat
+from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, INPUT, MAIN, lines_of
 
 # Work of a tf.data thread. Its Iterator:: events last while it waits for the stages below as well.

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gputop.analysis.results_host import Pipeline, Stage
 from gputop.trace.builder import Lookup
+from gputop.trace.lookups import host_rows, stat
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
-from gputop.trace.lookups import host_rows, stat
-from gputop.analysis.results_host import Pipeline, Stage
 
 ITERATOR = r"Iterator::"
 _POSITION = re.compile(r"\[\d+\]")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from gputop.analysis.results import Steps
 from gputop.text.units import seconds
 from gputop.trace.intervals import union
-from gputop.trace.model import I64, QualityNote, Trace
 from gputop.trace.lookups import Mask, name_mask
-from gputop.analysis.results import Steps
+from gputop.trace.model import I64, QualityNote, Trace
 from gputop.trace.threads import INPUT, lines_of
 
 TRAINING, EVALUATION, PREDICTION, UNKNOWN = "training", "evaluation", "prediction", "unknown"

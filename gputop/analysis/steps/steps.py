@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.builder import Lookup
 from gputop.analysis.host.input_pipeline import GET_NEXT
-from gputop.analysis.steps.kernel_sequence import kernel_sequence
-from gputop.trace.model import I64, Kind, Trace
-from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
-from gputop.trace.lookups import host_rows, name_mask, stat
 from gputop.analysis.results import Steps
+from gputop.analysis.steps.kernel_sequence import kernel_sequence
+from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
+from gputop.trace.builder import Lookup
+from gputop.trace.lookups import host_rows, name_mask, stat
+from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
 # Keras 3 names its step functions so, in fit and evaluate alike; Keras 2 without markers: train_function and so on.

@@ -9,9 +9,9 @@ import numpy as np
 
 from gputop.analysis.gpu.breakdown import parts_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
+from gputop.analysis.results import Steps, TypicalStep
 from gputop.trace.intervals import coverage
 from gputop.trace.model import Trace
-from gputop.analysis.results import Steps, TypicalStep
 
 SLOTS = 400  # more cannot be told apart on a page
 

@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 
 from gputop.core.errors import GputopError
 from gputop.profiler import messages
-from gputop.profiler.client import CaptureResult, is_busy, save_response, set_options
 from gputop.profiler.capture.footprint import resident_bytes
+from gputop.profiler.client import CaptureResult, is_busy, save_response, set_options
 from gputop.profiler.probe import load_grpc, open_channel
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import bytes_
@@ -128,7 +128,7 @@ class _Guard:
     """The guard as its owner sees it."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-c", _GUARD, str(Path(__file__).resolve().parents[2]), str(GUARD_PATIENCE_S)]
+        command = [sys.executable, "-c", _GUARD, str(Path(__file__).resolve().parents[3]), str(GUARD_PATIENCE_S)]
         self._busy = False  # ends what gputop could not
         try:
             # A session of its own: what ends the terminal's processes is not to end this one.

@@ -7,8 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
-from gputop.profiler.discovery import is_training
 from gputop.profiler.capture.plan import Room
+from gputop.profiler.discovery import is_training
 from gputop.profiler.probe import is_local
 from gputop.profiler.storage import listening_pid
 

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from gputop.core.errors import GputopError
-from gputop.profiler.capture.safe_capture import Cost, JobMemory, Sparing, keep_probe, probe_job, probe_logdir
-from gputop.profiler.client import CaptureResult, Progress, capture
-from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, both, bounds_of_call
 from gputop.profiler.capture.continuous import Continuous
-from gputop.profiler.discovery import is_training
 from gputop.profiler.capture.footprint import job_pid, room
 from gputop.profiler.capture.outline import session_window_ns
 from gputop.profiler.capture.plan import Plan, Probe, Room, needs_probe, plan, spared
+from gputop.profiler.capture.safe_capture import Cost, JobMemory, Sparing, keep_probe, probe_job, probe_logdir
+from gputop.profiler.client import CaptureResult, Progress, capture
+from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, both, bounds_of_call
+from gputop.profiler.discovery import is_training
 from gputop.profiler.probe import machine_name, probe, split_address, unix_name
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import seconds as duration

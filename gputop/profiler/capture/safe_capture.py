@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from gputop.core.errors import GputopError
-from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
 from gputop.profiler.capture.footprint import job_pid, resident_bytes, room
-from gputop.profiler.stale_files import probe_name
 from gputop.profiler.capture.outline import mapped
 from gputop.profiler.capture.plan import PROBE_S, Plan, Probe, needs_probe, plan, spared
+from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
+from gputop.profiler.stale_files import probe_name
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import bytes_
 

@@ -42,9 +42,9 @@ def step_time(path: Path, events: int) -> tuple[float, bool] | None:
     """
     if events > _MOST_EVENTS:
         return None
-    from gputop.trace.readers.load import load
     from gputop.analysis.steps.phases import TRAINING, UNKNOWN
     from gputop.analysis.steps.steps import find_steps
+    from gputop.trace.readers.load import load
 
     try:
         steps = find_steps(load([path]))

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.sources.dcgm import bindings as dcgm_bindings, fields as dcgm_fields
+from gputop.sources.dcgm import bindings as dcgm_bindings
+from gputop.sources.dcgm import fields as dcgm_fields
 from gputop.sources.dcgm.bindings import Bindings, Installed
 from gputop.sources.dcgm.connection import MIN_WATCH_S, Address, Engine, EngineError, EngineGpu, Entity
 from gputop.sources.dcgm.fields import FieldValue

@@ -32,8 +32,8 @@ from gputop.sources.dcgm.client import DcgmClient, Snapshot
 from gputop.sources.dcgm.connection import EngineGpu
 from gputop.sources.dcgm.readings import dcgm_reading, engine_name, why_not
 from gputop.sources.nvml.gpu import clock_events
-from gputop.sources.nvml.status import lost_message
 from gputop.sources.nvml.pcie import link_bytes_per_s
+from gputop.sources.nvml.status import lost_message
 from gputop.sources.selection import select_gpus
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from gputop.core.samples import GpuProcess, GpuSample, ProcessSample, Reading
 from gputop.sources.host import proc_files, process_match
 from gputop.sources.host.cgroups import Cgroups
 from gputop.sources.host.containers import container_of
-from gputop.sources.host.process_table import MAX_COST, NodeTable, Users
-from gputop.sources.host.process_table import PERIOD_S as TABLE_PERIOD_S
 from gputop.sources.host.proc_files import DENIED, ENDED, GARBLED, ZOMBIE, Stat
 from gputop.sources.host.process_rates import Counts, Family, FamilyRates, Member, Rates, no_rates
+from gputop.sources.host.process_table import MAX_COST, NodeTable, Users
+from gputop.sources.host.process_table import PERIOD_S as TABLE_PERIOD_S
 
 SOURCE = "/proc"
 LOOK_PERIOD_S = 0.9  # the kernel counts CPU in ticks of 10 ms; a little under 1 s, so that jitter does not skip one

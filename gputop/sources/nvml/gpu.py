@@ -8,11 +8,11 @@ from typing import Any
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
 from gputop.core.samples import FAILED, LOST, OK, GpuInfo, GpuSample, Reading
 from gputop.sources.nvml import status
-from gputop.sources.nvml.gpm import NVLINK, ONLY_GPM, PCIE, Gpm, absence
 from gputop.sources.nvml.counters import NvlinkTraffic
 from gputop.sources.nvml.fields import FieldReader
-from gputop.sources.nvml.processes import ProcessReader
+from gputop.sources.nvml.gpm import NVLINK, ONLY_GPM, PCIE, Gpm, absence
 from gputop.sources.nvml.pcie import PcieTraffic, link_bytes_per_s
+from gputop.sources.nvml.processes import ProcessReader
 
 GPM_RETRY_S = 10.0  # after a fault of the moment
 _GPM_SOURCE = "GPM"

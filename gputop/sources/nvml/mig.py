@@ -14,9 +14,9 @@ from typing import Any
 from gputop.core.metrics import GPU_METRICS, RATIO
 from gputop.core.samples import FAILED, LOST, GpuInfo, GpuProcess, GpuSample, Reading
 from gputop.sources.nvml import status
-from gputop.sources.nvml.gpm import ONLY_GPM, Gpm, refusal
 from gputop.sources.nvml.calls import text
 from gputop.sources.nvml.fields import FIELDS, FieldReader
+from gputop.sources.nvml.gpm import ONLY_GPM, Gpm, refusal
 from gputop.sources.nvml.processes import ProcessReader
 
 _MOST = 64  # instances of a GPU that are looked for: today's have 7, a sick driver said 4294967295

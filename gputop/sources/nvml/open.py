@@ -12,10 +12,10 @@ from typing import Any
 from gputop.core.samples import GpuInfo, GpuSample, XidEvent
 from gputop.sources.nvml import status
 from gputop.sources.nvml.calls import start_in_driver, text
-from gputop.sources.nvml.xid_watch import Log, XidWatch
 from gputop.sources.nvml.gpu import NvmlGpu
 from gputop.sources.nvml.mig import MigInstance, divided_reason, in_mig_mode, mig_devices
 from gputop.sources.nvml.plausibility import implausible
+from gputop.sources.nvml.xid_watch import Log, XidWatch
 from gputop.sources.selection import unknown_uuid
 from gputop.text.units import printable
 

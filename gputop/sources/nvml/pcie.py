@@ -11,8 +11,7 @@ from typing import Any
 
 from gputop.core.metrics import BYTES_PER_S
 from gputop.core.samples import Reading
-from gputop.sources.nvml import counters
-from gputop.sources.nvml import status
+from gputop.sources.nvml import counters, status
 from gputop.sources.nvml.plausibility import impossible
 
 TX = "pcie_tx_bytes_per_s"  # from the GPU: device to host

@@ -15,8 +15,8 @@ from gputop.sources.selection import select_gpus
 
 if TYPE_CHECKING:
     from gputop.sources.host.source import PsutilHost
-    from gputop.sources.nvml.xid_watch import XidWatch
     from gputop.sources.nvml.open import Device, Opening
+    from gputop.sources.nvml.xid_watch import XidWatch
 
 OPEN_DEADLINE_S = 2.0  # for all GPUs together; without persistence mode the first call also starts the GPU
 
@@ -70,8 +70,8 @@ class NvmlSource:
         """
         import pynvml as nvml
 
-        from gputop.sources.nvml.xid_watch import XidWatch
         from gputop.sources.nvml.open import Device, Opening
+        from gputop.sources.nvml.xid_watch import XidWatch
 
         try:
             nvml.nvmlInit()

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gputop.text.units import seconds
-from gputop.trace.readers.clock_file import HostClock
 from gputop.trace.builder import Parts
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind
+from gputop.trace.readers.clock_file import HostClock
 
 # Clocks that nobody said anything about: NTP keeps them within milliseconds, a node without it within a second or so.
 _UNKNOWN_NS = 1_000_000_000

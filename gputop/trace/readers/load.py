@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NothingToSee
-from gputop.trace.readers.content import head, memory_limit, pieces, too_big, unreadable, whole
 from gputop.trace.model import QualityNote, Trace
+from gputop.trace.readers.content import head, memory_limit, pieces, too_big, unreadable, whole
 
 ACCEPTED = (
     "gputop reads <host>.xplane.pb (also .gz), a profile run's folder or a TensorBoard logdir, Chrome or kineto traces "

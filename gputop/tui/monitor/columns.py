@@ -9,8 +9,8 @@ from rich.style import Style
 
 from gputop.core.metrics import BYTES_PER_S, LANE_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
-from gputop.text.units import fit, printable, rate_gb, reading
 from gputop.render.palette import BAD, BOLD, DIM, PLAIN, WARN
+from gputop.text.units import fit, printable, rate_gb, reading
 
 ACTIVITY = "activity"  # the main lane's default: SM active, or coarse utilization where that is all there is
 METRICS: tuple[str, ...] = (ACTIVITY, *(m for m in LANE_METRICS if m != "sm_active"))

@@ -10,13 +10,13 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.core.findings import Finding
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
+from gputop.render.step_bar import step_lines
+from gputop.render.styled_text import Run, spread, wrap
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import figure, fit, printable
 from gputop.tui.keys import key
 from gputop.tui.widgets.cached_lines import DrawnLines
-from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
-from gputop.render.styled_text import Run, spread, wrap
-from gputop.render.step_bar import step_lines
 
 
 def gain_text(finding: Finding) -> str:

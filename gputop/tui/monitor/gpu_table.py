@@ -14,9 +14,12 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gputop.session.event_log import MarkLog
 from gputop.core.samples import GpuSample, NodeSample
+from gputop.render.palette import ACCENT, DIM, PLAIN
+from gputop.render.styled_text import Run, crop
+from gputop.session.event_log import MarkLog
 from gputop.text.units import fit
+from gputop.tui.keys import key
 from gputop.tui.monitor import time_axis
 from gputop.tui.monitor.columns import (
     ACTIVITY,
@@ -30,12 +33,9 @@ from gputop.tui.monitor.columns import (
     second_line,
     title_texts,
 )
-from gputop.tui.monitor.time_cursor import TimeCursor
-from gputop.tui.keys import key
 from gputop.tui.monitor.lanes import DEFAULT_SPAN_S, SPANS_S, LaneCache, TimeView, Window, common_scale, slice_for
+from gputop.tui.monitor.time_cursor import TimeCursor
 from gputop.tui.widgets.cached_lines import Grounded
-from gputop.render.palette import ACCENT, DIM, PLAIN
-from gputop.render.styled_text import Run, crop
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History

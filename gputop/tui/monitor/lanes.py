@@ -22,8 +22,8 @@ from rich.segment import Segment
 from rich.style import Style
 
 from gputop.core.metrics import GPU_METRICS
-from gputop.tui.monitor.time_cursor import marked
 from gputop.render.palette import BLANK, BLANK_STYLE, SHADES, STEPS, bar_style, cell_style, step_of
+from gputop.tui.monitor.time_cursor import marked
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History, Lane

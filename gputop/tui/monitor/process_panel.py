@@ -11,13 +11,13 @@ from textual.binding import BindingType
 from textual.content import Content
 from textual.message import Message
 
-from gputop.text import redaction
 from gputop.core.samples import ProcessSample
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
+from gputop.render.styled_text import Run
+from gputop.text import redaction
 from gputop.text.units import bytes_, devices, fit, printable, rate, ratio
 from gputop.tui.keys import key as bind
 from gputop.tui.widgets.cached_lines import DrawnLines
-from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
-from gputop.render.styled_text import Run
 
 SORTS = ("gpu memory", "sm", "cpu", "pid")
 # How wide the panel must be for columns that the command can do without.

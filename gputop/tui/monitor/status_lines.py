@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 
 from gputop.core.samples import CgroupSample, NodeSample, Reading
-from gputop.text.units import bytes_, printable, rate, ratio, reading, seconds
 from gputop.render.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.render.styled_text import Run, spread
+from gputop.text.units import bytes_, printable, rate, ratio, reading, seconds
 
 if TYPE_CHECKING:
     from gputop.session.captures import CaptureRecord, CaptureStatus, Server

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 
 from rich.style import Style
 
-from gputop.session.event_log import Kind, Mark
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
 from gputop.core.samples import OK, GpuSample
-from gputop.text.units import fit, printable, ranges
-from gputop.tui.monitor.columns import ACTIVITY, COARSE_MARK
-from gputop.tui.monitor.time_cursor import Slice
-from gputop.tui.monitor.lanes import Window
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, WARN
 from gputop.render.styled_text import Run
+from gputop.session.event_log import Kind, Mark
+from gputop.text.units import fit, printable, ranges
+from gputop.tui.monitor.columns import ACTIVITY, COARSE_MARK
+from gputop.tui.monitor.lanes import Window
+from gputop.tui.monitor.time_cursor import Slice
 
 # A letter where it begins and a line for as long as it lasts, so that it reads without colour; what the legend
 # calls it. Of marks in one place the last in this order, the gravest, is seen.

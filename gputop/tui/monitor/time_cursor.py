@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 
-from gputop.session.event_log import Mark, MarkLog
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.render.palette import BOLD
+from gputop.session.event_log import Mark, MarkLog
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History

@@ -14,16 +14,16 @@ from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.screen import ModalScreen
 
-from gputop.session.captures import CaptureRecord
 from gputop.core.errors import GputopError
-from gputop.session.session import Session
-from gputop.text.units import fit, printable, seconds
-from gputop.tui.widgets.dialog_frame import Frame, Told
-from gputop.tui.keys import key
-from gputop.tui.widgets.cached_lines import DrawnLines
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import Run
+from gputop.session.captures import CaptureRecord
+from gputop.session.session import Session
+from gputop.text.units import fit, printable, seconds
+from gputop.tui.keys import key
 from gputop.tui.monitor.messages import no_capture
+from gputop.tui.widgets.cached_lines import DrawnLines
+from gputop.tui.widgets.dialog_frame import Frame, Told
 
 REPORT_WIDTH = 88
 _STYLES = {"better": ACCENT, "worse": BAD, "changed": WARN, "BETTER": ACCENT, "WORSE": BAD, "NOISE": DIM}

@@ -7,7 +7,6 @@ import time
 from rich.style import Style
 from rich.text import Text
 
-from gputop.text import redaction
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS
 from gputop.core.samples import (
     FULL_CORE_RATIO,
@@ -19,9 +18,10 @@ from gputop.core.samples import (
     ProcessSample,
     Reading,
 )
-from gputop.session.session import Session
-from gputop.text.units import NA, devices, fit, printable, ratio, reading, seconds
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
+from gputop.session.session import Session
+from gputop.text import redaction
+from gputop.text.units import NA, devices, fit, printable, ratio, reading, seconds
 from gputop.tui.monitor.status_lines import bar, near_memory_limit, since, throttled
 
 _TOP = 8  # processes in each list under the host

@@ -13,15 +13,15 @@ from textual.containers import HorizontalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from gputop.core.findings import Finding
-from gputop.session.captures import CaptureRecord
 from gputop.core.errors import GputopError
+from gputop.core.findings import Finding
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE, WARN
+from gputop.session.captures import CaptureRecord
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import printable, ranges
+from gputop.tui.keys import key
 from gputop.tui.monitor.findings_panel import evidence_lines, gain_text
 from gputop.tui.widgets.dialog_frame import Frame, Told
-from gputop.tui.keys import key
-from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE, WARN
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Any
 from rich.text import Text
 from textual.screen import Screen
 
-from gputop.tui.keys import key_groups
 from gputop.render.palette import ACCENT, BOLD, DIM
 from gputop.render.styled_text import wrap
+from gputop.tui.keys import key_groups
 from gputop.tui.screens.dialogs import Popup
 
 _KEYS = 9  # columns for the keys: "shift+tab", "q  ctrl+c"

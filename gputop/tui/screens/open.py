@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from gputop.core.findings import Finding
 from gputop.core.errors import GputopError
+from gputop.core.findings import Finding
 from gputop.core.samples import GpuSample, ProcessSample
 
 if TYPE_CHECKING:

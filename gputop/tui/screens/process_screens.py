@@ -13,16 +13,16 @@ from textual.binding import BindingType
 from textual.geometry import Size
 from textual.screen import ModalScreen
 
-from gputop.text import redaction
 from gputop.core.samples import ProcessSample
-from gputop.session.process_signals import SIGNALS
-from gputop.text.units import fit, printable
-from gputop.tui.widgets.dialog_frame import Frame
-from gputop.tui.keys import key
-from gputop.tui.widgets.cached_lines import DrawnLines
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import Run, wrap
+from gputop.session.process_signals import SIGNALS
+from gputop.text import redaction
+from gputop.text.units import fit, printable
+from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import LivePopup
+from gputop.tui.widgets.cached_lines import DrawnLines
+from gputop.tui.widgets.dialog_frame import Frame
 
 
 class ProcessPopup(LivePopup):

@@ -12,14 +12,14 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import DataTable
 
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
+from gputop.render.styled_text import Run, spread, wrap
 from gputop.session.captures import CaptureRecord
 from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key
-from gputop.tui.widgets.cached_lines import LinesWidget
-from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
-from gputop.render.styled_text import Run, spread, wrap
 from gputop.tui.screens.dialogs import Ask, Popup
 from gputop.tui.screens.tables import Table, Value, arranged, tables, widths
+from gputop.tui.widgets.cached_lines import LinesWidget
 
 
 class Tabs(LinesWidget):

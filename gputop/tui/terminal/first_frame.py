@@ -15,15 +15,15 @@ from collections.abc import Iterator
 
 from rich.style import Style
 
-from gputop.core.signal_handlers import handled
-from gputop.telemetry.sampler import Sampler
 from gputop.core.samples import NodeSample
+from gputop.core.signal_handlers import handled
+from gputop.render.palette import BLANK, BLANK_STYLE, DIM, PLAIN
+from gputop.render.styled_text import Run
+from gputop.telemetry.sampler import Sampler
 from gputop.text.units import fit
 from gputop.tui.monitor import status_lines
 from gputop.tui.monitor.columns import ACTIVITY, Field, figures_of, has_axis, lines_per_gpu, plan, title_texts
 from gputop.tui.terminal.color_support import SYSTEMS, Look
-from gputop.render.palette import BLANK, BLANK_STYLE, DIM, PLAIN
-from gputop.render.styled_text import Run
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # each ends gputop as q does, the terminal given back
 PATIENCE_S = 0.4  # how long to wait for the first sample before Textual may start without it

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from rich.color import ColorSystem
 
-from gputop.tui.terminal.color_support import SYSTEMS, Colors, Glyphs, Look
 from gputop.render.palette import SCHEMES
+from gputop.tui.terminal.color_support import SYSTEMS, Colors, Glyphs, Look
 
 DEFAULT_THEME = "gputop-dark"
 

@@ -16,9 +16,9 @@ from textual.theme import Theme
 
 from gputop.text.units import printable
 from gputop.tui.terminal import themes
+from gputop.tui.terminal.color_support import Look
 from gputop.tui.terminal.driver import LineDriver
 from gputop.tui.terminal.first_frame import FirstFrame
-from gputop.tui.terminal.color_support import Look
 from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
 
 LOW_BANDWIDTH_S = 5.0  # between two pictures on a slow line

@@ -11,11 +11,11 @@ from textual.message import Message
 
 from gputop.text.units import seconds
 from gputop.timeline.model import Range
-from gputop.tui.timeline import header as head
 from gputop.tui.keys import key
+from gputop.tui.timeline import header as head
+from gputop.tui.timeline.descriptions import bubble_at
 from gputop.tui.timeline.picture import TimelinePicture
 from gputop.tui.timeline.rows import Place, gpu_folds
-from gputop.tui.timeline.descriptions import bubble_at
 from gputop.tui.timeline.viewport import View
 
 _PAN = 0.125  # of the view, a key press

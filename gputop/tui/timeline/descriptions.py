@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
+from gputop.render.styled_text import Run, spread
 from gputop.text.units import fit, percent, ranges, seconds
 from gputop.timeline.model import CAUSES, Bubble, Range, Row
 from gputop.timeline.reader import Timeline
-from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
-from gputop.render.styled_text import Run, spread
 from gputop.tui.timeline.header import legend, step_at, visible_steps
 from gputop.tui.timeline.styles import PART_OF
 from gputop.tui.timeline.viewport import View, moment

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 from rich.style import Style
 
+from gputop.render.palette import ACCENT, DARK, DIM, PART_STYLE, PARTS
+from gputop.render.styled_text import Run
 from gputop.text.units import seconds
 from gputop.timeline.model import KINDS
 from gputop.timeline.reader import Timeline
-from gputop.render.palette import ACCENT, DARK, DIM, PART_STYLE, PARTS
-from gputop.render.styled_text import Run
 from gputop.tui.timeline.styles import PART_OF, STEP, STEP_HERE
 from gputop.tui.timeline.viewport import View, base_ns, every, ticks, unit_of
 

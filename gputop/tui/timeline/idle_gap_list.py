@@ -9,15 +9,15 @@ from textual import events
 from textual.binding import BindingType
 from textual.message import Message
 
+from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
+from gputop.render.styled_text import Run
 from gputop.text.units import fit, ranges, seconds
 from gputop.timeline.model import CAUSES, Bubble
 from gputop.timeline.reader import Timeline
 from gputop.tui.keys import key
-from gputop.tui.widgets.cached_lines import DrawnLines
-from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
-from gputop.render.styled_text import Run
-from gputop.tui.timeline.header import step_at
 from gputop.tui.timeline.descriptions import bubble_lines
+from gputop.tui.timeline.header import step_at
+from gputop.tui.widgets.cached_lines import DrawnLines
 
 _BESIDE = 150  # columns from which the details stand beside the list
 _DETAIL, _LISTED = 9, 3  # where they stand below it: most lines of details, and least of the list

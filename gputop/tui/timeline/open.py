@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.text import Text
 from textual.binding import BindingType
 
-from gputop.core.findings import Finding
 from gputop.core.errors import EXIT_OK, GputopError
+from gputop.core.findings import Finding
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import printable
 from gputop.timeline.model import Range

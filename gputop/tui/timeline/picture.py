@@ -15,18 +15,18 @@ from textual.filter import ANSIToTruecolor, LineFilter
 from textual.geometry import Region
 from textual.strip import Strip
 
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, on
+from gputop.render.styled_text import Run
 from gputop.text.units import fit, ratio
 from gputop.timeline.model import Range
 from gputop.timeline.reader import Timeline
 from gputop.tui.timeline import header as head
 from gputop.tui.timeline import styles
-from gputop.tui.widgets.cached_lines import Grounded
-from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, on
-from gputop.render.styled_text import Run
 from gputop.tui.timeline.cells import FULL, touched_cells
 from gputop.tui.timeline.lanes import Idle, Lane, Lanes, lanes
 from gputop.tui.timeline.rows import MAX_DEPTH, Place, first_unfolded, lines_per_gpu, places, tops
 from gputop.tui.timeline.viewport import View
+from gputop.tui.widgets.cached_lines import Grounded
 
 _EMPTY = View(0, 1, (0, 1))
 

@@ -15,23 +15,23 @@ from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Footer
 
-from gputop.core.findings import Finding
 from gputop.core.errors import GputopError
+from gputop.core.findings import Finding
+from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
+from gputop.render.styled_text import Run, spread, wrap
 from gputop.text.units import bytes_, printable, seconds
 from gputop.timeline.model import Bubble
 from gputop.timeline.reader import Timeline
-from gputop.tui.timeline import descriptions as told
-from gputop.tui.timeline.idle_gap_list import BubbleList
-from gputop.tui.screens.help import help_box
 from gputop.tui.keys import key
-from gputop.tui.widgets.cached_lines import LinesWidget
-from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.tui.monitor.status_lines import SIMULATED_STYLE
-from gputop.render.styled_text import Run, spread, wrap
 from gputop.tui.screens.dialogs import Ask, Popup
+from gputop.tui.screens.help import help_box
+from gputop.tui.timeline import descriptions as told
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.header import losses
+from gputop.tui.timeline.idle_gap_list import BubbleList
 from gputop.tui.timeline.open import FindingPopup, TraceFile, place_of
+from gputop.tui.widgets.cached_lines import LinesWidget
 
 _TICK_S = 0.5  # of the clock while a trace is read
 _HELP = """\

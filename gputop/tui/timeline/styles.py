@@ -11,8 +11,8 @@ from functools import cache
 from rich.color import Color
 from rich.style import Style
 
-from gputop.timeline.model import KINDS
 from gputop.render.palette import BOLD, DARK, PARTS, Rgb, level_rgb
+from gputop.timeline.model import KINDS
 
 # The part of the step that a kind of work belongs to, whose colour it has.
 PART_OF = {"compute": "compute", "collective": "collectives", "h2d": "h2d", "d2h": "d2h", "d2d": "d2h", "p2p": "d2h",

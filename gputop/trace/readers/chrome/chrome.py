@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from gputop.core.errors import GputopError
 from gputop.trace import kernel_names
-from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file
 from gputop.trace.builder import MAX_GPUS, Launches, Parts
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 from gputop.trace.occupancy import with_estimate
+from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file
 
 _GPU_PROCESS = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
 _DERIVED_ROWS = frozenset(("Steps", "XLA Modules", "XLA Ops", "Async XLA Ops", "XLA TraceMe", "Framework Ops",

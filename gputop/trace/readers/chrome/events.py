@@ -14,9 +14,9 @@ import numpy.typing as npt
 from gputop.core.errors import GputopError
 from gputop.trace import kernel_names
 from gputop.trace.builder import NOISE, Parts, encodable
-from gputop.trace.readers.content import too_big
-from gputop.trace.readers.chrome.json_stream import read_list
 from gputop.trace.model import I64, Kind
+from gputop.trace.readers.chrome.json_stream import read_list
+from gputop.trace.readers.content import too_big
 
 DEVICE_CATEGORIES = {"kernel": Kind.COMPUTE, "gpu_memcpy": Kind.COPY_OTHER, "memcpy": Kind.COPY_OTHER,
                      "gpu_memset": Kind.MEMSET, "memset": Kind.MEMSET}

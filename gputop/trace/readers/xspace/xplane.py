@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.trace.builder import Lookup, Names
-from gputop.trace.parallel import in_order
 from gputop.trace.model import F64, I64
+from gputop.trace.parallel import in_order
 from gputop.trace.readers.xspace.wire import LENGTH, U64, VARINT, Block, Bools, Data, Round, read_fields, signed, tag
 
 PLANE_ID, PLANE_NAME, PLANE_LINE = tag(1, VARINT), tag(2, LENGTH), tag(3, LENGTH)

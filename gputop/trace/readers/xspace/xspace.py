@@ -12,15 +12,13 @@ import numpy as np
 
 from gputop.core.errors import GputopError
 from gputop.trace import kernel_names
-from gputop.trace.readers.clock_file import HostClock
 from gputop.trace.builder import NOISE, Launches, Lookup, Parts
-from gputop.trace.readers.content import too_big
-from gputop.trace.parallel import pool
 from gputop.trace.model import I32, I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
+from gputop.trace.parallel import pool
 from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages, note_serialised
+from gputop.trace.readers.clock_file import HostClock
 from gputop.trace.readers.clock_skew import HostPart, align
-from gputop.trace.readers.xspace.wire import LENGTH, Data, read_fields, tag
-from gputop.trace.readers.xspace.xplane import Chunk, Losses, XPlane, read_events, read_plane
+from gputop.trace.readers.content import too_big
 from gputop.trace.readers.xspace.stats import (
     distinct,
     floats,
@@ -31,6 +29,8 @@ from gputop.trace.readers.xspace.stats import (
     strings,
     whole_numbers,
 )
+from gputop.trace.readers.xspace.wire import LENGTH, Data, read_fields, tag
+from gputop.trace.readers.xspace.xplane import Chunk, Losses, XPlane, read_events, read_plane
 
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = (tag(number, LENGTH) for number in (1, 2, 3, 4))
 _GPU_PLANE = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
