@@ -1,6 +1,6 @@
 # make run    start gputop: live where there is an NVIDIA driver, else the simulated node
 # make test   the whole test suite, real TensorFlow on the CPU included
-# make lint   ruff and the type checker
+# make lint   ruff, the type checker, and the layers that packages may import from
 # make screenshots, make bench; make bench-advice: how right the advice is, on traces with known causes
 # Everything is set up in VENV on first use; only Python (3.10 or newer, with venv) is needed.
 
@@ -55,6 +55,7 @@ test-real: $(VENV)/.test
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 screenshots: $(VENV)/.run
 	$(BIN)/python screenshots/make.py

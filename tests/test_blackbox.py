@@ -12,10 +12,10 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
+from gputop.profiler.capture.records import Server
 from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, BlackBox, DipOptions
 from gputop.session.auto_capture.dip_rules import parse_rule
 from gputop.session.auto_capture.retention import MARK, mark, prune
-from gputop.session.captures import Server
 from gputop.session.session import Options, Session
 from tests.fakes import START_S, StillSource
 from tests.profiler.fake_server import FakeProfiler, serve
@@ -79,7 +79,7 @@ def test_seldom_and_not_for_ever(tmp_path, captured):
 
 
 def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured):
-    from gputop.session.captures import CaptureStatus
+    from gputop.profiler.capture.records import CaptureStatus
 
     session = Fed(DipOptions(RULE), tmp_path)
     session.go(120, 0.9)

@@ -11,8 +11,9 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.plan import Plan, Probe
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.safe_capture import Cost
-from gputop.session.captures import CaptureRecord, CaptureStatus, Server, capture_and_analyse
+from gputop.session.captures import capture_and_analyse
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 SHORT = Plan(10.0, 4.1, "this job makes 240 k events/s", Probe(0.5, 0.8, 2_000_000, 120_000, 0), ("a note",))

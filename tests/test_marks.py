@@ -7,7 +7,7 @@ import pytest
 
 from gputop.core.findings import Finding, Gain
 from gputop.core.samples import LOST, GpuSample, NodeSample, Reading, XidEvent
-from gputop.session.captures import CaptureRecord, CaptureStatus
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus
 from gputop.session.event_log import FORGOTTEN_S, KEPT, MarkLog
 from tests.fakes import START_S, StillSession, node_sample
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError, NothingToSee
-from gputop.session.captures import CaptureRecord, Server, choose_servers, find_servers
+from gputop.profiler.capture.records import CaptureRecord, Server
+from gputop.session.captures import choose_servers, find_servers
 from gputop.session.session import Options, Session
 from tests.fakes import StillSession, StillSource, node_sample
 

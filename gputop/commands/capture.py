@@ -15,11 +15,12 @@ from gputop.core.signal_handlers import handled, of_an_end
 from gputop.launch.xprof import logdir_of, open_command
 
 if TYPE_CHECKING:
-    from gputop.session.captures import CaptureRecord
+    from gputop.profiler.capture.records import CaptureRecord
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.session.captures import CaptureStatus, capture_and_analyse, choose_servers, find_servers
+    from gputop.profiler.capture.records import CaptureStatus
+    from gputop.session.captures import capture_and_analyse, choose_servers, find_servers
 
     options = options_of(args)
     if options.dips is not None:

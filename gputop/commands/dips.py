@@ -12,7 +12,7 @@ from gputop.commands.capture import tell
 from gputop.commands.common import say, source_of
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.signal_handlers import handled, of_an_end
-from gputop.session.captures import CaptureRecord
+from gputop.profiler.capture.records import CaptureRecord
 from gputop.session.session import Change, Options, Session
 
 _LOOK_S = 0.2

@@ -23,9 +23,10 @@ class StepSeries:
     """One value per step, arrays of shape (steps,).
 
     ``parts`` are seconds by part of the breakdown. ``gpus`` holds by GPU (numbered as in
-    :func:`~gputop.analysis.gpu.device_time.gpu_number`): ``busy``, ``compute``, ``collectives``, ``collectives_exposed``,
-    ``copies`` and ``idle`` as shares of the step; ``kernels`` that start in it; and, NaN in steps without,
-    ``launch_delay_s`` (median) and ``tensor_core_time`` (share of the time of compute kernels).
+    :func:`~gputop.analysis.gpu.device_time.gpu_number`): ``busy``, ``compute``, ``collectives``,
+    ``collectives_exposed``, ``copies`` and ``idle`` as shares of the step; ``kernels`` that start in it;
+    and, NaN in steps without, ``launch_delay_s`` (median) and ``tensor_core_time`` (share of the time of
+    compute kernels).
     ``waiting`` is the share of the collectives' time spent waiting for the last GPU, NaN in steps without;
     None where they cannot be matched across GPUs.
     """
@@ -50,7 +51,10 @@ def step_series(trace: Trace, steps: Steps) -> StepSeries:
 
 
 def _waiting(trace: Trace, lines: list[GpuTimeline], start: I64, end: I64) -> F64 | None:
-    """Per step 1 - transfer / summed time of the collectives that begin in it (:mod:`gputop.analysis.gpu.collectives`)."""
+    """Per step 1 - transfer / summed time of the collectives that begin in it.
+
+    See :mod:`gputop.analysis.gpu.collectives`.
+    """
     device = trace.device
     summed, transfer = np.zeros((2, len(start)))
     for rows in by_operation(trace, [line.rows[device.kind[line.rows] == Kind.COLLECTIVE] for line in lines]).values():
@@ -90,7 +94,10 @@ def _of_gpu(trace: Trace, line: GpuTimeline, start: I64, end: I64) -> dict[str, 
 
 
 def _launch_delay(trace: Trace, kernels: I64, step: npt.NDArray[np.intp], count: int) -> F64:
-    """Median per step of a kernel's start after its launching call (:func:`~gputop.analysis.gpu.device_time.gpu_use`)."""
+    """Median per step of a kernel's start after its launching call.
+
+    See :func:`~gputop.analysis.gpu.device_time.gpu_use`.
+    """
     device = trace.device
     launched = device.launch_end_ns if len(device.launch_end_ns) == len(device) else device.launch_ns
     launched = np.where(launched[kernels] < 0, device.launch_ns[kernels], launched[kernels])

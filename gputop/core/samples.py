@@ -165,6 +165,24 @@ class ProcessSample:
     cuda_device_order: str | None = None  # as cuda_visible_devices, and its reason is that one's
     cgroup: CgroupSample | None = None  # None: not known, and the reason is that of ``container``
 
+    @property
+    def gpu_memory_bytes(self) -> float | None:
+        """GPU memory over all GPUs; None where no GPU reports it."""
+        known = [p.memory_bytes.value for p in self.gpus.values() if p.memory_bytes.value is not None]
+        return sum(known) if known else None
+
+    @property
+    def mean_sm_ratio(self) -> float | None:
+        """Mean SM share over the GPUs it holds; None where no GPU reports it."""
+        known = [p.sm_ratio.value for p in self.gpus.values() if p.sm_ratio.value is not None]
+        return sum(known) / len(known) if known else None
+
+    @property
+    def io_bytes_per_s(self) -> float | None:
+        """Storage read and written together; None where either is not known."""
+        read, written = self.io_read_bytes_per_s.value, self.io_write_bytes_per_s.value
+        return None if read is None or written is None else read + written
+
 
 @dataclass(frozen=True, slots=True)
 class HostProcess:

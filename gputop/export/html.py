@@ -19,11 +19,12 @@ from gputop.core.findings import Finding
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.export import pictures, tables
+from gputop.render.finding_text import gain_text
+from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import STEPS
 from gputop.replay.snapshot import DATA_ID, Grid, Snapshot, Track, from_document
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import figure, printable, ranges, ratio, reading, seconds
-from gputop.tui.monitor.findings_panel import gain_text
 
 _SCRIPT = """\
 for (const box of document.querySelectorAll(".code")) {
@@ -81,7 +82,7 @@ def _embedded(document: Mapping[str, Any]) -> str:
 def _header(s: Snapshot) -> str:
     sample = s.sample
     source = sample.source.removeprefix("SIMULATED: ")  # the banner says it
-    facts = [f"<span><b>{esc(tables.gpu_kinds(sample))}</b></span>", f"<span>{esc(source)}</span>",
+    facts = [f"<span><b>{esc(gpu_kinds(sample))}</b></span>", f"<span>{esc(source)}</span>",
              f"<span>every {s.interval_s:g} s</span>"]
     if s.capture is not None and s.capture.step_s is not None:
         facts.insert(1, f"<span><b>{seconds(s.capture.step_s)}</b> a step</span>")

@@ -16,12 +16,12 @@ from gputop.core.errors import GputopError
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.core.samples import OK, CgroupSample, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.export.files import unused, write_private
+from gputop.render.time_slices import slice_for
 from gputop.replay.snapshot import SCHEMA
 from gputop.text import redaction
 from gputop.text.markup import lines
 from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, rate_gb, reading, seconds
 from gputop.text.wrapping import wrap
-from gputop.tui.monitor.lanes import slice_for
 
 if TYPE_CHECKING:
     from gputop.session.session import Session

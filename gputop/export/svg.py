@@ -14,12 +14,13 @@ from typing import Any
 from gputop.core.findings import Finding
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.export import pictures
-from gputop.export.tables import analysis, gpu_kinds, mapping
+from gputop.export.tables import analysis, mapping
+from gputop.render.finding_text import gain_text
+from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import SEVERITY_MARK
 from gputop.replay.snapshot import Grid, Snapshot, from_document
 from gputop.text.markup import esc, moment
 from gputop.text.units import bytes_, fit, percent, printable, rate_gb, reading, seconds
-from gputop.tui.monitor.findings_panel import gain_text
 
 _WIDTH, _EDGE = 1200, 24
 _LETTER = 7.83  # of a monospaced letter at 13 px, with some to spare

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +12,6 @@ from gputop.export import pictures
 from gputop.replay.snapshot import Snapshot
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import devices, limits, percent, ratio, reading, seconds
-from gputop.tui.monitor.process_panel import memory_bytes, sm_ratio
-from gputop.tui.monitor.status_lines import short_gpu_name
 
 # The columns of "Now": heading, metrics whose figures it holds.
 _COLUMNS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -22,13 +19,6 @@ _COLUMNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("PCIe in", ("pcie_rx_bytes_per_s",)), ("PCIe out", ("pcie_tx_bytes_per_s",)),
     ("NVLink in", ("nvlink_rx_bytes_per_s",)), ("NVLink out", ("nvlink_tx_bytes_per_s",)),
     ("power", ("power_w", "power_limit_w")), ("temp", ("temperature_c",)), ("SM clock", ("sm_clock_hz",)))
-
-
-def gpu_kinds(sample: NodeSample) -> str:
-    """"8×H100 80GB": the GPUs by name, an instance of one that is listed itself not counted."""
-    whole = {g.info.index for g in sample.gpus if g.info.mig is None}
-    kinds = Counter(short_gpu_name(g.info.name) for g in sample.gpus if g.info.mig is None or g.info.index not in whole)
-    return " + ".join(f"{n}×{name}" for name, n in kinds.items()) or "no GPU"
 
 
 # What a saved analysis holds is not checked as a whole: it may be of another version, or edited.
@@ -231,7 +221,7 @@ def processes(s: Snapshot) -> str:
 
 
 def _process_row(p: ProcessSample) -> str:
-    memory, sm = memory_bytes(p), sm_ratio(p)
+    memory, sm = p.gpu_memory_bytes, p.mean_sm_ratio
     why = "the driver does not say"
     cells = (Reading(memory, "bytes", "all its GPUs") if memory is not None else Reading.missing("bytes", why),
              Reading(sm, "ratio", "mean of its GPUs") if sm is not None else Reading.missing("ratio", why))

@@ -1,9 +1,9 @@
 """Colours of the screen, named by what they mean; every module takes them from here.
 
 A style says what is meant, in the colours of the dark theme on a terminal with all colours. On its
-way to the screen :mod:`gputop.tui.terminal.color_support` turns it into what the theme and the terminal can show: another
-theme's colours, 256 or 16 colours, attributes alone; and glyphs into those the terminal has. So a view
-draws one way only, and need not ask what terminal it is on: it says the level or the share by
+way to the screen :mod:`gputop.tui.terminal.color_support` turns it into what the theme and the terminal
+can show: another theme's colours, 256 or 16 colours, attributes alone; and glyphs into those the terminal has.
+So a view draws one way only, and need not ask what terminal it is on: it says the level or the share by
 :func:`bar_style` and :func:`cell_style`, a part of the step by :data:`PART_STYLE`, and in glyphs what must
 be told without colour. Colours of its own are translated by their lightness, which is readable, no more.
 

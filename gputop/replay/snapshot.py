@@ -29,7 +29,7 @@ from gputop.core.samples import (
     Reading,
     XidEvent,
 )
-from gputop.session.captures import CaptureRecord, Server
+from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.telemetry.ring_buffers import LEVELS
 from gputop.text.markup import lines
 from gputop.text.units import printable

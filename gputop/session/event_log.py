@@ -11,7 +11,7 @@ from typing import Literal
 
 from gputop.core.findings import Finding
 from gputop.core.samples import OK, GpuSample, NodeSample
-from gputop.session.captures import CaptureRecord, CaptureStatus
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus
 
 Kind = Literal["xid", "ecc", "lost", "thermal", "power", "capture", "finding"]
 

@@ -18,17 +18,9 @@ from gputop.advice.merge import merge_findings
 from gputop.core.errors import GputopError
 from gputop.core.findings import Advice, Finding
 from gputop.core.samples import NodeSample, ProcessSample
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.replay.player import Player
-from gputop.session.captures import (
-    CaptureRecord,
-    CaptureStatus,
-    Server,
-    analyse,
-    called,
-    capture_and_analyse,
-    choose_servers,
-    find_servers,
-)
+from gputop.session.captures import analyse, called, capture_and_analyse, choose_servers, find_servers
 from gputop.session.event_log import MarkLog
 from gputop.session.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
 from gputop.session.options import Options

@@ -238,7 +238,7 @@ class Sampler:
 
     def _await(self, calls: list[Call], allowed_s: float, ending: bool = False) -> None:
         until_s = self._clock() + allowed_s
-        while (ending or not self._stopping) and any(call.under_way for call in deadline_calls):
+        while (ending or not self._stopping) and any(call.under_way for call in calls):
             if not self._receive(until_s):
                 return
 
@@ -334,13 +334,13 @@ class Sampler:
 
     def _end(self) -> None:
         """Let idle workers go; close the source unless a call is under way in it."""
-        deadline_calls = [call for _, call in self._gpus]
-        deadline_calls += [call for call in (self._host, self._processes, self._opener, self._past) if call is not None]
-        for worker in {call.worker for call in deadline_calls}:
+        calls = [call for _, call in self._gpus]
+        calls += [call for call in (self._host, self._processes, self._opener, self._past) if call is not None]
+        for worker in {call.worker for call in calls}:
             worker.end()
         # The stop may have come in the middle of a tick, a moment before the last answers.
-        self._await(deadline_calls, CLOSE_DEADLINE_S, ending=True)
-        if not any(call.under_way for call in deadline_calls):
+        self._await(calls, CLOSE_DEADLINE_S, ending=True)
+        if not any(call.under_way for call in calls):
             self._source.close()
 
 

@@ -14,8 +14,8 @@ RowKind = Literal["gpu", "stream", "thread", "stage"]
 # What a range is; its place in here is its code in the arrays of ``Timeline.kinds``. 0: nothing.
 KINDS = ("", "compute", "collective", "h2d", "d2h", "d2d", "p2p", "copy", "memset", "host", "input")
 
-# Why GPUs stand still, by the part of the step's breakdown it belongs to (gputop.analysis.gpu.breakdown), the host's part by
-# what the host does meanwhile (gputop.analysis.host.host_causes).
+# Why GPUs are idle, by the part of the step's breakdown it belongs to (gputop.analysis.gpu.breakdown), the host's part
+# by what the host does meanwhile (gputop.analysis.host.host_causes).
 CAUSES = {
     "input": "waits for input",
     "tracing": "a function is traced or compiled",

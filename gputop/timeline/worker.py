@@ -23,7 +23,8 @@ def timeline_in_worker(
 ) -> Timeline:
     """The timeline of the trace in these files. Blocks; call it from a worker thread.
 
-    Raises GputopError as :func:`gputop.diagnosis.worker.analyze_in_worker` does, and where there is no room for the file.
+    Raises GputopError as :func:`gputop.diagnosis.worker.analyze_in_worker` does, and where there is no room for
+    the file.
     """
     try:
         with tempfile.TemporaryFile(prefix="gputop-timeline-") as file:

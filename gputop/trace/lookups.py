@@ -7,7 +7,6 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from gputop.analysis.results import Steps
 from gputop.trace.model import I64, HostEvents, Trace
 
 Mask = npt.NDArray[np.bool_]
@@ -57,12 +56,3 @@ def marking_steps(trace: Trace) -> str:
     return {"pytorch": "torch.profiler's prof.step() after each",
             "jax": "jax.profiler.StepTraceAnnotation('train', step_num=step)"}.get(
                 framework, "tf.profiler.experimental.Trace('train', step_num=step, _r=1)")
-
-
-def in_steps(sorted_ns: I64, steps: Steps) -> Mask:
-    """Which of these instants, in order of time, lie within steps (which are disjoint)."""
-    bounds = np.array(steps.bounds_ns)
-    change = np.zeros(len(sorted_ns) + 1, np.int64)
-    np.add.at(change, np.searchsorted(sorted_ns, bounds[:, 0]), 1)
-    np.subtract.at(change, np.searchsorted(sorted_ns, bounds[:, 1]), 1)
-    return np.cumsum(change[:-1]) > 0

@@ -12,7 +12,7 @@ from gputop.core.findings import Finding, Gain
 from gputop.core.samples import GpuSample, Reading, XidEvent
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.report import text_report
-from gputop.session.captures import CaptureRecord, Server
+from gputop.profiler.capture.records import CaptureRecord, Server
 from tests.fakes import StillSession
 
 _TRACE = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"

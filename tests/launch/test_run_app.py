@@ -10,7 +10,7 @@ import pytest
 from textual.widgets import Static
 
 from gputop.launch.job import Job
-from gputop.session.captures import Server
+from gputop.profiler.capture.records import Server
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.run_app import Leave, Output, RunApp, job_line
 from gputop.tui.widgets.cached_lines import LinesWidget

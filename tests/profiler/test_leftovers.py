@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from gputop.profiler import stale_files
+from gputop.profiler.capture.records import Server
 from gputop.profiler.stale_files import clear_leftovers, probe_name
 from gputop.profiler.storage import RunFolder
-from gputop.session.captures import Server, capture_and_analyse
+from gputop.session.captures import capture_and_analyse
 from tests.profiler.fake_server import serve
 
 _LEAVES = """

@@ -16,7 +16,8 @@ from gputop.profiler.capture import multi_worker, safe_capture
 from gputop.profiler.capture.continuous import Continuous
 from gputop.profiler.capture.multi_worker import bearable, capture_together, fetch_before, share, shortest, trace_names
 from gputop.profiler.capture.plan import Plan, Room
-from gputop.session.captures import CaptureStatus, Server, capture_and_analyse
+from gputop.profiler.capture.records import CaptureStatus, Server
+from gputop.session.captures import capture_and_analyse
 from gputop.trace.readers.clock_file import read_clocks
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
@@ -184,7 +185,8 @@ def test_a_job_that_grows_too_much_ends_it_for_all(logdir, monkeypatch):
     size = iter(range(10**9, 10**12, 10**9))
     monkeypatch.setattr(safe_capture, "resident_bytes", lambda pid: next(size))
     monkeypatch.setattr(multi_worker, "spared", lambda probe, room: (0.2, 3e9))
-    monkeypatch.setattr(multi_worker, "plan", lambda seconds, probe, room, **_: Plan(seconds, seconds, "as asked", probe))
+    monkeypatch.setattr(multi_worker, "plan",
+                        lambda seconds, probe, room, **_: Plan(seconds, seconds, "as asked", probe))
     with serving(FakeProfiler(), FakeProfiler()) as servers:
         done = capture_together(addresses(servers), seconds=60, logdir=logdir)
     assert all(o.result.stopped_early for o in done.outcomes) and done.plan.chosen_s < 60

@@ -125,7 +125,8 @@ def test_a_library_that_does_not_load(tmp_path: Path) -> None:
 
 
 def test_starting_gputop_imports_no_client_of_dcgm() -> None:
-    code = ("import sys, argparse; from gputop.commands.common import source_of; from gputop.commands.arguments import parser; "
+    code = ("import sys, argparse; from gputop.commands.common import source_of; "
+            "from gputop.commands.arguments import parser; "
             "source_of(parser().parse_args([])); print([m for m in sys.modules if 'dcgm' in m])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "dcgm_client" not in done.stdout and "dcgm_bindings" not in done.stdout and "dcgm_agent" not in done.stdout

@@ -9,7 +9,7 @@ from typing import Any
 from textual.app import App
 
 from gputop.core.findings import Advice, Finding, Gain
-from gputop.session.captures import CaptureRecord, Server
+from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.tui.screens.dialogs import Popup
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import Told

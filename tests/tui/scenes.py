@@ -17,10 +17,10 @@ from typing import Any
 from gputop.core.samples import LOST, GpuProcess, GpuSample, NodeSample, Reading, XidEvent
 from gputop.diagnosis.diagnose import examine
 from gputop.diagnosis.report import limit_of, text_report
+from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.replay.player import Player
 from gputop.replay.snapshot import Snapshot, read
 from gputop.replay.snapshot_source import SnapshotPlayer
-from gputop.session.captures import CaptureRecord, Server
 from gputop.session.session import Options, Session
 from gputop.simulation.node import COMMAND, PID
 from gputop.sources.simulated import SimulatedSource

@@ -10,8 +10,8 @@ import pytest
 from gputop.advice.live.rules import Advice
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.plan import Plan
+from gputop.profiler.capture.records import CaptureStatus
 from gputop.profiler.capture.safe_capture import Cost
-from gputop.session.captures import CaptureStatus
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor import messages as telling
 from gputop.tui.screens.dialogs import Ask, capture_text

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gputop.core.errors import GputopError
 from gputop.diagnosis.diagnose import analyze
-from gputop.session.captures import CaptureRecord, Server
+from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.tui.app import GputopApp
 from gputop.tui.screens import compare
 from gputop.tui.screens.compare import CaptureList, CompareScreen, coloured, compared

@@ -17,8 +17,8 @@ from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.core.metrics import CGROUP_METRICS
 from gputop.core.samples import CgroupSample, HostProcess, ProcessSample, Reading
+from gputop.profiler.capture.records import Server
 from gputop.render.palette import BAD, WARN
-from gputop.session.captures import Server
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.tui.app import GputopApp
 from gputop.tui.keys import MONITOR, name

@@ -16,7 +16,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from gputop.session.captures import CaptureStatus
+from gputop.profiler.capture.records import CaptureStatus
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.session.captures import Server
+from gputop.profiler.capture.records import Server
 from gputop.tui.monitor import status_lines
 
 

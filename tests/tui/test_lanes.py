@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from gputop.core.samples import GpuSample
 from gputop.render.palette import SHADES, STEPS, level_rgb
+from gputop.render.time_slices import slice_for
 from gputop.telemetry.history import History
-from gputop.tui.monitor.lanes import LaneCache, TimeView, blank_column, column, slice_for
+from gputop.tui.monitor.lanes import LaneCache, TimeView, blank_column, column
 from tests.fakes import START_S, node_sample
 
 BUSY_HALF_OF_THE_TIME = [1.0] + [0.5] * 7  # share of samples reaching each of 8 levels

@@ -7,7 +7,7 @@ import pytest
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, ProcessSample, Reading, XidEvent
 from gputop.tui.app import GputopApp
-from gputop.tui.monitor.process_panel import ProcessPanel, arrange, io_bytes_per_s, memory_bytes, sm_ratio, tree
+from gputop.tui.monitor.process_panel import ProcessPanel, arrange, tree
 from gputop.tui.screens.details import gpu_text
 from tests.fakes import StillSession
 
@@ -42,17 +42,17 @@ def test_filter_matches_the_container() -> None:
 
 
 def test_sums_over_gpus_know_what_is_unknown() -> None:
-    assert memory_bytes(A) == 20 and memory_bytes(C) is None
-    assert sm_ratio(A) == 0.5 and sm_ratio(_process(4, "x", 1, 1, None)) is None
+    assert A.gpu_memory_bytes == 20 and C.gpu_memory_bytes is None
+    assert A.mean_sm_ratio == 0.5 and _process(4, "x", 1, 1, None).mean_sm_ratio is None
 
 
 def test_io_is_known_only_where_both_directions_are() -> None:
     def rate(value: float) -> Reading:
         return Reading(value, "bytes/s")
 
-    assert io_bytes_per_s(A) is None
-    assert io_bytes_per_s(replace(A, io_read_bytes_per_s=rate(3.0))) is None
-    assert io_bytes_per_s(replace(A, io_read_bytes_per_s=rate(3.0), io_write_bytes_per_s=rate(4.0))) == 7.0
+    assert A.io_bytes_per_s is None
+    assert replace(A, io_read_bytes_per_s=rate(3.0)).io_bytes_per_s is None
+    assert replace(A, io_read_bytes_per_s=rate(3.0), io_write_bytes_per_s=rate(4.0)).io_bytes_per_s == 7.0
 
 
 async def lines_of(width: int, process: ProcessSample, attached: frozenset[int] = frozenset()) -> list[str]:

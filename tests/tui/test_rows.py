@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.session.captures import CaptureRecord, Server
+from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.telemetry.step_period import TOO_FAST, Rhythm
 from gputop.tui.monitor.columns import MAX_LINES_PER_GPU, lines_per_gpu
 from gputop.tui.monitor.status_lines import host, job, replay_keys

@@ -11,7 +11,7 @@ import pytest
 
 from gputop.cli import main
 from gputop.core.errors import GputopError
-from gputop.session.captures import CaptureRecord
+from gputop.profiler.capture.records import CaptureRecord
 from gputop.timeline.reader import Timeline
 from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Popup

@@ -9,10 +9,11 @@ from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.device_time import idle_after
 from gputop.analysis.host.input_pipeline import loops
+from gputop.analysis.steps.membership import in_steps
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.text.units import percent
 from gputop.trace.intervals import EMPTY, intersect, merge, subtract, union
-from gputop.trace.lookups import host_rows, in_steps
+from gputop.trace.lookups import host_rows
 from gputop.trace.model import I64, Kind, MemoryKind, Trace
 
 _PIN = {

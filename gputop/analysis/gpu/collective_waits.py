@@ -16,8 +16,8 @@ from gputop.analysis.gpu.breakdown import late_by_host
 from gputop.analysis.gpu.collectives import by_operation, matched, of_gpus
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import Steps
+from gputop.analysis.steps.membership import in_steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
-from gputop.trace.lookups import in_steps
 from gputop.trace.model import F64, I64, Trace
 
 

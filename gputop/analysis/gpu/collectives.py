@@ -16,9 +16,9 @@ import numpy as np
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import Collectives, Steps
 from gputop.analysis.results_device import CollectiveOp
+from gputop.analysis.steps.membership import in_steps
 from gputop.trace.intervals import subtract, union
 from gputop.trace.kernel_names import UNKNOWN
-from gputop.trace.lookups import in_steps
 from gputop.trace.model import I64, Kind, Trace
 
 # A collective ends on all GPUs together; further apart the match is wrong (traces.md §3: 7 µs were measured).

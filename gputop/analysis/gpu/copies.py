@@ -10,8 +10,8 @@ import numpy as np
 
 from gputop.analysis.results import Steps
 from gputop.analysis.results_device import CopyRow, CopyTable, OpCopies
+from gputop.analysis.steps.membership import in_steps
 from gputop.trace.kernel_names import split_op
-from gputop.trace.lookups import in_steps
 from gputop.trace.model import I64, Kind, MemoryKind, Trace
 
 _TOP_OPS = 20

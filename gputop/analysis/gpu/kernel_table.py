@@ -12,8 +12,8 @@ import numpy.typing as npt
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import Steps
 from gputop.analysis.results_device import GpuPart, KernelRow, Kernels, KernelSizes
+from gputop.analysis.steps.membership import in_steps
 from gputop.trace.kernel_names import UNKNOWN, classify, split_op
-from gputop.trace.lookups import in_steps
 from gputop.trace.model import F64, I64, Kind, LaunchShape, Trace
 
 TOP = 50  # rows kept by time over all GPUs

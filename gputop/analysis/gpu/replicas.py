@@ -16,8 +16,8 @@ from gputop.analysis.gpu.concurrency import concurrency
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.results import Steps
 from gputop.analysis.results_device import LaunchOrder, Replicas, ReplicaWork, StepSkew
+from gputop.analysis.steps.membership import in_steps
 from gputop.trace.intervals import coverage, union
-from gputop.trace.lookups import in_steps
 from gputop.trace.model import I64, Kind, Trace
 
 _MIN_STEPS = 2

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputop.core.errors import GputopError
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.session.auto_capture.dip_detector import Dip, Trigger
 from gputop.session.auto_capture.dip_rules import Rule
 from gputop.session.auto_capture.retention import mark, prune
-from gputop.session.captures import CaptureRecord, CaptureStatus, Server, called, choose_servers, of_several
+from gputop.session.captures import called, choose_servers, of_several
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.continuous import Continuous

@@ -10,6 +10,7 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.core.findings import Finding
+from gputop.render.finding_text import gain_text
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.render.step_bar import step_lines
 from gputop.render.styled_text import Run, spread, wrap
@@ -17,14 +18,6 @@ from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import figure, fit, printable
 from gputop.tui.keys import key
 from gputop.tui.widgets.cached_lines import DrawnLines
-
-
-def gain_text(finding: Finding) -> str:
-    """What a cure would bring: "−38 % step", or nothing where no figure can be given."""
-    gain = finding.gain.step_time
-    if not gain or gain < 0.005:
-        return ""
-    return f"−{100 * gain:.0f} % " + ("step" if finding.gain.per == "step" else "per sample")
 
 
 def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, room: int,

@@ -17,6 +17,7 @@ from textual.widget import Widget
 from gputop.core.samples import GpuSample, NodeSample
 from gputop.render.palette import ACCENT, DIM, PLAIN
 from gputop.render.styled_text import Run, crop
+from gputop.render.time_slices import slice_for
 from gputop.session.event_log import MarkLog
 from gputop.text.units import fit
 from gputop.tui.keys import key
@@ -33,7 +34,7 @@ from gputop.tui.monitor.columns import (
     second_line,
     title_texts,
 )
-from gputop.tui.monitor.lanes import DEFAULT_SPAN_S, SPANS_S, LaneCache, TimeView, Window, common_scale, slice_for
+from gputop.tui.monitor.lanes import DEFAULT_SPAN_S, SPANS_S, LaneCache, TimeView, Window, common_scale
 from gputop.tui.monitor.time_cursor import TimeCursor
 from gputop.tui.widgets.cached_lines import Grounded
 
@@ -311,14 +312,17 @@ class GpuTable(Widget, can_focus=True):
         marks = self._marks.between(window.begin_s(0), window.begin_s(window.columns)) if self._marks else []
         line = time_axis.axis(window, marks, self.end_s is None, self.time.time_s)
         x = self._fields["main"].x
-        return time_axis.beside([(" " * x, DIM), *line], time_axis.told(marks, self.time.slice), x + window.columns, self._width)
+        return time_axis.beside([(" " * x, DIM), *line], time_axis.told(marks, self.time.slice), x + window.columns,
+                                self._width)
 
     # -- drawing ------------------------------------------------------------------------------
 
     def _main_title(self) -> str:
         width, clock = self._main_width, self.time.slice
         name = time_axis.metric_name(self.metric, self.gpus)
-        return time_axis.title(name, self.span_shown_s, self.end_s, width) if clock is None else clock.title(name, width)
+        if clock is not None:
+            return clock.title(name, width)
+        return time_axis.title(name, self.span_shown_s, self.end_s, width)
 
     def runs(self, part: Part, y: int) -> list[Run] | list[Segment]:
         """Line ``y`` of a part."""

@@ -32,7 +32,6 @@ Cell = tuple[str, Style]
 Column = tuple[Cell, ...]  # top to bottom
 
 # Lengths a slice may have, seconds: what a person can read off an axis.
-SLICES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 DEFAULT_SPAN_S = 240.0
 SPANS_S = (60.0, 120.0, 240.0, 600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)  # what zooming goes through
 _REDRAWS = 2  # of the newest column while its slice lasts; the figure beside it is of now
@@ -66,14 +65,6 @@ class Window:
 
     def begin_s(self, column: int) -> float:
         return (self.first + column) * self.slice_s
-
-
-def slice_for(span_s: float, columns: int) -> float:
-    """The shortest slice with which ``columns`` of them cover at least ``span_s``."""
-    for slice_s in SLICES_S:
-        if slice_s * max(1, columns) >= span_s:
-            return slice_s
-    return SLICES_S[-1]
 
 
 def common_scale(history: History, metric: str, span_s: float, end_s: float | None) -> float | None:

@@ -25,30 +25,13 @@ _IO_FROM, _CONTAINER_FROM = 100, 110
 _CONTAINER_WIDTH = 23  # "containerd 0123456789ab"
 
 
-def memory_bytes(process: ProcessSample) -> float | None:
-    """GPU memory over all GPUs; None where none of them says."""
-    known = [p.memory_bytes.value for p in process.gpus.values() if p.memory_bytes.value is not None]
-    return sum(known) if known else None
-
-
-def sm_ratio(process: ProcessSample) -> float | None:
-    """Mean SM share over the GPUs it holds; None where none of them says."""
-    known = [p.sm_ratio.value for p in process.gpus.values() if p.sm_ratio.value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def io_bytes_per_s(process: ProcessSample) -> float | None:
-    """To and from storage together; None where either is not known."""
-    read, written = process.io_read_bytes_per_s.value, process.io_write_bytes_per_s.value
-    return None if read is None or written is None else read + written
-
-
 def arrange(processes: Iterable[ProcessSample], sort: str, pattern: str) -> list[ProcessSample]:
     """Those whose pid, user, container or command holds ``pattern``, largest first (pids ascending)."""
     wanted = pattern.casefold()
     kept = [p for p in processes if not wanted
             or wanted in f"{p.pid} {p.user or ''} {p.container or ''} {p.command or ''}".casefold()]
-    keys = {"gpu memory": memory_bytes, "sm": sm_ratio, "cpu": lambda p: p.cpu_cores.value}
+    keys = {"gpu memory": lambda p: p.gpu_memory_bytes, "sm": lambda p: p.mean_sm_ratio,
+            "cpu": lambda p: p.cpu_cores.value}
     if sort == "pid":
         return sorted(kept, key=lambda p: p.pid)
     key = keys[sort]
@@ -182,9 +165,9 @@ class ProcessPanel(DrawnLines, can_focus=True):
         p = branch.process
         if p is None:
             return [(fit(f" {branch.parent_pid:>{pid_width}} parent of these, holds no GPU", width), DIM)]
-        memory, sm, cpu = memory_bytes(p), sm_ratio(p), p.cpu_cores.value
+        memory, sm, cpu = p.gpu_memory_bytes, p.mean_sm_ratio, p.cpu_cores.value
         user = fit(printable(p.user or "?"), user_width - 1) + " " if user_width else ""
-        io = io_bytes_per_s(p)
+        io = p.io_bytes_per_s
         figures = (f"{p.pid:>{pid_width}} {user}{devices(p):<{gpu_width}}"
                    f" {'N/A' if memory is None else bytes_(memory):>5}"
                    f" {'N/A' if sm is None else ratio(sm):>4} {'N/A' if cpu is None else ratio(cpu):>5}"

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.style import Style
 
 from gputop.core.samples import CgroupSample, NodeSample, Reading
+from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.render.styled_text import Run, spread
 from gputop.text.units import bytes_, printable, rate, ratio, reading, seconds
 
 if TYPE_CHECKING:
-    from gputop.session.captures import CaptureRecord, CaptureStatus, Server
+    from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
     from gputop.telemetry.step_period import Rhythm
 
 # In the palette's colours: those of the terminal itself turn black where a box over the screen dims it.
 SIMULATED_STYLE = Style(color=DARK.names["ground"], bgcolor=DARK.names["warn"], bold=True)
 REPLAY_STYLE = Style(color=DARK.names["ground"], bgcolor=DARK.names["accent"], bold=True)
-
-
-def short_gpu_name(name: str) -> str:
-    """"NVIDIA H100 80GB HBM3" → "H100 80GB": maker and memory technology say nothing here."""
-    words = [w for w in name.split() if w not in ("NVIDIA", "Tesla", "GeForce", "Quadro") and not w.startswith("HBM")]
-    return printable(" ".join(words)) or printable(name)
 
 
 def header(sample: NodeSample | None, interval_s: float, paused: bool, width: int,
@@ -44,9 +38,8 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
         left.insert(1, (f" {replay[0]} ", REPLAY_STYLE))
     # An instance of a GPU that stands here itself is counted apart.
     whole = {g.info.index for g in sample.gpus if g.info.mig is None}
-    kinds = Counter(short_gpu_name(g.info.name) for g in sample.gpus if g.info.mig is None or g.info.index not in whole)
     instances = sum(g.info.mig is not None for g in sample.gpus if g.info.index in whole)
-    left.append((" " + " + ".join(f"{n}×{name}" for name, n in kinds.items()) + " ", PLAIN))
+    left.append((f" {gpu_kinds(sample)} ", PLAIN))
     if instances:
         left.append((f" {instances} MIG ", PLAIN))
     stamp = "%Y-%m-%d %H:%M:%S " if replay else "%H:%M:%S "

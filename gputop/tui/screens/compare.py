@@ -15,9 +15,9 @@ from textual.message import Message
 from textual.screen import ModalScreen
 
 from gputop.core.errors import GputopError
+from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import Run
-from gputop.session.captures import CaptureRecord
 from gputop.session.session import Session
 from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key

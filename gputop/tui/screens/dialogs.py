@@ -15,12 +15,13 @@ from textual.widgets import Input, Static
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
+from gputop.profiler.capture.records import CaptureRecord
+from gputop.render.finding_text import gain_text
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE, WARN
-from gputop.session.captures import CaptureRecord
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import printable, ranges
 from gputop.tui.keys import key
-from gputop.tui.monitor.findings_panel import evidence_lines, gain_text
+from gputop.tui.monitor.findings_panel import evidence_lines
 from gputop.tui.widgets.dialog_frame import Frame, Told
 
 

@@ -12,9 +12,9 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import DataTable
 
+from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
 from gputop.render.styled_text import Run, spread, wrap
-from gputop.session.captures import CaptureRecord
 from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import Ask, Popup

@@ -23,7 +23,7 @@ from gputop.tui.screens.dialogs import Popup, capture_text, finding_parts
 from gputop.tui.terminal.terminal_app import TerminalApp
 
 if TYPE_CHECKING:
-    from gputop.session.captures import CaptureRecord
+    from gputop.profiler.capture.records import CaptureRecord
     from gputop.timeline.reader import Timeline
     from gputop.tui.app import GputopApp
     from gputop.tui.terminal.preferences import Preferences

@@ -174,8 +174,9 @@ class _Events:
             if category == "":
                 self._keep(args)
             self._batch.append((
-                ts, dur, correlation, _step(name, args), size, kernel_names.kineto_message_bytes(args), row, stream, index,
-                device, _op(args, self.parts), self.parts.shape(kernel_names.kineto_shape(args)), kind, src, dst))
+                ts, dur, correlation, _step(name, args), size, kernel_names.kineto_message_bytes(args), row, stream,
+                index, device, _op(args, self.parts), self.parts.shape(kernel_names.kineto_shape(args)), kind, src,
+                dst))
         if len(self._batch) == _BATCH:
             self._flush()
 

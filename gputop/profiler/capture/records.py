@@ -1,0 +1,122 @@
+"""What is known of a profiler server, of a capture under way and of a finished one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gputop.core.errors import GputopError
+from gputop.core.findings import Finding
+from gputop.text.units import seconds
+
+if TYPE_CHECKING:
+    from gputop.profiler.capture.multi_worker import Outcome
+    from gputop.profiler.capture.plan import Plan
+    from gputop.profiler.capture.safe_capture import Cost
+
+_FEW_STEPS = 5  # gputop.diagnosis.diagnose calls fewer a sample
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A profiler server a capture can go to, or one asked for that does not answer (``problem``)."""
+
+    address: str
+    description: str = ""
+    pid: int | None = None
+    problem: str | None = None
+    asked: bool = False  # named by the user, not found
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureStatus:
+    """Where the current or last capture stands."""
+
+    phase: Literal["connecting", "probing", "recording", "receiving", "saving", "analysing", "done", "failed"]
+    address: str
+    asked_s: float
+    elapsed_s: float = 0.0
+    message: str = ""  # done: what came of it; failed: the cause; before that: what to beware of
+    fix: str = ""
+    time_s: float = 0.0  # Unix time it was reached
+    chosen_s: float | None = None  # what is recorded, once that is known
+    why: str = ""  # and the reason for it
+
+    @property
+    def running(self) -> bool:
+        return self.phase not in ("done", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRecord:
+    """A finished capture: its raw trace on disk and, where the analysis succeeded, what it says."""
+
+    address: str
+    path: Path
+    time_s: float  # Unix time of its end
+    asked_s: float
+    took_s: float
+    notes: tuple[str, ...] = ()  # errors and warnings of the profiler server
+    analysis: dict[str, Any] | None = None  # the document of ``analyze --json``
+    report: str = ""  # the analysis as text
+    limit: str = ""  # what bounds the job, should nothing be wrong with it
+    problem: GputopError | None = None  # why there is no analysis
+    plan: Plan | None = None
+    cost: Cost | None = None  # of several workers, that of the one that was held longest
+    workers: tuple[Outcome, ...] = ()  # where several were captured at once
+    asides: tuple[str, ...] = ()  # what to know of it first: why gputop made it by itself, which worker is missing
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(Finding.from_json(f) for f in self.analysis["findings"]) if self.analysis else ()
+
+    @property
+    def step_s(self) -> float | None:
+        """Median step time, where the trace has steps."""
+        return self._steps.get("median_s")
+
+    @property
+    def _steps(self) -> dict[str, Any]:
+        """What the analysis says of the steps; empty where it found none."""
+        return (self.analysis or {}).get("steps") or {}
+
+    @property
+    def steps_slowed_s(self) -> tuple[float, float] | None:
+        """Median of the first and of the last fifth of the steps in the trace; ten steps at least."""
+        from statistics import median  # 4 ms of the first frame otherwise
+
+        durations = self._steps.get("durations_s", ())
+        fifth = len(durations) // 5
+        return (median(durations[:fifth]), median(durations[-fifth:])) if fifth >= 2 else None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What was done to the job and why, as a person reads it."""
+        lines = list(self.asides)
+        if self.plan is not None:
+            lines += [f"{self.plan.chosen_s:g} s: {self.plan.why}", *self.plan.notes]
+            count = self._steps.get("count", 0)
+            if self.plan.shortened and self.analysis and count < _FEW_STEPS:
+                lines.append(f"{count or 'no'} whole step{'s' if count != 1 else ''} in it; for more: "
+                             f"gputop capture --seconds {self.asked_s:g} --force")
+            elif self.plan.enough:
+                lines.append("what is seldom, such as a checkpoint, may not be in it; for more: "
+                             f"gputop capture --seconds {self.asked_s:g} --force")
+        if self.cost is not None:
+            lines.append(self.cost.text())
+        slowed = self.steps_slowed_s
+        if slowed is not None and slowed[1] > 1.1 * slowed[0]:
+            lines.append(f"steps took {seconds(slowed[0])} at its beginning and {seconds(slowed[1])} at its end")
+        return tuple(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        out = {"address": self.address, "path": str(self.path), "time_s": self.time_s, "asked_s": self.asked_s,
+               "took_s": self.took_s, "notes": list(self.notes)}
+        out |= self.plan.to_json() if self.plan else {}
+        first_s, last_s = self.steps_slowed_s or (None, None)
+        if self.cost is not None:
+            out["cost"] = {**self.cost.to_json(), "first_steps_s": first_s, "last_steps_s": last_s}
+        if self.workers:
+            out["workers"] = [worker.to_json() for worker in self.workers]
+        return out
