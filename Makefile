@@ -37,7 +37,7 @@ run: $(VENV)/.run
 	fi
 
 # Three parts side by side: what is computed, what is drawn, and what runs real processes, servers and drivers.
-COMPUTED := $(addprefix tests/,advice comparison export simulation trace)
+COMPUTED := $(addprefix tests/,advice analysis comparison diagnosis export simulation trace)
 DRAWN := $(addprefix tests/,timeline tui)
 
 test: $(VENV)/.test

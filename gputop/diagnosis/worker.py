@@ -30,7 +30,7 @@ _CHILD = """\
 import sys
 sys.path[:] = [p for p in sys.path if p] + [sys.argv.pop(1)]
 from importlib import import_module
-from gputop.trace.worker import die_with
+from gputop.diagnosis.worker import die_with
 die_with(int(sys.argv.pop(1)))
 main = import_module(sys.argv.pop(1)).main
 sys.exit(main(sys.argv[1:]))

@@ -8,7 +8,7 @@ from gputop.advice.phase import for_phase
 from gputop.analysis.results import Steps
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.diagnosis.diagnose import analyze_trace
-from tests.advice.host_jobs import chained
+from tests.advice.trace.host_jobs import chained
 
 
 def finding(id_: str = "input_bound") -> Finding:

@@ -11,7 +11,7 @@ from gputop.cli import main
 from gputop.diagnosis.diagnose import examine
 from gputop.timeline.idle_gaps import bubbles
 from gputop.timeline.report import text_of, to_json
-from tests.advice.traces import healthy, input_bound, job
+from tests.advice.trace.traces import healthy, input_bound, job
 from tests.trace.build import Builder, keras_steps
 
 DLRM = Path(__file__).resolve().parents[3] / "shared" / "data" / "dlrm_8gpu_v100"

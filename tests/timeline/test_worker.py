@@ -14,8 +14,8 @@ from gputop.core.errors import GputopError
 from gputop.diagnosis.worker import run_in_worker
 from gputop.timeline import worker
 from gputop.timeline.worker import timeline_in_worker
+from tests.diagnosis.test_worker import CAPTURE
 from tests.timeline.make import timeline_of
-from tests.trace.test_worker import CAPTURE
 
 
 def test_it_arrives_whole_and_leaves_no_file(tmp_path, monkeypatch):

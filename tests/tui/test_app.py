@@ -23,7 +23,7 @@ from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.dialogs import Ask, Popup
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import START_S, StillSession
-from tests.test_sampler import WAIT_S, Node
+from tests.telemetry.test_sampler import WAIT_S, Node
 from tests.tui.found import HEAVY, SMALL, FoundSession, text_of
 
 SIZES = [(80, 24), (120, 40), (200, 50)]

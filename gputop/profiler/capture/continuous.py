@@ -43,7 +43,7 @@ _GUARD_START_S = 30.0
 _GUARD = """\
 import sys
 sys.path[:] = [p for p in sys.path if p] + [sys.argv[1]]
-from gputop.profiler.continuous import guard
+from gputop.profiler.capture.continuous import guard
 guard(float(sys.argv[2]))
 """
 _AGAIN_S = 1.0  # after an end: for a start that was on its way

@@ -1,0 +1,237 @@
+"""Live rules about what the GPUs do: each on its fault, on what looks like it, on both sides of its limits."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from gputop.core.findings import Advice
+from gputop.core.samples import LOST, GpuSample
+from tests.advice.live.scene import Job, Level, Scene, abstained, after, get, ids, play, read
+
+STUCK: dict[str, Level | None] = {
+    "tensor_active": 0.0, "dram_active": 0.001, "power_w": 130.0,
+    "pcie_rx_bytes_per_s": 2e5, "pcie_tx_bytes_per_s": 2e5,
+}
+
+
+def with_others(level: float, **other: Level | None) -> Scene:
+    return Scene(dict.fromkeys(range(8), level), other=other)
+
+
+# -- low_sm_active ----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("level", "found"), [(0.49, True), (0.51, False), (0.03, True), (0.015, False)])
+def test_low_sm_activity(level: float, found: bool) -> None:
+    advice = after(with_others(level), 200)
+    assert ("low_sm_active" in ids(advice)) == found
+    assert "low_sm_active" not in abstained(advice)
+
+
+def test_low_activity_says_what_is_seen_and_asks_for_a_trace() -> None:
+    finding = get(after(Scene(dict.fromkeys(range(8), 0.2), util=0.4, full_cores=12.0), 200), "low_sm_active")
+    assert finding.severity == "low" and finding.gpus == tuple(range(8))
+    assert finding.evidence == pytest.approx(
+        {"window_s": 120.0, "sm_active_ratio": 0.2, "gpu_util_ratio": 0.4, "full_cpu_cores": 12.0})
+    assert "No kernel ran in 60 %" in finding.why and "12 CPU cores have no time left" in finding.why
+    assert "Capture a trace (c)" in finding.action
+    always = get(after(with_others(0.2), 200), "low_sm_active")
+    assert "small kernels" in always.why and "full_cpu_cores" not in always.evidence
+
+
+def test_low_activity_names_a_busier_gpu_of_the_same_job() -> None:
+    finding = get(after(Scene(dict.fromkeys(range(7), 0.3) | {7: 0.9}), 200), "low_sm_active")
+    assert finding.gpus == tuple(range(7)) and "GPU 7 of the same job work more" in finding.why
+
+
+def test_coarse_utilization_is_an_upper_bound_of_sm_activity() -> None:
+    finding = get(after(Scene(fine=False, util=0.3), 200), "low_sm_active")
+    assert "gpu_util_ratio" in finding.evidence and "sm_active_ratio" not in finding.evidence
+    assert "30 % utilization" in finding.title
+    high = after(Scene(fine=False, util=0.97), 200)
+    assert "low_sm_active" not in ids(high) and "the test says so" in abstained(high)["low_sm_active"]
+
+
+@pytest.mark.parametrize("scene", [
+    Scene({0: 0.4} | dict.fromkeys(range(1, 8), 0.0)),  # idle_gpu: those are not "low"
+    Scene({0: 0.95} | dict.fromkeys(range(1, 8), 0.3)),  # gpu0_oversubscribed
+    Scene(dict.fromkeys(range(8), 0.3), cpu=0.99),  # host_cpu_saturated
+    Scene(dict.fromkeys(range(8), 0.3), other={"pcie_rx_bytes_per_s": 50e9}),  # pcie_saturated
+    Scene(dict.fromkeys(range(8), 0.15), other=STUCK),  # spinning
+], ids=["idle", "gpu0", "host", "pcie", "spinning"])
+def test_a_known_cause_stands_alone(scene: Scene) -> None:
+    _, advices = play(scene, 260)
+    for advice in advices[130:]:
+        low = [f for f in advice.findings if f.id == "low_sm_active"]
+        causes = [f for f in advice.findings if f.id in (
+            "idle_gpu", "gpu0_oversubscribed", "host_cpu_saturated", "pcie_saturated", "spinning")]
+        assert causes and all(not set(f.gpus) & set(c.gpus) for f in low for c in causes)
+        assert not low or low[0].gpus == (0,)  # only the one GPU that works, beside seven idle ones
+
+
+def test_one_of_two_jobs_works_little() -> None:
+    jobs = [Job(100, range(4)), Job(200, range(4, 8), "python other.py", "bob")]
+    advice = after(Scene({0: 0.95} | dict.fromkeys(range(1, 8), 0.3), jobs=jobs), 200)
+    assert get(advice, "gpu0_oversubscribed").gpus == (0,)
+    assert get(advice, "low_sm_active").gpus == (4, 5, 6, 7)
+
+
+def test_starting_up_is_not_low_activity() -> None:
+    def compiling(t: float) -> float:
+        return 0.0 if t < 170 else 0.9
+
+    _, advices = play(Scene(dict.fromkeys(range(8), compiling), jobs=[Job(memory=3e10)]), 360)
+    assert all("low_sm_active" not in ids(a) for a in advices)
+    young = after(Scene(dict.fromkeys(range(8), 0.2), jobs=[Job(since_s=150)]), 260)
+    assert "start-up" in abstained(young)["low_sm_active"]
+
+
+def training_with_pauses(t: float) -> float:
+    """Every 300 s: validation at 35 % for 50 s, then 25 s in which a checkpoint is written."""
+    phase = t % 300
+    return 0.35 if 200 <= phase < 250 else 0.0 if 250 <= phase < 275 else 0.9
+
+
+def test_validation_and_checkpoints_are_no_alarm() -> None:
+    scene = Scene(dict.fromkeys(range(8), training_with_pauses), cpu=lambda t: 0.97 if t % 300 >= 250 else 0.3)
+    _, advices = play(scene, 1000)
+    assert {i for a in advices for i in ids(a)} == set()
+
+
+def test_a_checkpoint_for_which_the_others_wait_in_nccl_is_no_alarm() -> None:
+    def saving(t: float) -> bool:
+        return t % 400 >= 320  # 80 s
+
+    scene = Scene(
+        {0: lambda t: 0.05 if saving(t) else 0.9} | dict.fromkeys(range(1, 8), lambda t: 0.15 if saving(t) else 0.9),
+        other={"tensor_active": lambda t: 0.0 if saving(t) else 0.4, "power_w": lambda t: 130.0 if saving(t) else 600.0,
+               "dram_active": lambda t: 0.0 if saving(t) else 0.3})
+    _, advices = play(scene, 820)
+    assert {i for a in advices for i in ids(a)} == set()
+
+
+# -- spinning -----------------------------------------------------------------------------------------
+
+def stuck(level: float = 0.15, **other: Level | None) -> Advice:
+    return after(Scene(dict.fromkeys(range(8), level), other=STUCK | other), 200)
+
+
+def test_gpus_that_wait_for_each_other() -> None:
+    finding = get(stuck(), "spinning")
+    assert finding.severity == "medium" and finding.gpus == tuple(range(8))
+    assert finding.evidence["gpu_util_ratio"] == 1.0 and finding.evidence["sm_active_ratio"] == pytest.approx(0.15)
+    assert finding.evidence["pcie_bytes_per_s"] == pytest.approx(4e5)
+    assert finding.snippet == "py-spy dump --pid 100"
+    long = get(after(Scene(dict.fromkeys(range(8), 0.15), other=STUCK), 340), "spinning")
+    assert long.severity == "high"  # it goes on and on, and nobody works
+
+
+@pytest.mark.parametrize(("metric", "just_below", "just_above"), [
+    ("tensor_active", 0.0049, 0.006), ("dram_active", 0.019, 0.021), ("power_w", 314.0, 316.0),
+    ("gpu_util", 0.981, 0.979),
+])
+def test_real_work_at_low_occupancy_is_not_spinning(metric: str, just_below: float, just_above: float) -> None:
+    assert "spinning" in ids(stuck(**{metric: just_below}))
+    advice = stuck(**{metric: just_above})
+    assert "spinning" not in ids(advice) and "low_sm_active" in ids(advice)
+
+
+def test_the_share_of_sms_that_spin() -> None:
+    assert "spinning" in ids(stuck(0.34)) and "spinning" not in ids(stuck(0.36))
+
+
+def test_activity_that_varies_is_work() -> None:
+    rng = random.Random(5)
+    scene = Scene(dict.fromkeys(range(8), lambda t: 0.15 * (1 + rng.uniform(-0.3, 0.3))), other=STUCK)
+    assert "spinning" not in ids(after(scene, 200))
+
+
+def test_traffic_makes_it_less_sure() -> None:
+    scene = Scene(dict.fromkeys(range(8), 0.15), other=STUCK | {"pcie_rx_bytes_per_s": 4e7})
+    finding = get(after(scene, 400), "spinning")
+    assert finding.severity == "medium" and "can look alike" in finding.why
+
+
+def test_some_wait_for_one_that_works() -> None:
+    def change(gpu: GpuSample, t: float) -> GpuSample:
+        if gpu.info.index != 3:
+            return gpu
+        at_work = {m: read(m, v) for m, v in {"sm_active": 0.9, "tensor_active": 0.4, "power_w": 600.0}.items()}
+        return replace(gpu, readings={**gpu.readings, **at_work})
+
+    finding = get(after(Scene(dict.fromkeys(range(8), 0.15), other=STUCK, change=change), 400), "spinning")
+    assert finding.gpus == (0, 1, 2, 4, 5, 6, 7) and finding.severity == "medium"
+    assert "They may wait for GPU 3" in finding.why
+
+
+def test_those_that_wait_for_a_lost_gpu_say_so() -> None:
+    def lose(gpu: GpuSample, t: float) -> GpuSample:
+        return replace(gpu, state=LOST, message="lost", readings={}) if gpu.info.index == 3 else gpu
+
+    advice = after(Scene(dict.fromkeys(range(8), 0.15), other=STUCK, change=lose), 200)
+    assert "They may wait for GPU 3, which reported a fault" in get(advice, "spinning").why
+    assert ids(advice)[0] == "hardware_error"
+
+
+def test_spinning_from_coarse_figures_needs_a_gpu_far_from_any_work() -> None:
+    def coarse(**other: Level | None) -> Advice:
+        return after(Scene(fine=False, other=STUCK | {"tensor_active": None, "dram_active": None} | other), 200)
+
+    finding = get(coarse(), "spinning")
+    assert finding.severity == "medium" and "sm_active_ratio" not in finding.evidence
+    assert "spinning" not in ids(coarse(power_w=250.0))
+    assert "spinning" not in ids(coarse(pcie_rx_bytes_per_s=4e7))
+    assert "PCIe traffic" in abstained(coarse(pcie_rx_bytes_per_s=None))["spinning"]
+    assert "power" in abstained(coarse(power_w=None))["spinning"]
+
+
+def test_spinning_abstains_without_its_figures() -> None:
+    for metric in ("gpu_util", "tensor_active", "dram_active", "power_w"):
+        advice = stuck(**{metric: None})
+        assert "spinning" not in ids(advice) and "the test says so" in abstained(advice)["spinning"], metric
+
+
+# -- tensor_idle and dram_bound ---------------------------------------------------------------------
+
+@pytest.mark.parametrize(("sm", "tensor", "found"), [
+    (0.61, 0.0, True), (0.59, 0.0, False), (0.9, 0.0049, True), (0.9, 0.0051, False),
+])
+def test_tensor_cores_unused(sm: float, tensor: float, found: bool) -> None:
+    advice = after(with_others(sm, tensor_active=tensor), 200)
+    assert ("tensor_idle" in ids(advice)) == found
+
+
+def test_unused_tensor_cores_are_said_with_care() -> None:
+    finding = get(after(with_others(0.9, tensor_active=0.0), 200), "tensor_idle")
+    assert finding.severity == "low" and "If the model has matrix products" in finding.why
+    assert finding.evidence == pytest.approx({"window_s": 180.0, "sm_active_ratio": 0.9, "tensor_active_ratio": 0.0})
+
+
+def test_tensor_cores_idle_for_a_while_or_beside_fp64_are_left_alone() -> None:
+    recent = Scene(dict.fromkeys(range(8), 0.9), other={"tensor_active": lambda t: 0.4 if t < 60 else 0.0})
+    assert "tensor_idle" not in ids(after(recent, 230))
+    assert "tensor_idle" not in ids(after(with_others(0.9, tensor_active=0.0, fp64_active=0.3), 200))
+
+
+def test_missing_pipes_are_named() -> None:
+    advice = after(with_others(0.9, tensor_active=None, dram_active=None), 200)
+    assert "tensor_active of GPU 0: the test says so" in abstained(advice)["tensor_idle"]
+    assert "dram_active of GPU 0: the test says so" in abstained(advice)["dram_bound"]
+    assert "tensor_active" in abstained(after(with_others(0.9, tensor_active=None, dram_active=0.7), 200))["dram_bound"]
+
+
+@pytest.mark.parametrize(("dram", "tensor", "found"), [
+    (0.61, 0.1, True), (0.59, 0.1, False), (0.7, 0.29, True), (0.7, 0.31, False),
+])
+def test_bound_by_device_memory(dram: float, tensor: float, found: bool) -> None:
+    advice = after(with_others(0.9, dram_active=dram, tensor_active=tensor), 200)
+    assert ("dram_bound" in ids(advice)) == found
+
+
+def test_memory_bound_is_a_limit_and_no_fault_of_the_tensor_cores() -> None:
+    advice = after(with_others(0.9, dram_active=0.75, tensor_active=0.0), 200)
+    assert ids(advice) == ["dram_bound"] and get(advice, "dram_bound").severity == "low"
+    assert "a limit of the work, not a fault" in get(advice, "dram_bound").why
+    assert "bound by device memory" in advice.limit

@@ -1,0 +1,136 @@
+"""Live rules that look at the GPUs alone: each on its fault, on what looks like it, over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from gputop.advice.live.rules import live_advice
+from gputop.core.samples import GpuSample
+from gputop.telemetry.history import History
+from tests.advice.live.scene import Scene, abstained, after, get, ids, play, read
+
+# -- power_capped -----------------------------------------------------------------------------------
+
+def test_clocks_held_down_by_the_power_limit() -> None:
+    advice = after(Scene(events=["power cap"], other={"power_w": 698.0, "sm_clock_hz": 1.6e9}), 40)
+    finding = get(advice, "power_capped")
+    assert finding.gpus == tuple(range(8)) and finding.severity == "low"
+    assert finding.evidence["sm_clock_of_max_ratio"] == pytest.approx(1.6 / 1.98)
+    assert finding.evidence["power_cap_share_ratio"] == 1.0
+    low = after(Scene(events=["power cap"], other={"power_w": 300.0, "sm_clock_hz": 1.2e9}), 40)
+    assert get(low, "power_capped").severity == "medium"
+
+
+def test_power_at_the_limit_tells_where_the_reasons_cannot_be_read() -> None:
+    assert "power_capped" in ids(after(Scene(events=None, other={"power_w": 695.0, "sm_clock_hz": 1.6e9}), 40))
+
+
+@pytest.mark.parametrize(("events", "power", "clock"), [
+    (["power cap"], 690.0, 1.9e9),  # capped, but hardly slower
+    ([], 600.0, 1.4e9),  # slower for another reason
+    (["idle"], 90.0, 0.3e9),  # idle
+    (["thermal"], 500.0, 1.2e9),
+])
+def test_near_misses_of_the_power_limit(events: list[str], power: float, clock: float) -> None:
+    assert "power_capped" not in ids(after(Scene(events=events, other={"power_w": power, "sm_clock_hz": clock}), 40))
+
+
+def test_a_short_peak_is_no_cap_and_a_dip_does_not_end_one() -> None:
+    def capped_in(spans: Sequence[tuple[float, float]]) -> Scene:
+        def inside(t: float) -> bool:
+            return any(a <= t < b for a, b in spans)
+
+        return Scene(
+            other={"power_w": lambda t: 699.0 if inside(t) else 500.0, "sm_clock_hz": lambda t: 1.5e9 if inside(t)
+                   else 1.9e9},
+            change=lambda g, t: replace(g, clock_event_reasons=("power cap",) if inside(t) else ()))
+
+    assert all("power_capped" not in ids(a) for a in play(capped_in([(60, 70)]), 120)[1])
+    _, advice = play(capped_in([(0, 100), (110, 200)]), 300)
+    shown = ["power_capped" in ids(a) for a in advice]
+    assert all(shown[40:200]) and not any(shown[235:])
+
+
+def test_without_clocks_it_abstains() -> None:
+    advice = after(Scene(other={"sm_clock_hz": None}), 40)
+    assert "SM clock" in abstained(advice)["power_capped"]
+
+
+# -- no_fine_metrics -----
+
+def test_coarse_only() -> None:
+    advice = after(Scene(fine=False), 40)
+    finding = get(advice, "no_fine_metrics")
+    assert finding.gpus == tuple(range(8)) and "the test says so" in finding.why
+    no_util = after(Scene(fine=False, other={"gpu_util": None}), 40)
+    assert "no_fine_metrics" in abstained(no_util)
+
+
+def test_the_first_blank_ticks_of_gpm_are_not_coarse_only() -> None:
+    """A prefilled history holds coarse utilization alone; GPM answers from the third tick on."""
+    history = History()
+    for t in range(14):
+        for_now = Scene(fine=False, other={"memory_used_bytes": None}).sample(t)
+        history.append(for_now)
+    for t in range(14, 30):
+        sample = Scene(fine=t > 16).sample(t)
+        history.append(sample)
+        assert "no_fine_metrics" not in ids(live_advice(history, sample))
+
+
+def test_a_missing_value_now_and_then_is_not_coarse_only() -> None:
+    scene = Scene(other={"sm_active": 0.9}, change=lambda g, t: g if t % 7 else replace(
+        g, readings={**g.readings, "sm_active": read("sm_active", None)}))
+    _, advice = play(scene, 60)
+    assert all("no_fine_metrics" not in ids(a) for a in advice)
+
+
+
+
+# -- thermal_throttled ------------------------------------------------------------------------------
+
+def hot(share: float, reason: str = "thermal", clock: float = 1.6e9, temperature: float = 88.0) -> Scene:
+    """One in ``1 / share`` looks has the reason."""
+    def change(gpu: GpuSample, t: float) -> GpuSample:
+        active = share >= 1 or (share > 0 and t % round(1 / share) == 0)
+        return replace(gpu, clock_event_reasons=(reason,) if active else ())
+
+    return Scene(other={"sm_clock_hz": clock, "temperature_c": temperature}, change=change)
+
+
+@pytest.mark.parametrize(("share", "clock", "found"), [
+    (1.0, 1.6e9, True), (1 / 3, 1.6e9, True), (1 / 5, 1.6e9, False), (1.0, 0.94 * 1.98e9, True),
+    (1.0, 0.96 * 1.98e9, False),
+])
+def test_heat_holds_the_clocks_down(share: float, clock: float, found: bool) -> None:
+    assert ("thermal_throttled" in ids(after(hot(share, clock=clock), 61))) == found
+
+
+def test_heat_says_how_hot_and_how_slow() -> None:
+    finding = get(after(hot(1.0), 61), "thermal_throttled")
+    assert finding.severity == "medium" and finding.gpus == tuple(range(8))
+    assert "88 °C (slowdown at 92 °C)" in finding.why and finding.evidence["thermal_share_ratio"] == 1.0
+    assert get(after(hot(1.0, clock=1.2e9), 61), "thermal_throttled").severity == "high"
+
+
+def test_a_hardware_slowdown_is_heat_only_near_the_limit() -> None:
+    assert "thermal_throttled" in ids(after(hot(1.0, "hw slowdown", temperature=88.0), 61))
+    assert "thermal_throttled" not in ids(after(hot(1.0, "hw slowdown", temperature=70.0), 61))
+    assert "thermal_throttled" not in ids(after(hot(1.0, "power cap", temperature=88.0), 61))
+
+
+def test_heat_without_reasons_and_without_anything() -> None:
+    by_temperature = Scene(events=None, other={"sm_clock_hz": 1.5e9, "temperature_c": 93.0})
+    assert "thermal_throttled" in ids(after(by_temperature, 61))
+    cooler = replace(by_temperature, other={"sm_clock_hz": 1.5e9, "temperature_c": 90.0})
+    assert "thermal_throttled" not in ids(after(cooler, 61))
+    nothing = after(Scene(events=None, other={"temperature_slowdown_c": None}), 61)
+    assert "clock event reasons" in abstained(nothing)["thermal_throttled"]
+
+
+def test_heat_at_the_power_limit_is_heat() -> None:
+    scene = Scene(events=["thermal", "power cap"], other={"power_w": 699.0, "sm_clock_hz": 1.5e9})
+    assert ids(after(scene, 61)) == ["thermal_throttled"]

@@ -1,0 +1,353 @@
+"""Live rules about processes: each on its fault, on what looks like it, over time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gputop.advice.live.rules import live_advice
+from gputop.advice.live.view import same_job
+from gputop.core.findings import Advice
+from gputop.core.samples import ProcessSample
+from gputop.telemetry.history import History
+from tests.advice.live.scene import START_S, TOTAL, Job, Level, Scene, abstained, after, get, ids, play, read
+
+# -- idle_gpu and unused_gpu ----------------------------------------------------------------------
+
+def test_one_process_uses_one_of_the_gpus_it_holds() -> None:
+    advice = after(Scene(dict.fromkeys(range(1, 8), 0.0)), 150)
+    finding = get(advice, "idle_gpu")
+    assert (finding.gpus, finding.severity) == (tuple(range(1, 8)), "high")
+    assert finding.evidence["window_s"] == 60.0 and finding.evidence["held_gpus_count"] == 8.0
+    assert finding.snippet is not None and "CUDA_VISIBLE_DEVICES=0 " in finding.snippet
+    assert "GPUs 1-7" in finding.title
+
+
+def test_starting_up_is_not_idle() -> None:
+    scene = Scene(dict.fromkeys(range(1, 8), 0.0), jobs=[Job(since_s=100)])
+    _, advice = play(scene, 240)
+    first = next(i for i, a in enumerate(advice) if "idle_gpu" in ids(a))
+    assert first == 220  # 120 s after the process came
+
+
+def test_a_start_time_of_the_process_spares_the_wait() -> None:
+    scene = Scene(dict.fromkeys(range(1, 8), 0.0), jobs=[Job(started_s=START_S - 1000)])
+    _, advice = play(scene, 100)
+    assert 45 <= next(i for i, a in enumerate(advice) if "idle_gpu" in ids(a)) <= 60
+
+
+@pytest.mark.parametrize("pause_s", [20, 55])
+def test_pauses_for_validation_are_not_idle(pause_s: float) -> None:
+    def one_gpu_goes_on(t: float) -> float:
+        return 0.0 if 150 <= t < 150 + pause_s else 0.9
+
+    _, advice = play(Scene(dict.fromkeys(range(1, 8), one_gpu_goes_on)), 260)
+    assert all("idle_gpu" not in ids(a) and "gpu0_oversubscribed" not in ids(a) for a in advice)
+
+
+def test_all_gpus_of_a_process_idle_takes_longer() -> None:
+    def pause(t: float) -> float:
+        return 0.9 if t < 150 else 0.0
+
+    _, advice = play(Scene(dict.fromkeys(range(8), pause)), 290)
+    first = next(i for i, a in enumerate(advice) if "idle_gpu" in ids(a))
+    assert 150 + 0.95 * 120 <= first <= 150 + 121
+    finding = get(advice[-1], "idle_gpu")
+    assert finding.severity == "medium" and finding.gpus == tuple(range(8))
+    assert finding.snippet == "py-spy dump --pid 100"
+    assert not {"gpu0_oversubscribed", "unused_gpu"} & set(ids(advice[-1]))
+
+
+def test_a_gpu_held_by_two_is_not_idle_while_one_works() -> None:
+    jobs = [Job(100, [0]), Job(200, [0, 1], "python other.py")]
+    assert "idle_gpu" not in ids(after(Scene({0: 0.9, 1: 0.9}, jobs=jobs, gpus=2), 200))
+
+
+def test_idle_with_coarse_utilization_only() -> None:
+    assert get(after(Scene({7: 0.0}, fine=False), 150), "idle_gpu").gpus == (7,)
+
+
+def test_a_little_work_is_work() -> None:
+    assert "idle_gpu" not in ids(after(Scene({7: 0.02}), 150))
+
+
+def test_idle_does_not_flicker() -> None:
+    """A stray kernel now and then brings the mean to 2 %: not idle by itself, but not a reason to leave."""
+    def stray(t: float) -> float:
+        return 0.6 if t > 200 and t % 30 == 0 else 0.0
+
+    scene = Scene({7: stray})
+    _, advice = play(scene, 400)
+    shown = ["idle_gpu" in ids(a) for a in advice]
+    assert shown.index(True) < 130 and all(shown[shown.index(True):])
+    assert "idle_gpu" not in ids(after(scene, 400))
+
+
+def test_idle_leaves_when_work_begins() -> None:
+    _, advice = play(Scene({7: lambda t: 0.9 if t >= 200 else 0.0}), 230)
+    assert "idle_gpu" in ids(advice[199]) and "idle_gpu" not in ids(advice[205])
+
+
+def test_unused_gpus_are_told_apart_from_idle_ones() -> None:
+    advice = after(Scene(jobs=[Job(gpus=range(6))]), 150)
+    assert ids(advice) == ["unused_gpu"]
+    assert get(advice, "unused_gpu").gpus == (6, 7) and get(advice, "unused_gpu").severity == "low"
+
+
+def test_a_gpu_between_two_jobs_is_not_unused() -> None:
+    jobs = [Job(gpus=range(7)), Job(200, [7], until_s=100), Job(300, [7], since_s=150)]
+    _, advice = play(Scene(jobs=jobs), 200)
+    assert all("unused_gpu" not in ids(a) for a in advice)
+
+
+def test_a_gpu_at_work_without_a_listed_process_is_not_free() -> None:
+    """From inside a container the processes of others are hidden."""
+    advice = after(Scene({6: 0.9, 7: 0.02}, jobs=[Job(gpus=range(6))]), 150)
+    assert ids(advice) == [] and "GPUs 6-7" in abstained(advice)["unused_gpu"]
+    advice = after(Scene({6: 0.9}, jobs=[Job(gpus=range(6))]), 150)
+    assert get(advice, "unused_gpu").gpus == (7,)
+    alone = after(Scene({6: 0.9}, jobs=()), 150)
+    assert "the processes on GPU 6" in abstained(alone)["idle_gpu"]
+
+
+def test_a_stray_kernel_does_not_end_unused() -> None:
+    _, advice = play(Scene({7: lambda t: 0.6 if t > 100 and t % 30 == 0 else 0.0}, jobs=[Job(gpus=range(7))]), 250)
+    shown = ["unused_gpu" in ids(a) for a in advice]
+    assert shown.index(True) < 65 and all(shown[shown.index(True):])
+
+
+# -- a view of some GPUs only (--gpus) ----------------------------------------------------------------
+
+def test_what_a_job_holds_outside_the_view_is_not_denied() -> None:
+    """A job on 0-7 of which only 6 and 7 are watched."""
+    scene = Scene({7: 0.0}, watched=(6, 7))
+    finding = get(after(scene, 150), "idle_gpu")
+    assert "holds 2 of the GPUs watched" in finding.why and "2 GPUs" not in finding.gain.how
+    assert "CUDA_VISIBLE_DEVICES" not in (finding.snippet or "")
+    assert finding.severity == "medium"  # one of eight for all that is known
+    assert "held_gpus_count" not in finding.evidence and finding.evidence["held_gpus_watched_count"] == 2.0
+
+
+def test_a_job_that_works_outside_the_view_is_not_called_stuck() -> None:
+    finding = get(after(Scene({6: 0.0, 7: 0.0}, watched=(6, 7)), 150), "idle_gpu")
+    text = f"{finding.why} {finding.action} {finding.gain.how}"
+    assert "--gpus" in finding.action and "not watched" in finding.why
+    assert "stuck" not in text and "stop it" not in text and "no step runs" not in text
+
+
+def test_the_first_gpu_watched_need_not_be_the_first_of_the_job() -> None:
+    uneven = dict.fromkeys(range(8), 0.3)
+    advice = after(Scene(uneven | {4: 0.95}, watched=(4, 5, 6)), 60)
+    assert "gpu0_oversubscribed" not in ids(advice) and "--gpus" in abstained(advice)["gpu0_oversubscribed"]
+    # GPU 0 is watched, but the job is on others, the first of which is not.
+    other = Scene(uneven | {5: 0.95}, watched=(0, 5, 6, 7), jobs=[Job(gpus=range(4, 8))])
+    assert "gpu0_oversubscribed" in abstained(after(other, 60))
+    seen = get(after(Scene(uneven | {0: 0.95}, watched=(0, 3)), 60), "gpu0_oversubscribed")
+    assert seen.gpus == (0,) and "GPU 3 (of those watched)" in seen.why
+
+
+def test_no_process_on_the_gpus_watched_is_not_none_on_the_node() -> None:
+    advice = after(Scene(jobs=[Job(gpus=range(4))], watched=(6, 7)), 150)
+    assert ids(advice) == [] and "watched" in abstained(advice)["idle_gpu"]
+
+
+def test_ranks_that_meet_on_a_watched_gpu_are_one_job() -> None:
+    """All ranks hold a context on GPU 0; that each has its own GPU is out of view."""
+    jobs = [Job(100 + i, [0, i], f"python train.py --rank {i}") for i in (1, 2)]
+    assert "shared_gpu" not in ids(after(Scene(jobs=jobs, watched=(0,)), 40))
+
+
+# -- gpu0_oversubscribed --------------------------------------------------------------------------
+
+def busy_first(first: Level, peers: Level, **more: object) -> Scene:
+    return Scene({0: first} | dict.fromkeys(range(1, 8), peers), **more)  # type: ignore[arg-type]
+
+
+def test_the_first_gpu_does_twice_the_work() -> None:
+    advice = after(busy_first(0.95, 0.4), 60)
+    finding = get(advice, "gpu0_oversubscribed")
+    assert (finding.gpus, finding.severity) == ((0,), "high")
+    assert finding.evidence["times_peers"] == pytest.approx(0.95 / 0.4)
+    assert finding.evidence["slices_share_ratio"] == 1.0
+    assert "2.4×" in finding.title
+
+
+def test_the_first_gpu_of_the_process_not_of_the_node() -> None:
+    scene = Scene({4: 0.95, 5: 0.3, 6: 0.3, 7: 0.3}, jobs=[Job(gpus=range(4, 8))])
+    assert get(after(scene, 60), "gpu0_oversubscribed").gpus == (4,)
+
+
+@pytest.mark.parametrize(("first", "peers"), [(0.9, 0.75), (0.14, 0.03), (0.5, 0.5), (0.4, 0.95)])
+def test_near_misses_of_an_uneven_job(first: float, peers: float) -> None:
+    advice = after(busy_first(first, peers), 60)
+    assert "gpu0_oversubscribed" not in ids(advice) and "gpu0_oversubscribed" not in abstained(advice)
+
+
+def test_another_busy_gpu_beside_the_first() -> None:
+    scene = Scene({0: 0.95, 1: 0.95} | dict.fromkeys(range(2, 8), 0.3))
+    assert "gpu0_oversubscribed" not in ids(after(scene, 60))
+
+
+def test_validation_on_the_first_gpu_alone_is_another_matter() -> None:
+    _, advice = play(busy_first(0.9, lambda t: 0.0 if 60 <= t < 105 else 0.85), 200)
+    assert all("gpu0_oversubscribed" not in ids(a) for a in advice)
+
+
+def test_one_process_per_gpu_is_not_compared() -> None:
+    jobs = [Job(100 + i, [i], f"python train.py --rank {i}") for i in range(8)]
+    advice = after(busy_first(0.95, 0.3, jobs=jobs), 60)
+    assert "several GPUs" in abstained(advice)["gpu0_oversubscribed"]
+
+
+def test_coarse_utilization_can_show_it_but_not_exclude_it() -> None:
+    scene = busy_first(0.95, 0.4, fine=False)
+    advice = after(scene, 60)  # waiting counts as busy: 100 % everywhere
+    assert "SM activity" in abstained(advice)["gpu0_oversubscribed"]
+    uneven = replace(scene, change=lambda g, t: replace(
+        g, readings={**g.readings, "gpu_util": read("gpu_util", 0.95 if g.info.index == 0 else 0.4)}))
+    finding = get(after(uneven, 60), "gpu0_oversubscribed")
+    assert "first_gpu_gpu_util_ratio" in finding.evidence and "coarse" in finding.why
+
+
+def test_uneven_does_not_flicker() -> None:
+    """Ratio 1.4 for a while: too little to appear, too much to go."""
+    def peers(t: float) -> float:
+        return 0.4 if t < 100 else 0.64 if t < 200 else 0.88
+
+    scene = busy_first(0.9, peers)
+    history, advice = play(scene, 200)
+    shown = ["gpu0_oversubscribed" in ids(a) for a in advice]
+    assert shown.index(True) < 31 and all(shown[shown.index(True):])
+    assert "gpu0_oversubscribed" not in ids(live_advice(history, scene.sample(199)))
+    _, rest = play(scene, 40, history, 200, advice[-1].findings)
+    gone = ["gpu0_oversubscribed" in ids(a) for a in rest]
+    assert gone[0] and not gone[-1] and gone == sorted(gone, reverse=True)
+
+
+# -- shared_gpu -------------------------------------------------------------------------------------
+
+def two(a: Job, b: Job, **more: object) -> Advice:
+    return after(Scene(jobs=[a, b], **more), 40)  # type: ignore[arg-type]
+
+
+def test_two_users_on_one_gpu() -> None:
+    advice = two(Job(100, [0, 1], sm=0.6), Job(200, [1], "python other.py", "bob", sm=0.3))
+    finding = get(advice, "shared_gpu")
+    assert (finding.gpus, finding.severity) == ((1,), "high")
+    assert finding.evidence["first_sm_ratio"] == 0.6 and finding.evidence["second_sm_ratio"] == 0.3
+    assert "ana" in finding.why and "bob" in finding.why
+
+
+def test_a_second_job_that_only_holds_memory_is_low() -> None:
+    assert get(two(Job(100, sm=0.9), Job(200, [1], "jupyter", sm=0.0)), "shared_gpu").severity == "low"
+    assert get(two(Job(100), Job(200, [1], "jupyter")), "shared_gpu").severity == "low"  # SM share not known
+
+
+@pytest.mark.parametrize(("a", "b"), [
+    (Job(100, [0]), Job(200, [0], "python other.py", parent=100)),  # a child
+    (Job(100, [0, 1], "python train.py --rank 0"), Job(200, [0, 2], "python train.py --rank 1")),  # ranks
+    (Job(100, [0]), Job(200, [0])),  # a worker of the same program
+    (Job(100, [0]), Job(200, [0], "python other.py", memory=0.5e9)),  # a bare context
+    (Job(100, [0]), Job(200, [0], "python other.py", since_s=35)),  # just come
+    (Job(100, [0]), Job(200, [1], "python other.py")),  # a GPU each
+    (Job(100, [0]), Job(200, [0], "nv-hostengine -n")),  # a service
+    (Job(100, [0]), Job(200, [0], None)),  # who knows
+])
+def test_what_is_not_sharing(a: Job, b: Job) -> None:
+    assert "shared_gpu" not in ids(two(a, b))
+
+
+def test_mps_shares_on_purpose_and_an_unreadable_process_abstains() -> None:
+    jobs = [Job(100, [0]), Job(200, [0], "python b.py"), Job(300, [0], "nvidia-cuda-mps-server")]
+    advice = after(Scene(jobs=jobs), 40)
+    assert "MPS" in abstained(advice)["shared_gpu"]
+    assert "pid 200" in abstained(two(Job(100, [0]), Job(200, [0], None)))["shared_gpu"]
+
+
+def test_runs_of_a_sweep_on_one_gpu_do_share() -> None:
+    advice = two(Job(100, [0], "python train.py --lr 0.1"), Job(200, [0], "python train.py --lr 0.01"))
+    assert "shared_gpu" in ids(advice)
+
+
+def test_severity_of_sharing_does_not_flicker() -> None:
+    history = History()
+    severities, previous = [], ()
+    for t in range(60):
+        sm = 0.2 if t < 20 else 0.1 if t % 2 else 0.16  # around the limit of 0.15
+        sample = Scene(jobs=[Job(100, [0], sm=0.6), Job(200, [0], "python b.py", sm=sm)]).sample(t)
+        history.append(sample)
+        advice = live_advice(history, sample, previous)
+        previous = advice.findings
+        severities += [f.severity for f in advice.findings if f.id == "shared_gpu"]
+    assert severities == ["high"] * 50
+
+
+def test_one_job() -> None:
+    def process(job: Job) -> ProcessSample:
+        return Scene(jobs=[job]).sample(0).processes[0]
+
+    assert not same_job(process(Job(1, [0])), process(Job(2, [0], user="bob")))
+    assert same_job(process(Job(1, [0], "mpirun -n 2 t", parent=7)), process(Job(7, [1], "mpirun", "root")))
+    assert not same_job(process(Job(1, [0], None)), process(Job(2, [1], None)))
+
+
+# -- memory_preallocated -------------------------------------------------------
+
+def test_memory_reserved_at_start() -> None:
+    advice = after(Scene(jobs=[Job(gpus=range(4), memory=0.95 * TOTAL), Job(2, range(4, 8))]), 40)
+    finding = get(advice, "memory_preallocated")
+    assert finding.gpus == (0, 1, 2, 3) and finding.severity == "low"
+    assert finding.snippet is not None and "TF_FORCE_GPU_ALLOW_GROWTH" in finding.snippet
+    assert finding.evidence["memory_used_of_total_ratio"] == pytest.approx(0.95 + 0.5 / 80)
+
+
+@pytest.mark.parametrize("used", [0.88 * TOTAL, lambda t: (0.92 + 0.02 * (t % 2)) * TOTAL])
+def test_memory_that_moves_or_has_room_is_not_reserved(used: Level) -> None:
+    assert "memory_preallocated" not in ids(after(Scene(other={"memory_used_bytes": used}), 40))
+
+
+def test_full_memory_without_a_process_is_nobodys_reservation() -> None:
+    assert ids(after(Scene(jobs=(), other={"memory_used_bytes": 0.95 * TOTAL}), 40)) == []
+
+
+
+
+# -- memory_pressure ----------------------------------------------------------------------------------
+
+def two_jobs(free: float, moves: float = 0.02) -> Scene:
+    """Two jobs on GPU 0 that leave ``free`` of its memory on average, and use ``moves`` more or less of it."""
+    jobs = [Job(100, [0], memory=40e9), Job(200, [0], "python other.py", "bob", memory=30e9)]
+
+    def used(t: float) -> float:
+        return TOTAL * (1 - free + (moves / 2 if t % 10 < 5 else -moves / 2))
+
+    return Scene(jobs=jobs, gpus=1, other={"memory_used_bytes": used})
+
+
+@pytest.mark.parametrize(("free", "moves", "found"), [
+    (0.019, 0.02, True), (0.022, 0.02, False), (0.019, 0.0051, True), (0.019, 0.0049, False),
+])
+def test_two_jobs_compete_for_the_last_memory(free: float, moves: float, found: bool) -> None:
+    advice = after(two_jobs(free, moves), 200)
+    assert ("memory_pressure" in ids(advice)) == found
+    if found:
+        finding = get(advice, "memory_pressure")
+        assert finding.severity == "medium" and finding.evidence["processes_count"] == 2.0
+        assert "memory_preallocated" not in ids(advice)
+
+
+def test_memory_that_the_driver_keeps_is_not_free() -> None:
+    scene = two_jobs(0.03)
+    assert "memory_pressure" not in ids(after(scene, 200))
+    scene = replace(scene, other={**scene.other, "memory_reserved_bytes": 0.02 * TOTAL})
+    assert "memory_pressure" in ids(after(scene, 200))
+
+
+def test_what_one_job_holds_says_nothing_about_pressure() -> None:
+    full = after(Scene(jobs=[Job(memory=0.97 * TOTAL)]), 200)
+    assert "memory_pressure" not in ids(full) and "capture a trace" in abstained(full)["memory_pressure"]
+    half = after(Scene(), 200)  # what is not even mapped is not short
+    assert "memory_pressure" not in abstained(half)
+    young = after(Scene(), 20)
+    assert "120 s of memory used" in abstained(young)["memory_pressure"]

@@ -1,0 +1,141 @@
+"""The live rules together: a healthy node, an idle one, other intervals, the contract."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from gputop.advice.live.rules import RULES, live_advice
+from gputop.advice.live.view import gpus_text
+from gputop.advice.thresholds import THRESHOLDS, limit
+from gputop.core.findings import Finding
+from gputop.core.samples import LOST, GpuSample
+from gputop.telemetry.history import History
+from tests.advice.live.scene import TOTAL, Job, Scene, abstained, after, ids, play
+
+# -- all rules ------------------------------------------------------------------------------------
+
+def test_a_healthy_node_has_no_finding_at_any_time() -> None:
+    rng = random.Random(3)
+    scene = Scene({i: (lambda t: 0.8 + 0.15 * rng.random()) for i in range(8)})
+    _, advice = play(scene, 200)
+    assert {i for a in advice for i in ids(a)} == set()
+    assert advice[-1].abstained == ()
+
+
+def test_a_node_without_processes_is_normally_idle() -> None:
+    advice = after(Scene(jobs=()), 200)
+    assert ids(advice) == []
+    for rule in ("idle_gpu", "unused_gpu", "gpu0_oversubscribed", "shared_gpu", "memory_preallocated"):
+        assert "no compute process" in abstained(advice)[rule]
+
+
+def test_the_first_tick_abstains_and_says_for_what() -> None:
+    advice = after(Scene(), 1)
+    assert ids(advice) == []
+    assert set(abstained(advice)) == {"idle_gpu", "unused_gpu", "gpu0_oversubscribed", "power_capped",
+                                      "memory_preallocated", "no_fine_metrics", "memory_pressure", "thermal_throttled",
+                                      "pcie_link_degraded", "pcie_saturated", "host_cpu_saturated", "spinning",
+                                      "dram_bound", "low_sm_active", "tensor_idle"}
+    assert all(abstained(advice).values())
+
+
+def test_unreadable_processes_are_named() -> None:
+    def hide(gpu: GpuSample, t: float) -> GpuSample:
+        return replace(gpu, processes=(), processes_reason="nvmlDeviceGetComputeRunningProcesses: no permission")
+
+    advice = after(Scene(jobs=(), change=hide), 100)
+    assert "no permission" in abstained(advice)["idle_gpu"]
+
+
+@pytest.mark.parametrize("interval_s", [0.1, 0.5, 2.0, 5.0, 7.3, 10.0, 30.0, 60.0])
+def test_it_works_at_other_intervals(interval_s: float) -> None:
+    seconds = max(160.0, 6 * interval_s)
+    scene = Scene({0: 0.95} | dict.fromkeys(range(1, 7), 0.3) | {7: 0.0}, interval_s=interval_s)
+    assert "idle_gpu" in ids(after(scene, seconds))
+    scene = replace(scene, active={0: 0.95} | dict.fromkeys(range(1, 8), 0.3))
+    advice = after(scene, seconds)
+    assert ids(advice) == ["gpu0_oversubscribed"] and advice.abstained == ()
+    scene = replace(scene, jobs=[Job(gpus=range(6))], active={})
+    assert ids(after(scene, max(seconds, 7 * interval_s))) == ["unused_gpu"]
+
+
+def test_late_ticks_at_a_slow_interval_are_judged_all_the_same() -> None:
+    rng = random.Random(7)
+    scene = Scene({0: 0.95} | dict.fromkeys(range(1, 8), 0.3), interval_s=10.0)
+    history, times = History(), [10 * i + rng.uniform(-0.2, 0.2) for i in range(40)]
+    for before, now in pairwise(times):
+        sample = replace(scene.sample(now), interval_s=now - before)
+        history.append(sample)
+        if now > 70:
+            assert ids(live_advice(history, sample)) == ["gpu0_oversubscribed"]
+
+
+def test_an_abstention_at_a_slow_interval_names_the_time_it_needs() -> None:
+    assert "150 s" in abstained(after(Scene(interval_s=30.0), 60))["memory_preallocated"]
+
+
+def test_findings_keep_the_contract() -> None:
+    scene = Scene({0: 0.95, 6: 0.0, 7: 0.0} | dict.fromkeys(range(1, 6), 0.3), fine=False,
+                  util=0.5, events=["power cap"],
+                  jobs=[Job(memory=0.95 * TOTAL, gpus=range(7)), Job(200, [1], "python other.py", "bob", sm=0.3)],
+                  other={"sm_clock_hz": 1.2e9},
+                  change=lambda g, t: replace(g, state=LOST, message="lost: reset it") if g.info.index == 5 else g)
+    advice = after(scene, 200)
+    assert set(ids(advice)) >= {"hardware_error", "idle_gpu", "unused_gpu", "shared_gpu", "power_capped",
+                                "memory_preallocated", "no_fine_metrics"}
+    for finding in advice.findings:
+        assert finding.origin == "live" and finding.gpus and finding.gain.how and finding.source
+        assert finding.gain.step_time is None  # nothing live tells of steps
+        assert all(isinstance(v, float) for v in finding.evidence.values())
+        assert Finding.from_json(json.loads(json.dumps(finding.to_json()))) == replace(
+            finding, evidence=dict(finding.evidence))
+    assert [f.severity for f in advice.findings] == sorted(
+        (f.severity for f in advice.findings), key=["high", "medium", "low"].index)
+
+
+def test_every_threshold_has_a_source_and_leaving_is_further_than_entering() -> None:
+    for entry in THRESHOLDS.values():
+        assert entry.unit and len(entry.source) > 10
+    smaller_is_worse = {
+        "idle_gpu.", "unused_gpu.", "power_capped.clock_", "low_sm_active.active_", "spinning.sm_", "spinning.tensor_",
+        "spinning.dram_", "spinning.power_", "spinning.coarse_power_", "spinning.varies_", "tensor_idle.tensor_",
+        "dram_bound.tensor_", "memory_pressure.free_", "pcie_saturated.medium_", "thermal_throttled.clock_",
+        "thermal_throttled.high_", "host_cpu_saturated.waiting_",
+        "host_cpu_saturated.most_cores_", "spinning.traffic_", "tensor_idle.fp64_", "thermal_throttled.near_c_"}
+    for name in [i.removesuffix("enter") for i in THRESHOLDS if i.endswith("enter")]:
+        enter, leave = limit(name + "enter"), limit(name + "leave")
+        assert (leave > enter) if name in smaller_is_worse else (leave < enter)
+
+
+# -- words --------------------------------------------------------------------------------------------
+
+def test_names_of_gpus() -> None:
+    assert gpus_text([3]) == "GPU 3"
+    assert gpus_text([5, 0, 2, 1]) == "GPUs 0-2, 5"
+
+
+def test_rules_are_pure() -> None:
+    scene = Scene(dict.fromkeys(range(1, 8), 0.0))
+    history, advice = play(scene, 150)
+    version = history.version
+    sample = scene.sample(149)
+    assert live_advice(history, sample, advice[-2].findings) == live_advice(history, sample, advice[-2].findings)
+    assert history.version == version and len(RULES) == 17
+
+
+def test_parts_of_a_divided_gpu_are_no_gpus_of_a_job() -> None:
+    """GPU 0 in MIG mode: one instance works, the other is idle. Nobody is told to use it, or to share better."""
+    def divided(gpu: GpuSample, t: float) -> GpuSample:
+        return replace(gpu, info=replace(gpu.info, index=0, mig=None if gpu.info.index == 0 else gpu.info.index - 1,
+                                         mig_mode=gpu.info.index == 0))
+
+    scene = Scene(gpus=3, active={0: 0.9, 1: 0.9, 2: 0.0}, jobs=(Job(gpus=(0, 1, 2)),), change=divided)
+    _, advices = play(scene, 200)
+    assert advices[-1].findings == ()
+    missing = {a.id: a.missing for a in advices[-1].abstained}
+    assert "MIG" in missing["idle_gpu"] and "MIG" in missing["gpu0_oversubscribed"]

@@ -1,0 +1,258 @@
+"""Rules on the host's side: where they must speak, where they must not, where they cannot know."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.core.findings import Finding
+from gputop.diagnosis.diagnose import analyze_trace
+from tests.advice.trace.host_jobs import BF16, chained, contended, eager, gap, kernels, placed, retraced, torch_gap
+from tests.advice.trace.traces import STEP, STEPS
+from tests.trace.build import Builder, keras_steps
+
+MINE = {"step_gap_host", "host_placement", "retracing", "eager_execution", "thread_contention", "xla_off"}
+
+
+def found(b: Builder) -> dict[str, Finding]:
+    return {f.id: f for f in analyze_trace(b.build()).findings if f.id in MINE}
+
+
+def missing(b: Builder) -> dict[str, str]:
+    return {a.id: a.missing for a in analyze_trace(b.build()).abstained if a.id in MINE}
+
+
+# step_gap_host
+
+@pytest.mark.parametrize(("share", "severity"), [(0.04, None), (0.08, "medium"), (0.3, "high")])
+def test_the_gap_between_calls_is_rated_by_its_share(share, severity):
+    f = found(gap(share)).get("step_gap_host")
+    assert (f.severity if f else None) == severity
+    if f:
+        assert f.gain.step_time == pytest.approx(share, abs=0.01) and f.evidence["Mean_s"] > 0
+        assert "steps_per_execution" in (f.snippet or "") and f.gpus == (0,)
+
+
+def test_a_gap_without_events_is_pythons():
+    f = found(gap(0.3, silent=True))["step_gap_host"]
+    assert "which is Python" in f.why and f.evidence["no_event_s"] == pytest.approx(0.3 * STEP / 1e6, rel=0.05)
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.04, None), (0.08, "medium"), (0.3, "high")])
+def test_pythons_pauses_in_pytorch_are_the_gap(share, severity):
+    f = found(torch_gap(share)).get("step_gap_host")
+    assert (f.severity if f else None) == severity
+    if f:
+        assert f.gain.step_time == pytest.approx(share * (STEPS - 1) / STEPS, abs=0.01)  # no launch ends the last one
+        assert f.evidence["no_event_s"] == pytest.approx(f.evidence["gap_s"]) and "ProfilerStep" not in f.why
+
+
+def test_short_pauses_from_op_to_op_in_pytorch_are_launches():
+    assert "step_gap_host" not in found(torch_gap(0.3, pauses=20))
+
+
+def torch_op_on_the_cpu(inside: tuple[str, float]) -> Builder:
+    """PyTorch: before the kernels of each step an op of 6 ms that starts no kernel; ``inside`` it another event."""
+    b = Builder(gpus=1, format="chrome")
+    for i in range(STEPS):
+        at = i * STEP
+        b.host(f"ProfilerStep#{i}", at, STEP - 2, step_num=i).host("aten::nonzero", at, 6000)
+        b.host(inside[0], at + 10, inside[1])
+        for start in range(round(at) + 6000, round(at + STEP) - 100, 100):
+            b.host("aten::mm", start, 20)
+            b.run(0, start + 5, 99, BF16, launch=start + 2, thread="python")
+    return b
+
+
+def test_an_op_of_pytorch_on_the_cpu_holds_the_gpu_up():
+    f = found(torch_op_on_the_cpu(("cpu_work", 10)))
+    assert f["host_placement"].severity == "high" and "aten::nonzero" in f["host_placement"].why
+    assert "step_gap_host" not in f and f["host_placement"].gain.step_time == pytest.approx(0.3 * 5 / 6, abs=0.01)
+
+
+@pytest.mark.parametrize("inside", [("aten::as_strided", 3.0), ("cudaStreamSynchronize", 5900.0)])
+def test_an_op_of_pytorch_that_calls_others_or_the_gpu_is_not_on_the_cpu(inside):
+    assert "host_placement" not in found(torch_op_on_the_cpu(inside))
+
+
+@pytest.mark.parametrize("launches", [False, True])
+def test_a_python_callback_in_a_jitted_step_holds_the_gpu_up(launches):
+    b = Builder(gpus=1)
+    for i in range(STEPS):
+        at = i * STEP
+        b.host("PjitFunction(train_step)", at, STEP - 50).host("jit_train_step:XLA GPU module", at + 20, STEP - 80)
+        b.host("custom-call.7", at + 5000, 6000)
+        for start in (*range(100, 5000, 100), *range(11_100, 19_800, 100)):
+            b.run(0, at + start, 99, BF16, launch=at + start - 5, thread="python")
+        if launches:  # a library's kernel
+            b.run(0, at + 5100, 5890, BF16, launch=at + 5050, thread="python")
+    f = found(b)
+    assert set(f) == (set() if launches else {"host_placement"})
+    if not launches:
+        assert "jax.pure_callback" in f["host_placement"].action and f["host_placement"].severity == "high"
+
+
+@pytest.mark.parametrize(("name", "action"), [
+    ("SaveV2", "Save less often"), ("WriteScalarSummary", "Write summaries"),
+    ("AnonymousIteratorV3", "Make the iterator"),
+])
+def test_what_fills_the_gap_decides_the_cure(name, action):
+    assert action in found(gap(0.3, name=name))["step_gap_host"].action
+
+
+def test_a_gap_that_the_gpu_works_through_costs_nothing():
+    b = gap(0.3)
+    for i in range(STEPS + 1):
+        kernels(b, i, STEP * 0.7, STEP - 10, ahead=9_000)
+    assert "step_gap_host" not in found(b)
+
+
+def test_waiting_for_a_result_is_not_work_between_steps():
+    b = Builder(gpus=0)
+    for i in range(8):
+        b.host("train", i * 1000, 990, step_num=i, _r=1).host("PjitFunction(step)", i * 1000 + 5, 50)
+        b.host("ThunkExecutor::Execute", i * 1000 + 60, 900, line="tf_XLAPjRtCpuClient/1")
+    assert "step_gap_host" not in found(b)
+
+
+def test_the_gap_abstains_without_calls_and_on_a_single_step():
+    assert "host_tracer_level 2" in missing(Builder(gpus=1).run(0, 0, 100, launch=0))["step_gap_host"]
+    one = keras_steps(Builder(gpus=1), 2, STEP, STEP / 2)
+    kernels(one, 0, 20, STEP / 2)
+    assert "two whole steps" in missing(one)["step_gap_host"]
+
+
+# host_placement
+
+@pytest.mark.parametrize(("share", "severity"), [(0.02, None), (0.08, "medium"), (0.3, "high")])
+def test_ops_on_the_host_by_time(share, severity):
+    f = found(placed(share)).get("host_placement")
+    assert (f.severity if f else None) == severity
+    if f:
+        assert f.gain.step_time == pytest.approx(share, abs=0.01) and "py_function" in f.action
+        assert "step_gap_host" not in found(placed(share))
+
+
+@pytest.mark.parametrize(("op", "words"), [
+    ("a/b:StringToHashBucketFast", "input pipeline"), ("a/b:MatMul", "has a GPU kernel"),
+    ("a/b:Where", "seems to have no"),
+])
+def test_the_cure_fits_the_op(op, words):
+    assert words in found(placed(0.3, op))["host_placement"].action
+
+
+def test_ops_that_launch_or_wait_or_belong_to_the_input_are_no_placement():
+    assert "host_placement" not in found(placed(0.3, "cond:While"))
+    b = placed(0.3)
+    for i in range(STEPS + 1):  # the op's own kernel, launched elsewhere
+        b.run(0, i * STEP + 4_000 + 0.3 * STEP - 5, 4, op="model/py:EagerPyFunc", launch=i * STEP + 9_900)
+    assert "host_placement" not in found(b)
+    no_gpu = keras_steps(Builder(gpus=0), 5, STEP, STEP - 50).host("a:EagerPyFunc", 10, 9_000, line="tf_Compute/1")
+    assert "without a GPU" in missing(no_gpu)["host_placement"]
+    assert "host_tracer_level" in missing(gap(0.3))["host_placement"]
+
+
+# retracing
+
+@pytest.mark.parametrize(("share", "severity"), [(0.02, None), (0.1, "medium"), (0.4, "high")])
+def test_retracing_at_every_call(share, severity):
+    f = found(retraced(share)).get("retracing")
+    assert (f.severity if f else None) == severity
+    if f:
+        assert f.gain.step_time == pytest.approx(share, abs=0.02)
+        assert f.evidence["retracings_count"] == STEPS + 1 and f.evidence["tracings_ever_count"] == 13
+        assert "train_step" in f.title and "reduce_retracing" in (f.snippet or "")
+        assert "step_gap_host" not in found(retraced(share))
+
+
+def test_a_function_traced_anew_is_the_same_steps_by_another_number():
+    b = Builder(gpus=1)
+    for i in range(9):
+        at = i * STEP
+        begin = STEP * 0.3 if i % 3 == 0 else 100.0
+        traced = "traced-nonXla" if i % 3 == 0 else "notTraced-nonXla"
+        b.host("train_step", at, STEP - 40, tf_function_call=traced, tracing_count=2 + i // 3)
+        b.host("EagerExecute", at + begin - 30, STEP - begin - 20, is_func=1,
+               eager_op=f"__inference_train_step_{i // 3}")
+        kernels(b, i, begin, STEP - 30)
+    a = analyze_trace(b.build())
+    assert a.steps is not None and a.steps.count >= 7
+    assert found(b)["retracing"].gain.step_time == pytest.approx(0.1, abs=0.03)
+
+
+def test_one_tracing_in_the_window_is_no_retracing():
+    assert "retracing" not in found(retraced(0.4, every=STEPS + 1))
+
+
+def test_jax_compiling_at_every_call():
+    b = Builder(gpus=0)
+    for i in range(6):
+        b.host("PjitFunction(step)", i * 1000, 800)
+        if i > 1:
+            b.host("backend_compile", i * 1000 + 100, 300)
+        b.host("PjRtCpuExecutable::Execute", i * 1000 + 450, 300)
+    f = found(b)["retracing"]
+    assert f.title.startswith("step is compiled") and "jax.jit" in (f.snippet or "")
+    assert f.gain.step_time == pytest.approx(0.33, abs=0.1)
+
+
+# eager_execution
+
+def test_a_model_that_runs_op_by_op():
+    f = found(eager(80, 60))["eager_execution"]
+    assert f.severity == "high" and f.gain.step_time == pytest.approx(60 / 160, abs=0.03)
+    assert f.evidence["eager_ops_per_step"] == 80 and "@tf.function" in (f.snippet or "")
+
+
+def test_few_eager_ops_are_a_callbacks():
+    assert "eager_execution" not in found(eager(40, 60))  # below 50 a step
+    assert "eager_execution" not in found(eager(80, 2))  # 2 % of the step
+    assert "eager_execution" not in found(gap(0.3))
+    assert "EagerExecute" in missing(Builder(gpus=1).run(0, 0, 100, launch=0))["eager_execution"]
+
+
+# thread_contention
+
+def test_launches_held_up_while_tf_data_fills_the_cpus():
+    f = found(contended(6))["thread_contention"]
+    assert f.severity == "high" and f.evidence["input_threads_at_work"] == pytest.approx(6)
+    assert f.evidence["cpus"] == 8 and "TF_GPU_THREAD_MODE=gpu_private" in (f.snippet or "")
+    private = found(contended(6, pool="gpu_private_0/1"))["thread_contention"]
+    assert "GPU_THREAD" not in (private.snippet or "") and "private_threadpool_size" in (private.snippet or "")
+
+
+@pytest.mark.parametrize("b", [
+    contended(3), contended(6, together=0.3), contended(6, stall=20), contended(6, stall=60, every=1), contended(0),
+], ids=["few threads", "another time", "hardly late", "all alike", "none"])
+def test_no_contention_without_all_of_its_evidence(b):
+    assert "thread_contention" not in found(b)
+
+
+def test_contention_abstains_without_the_cpus_and_without_launches():
+    assert "cpu_budget" in missing(contended(6, cpus=0))["thread_contention"]
+    assert "host_tracer_level" in missing(Builder(gpus=1).run(0, 0, 100))["thread_contention"]
+
+
+# xla_off
+
+@pytest.mark.parametrize(("row", "part", "severity"), [
+    (2, 0.4, None), (4, 0.03, None), (4, 0.2, "medium"), (8, 0.4, "medium"),
+])
+def test_rows_of_elementwise_kernels(row, part, severity):
+    f = found(chained(row, part=part)).get("xla_off")
+    assert (f.severity if f else None) == severity
+    if f:
+        assert f.gain.step_time == pytest.approx(part * (1 - 1.5 / row), abs=0.01)
+        assert "jit_compile" in (f.snippet or "")
+        assert "only a try can tell" in f.why
+
+
+def test_where_xla_is_seen_it_is_not_off():
+    assert "xla_off" not in found(chained(8, xla=True))
+    assert "xla_off" not in found(chained(8).run(0, STEP * 20, 5, "input_fusion_3", launch=STEP * 19))
+
+
+def test_a_trace_without_the_host_accuses_nobody():
+    bare = Builder(gpus=1)
+    for i in range(50):
+        bare.run(0, i * 100, 90, "Mul_GPU_DT_FLOAT_DT_FLOAT_kernel")
+    assert found(bare) == {} and set(missing(bare)) == MINE

@@ -1,0 +1,68 @@
+"""Whose fault of the host each idle instant of the GPUs is."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gputop.analysis.gpu.breakdown import late_by_host
+from gputop.analysis.gpu.device_time import timelines
+from gputop.analysis.host.host_causes import HostCauses, host_causes
+from gputop.diagnosis.diagnose import analyze_trace
+from gputop.trace.model import Trace
+from gputop.trace.readers.load import load
+from tests.advice.trace.host_jobs import contended, eager, gap, placed, retraced
+from tests.trace.build import Builder
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+
+
+def causes(trace: Trace) -> tuple[HostCauses, float]:
+    """The division, and the host's part of the breakdown in seconds."""
+    a = analyze_trace(trace)
+    found = host_causes(trace, timelines(trace), a.steps, a.ops)
+    assert found is not None and a.breakdown is not None
+    return found, a.breakdown.launch + a.breakdown.host
+
+
+@pytest.mark.parametrize("b", [gap(0.3), placed(0.3), retraced(0.3), retraced(0.3, every=2), eager(80, 60),
+                               contended(6), gap(0.2, gpus=1, silent=True)])
+@pytest.mark.parametrize("shuffle", [None, 3])
+def test_the_causes_sum_to_what_the_breakdown_calls_the_hosts_part(b, shuffle):
+    trace = b.build(shuffle)
+    c, total = causes(trace)
+    parts = (c.tracing_s, c.eager_s, c.placement_s or 0.0, c.gap_s or 0.0, c.dispatch_s)
+    assert sum(parts) == pytest.approx(total, abs=1e-9) and min(parts) >= 0
+    late = late_by_host(trace, timelines(trace), analyze_trace(trace).steps.bounds_ns)
+    assert sum(s.total for s in late.values()) / 1e9 / analyze_trace(trace).steps.count == pytest.approx(total)
+
+
+@cache
+def real(name: str) -> tuple[HostCauses, float]:
+    return causes(load([DATA / f"{name}.xplane.pb.gz"]))
+
+
+def test_a_callbacks_work_is_the_gap_on_a_cpu_too():
+    c, _ = real("keras3_host_work")
+    assert c.gap_s is not None and c.gap_s >= 0.005 and c.gap_silent_s is not None and c.gap_silent_s >= 0.005
+    assert {"Square", "Mean"} <= {w.name for w in c.gap_main[:3]} and c.tracing_s == c.eager_s == 0
+
+
+def test_tracing_ends_where_the_function_begins_to_run():
+    c, step = real("tf_retracing")
+    assert 0.6 * step < c.tracing_s < 0.95 * step  # the op's own time is about a millisecond of 18
+    assert c.gap_s is not None and c.gap_s < 0.05 * step
+
+
+@pytest.mark.parametrize("name", ["jax_cpu", "keras3_fast", "keras2_tf215"])
+def test_sound_jobs_have_next_to_no_gap(name):
+    c, step = real(name)
+    assert c.gap_s is not None and c.gap_s < 0.05 * step and c.tracing_s == 0
+
+
+def test_no_host_or_no_device_events_no_division():
+    assert host_causes(Builder(gpus=1).run(0, 0, 10).build(), [], None, None) is None
+    empty = Builder(gpus=1).host("train", 0, 10, step_num=1).build()
+    assert host_causes(empty, timelines(empty), None, None) is None

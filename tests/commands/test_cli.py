@@ -1,0 +1,210 @@
+"""The command line from outside: what each command prints where, and with which exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gputop import __version__
+from gputop.cli import main
+from gputop.commands.arguments import parser
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(__file__).parents[1] / "data"
+
+
+def gputop(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "gputop", *args], capture_output=True, text=True, timeout=120,
+                          cwd=ROOT, env={**os.environ, **(env or {})})
+
+
+def no_driver(tmp_path: Path) -> dict[str, str]:
+    """An environment in which NVML's library cannot be loaded, whatever this machine has."""
+    broken = tmp_path / "libnvidia-ml.so.1"
+    broken.write_text("not a library")
+    return {"LD_LIBRARY_PATH": str(tmp_path)}
+
+
+def test_without_a_driver_it_says_so_and_offers_the_demo(tmp_path: Path) -> None:
+    done = gputop(env=no_driver(tmp_path))
+    assert done.returncode == 3
+    assert "driver" in done.stderr and "gputop --demo" in done.stderr and done.stdout == ""
+
+
+def test_snapshot_without_a_driver_is_nothing_to_look_at(tmp_path: Path) -> None:
+    done = gputop("snapshot", "--format", "json", env=no_driver(tmp_path))
+    assert done.returncode == 3 and done.stdout == "" and "--demo" in done.stderr
+
+
+@pytest.mark.parametrize("args", [
+    ["--interval", "0"], ["--interval", "soon"], ["nonsense"], ["--source", "magic"], ["analyze"],
+    ["capture", "--seconds", "-1"], ["snapshot", "--format", "pdf"],
+])
+def test_wrong_usage_is_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    assert caught.value.code == 2
+    assert "gputop:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [
+    ["capture", "--attach", "no:port"], ["--demo", "no-such-scenario", "snapshot"],
+    ["--demo", "healthy", "--gpus", "99", "snapshot"],
+])
+def test_wrong_values_are_wrong_usage_too(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(args) == 2
+    assert "gputop:" in capsys.readouterr().err
+
+
+def test_without_a_terminal_the_monitor_is_one_look_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--demo", "--interval", "0.2"]) == 0
+    said = capsys.readouterr()
+    assert "standard output is no terminal" in said.err and "gputop snapshot" in said.err
+    assert "SIMULATED" in said.out and "What to do" in said.out and "\x1b" not in said.out
+
+
+def test_options_count_before_and_after_the_command() -> None:
+    before = parser().parse_args(["--interval", "0.5", "--attach", "a:1", "snapshot"])
+    after = parser().parse_args(["snapshot", "--interval", "0.5", "--attach", "a:1"])
+    assert before.interval == after.interval == 0.5 and before.attach == after.attach == ["a:1"]
+    assert parser().parse_args(["snapshot"]).interval is None, "the config file may say"
+    assert parser().parse_args(["--demo"]).demo == "default"
+    assert parser().parse_args(["--demo", "healthy"]).demo == "healthy"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert __version__ in capsys.readouterr().out
+
+
+def test_demo_list_names_the_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--demo", "list"]) == 0
+    out = capsys.readouterr().out
+    for scenario in ("healthy", "input-bound", "gpu0-oversubscribed", "launch-bound"):
+        assert scenario in out
+
+
+def test_snapshot_of_the_demo_is_one_json_document_marked_simulated() -> None:
+    done = gputop("snapshot", "--demo", "healthy", "--format", "json", "--seconds", "0.3", "--interval", "0.1")
+    assert done.returncode == 0, done.stderr
+    doc = json.loads(done.stdout)
+    assert doc["schema"] == "gputop.snapshot/1" and doc["simulated"] is True and len(doc["gpus"]) == 8
+    assert doc["gpus"][0]["readings"]["sm_active"]["source"] == "simulated"
+
+
+def test_snapshot_as_text_into_a_file(tmp_path: Path) -> None:
+    target = tmp_path / "node.txt"
+    done = gputop("snapshot", "--demo", "--seconds", "0.2", "--interval", "0.1", "--gpus", "0,2-3", "-o", str(target))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "" and str(target) in done.stderr
+    text = target.read_text()
+    assert text.startswith("*** SIMULATED") and [line[:1] for line in text.splitlines()[4:7]] == ["0", "2", "3"]
+
+
+def test_capture_from_the_demo_names_its_cause(tmp_path: Path) -> None:
+    done = gputop("capture", "--demo", "input-bound", "--seconds", "2", "--logdir", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    doc = json.loads(done.stdout)
+    assert doc["schema"] == "gputop.analysis/1" and doc["simulated"] is True
+    assert doc["findings"][0]["id"] == "input_bound" and doc["findings"][0]["severity"] == "high"
+    trace = Path(doc["capture"]["path"])
+    assert trace.is_file() and trace.parent.parent.parts[-2:] == ("plugins", "profile")
+    assert (doc["capture"]["asked_s"], doc["capture"]["chosen_s"]) == (2, 2)
+    assert doc["capture"]["probe"]["device_events_per_s"] > 1000 and "events/s" in doc["capture"]["why"]
+    assert doc["capture"]["cost"]["recorded_s"] == 2
+    assert f"for 2 s ({doc['capture']['why']}); ctrl-c" in done.stderr and "for 2.0 s of trace" in done.stderr
+    assert list(tmp_path.rglob("*.xplane.pb")) == [trace], "the probe is not kept"
+    again = gputop("analyze", str(tmp_path), "--json")
+    assert again.returncode == 0
+    assert json.loads(again.stdout)["findings"] == doc["findings"]
+
+
+def test_forced_capture_has_no_probe(tmp_path: Path) -> None:
+    done = gputop("capture", "--demo", "--seconds", "1.2", "--force", "--logdir", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["capture"]
+    assert told["probe"] is None and told["chosen_s"] == 1.2 and "forced" in told["why"]
+    assert "probing" not in done.stderr
+
+
+def test_capture_where_nothing_listens_is_nothing_to_look_at(tmp_path: Path, unused_port: int) -> None:
+    done = gputop("capture", "--attach", f"127.0.0.1:{unused_port}", "--logdir", str(tmp_path))
+    assert done.returncode == 3, done.stderr
+    assert f"127.0.0.1:{unused_port}" in done.stderr and "server.start(6009)" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.mark.parametrize(("name", "content", "status"), [
+    ("missing.xplane.pb", None, 1), ("empty.xplane.pb", b"", 3), ("notes.txt", b"hello", 1),
+    ("cut.json.gz", b"\x1f\x8bgarbage", 1), ("trace.nsys-rep", b"xx", 1),
+])
+def test_analyze_of_what_is_no_trace(tmp_path: Path, name: str, content: bytes | None, status: int,
+                                     capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["analyze", str(path), "--json"]) == status
+    shown = capsys.readouterr()
+    assert shown.out == "" and name in shown.err
+
+
+def test_analyze_prints_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(DATA / "keras3_slow_input.xplane.pb.gz")]) == 0
+    out = capsys.readouterr().out
+    assert "input_bound" in out or "input" in out
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    trace = DATA / "keras3_fast.xplane.pb.gz"
+    command = f"{sys.executable} -m gputop analyze {trace} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "0" and "Traceback" not in done.stderr
+
+
+def test_a_full_disk_behind_stdout_is_a_message(tmp_path: Path) -> None:
+    trace = DATA / "keras3_fast.xplane.pb.gz"
+    for command in (f"analyze {trace} --json", f"analyze {trace}"):
+        done = subprocess.run(["bash", "-c", f"{sys.executable} -m gputop {command} > /dev/full"],
+                              capture_output=True, text=True, timeout=60, cwd=ROOT)
+        assert done.returncode == 1 and "No space left" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_terminal_without_unicode_still_gets_the_report() -> None:
+    done = gputop("analyze", str(DATA / "keras3_slow_input.xplane.pb.gz"), env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and "input_bound" in done.stdout
+
+
+def test_output_names_decide_the_format_and_no_folder_is_made(tmp_path: Path) -> None:
+    common = ("snapshot", "--demo", "healthy", "--seconds", "0.2", "--interval", "0.1", "-o")
+    assert gputop(*common, str(tmp_path / "a.json")).returncode == 0
+    assert json.loads((tmp_path / "a.json").read_text())["schema"] == "gputop.snapshot/1"
+    assert gputop(*common, str(tmp_path / "a.svg")).returncode == 0
+    assert "SIMULATED" in (tmp_path / "a.svg").read_text().split("<rect")[0]
+    done = gputop(*common, str(tmp_path / "a.json"), "--format", "html")
+    assert "in place of what was there" in done.stderr and (tmp_path / "a.json").read_text().startswith("<!DOCTYPE")
+    done = gputop(*common, str(tmp_path / "a.png"))
+    assert done.returncode == 2 and ".svg" in done.stderr and not (tmp_path / "a.png").exists()
+    assert gputop(*common, str(tmp_path / "a.log")).returncode == 0, "text, whatever the name"
+    done = gputop(*common, str(tmp_path / "none" / "a.json"))
+    assert done.returncode == 1 and "cannot write" in done.stderr and not (tmp_path / "none").exists()
+
+
+def test_a_server_asked_for_that_is_not_there_is_said(unused_port: int) -> None:
+    done = gputop("snapshot", "--demo", "healthy", "--seconds", "0.2", "--interval", "0.1",
+                  "--attach", f"127.0.0.1:{unused_port}")
+    assert done.returncode == 0 and f"no profiler server at 127.0.0.1:{unused_port}" in done.stderr

@@ -1,0 +1,59 @@
+"""The options of DCGM on the command line."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from gputop.cli import main
+from tests.commands.test_cli import gputop
+from tests.dcgm_double import PROFILING, install
+
+
+@pytest.mark.parametrize("command", [["snapshot"], ["snapshot", "--source", "dcgm"], ["doctor"]])
+def test_a_wrong_address_is_wrong_usage(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "--dcgm", "node:port"]) == 2
+    assert "--dcgm node:port: not an address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--dcgm-watch"], ["--dcgm", "node"], ["--dcgm-bindings", "/x"]])
+def test_options_that_contradict_the_driver_alone(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["snapshot", "--source", "nvml", *option]) == 2
+    assert "contradict" in capsys.readouterr().err
+
+
+def test_the_price_of_consent_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--dcgm-watch" in text and "Xid 119" in text and "ncu, nsys" in text
+
+
+def test_no_host_engine_is_said_with_the_command_that_starts_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert main(["--source", "dcgm", "--dcgm", f"127.0.0.1:{port}"]) == 1, "before the screen is taken"
+    said = capsys.readouterr().err
+    assert f"no host engine answers at 127.0.0.1:{port}" in said and "systemctl start nvidia-dcgm" in said
+
+
+def test_a_snapshot_of_a_host_engine_alone(tmp_path: Path) -> None:
+    install(tmp_path, 4)
+    folder = tmp_path / "usr/share/datacenter-gpu-manager-4/bindings/python3"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        setting = {"port": port, "gpus": [{"id": 0, "uuid": "GPU-0"}], "watched": sorted(PROFILING),
+                   "figures": {"1002": 0.5, "155": 300.0}}
+        done = gputop("snapshot", "--source", "dcgm", "--dcgm", f"127.0.0.1:{port}", "--dcgm-bindings", str(folder),
+                      "--interval", "0.1", "--format", "json",
+                      env={"DCGM_DOUBLE": json.dumps(setting),
+                           "LD_LIBRARY_PATH": str(next(tmp_path.rglob("libdcgm.so.4")).parent)})
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["source"].startswith("DCGM 4.6 host engine on another machine")
+    gpu = document["gpus"][0]
+    assert gpu["readings"]["sm_active"]["value"] == 0.5 and gpu["readings"]["power_w"]["value"] == 300.0
+    assert document["host"]["readings"]["cpu_ratio"]["value"] is None

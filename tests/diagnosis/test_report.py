@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from gputop.advice.trace.rules import RULES
+from gputop.diagnosis.diagnose import analyze_trace
+from gputop.diagnosis.report import _EXPLAINED_BY, limit_of, text_report
+from gputop.diagnosis.worker import REPORT_WIDTH
+from gputop.trace.model import Kind
+from tests.advice.trace.traces import STEP, STEPS, fill, healthy, input_bound, job, launch_bound, uneven
+from tests.trace.build import Builder, keras_steps
+
+
+def test_report_names_the_cause_and_the_cure():
+    text = text_report(analyze_trace(input_bound().build()))
+    assert "1. HIGH Waits for input" in text and "waiting for input" in text and "█" in text
+    assert "saves: " in text and "evidence: wait_s" in text and "prefetch" in text
+
+
+def test_report_says_what_it_could_not_judge():
+    text = text_report(analyze_trace(launch_bound().build()))
+    assert "Not judged: input_bound" in text and "batch_size_headroom" in text
+
+
+def test_report_of_a_healthy_run_names_the_limit():
+    text = text_report(analyze_trace(healthy().build()))
+    assert "Nothing found to mend" in text and "bound by compute" in text and "1. " not in text
+    assert "(not judged: input_bound," in " ".join(text.split())
+
+
+def test_a_larger_batch_saves_time_per_sample():
+    b = launch_bound()
+    b.memory(5, "GPU_0_bfc", 2**29, 39 * 2**30, 2**30)
+    text = " ".join(text_report(analyze_trace(b.build())).split())
+    assert "saves: 65 % of the time per sample; assumes" in text and "saves: 75 % of the step" in text
+
+
+def test_waiting_that_could_not_be_judged_is_not_denied():
+    one = Builder(gpus=0).host("train", 0, 100, step_num=1).host("IteratorGetNextOp::DoCompute", 0, 90)
+    limit = limit_of(analyze_trace(one.build()))
+    assert "could not be judged" in limit and "90 % of the step" in limit and "not wait" not in limit
+
+
+def test_copies_beside_compute_are_not_what_limits():
+    b = job()
+    fill(b, 0, 100, 9_000, 96, 4, queued=20)
+    for i in range(STEPS):
+        b.run(0, i * STEP + 100, 8_500, "MemcpyH2D", kind=Kind.H2D, stream=2, launch=i * STEP + 10)
+    a = analyze_trace(b.build())
+    use = replace(a.gpus[0], busy=0.8, compute=0.3, copies=0.7, copies_exposed=0.1, collectives_exposed=0.4)
+    assert "exposed collectives (40 %)" in limit_of(replace(a, gpus=[use]))
+    assert "idle (51 %)" in limit_of(a) and "copies" not in limit_of(a)
+
+
+def test_causes_named_are_those_that_rules_find():
+    made = {rule.__name__ for rule in RULES} | {"gpu0_oversubscribed"}
+    assert set().union(*_EXPLAINED_BY.values()) <= made
+
+
+def test_simulated_traces_are_marked():
+    trace = healthy().build()
+    assert "SIMULATED" not in text_report(analyze_trace(trace))
+    trace.simulated = True
+    assert text_report(analyze_trace(trace)).startswith("SIMULATED")
+
+
+def test_control_characters_of_a_trace_do_not_reach_the_terminal():
+    b = keras_steps(Builder(gpus=0, hosts=("evil\x1b]0;x\x07host",)), 4, 100, 50)
+    b.host("EagerExecute", 500, 60, is_func=1, eager_op="__inference_\x1b[31mx_1")
+    trace = b.build()
+    trace.paths = ["a\x1b[2Jb\r\n"]
+    text = text_report(analyze_trace(trace))
+    assert "\x1b" not in text and "\r" not in text and "\x07" not in text and "evil" in text
+
+
+def test_imbalance_explains_the_waiting_of_the_others():
+    assert "Unexplained" not in text_report(analyze_trace(uneven(0, 3.0, light=6_300).build()))
+
+
+def test_large_parts_without_a_finding_are_called_unexplained():
+    b = keras_steps(Builder(), 6, 10_000, 9_990)  # inside of the call: no gap between steps
+    for i in range(6):
+        for j in range(60):
+            b.run(0, i * 10_000 + 40 + j * 45, 44, launch=i * 10_000 + j * 40)
+    text = text_report(analyze_trace(b.build()))
+    assert "Unexplained: host work takes 7" in text
+
+
+def test_launches_do_not_explain_what_else_the_host_was_at():
+    b = keras_steps(Builder(), 6, 20_000, 19_990)
+    for i in range(6):
+        for j in range(60):
+            at = i * 20_000 + 20 + j * 100
+            b.run(0, at + 10, 20, launch=at)
+    text = text_report(analyze_trace(b.build()))
+    assert "[launch_bound]" in text and "Unexplained: host work takes 7" in text and "Gaps above lists" in text
+
+
+@pytest.mark.parametrize(("event", "format_", "how"), [
+    ("EagerExecute", "xspace", "tf.profiler.experimental.Trace('train'"), ("aten::mm", "chrome", "prof.step()"),
+    ("aten::mm", "nsys", "torch.cuda.nvtx.range(f'ProfilerStep#{step}')"), ("main", "nsys", "NVTX ranges named"),
+    ("PjitFunction(f)", "xspace", "jax.profiler.StepTraceAnnotation"),
+])
+def test_how_to_mark_steps_fits_the_framework(event, format_, how):
+    trace = Builder().host(event, 0, 10).run(0, 20, 5, launch=5).build()
+    trace.format = format_
+    assert how in next(note.message for note in analyze_trace(trace).quality if note.id == "no_steps")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_wrapping_keeps_to_the_width(width):
+    trace = launch_bound().build()
+    trace.paths = ["t"]
+    text = text_report(analyze_trace(trace), width)
+    prose = [line for line in text.splitlines() if not line.startswith(("GPU ", "    ", "  0")) and " %" not in line]
+    assert max(len(line) for line in prose if "%" not in line) <= width
+
+
+def test_the_table_of_gpus_fits_what_the_monitor_shows():
+    """REPORT_WIDTH is what is left of 80 columns there."""
+    a = analyze_trace(launch_bound(2).build())
+    most = replace(a.gpus[0], gpu=100, busy=1.0, compute=1.0, collectives=0.99, collectives_exposed=0.99, copies=1.0,
+                   idle_host_fault=1.0, launch_delay_median_s=0.0995, kernels_per_s=1_234_567.0)
+    table = text_report(replace(a, gpus=[most]), REPORT_WIDTH).split("\nGPU ")[1].split("\n\n")[0]
+    assert "1,234,567" in table and all(len(line) <= REPORT_WIDTH for line in ("GPU " + table).splitlines())
+
+
+def test_evidence_has_its_units_and_small_memory_is_not_nothing():
+    b = launch_bound()
+    b.memory(5, "GPU_0_bfc", 2**22, 39 * 2**30, 2**22)
+    b.memory(5, "GPU_1_bfc", 2**22, 39 * 2**30, 2**22)
+    text = text_report(analyze_trace(b.build()), 120)
+    assert re.search(r"evidence: launch_wait_s [\d.]+ ms, share_ratio \d+%", " ".join(text.split()))
+    memory = [line for line in text.splitlines() if "_bfc: peak" in line]
+    assert memory == ["Memory   GPU_0_bfc: peak 4.0M of 39.0G, under 1 %",
+                      "         GPU_1_bfc: peak 4.0M of 39.0G, under 1 %"]
+
+
+def test_what_launching_takes_tensorflow_is_said_of_its_traces_alone():
+    trace = launch_bound().build()
+    said = "TensorFlow takes 20-40 µs to launch"
+    assert said in " ".join(text_report(analyze_trace(trace)).split())
+    assert said not in " ".join(text_report(analyze_trace(replace(trace, format="chrome"))).split())

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gputop.core.errors import GputopError
+from gputop.core.signal_handlers import handled
+from gputop.diagnosis import worker
+from gputop.diagnosis.diagnose import analyze
+from gputop.diagnosis.worker import analyze_in_worker
+
+CAPTURE = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"
+
+
+def test_document_and_report_come_from_another_process(tmp_path, monkeypatch):
+    (tmp_path / "selectors.py").write_text("raise RuntimeError('shadowed')")  # the user's own file of that name
+    monkeypatch.chdir(tmp_path)
+    document = analyze_in_worker([str(CAPTURE)])
+    assert document["schema"] == "gputop.analysis/1" and document["findings"][0]["id"] == "input_bound"
+    assert "Waits for input" in document["report"]
+
+
+def test_the_childs_own_message_and_status_arrive(tmp_path):
+    empty = tmp_path / "empty.xplane.pb"
+    empty.write_bytes(b"")
+    with pytest.raises(GputopError) as caught:
+        analyze_in_worker([str(empty)])
+    with pytest.raises(GputopError) as here:
+        analyze([str(empty)])
+    for attribute in ("message", "fix", "exit_code"):
+        assert getattr(caught.value, attribute) == getattr(here.value, attribute)
+    assert str(empty) in caught.value.message
+
+
+def test_stop_ends_it(tmp_path):
+    fifo = tmp_path / "never.xplane.pb"
+    os.mkfifo(fifo)  # the reader would wait for ever, had nobody stopped it
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(GputopError, match="stopped"):
+        analyze_in_worker([str(fifo)], stop)
+
+
+@pytest.mark.parametrize("end", ["stop", "timeout", "ctrl-c"])
+def test_the_child_does_not_outlive_the_call(tmp_path, monkeypatch, end):
+    pid_file = tmp_path / "pid"
+    replaced(monkeypatch, "import os, sys, threading\n"
+             f"open({str(pid_file)!r}, 'w').write(f'{{os.getpid()}} {{os.getsid(0)}}\\n')\n"
+             "threading.Event().wait()")
+
+    class Stop(threading.Event):
+        def is_set(self) -> bool:
+            if end == "timeout" or not (pid_file.exists() and pid_file.read_text().endswith("\n")):
+                return False
+            if end == "ctrl-c":
+                signal.raise_signal(signal.SIGINT)
+            return True
+
+    expected = KeyboardInterrupt if end == "ctrl-c" else GputopError
+    # A suite that was started in the background ignores ctrl-c.
+    with handled({signal.SIGINT: signal.default_int_handler}), pytest.raises(expected):
+        analyze_in_worker(["x"], Stop(), timeout_s=3.0 if end == "timeout" else 60.0)
+    pid, session = map(int, pid_file.read_text().split())
+    assert session == pid, "ctrl-c in the terminal would hit it, too"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_child_dies_with_a_killed_parent(tmp_path):
+    fifo = tmp_path / "never"
+    os.mkfifo(fifo)
+    code = ("import sys; from gputop.diagnosis import worker\n"
+            "analysis = 'main(sys.argv[1:])'; assert analysis in worker._CHILD\n"
+            "worker._CHILD = worker._CHILD.replace(analysis, 'open(sys.argv[1]).read()')\n"  # it never comes to an end
+            "worker.analyze_in_worker(sys.argv[1:])")
+    with subprocess.Popen([sys.executable, "-c", code, str(fifo)]) as parent:
+        opened: list[int] = []
+        writer = threading.Thread(target=lambda: opened.append(os.open(fifo, os.O_WRONLY)), daemon=True)
+        writer.start()  # it opens when the child has come to read
+        writer.join(60)
+        parent.kill()
+    assert opened
+    poll = select.poll()
+    poll.register(opened[0], 0)
+    assert poll.poll(60_000) == [(opened[0], select.POLLERR)], "the reader lives on"
+    os.close(opened[0])
+
+
+def test_a_child_whose_parent_is_gone_does_not_begin():
+    code = f"from gputop.diagnosis.worker import die_with; die_with({os.getpid() + 1}); print('began')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
+def replaced(monkeypatch, code: str) -> None:
+    monkeypatch.setattr(worker, "_CHILD", code)
+
+
+def test_a_child_killed_for_memory_is_told_apart(monkeypatch):
+    replaced(monkeypatch, f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})")
+    with pytest.raises(GputopError, match="memory"):
+        analyze_in_worker(["x"])
+
+
+def test_a_crash_gives_its_last_line(monkeypatch):
+    replaced(monkeypatch, "import sys; print('half a doc'); raise ValueError('odd trace')")
+    with pytest.raises(GputopError, match="status 1: ValueError: odd trace"):
+        analyze_in_worker(["x"])
+
+
+def test_output_larger_than_a_pipe_arrives_whole(monkeypatch):
+    replaced(monkeypatch, "import json; print(json.dumps({'x': 'y' * 500000}))")
+    assert len(analyze_in_worker(["x"])["x"]) == 500_000
+
+
+def test_it_does_not_run_for_ever(monkeypatch):
+    replaced(monkeypatch, "import threading; threading.Event().wait()")
+    with pytest.raises(GputopError, match="not done"):
+        analyze_in_worker(["x"], timeout_s=0.3)
+
+
+def test_no_interpreter_to_start(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.raises(GputopError, match="could not be started"):
+        analyze_in_worker(["x"])

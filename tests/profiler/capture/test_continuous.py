@@ -1,0 +1,195 @@
+"""Continuous recording, and that it never outlives gputop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gputop.core.errors import GputopError
+from gputop.profiler.capture import continuous
+from gputop.profiler.capture.continuous import MOST_GROWTH_BYTES, Continuous, Kept, Unsupported, too_much
+from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
+
+DEADLINE_S = 30.0
+
+
+def until(condition) -> None:
+    """Wait for another process to have done something."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_the_time_before_becomes_a_trace(tmp_path):
+    with serve(FakeProfiler(continuous=True)) as server:
+        recording = Continuous([(server.address, os.getpid())])
+        recording.start()
+        assert recording.on and recording.kept().seconds >= 0 and recording.kept().growth_bytes is not None
+        (result,) = recording.snapshot(tmp_path, ["node"]).values()
+        assert not recording.on and not server.recording_all_the_time
+    assert server.continuous_calls == ["start", "snapshot", "stop"]
+    assert result.path.read_bytes() == make_xspace() and result.delivered == "response"
+    assert result.path.parent.parent == tmp_path / "plugins" / "profile"
+
+
+def test_what_is_recorded_is_dropped_and_begun_anew(tmp_path):
+    now = [0.0]
+    with serve(FakeProfiler(continuous=True)) as server:
+        recording = Continuous([(server.address, None)], clock=lambda: now[0])
+        recording.start()
+        now[0] = 25.0
+        assert recording.kept() == Kept(25.0, None)
+        recording.drop()
+        assert recording.kept().seconds == 0.0
+        recording.close()
+    assert server.continuous_calls == ["start", "stop", "start", "stop"]
+
+
+@pytest.mark.parametrize(("kept", "said"), [
+    (Kept(19.9, None), None), (Kept(20.0, 0), "20 s are recorded"), (Kept(1.0, MOST_GROWTH_BYTES), None),
+    (Kept(1.0, MOST_GROWTH_BYTES * 2), "the job has grown by 2.0G")])
+def test_how_much_may_be_kept(kept, said):
+    assert too_much(kept, 10.0) == said
+
+
+def test_a_server_without_it_is_told_apart_from_one_that_is_busy(tmp_path):
+    with serve(FakeProfiler()) as server, pytest.raises(Unsupported):
+        Continuous([(server.address, None)]).start()
+    with serve(FakeProfiler(continuous=True, recording_all_the_time=True)) as server:
+        with pytest.raises(GputopError, match="is busy"):
+            Continuous([(server.address, None)]).start()
+        assert server.recording_all_the_time, "another's is left alone"
+    with serve(FakeProfiler(continuous=True, refuse=(grpc.StatusCode.INTERNAL, "no"))) as server, \
+            pytest.raises(GputopError, match="answered INTERNAL"):
+        Continuous([(server.address, None)]).start()
+
+
+def test_an_empty_snapshot_ends_the_recording_and_leaves_nothing(tmp_path):
+    with serve(FakeProfiler(continuous=True, xspace=b"", empty_trace=True)) as server:
+        recording = Continuous([(server.address, None)])
+        recording.start()
+        (error,) = recording.snapshot(tmp_path / "logs", ["node"]).values()
+        assert "holds no events" in error.message
+        assert not server.recording_all_the_time
+    assert not (tmp_path / "logs").exists()
+
+
+class TestSeveralServers:
+    def test_are_recorded_at_once_and_dropped_at_once(self):
+        with serve(FakeProfiler(continuous=True)) as a, serve(FakeProfiler(continuous=True)) as b:
+            recording = Continuous([(a.address, None), (b.address, os.getpid())])
+            recording.start()
+            assert a.recording_all_the_time and b.recording_all_the_time
+            assert recording.kept().growth_bytes is not None, "of the one that can be looked at"
+            recording.drop()
+            recording.close()
+            assert not a.recording_all_the_time and not b.recording_all_the_time
+        assert a.continuous_calls == b.continuous_calls == ["start", "stop", "start", "stop"]
+
+    def test_one_that_cannot_does_not_spoil_the_rest(self, tmp_path):
+        with serve(FakeProfiler()) as without, serve(FakeProfiler(continuous=True)) as able:
+            recording = Continuous([(without.address, None), (able.address, None)])
+            recording.start()
+            assert recording.addresses == [able.address] and isinstance(recording.failed[without.address], Unsupported)
+            recording.drop()
+            results = recording.snapshot(tmp_path, ["able"])
+        assert list(results) == [able.address] and results[able.address].path.name == "able.xplane.pb"
+
+    def test_where_none_can_the_likeliest_to_pass_is_told(self):
+        busy = FakeProfiler(continuous=True, recording_all_the_time=True)
+        with serve(FakeProfiler()) as without, serve(busy), pytest.raises(GputopError, match="is busy"):
+            Continuous([(without.address, None), (busy.address, None)]).start()
+
+    def test_what_another_records_is_left_alone_by_the_guard(self):
+        others, own = FakeProfiler(continuous=True, recording_all_the_time=True), FakeProfiler(continuous=True)
+        with serve(others), serve(own):
+            recording = Continuous([(others.address, None), (own.address, None)])
+            recording.start()
+            guard = recording._guard.process
+            recording.abandon()
+            assert guard.wait(DEADLINE_S) == 0
+            assert others.recording_all_the_time and not own.recording_all_the_time
+        assert others.continuous_calls == ["start"] and own.continuous_calls == ["start", "stop", "stop"]
+
+    def test_one_that_does_not_end_when_told_is_ended_by_the_guard(self):
+        deaf, good = FakeProfiler(continuous=True, deaf_to_stops=2), FakeProfiler(continuous=True)
+        with serve(deaf), serve(good):
+            recording = Continuous([(deaf.address, None), (good.address, None)])
+            recording.start()
+            guard = recording._guard.process
+            recording.drop()
+            assert recording.addresses == [good.address] and good.recording_all_the_time
+            recording.close()
+            until(lambda: not deaf.recording_all_the_time)
+            assert guard.wait(DEADLINE_S) == 0 and not good.recording_all_the_time
+
+
+_OWNER = """\
+import sys, time
+from gputop.profiler.capture.continuous import Continuous
+recording = Continuous([(address, None) for address in sys.argv[1:]])
+recording.start()
+print(recording._guard.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_the_guard_ends_it_when_gputop_is_killed(number):
+    with serve(FakeProfiler(continuous=True)) as server, serve(FakeProfiler(continuous=True)) as other:
+        command = [sys.executable, "-c", _OWNER, server.address, other.address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as owner:
+            try:
+                guard = int(owner.stdout.readline())
+                assert server.recording_all_the_time and other.recording_all_the_time
+                owner.send_signal(number)
+                until(lambda: not server.recording_all_the_time and not other.recording_all_the_time)
+                until(lambda: server.continuous_calls.count("stop") == other.continuous_calls.count("stop") == 2)
+                until(lambda: not _runs(guard))
+            finally:
+                owner.kill()
+
+
+def _runs(pid: int) -> bool:
+    """Whether it does; one that has ended and that nobody has asked about does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_guard_ends_it_when_gputop_stands_still(monkeypatch):
+    monkeypatch.setattr(continuous, "GUARD_PATIENCE_S", 0.2)
+    with serve(FakeProfiler(continuous=True)) as server:
+        recording = Continuous([(server.address, None)])
+        recording.start()
+        until(lambda: not server.recording_all_the_time)
+        until(lambda: recording._guard.process.poll() is not None)
+        with pytest.raises(GputopError, match="guard"):
+            recording.kept()
+        assert not recording.on
+
+
+def test_left_at_once_it_is_ended_by_the_guard():
+    with serve(FakeProfiler(continuous=True)) as server:
+        recording = Continuous([(server.address, None)])
+        recording.start()
+        recording.abandon()
+        assert not recording.on
+        until(lambda: not server.recording_all_the_time)
+
+
+def test_without_a_guard_nothing_is_begun(monkeypatch):
+    monkeypatch.setattr(continuous, "_GUARD", "raise SystemExit(1)")
+    with serve(FakeProfiler(continuous=True)) as server:
+        with pytest.raises(GputopError, match="guard of continuous profiling did not start"):
+            Continuous([(server.address, None)]).start()
+        assert server.continuous_calls == []

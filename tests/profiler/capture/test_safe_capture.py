@@ -1,0 +1,319 @@
+"""Probe, choice and capture against a server that misbehaves at each of them."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gputop.core.errors import GputopError, NothingToSee
+from gputop.profiler import client, storage
+from gputop.profiler.capture import footprint, plan, safe_capture
+from gputop.profiler.capture.plan import Plan, Room
+from gputop.profiler.capture.safe_capture import careful_capture
+from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
+
+BUSY = (grpc.StatusCode.UNAVAILABLE, "Another profiling session active.")
+
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Probes of a twentieth of a second, captures from a tenth on."""
+    monkeypatch.setattr(safe_capture, "PROBE_S", 0.05)
+    monkeypatch.setattr("gputop.profiler.capture.plan.LEAST_S", 0.1)
+
+
+@pytest.fixture
+def logdir(tmp_path: Path) -> Path:
+    return tmp_path / "logs"
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [p for p in folder.rglob("*") if p.is_file()]
+
+
+def durations_ms(server: FakeProfiler) -> list[int]:
+    return [request.duration_ms for request in server.requests]
+
+
+def test_a_quiet_job_is_recorded_as_long_as_asked(logdir):
+    plans: list[Plan] = []
+    phases: list[str] = []
+    with serve() as server:
+        result, plan, cost = careful_capture(server.address, seconds=0.4, logdir=logdir, on_plan=plans.append,
+                                             on_progress=lambda p: phases.append(p.phase))
+    assert durations_ms(server) == [50, 400]
+    assert plans == [plan] and not plan.shortened and plan.probe.host_events == 3
+    assert cost.call_s == result.took_s and cost.recorded_s == 0.4
+    assert cost.memory_before_bytes is None, "the server is in our own process: no job to measure"
+    assert files_below(logdir) == [result.path], "the probe is not kept"
+    order = list(dict.fromkeys(phases))
+    assert order[0] == "probing" and "recording" in order
+
+
+def test_a_busy_job_is_recorded_for_less_with_the_reason(logdir):
+    with serve(FakeProfiler(xspace=make_xspace(events=100_000))) as server:
+        result, plan, _ = careful_capture(server.address, seconds=3600, logdir=logdir)
+    assert durations_ms(server) == [50, 200]
+    assert (plan.asked_s, plan.chosen_s, plan.why) == (3600, 0.2, "this job makes 2.0 M events/s")
+    assert result.asked_s == 0.2
+
+
+def test_once_the_probe_shows_the_steps_a_hundred_will_do(logdir, monkeypatch):
+    """A real trace of Keras as the probe; the probes here are too short for the real figures."""
+    monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_S", 0.1)
+    monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_STEPS", 10)
+    monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
+    trace = gzip.decompress((DATA / "keras3_fast.xplane.pb.gz").read_bytes())
+    with serve(FakeProfiler(xspace=trace)) as server:
+        result, made, _ = careful_capture(server.address, seconds=60, logdir=logdir)
+    assert made.enough and made.why.startswith("about 10 steps will do, this job makes ")
+    assert made.probe.sure and result.asked_s == made.chosen_s == pytest.approx(10 * made.probe.step_s, abs=0.1001)
+    borne = plan.plan(60, made.probe, Room(), bearable=True)
+    assert borne.chosen_s > made.chosen_s and not borne.enough
+
+
+@pytest.mark.parametrize(("seconds", "force"), [(0.1, False), (0.4, True)])
+def test_no_probe_where_it_is_short_or_forced(logdir, seconds, force, monkeypatch):
+    monkeypatch.setattr(safe_capture, "room", lambda *_: pytest.fail("nobody asked"))
+    with serve(FakeProfiler(xspace=make_xspace(events=100_000))) as server:
+        _, plan, _ = careful_capture(server.address, seconds=seconds, logdir=logdir, force=force)
+    assert durations_ms(server) == [round(1000 * seconds)]
+    assert plan.probe is None and plan.chosen_s == seconds and ("forced" in plan.why) == force
+
+
+def test_an_empty_probe_says_nothing_and_the_capture_goes_on(logdir):
+    def wake(server: FakeProfiler, number: int) -> None:
+        server.xspace = make_xspace(events=0 if number == 0 else 4)
+
+    with serve(FakeProfiler(on_call=wake)) as server:
+        result, plan, _ = careful_capture(server.address, seconds=0.2, logdir=logdir)
+    assert plan.chosen_s == 0.2 and "no events" in plan.why
+    assert files_below(logdir) == [result.path]
+
+
+def test_a_job_that_sleeps_on_is_nothing_to_see(logdir):
+    with serve(FakeProfiler(xspace=make_xspace(events=0))) as server, pytest.raises(NothingToSee):
+        careful_capture(server.address, seconds=0.2, logdir=logdir)
+
+
+def test_stopped_during_the_probe_keeps_the_probe(logdir, monkeypatch):
+    monkeypatch.setattr(safe_capture, "PROBE_S", 60.0)
+    stop = threading.Event()
+    with serve() as server:
+        result, plan, _ = careful_capture(server.address, seconds=300, logdir=logdir, stop=stop,
+                                          on_progress=lambda p: p.phase == "probing" and stop.set())
+        assert len(server.requests) == len(server.terminated) == 1
+    assert result.path.parent.parent == logdir / "plugins" / "profile"
+    assert files_below(logdir) == [result.path] and result.path.read_bytes() == server.xspace
+    assert "stopped during the probe" in plan.why and plan.chosen_s < 60
+
+
+def test_stopped_during_the_capture_keeps_the_capture(logdir):
+    stop = threading.Event()
+    with serve() as server:
+        result, plan, cost = careful_capture(server.address, seconds=60, logdir=logdir, stop=stop,
+                                             on_progress=lambda p: p.phase == "recording" and stop.set())
+    assert result.stopped_early and plan.chosen_s == 60 and cost.recorded_s == result.took_s < 60
+    assert files_below(logdir) == [result.path]
+
+
+@pytest.mark.parametrize("busy_at", [0, 1])
+@pytest.mark.parametrize("refusal", [BUSY, (grpc.StatusCode.ALREADY_EXISTS, "running")])
+def test_busy_at_the_probe_or_after_it(logdir, busy_at, refusal):
+    def occupy(server: FakeProfiler, number: int) -> None:
+        server.refuse = refusal if number == busy_at else None
+
+    with serve(FakeProfiler(on_call=occupy)) as server:
+        with pytest.raises(GputopError, match="is busy"):
+            careful_capture(server.address, seconds=0.2, logdir=logdir)
+        assert len(server.requests) == busy_at + 1
+    assert not logdir.exists(), "nothing of the probe stays behind, nor what it needed"
+
+
+def test_a_server_that_dies_after_the_probe_leaves_the_probe(logdir):
+    command = [sys.executable, "-m", "tests.profiler.fake_server"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            address = process.stdout.readline().strip()
+            with pytest.raises(GputopError, match=r"went away .* the probe of 0.05 s, kept as") as caught:
+                careful_capture(address, seconds=60, logdir=logdir, pid=process.pid,
+                                on_progress=lambda p: p.phase == "recording" and process.kill())
+        finally:
+            process.kill()
+    (kept,) = files_below(logdir)
+    assert str(kept) in caught.value.message and f"gputop analyze {kept}" in caught.value.fix
+    assert kept.read_bytes() == make_xspace()
+
+
+def test_the_job_s_memory_is_watched(logdir):
+    command = [sys.executable, "-m", "tests.profiler.fake_server"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            address = process.stdout.readline().strip()
+            _, _, cost = careful_capture(address, seconds=0.2, logdir=logdir, pid=process.pid)
+        finally:
+            process.kill()
+    assert 1e6 < cost.memory_before_bytes <= cost.memory_peak_bytes
+    assert cost.memory_after_bytes <= cost.memory_peak_bytes
+    assert "the job's memory grew by" in cost.text()
+    assert set(cost.to_json()) == {"call_s", "recorded_s", "memory_before_bytes", "memory_peak_bytes",
+                                   "memory_after_bytes"}
+
+
+@pytest.mark.parametrize(("after_s", "ended"), [(0.2, True), (99.0, False)])
+def test_a_job_that_grows_too_much_is_spared_once_steps_are_recorded(logdir, monkeypatch, after_s, ended):
+    size = iter(range(10**9, 10**12, 10**9))  # a gigabyte more at each look
+    monkeypatch.setattr(safe_capture, "resident_bytes", lambda pid: next(size))
+    monkeypatch.setattr(safe_capture, "spared", lambda probe, room: (after_s, 3e9))
+    monkeypatch.setattr(safe_capture, "plan", lambda seconds, probe, room: Plan(seconds, seconds, "as asked", probe))
+    with serve() as server:
+        result, plan, cost = careful_capture(server.address, seconds=60 if ended else 0.4, logdir=logdir)
+        assert len(server.terminated) == ended
+    assert result.stopped_early == ended and files_below(logdir) == [result.path]
+    if ended:
+        assert 0.2 < plan.chosen_s == cost.recorded_s < 60 and plan.shortened
+        assert plan.why.startswith("ended then, as the job's memory had grown by ")
+
+
+def test_a_slow_hand_over_is_told(logdir):
+    assert safe_capture.Cost(8.0, 4.0).text() == (
+        "the call took 8.0 s for 4.0 s of trace: the server spent 4.0 s gathering it, and the job was slowed meanwhile")
+    assert safe_capture.Cost(4.3, 4.0).text() == "the call took 4.3 s for 4.0 s of trace"
+    assert safe_capture.Cost(4.3, 4.0).growth_bytes is None
+
+
+def test_a_trace_a_hundred_times_what_the_probe_promised_is_kept_all_the_same(logdir):
+    def lie(server: FakeProfiler, number: int) -> None:
+        server.xspace = make_xspace(events=3 if number == 0 else 200_000)
+
+    with serve(FakeProfiler(on_call=lie)) as server:
+        result, plan, _ = careful_capture(server.address, seconds=0.2, logdir=logdir)
+    assert not plan.shortened and result.path.read_bytes() == server.xspace
+
+
+def test_a_damaged_probe_counts_for_what_is_readable(logdir):
+    def cut(server: FakeProfiler, number: int) -> None:
+        server.xspace = make_xspace(events=200)[:-20] if number == 0 else make_xspace()
+
+    with serve(FakeProfiler(on_call=cut)) as server:
+        _, plan, _ = careful_capture(server.address, seconds=0.2, logdir=logdir)
+    assert 150 < plan.probe.host_events <= 200
+
+
+def test_a_probe_that_is_not_handed_over_is_given_up(logdir, monkeypatch):
+    monkeypatch.setattr(client, "_DEADLINE_EXTRA_S", 0.2)
+    monkeypatch.setattr(client, "_DEADLINE_FACTOR", 0.0)
+    monkeypatch.setattr(safe_capture, "PROBE_S", 60.0)
+    with serve() as server, pytest.raises(GputopError, match="did not hand over"):
+        careful_capture(server.address, seconds=300, logdir=logdir)
+    assert not logdir.exists()
+
+
+@pytest.mark.parametrize(("room", "cause"), [
+    (Room(shared_bytes=1e6), "too little memory"), (Room(job_bytes=100), "the job's limit"),
+    (Room(disk_bytes=10), "too little disk space"),
+])
+def test_refused_before_the_capture_where_it_would_not_fit(logdir, room, cause, monkeypatch):
+    monkeypatch.setattr(safe_capture, "room", lambda *_: room)
+    with serve() as server:
+        with pytest.raises(GputopError, match=cause) as caught:
+            careful_capture(server.address, seconds=10, logdir=logdir)
+        assert len(server.requests) == 1
+    assert "--force" in caught.value.fix
+    assert not logdir.exists()
+
+
+@pytest.mark.parametrize("bad", ["file/below", "/proc/nope"])
+def test_an_unwritable_logdir_is_named_as_it_was_given(tmp_path, bad):
+    (tmp_path / "file").touch()
+    with serve() as server, pytest.raises(GputopError, match="cannot write traces") as caught:
+        careful_capture(server.address, seconds=10, logdir=tmp_path / bad)
+    assert server.requests == [] and "probe" not in caught.value.message
+
+
+class TestServersThatWriteThemselves:
+    def test_probe_and_capture(self, logdir, monkeypatch):
+        monkeypatch.setattr(storage, "_shares_files", lambda pid: True)
+        with serve(FakeProfiler(writes_disk=True)) as server:
+            result, plan, _ = careful_capture(server.address, seconds=0.2, logdir=logdir)
+        assert result.delivered == "server disk" and plan.probe.host_events == 3
+        assert files_below(logdir) == [result.path]
+
+    def test_what_it_wrote_before_it_went_away_is_kept(self, logdir, monkeypatch):
+        """The connection breaks between the writing and the answer."""
+        monkeypatch.setattr(storage, "_shares_files", lambda pid: True)
+
+        def write_and_vanish(server: FakeProfiler, number: int) -> None:
+            if number == 1:
+                run = max((logdir / "plugins" / "profile").iterdir())
+                (run / f"{server.requests[-1].host_name}.xplane.pb").write_bytes(server.xspace)
+                server.refuse = (grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+        with serve(FakeProfiler(writes_disk=True, on_call=write_and_vanish)) as server:
+            result, _, _ = careful_capture(server.address, seconds=0.2, logdir=logdir)
+        assert files_below(logdir) == [result.path]
+        assert any("went away" in w and "had written this trace" in w for w in result.warnings)
+
+
+class TestDisksThatFill:
+    @pytest.fixture
+    def full(self, logdir, monkeypatch, tmp_path):
+        """The logdir takes no whole trace; other places do."""
+        real = Path.rename
+
+        def rename(path: Path, target: Path) -> Path:
+            if path.is_relative_to(logdir):
+                raise OSError(28, "No space left on device", str(path))
+            return real(path, target)
+
+        monkeypatch.setattr(Path, "rename", rename)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        (tmp_path / "cache").mkdir()
+
+    def test_the_trace_goes_elsewhere_and_that_is_said(self, logdir, full, tmp_path):
+        with serve() as server:
+            result = client.capture(server.address, seconds=0.05, logdir=logdir)
+        assert result.path.is_relative_to(tmp_path / "cache") and result.path.read_bytes() == server.xspace
+        assert result.run_dir == result.path.parent and result.run_dir.parent.name == "profile"
+        assert result.path.parents[4].stat().st_mode & 0o077 == 0, "a trace is its user's own"
+        (said,) = result.warnings
+        assert "No space left" in said and str(result.path) in said
+        assert not logdir.exists()
+
+    def test_nowhere_to_go(self, logdir, full, tmp_path, monkeypatch):
+        monkeypatch.setattr(storage, "_elsewhere", lambda *_: [tmp_path / "gone"])
+        with serve() as server, pytest.raises(GputopError, match=r"No space left.*nor in .*gone"):
+            client.capture(server.address, seconds=0.05, logdir=logdir)
+        assert not logdir.exists()
+
+    def test_a_probe_is_not_left_elsewhere(self, logdir, full, tmp_path):
+        with serve() as server, pytest.raises(GputopError, match=r"is full: .* not hold even the probe"):
+            careful_capture(server.address, seconds=0.3, logdir=logdir)
+        assert files_below(tmp_path) == [] and len(server.requests) == 1
+
+
+def test_places_for_a_trace_have_room_and_other_file_systems_come_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tmp_path in storage._elsewhere(tmp_path, 100)
+    assert storage._elsewhere(tmp_path, 2**60) == []
+    devices = [p.stat().st_dev == Path("/proc").stat().st_dev for p in storage._elsewhere(Path("/proc"), 100)]
+    assert devices == sorted(devices)
+
+
+def test_footprint_is_asked_about_the_real_place(logdir, monkeypatch):
+    asked: list[object] = []
+    real = footprint.room
+    monkeypatch.setattr(safe_capture, "room", lambda *a: asked.append(a) or real(*a))
+    with serve() as server:
+        careful_capture(server.address, seconds=0.2, logdir=logdir)
+        assert asked == [(server.address, os.getpid(), logdir)]

@@ -1,0 +1,278 @@
+"""NvmlSource through the real nvidia-ml-py, over the fake driver library."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gputop.core.errors import EXIT_NOTHING, EXIT_USAGE, GputopError, NothingToSee
+from gputop.core.metrics import GPU_METRICS
+from gputop.core.samples import FAILED, LOST, OK, GpuSample
+from gputop.sources.nvml.fields import LIMIT_PERIOD_S
+from gputop.sources.nvml.gpu import clock_events
+from gputop.sources.nvml.source import NvmlSource
+from tests.nvml_fake import FakeNvml, environment
+from tests.sources.conftest import Clock
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def opened(clock: Clock, *gpus: str) -> NvmlSource:
+    source = NvmlSource(gpus, clock=clock, wall_clock=clock)
+    source.open()
+    return source
+
+
+def look(source: NvmlSource) -> list[GpuSample]:
+    return [probe.read(0.0) for probe in source.gpus]
+
+
+def test_all_gpus_with_identity_and_units(fake: FakeNvml, clock: Clock) -> None:
+    fake.configure("set power_w 431.5", "set memory_used_mib 1024", "set util 73", "set pcie_gen 4", "set reasons 4")
+    clock.advance(0)
+    source = opened(clock)
+    samples = look(source)
+    assert [s.info.index for s in samples] == list(range(8))
+    assert len({s.info.uuid for s in samples}) == 8
+    first = samples[0]
+    assert first.state == OK
+    assert first.info.name == "NVIDIA H100 80GB HBM3"
+    assert first.info.pci_bus_id == "00000000:18:00.0"
+    assert (first.info.pcie_gen_max, first.info.pcie_width_max) == (4, 16)
+    values = {metric: reading.value for metric, reading in first.readings.items()}
+    assert values["power_w"] == 431.5
+    assert values["power_limit_w"] == 700
+    assert values["memory_used_bytes"] == GIB
+    assert values["memory_total_bytes"] == 80 * GIB
+    assert values["memory_reserved_bytes"] == 600 * MIB
+    assert values["gpu_util"] == 0.73
+    assert first["gpu_util"].coarse
+    assert values["sm_clock_hz"] == 1755e6
+    assert values["sm_clock_max_hz"] == 1980e6
+    assert values["memory_clock_hz"] == values["memory_clock_max_hz"] == 2619e6
+    assert values["pcie_max_bytes_per_s"] == pytest.approx(31.5e9, rel=0.001)  # 4.0 x16
+    assert first.clock_event_reasons == ("power cap",)
+    assert source.label == "NVML + GPM, driver 580.65.06"
+    assert first.readings.keys() <= GPU_METRICS.keys()
+    assert all(reading.unit == GPU_METRICS[metric].unit for metric, reading in first.readings.items())
+
+
+def test_values_change_with_time_and_differ_between_gpus(fake: FakeNvml, clock: Clock) -> None:
+    source = opened(clock)
+    before = look(source)
+    clock.advance(3.0)
+    after = look(source)
+    powers = [s["power_w"].value for s in before]
+    assert len(set(powers)) == 8
+    assert all(b["power_w"].value != a["power_w"].value for b, a in zip(before, after, strict=True))
+
+
+def test_a_refused_field_is_pruned_with_its_reason_on_that_gpu_only(fake: FakeNvml, clock: Clock) -> None:
+    fake.configure("refuse nvmlDeviceGetUtilizationRates 3 2", "refuse nvmlDeviceGetEnforcedPowerLimit 3")
+    clock.advance(0)
+    source = opened(clock)
+    for _ in range(3):
+        samples = look(source)
+        clock.advance(LIMIT_PERIOD_S + 1)
+    assert samples[2]["gpu_util"].value is None
+    assert "not supported" in (samples[2]["gpu_util"].reason or "")
+    assert fake.calls("nvmlDeviceGetUtilizationRates", 2) == 1
+    assert samples[1]["gpu_util"].value is not None
+    assert fake.calls("nvmlDeviceGetUtilizationRates", 1) == 3
+    assert samples[0]["power_limit_w"].reason is not None
+    assert fake.calls("nvmlDeviceGetEnforcedPowerLimit", 0) == 1
+
+
+@pytest.mark.parametrize("code", [21, 999])
+def test_no_data_is_missing_for_this_tick_only(fake: FakeNvml, clock: Clock, code: int) -> None:
+    fake.configure("gpus 1", f"refuse nvmlDeviceGetTemperature {code}")
+    clock.advance(0)
+    source = opened(clock)
+    assert look(source)[0]["temperature_c"].reason
+    fake.allow_everything()
+    assert look(source)[0]["temperature_c"].value is not None
+
+
+def test_older_calls_stand_in_for_newer_ones(fake: FakeNvml, clock: Clock) -> None:
+    fake.configure(
+        "gpus 1",
+        "set memory_used_mib 1024",
+        "set reasons 8",
+        "refuse nvmlDeviceGetMemoryInfo_v2 13",
+        "refuse nvmlDeviceGetCurrentClocksEventReasons 13",
+        "refuse nvmlDeviceGetTemperature 26",
+    )
+    clock.advance(0)
+    source = opened(clock)
+    sample = look(source)[0]
+    assert sample["memory_used_bytes"].value == (1024 + 600) * MIB
+    assert "reserve" in sample["memory_used_bytes"].source
+    assert sample["memory_reserved_bytes"].reason
+    assert sample.clock_event_reasons == ("hw slowdown",)
+    import pynvml
+
+    # Older releases of nvidia-ml-py do not have the newer call.
+    has_newer = hasattr(pynvml, "nvmlDeviceGetTemperatureV")
+    assert (sample["temperature_c"].value is not None) == has_newer
+
+
+def test_clock_events_that_cannot_be_read_are_not_shown_as_none(fake: FakeNvml, clock: Clock) -> None:
+    fake.configure("gpus 1", "refuse nvmlDeviceGetCurrentClocksEventReasons 3")
+    clock.advance(0)
+    source = opened(clock)
+    look(source)
+    sample = look(source)[0]
+    assert sample.clock_event_reasons == ()
+    assert "not supported" in (sample.clock_events_reason or "")
+    assert fake.calls("nvmlDeviceGetCurrentClocksEventReasons") == 1
+
+
+def test_clock_event_names() -> None:
+    assert clock_events(0) == ()
+    assert clock_events(0x1) == ("idle",)
+    assert clock_events(0x4 | 0x20 | 0x80) == ("power cap", "thermal", "power brake")
+
+
+@pytest.mark.parametrize(("code", "word"), [(15, "Xid"), (16, "--gpu-reset -i 3")])
+def test_a_lost_gpu_is_dropped_and_the_others_go_on(fake: FakeNvml, clock: Clock, code: int, word: str) -> None:
+    source = opened(clock)
+    look(source)
+    fake.change(f"refuse nvmlDeviceGetUtilizationRates {code} 3")
+    clock.advance(1)
+    samples = look(source)
+    assert [s.state for s in samples] == [OK] * 3 + [LOST] + [OK] * 4
+    assert word in samples[3].message
+    assert samples[3]["power_w"].reason == samples[3].message
+    fake.lose(3)
+    clock.advance(1)
+    assert [s.state for s in look(source)][3] == LOST
+    source.close()
+    assert fake.calls_after_lost(3) == 0, "the handle was used again"
+
+
+def test_a_gpu_lost_in_the_middle_of_the_run(fake: FakeNvml, clock: Clock) -> None:
+    fake.configure("gpus 2", "lost_after 60 1")
+    clock.advance(0)
+    source = opened(clock)
+    states = []
+    for _ in range(10):
+        states.append(tuple(s.state for s in look(source)))
+        clock.advance(1)
+    assert states[0] == (OK, OK)
+    assert states[-1] == (OK, LOST)
+    assert fake.calls_after_lost(1) == 1
+
+
+def test_a_gpu_lost_before_the_start_is_shown(fake: FakeNvml, clock: Clock) -> None:
+    fake.configure("gpus 3", "lost_after 0 1", "refuse nvmlDeviceGetHandleByIndex_v2 4 2")
+    clock.advance(0)
+    source = opened(clock)
+    samples = look(source)
+    assert [s.state for s in samples] == [OK, LOST, FAILED]
+    assert "/dev/nvidia2" in samples[2].message
+
+
+@pytest.mark.parametrize(
+    ("items", "indices"),
+    [((), list(range(8))), (("0",), [0]), (("2-3", "0"), [0, 2, 3]), (("GPU-1A2B3C11",), [1]), (("0,5-6",), [0, 5, 6])],
+)
+def test_gpus_by_index_range_and_uuid(fake: FakeNvml, clock: Clock, items: tuple[str, ...], indices: list[int]) -> None:
+    source = opened(clock, *items)
+    assert [probe.info.index for probe in source.gpus] == indices and source.gpus_present == 8
+
+
+@pytest.mark.parametrize("item", ["8", "6-9", "3-2", "GPU-ffff", "-1", "x"])
+def test_a_gpu_that_is_not_there_is_wrong_usage(fake: FakeNvml, clock: Clock, item: str) -> None:
+    with pytest.raises(GputopError) as caught:
+        opened(clock, "0", item)
+    assert caught.value.exit_code == EXIT_USAGE
+    assert item in caught.value.message
+    assert "GPU-1a2b3c00" in caught.value.fix
+
+
+def test_names_with_escape_codes_and_bytes_that_are_no_utf8(fake: FakeNvml, clock: Clock) -> None:
+    fake.configure("gpus 1", r"name H100\xff\x1b[31m\x07 80GB")
+    clock.advance(0)
+    assert opened(clock).gpus[0].info.name == "H100\ufffd\ufffd[31m\ufffd 80GB"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (9, NothingToSee, ("kernel module", "--demo")),
+        (12, NothingToSee, ("libnvidia-ml.so.1", "--demo")),
+        (18, GputopError, ("different versions", "Reboot")),
+        (4, GputopError, ("no permission", "/dev/nvidiactl")),
+        (999, GputopError, ("999", "nvidia-smi")),
+    ],
+)
+def test_a_driver_that_cannot_be_opened(
+    fake: FakeNvml, clock: Clock, code: int, kind: type[GputopError], words: tuple[str, ...]
+) -> None:
+    fake.configure(f"init {code}")
+    with pytest.raises(GputopError) as caught:
+        opened(clock)
+    assert type(caught.value) is kind
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_driver_without_gpus(fake: FakeNvml, clock: Clock) -> None:
+    fake.configure("gpus 0")
+    with pytest.raises(NothingToSee, match="no GPU"):
+        opened(clock)
+
+
+def test_mig_mode_is_named_as_the_reason(fake: FakeNvml, clock: Clock) -> None:
+    fake.configure("gpus 1", "set mig 1", "refuse nvmlDeviceGetUtilizationRates 3")
+    clock.advance(0)
+    assert "MIG" in (look(opened(clock))[0]["gpu_util"].reason or "")
+
+
+OPEN = """
+from gputop.core.errors import GputopError
+from gputop.sources.nvml.source import NvmlSource
+import sys
+assert "pynvml" not in sys.modules and "psutil" not in sys.modules
+source = NvmlSource()
+try:
+    source.open()
+except GputopError as error:
+    print(error)
+    raise SystemExit(error.exit_code)
+print(source.label, len(source.gpus))
+source.close()
+"""
+
+
+def test_no_library_at_all(tmp_path: Path) -> None:
+    # An unusable file, so that a machine with a driver does not find its own either.
+    (tmp_path / "libnvidia-ml.so.1").write_text("no library\n")
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == EXIT_NOTHING, done.stderr
+    assert "no NVIDIA driver" in done.stdout
+    assert "gputop --demo" in done.stdout
+
+
+def test_a_process_of_its_own_finds_the_fake(nvml_library: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN],
+        env=environment(nvml_library, "gpus 2", "gpm 0", "driver 550.1"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "NVML, driver 550.1 2\n", done.stderr

@@ -1,0 +1,110 @@
+"""How the sampler begins: the look at the GPUs before anybody is connected, and the past that the source tells."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.samples import HostSample, NodeSample
+from gputop.telemetry import sampler as sampler_module
+from gputop.telemetry.sampler import MIN_INTERVAL_S, Sampler
+from tests.telemetry.test_sampler import WAIT_S, Node
+
+
+def test_with_nobody_connected_it_looks_at_the_gpus_and_waits() -> None:
+    node = Node()
+    sampler = Sampler(node, MIN_INTERVAL_S)
+    sampler.start()
+    assert sampler.looked.wait(WAIT_S) and sampler.failure is None
+    glimpse = sampler.glimpse
+    assert glimpse is not None and glimpse.gpus[0]["power_w"].value == 1.0
+    assert glimpse.host["cpu_ratio"].reason == "not asked yet" and not glimpse.processes
+    out: queue.SimpleQueue[NodeSample | GputopError] = queue.SimpleQueue()
+    sampler.connect(out.put, out.put)
+    first = out.get(timeout=WAIT_S)
+    assert isinstance(first, NodeSample) and first.gpus == glimpse.gpus, "the GPUs are not read again for it"
+    assert first.time_s == glimpse.time_s and first.host["cpu_ratio"].value is not None and first.processes
+    sampler.stop(WAIT_S)
+    assert node.closed.is_set()
+
+
+def test_with_nobody_connected_a_failure_is_kept_and_told_later() -> None:
+    node = Node()
+    node.fault = NothingToSee("no GPU", "buy one")
+    sampler = Sampler(node, MIN_INTERVAL_S)
+    sampler.start()
+    assert sampler.looked.wait(WAIT_S) and sampler.failure is node.fault and sampler.glimpse is None
+    told: queue.SimpleQueue[object] = queue.SimpleQueue()
+    sampler.connect(told.put, told.put)
+    assert told.get(timeout=WAIT_S) is node.fault
+
+
+def test_one_that_nobody_connects_can_be_stopped() -> None:
+    node = Node()
+    sampler = Sampler(node, MIN_INTERVAL_S)
+    sampler.start()
+    assert sampler.looked.wait(WAIT_S)
+    sampler.stop(WAIT_S)
+    assert node.closed.is_set()
+
+
+def test_the_past_comes_once_after_the_first_sample(begin_past: Callable[[Node], list[object]]) -> None:
+    past = [NodeSample(float(i), (), HostSample("node", {})) for i in range(3)]
+    got = begin_past(Node(past=past))
+    assert isinstance(got[0], NodeSample) and len(got[0].gpus) == 2
+    assert got[1] == tuple(past)
+    assert isinstance(got[2], NodeSample) and got[2].time_s > got[0].time_s
+
+
+def test_a_source_that_fails_to_tell_its_past_is_sampled_all_the_same(
+    begin_past: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node()
+    monkeypatch.setattr(node, "prefill", lambda now_s, interval_s: 1 / 0)
+    assert begin_past(node)[1] == ()
+
+
+def test_a_past_that_hangs_is_not_waited_for_long(
+    begin_past: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, gate = Node(), threading.Event()
+    monkeypatch.setattr(sampler_module, "PAST_DEADLINE_S", 0.05)
+    monkeypatch.setattr(node, "prefill", lambda now_s, interval_s: gate.wait(WAIT_S) and ())
+    got = begin_past(node)
+    assert got[1] == () and isinstance(got[2], NodeSample)
+    assert not node.closed.is_set()
+    gate.set()
+
+
+def test_a_past_that_is_slow_to_come_holds_up_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, gate, out = Node(), threading.Event(), queue.SimpleQueue[object]()
+    past = NodeSample(1.0, (), HostSample("node", {}))
+    monkeypatch.setattr(node, "prefill", lambda now_s, interval_s: gate.wait(WAIT_S) and [past])
+    sampler = Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_past=lambda past: out.put(tuple(past)))
+    sampler.start()
+    assert all(isinstance(out.get(timeout=WAIT_S), NodeSample) for _ in range(3))
+    gate.set()
+    while isinstance(got := out.get(timeout=WAIT_S), NodeSample):
+        pass
+    assert got == (past,)
+    sampler.stop(WAIT_S)
+
+
+@pytest.fixture
+def begin_past() -> Iterator[Callable[[Node], list[object]]]:
+    """What a sampler hands out up to its second sample, the past as a tuple."""
+    started: list[Sampler] = []
+
+    def begin(node: Node) -> list[object]:
+        out: queue.SimpleQueue[object] = queue.SimpleQueue()
+        started.append(Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_past=lambda past: out.put(tuple(past))))
+        started[-1].start()
+        return [out.get(timeout=WAIT_S) for _ in range(3)]
+
+    yield begin
+    for sampler in started:
+        sampler.stop()

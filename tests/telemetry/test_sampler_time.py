@@ -1,0 +1,154 @@
+"""The sampler in calculated time: nothing waits, every delay is exact."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import queue
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from gputop.core.samples import (
+    GpuSample,
+    HostSample,
+    NodeSample,
+    ProcessSample,
+    Reading,
+)
+from gputop.telemetry import sampler as sampler_module
+from gputop.telemetry.sampler import Sampler
+from tests.telemetry.test_sampler import Host, Node
+
+
+class Calculated:
+    """Clock and mailbox of a sampler whose calls take ``took_s(worker, function)`` seconds of this clock."""
+
+    def __init__(self, took_s: Callable[[str, str, float], float]) -> None:
+        self.now_s = 0.0
+        self.took_s = took_s
+        self._letters: list[tuple[float, int, Any]] = []
+        self._count = itertools.count()
+
+    def put(self, letter: Any, at_s: float | None = None) -> None:
+        heapq.heappush(self._letters, (self.now_s if at_s is None else at_s, next(self._count), letter))
+
+    def get(self, timeout: float | None = None) -> Any:
+        assert self._letters or timeout is not None, "it would wait for ever"
+        if timeout is not None and not (self._letters and self._letters[0][0] <= self.now_s + timeout):
+            self.now_s += timeout + 1e-9
+            raise queue.Empty
+        at_s, _, letter = heapq.heappop(self._letters)
+        self.now_s = max(self.now_s, at_s)
+        return letter
+
+    def samples(self, node: Node, count: int, interval_s: float, monkeypatch: pytest.MonkeyPatch) -> list[
+            tuple[float, NodeSample]]:
+        """The first samples of this node, each with the time it came."""
+        time = self
+
+        class Worker:
+            def __init__(self, name: str, *_: object) -> None:
+                self.name = name
+                self.free_s = 0.0
+
+            def order(self, call: Any, *args: object) -> None:
+                call.ordered_s = time.now_s
+                begin_s = max(time.now_s, self.free_s)
+                self.free_s = begin_s + time.took_s(self.name, call.function.__name__, begin_s)
+                time.put((call, call.function(*args), self.free_s - call.ordered_s), self.free_s)
+
+            def end(self) -> None:
+                pass
+
+        out: list[tuple[float, NodeSample]] = []
+
+        def take(sample: NodeSample) -> None:
+            out.append((self.now_s, sample))
+            if len(out) == count:
+                sampler.stop()
+
+        monkeypatch.setattr(sampler_module, "Worker", Worker)
+        clock = lambda: self.now_s  # noqa: E731
+        sampler = Sampler(node, interval_s, take, pytest.fail, clock=clock, wall_clock=clock)
+        monkeypatch.setattr(sampler, "_mailbox", self)
+        sampler._coordinate()
+        return out
+
+
+class DatedHost(Host):
+    """Says when each reading was asked for."""
+
+    def read(self, now_s: float) -> HostSample:
+        return HostSample("node", {"cpu_ratio": Reading(now_s, "ratio")}, 4)
+
+    def processes(self, now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
+        return (ProcessSample(7, "ana", "train.py", Reading(now_s, "count"), Reading(1.0, "bytes")),)
+
+
+def of_host(samples: list[tuple[float, NodeSample]]) -> tuple[list[float | None], list[float | None]]:
+    """How old the host's readings and the processes were in each sample, in seconds; None: missing."""
+    reads = [(s.time_s, s.host["cpu_ratio"].value) for _, s in samples]
+    processes = [(s.time_s, s.processes[0].cpu_cores.value) for _, s in samples]
+    return tuple([None if v is None else t - v for t, v in each] for each in (reads, processes))  # type: ignore
+
+
+def test_a_host_that_is_always_slow_is_shown_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    node.host = DatedHost()
+    time = Calculated(lambda worker, *_: 0.6 if worker == "host" else 0.001)
+    reads, processes = of_host(time.samples(node, 12, 1.0, monkeypatch))
+    # Both together take 1.2 s of every second: now and then one must be missing, none for long.
+    for ages in (reads, processes):
+        assert sum(age is None for age in ages) <= 2, ages
+        assert all(age is not None or before is not None for before, age in itertools.pairwise(ages)), ages
+        assert all(age <= 3.0 for age in ages if age is not None), ages
+        assert all(age > 0.5 for age in ages[2:] if age is not None), ages
+
+
+def test_slow_processes_are_shown_a_tick_late_and_delay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    node.host = DatedHost()
+    time = Calculated(lambda worker, function, _: 0.6 if function == "processes" else 0.001)
+    samples = time.samples(node, 8, 1.0, monkeypatch)
+    reads, processes = of_host(samples)
+    assert reads == [0.0] * 8
+    assert processes[0] == 0.0 and processes[1:] == pytest.approx([1.0] * 7, abs=0.001)
+    assert all(came_s - sample.time_s < 0.01 for came_s, sample in samples[1:])
+
+
+def test_a_host_that_hangs_once_is_missing_and_nothing_old_is_shown_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    node.host = DatedHost()
+    hang_s = {3.0: 4.5}  # the reading of this tick takes so long
+    time = Calculated(lambda worker, function, begin_s: (
+        hang_s.get(round(begin_s), 0.001) if (worker, function) == ("host", "read") else 0.0))
+    reads, processes = of_host(time.samples(node, 12, 1.0, monkeypatch))
+    assert [age is None for age in reads] == [False] * 3 + [True] * 5 + [False] * 4
+    assert [age for age in reads if age is not None] == pytest.approx([0.0] * 7)
+    # The processes are not waited for behind the hanging call: their last sample stands in for one tick.
+    assert processes == pytest.approx([0.0] * 3 + [1.0] + [None] * 4 + [0.0] * 4)
+
+
+@pytest.mark.parametrize(("interval_s", "patience_s"), [(0.1, 0.08), (0.5, 0.4), (2.0, 0.5)])
+def test_a_gpu_that_begins_to_hang_delays_one_tick_by_what_is_promised(
+    interval_s: float, patience_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sampler_module.patience_s(interval_s) == pytest.approx(patience_s)
+    hangs_from_s = 2.5 * interval_s
+    time = Calculated(lambda worker, _, begin_s: 1e9 if worker == "gpu1" and begin_s > hangs_from_s else 0.0)
+    samples = time.samples(Node(), 6, interval_s, monkeypatch)
+    delays = [came_s - sample.time_s for came_s, sample in samples]
+    stagger_s = sampler_module.STAGGER_S
+    assert delays == pytest.approx([0, 0, 0, stagger_s + patience_s, 0, 0], abs=1e-6)
+
+
+def test_gpus_that_are_slow_to_answer_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Calculated(lambda worker, *_: 0.04 if worker.startswith("gpu") else 0.0)
+    samples = time.samples(Node(16), 3, 1.0, monkeypatch)
+    delays = [came_s - sample.time_s for came_s, sample in samples]
+    assert delays == pytest.approx([0.04 + 15 * sampler_module.STAGGER_S] * 3, abs=1e-6)
+
+
+# -- over the fake driver --------------------------------------------------------------------------

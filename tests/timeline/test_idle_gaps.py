@@ -1,0 +1,224 @@
+"""The coldest places: where they are, why, what the host did, and that their sum is the analysis' own figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gputop.diagnosis.diagnose import examine
+from gputop.simulation.loop import TrainingLoop
+from gputop.simulation.scenarios import find_scenario
+from gputop.simulation.xspace import build_xspace
+from gputop.timeline.idle_gaps import bubbles, coldest
+from gputop.timeline.model import CAUSES
+from gputop.trace.model import Kind, Trace
+from gputop.trace.readers.load import load
+from gputop.trace.readers.xspace.xspace import read_xspaces
+from tests.advice.labelled.cases import fault_case
+from tests.advice.trace.traces import fill, healthy, input_bound, job, launch_bound, uneven
+from tests.timeline.make import timeline_of
+from tests.trace.build import Builder, keras_steps
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+REAL = [SHARED / "dlrm_8gpu_v100", SHARED / "kineto" / "a100_launch_bound.json.gz",
+        SHARED / "kineto" / "v100_healthy.json.gz", SHARED / "nsys" / "mfu_2gpu_before.sqlite",
+        SHARED / "nsys" / "h100_2gpu_1s.sqlite"]
+ALL = 10**6  # more than any of these traces has
+MOST = 1_000
+
+
+def labelled(fault: str) -> Trace:
+    case = fault_case(fault, "strong", 1)
+    return read_xspaces([(f"{case.name}.xplane.pb", "trainer-0", case.bytes())])
+
+
+def test_waiting_for_input():
+    first, *others = bubbles(examine(input_bound().build()))
+    assert (first.gpus, first.part, first.cause, first.finding) == ((0,), "input", "input", "input_bound")
+    assert first.work[0].thread == "tf_data_private_threadpool/1" and first.work[0].role == "input"
+    assert first.work[0].op == "Iterator::Root::Prefetch::Map"
+    assert first.host == "tf_data_private_threadpool/1: Iterator::Root::Prefetch::Map 98 %"
+    assert first.ended_by == "loop_add_fusion_3, launched by launch 0"
+    assert first.cost_ns == first.end_ns - first.start_ns >= 8_000_000
+    assert all(b.cost_ns <= first.cost_ns for b in others)
+
+
+def test_what_many_threads_of_a_pool_do_is_one_work():
+    b = input_bound()
+    for thread in range(2, 12):
+        b.host("Decode", 20_000, 4_000 + 300 * thread, f"tf_data_private_threadpool/{thread}")
+    found = [x for x in bubbles(examine(b.build())) if x.cause == "input"]
+    second = min(found, key=lambda x: abs(x.start_ns - 20_000_000))
+    pool = next(work for work in second.work if work.op == "Decode")
+    assert (pool.thread, pool.threads, pool.role) == ("tf_data_private_threadpool (10 threads)", 10, "input")
+    assert pool.time_ns == 5_950_000  # the mean
+
+
+def test_python_between_the_steps():
+    b = keras_steps(Builder(), 8, 20_000, 14_000)
+    for i in range(8):
+        b.run(0, 20_000 * i + 100, 13_800, launch=20_000 * i + 20, thread="python")
+        b.host("SaveV2", 20_000 * i + 14_500, 4_000, "python")
+    first = bubbles(examine(b.build()))[0]
+    assert (first.part, first.cause, first.finding) == ("host", "gap", "step_gap_host")
+    works = {work.op: work.time_ns for work in first.work}
+    assert works["SaveV2"] == 4_000_000
+    # From the call's end to SaveV2, from there to the next step's call, and nothing else.
+    assert works[""] == pytest.approx(2_000_000, abs=200_000)
+    assert first.host == "python: SaveV2 65 %"
+
+
+def test_late_launches():
+    found = bubbles(examine(launch_bound().build()), ALL)
+    assert {b.finding for b in found if b.cause == "dispatch"} <= {"launch_bound", "small_kernels"}
+    by_cause = {b.cause for b in found if b.cost_ns > 25_000}
+    assert "dispatch" in by_cause and found[0].work
+
+
+def test_places_of_several_gpus_are_one():
+    b = job(gpus=3)
+    for gpu in range(3):
+        for i in range(6):
+            b.run(gpu, i * 20_000 + 100 + gpu, 9_000, launch=i * 20_000 + 50)
+            b.run(gpu, i * 20_000 + 15_000 + 7 * gpu, 4_900, launch=i * 20_000 + 14_990)
+    found = bubbles(examine(b.build()))
+    inner = [b for b in found if b.cost_ns > 15_000_000]
+    assert len(inner) == 5 and {b.gpus for b in inner} == {(0, 1, 2)}
+    first = min(inner, key=lambda b: b.start_ns)
+    assert (first.start_ns, first.end_ns) == (9_100_000, 15_014_000)
+    assert first.cost_ns == sum(15_000_000 + 7_000 * gpu - 9_100_000 - 1_000 * gpu for gpu in range(3))
+
+
+def test_gpus_by_turns_are_places_of_their_own():
+    b = job(gpus=2)
+    for i in range(6):
+        b.run(0, i * 20_000 + 100, 9_900, launch=i * 20_000 + 10)
+        b.run(1, i * 20_000 + 10_000, 9_950, launch=i * 20_000 + 20)
+    found = [b for b in bubbles(examine(b.build())) if b.cause == "other_gpu"]
+    assert {b.gpus for b in found} == {(0,), (1,)} and {b.part for b in found} == {"idle"}
+    assert {(b.gpus, b.meanwhile[:14]) for b in found} == {((0,), "GPU 1 computes"), ((1,), "GPU 0 computes")}
+    assert sum(b.cost_ns for b in found) > 85_000_000
+
+
+def test_waiting_in_a_collective_for_the_last_gpu():
+    b = job(gpus=3)
+    for i in range(6):
+        for gpu in range(3):
+            work = 12_000 if gpu == 1 else 4_000
+            begin = i * 20_000 + 100
+            b.run(gpu, begin, work, launch=begin - 50)
+            b.run(gpu, begin + work, i * 20_000 + 18_000 - begin - work, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+                  kind=Kind.COLLECTIVE, launch=begin - 40)
+            b.run(gpu, i * 20_000 + 18_000, 1_950, launch=begin - 30)
+    facts = examine(b.build())
+    found = [b for b in bubbles(facts) if b.cause == "collective_wait"]
+    assert len(found) == 5 and {b.gpus for b in found} == {(0, 2)} and {b.part for b in found} == {"collectives"}
+    assert {(b.end_ns - b.start_ns, b.cost_ns) for b in found} == {(8_000_000, 16_000_000)}
+    assert {b.meanwhile for b in found} == {"GPU 1 computes 100 % of that time"}
+    assert found[0].ended_by.startswith("GPU 1, the last to come to ncclDevKernel_AllReduce")
+    assert {b.finding for b in found} <= {id_ for f in facts.analysis.findings for id_ in [f.id]}
+
+
+@pytest.mark.parametrize(("fault", "cause"), [
+    ("step_gap_host", "gap"), ("retracing", "tracing"), ("eager_execution", "eager"), ("host_placement", "placement"),
+    ("thread_contention", "dispatch"), ("sync_copies", "dispatch"), ("launch_bound", "dispatch"),
+    ("serial_gpus", "other_gpu"), ("gpu0_oversubscribed", "collective_wait"),
+])
+def test_most_of_what_is_lost_belongs_to_the_fault_that_was_put_in(fault, cause):
+    found = bubbles(examine(labelled(fault)), MOST)
+    lost = sum(b.cost_ns for b in found)
+    assert sum(b.cost_ns for b in found if b.finding == fault) > 0.75 * lost
+    assert sum(b.cost_ns for b in found if b.cause == cause) > 0.75 * lost
+    assert found[0].cause == cause or fault == "launch_bound"  # there the longest are between the steps
+
+
+def test_a_thread_that_is_kept_from_launching_shows_no_event():
+    first = bubbles(examine(labelled("thread_contention")))[0]
+    assert first.work[0].op == "" and first.work[0].role == "executor" and ": no event " in first.host
+
+
+def scenario(name: str) -> Trace:
+    loop = TrainingLoop(find_scenario(name))
+    begin = 20_000_000_000
+    data = build_xspace(loop, begin, begin + 1_200_000_000, 1_700_000_000_000_000_000, "node")
+    return read_xspaces([("node.xplane.pb", "node", data)])
+
+
+@pytest.mark.parametrize(("name", "finding"), [
+    ("input-bound", "input_bound"), ("gpu0-oversubscribed", "gpu0_oversubscribed"), ("launch-bound", "launch_bound"),
+])
+def test_the_simulated_jobs(name, finding):
+    found = bubbles(examine(scenario(name)), MOST)
+    lost = sum(b.cost_ns for b in found)
+    assert sum(b.cost_ns for b in found if b.finding == finding) > 0.6 * lost
+    assert len(found[0].gpus) >= (7 if name == "gpu0-oversubscribed" else 1)
+
+
+def consistent(trace: Trace) -> None:
+    """The sums are the breakdown's and the collectives' own, by part, and every field says what it may."""
+    facts = examine(trace)
+    found = coldest(facts, ALL)
+    every = [f.bubble for f in found]
+    analysis = facts.analysis
+    parts = analysis.breakdown
+    if parts is not None and analysis.gpus:
+        ran = sum(gpu.busy > 0 for gpu in analysis.gpus)
+        idle = (parts.input + parts.launch + parts.host + parts.idle) * analysis.steps.count * ran
+        assert sum(b.cost_ns for b in every if b.part != "collectives") / 1e9 == pytest.approx(idle, rel=1e-6, abs=1e-9)
+    waits = facts.waits.waiting_s if facts.waits is not None else {}
+    assert sum(b.cost_ns for b in every if b.part == "collectives") / 1e9 == pytest.approx(
+        sum(waits.values()) * facts.steps_or_window, rel=1e-6, abs=1e-9)
+    gpus = {gpu.gpu for gpu in analysis.gpus}
+    for b in every:
+        assert b.cause in CAUSES and b.part in ("input", "launch", "host", "idle", "collectives")
+        assert set(b.gpus) <= gpus and len(set(b.gpus)) == len(b.gpus) > 0
+        assert b.end_ns > b.start_ns and b.cost_ns <= len(b.gpus) * (b.end_ns - b.start_ns)
+        assert b.finding is None or b.finding in {f.id for f in analysis.findings}
+        assert all(0 < work.time_ns <= b.end_ns - b.start_ns for work in b.work)
+    costs = [b.cost_ns for b in every]
+    assert costs == sorted(costs, reverse=True)
+    for few in (1, 10):  # the search that ends early finds as much
+        assert [f.bubble.cost_ns for f in coldest(facts, few)] == costs[:few]
+    timeline = timeline_of(trace)
+    assert len(timeline.bubbles) == min(len(every), 200)
+    for told, bubble in zip(timeline.bubbles, every, strict=False):
+        assert told.cost_ns == bubble.cost_ns and (told.ends is None) == (told.ended_by == "")
+        if told.ends is not None:
+            ender = timeline.range(*told.ends)
+            assert told.start_ns <= ender.start_ns <= told.end_ns
+            assert ender.name in told.ended_by
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name.split(".")[0])
+def test_real_traces_add_up(path):
+    if not path.exists():
+        pytest.skip(f"no {path}")
+    consistent(load([str(path)]))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: healthy(2).build(), lambda: input_bound().build(), lambda: launch_bound(2).build(),
+    lambda: uneven(0, 2.0).build(),
+], ids=["healthy", "input", "launch", "uneven"])
+def test_made_traces_add_up(make):
+    consistent(make())
+
+
+def test_without_steps_the_window_counts():
+    b = Builder()
+    fill(b, 0, 0, 1_000, 96, 50)
+    facts = examine(b.build())
+    assert facts.analysis.steps is None
+    consistent(b.build())
+
+
+def test_without_a_gpu_there_is_no_place():
+    b = keras_steps(Builder(gpus=0), 5, 1_000, 900)
+    assert bubbles(examine(b.build())) == ()
+
+
+def test_a_gpu_that_never_rests_has_no_place():
+    b = Builder()
+    b.run(0, 0, 100).run(0, 100, 100)
+    assert bubbles(examine(b.build())) == ()

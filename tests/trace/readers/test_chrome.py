@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gputop.analysis.steps.steps import find_steps
+from gputop.core.errors import GputopError, NothingToSee
+from gputop.diagnosis.diagnose import analyze_trace
+from gputop.trace.model import Kind, LaunchShape, MemoryKind
+from gputop.trace.readers.chrome.chrome import read_chrome
+from gputop.trace.readers.load import load
+from tests.trace.shares import NEEDS_SHARED, SHARED, shares
+
+JAX_RUN = Path(__file__).resolve().parents[2] / "data/jax_run"
+COPY = "Memcpy HtoD (Pinned -> Device)"
+
+
+def event(cat: str, name: str, ts: float, dur: float, *, pid: Any = 100, tid: Any = 1, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+def kineto(rank: int = 0, base: int = 0, start: float = 1_700_000_000_000_000.0) -> dict[str, Any]:
+    return {
+        "distributedInfo": {"rank": rank}, "baseTimeNanoseconds": base, "host_name": "node",
+        "deviceProperties": [{"id": i, "name": "H100", "totalGlobalMem": 80 << 30, "computeMajor": 9, "computeMinor": 0}
+                             for i in range(8)],
+        "traceEvents": [
+            {"ph": "M", "name": "thread_name", "pid": 100, "tid": 1, "args": {"name": "thread 1 (python)"}},
+            {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": "python"}},
+            {"ph": "M", "name": "process_labels", "pid": rank, "tid": 0, "args": {"labels": f"GPU {rank}"}},
+            event("user_annotation", "ProfilerStep#7", start, 100),
+            event("cpu_op", "aten::mm", start + 1, 9, **{"External id": 3}),
+            event("cuda_runtime", "cudaLaunchKernel", start + 2.5, 4, correlation=11),
+            event("cuda_runtime", "cudaMemcpyAsync", start + 8, 4, correlation=12),
+            {"ph": "s", "id": 11, "pid": 100, "tid": 1, "ts": start, "cat": "ac2g", "name": "ac2g"},
+            event("kernel", "ampere_sgemm_128x64_tn", start + 10, 5.25, pid=rank, tid=7, device=rank, stream=7,
+                  correlation=11),
+            event("gpu_memcpy", COPY, start + 20, 2, pid=rank, tid=7, device=rank, stream=7, correlation=12, bytes=832),
+            event("gpu_memset", "Memset (Device)", start + 30, 2, pid=rank, tid=7, device=rank, stream=7,
+                  correlation=13, bytes=64),
+            event("gpu_user_annotation", "ProfilerStep#7", start, 100, pid=rank, tid=7),
+            event("Trace", "PyTorch Profiler (0)", start, 100, pid="Spans", tid="PyTorch Profiler"),
+        ],
+    }
+
+
+def read(*documents: Any):
+    return read_chrome([(f"t{i}.json", [json.dumps(d).encode()]) for i, d in enumerate(documents)])
+
+
+def test_what_tensorflow_says_of_its_calls_is_read_from_exports_too():
+    host = {"ph": "X", "pid": 701, "tid": 1, "dur": 60.0, "name": "EagerExecute"}
+    calls = [{**host, "ts": i * 100.0, "args": {"is_func": "1", "eager_op": "__inference_one_step_on_iterator_42"}}
+             for i in range(5)]
+    kernel = {"ph": "X", "pid": 1, "tid": 7, "ts": 20.0, "dur": 9.0, "name": "MatMul", "args": {"is_func": "1"}}
+    trace = read({"traceEvents": [
+        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}}, kernel, *calls,
+        {**host, "ts": 170.0, "dur": 9.0, "name": "train_step", "args": {"tracing_count": "nothing", "id": "77"}}]})
+    names = trace.names
+    rows, values = trace.host.stats["eager_op"]
+    assert rows.tolist() == [0, 1, 3, 4, 5] and {names[i] for i in values} == {"__inference_one_step_on_iterator_42"}
+    assert [v.tolist() for v in trace.host.stats["is_func"]] == [[0, 1, 3, 4, 5], [1] * 5]
+    assert "tracing_count" not in trace.host.stats and [v.tolist() for v in trace.host.stats["id"]] == [[2], [77]]
+    steps = find_steps(trace)
+    assert steps is not None and steps.count == 4 and steps.anchor.startswith("calls of Keras' step function")
+
+
+def test_kineto():
+    trace = read(kineto(rank=3))
+    d, names = trace.device, trace.names
+    assert d.kind.tolist() == [Kind.COMPUTE, Kind.H2D, Kind.MEMSET]
+    assert d.start_ns.tolist() == [10_000, 20_000, 30_000]
+    assert (d.end_ns - d.start_ns).tolist() == [5250, 2000, 2000]
+    assert d.launch_ns.tolist() == [2500, 8000, -1]
+    assert d.launch_end_ns.tolist() == [6500, 12_000, -1]
+    assert d.bytes.tolist() == [-1, 832, 64]
+    assert (d.src[1], d.dst[1]) == (MemoryKind.PINNED, MemoryKind.DEVICE)
+    gpu = trace.gpus[0]
+    assert (gpu.ordinal, gpu.rank, gpu.name, gpu.compute_capability) == (3, 3, "H100", (9, 0))
+    assert len(trace.gpus) == 1
+    assert [names[i] for i in trace.host.name] == ["ProfilerStep#7", "aten::mm", "cudaLaunchKernel", "cudaMemcpyAsync"]
+    assert [v.tolist() for v in trace.host.stats["step_num"]] == [[0], [7]]
+    assert trace.lines[trace.host.line[0]].name == "thread 1 (python)"
+    assert trace.origin_ns == 1_700_000_000_000_000_000
+    assert (trace.hosts, trace.quality) == (["node"], [])
+
+
+def test_launch_shapes_and_messages():
+    document = kineto()
+    shape = {"grid": [8, 1, 1], "block": [256, 1, 1], "registers per thread": 40, "shared memory": 64,
+             "est. achieved occupancy %": 12}
+    document["traceEvents"].append(event(
+        "kernel", "ncclDevKernel_AllReduce_Sum_f32", document["traceEvents"][3]["ts"] + 40, 5, pid=0, tid=7, device=0,
+        stream=7, correlation=21, dtype="Float", **shape, **{"In msg nelems": 10, "Out msg nelems": 10}))
+    trace = read(document)
+    assert trace.device.shape.tolist() == [-1, -1, -1, 0] and trace.occupancy_is == "estimated"
+    assert trace.launch_shapes == [LaunchShape((8, 1, 1), (256, 1, 1), 40, 64, 0.12)]
+    assert trace.device.bytes.tolist() == [-1, 832, 64, 40]
+
+
+def test_an_occupancy_that_kineto_failed_to_reckon():
+    document = kineto()
+    for gpu in document["deviceProperties"]:
+        gpu["numSms"] = 132
+    document["traceEvents"].append(event(
+        "kernel", "gemm", document["traceEvents"][3]["ts"] + 40, 5, pid=0, tid=7, device=0, stream=7, correlation=21,
+        grid=[264, 1, 1], block=[384, 1, 1], **{"registers per thread": 168, "shared memory": 230_400,
+                                                "est. achieved occupancy %": 0}))
+    assert [s.occupancy for s in read(document).launch_shapes] == [12 / 64]
+    document["deviceProperties"][1]["numSms"] = 78  # GPUs of several kinds
+    assert [s.occupancy for s in read(document).launch_shapes] == [None]
+
+
+def test_ranks_on_one_clock():
+    trace = read(kineto(rank=1, start=1_700_000_000_000_005.0), kineto(rank=0))
+    assert [(g.rank, g.ordinal) for g in trace.gpus] == [(0, 0), (1, 1)]
+    assert trace.paths == ["t1.json", "t0.json"]
+    kernels = trace.device.start_ns[trace.device.kind == Kind.COMPUTE]
+    assert kernels.tolist() == [10_000, 15_000]
+    assert trace.quality == []
+
+
+def test_ranks_of_equal_number_are_told_apart_by_order():
+    trace = read(kineto(), kineto())
+    assert [g.rank for g in trace.gpus] == [0, 1]
+    assert len(trace.device) == 6
+
+
+def test_ranks_on_different_clocks_are_laid_side_by_side_and_said_so():
+    trace = read(kineto(rank=0), kineto(rank=1, start=5_000.0))
+    assert [q.id for q in trace.quality] == ["no_common_clock"]
+    assert trace.origin_ns == 0
+    assert trace.device.start_ns.tolist() == [10_000, 10_000, 20_000, 20_000, 30_000, 30_000]
+
+
+def test_base_time():
+    trace = read(kineto(base=1_700_000_000_000_000_000, start=12.5))
+    assert trace.origin_ns == 1_700_000_000_000_012_500
+
+
+def test_tensorboard_and_jax_export():
+    meta = [{"ph": "M", "name": name, "pid": pid, "tid": tid, "args": {"name": value}} for name, pid, tid, value in (
+        ("process_name", 1, 0, "/device:GPU:0"), ("thread_name", 1, 2, "Stream #13(Kernel,MemcpyD2H)"),
+        ("thread_name", 1, 3, "XLA Ops"), ("process_name", 9, 0, "/host:CPU"), ("thread_name", 9, 4, "python"))]
+    trace = read({"traceEvents": [
+        *meta,
+        {"ph": "X", "pid": 1, "tid": 2, "ts": 10.0, "dur": 3.0, "name": "fusion",
+         "args": {"correlation_id": "55", "hlo_op": "fusion.1", "hlo_module": "jit_step"}},
+        {"ph": "X", "pid": 1, "tid": 2, "ts": 14.0, "dur": 1.0, "name": "MemcpyD2H",
+         "args": {"memcpy_details": "kind_src:device kind_dst:pageable size:99 dest:0 async:0"}},
+        {"ph": "X", "pid": 1, "tid": 3, "ts": 10.0, "dur": 3.0, "name": "fusion.1"},
+        {"ph": "X", "pid": 9, "tid": 4, "ts": 1.0, "dur": 2.0, "name": "cuLaunchKernel",
+         "args": {"correlation_id": 55}},
+        {"ph": "X", "pid": 9, "tid": 4, "ts": 0.0, "dur": 9.0, "name": "train", "args": {"step_num": "3"}},
+        {"ph": "X", "pid": 9, "tid": 4, "ts": 0.0, "dur": 9.0, "name": "ThreadpoolListener::StartRegion"},
+        {},
+    ]})
+    d = trace.device
+    assert d.kind.tolist() == [Kind.COMPUTE, Kind.D2H]
+    assert d.launch_ns.tolist() == [1000, -1]
+    assert d.bytes.tolist() == [-1, 99]
+    assert trace.names[d.tf_op[0]] == "jit_step/fusion.1"
+    assert trace.host.stats["step_num"][1].tolist() == [3]
+    assert len(trace.host) == 2
+    assert trace.lines[d.line[0]].name == "Stream #13(Kernel,MemcpyD2H)"
+    assert trace.origin_ns == 0
+
+
+def test_jaxs_own_files_tell_the_same_three_times(tmp_path):
+    files = ("host.xplane.pb.gz", "host.trace.json.gz", "perfetto_trace.json.gz")
+    traces = [load([JAX_RUN / name]) for name in files]
+    assert [t.format for t in traces] == ["xspace", "chrome", "chrome"]
+    for trace in traces:
+        assert sorted(trace.names[i] for i in trace.host.name) == sorted(
+            traces[0].names[i] for i in traces[0].host.name)
+        assert trace.host.stats["step_num"][1].tolist() == list(range(6))
+        # The JSON rounds to nanoseconds what the XSpace has in picoseconds.
+        assert trace.host.start_ns[rows_of(trace)] == pytest.approx(traces[0].host.start_ns[rows_of(traces[0])], abs=1)
+    run = load([JAX_RUN])
+    assert (run.format, run.event_count) == ("xspace", traces[0].event_count)
+    for name in files[1:]:
+        (tmp_path / name).write_bytes((JAX_RUN / name).read_bytes())
+    assert load([tmp_path]).event_count == traces[0].event_count
+
+
+def rows_of(trace) -> np.ndarray:
+    return trace.host.stats["step_num"][0]
+
+
+def test_a_bare_list_of_events():
+    assert len(read(kineto()["traceEvents"]).device) == 3
+
+
+@pytest.mark.parametrize("damage", [
+    {"ts": None}, {"ts": "soon"}, {"dur": -5}, {"ts": float("nan")}, {"ts": 1e300}, {"dur": float("inf")},
+])
+def test_senseless_times_are_left_out(damage):
+    document = kineto()
+    document["traceEvents"][8].update(damage)
+    assert len(read(document).device) == 2
+
+
+def test_senseless_values_do_not_crash():
+    document = kineto()
+    document["traceEvents"][8].update(pid=[1], tid={"a": 1}, name=None)
+    document["traceEvents"][8]["args"].update(device="x", correlation=1e99, stream=[7])
+    document["traceEvents"][9]["args"].update(bytes=-4, correlation=2**70)
+    document["traceEvents"] += [None, 5, "x", [], {"ph": "X"}, {"ph": "M", "name": "thread_name", "args": 3}]
+    document["deviceProperties"] = {"a": 1}
+    document["distributedInfo"] = [3]
+    assert read(document).device.bytes.tolist() == [-1, 64]
+
+
+def test_a_cut_file_keeps_the_events_before_the_damage():
+    text = json.dumps(kineto(rank=2))
+    cut = text[: text.index('"gpu_memset"')]
+    trace = read_chrome([("cut.json", [cut.encode()])])
+    assert len(trace.device) == 2
+    assert trace.gpus[0].rank == 2
+    assert [q.id for q in trace.quality] == ["truncated"]
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]x", b"{}", b'{"traceEvents": 5}', b"[1, 2", b'{"a": ' * 5000, b"\xff{["])
+def test_no_chrome_trace(content):
+    with pytest.raises(GputopError):
+        read_chrome([("x.json", [content])])
+
+
+def test_no_events():
+    with pytest.raises(NothingToSee):
+        read({"traceEvents": []})
+
+
+# The published figures of the real traces: window ms, busy %, compute %, comm %, copies %.
+DLRM = {
+    "window": (13.0, 18.7, 11.4, 18.9, 16.6, 16.4, 11.4, 11.0),
+    "busy": (50.7, 65.7, 37.9, 56.8, 46.4, 44.4, 38.2, 24.2),
+    "compute": (7.9, 6.6, 9.4, 6.6, 6.8, 6.4, 9.2, 9.7),
+    "comm": (44.6, 60.5, 30.8, 51.8, 39.7, 38.1, 31.2, 15.9),
+}
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
+def test_dlrm_on_eight_gpus():
+    trace = load([SHARED / "dlrm_8gpu_v100"])
+    assert [g.rank for g in trace.gpus] == list(range(8))
+    assert trace.quality == []
+    for gpu in range(8):
+        got = shares(trace, gpu)
+        for key, values in DLRM.items():
+            assert got[key] == pytest.approx(values[gpu], abs=0.2)
+        assert 0.1 <= got["copies"] <= 0.2
+        assert got["delay"] == pytest.approx(2.0, abs=0.15)
+    # The collectives of all ranks end together: the clock is common.
+    d, ends = trace.device, []
+    for gpu in range(8):
+        ends.append(np.sort(d.end_ns[(d.gpu == gpu) & (d.kind == Kind.COLLECTIVE)]))
+    assert np.ptp(np.array(ends), axis=0).max() <= 8_000
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
+@pytest.mark.parametrize(("name", "figures"), [
+    ("a100_launch_bound", {"window": 660.6, "busy": 23.8, "compute": 17.5, "comm": 7.1, "exposed": 6.0, "copies": 0.4,
+                           "delay": 1.8}),
+    ("v100_healthy", {"window": 480.0, "busy": 98.4, "compute": 97.5, "comm": 0.0, "exposed": 0.0, "copies": 0.9}),
+])
+def test_kineto_traces(name, figures):
+    trace = load([SHARED / f"kineto/{name}.json.gz"])
+    got = shares(trace, 0)
+    for key, value in figures.items():
+        assert got[key] == pytest.approx(value, abs=0.2)
+    if name == "v100_healthy":
+        assert got["delay"] == pytest.approx(76_400, rel=0.005)
+    steps = [trace.names[i] for i in trace.host.name if trace.names[i].startswith("ProfilerStep#")]
+    assert len(steps) == (3 if name == "a100_launch_bound" else 5)
+
+
+def test_a_file_cut_off_before_its_gpu_s_events_does_not_pass_for_one_without_a_gpu():
+    text = json.dumps(kineto()).encode()
+    trace = read_chrome([("t.json", [text[:text.index(b'{"ph": "X", "cat": "kernel"')]])])
+    assert len(trace.host) and not len(trace.device) and len(trace.gpus) == 8
+    analysis = analyze_trace(trace)
+    assert [q.id for q in analysis.quality[:2]] == ["truncated", "no_device_events"]
+    assert analysis.breakdown is None and analysis.gpus == [] and not analysis.findings
+    assert "no_gpu" not in {q.id for q in analysis.quality}

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from gputop.core.errors import EXIT_USAGE, GputopError, NothingToSee
+from gputop.trace.readers import content
+from gputop.trace.readers.load import load
+from tests.trace.readers.test_chrome import kineto
+from tests.trace.readers.test_nsys import report
+from tests.trace.readers.test_xspace import Builder, sample
+
+
+def put(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def test_an_xspace_plain_and_compressed(tmp_path):
+    data = sample().bytes()
+    for path in (put(tmp_path / "a.xplane.pb", data), put(tmp_path / "b.xplane.pb.gz", gzip.compress(data)),
+                 put(tmp_path / "no suffix", data)):
+        trace = load([str(path)])
+        assert (trace.format, len(trace.device), trace.paths) == ("xspace", 4, [str(path)])
+
+
+def test_the_hosts_name_falls_back_to_the_files(tmp_path):
+    b = sample()
+    del b.space.hostnames[:]
+    assert load([put(tmp_path / "node-7.xplane.pb.gz", gzip.compress(b.bytes()))]).hosts == ["node-7"]
+
+
+def test_a_run_of_several_hosts(tmp_path):
+    run = tmp_path / "plugins/profile/2024_01_01"
+    for host in ("b", "a"):
+        b = Builder(host)
+        b.event("/host:CPU", b.line("/host:CPU", "t"), "x", 1, 1)
+        put(run / f"{host}.xplane.pb", b.bytes())
+    put(run / "a.trace.json.gz", b"not read")
+    for where in (run, tmp_path, tmp_path / "plugins", tmp_path / "plugins/profile", tmp_path.parent):
+        assert load([where]).hosts == ["a", "b"]
+
+
+def test_the_newest_run_is_taken_and_named(tmp_path):
+    for i, run in enumerate(("zzz", "aaa", "mmm")):
+        b = Builder(run)
+        b.event("/host:CPU", b.line("/host:CPU", "t"), "x", 1, 1)
+        path = put(tmp_path / "plugins/profile" / run / "h.xplane.pb", b.bytes())
+        os.utime(path, ns=(0, (10, 30, 20)[i] * 10**9))
+    trace = load([tmp_path])
+    assert trace.hosts == ["aaa"]
+    assert [q.id for q in trace.quality] == ["newest_run"]
+    assert "aaa" in trace.quality[0].message
+
+
+def test_a_folder_of_ranks(tmp_path):
+    put(tmp_path / "rank0.json", json.dumps(kineto(0)).encode())
+    put(tmp_path / "rank1.json.gz", gzip.compress(json.dumps(kineto(1)).encode()))
+    put(tmp_path / "config.json", b'{"batch_size": 4}')
+    trace = load([tmp_path])
+    assert (trace.format, [g.rank for g in trace.gpus]) == ("chrome", [0, 1])
+
+
+def test_a_report(tmp_path):
+    report(tmp_path / "r.sqlite")
+    assert load([tmp_path]).format == "nsys"
+    assert load([tmp_path / "r.sqlite", tmp_path / "r.sqlite"]).format == "nsys"
+    report(tmp_path / "s.sqlite")
+    with pytest.raises(GputopError, match="as one") as caught:
+        load([tmp_path / "r.sqlite", tmp_path / "s.sqlite"])
+    assert caught.value.exit_code == EXIT_USAGE
+
+
+@pytest.mark.parametrize(("name", "content", "message", "fix"), [
+    ("x.xplane.pb", b"", "is empty", "again"),
+    ("x.bin", b"\x7fELF" * 20, "format gputop does not know", ".xplane.pb"),
+    ("x.nsys-rep", b"whatever", "only Nsight Systems", "nsys export --type sqlite -o x.sqlite"),
+    ("x.json", b"{]", "not a Chrome trace", "copy it again"),
+    ("x.json.gz", b"\x1f\x8bgarbage", "cannot be decompressed", "again"),
+    ("x.sqlite", b"SQLite format 3\0" + b"\1" * 200, "x.sqlite", "nsys export"),
+    ("x.xplane.pb", b"certainly no protobuf", "not an XSpace", "profiler wrote"),
+])
+def test_what_cannot_be_read_is_named_with_its_remedy(tmp_path, name, content, message, fix):
+    with pytest.raises(GputopError, match=message) as caught:
+        load([put(tmp_path / name, content)])
+    assert fix in caught.value.fix
+    assert caught.value.exit_code == (1 if content else 3)
+
+
+def test_missing_things(tmp_path):
+    with pytest.raises(GputopError, match="does not exist"):
+        load([tmp_path / "nowhere.xplane.pb"])
+    with pytest.raises(NothingToSee, match="no trace in"):
+        load([tmp_path])
+    with pytest.raises(GputopError, match="No trace was given"):
+        load([])
+    (tmp_path / "only.nsys-rep").write_bytes(b"x")
+    with pytest.raises(GputopError, match="only Nsight Systems"):
+        load([tmp_path])
+
+
+def test_an_unreadable_file(tmp_path, monkeypatch):
+    path = put(tmp_path / "x.xplane.pb", sample().bytes())
+
+    def refuse(self, *args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(GputopError, match="Permission denied"):
+        load([path])
+
+
+def test_formats_do_not_mix(tmp_path):
+    with pytest.raises(GputopError, match="several formats") as caught:
+        load([put(tmp_path / "a.xplane.pb", sample().bytes()),
+              put(tmp_path / "b.json", json.dumps(kineto()).encode())])
+    assert caught.value.exit_code == EXIT_USAGE
+
+
+def test_an_xspace_without_events(tmp_path):
+    with pytest.raises(NothingToSee) as caught:
+        load([put(tmp_path / "a.xplane.pb", Builder().bytes())])
+    assert caught.value.exit_code == 3
+
+
+def test_a_cut_compressed_file_keeps_its_beginning(tmp_path):
+    b = sample()
+    line = b.line("/host:CPU", "more")
+    for i in range(3000):
+        b.event("/host:CPU", line, f"operation {i % 5}", i * 37 % 1000, i * 7919 % 3001)
+    data = gzip.compress(b.bytes())
+    trace = load([put(tmp_path / "a.xplane.pb.gz", data[: len(data) * 3 // 4])])
+    assert len(trace.device) == 4
+    assert trace.quality[0].id == "truncated"
+
+
+def test_several_gzip_members_and_padding(tmp_path):
+    data = sample().bytes()
+    whole = gzip.compress(data[:50]) + gzip.compress(data[50:]) + b"\0" * 512
+    trace = load([put(tmp_path / "a.xplane.pb.gz", whole)])
+    assert (len(trace.device), trace.quality) == (4, [])
+
+
+def test_what_does_not_fit_in_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(content, "_MEMORY_SHARE", 0.0)
+    for path in (put(tmp_path / "a.xplane.pb.gz", gzip.compress(sample().bytes())),
+                 put(tmp_path / "b.json", json.dumps(kineto()).encode())):
+        with pytest.raises(GputopError, match="memory") as caught:
+            load([path])
+        assert "more memory" in caught.value.fix
+
+
+@pytest.mark.parametrize(("name", "begin", "filling"), [("a.xplane.pb.gz", b"\n", b"\0"), ("b.json.gz", b"[", b" ")])
+def test_a_bomb_is_refused(tmp_path, monkeypatch, name, begin, filling):
+    monkeypatch.setattr(content, "_SMALL_BYTES", 1 << 20)
+    path = put(tmp_path / name, gzip.compress(begin + filling * 10**7))
+    with pytest.raises(GputopError, match="200 times") as caught:
+        load([path])
+    assert "gunzip" in caught.value.fix
+
+
+def host_capture(path: Path, host: str, name: str = "x") -> Path:
+    b = Builder(host)
+    b.event("/host:CPU", b.line("/host:CPU", "t"), name, 1, 1)
+    return put(path, b.bytes())
+
+
+def test_bad_files_among_good_ones_are_named_and_left_out(tmp_path):
+    host_capture(tmp_path / "a.xplane.pb", "a")
+    put(tmp_path / "b.xplane.pb", b"")
+    put(tmp_path / "c.xplane.pb", b"certainly no protobuf")
+    put(tmp_path / "d.xplane.pb.gz", b"\x1f\x8bgarbage")
+    trace = load([tmp_path])
+    assert trace.hosts == ["a"] and trace.paths == [str(tmp_path / "a.xplane.pb")]
+    notes = [q.message for q in trace.quality if q.id == "unreadable_file"]
+    assert len(notes) == len(trace.quality) == 3
+    assert all(any(f"{name}.xplane.pb" in note for note in notes) for name in "bcd")
+
+
+def test_bad_ranks_among_good_ones(tmp_path):
+    put(tmp_path / "rank0.json", json.dumps(kineto(0)).encode())
+    put(tmp_path / "rank1.json", b"[1, 2")
+    put(tmp_path / "rank2.json", b'{"schemaVersion": 1}')
+    put(tmp_path / "rank3.json.gz", b"")
+    trace = load([tmp_path])
+    assert [g.rank for g in trace.gpus] == [0]
+    assert [q.id for q in trace.quality] == ["unreadable_file"] * 2 + ["truncated"]
+
+
+def test_nothing_but_bad_files(tmp_path):
+    put(tmp_path / "a.xplane.pb", b"certainly no protobuf")
+    put(tmp_path / "b.xplane.pb", b"nor is this, it seems")
+    with pytest.raises(GputopError, match="not an XSpace"):
+        load([tmp_path])
+    put(tmp_path / "a.xplane.pb", b"")
+    put(tmp_path / "b.xplane.pb", b"")
+    with pytest.raises(NothingToSee, match="empty"):
+        load([tmp_path])
+
+
+def test_an_xspace_and_its_export_count_once(tmp_path):
+    space = host_capture(tmp_path / "run/h.xplane.pb", "h")
+    exported = json.dumps({"traceEvents": [
+        {"ph": "X", "pid": 1, "tid": 1, "ts": 1, "dur": 1, "name": "x", "args": {}}]}).encode()
+    export = put(tmp_path / "run/h.trace.json.gz", gzip.compress(exported))
+    assert load([tmp_path / "run"]).quality == []
+    trace = load([space, export])
+    assert (trace.format, trace.event_count, trace.paths) == ("xspace", 1, [str(space)])
+    assert [q.id for q in trace.quality] == ["same_capture"]
+    elsewhere = put(tmp_path / "other/h.trace.json.gz", gzip.compress(exported))
+    with pytest.raises(GputopError, match="several formats"):
+        load([space, elsewhere])
+
+
+def test_runs_of_which_the_newest_failed(tmp_path):
+    for i, run in enumerate(("old", "good", "failed")):
+        path = host_capture(tmp_path / "plugins/profile" / run / "h.xplane.pb", run)
+        if run == "failed":
+            path.write_bytes(b"")
+        os.utime(path, ns=(0, (i + 1) * 10**9))
+    assert load([tmp_path]).hosts == ["good"]
+
+
+def test_runs_with_chrome_traces_only(tmp_path):
+    for i, run in enumerate(("one", "two")):
+        document = json.dumps(kineto(0)).encode()
+        for name in ("h.trace.json.gz", "perfetto_trace.json.gz"):  # JAX writes the capture twice
+            path = put(tmp_path / "plugins/profile" / run / name, gzip.compress(document))
+            os.utime(path, ns=(0, i * 10**9))
+    trace = load([tmp_path])
+    assert [Path(p).parent.name + "/" + Path(p).name for p in trace.paths] == ["two/h.trace.json.gz"]
+    assert [q.id for q in trace.quality] == ["newest_run"]
+    (tmp_path / "plugins/profile/two/h.trace.json.gz").unlink()
+    (tmp_path / "plugins/profile/one/h.trace.json.gz").unlink()
+    assert [Path(p).name for p in load([tmp_path]).paths] == ["perfetto_trace.json.gz"]
+
+
+def test_captures_of_several_times_by_the_same_workers(tmp_path):
+    for time in (1694128201545, 1694128299999):
+        for rank in (0, 1):
+            put(tmp_path / f"node_{rank}.{time + rank}.pt.trace.json", json.dumps(kineto(rank)).encode())
+    trace = load([tmp_path])
+    assert [Path(p).name for p in trace.paths] == ["node_0.1694128299999.pt.trace.json",
+                                                   "node_1.1694128300000.pt.trace.json"]
+    assert [q.id for q in trace.quality] == ["newest_run"]
+
+
+def test_a_plain_trace_before_its_compressed_copy(tmp_path):
+    document = json.dumps(kineto(0)).encode()
+    put(tmp_path / "t.json", document)
+    put(tmp_path / "t.json.gz", gzip.compress(document))
+    assert [Path(p).name for p in load([tmp_path]).paths] == ["t.json"]
+
+
+def test_json_is_streamed(tmp_path):
+    """Far more text than memory used for it."""
+    events = json.dumps(kineto())[:-2] + ", " + ", ".join(
+        json.dumps({"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1_700_000_000_000_000 + i,
+                    "dur": 1, "args": {"Input Dims": "[[64, 64], [64, 64]]" * 10}}) for i in range(20_000)) + "]}"
+    path = put(tmp_path / "t.json.gz", gzip.compress(events.encode()))
+    tracemalloc.start()
+    trace = load([path])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(trace.host) == 20_004
+    assert peak < 0.8 * len(events)
+
+
+def test_a_damaged_checksum_is_said(tmp_path):
+    raw = bytearray(gzip.compress(json.dumps(kineto()).encode()))
+    raw[-6] ^= 1
+    trace = load([put(tmp_path / "t.json.gz", bytes(raw))])
+    assert (len(trace.device), [q.id for q in trace.quality]) == (3, ["truncated"])

@@ -1,0 +1,351 @@
+"""The boxes over the monitor: a process, the host, the job, the GPU numbers of a finding; copying; help and palette."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from textual.app import SystemCommand
+from textual.binding import Binding
+from textual.command import CommandList
+
+from gputop.core.errors import GputopError
+from gputop.core.findings import Finding
+from gputop.core.metrics import CGROUP_METRICS
+from gputop.core.samples import CgroupSample, HostProcess, ProcessSample, Reading
+from gputop.profiler.capture.records import Server
+from gputop.render.palette import BAD, WARN
+from gputop.session.gpu_numbers import GpuNumbers
+from gputop.tui.app import GputopApp
+from gputop.tui.keys import MONITOR, name
+from gputop.tui.monitor.columns import METRICS
+from gputop.tui.monitor.gpu_table import GpuTable
+from gputop.tui.monitor.process_panel import ProcessPanel
+from gputop.tui.screens.details import host_text, job_text, process_text
+from gputop.tui.screens.dialogs import LivePopup, finding_parts
+from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
+from gputop.tui.screens.tables_screen import TablesScreen
+from tests.fakes import START_S, StillSession, cgroup_sample, node_sample
+from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, text_of
+from tests.tui.screens.test_tables import TabledSession
+
+SECRET = "hf_" + "a1B2" * 8
+
+
+def notes(app: GputopApp) -> str:
+    return "\n".join(n.message for n in app._notifications)
+
+
+class SignallingSession(StillSession):
+    """Remembers signals instead of sending them, or refuses."""
+
+    def __init__(self, refuse: GputopError | None = None) -> None:
+        super().__init__()
+        self.sent: list[tuple[int, signal.Signals]] = []
+        self._refuse = refuse
+
+    def signal(self, process: ProcessSample, number: signal.Signals) -> None:
+        if self._refuse is not None:
+            raise self._refuse
+        self.sent.append((process.pid, number))
+
+
+async def open_signals(app: GputopApp, pilot: Any) -> SignalList:
+    await pilot.pause()
+    app.query_one(ProcessPanel).focus()
+    await pilot.press("K")
+    assert isinstance(app.screen, SignalScreen)
+    return app.screen.query_one(SignalList)
+
+
+async def test_a_signal_is_sent_only_after_the_question_is_answered() -> None:
+    session = SignallingSession()
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        signals = await open_signals(app, pilot)
+        await pilot.press("y")
+        assert isinstance(app.screen, SignalScreen) and session.sent == [], "y alone sends nothing"
+        await pilot.press("down", "enter")
+        assert "Send SIGTERM to 41231?" in text_of(signals)
+        await pilot.press("down")
+        assert signals.number is signal.SIGTERM, "what was asked for stays"
+        await pilot.press("n")
+        assert not signals.asked
+        await pilot.press("up", "enter", "y")
+        await pilot.pause()
+        assert session.sent == [(41231, signal.SIGINT)] and "SIGINT is sent to 41231" in notes(app)
+        signals = await open_signals(app, pilot)
+        await pilot.click(SignalList, offset=(5, signals._at[2]))
+        assert signals.number is signal.SIGKILL and not signals.asked
+        await pilot.click(SignalList, offset=(5, signals._at[2]))
+        assert signals.asked
+        await pilot.press("escape", "question_mark")
+        assert "start time" in box_text(app)
+        await pilot.press("escape", "escape")
+        await pilot.pause()
+        assert len(session.sent) == 1 and app.screen is app.screen_stack[0]
+
+
+async def test_a_refused_signal_is_told_with_its_reason() -> None:
+    app = GputopApp(SignallingSession(GputopError("41231 belongs to bob, you are ana", "Ask its owner.")))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await open_signals(app, pilot)
+        await pilot.press("enter", "y")
+        await pilot.pause()
+        assert "41231 belongs to bob, you are ana" in notes(app) and "Ask its owner" in notes(app)
+
+
+def test_neither_recordings_nor_simulations_get_signals() -> None:
+    session = StillSession()
+    process = node_sample(1).processes[0]
+    session.source = type("Simulated", (), {"simulated": True})()
+    with pytest.raises(GputopError, match="simulated"):
+        session.signal(process, signal.SIGTERM)
+    session.player = object()  # type: ignore[assignment]
+    with pytest.raises(GputopError, match="recording"):
+        session.signal(process, signal.SIGTERM)
+
+
+async def test_the_details_of_a_process_and_its_copied_command_hide_secrets() -> None:
+    session = StillSession()
+    assert session.sample is not None
+    process = replace(session.sample.processes[0], command=f"python train.py --hf-token {SECRET}", parent_pid=7,
+                      cuda_visible_devices="0,1", container="docker 0123")
+    session.sample = replace(session.sample, processes=(process,))
+    app = GputopApp(session)
+    async with app.run_test(size=(200, 40)) as pilot:
+        await pilot.pause()
+        panel = app.query_one(ProcessPanel)
+        assert "--hf-token ***" in text_of(panel) and SECRET not in text_of(panel)
+        panel.focus()
+        await pilot.press("enter")
+        assert isinstance(app.screen, ProcessPopup)
+        text = box_text(app)
+        assert "--hf-token ***" in text and SECRET not in text
+        for part in ("docker 0123", "CUDA_VISIBLE_DEVICES  0,1", "6.4 cores", "70.8G", "40.0G"):
+            assert part in text
+        await pilot.press("y")
+        assert app.clipboard == "python train.py --hf-token ***"
+        await pilot.press("K")
+        assert isinstance(app.screen, SignalScreen)
+        await pilot.press("escape")
+        await pilot.click(ProcessPanel, offset=(4, 2))
+        assert isinstance(app.screen, ProcessPopup), "a click on the selected one opens it"
+
+
+def test_what_is_not_known_of_a_process_says_why() -> None:
+    why = "access denied"
+    process = ProcessSample(9, None, None, Reading.missing("cores", why), Reading.missing("bytes", why), reason=why,
+                            reasons={"user": why, "cuda_visible_devices": why, "container": why})
+    text = str(process_text(process, START_S, gone=True))
+    assert text.count(why) >= 6 and "last look" in text and "not set" not in text
+
+
+async def test_host_and_job_open_by_key_and_by_mouse_and_follow_the_samples() -> None:
+    session = FoundSession()
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("h")
+        assert isinstance(app.screen, LivePopup) and "I/O wait" in box_text(app)
+        assert session.sample is not None
+        session.sample = replace(session.sample, host=replace(session.sample.host, hostname="other-node"))
+        app._refresh_all()
+        assert "other-node" in box_text(app)
+        await pilot.press("escape")
+        await pilot.click("#host", offset=(3, 0))
+        assert "I/O wait" in box_text(app)
+        await pilot.press("escape", "J")
+        assert "127.0.0.1:6009" in box_text(app) and "PID 41231" in box_text(app)
+        await pilot.press("escape")
+        await pilot.click("#job", offset=(3, 0))
+        assert "Profiler servers" in box_text(app)
+
+
+def test_the_host_in_full() -> None:
+    sample = node_sample(1)
+    host = replace(sample.host, core_ratios=(0.0, 0.5, 1.0) * 30, cpu_limit_cores=4.0)
+    text = str(host_text(replace(sample, host=host)))
+    assert "30 full" in text and "4 cores" in text and text.count("█!") == 30 and "   64  " in text
+    assert "the load of each core is not known" in str(host_text(sample)) and "the test says so" in text
+    assert "no process holds a GPU" in str(host_text(replace(sample, processes=())))
+
+
+BUSY = tuple(HostProcess(pid, "ana", f"proc-{pid} --token {SECRET}", Reading(cores, "count"), Reading(rss, "bytes"))
+             for pid, cores, rss in ((41231, 6.0, 40e9), (7, 31.0, 1e9), (8, 0.0, 90e9), (9, 0.01, 0.0)))
+
+
+def test_the_host_names_the_processes_that_use_most_also_without_a_gpu() -> None:
+    sample = node_sample(1)
+    assert "All processes by CPU  each" in str(host_text(sample)) and str(host_text(sample)).count("not sampled") == 2
+    host = replace(sample.host, top_processes=BUSY, top_reason=None)
+    text = str(host_text(replace(sample, host=host), width=80))
+    by_cpu, by_memory = text.split("All processes by CPU")[1].split("All processes by memory")
+    assert [line.split()[0] for line in by_cpu.splitlines()[1:] if line] == ["7", "41231"], "not those that use none"
+    assert [line.split()[0] for line in by_memory.splitlines()[1:] if line] == ["8", "41231", "7"]
+    assert "GPU 0-7" in by_cpu and SECRET not in text and max(map(len, by_cpu.splitlines()[1:])) <= 80
+    first = tuple(replace(p, cpu_cores=Reading.missing("count", "first look: a rate needs two")) for p in BUSY)
+    assert "N/A: first look" in str(host_text(replace(sample, host=replace(host, top_processes=first))))
+
+
+def test_control_groups_show_what_is_used_of_what_is_granted_and_what_is_strained() -> None:
+    job = cgroup_sample("slurm 48213", cpu_limit_cores=8.0, cpu_used_cores=7.9, cpu_throttled_ratio=0.41,
+                        memory_limit_bytes=64e9, memory_used_bytes=60e9, oom_kills=2.0)
+    own = cgroup_sample("/user.slice", cpu_limit_cores=None, cpu_used_cores=0.2, cpu_throttled_ratio=None,
+                        memory_limit_bytes=None, memory_used_bytes=1e9, oom_kills=0.0)
+    sample = node_sample(1)
+    (process,) = sample.processes
+    ranks = tuple(replace(process, pid=pid, cgroup=job) for pid in range(100, 106))
+    shown = host_text(replace(sample, host=replace(sample.host, cgroup=own), processes=ranks))
+    text = str(shown)
+    assert "Control group of gputop  /user.slice" in text and "0.2 cores  no limit" in text
+    assert "Control group of PID 100, 101, 102, 103 …  slurm 48213" in text and text.count("slurm 48213") == 1
+    assert "7.9 of 8 cores" in text and "55.9G of 59.6G, 94%" in text and "OOM kills             2" in text
+    marked = {text[span.start:span.end].rstrip() for span in shown.spans if span.style in (WARN, BAD)}
+    assert {"41%", "55.9G of 59.6G, 94%", "2"} <= marked
+    assert "slurm 48213, all that run in it" in str(process_text(ranks[0], START_S))
+    same = replace(sample, host=replace(sample.host, cgroup=job), processes=ranks[:1])
+    assert "Control group of gputop and PID 100" in str(host_text(same))
+    unseen = CgroupSample("/x", {m: Reading.missing(metric.unit, "cannot be seen") for m, metric in
+                                 CGROUP_METRICS.items()})
+    text = str(host_text(replace(sample, host=replace(sample.host, cgroup=unseen))))
+    assert len(re.findall("N/A +cannot be seen", text)) == 2 and "0.0 cores" not in text
+
+
+def test_the_job_without_a_server_says_how_to_start_one() -> None:
+    session = StillSession()
+    assert "server.start(6009)" in str(job_text(session)) and "none yet" in str(job_text(session))
+    session.servers = (Server("127.0.0.1:1", problem="it does not answer", asked=True),)
+    assert "it does not answer" in str(job_text(session))
+
+
+async def test_the_code_of_a_finding_is_copied_from_the_panel_and_from_its_details() -> None:
+    app = GputopApp(FoundSession())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("r", "y")
+        await pilot.pause()
+        assert app.clipboard == HEAVY.snippet and "OSC 52" in notes(app)
+        app._clipboard = ""
+        await pilot.press("enter", "y")
+        await pilot.pause()
+        assert app.clipboard == HEAVY.snippet
+        await pilot.press("escape")
+        app._notifications.clear()
+        session = app.session
+        session.findings = (replace(SMALL, snippet=None),)
+        app._refresh_actions()
+        await pilot.press("y")
+        await pilot.pause()
+        assert "Nothing to copy" in notes(app)
+        await pilot.press("enter", "y")
+        await pilot.pause()
+        assert "no code to copy" in notes(app)
+
+
+def parts_text(finding: Finding, numbers: GpuNumbers | None) -> str:
+    return "\n".join(str(getattr(part, "text", part)) for part in finding_parts(finding, numbers))
+
+
+def test_the_details_of_a_finding_tell_its_rule_its_consequences_and_whose_gpu_numbers() -> None:
+    nested = replace(SMALL, id="low_sm_active", title="inner", why="because of it", origin="live")
+    finding = replace(HEAVY, consequences=(replace(SMALL, consequences=(nested,)),), gpus=(2,))
+    text = parts_text(finding, GpuNumbers({0: 2}, "By CUDA_VISIBLE_DEVICES=2."))
+    assert "GPU 0 of the process = GPU 2 of the node" in text and "Rule  gpu0_oversubscribed" in text
+    assert "because of it" in text and "low_sm_active, live" in text and SMALL.why in text
+    assert "of the process" not in parts_text(replace(finding, origin="live"), GpuNumbers({0: 2}))
+
+
+async def test_findings_carry_the_nodes_gpu_numbers_in_the_app() -> None:
+    session = FoundSession()
+    assert session.last_capture is not None and session.last_capture.analysis is not None
+    assert session.sample is not None
+    process = replace(session.sample.processes[0], cuda_visible_devices="3",
+                      gpus={3: session.sample.processes[0].gpus[3]})
+    session.sample = replace(session.sample, processes=(process,))
+    analysis = {**session.last_capture.analysis, "gpus": [{"gpu": 0}]}
+    session.keep(replace(session.last_capture, analysis=analysis), session.servers)
+    assert next(f for f in session.findings if f.id == HEAVY.id).gpus == (3,)
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("r", "enter")
+        assert "GPU 0 of the process = GPU 3 of the node" in box_text(app)
+    session.keep(replace(session.last_capture, analysis=analysis), [*session.servers, *session.servers])
+    assert "several workers" in (session.gpu_numbers.reason or "")
+    assert next(f for f in session.findings if f.id == HEAVY.id).gpus == HEAVY.gpus
+
+
+# -- help and palette -------------------------------------------------------------------------
+
+
+async def test_help_lists_the_keys_of_the_screen_one_is_on() -> None:
+    app = GputopApp(FoundSession())
+    async with app.run_test(size=(120, 60)) as pilot:
+        await pilot.pause()
+        await pilot.press("question_mark")
+        text = box_text(app)
+        assert text.index("Everywhere") < text.index("What to do, where you are") < text.index("Processes (tab)")
+        for binding in MONITOR:
+            assert isinstance(binding, Binding)
+            assert name(binding.key.split(",")[0]) in text and binding.tooltip.split()[0] in text
+        assert "Each row is a GPU" in text and "server.start(6009)" in text
+        await pilot.press("escape")
+        app.query_one(GpuTable).focus()
+        await pilot.press("enter", "question_mark")
+        assert "the wheel scroll" in box_text(app) and "capture a trace" not in box_text(app)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+async def test_help_is_broken_at_its_key_column(width: int) -> None:
+    app = GputopApp(StillSession())
+    async with app.run_test(size=(width, 24)) as pilot:
+        await pilot.press("question_mark")
+        lines = box_text(app).splitlines()
+        at = next(i for i, line in enumerate(lines) if line.lstrip().startswith("C  "))
+        column = lines[at].index("the same")
+        assert width > 60 or lines[at + 1].startswith(" " * column)
+
+
+async def test_the_palette_has_every_key_with_a_sentence_and_runs_it() -> None:
+    app = GputopApp(FoundSession())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        found: dict[str, SystemCommand] = {c.title: c for c in app.get_system_commands(app.screen)}
+        for title in ("Capture", "Tables", "Compare", "Mark A", "Host", "Job", "Snapshot", "Attach", "Filter processes",
+                      "Copy", "Details"):
+            assert found[title].help
+        await found["Host"].callback()  # type: ignore[misc]
+        assert isinstance(app.screen, LivePopup)
+        await pilot.press("escape")
+        await found["Copy"].callback()  # type: ignore[misc]
+        await pilot.pause()
+        assert app.clipboard == HEAVY.snippet
+        await pilot.press("ctrl+p")
+        await pilot.pause()
+        await pilot.press(*"metric")
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if app.screen.query(CommandList).first().option_count:
+                break
+        await pilot.press("enter")
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if app.query_one(GpuTable).metric != METRICS[0]:
+                break
+        assert app.query_one(GpuTable).metric == METRICS[1]
+
+
+async def test_keys_of_the_picture_do_nothing_where_it_is_covered() -> None:
+    app = GputopApp(TabledSession())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("T")
+        screen = app.screen
+        assert isinstance(screen, TablesScreen)
+        await pilot.press("m", "space", "left_square_bracket")
+        assert app.screen_stack[0].query_one(GpuTable).metric == METRICS[0] and not app.paused
+        await pilot.press("question_mark")
+        assert "next metric" not in box_text(app) and "capture a trace" in box_text(app)
+        await pilot.press("escape", "h")
+        assert isinstance(app.screen, LivePopup)

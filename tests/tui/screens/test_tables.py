@@ -1,0 +1,169 @@
+"""The tables of a capture: every figure of the analysis, sorted, filtered; where there are none, why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from textual.widgets import DataTable
+
+from gputop.diagnosis.diagnose import analyze
+from gputop.tui.app import GputopApp
+from gputop.tui.screens.dialogs import Ask, Popup
+from gputop.tui.screens.tables import Column, Table, arranged, tables, widths
+from gputop.tui.screens.tables_screen import TablesScreen, Tabs
+from gputop.tui.widgets.cached_lines import LinesWidget
+from tests.diagnosis.test_worker import CAPTURE
+from tests.tui.found import FoundSession, box_text, text_of
+
+TABLE = Table("t", (Column("n", str), Column("name", wide=True)), ((2.0, "b"), (None, "a"), (3.0, "C")), "none")
+EMPTY = {"gpus": [{"gpu": 0}], "kernels": None, "memory": []}
+
+
+def document() -> dict[str, object]:
+    return {
+        "gpus": [{"gpu": 0}, {"gpu": 1}],
+        "kernels": {"by_name": [
+            {"name": "gemm_[bold]x", "count": 40, "time_s": 0.8, "mean_s": 0.02, "share": 0.8, "types": {"bf16": 1.0},
+             "tensor_core": 1.0, "occupancy": 0.25, "by_gpu": {"0": {}, "1": {}}},
+            {"name": "", "names": 7, "count": 9, "time_s": 0.2, "mean_s": 0.1, "share": 0.2, "types": {"unknown": 1.0},
+             "tensor_core": None, "occupancy": None, "by_gpu": {"0": {}}}],
+            "by_op": None, "occupancy_is": "theoretical"},
+        "collectives": {"operations": [{"operation": "AllReduce", "count": 5, "count_per_step": 1.0, "time_s": 0.5,
+                                        "transfer_s": 0.1, "waiting": 0.8, "bytes": 4096, "exposed_s": {"0": 0.2},
+                                        "reason": None}], "last_to_arrive": {"0": 1, "1": 3}},
+        "memory": [{"allocator": "GPU_0_bfc", "peak_bytes": 8 << 30, "capacity_bytes": 16 << 30,
+                    "peak_in_window_bytes": 4 << 30, "unattributed_bytes": 1 << 30,
+                    "holders": [{"op": "Conv2D", "bytes": 3 << 30, "allocations": 2}]}],
+        "copies": {"rows": [{"gpu": 0, "direction": "h2d", "source": "pageable", "target": "device", "count": 3,
+                             "bytes": 1000, "time_s": 0.001, "bytes_per_s": 1e6}],
+                   "by_op": [{"op": "cast", "direction": "h2d", "count": 1, "bytes": None, "time_s": 0.1}]},
+        "ops": {"basis": "steps", "types": [{"type": "Cast", "placement": "host", "count": 4, "host_s": 0.1,
+                                             "device_s": 0.0, "example": "model/Cast"}],
+                "eager": [{"name": "AddV2", "count": 8, "seconds": 0.01}]},
+        "functions": {"functions": [{"name": "train", "calls": 5, "seconds": 1.0, "tracings": 2, "retracings": 1,
+                                     "tracing_s": 0.3, "xla": True, "xla_s": 0.2, "modes": {"concrete": 5}}],
+                      "xla_compilations": 1, "xla_compile_s": 2.0},
+        "input": {"wait_s_per_step": 0.1, "wait_ratio": 0.4, "pipelines": [
+            {"bounding": "Prefetch/Map", "stages": [{"path": "Prefetch/Map", "self_s": 1.0, "function_s": 0.9,
+                                                     "calls": 10, "workers": 4, "cost_s_per_batch": 0.2,
+                                                     "parallelism": 4, "buffer_empty": None}]}]},
+    }
+
+
+def test_sorting_goes_from_the_largest_and_keeps_what_is_not_known_last() -> None:
+    def names(by: int | None, reverse: bool = False, pattern: str = "") -> str:
+        return "".join(str(row[1]) for row in arranged(TABLE, pattern, by, reverse))
+
+    assert names(None) == "baC" and names(0) == "Cba" and names(0, True) == "bCa"
+    assert names(1) == "Cab" and names(None, pattern="c") == "C"
+
+
+def test_an_op_not_traced_on_the_host_took_no_known_time_there() -> None:
+    told = {"ops": {"types": [{"type": "MatMul", "placement": "gpu", "count": 0, "host_s": 0.0, "device_s": 1.0,
+                               "example": "dense/MatMul"}]}}
+    ops = next(t for t in tables(told) if t.name == "Host ops")
+    assert ops.rows[0][:5] == ("MatMul", "gpu", None, None, 1.0)
+
+
+def test_every_table_tells_what_the_analysis_holds() -> None:
+    kernels, by_op, collectives, memory, copies, ops, functions, pipeline = tables(document())
+    assert [c.text(v) for c, v in zip(kernels.columns, kernels.rows[0], strict=True)] == [
+        "80 %", "800 ms", "40", "20.0 ms", "bf16", "100 %", "0-1", "25 %", "gemm_[bold]x"]
+    assert kernels.rows[1][-1] == "and 7 more" and kernels.rows[1][4:8] == (None, None, "0", None)
+    assert by_op.rows == () and "name no op" in by_op.empty
+    assert collectives.rows[0][:3] == ("AllReduce", 5, 1.0) and "GPU 1, 75 %" in collectives.note
+    assert [row[-1] for row in memory.rows][2] == "Conv2D" and memory.rows[2][2] == pytest.approx(0.75)
+    assert memory.rows[0][3] == pytest.approx(0.5) and "allocated before" in str(memory.rows[3][-1])
+    assert copies.rows[0][2:4] == ("pageable", "device") and copies.rows[1][7] is None
+    assert {row[1] for row in ops.rows} == {"host", "eager"}
+    assert functions.rows[0][5] == "yes" and "1 XLA compilation" in functions.note
+    assert "waits 100 ms for its batch, 40 % of it" in pipeline.note and "Prefetch/Map" in pipeline.note
+
+
+def test_empty_tables_say_why() -> None:
+    for table in tables(EMPTY):
+        assert table.rows == () and table.empty.endswith(".")
+    assert "nobody to talk to" in tables(EMPTY)[2].empty
+    assert all("could not be analysed" in t.empty for t in tables(None))
+
+
+def test_the_wide_column_gets_the_room_that_is_left() -> None:
+    assert widths(TABLE, TABLE.rows, 100)[1] == 24
+    long = replace(TABLE, rows=((1.0, "x" * 300),))
+    assert widths(long, long.rows, 100)[1] == 100 - widths(long, long.rows, 100)[0] - 4
+    kernels = tables(document())[0]
+    names = {room: [kernels.columns[i].title for i in widths(kernels, kernels.rows, room)] for room in (60, 78, 200)}
+    assert len(names[200]) == len(kernels.columns) > len(names[78]) >= len(names[60])
+    assert {"share", "time", "count", "kernel"} <= set(names[60])
+
+
+def test_the_analysis_of_a_real_trace_fills_them() -> None:
+    found = {t.name: t for t in tables(analyze([str(CAPTURE)]).to_json())}
+    assert all(len(row) == len(t.columns) for t in found.values() for row in t.rows)
+    assert found["Host ops"].rows and found["Functions"].rows
+
+
+class TabledSession(FoundSession):
+    def __init__(self) -> None:
+        super().__init__()
+        assert self.last_capture is not None
+        self.last_capture = replace(self.last_capture, analysis=document() | {"findings": []})
+
+
+async def test_keys_and_mouse_of_the_tables() -> None:
+    app = GputopApp(TabledSession())
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("T")
+        screen = app.screen
+        assert isinstance(screen, TablesScreen) and screen.table.name == "Kernels"
+        grid = screen.query_one(DataTable)
+        await pilot.press("o", "o", "o")
+        assert screen._by == 2 and [row[2] for row in screen._rows] == [40, 9]
+        await pilot.press("O")
+        assert [row[2] for row in screen._rows] == [9, 40]
+        await pilot.press("slash")
+        assert isinstance(app.screen, Ask)
+        await pilot.press(*"BOLD", "enter")
+        assert [row[-1] for row in screen._rows] == ["gemm_[bold]x"] and grid.row_count == 1
+        await pilot.press("enter")
+        assert isinstance(app.screen, Popup) and "gemm_[bold]x" in box_text(app)
+        await pilot.press("escape", "tab")
+        assert screen.table.name == "By op"
+        await pilot.pause()
+        assert not grid.display and "name no op" in text_of(screen.query_one("#tables-empty", LinesWidget))
+        await pilot.press("shift+tab", "shift+tab")
+        assert screen.table.name == "Input"
+        for n, name in enumerate(("Kernels", "By op", "Collectives", "Memory", "Copies", "Host ops", "Functions")):
+            await pilot.press(str(n + 1))
+            assert screen.table.name == name
+        await pilot.click(Tabs, offset=(3, 0))
+        assert screen.table.name == "Kernels"
+        await pilot.press("question_mark")
+        assert "only the rows that hold a text" in box_text(app)
+        await pilot.press("escape", "escape")
+        assert app.screen is app.screen_stack[0]
+
+
+async def test_without_a_capture_the_key_says_what_to_do() -> None:
+    session = FoundSession()
+    session.last_capture = None
+    app = GputopApp(session)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("T")
+        await pilot.pause()
+        assert any("press c" in n.message for n in app._notifications)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (20, 5), (200, 50)])
+async def test_they_draw_at_any_size(size: tuple[int, int]) -> None:
+    app = GputopApp(TabledSession())
+    async with app.run_test(size=size) as pilot:
+        await pilot.press("T", *"12345678")
+        await pilot.resize_terminal(60, 20)
+        await pilot.pause()
+        assert isinstance(app.screen, TablesScreen)
+
+
+def test_a_window_without_kernels_is_not_a_trace_without() -> None:
+    assert tables({"kernels": {"by_name": []}})[0].empty == "No kernel ran in the window."

@@ -1,0 +1,162 @@
+"""A terminal that stops reading, for real: the program in it must sample, obey and end as if nothing were."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from gputop.tui.terminal.writer import SLOW_UPDATES, SPARE_S, Meter
+from tests.tui.terminals import PATIENCE_S, Terminal, terminal
+
+# gputop over the simulated node, telling on a pipe about each sample what only its inside knows.
+PROGRAM = """
+import json, os, sys
+from gputop.session.options import Options
+from gputop.session.session import Session
+from gputop.sources.simulated import SimulatedSource
+from gputop.tui.app import GputopApp
+from gputop.tui.monitor.gpu_table import GpuTable
+
+pipe = int(sys.argv[1])
+session = Session(SimulatedSource("healthy"), Options(interval_s=0.05))
+app = GputopApp(session)
+told = {"samples": 0, "longest_gap_s": 0.0}
+last = None
+
+def listener(change):
+    global last
+    if change != "sample" or session.sample is last:
+        return
+    if last is not None:
+        told["longest_gap_s"] = max(told["longest_gap_s"], session.sample.time_s - last.time_s)
+    last = session.sample
+    told["samples"] += 1
+    line = getattr(app._driver, "_line", None)
+    tables = app.screen_stack[0].query(GpuTable) if app.is_running and app.screen_stack else ()
+    os.write(pipe, (json.dumps({**told, "busy": bool(line and line.busy),
+                                "metric": tables.first().metric if tables else ""}) + "\\n").encode())
+
+session.listen(listener)
+app.run()
+session.close()
+os._exit(0)
+"""
+
+
+class Told:
+    """What the program tells, sample by sample."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd, self._rest = fd, b""
+        self.now: dict[str, Any] = {"samples": 0, "metric": "", "busy": False}
+
+    def next(self) -> dict[str, Any]:
+        while b"\n" not in self._rest:
+            assert select.select([self._fd], [], [], PATIENCE_S)[0], f"no sample any more after {self.now}"
+            data = os.read(self._fd, 65536)
+            assert data, f"it has ended after {self.now}"
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        self.now = json.loads(line)
+        return self.now
+
+
+@contextmanager
+def told_by_gputop(size: tuple[int, int] = (200, 60), **more: Any) -> Iterator[tuple[Terminal, Told]]:
+    ours, theirs = os.pipe()
+    command = [sys.executable, "-c", PROGRAM, str(theirs)]
+    with terminal(size, command=command, pass_fds=[theirs], **more) as there:
+        os.close(theirs)
+        there.until("What to do")
+        there.until("snapshot")  # the footer: keys are read by now
+        yield there, Told(ours)
+    os.close(ours)
+
+
+def stall(there: Terminal, told: Told) -> None:
+    """Let it draw without reading, until the kernel takes no more; the keys are obeyed meanwhile."""
+    full = 0
+    while full < 20:  # samples in a row with the line full
+        before = told.next()
+        if not before["busy"]:
+            there.press("m")
+            while told.next()["metric"] == before["metric"]:
+                pass
+        full = full + 1 if told.now["busy"] else 0
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["mute terminal", "terminal that answers"])
+def test_nobody_reads_for_a_while_and_then_all_is_there(answers: bool) -> None:
+    with told_by_gputop(answers=answers) as (there, told):
+        there.until("SM active")
+        if answers:
+            while not there._answered:
+                there.read(1.0)
+        stall_before = told.next()["samples"]
+        there.press("m")
+        if not answers:  # where answers are awaited, nothing more is sent: the kernel never fills
+            stall(there, told)
+        held = len(there.raw)
+        for _ in range(60):
+            there_now = told.next()
+            assert answers or there_now["busy"]
+        assert len(there.raw) == held and told.now["samples"] - stall_before >= 60
+        assert told.now["longest_gap_s"] < 5.0, "sampling has gone on"
+        there.press("?")
+        there.until("esc: close")
+        there.press("\x1b")
+        there.until(lambda text: "esc: close" not in text and "What to do" in text)
+        # No frames were piled up: what had waited is one screen, not sixty.
+        assert len(there.raw) - held < 120_000
+        there.press("q")
+        while there.program.poll() is None:
+            there.read(0.1)
+        assert there.ended() == 0 and there.given_back()
+
+
+def test_q_ends_it_while_nobody_reads_and_the_terminal_is_given_back() -> None:
+    with told_by_gputop() as (there, told):
+        stall(there, told)
+        there.press("q")
+        assert there.ended() == 0
+        assert there.given_back()
+        assert there.raw.endswith(b"\x1b[?1004l")
+
+
+def test_a_closed_terminal_ends_it() -> None:
+    with told_by_gputop() as (there, told):
+        stall(there, told)
+        there.program.send_signal(1)  # SIGHUP, as the kernel sends when a terminal goes away
+        assert there.ended() == 0
+
+
+def test_one_stall_does_not_make_a_line_slow_but_late_updates_do() -> None:
+    meter = Meter()
+    assert not meter.landed(500, 60.0, 60.0) and not meter.slow
+    for i in range(SLOW_UPDATES + 1):
+        meter.landed(2000, 0.01, 61.0 + i)
+    assert not meter.slow
+    changes = [meter.landed(2000, 1.5, 70.0 + 2 * i) for i in range(SLOW_UPDATES)]
+    assert changes == [*[False] * (SLOW_UPDATES - 1), True] and meter.slow
+    assert meter.bytes_per_s == pytest.approx(2000 / 1.5)
+
+
+def test_a_slow_line_is_tried_again_ever_more_seldom() -> None:
+    meter, now_s, spared = Meter(), 0.0, []
+    for _ in range(4):
+        while not meter.slow:
+            now_s += 2.0
+            meter.landed(2000, 1.5, now_s)
+        began_s = now_s
+        while meter.slow:
+            now_s += 5.0
+            meter.landed(300, 0.0, now_s)
+        spared.append(now_s - began_s)
+    assert spared == [SPARE_S, 2 * SPARE_S, 4 * SPARE_S, 8 * SPARE_S]

@@ -1,0 +1,212 @@
+"""What a terminal may do to gputop, and how gputop leaves it: over real pseudo-terminals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tui.terminals import Terminal, terminal
+
+CRASH = """
+import sys
+from gputop.session.session import Session
+from gputop.sources.simulated import SimulatedSource
+from gputop.tui.app import GputopApp
+
+def crash(app, by):
+    raise ZeroDivisionError("on purpose")
+
+GputopApp.action_metric = crash
+GputopApp(Session(SimulatedSource("healthy"))).run()
+"""
+
+
+def started(there: Terminal) -> None:
+    there.until("What to do")
+    there.until("snapshot")  # the footer: keys are read by now
+
+
+def quit_well(there: Terminal) -> None:
+    there.press("q")
+    assert there.ended() == 0
+    assert there.given_back()
+    assert b"Traceback" not in there.raw
+
+
+def stopped(there: Terminal) -> bool:
+    """Wait until the program has been stopped."""
+    _, status = os.waitpid(there.program.pid, os.WUNTRACED)
+    while there.read(0):
+        pass
+    return os.WIFSTOPPED(status)
+
+
+def test_a_storm_of_sizes_ends_in_a_whole_picture() -> None:
+    with terminal((120, 40), "--demo", "healthy") as there:
+        started(there)
+        for i in range(60):
+            there.resize(*((20, 5), (0, 0), (200, 60), (1, 1), (79, 23), (40, 12))[i % 6])
+            there.read(0.01)
+        there.resize(120, 40)
+        # A picture may arrive in parts; in the end it fills the screen, no line more or less.
+        there.until(lambda text: "What to do" in text and "Processes" in text and "demo-node" in text
+                    and len(text.splitlines()) == 40)
+        quit_well(there)
+
+
+@pytest.mark.parametrize("size", [(0, 0), (20, 5), (1, 1)])
+def test_it_runs_and_ends_in_a_terminal_of_any_size(size: tuple[int, int]) -> None:
+    with terminal(size, "--demo", "healthy") as there:
+        while b"\x1b[?2004h" not in there.raw:  # Textual reads keys
+            assert there.read(30), bytes(there.raw)
+        quit_well(there)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGSTOP])
+def test_stopped_and_continued_it_is_there_again_and_the_terminal_as_it_was(number: signal.Signals) -> None:
+    with terminal((120, 40), "--demo", "healthy") as there:
+        started(there)
+        there.program.send_signal(number)
+        assert stopped(there)
+        if number == signal.SIGTSTP:
+            assert there.given_back(), "the shell gets its terminal as it was"
+        there.cells.feed("\x1b[H" + "\r\n".join("the shell's own text, all over the screen" for _ in range(40)))
+        there.program.send_signal(signal.SIGCONT)
+        there.until(lambda text: "What to do" in text and "the shell's" not in text)
+        quit_well(there)
+
+
+def test_ctrl_z_too() -> None:
+    with terminal((120, 40), "--demo", "healthy") as there:
+        started(there)
+        there.press("\x1a")
+        assert stopped(there) and there.given_back()
+        there.program.send_signal(signal.SIGCONT)
+        there.until("What to do")
+        quit_well(there)
+
+
+def test_what_something_else_wrote_on_the_screen_goes_with_ctrl_l() -> None:
+    with terminal((120, 40), "--demo", "healthy") as there:
+        started(there)
+        there.cells.feed("\x1b[H" + "\r\n".join("wall: the node goes down for maintenance" for _ in range(40)))
+        there.press("\x0c")
+        there.until(lambda text: "wall:" not in text and "What to do" in text)
+        quit_well(there)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_ended_right_after_the_first_frame_it_gives_the_terminal_back(number: signal.Signals) -> None:
+    with terminal((120, 40), "--demo", "healthy") as there:
+        while b"demo-node" not in there.raw:
+            assert there.read(30)
+        there.program.send_signal(number)
+        assert there.ended() in (0, 130, 128 + number)
+        assert there.given_back()
+
+
+def test_after_a_crash_the_terminal_is_as_it_was_and_the_reason_on_it() -> None:
+    with terminal((120, 40), command=[sys.executable, "-c", CRASH]) as there:
+        started(there)
+        there.press("m")
+        there.ended()
+        assert there.given_back()
+        assert b"ZeroDivisionError" in there.raw[there.raw.rfind(b"\x1b[?1049l"):]
+
+
+def test_messages_elsewhere_the_screen_is_still_the_screen(tmp_path: Path) -> None:
+    program = f'exec {sys.executable} -m gputop --demo healthy 2>{tmp_path / "log"}'
+    with terminal((120, 40), command=["/bin/sh", "-c", program]) as there:
+        started(there)
+        quit_well(there)
+    assert (tmp_path / "log").read_text() == ""
+
+
+@pytest.mark.parametrize(("term", "why"), [("dumb", "TERM is dumb"), ("", "TERM is not set")])
+def test_on_a_terminal_that_cannot_place_text_it_is_one_look_as_text(term: str, why: str) -> None:
+    with terminal((120, 40), "--demo", "healthy", "--interval", "0.2", env={"TERM": term}) as there:
+        assert there.ended() == 0
+        said = bytes(there.raw).decode()
+        assert why in said and "one look as text" in said and "What to do" in said
+        assert "\x1b" not in said
+
+
+def test_without_keys_to_hear_it_is_one_look_as_text_too() -> None:
+    command = ["/bin/sh", "-c", f"exec {sys.executable} -m gputop --demo healthy --interval 0.2 </dev/null"]
+    with terminal((120, 40), command=command) as there:
+        assert there.ended() == 0
+        assert b"standard input is no terminal" in there.raw and b"\x1b" not in there.raw
+
+
+@pytest.mark.parametrize(("more", "forbidden"), [
+    ({"NO_COLOR": "1"}, rb"\x1b\[[0-9;]*\b(3[0-8]|4[0-8]|9[0-7])\b[0-9;]*m"),
+    ({"TERM": "xterm", "COLORTERM": ""}, rb"[34]8;[25];"),
+    ({"TERM": "xterm-256color", "COLORTERM": ""}, rb"[34]8;2;"),
+])
+def test_no_colour_is_sent_that_the_terminal_does_not_have(more: dict[str, str], forbidden: bytes) -> None:
+    import re
+
+    with terminal((120, 40), "--demo", "healthy", env=more) as there:
+        started(there)
+        there.press("?")
+        there.until("esc: close")
+        there.press("\x1b")
+        there.until(lambda text: "esc: close" not in text)
+        quit_well(there)
+        assert not re.findall(forbidden, bytes(there.raw))
+
+
+def test_in_ascii_nothing_else_is_sent_and_the_locale_decides() -> None:
+    with terminal((120, 40), "--demo", "healthy", env={"LC_ALL": "de_DE.ISO-8859-1"}) as there:
+        started(there)
+        there.press("\x10")  # the command palette
+        there.until("Search for commands")
+        there.press("\x1b")
+        there.until(lambda text: "Search for" not in text)
+        quit_well(there)
+        assert bytes(there.raw).isascii()
+
+
+def test_in_tmux_the_picture_is_what_was_drawn_and_the_shell_comes_back(tmp_path: Path) -> None:
+    """tmux is a terminal not of our making: what it makes of what is sent is the truth."""
+    import shutil
+    import time
+
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed")
+    tmux = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null"]
+
+    def run(*arguments: str) -> str:
+        return subprocess.run([*tmux, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+
+    def until(*wanted: str) -> str:
+        deadline_s = time.monotonic() + 60
+        while not all(text in (seen := run("capture-pane", "-p", "-t", "t")) for text in wanted):
+            assert time.monotonic() < deadline_s, seen
+            time.sleep(0.05)
+        return seen
+
+    run("new-session", "-d", "-s", "t", "-x", "120", "-y", "40", "/bin/sh")
+    try:
+        run("send-keys", "-t", "t", f"PS1='ready> '; cd /; clear; PYTHONPATH={Path(__file__).parents[3]} "
+            f"{sys.executable} -m gputop --demo healthy", "Enter")
+        seen = until("What to do", "Processes", "snapshot", "SIMULATED")
+        lines = seen.splitlines()
+        assert lines[0].startswith(" gputop") and lines[1].startswith("GPU SM active")
+        for gpu in range(8):
+            assert any(line.startswith(f" {gpu} ") and "76.4/79.6" in line for line in lines)
+        for key in ("m", "M", "?"):
+            run("send-keys", "-t", "t", key)
+        until("esc: close")
+        run("send-keys", "-t", "t", "Escape")
+        run("resize-window", "-t", "t", "-x", "80", "-y", "24")
+        until("What to do", "snapshot")
+        run("send-keys", "-t", "t", "q")
+        assert "What to do" not in until("ready>")
+    finally:
+        run("kill-server")
