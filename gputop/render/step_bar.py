@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gputop.render.palette import BOLD, DARK, DIM, PART_STYLE
-from gputop.render.styled_text import Run
+from gputop.render.styled_text import StyledText
 from gputop.text.units import ratio, seconds
 
 # In the order of the step's life: waiting for input, work, what stands in its way.
@@ -14,7 +14,7 @@ PARTS = tuple((name, label, DARK.names[name]) for name, label in (
     ("launch", "launch wait"), ("host", "host"), ("idle", "other idle")))
 
 
-def step_lines(breakdown: Mapping[str, float | None], width: int) -> list[list[Run]]:
+def step_lines(breakdown: Mapping[str, float | None], width: int) -> list[list[StyledText]]:
     """Two lines: the step's parts in proportion, and what they are; nothing for a step of no length.
 
     Parts that are unknown (None) are not drawn: without a GPU in the trace, those of the device.
@@ -32,8 +32,9 @@ def step_lines(breakdown: Mapping[str, float | None], width: int) -> list[list[R
     cells = [int(share) for share in shares]
     for i in sorted(range(len(parts)), key=lambda i: cells[i] - shares[i])[:room - sum(cells)]:
         cells[i] += 1
-    bar: list[Run] = [(head, BOLD), *(("█" * n, style) for n, (_, _, style) in zip(cells, parts, strict=True) if n)]
-    legend: list[Run] = [(" " * len(head), DIM)]
+    bar: list[StyledText] = [(head, BOLD)]
+    bar += [("█" * n, style) for n, (_, _, style) in zip(cells, parts, strict=True) if n]
+    legend: list[StyledText] = [(" " * len(head), DIM)]
     used = len(head)
     for label, share, style in sorted(parts, key=lambda part: -part[1]):
         text = f" {label} {ratio(share)}  "

@@ -1,4 +1,4 @@
-"""Lines as runs of styled text, before any widget: putting them at the ends of a line, breaking them."""
+"""Lines as sequences of styled text, before any widget: justified, cropped and wrapped."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.style import Style
 
 from gputop.text.units import fit
 
-Run = tuple[str, Style]  # text in one style, already free of control characters
+StyledText = tuple[str, Style]  # a text in one style, free of control characters
 
 
-def spread(left: Sequence[Run], right: Sequence[Run], width: int) -> list[Run]:
+def justify(left: Sequence[StyledText], right: Sequence[StyledText], width: int) -> list[StyledText]:
     """``left`` and ``right`` at the two ends of a line; where both do not fit, left is cut."""
     right_cells = sum(len(text) for text, _ in right)
     room = max(0, width - right_cells - (1 if right else 0))
-    out: list[Run] = []
+    out: list[StyledText] = []
     for text, style in left:
         if room <= 0:
             break
@@ -29,9 +29,9 @@ def spread(left: Sequence[Run], right: Sequence[Run], width: int) -> list[Run]:
     return out
 
 
-def crop(runs: Sequence[Run], x: int, width: int) -> list[Run]:
+def crop(runs: Sequence[StyledText], x: int, width: int) -> list[StyledText]:
     """The cells of a line from ``x`` on, ``width`` at most; each character is one cell wide."""
-    out: list[Run] = []
+    out: list[StyledText] = []
     for text, style in runs:
         shown = text[max(0, x):max(0, x + width)]
         if shown:

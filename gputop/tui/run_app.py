@@ -18,12 +18,11 @@ from textual.widgets import Static
 
 from gputop.launch.job import FORWARDED, Job
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
-from gputop.render.styled_text import Run
+from gputop.render.styled_text import StyledText, justify
 from gputop.session.session import Session
 from gputop.text.units import printable
 from gputop.tui.app import GputopApp
 from gputop.tui.keys import key
-from gputop.tui.monitor.status_lines import spread
 from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.widgets.cached_lines import LinesWidget
 
@@ -116,10 +115,10 @@ class RunApp(GputopApp):
         self.push_screen(Leave(self.job), answered)
 
 
-def job_line(job: Job, width: int) -> list[Run]:
+def job_line(job: Job, width: int) -> list[StyledText]:
     """The started job where there is no profiler server to speak of: whether it runs, or how it ended."""
-    left: list[Run] = [(" Job  ", BOLD)]
-    right: list[Run] = [("l: its output ", ACCENT)]
+    left: list[StyledText] = [(" Job  ", BOLD)]
+    right: list[StyledText] = [("l: its output ", ACCENT)]
     if job.ended.is_set():
         left += [("■ ", PLAIN if job.returncode == 0 else BAD), (f"{job.state()}  ", PLAIN), (job.command, DIM)]
     elif job.problem is not None:
@@ -127,7 +126,7 @@ def job_line(job: Job, width: int) -> list[Run]:
     else:
         waits = "starts its profiler server" if job.server else "no TensorFlow or JAX imported yet"
         left += [("▶ ", ACCENT), (f"pid {job.pid} runs, {waits}  ", PLAIN), (job.command, DIM)]
-    return spread(left, right, width)
+    return justify(left, right, width)
 
 
 class Output(ModalScreen[None]):

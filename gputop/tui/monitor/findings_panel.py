@@ -13,7 +13,7 @@ from gputop.core.findings import Finding
 from gputop.render.finding_text import gain_text
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.render.step_bar import step_lines
-from gputop.render.styled_text import Run, spread, wrap
+from gputop.render.styled_text import StyledText, justify, wrap
 from gputop.session.gpu_numbers import GpuNumbers
 from gputop.text.units import figure, fit, printable
 from gputop.tui.keys import key
@@ -21,13 +21,13 @@ from gputop.tui.widgets.cached_lines import DrawnLines
 
 
 def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, room: int,
-                  remark: str = "") -> list[list[Run]]:
+                  remark: str = "") -> list[list[StyledText]]:
     """One finding as at most ``room`` lines: title with gain and, unfolded, ``remark``, evidence and action."""
     style = SEVERITY_STYLE[finding.severity]
     title_style = BOLD if selected else PLAIN
     gain = gain_text(finding) or ("live" if finding.origin == "live" else finding.severity)
     pointer = "›" if selected else " "
-    lines: list[list[Run]] = [spread(
+    lines: list[list[StyledText]] = [justify(
         [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style), (printable(finding.title), title_style)],
         [(gain + " ", style)], width)]
     if unfolded and room > 1:
@@ -88,7 +88,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         width, height = self.size.width, self.size.height
         if width <= 0 or height <= 0:
             return
-        lines: list[list[Run]] = []
+        lines: list[list[StyledText]] = []
         for text in self.lead:
             lines += [[(" " + part, PLAIN)] for part in wrap(printable(text), width - 2, height)]
         self._owner = [""] * len(lines)
@@ -105,9 +105,9 @@ class ActionsPanel(DrawnLines, can_focus=True):
             lines += [[]] * (room - len(lines)) + step
         self.show(lines[:height])
 
-    def _finding_lines(self, width: int, height: int) -> tuple[list[list[Run]], int]:
+    def _finding_lines(self, width: int, height: int) -> tuple[list[list[StyledText]], int]:
         """The findings that fit, the selected one among them, and how many do not."""
-        lines: list[list[Run]] = []
+        lines: list[list[StyledText]] = []
         chosen = self.selected
         index = self.findings.index(chosen) if chosen else 0
         # The selected finding gets what the one-line titles of the others leave, two lines at least.

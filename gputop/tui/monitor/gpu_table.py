@@ -16,7 +16,7 @@ from textual.widget import Widget
 
 from gputop.core.samples import GpuSample, NodeSample
 from gputop.render.palette import ACCENT, DIM, PLAIN
-from gputop.render.styled_text import Run, crop
+from gputop.render.styled_text import StyledText, crop
 from gputop.render.time_slices import slice_for
 from gputop.session.event_log import MarkLog
 from gputop.text.units import fit
@@ -94,9 +94,9 @@ class GpuTable(Widget, can_focus=True):
         self._panes = [Pane(self) for _ in range(_PARTS)]
         self._lanes: dict[tuple[str, str], LaneCache] = {}
         self._activity: dict[str, str] = {}
-        self._figures: dict[str, dict[str, Run]] = {}
+        self._figures: dict[str, dict[str, StyledText]] = {}
         self._title = ""
-        self._axis: list[Run] = []
+        self._axis: list[StyledText] = []
         self._full_scale: float | None = None
 
     def compose(self) -> Iterable[Widget]:
@@ -218,14 +218,16 @@ class GpuTable(Widget, can_focus=True):
         for pane in self._panes:
             pane.refresh(Region(0, y, pane.size.width, 1))
 
-    def _changed_figures(self, part: Part, y: int, new: dict[str, Run], old: dict[str, Run]) -> Iterator[Region]:
+    def _changed_figures(
+        self, part: Part, y: int, new: dict[str, StyledText], old: dict[str, StyledText],
+    ) -> Iterator[Region]:
         for row, mark in enumerate(("", SECOND)[:self.rows_per_gpu]):
             changed = [f for f in part.fields if new.get(f.key + mark) != old.get(f.key + mark)]
             if changed:
                 x, end = changed[0].x - part.x, changed[-1].x + changed[-1].width - part.x
                 yield Region(x, y + row, end - x, 1)
 
-    def _figures_of(self, gpu: GpuSample) -> dict[str, Run]:
+    def _figures_of(self, gpu: GpuSample) -> dict[str, StyledText]:
         gpu = self.time.of(gpu)
         figures = figures_of(gpu, self.metric)
         if self.rows_per_gpu > 1:
@@ -305,7 +307,7 @@ class GpuTable(Widget, can_focus=True):
         window = self._window(field.width, self._view_of(field).slice_s)
         return None if window is None else window.column(self.time.time_s)
 
-    def _axis_runs(self) -> list[Run]:
+    def _axis_runs(self) -> list[StyledText]:
         window = self.window
         if window is None:
             return []
@@ -324,7 +326,7 @@ class GpuTable(Widget, can_focus=True):
             return clock.title(name, width)
         return time_axis.title(name, self.span_shown_s, self.end_s, width)
 
-    def runs(self, part: Part, y: int) -> list[Run] | list[Segment]:
+    def runs(self, part: Part, y: int) -> list[StyledText] | list[Segment]:
         """Line ``y`` of a part."""
         if y == 0:
             return [(self._title[part.x:part.x + part.width], DIM if self.time.slice is None else ACCENT)]
@@ -351,14 +353,14 @@ class GpuTable(Widget, can_focus=True):
         figure_runs = [Segment(told[:part.width - 1], message[1])] if message else self._figure_runs(part, figures, row)
         return [cache.newest(row, cursor), *figure_runs]
 
-    def _index(self, gpu: GpuSample, figures: dict[str, Run], index: int, width: int, row: int) -> Segment:
+    def _index(self, gpu: GpuSample, figures: dict[str, StyledText], index: int, width: int, row: int) -> Segment:
         """What stands before a lane: the GPU's number and, where the table has the focus, a pointer."""
         text, style = figures.get("gpu", ("", PLAIN)) if row == 0 and width > 1 else ("", PLAIN)
         if text and index == self.selected and self.has_focus:
             text, style = f"›{gpu.info.label}", ACCENT
         return Segment(fit(text, width), style)
 
-    def _figure_runs(self, part: Part, figures: dict[str, Run], row: int) -> list[Segment]:
+    def _figure_runs(self, part: Part, figures: dict[str, StyledText], row: int) -> list[Segment]:
         out = []
         for field in part.fields if row <= 1 else ():
             text, style = figures.get(field.key + (SECOND if row else ""), ("", PLAIN))

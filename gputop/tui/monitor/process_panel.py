@@ -13,7 +13,7 @@ from textual.message import Message
 
 from gputop.core.samples import ProcessSample
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
-from gputop.render.styled_text import Run
+from gputop.render.styled_text import StyledText
 from gputop.text import redaction
 from gputop.text.units import bytes_, devices, fit, printable, rate, ratio
 from gputop.tui.keys import key as bind
@@ -147,7 +147,7 @@ class ProcessPanel(DrawnLines, can_focus=True):
                 + f"{'GPU':<{gpu_width}} {'mem':>5} {'sm':>4} {'cpu':>5}"
                 + (f" {'I/O':>{io_width}}" if io_width else "")
                 + (f"  {'container':<{container_width}}" if container_width else "") + "  command")
-        lines: list[list[Run]] = [[(fit(head, width), DIM)]]
+        lines: list[list[StyledText]] = [[(fit(head, width), DIM)]]
         if not rows:
             text = self._reason or ("no process matches the filter: / to change it" if self.pattern
                                     else "no process holds a GPU")
@@ -160,7 +160,7 @@ class ProcessPanel(DrawnLines, can_focus=True):
                   for b in rows[self._top:self._top + height - 1]]
         self.show(lines)
 
-    def _row(self, branch: Branch, width: int, widths: tuple[int, int, int, int, int], here: bool) -> list[Run]:
+    def _row(self, branch: Branch, width: int, widths: tuple[int, int, int, int, int], here: bool) -> list[StyledText]:
         pid_width, user_width, gpu_width, io_width, container_width = widths
         p = branch.process
         if p is None:

@@ -11,7 +11,7 @@ from rich.style import Style
 from gputop.core.samples import CgroupSample, NodeSample, Reading
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import ACCENT, BAD, BOLD, DARK, DIM, PLAIN, WARN, bar_style, step_of
-from gputop.render.styled_text import Run, spread
+from gputop.render.styled_text import StyledText, justify
 from gputop.text.units import bytes_, printable, rate, ratio, reading, seconds
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ REPLAY_STYLE = Style(color=DARK.names["ground"], bgcolor=DARK.names["accent"], b
 
 
 def header(sample: NodeSample | None, interval_s: float, paused: bool, width: int,
-           replay: tuple[str, str] | None = None, drawn_every_s: float = 0.0) -> list[Run]:
+           replay: tuple[str, str] | None = None, drawn_every_s: float = 0.0) -> list[StyledText]:
     """Node, GPUs, where the figures come from, what gputop itself costs, the time.
 
     ``replay`` marks what is not live, and says how it plays: ("REPLAY", "2×"), ("SNAPSHOT", "").
     """
     if sample is None:
         return [(" gputop ", BOLD), ("  opening the recording…" if replay else "  opening the GPUs…", DIM)]
-    left: list[Run] = [(" gputop ", BOLD), (" " + printable(sample.host.hostname) + " ", PLAIN)]
+    left: list[StyledText] = [(" gputop ", BOLD), (" " + printable(sample.host.hostname) + " ", PLAIN)]
     if sample.simulated:
         left.insert(1, (" SIMULATED ", SIMULATED_STYLE))
     if replay:
@@ -43,7 +43,7 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     if instances:
         left.append((f" {instances} MIG ", PLAIN))
     stamp = "%Y-%m-%d %H:%M:%S " if replay else "%H:%M:%S "
-    right: list[Run] = [(time.strftime(stamp, time.localtime(sample.time_s)), PLAIN)]
+    right: list[StyledText] = [(time.strftime(stamp, time.localtime(sample.time_s)), PLAIN)]
     if replay and replay[1]:
         right.insert(0, (f"{replay[1]}  ", WARN))
     if drawn_every_s:
@@ -60,17 +60,17 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     badges = left[:1 + bool(replay) + sample.simulated]
     if sum(len(text) for text, _ in (*badges, *right)) >= width:
         right = []  # that it is not live, or not real, comes before the time
-    return spread(left, right, width)
+    return justify(left, right, width)
 
 
-def replay_keys(width: int, snapshot: bool = False, rhythm: Rhythm | None = None) -> list[Run]:
+def replay_keys(width: int, snapshot: bool = False, rhythm: Rhythm | None = None) -> list[StyledText]:
     """In the place of the training job, where a recording is played or a snapshot shown."""
     if snapshot:
         keys = "the node as it was; the minutes before in means  ← →: scroll them  t: its capture"
-        return spread([(" Snapshot  ", BOLD), (keys, DIM)], [], width)
+        return justify([(" Snapshot  ", BOLD), (keys, DIM)], [], width)
     keys = "space: pause  + -: speed  , .: a minute back, on  ← →: scroll the history"
-    left: list[Run] = [(" Recording  ", BOLD), (keys, DIM)]
-    return spread(left, _longest(_rhythm(rhythm, None), width - _cells(left) - 2), width)
+    left: list[StyledText] = [(" Recording  ", BOLD), (keys, DIM)]
+    return justify(left, _longest(_rhythm(rhythm, None), width - _cells(left) - 2), width)
 
 
 def since(now_s: float, then_s: float) -> str:
@@ -79,7 +79,7 @@ def since(now_s: float, then_s: float) -> str:
     return f"{ago_s:.0f} s ago" if ago_s < 99.5 else f"{seconds(ago_s)} ago"
 
 
-def bar(level: float, width: int) -> Run:
+def bar(level: float, width: int) -> StyledText:
     """A horizontal bar, 0-1, in eighths of a cell."""
     eighths = round(min(1.0, max(0.0, level)) * width * 8)
     full, part = divmod(eighths, 8)
@@ -87,7 +87,7 @@ def bar(level: float, width: int) -> Run:
     return text.ljust(width), bar_style(step_of(level))
 
 
-def _labelled(label: str, r: Reading, text: str) -> list[Run]:
+def _labelled(label: str, r: Reading, text: str) -> list[StyledText]:
     return [(f" {label} ", DIM), ("N/A" if r.value is None else text, DIM if r.value is None else PLAIN)]
 
 
@@ -123,14 +123,14 @@ def _strained(sample: NodeSample) -> list[str]:
     return list(out)
 
 
-def host(sample: NodeSample | None, width: int) -> list[Run]:
+def host(sample: NodeSample | None, width: int) -> list[StyledText]:
     """CPU, memory, disk and network of the node; parts that do not fit are left out from the right."""
     if sample is None:
         return []
     h = sample.host
     cpu, memory, total = h["cpu_ratio"], h["memory_used_bytes"], h["memory_total_bytes"]
-    parts: list[list[Run]] = []
-    runs: list[Run] = [(" Host ", BOLD), (" CPU ", DIM)]
+    parts: list[list[StyledText]] = []
+    runs: list[StyledText] = [(" Host ", BOLD), (" CPU ", DIM)]
     if cpu.value is None:
         runs.append(("N/A", DIM))
     else:
@@ -147,7 +147,7 @@ def host(sample: NodeSample | None, width: int) -> list[Run]:
         r = h[metric]
         parts.append(_labelled(label, r, "" if r.value is None else rate(r.value)))
     parts.append(_labelled("I/O wait", wait, "" if wait.value is None else ratio(wait.value)))
-    out: list[Run] = []
+    out: list[StyledText] = []
     used = 0
     for part in parts:
         size = sum(len(t) for t, _ in part) + 1
@@ -159,17 +159,17 @@ def host(sample: NodeSample | None, width: int) -> list[Run]:
 
 
 def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, record: CaptureRecord | None,
-        now_s: float, width: int, rhythm: Rhythm | None = None, black_box: str = "") -> list[Run]:
+        now_s: float, width: int, rhythm: Rhythm | None = None, black_box: str = "") -> list[StyledText]:
     """The training job: its profiler server, step time and rhythm; while a capture runs, its progress.
 
     ``black_box`` is how that stands, where there is one.
     """
     if status is not None and status.running:
         return _progress(status, width)
-    left: list[Run] = [(" Job  ", BOLD)]
+    left: list[StyledText] = [(" Job  ", BOLD)]
     if status is not None and status.phase == "failed":
         text = printable(" ".join([status.message + ".", status.fix]).replace("\n", " "))
-        return spread([(" Job  ", BOLD), ("capture failed: ", BAD), (text, PLAIN)], [], width)
+        return justify([(" Job  ", BOLD), ("capture failed: ", BAD), (text, PLAIN)], [], width)
     answering = [s for s in servers if s.problem is None]
     broken = next((s for s in servers if s.asked and s.problem), None)
     if broken is not None and not any(s.asked for s in answering):
@@ -185,8 +185,8 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
         left.append(("no profiler server found: press a to attach, ? for how to start one", DIM))
     else:
         left.append(("looking for profiler servers…", DIM))
-    step: list[Run] = []
-    right: list[Run] = []
+    step: list[StyledText] = []
+    right: list[StyledText] = []
     if record is not None:
         ago = since(now_s, record.time_s)
         if record.step_s is not None:
@@ -198,22 +198,22 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
         right = [("c: capture a trace ", ACCENT)]
     room = width - min(_cells(left), _JOB_CELLS) - _cells(step) - _cells(right) - 1
     beat = _longest(_rhythm(rhythm, record.step_s if record is not None else None), room)
-    return spread(left, [*step, *beat, *right], width)
+    return justify(left, [*step, *beat, *right], width)
 
 
 _JOB_CELLS = 20  # of what is said of the server, before the rhythm is said in fewer words
 
 
-def _cells(runs: Sequence[Run]) -> int:
+def _cells(runs: Sequence[StyledText]) -> int:
     return sum(len(text) for text, _ in runs)
 
 
-def _longest(ways: Sequence[list[Run]], room: int) -> list[Run]:
+def _longest(ways: Sequence[list[StyledText]], room: int) -> list[StyledText]:
     """The first way to say it that fits."""
     return next((way for way in ways if _cells(way) <= room), [])
 
 
-def _rhythm(rhythm: Rhythm | None, step_s: float | None) -> list[list[Run]]:
+def _rhythm(rhythm: Rhythm | None, step_s: float | None) -> list[list[StyledText]]:
     """The rhythm and what it is against a trace's step, or why there is none; in ever fewer words."""
     if rhythm is None or rhythm.interval_s is None or rhythm.shortest_s is None:
         return []
@@ -224,7 +224,7 @@ def _rhythm(rhythm: Rhythm | None, step_s: float | None) -> list[list[Run]]:
     every = f"samples every {rhythm.interval_s:.2g} s"
     faster = f"{rhythm.interval_s:.2g}" != "0.1"
     if rhythm.period_s is not None:
-        found: list[Run] = [("rhythm ", DIM), (seconds(rhythm.period_s), BOLD)]
+        found: list[StyledText] = [("rhythm ", DIM), (seconds(rhythm.period_s), BOLD)]
         sure = f" (conf. {rhythm.confidence:.1f})"
         few = f" on {len(rhythm.gpus)} of {rhythm.lively} GPUs" if len(rhythm.gpus) < rhythm.lively else ""
         if step_s is None:
@@ -255,15 +255,16 @@ _PHASES = {"connecting": "connecting to", "probing": "a short probe of", "record
            "analysing": "analysing the trace of"}
 
 
-def _progress(status: CaptureStatus, width: int) -> list[Run]:
+def _progress(status: CaptureStatus, width: int) -> list[StyledText]:
     length_s = status.asked_s if status.chosen_s is None else status.chosen_s
     share = min(1.0, status.elapsed_s / length_s) if length_s else 1.0
-    left: list[Run] = [(" Job  ", BOLD), ("● ", BAD), (f"{_PHASES[status.phase]} {printable(status.address)} ", PLAIN)]
-    right: list[Run] = []
+    left: list[StyledText] = [(" Job  ", BOLD), ("● ", BAD),
+                              (f"{_PHASES[status.phase]} {printable(status.address)} ", PLAIN)]
+    right: list[StyledText] = []
     if status.phase == "recording":
         right = [bar(share, max(6, min(30, width - 60))),
                  (f" {status.elapsed_s:4.1f} of {length_s:g} s", PLAIN), ("  x: stop ", ACCENT)]
         left.append((f"({printable(status.why)}) " if status.why else "", DIM))
     elif status.phase != "connecting":
         right = [(f"{status.elapsed_s:.1f} s ", DIM)]
-    return spread(left, right, width)
+    return justify(left, right, width)

@@ -10,7 +10,7 @@ from rich.style import Style
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
 from gputop.core.samples import OK, GpuSample
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, WARN
-from gputop.render.styled_text import Run
+from gputop.render.styled_text import StyledText
 from gputop.session.event_log import Kind, Mark
 from gputop.text.units import fit, printable, ranges
 from gputop.tui.monitor.columns import ACTIVITY, COARSE_MARK
@@ -55,13 +55,13 @@ def title(name: str, span_s: float, end_s: float | None, width: int) -> str:
     return long if len(long) <= width else short
 
 
-def axis(window: Window, marks: Iterable[Mark], following: bool, cursor_s: float | None) -> list[Run]:
+def axis(window: Window, marks: Iterable[Mark], following: bool, cursor_s: float | None) -> list[StyledText]:
     """The axis of the main lane, ``window.columns`` cells.
 
     Ticks count back from now where the picture follows it, so that they stand still; else they are
     times of day.
     """
-    cells: list[Run] = [(" ", DIM)] * window.columns
+    cells: list[StyledText] = [(" ", DIM)] * window.columns
     found = ((mark.kind, max(0, window.column(mark.begin_s)), min(window.columns - 1, window.column(mark.end_s)))
              for mark in marks)
     spans = sorted((span for span in found if span[1] <= span[2]), key=lambda span: _RANK[span[0]])
@@ -111,15 +111,15 @@ def _length(seconds: int) -> str:
     return f"{seconds}s" if seconds < 60 else f"{seconds // 60}m{seconds % 60:02}"
 
 
-def told(marks: Sequence[Mark], under: Slice | None) -> list[Run]:
+def told(marks: Sequence[Mark], under: Slice | None) -> list[StyledText]:
     """What stands beside the axis: what its letters mean, or with a cursor what happened in the slice under it."""
     return legend(marks) if under is None else words([m for m in marks if m.within(under.begin_s, under.end_s)])
 
 
-def legend(marks: Iterable[Mark]) -> list[Run]:
+def legend(marks: Iterable[Mark]) -> list[StyledText]:
     """What the letters mean that are there."""
     there = {mark.kind for mark in marks}
-    out: list[Run] = []
+    out: list[StyledText] = []
     for kind in reversed(SIGNS):
         if kind in there:
             letter, _, style, name = SIGNS[kind]
@@ -127,12 +127,12 @@ def legend(marks: Iterable[Mark]) -> list[Run]:
     return out
 
 
-def words(marks: Sequence[Mark]) -> list[Run]:
+def words(marks: Sequence[Mark]) -> list[StyledText]:
     """What happened, in words, the gravest first; what several GPUs share is said once."""
     grouped: dict[tuple[Kind, str], list[str]] = {}
     for mark in sorted(marks, key=lambda m: -_RANK[m.kind]):
         grouped.setdefault((mark.kind, printable(mark.text)), []).append(mark.gpu)
-    out: list[Run] = []
+    out: list[StyledText] = []
     for (kind, text), gpus in grouped.items():
         letter, _, style, _ = SIGNS[kind]
         where = gpus_text(set(gpus) - {""})
@@ -147,7 +147,7 @@ def gpus_text(labels: set[str]) -> str:
     return f"GPU {','.join(parts)}" if parts else ""
 
 
-def beside(left: Sequence[Run], right: Sequence[Run], x: int, width: int) -> list[Run]:
+def beside(left: Sequence[StyledText], right: Sequence[StyledText], x: int, width: int) -> list[StyledText]:
     """``left`` in front of ``x``, ``right`` from there to ``width``, cut with an ellipsis where it is too long."""
     out, used = [*left], sum(len(text) for text, _ in left)
     out.append((" " * max(0, x - used), DIM))
@@ -162,8 +162,8 @@ def beside(left: Sequence[Run], right: Sequence[Run], x: int, width: int) -> lis
     return out
 
 
-def _merged(cells: Sequence[Run]) -> list[Run]:
-    out: list[Run] = []
+def _merged(cells: Sequence[StyledText]) -> list[StyledText]:
+    out: list[StyledText] = []
     for char, style in cells:
         if out and out[-1][1] == style:
             out[-1] = (out[-1][0] + char, style)

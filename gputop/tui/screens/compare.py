@@ -17,7 +17,7 @@ from textual.screen import ModalScreen
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
-from gputop.render.styled_text import Run
+from gputop.render.styled_text import StyledText
 from gputop.session.session import Session
 from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key
@@ -86,7 +86,7 @@ class CaptureList(DrawnLines, can_focus=True):
         return max(0, min(self.index - self.ROWS // 2, len(self.captures) - self.ROWS))
 
     def draw(self) -> None:
-        lines: list[list[Run]] = []
+        lines: list[list[StyledText]] = []
         for i, record in enumerate(self.captures[self._top:self._top + self.ROWS], self._top):
             here = i == self.index and self.has_focus
             mark = "A" if record is self.a else "B" if record is self.b else " "

@@ -15,7 +15,7 @@ from textual.screen import ModalScreen
 
 from gputop.core.samples import ProcessSample
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, WARN
-from gputop.render.styled_text import Run, wrap
+from gputop.render.styled_text import StyledText, wrap
 from gputop.session.process_signals import SIGNALS
 from gputop.text import redaction
 from gputop.text.units import fit, printable
@@ -91,7 +91,7 @@ class SignalList(DrawnLines, can_focus=True):
         head = self._head(width)[:height - shown - len(said)]
         blank = height - shown - len(said) - len(head)
         first = min(max(0, self.index - shown // 2), len(SIGNALS) - shown)
-        lines: list[list[Run]] = [[(text, BOLD)] for text in head]
+        lines: list[list[StyledText]] = [[(text, BOLD)] for text in head]
         lines += [[]] * (blank > 1)
         self._at = {}
         for i, (number, what) in list(enumerate(SIGNALS))[first:first + shown]:

@@ -14,7 +14,7 @@ from textual.widgets import DataTable
 
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN
-from gputop.render.styled_text import Run, spread, wrap
+from gputop.render.styled_text import StyledText, justify, wrap
 from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import Ask, Popup
@@ -36,7 +36,7 @@ class Tabs(LinesWidget):
         self._ends: list[int] = []
 
     def draw(self, index: int, about: str) -> None:
-        runs: list[Run] = []
+        runs: list[StyledText] = []
         self._ends = []
         whole = sum(map(len, self._names))
         gap = 3 if whole + 5 * len(self._names) <= self.size.width else 1
@@ -106,7 +106,7 @@ class TablesScreen(Screen[None]):
         self._rows = arranged(table, self._pattern, self._by, self._reverse)
         record = self._record
         step = "" if record.step_s is None else f"{seconds(record.step_s)}/step  "
-        self.query_one("#tables-head", LinesWidget).show([spread(
+        self.query_one("#tables-head", LinesWidget).show([justify(
             [(" Last capture  ", BOLD), (step, PLAIN), (printable(record.path.name), DIM)],
             [(" o sort  / filter  ? help  esc back ", DIM)], width)])
         about = table.note

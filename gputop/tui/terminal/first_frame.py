@@ -18,7 +18,7 @@ from rich.style import Style
 from gputop.core.samples import NodeSample
 from gputop.core.signal_handlers import handled
 from gputop.render.palette import BLANK, BLANK_STYLE, DIM, PLAIN
-from gputop.render.styled_text import Run
+from gputop.render.styled_text import StyledText
 from gputop.telemetry.sampler import Sampler
 from gputop.text.units import fit
 from gputop.tui.monitor import status_lines
@@ -87,7 +87,7 @@ def paint(sample: NodeSample, interval_s: float, width: int, height: int, look: 
     fields = plan(width)
     per_gpu = lines_per_gpu(height, len(sample.gpus))
     title = "".join(title_texts(fields, "SM active"))
-    lines: list[list[Run]] = [status_lines.header(sample, interval_s, False, width), [(title, DIM)]]
+    lines: list[list[StyledText]] = [status_lines.header(sample, interval_s, False, width), [(title, DIM)]]
     lines += [[]] if has_axis(height) else []
     for gpu in sample.gpus:
         figures = figures_of(gpu, ACTIVITY)
@@ -99,7 +99,7 @@ def paint(sample: NodeSample, interval_s: float, width: int, height: int, look: 
         _line(line, ground if y else panel, look) for y, line in enumerate(lines[:height]))
 
 
-def _line(line: list[Run], ground: Style, look: Look) -> str:
+def _line(line: list[StyledText], ground: Style, look: Look) -> str:
     out = []
     for text, style in line:
         shown, meant = look.run(text, style)
@@ -113,8 +113,8 @@ def _sequence(style: Style, look: Look) -> str:
     return style.render("x", color_system=SYSTEMS[look.colors]).partition("x")[0]
 
 
-def _gpu_line(fields: list[Field], figures: dict[str, Run], width: int) -> list[Run]:
-    out: list[Run] = []
+def _gpu_line(fields: list[Field], figures: dict[str, StyledText], width: int) -> list[StyledText]:
+    out: list[StyledText] = []
     x = 0
     message = figures.get("message")
     for field in fields:

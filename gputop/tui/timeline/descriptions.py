@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
-from gputop.render.styled_text import Run, spread
+from gputop.render.styled_text import StyledText, justify
 from gputop.text.units import fit, percent, ranges, seconds
 from gputop.timeline.model import CAUSES, Bubble, Range, Row
 from gputop.timeline.reader import Timeline
@@ -37,11 +37,11 @@ def where(timeline: Timeline, row: Row) -> str:
     return label if label.startswith(row.group) else f"{row.group} {label}"
 
 
-def view_lines(timeline: Timeline, view: View, width: int) -> list[list[Run]]:
+def view_lines(timeline: Timeline, view: View, width: int) -> list[list[StyledText]]:
     """With nothing selected: what is on screen, and what the colours mean."""
     begin, end = timeline.window_ns
     seen = len(visible_steps(timeline.steps_ns, view))
-    left: list[Run] = [(f" {seconds(view.span_ns / 1e9)}", BOLD), (" shown", PLAIN)]
+    left: list[StyledText] = [(f" {seconds(view.span_ns / 1e9)}", BOLD), (" shown", PLAIN)]
     if not view.is_whole:
         left.append((f" of {seconds((end - begin) / 1e9)}, from {moment(view.start_ns - begin, view.span_ns // 100)}",
                      DIM))
@@ -57,19 +57,20 @@ def view_lines(timeline: Timeline, view: View, width: int) -> list[list[Run]]:
     return [left, [(" ", DIM), *legend(kinds, width - 2)]]
 
 
-def range_lines(timeline: Timeline, r: Range, linked: Range | None, width: int) -> list[list[Run]]:
+def range_lines(timeline: Timeline, r: Range, linked: Range | None, width: int) -> list[list[StyledText]]:
     """A range in two lines: what and how long, then where, for which op, and its other end."""
     length = r.end_ns - r.start_ns
-    right: list[Run] = [(seconds(length / 1e9), BOLD), (f" at {when(timeline, r.start_ns, _grain(length))} ", DIM)]
+    right: list[StyledText] = [(seconds(length / 1e9), BOLD),
+                               (f" at {when(timeline, r.start_ns, _grain(length))} ", DIM)]
     if sum(len(t) for t, _ in right) > width * 2 // 3:
         right = [(seconds(length / 1e9) + " ", BOLD)]
-    first = spread([(" █ ", PART_STYLE[PART_OF[r.kind]]), (r.name or "(no name)", BOLD)], right, width)
+    first = justify([(" █ ", PART_STYLE[PART_OF[r.kind]]), (r.name or "(no name)", BOLD)], right, width)
     parts = [f"{_KINDS[r.kind]} on {where(timeline, timeline.rows[r.row])}"]
     if r.tf_op and r.tf_op != r.name:
         parts.append(f"op {r.tf_op}")
     if linked is not None:
         parts.append(link_text(timeline, r, linked) + "  o: go there")
-    return [first, spread([("   " + " · ".join(parts), DIM)], [], width)]
+    return [first, justify([("   " + " · ".join(parts), DIM)], [], width)]
 
 
 def link_text(timeline: Timeline, r: Range, linked: Range) -> str:
@@ -89,21 +90,21 @@ def bubble_at(timeline: Timeline, row: Row, begin_ns: int, end_ns: int) -> Bubbl
 
 
 def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[int, ...], ended_by: Range | None,
-              width: int) -> list[list[Run]]:
+              width: int) -> list[list[StyledText]]:
     """A stretch with nothing on a row, or on these ``gpus`` together, and why, where that is known."""
     length = gap[1] - gap[0]
     bubble = bubble_at(timeline, row, *gap)
     style = PART_STYLE[bubble.part if bubble is not None else "idle"]
     what = "idle" if row.kind in ("gpu", "stream") else "nothing recorded"
     on = f"GPUs {ranges(gpus, ', ')}" if len(gpus) > 1 else where(timeline, row)
-    first = spread([(" ▒ ", style), (f"{what} on {on}", BOLD)],
-                   [(seconds(length / 1e9), BOLD), (f" at {when(timeline, gap[0], _grain(length))} ", DIM)], width)
+    first = justify([(" ▒ ", style), (f"{what} on {on}", BOLD)],
+                    [(seconds(length / 1e9), BOLD), (f" at {when(timeline, gap[0], _grain(length))} ", DIM)], width)
     if bubble is None:
         return [first, [("   not among the costliest idle places", DIM)] if row.gpu is not None else []]
     parts = [CAUSES[bubble.cause], *([bubble.host] if bubble.host else [])]
     if bubble.ended_by:
         parts.append(f"ended by {bubble.ended_by}" + ("  o: go there" if ended_by is not None else ""))
-    return [first, spread([("   " + " · ".join(parts), DIM)], [], width)]
+    return [first, justify([("   " + " · ".join(parts), DIM)], [], width)]
 
 
 def range_text(timeline: Timeline, r: Range, linked: Range | None, around: list[Range]) -> Text:
@@ -149,23 +150,25 @@ def bubble_text(timeline: Timeline, bubble: Bubble, finding: str, width: int) ->
     return out
 
 
-def bubble_lines(timeline: Timeline, bubble: Bubble, width: int, room: int, finding: list[Run]) -> list[list[Run]]:
+def bubble_lines(
+    timeline: Timeline, bubble: Bubble, width: int, room: int, finding: list[StyledText],
+) -> list[list[StyledText]]:
     """One idle place in at most ``room`` lines: cost, cause, what the host did, what ended it, its finding."""
     length = bubble.end_ns - bubble.start_ns
     who = f"GPU {ranges(bubble.gpus, ', ')}" if len(bubble.gpus) == 1 else f"GPUs {ranges(bubble.gpus, ', ')}"
-    tail: list[list[Run]] = []
+    tail: list[list[StyledText]] = []
     if bubble.ended_by:
         tail.append([("ended by  ", DIM), (bubble.ended_by, PLAIN)])
     else:
         tail.append([("ended by  ", DIM), ("nothing in this step or trace", DIM)])
     tail.append([("finding   ", DIM), *(finding or [("none is about this place", DIM)])])
     cause = CAUSES[bubble.cause] + (f": {bubble.meanwhile}" if bubble.meanwhile else "")
-    head: list[list[Run]] = [
+    head: list[list[StyledText]] = [
         [(seconds(bubble.cost_ns / 1e9), BOLD), (f" of GPU time on {who}: {seconds(length / 1e9)} from ", PLAIN),
          (when(timeline, bubble.start_ns, _grain(length)), PLAIN)],
         [("why       ", DIM), ("█ ", PART_STYLE[bubble.part]), (cause, PLAIN)],
     ]
-    host: list[list[Run]] = []
+    host: list[list[StyledText]] = []
     free = room - len(head) - len(tail)
     if bubble.work and free >= 2:
         host.append([("the host meanwhile", BOLD)])
@@ -180,4 +183,4 @@ def bubble_lines(timeline: Timeline, bubble: Bubble, width: int, room: int, find
         host.append([("the host  ", DIM), (bubble.host, PLAIN)])
     elif free >= 1:
         host.append([("the host  ", DIM), ("no thread is known to be behind it", DIM)])
-    return [spread(line, [], width) for line in [*head, *host, *tail]][:room]
+    return [justify(line, [], width) for line in [*head, *host, *tail]][:room]

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from rich.style import Style
 
 from gputop.render.palette import ACCENT, DARK, DIM, PART_STYLE, PARTS
-from gputop.render.styled_text import Run
+from gputop.render.styled_text import StyledText
 from gputop.text.units import seconds
 from gputop.timeline.model import KINDS
 from gputop.timeline.reader import Timeline
@@ -32,7 +32,7 @@ def losses(timeline: Timeline) -> str:
     return f"{', '.join(found)} (r)" if found else ""
 
 
-def overview(cover: npt.NDArray[np.float32], view: View) -> list[Run]:
+def overview(cover: npt.NDArray[np.float32], view: View) -> list[StyledText]:
     """How busy the GPUs are over the whole capture, a value a cell, with what is on screen brought out."""
     cells = len(cover)
     whole = View.whole(view.window_ns)
@@ -44,7 +44,7 @@ def overview(cover: npt.NDArray[np.float32], view: View) -> list[Run]:
     return [(text[:first], _OUTSIDE), (text[first:last], _INSIDE), (text[last:], _OUTSIDE)]
 
 
-def axis(view: View, cells: int, cursor_ns: int | None) -> list[Run]:
+def axis(view: View, cells: int, cursor_ns: int | None) -> list[StyledText]:
     """Ticks with their times, and where the cursor stands."""
     line = [" "] * cells
     at = view.column(cursor_ns, cells) if cursor_ns is not None else -1
@@ -102,11 +102,11 @@ def rules(steps: Steps, view: View, cells: int) -> npt.NDArray[np.bool_]:
     return out
 
 
-def steps_line(steps: Steps, view: View, cells: int, cursor_ns: int | None) -> list[Run]:
+def steps_line(steps: Steps, view: View, cells: int, cursor_ns: int | None) -> list[StyledText]:
     """Stretches for the steps, numbered from 1, with their length where there is room."""
     if not len(steps):
         return [(" no steps were found in this trace".ljust(cells)[:cells], DIM)]
-    runs: list[Run] = []
+    runs: list[StyledText] = []
     at = 0
     marked = drawn_steps(steps, view, cells)
     apart = marked[1] - marked[0] if len(marked) > 1 else 1
@@ -137,9 +137,9 @@ def step_at(steps: Steps, time_ns: int) -> int | None:
     return i if i >= 0 and time_ns < steps[i, 1] else None
 
 
-def legend(kinds: set[str], width: int) -> list[Run]:
+def legend(kinds: set[str], width: int) -> list[StyledText]:
     """What the colours mean, for the kinds of work there are, as many as fit."""
-    runs: list[Run] = []
+    runs: list[StyledText] = []
     used = 0
     for part in PARTS:
         own = [k for k in KINDS if PART_OF.get(k) == part and k in kinds]

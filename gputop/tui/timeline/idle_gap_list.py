@@ -10,7 +10,7 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
-from gputop.render.styled_text import Run
+from gputop.render.styled_text import StyledText
 from gputop.text.units import fit, ranges, seconds
 from gputop.timeline.model import CAUSES, Bubble
 from gputop.timeline.reader import Timeline
@@ -102,15 +102,15 @@ class BubbleList(DrawnLines, can_focus=True):
             lines = rows + [[(" ", DIM), *detail] for detail in about]
         self.show(lines[:height])
 
-    def _line(self, i: int, width: int, gpus: int) -> list[Run]:
+    def _line(self, i: int, width: int, gpus: int) -> list[StyledText]:
         """One place, exactly ``width`` cells, ``gpus`` of them for the GPUs' numbers."""
         assert self.timeline is not None
         b = self.timeline.bubbles[i]
         here = i == self.at
         step = step_at(self.timeline.steps_ns, b.start_ns)
-        runs: list[Run] = [("›" if here else " ", ACCENT), ("█ ", PART_STYLE[b.part]),
-                           (fit(seconds(b.cost_ns / 1e9), 8, right=True), BOLD if here else PLAIN),
-                           (fit(f"  GPU {ranges(b.gpus)}", 7 + gpus), DIM)]
+        runs: list[StyledText] = [("›" if here else " ", ACCENT), ("█ ", PART_STYLE[b.part]),
+                                  (fit(seconds(b.cost_ns / 1e9), 8, right=True), BOLD if here else PLAIN),
+                                  (fit(f"  GPU {ranges(b.gpus)}", 7 + gpus), DIM)]
         if width >= 44:
             runs.append((fit("" if step is None else f" step {step + 1}", 10), DIM))
         used = sum(len(t) for t, _ in runs)

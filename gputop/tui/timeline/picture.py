@@ -16,7 +16,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 
 from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, on
-from gputop.render.styled_text import Run
+from gputop.render.styled_text import StyledText
 from gputop.text.units import fit, ratio
 from gputop.timeline.model import Range
 from gputop.timeline.reader import Timeline
@@ -162,7 +162,7 @@ class TimelinePicture(Grounded):
         share = ("busy ".rjust(self._share_width), DIM) if kind == 1 and self._share_width else ("", DIM)
         return self.strip([(fit(label, self.label_cells - 1, right=True) + " ", DIM), *runs, share], self.columns)
 
-    def _overview(self) -> list[Run]:
+    def _overview(self) -> list[StyledText]:
         assert self.timeline is not None
         if self._busy is None or len(self._busy) != self.cells:
             gpus = [row.key for row in self.timeline.rows if row.kind == "gpu"] or [r.key for r in self.timeline.rows]

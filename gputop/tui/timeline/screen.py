@@ -18,7 +18,7 @@ from textual.widgets import Footer
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
-from gputop.render.styled_text import Run, spread, wrap
+from gputop.render.styled_text import StyledText, justify, wrap
 from gputop.text.units import bytes_, printable, seconds
 from gputop.timeline.model import Bubble
 from gputop.timeline.reader import Timeline
@@ -163,7 +163,7 @@ class TimelineScreen(ModalScreen[None]):
         box = self.query_one("#reading", LinesWidget)
         width = max(20, self.size.width - 4)
         paths = [Path(p) for p in self.trace.paths]
-        lines: list[list[Run]] = []
+        lines: list[list[StyledText]] = []
         if self._problem is not None:
             lines += [[(t, BAD)] for t in wrap(printable(self._problem.message), width, 6)]
             lines += [[(t, PLAIN)] for t in wrap(printable(self._problem.fix), width, 4)]
@@ -209,8 +209,8 @@ class TimelineScreen(ModalScreen[None]):
     def _tell_header(self) -> None:
         timeline = self.trace.timeline
         width = self.app.size.width
-        left: list[Run] = [(" gputop ", BOLD), (" timeline ", PLAIN), (" " + printable(self.trace.title), DIM)]
-        right: list[Run] = []
+        left: list[StyledText] = [(" gputop ", BOLD), (" timeline ", PLAIN), (" " + printable(self.trace.title), DIM)]
+        right: list[StyledText] = []
         if timeline is not None:
             lost = losses(timeline)
             left[1:1] = [(" SIMULATED ", SIMULATED_STYLE)] * timeline.simulated + [(f" {lost} ", WARN)] * bool(lost)
@@ -220,7 +220,7 @@ class TimelineScreen(ModalScreen[None]):
                 right.insert(2, (f"  {len(timeline.steps_ns)} step{'s' * (len(timeline.steps_ns) != 1)}", PLAIN))
             while right and sum(len(t) for t, _ in (*left[:-1], *right)) >= width:
                 right.pop()
-        self.query_one("#timeline-header", LinesWidget).show([spread(left, right, width)])
+        self.query_one("#timeline-header", LinesWidget).show([justify(left, right, width)])
 
     def _tell(self) -> None:
         """What is selected, below the picture."""
@@ -235,7 +235,7 @@ class TimelineScreen(ModalScreen[None]):
             lines = told.gap_lines(timeline, place.row, canvas.gap, canvas.idle_gpus, canvas.linked, width)
         else:
             lines = told.view_lines(timeline, canvas.view, width)
-        self._told.show([spread(line, [], width) for line in lines])
+        self._told.show([justify(line, [], width) for line in lines])
 
     # -- what the picture asks for ------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from gputop.render.palette import on
-from gputop.render.styled_text import Run
+from gputop.render.styled_text import StyledText
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -80,7 +80,7 @@ class Grounded(Widget):
                     self._kept.pop(y, None)
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
-    def strip(self, runs: Sequence[Run | Segment], width: int) -> Strip:
+    def strip(self, runs: Sequence[StyledText | Segment], width: int) -> Strip:
         """A line of this width on the widget's ground."""
         ground = self.ground
         if not runs:
@@ -94,9 +94,9 @@ class LinesWidget(Grounded):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._lines: list[tuple[Run, ...]] = []
+        self._lines: list[tuple[StyledText, ...]] = []
 
-    def show(self, lines: Sequence[Sequence[Run]]) -> None:
+    def show(self, lines: Sequence[Sequence[StyledText]]) -> None:
         """Replace the content, repainting the lines that differ."""
         new = [tuple(line) for line in lines]
         old, self._lines = self._lines, new
