@@ -1,8 +1,8 @@
-"""Screens as text files: what a terminal would show, and in which colours.
+"""Screens as text files: what a terminal would show, and in which colors.
 
 ``golden/<screen>/<width>x<height>.txt`` is the screen, a line a line, without the blanks at its right. A form of
-colours and glyphs whose letters differ has its own file, ``<width>x<height>-<form>.txt``; the others show the same
-letters, which is checked too. ``<width>x<height>-<form>.colours`` is what SVG files would hold at a tenth of their
+colors and glyphs whose letters differ has its own file, ``<width>x<height>-<form>.txt``; the others show the same
+letters, which is checked too. ``<width>x<height>-<form>.colors`` is what SVG files would hold at a tenth of their
 size: a list of styles, a letter each ("a #d7dae0 on #14161a bold"), and below it the screen with the letter of its
 style in the place of each cell.
 
@@ -10,8 +10,8 @@ After a change that is meant, renew them with
 
     pytest tests/tui --snapshot-update
 
-which renews the SVG files of the other tests, too, and look at what ``git diff`` says. In colour a terminal
-shows them by ``python -m tests.tui.goldens tests/tui/golden/main/80x24-16.colours``.
+which renews the SVG files of the other tests, too, and look at what ``git diff`` says. In color a terminal
+shows them by ``python -m tests.tui.goldens tests/tui/golden/main/80x24-16.colors``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from textual.app import App
 
 FOLDER = Path(__file__).parent / "golden"
 _SHOWN = 25  # differing lines that a failure tells
-# Letters one cell wide, for as many styles as a screen of the most colours has.
+# Letters one cell wide, for as many styles as a screen of the most colors has.
 _LETTERS = [c for c in map(chr, itertools.chain(range(48, 123), range(0xC0, 0x530))) if c.isalnum() and c.isprintable()]
 Cell = tuple[str, str]  # what stands in it, its style in words
 
@@ -67,16 +67,16 @@ def text_of(grid: Sequence[Sequence[Cell]]) -> str:
     return "".join("".join(char for char, _ in line).rstrip() + "\n" for line in grid)
 
 
-def colours_of(grid: Sequence[Sequence[Cell]]) -> str:
+def colors_of(grid: Sequence[Sequence[Cell]]) -> str:
     """Styles in the order in which they come, and the screen in their letters."""
     letters: dict[str, str] = {}
     lines = ["".join(letters.setdefault(style, _LETTERS[len(letters)]) for _, style in line) for line in grid]
     return "".join(f"{letter} {style}\n" for style, letter in letters.items()) + "\n" + "\n".join(lines) + "\n"
 
 
-def styles_in(colours: str) -> list[list[str]]:
-    """A file of colours back as the style of each cell."""
-    legend, _, picture = colours.partition("\n\n")
+def styles_in(colors: str) -> list[list[str]]:
+    """A file of colors back as the style of each cell."""
+    legend, _, picture = colors.partition("\n\n")
     styles = {line[0]: line[2:] for line in legend.splitlines()}
     return [[styles[letter] for letter in line] for line in picture.splitlines()]
 
@@ -92,16 +92,16 @@ class Goldens:
         self.names: set[str] = set()  # the files this screen has
         self.problems: list[str] = []
 
-    def check(self, grid: Sequence[Sequence[Cell]], form: str = "", colours: bool = False) -> None:
+    def check(self, grid: Sequence[Sequence[Cell]], form: str = "", colors: bool = False) -> None:
         """``form`` is "" for the one whose letters the others are compared with, which is to be checked first."""
         size = f"{len(grid[0])}x{len(grid)}"
         text, base = text_of(grid), self.folder / f"{size}.txt"
         own = f"{size}-{form}.txt" if form else f"{size}.txt"
         if not form or text != base.read_text():
             self._hold(own, text, _text_differs)
-        if colours:
-            self._hold(f"{size}-{form or 'dark'}.colours", colours_of(grid),
-                       lambda a, b: _colours_differ(a, b, text.splitlines()))
+        if colors:
+            self._hold(f"{size}-{form or 'dark'}.colors", colors_of(grid),
+                       lambda a, b: _colors_differ(a, b, text.splitlines()))
 
     def _hold(self, name: str, now: str, differs: object) -> None:
         self.names.add(name)
@@ -133,7 +133,7 @@ def _text_differs(before: str, now: str) -> Iterator[str]:
     yield from itertools.islice(lines, 2 * _SHOWN)
 
 
-def _colours_differ(before: str, now: str, text: Sequence[str]) -> Iterator[str]:
+def _colors_differ(before: str, now: str, text: Sequence[str]) -> Iterator[str]:
     was, told = styles_in(before), 0
     for y, (old, new) in enumerate(itertools.zip_longest(was, styles_in(now), fillvalue=[])):
         x = 0
@@ -147,7 +147,7 @@ def _colours_differ(before: str, now: str, text: Sequence[str]) -> Iterator[str]
 
 
 def show(file: Path) -> None:
-    """Print a file of colours as the screen it stands for."""
+    """Print a file of colors as the screen it stands for."""
     from rich.console import Console
     from rich.text import Text
 

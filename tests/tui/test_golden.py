@@ -1,4 +1,4 @@
-"""Every screen as text at every size, some in every form of colours: golden files, see :mod:`tests.tui.goldens`.
+"""Every screen as text at every size, some in every form of colors: golden files, see :mod:`tests.tui.goldens`.
 
 Each screen is opened anew at each size, in one app that is resized. Compared are the cells that go to the terminal.
 """
@@ -71,7 +71,7 @@ class Screen:
     over: str | Callable[[Path], Any] = "faulty"
     keys: tuple[str, ...] = ()
     sizes: Sequence[tuple[int, int]] = (USUAL,)
-    forms: Mapping[str, Preferences] = field(default_factory=dict)  # colours are held where there are some
+    forms: Mapping[str, Preferences] = field(default_factory=dict)  # colors are held where there are some
     in_forms: Sequence[tuple[int, int]] = ()  # the sizes at which these are looked at; else all but the small one
     focus: type[Widget] = ActionsPanel
     prepare: Callable[[Any], Any] = lambda app: None  # before the keys
@@ -201,7 +201,7 @@ async def check(screen: Screen, goldens: Goldens, app: GputopApp, pilot: Pilot[i
             await wear(app, pilot, preferences)
         grid = cells(app)
         assert len(grid) == size[1] and all(len(line) == size[0] for line in grid)
-        goldens.check(grid, form, colours=bool(screen.forms) and held)
+        goldens.check(grid, form, colors=bool(screen.forms) and held)
     if app.preferences != Preferences():
         await wear(app, pilot, Preferences())
 
