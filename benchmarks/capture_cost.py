@@ -37,7 +37,7 @@ import psutil  # noqa: E402
 from gputop.core.errors import GputopError  # noqa: E402
 from gputop.diagnosis.diagnose import analyze  # noqa: E402
 from gputop.profiler.capture.footprint import resident_bytes  # noqa: E402
-from gputop.profiler.capture.safe_capture import careful_capture  # noqa: E402
+from gputop.profiler.capture.safe_capture import capture_with_probe  # noqa: E402
 from gputop.profiler.probe import load_grpc  # noqa: E402
 from tests.tf_job import MODES, TfJob, start_tf_job  # noqa: E402
 
@@ -132,13 +132,13 @@ def _start_tensorflow(job: TfJob, logdir: str, seconds: float) -> subprocess.Pop
 
 
 def _capture(job: TfJob, logdir: str, seconds: float) -> None:
-    _, plan, _ = careful_capture(job.address, seconds=seconds, logdir=logdir, pid=job.pid)
+    _, plan, _ = capture_with_probe(job.address, seconds=seconds, logdir=logdir, pid=job.pid)
     print(f"  gputop chose {plan.chosen_s:g} s: {plan.why}")
 
 
 def measure_before(mode: str, before_s: float, rounds: int) -> None:
     """The job's pace without and with recording all the time, turn about, and its memory."""
-    from gputop.profiler.capture.continuous import Continuous, too_much
+    from gputop.profiler.capture.continuous import Continuous, drop_reason
 
     with start_tf_job(mode) as job:
         def pace(seconds: float, each: Callable[[], None] = lambda: None) -> float:
@@ -158,7 +158,7 @@ def measure_before(mode: str, before_s: float, rounds: int) -> None:
             recording.start()
 
             def look_after(recording: Continuous = recording) -> None:
-                if too_much(recording.kept(), before_s):
+                if drop_reason(recording.kept(), before_s):
                     began = time.monotonic()
                     recording.drop()
                     dropped.append(time.monotonic() - began)

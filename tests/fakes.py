@@ -107,5 +107,5 @@ class StillSession(Session):
 
     def feed(self, ticks: int = 1) -> None:
         for _ in range(ticks):
-            self.take(self._make(self.tick))
+            self.on_sample(self._make(self.tick))
             self.tick += 1

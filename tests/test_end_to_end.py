@@ -57,7 +57,7 @@ async def test_in_the_app_one_key_names_the_cause(tf_slow_job: TfJob, tmp_path: 
     session = StillSession(logdir=tmp_path)
     session.options = type(session.options)(logdir=tmp_path, capture_s=2.0)
     session.attach(tf_slow_job.address)
-    session.look_for_servers()
+    session.update_servers()
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("c")

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace, options: Options) -> int:
         raise GputopError("--force is for a capture at once: nobody is there to decide when a GPU dips",
                           "Leave out --force or --on-dip.", EXIT_USAGE)
     session = Session(source_of(args), replace(options, capture_s=args.seconds))
-    box = session.black_box
+    box = session.auto_capture
     assert box is not None
     stop, ended = threading.Event(), threading.Event()
 

@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
     unfit = unfit_terminal()
     if unfit:
         raise GputopError(f"replay needs a terminal: {unfit}", "A recording has no other view.", EXIT_USAGE)
-    with contextlib.closing(Session(player, options_of(args), told=snapshot)) as session:
+    with contextlib.closing(Session(player, options_of(args), replayed_snapshot=snapshot)) as session:
         preferences = preferences_of(args)
         preferences.tell_textual()
         from gputop.tui import app

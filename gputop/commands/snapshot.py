@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.closing(session):
         start(session, args.seconds)
         if not session.servers_known or args.attach:
-            session.look_for_servers()
+            session.update_servers()
         for server in session.servers:
             if server.problem is not None:
                 say(f"no profiler server at {server.address}: {server.problem}")

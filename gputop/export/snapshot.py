@@ -70,7 +70,7 @@ def document(session: Session) -> dict[str, Any]:
         "processes": [_process(p) for p in sample.processes],
         "history": _history(session.history, sample),
         "spectrogram": _spectrogram(session.history, sample, session.interval_s),
-        "rhythm": _rhythm(session.rhythm, session.history),
+        "rhythm": _rhythm(session.step_period, session.history),
         "servers": [{**asdict(s), "description": redaction.command(s.description)} for s in session.servers],
         "capture": None if record is None else {
             **record.to_json(), "remarks": list(record.remarks), "analysis": record.analysis,
@@ -216,9 +216,9 @@ def to_text(session: Session) -> str:
     out += ["", f"Host  CPU {reading(h['cpu_ratio'])}{_cores(h)}  RAM {reading(h['memory_used_bytes'])}/"
                 f"{reading(h['memory_total_bytes'])}  disk read {reading(h['disk_read_bytes_per_s'])}"
                 f"  net in {reading(h['net_rx_bytes_per_s'])}"]
-    if session.rhythm is not None and session.rhythm.period_s is not None:
-        out.append(f"Rhythm of the load, an estimate: {seconds(session.rhythm.period_s)}, "
-                   f"confidence {session.rhythm.confidence:.1f}")
+    if session.step_period is not None and session.step_period.period_s is not None:
+        out.append(f"Rhythm of the load, an estimate: {seconds(session.step_period.period_s)}, "
+                   f"confidence {session.step_period.confidence:.1f}")
     nodes: dict[int, list[int]] = {}
     for g in sample.gpus:
         if g.info.numa_node is not None and g.info.mig is None:

@@ -37,7 +37,7 @@ def partial_name(host: str) -> str:
     return f".{host[:100]}.{_owner()}.partial"  # with the rest within the 255 bytes of a name
 
 
-def clear_leftovers(logdir: Path) -> None:
+def remove_stale_files(logdir: Path) -> None:
     """Remove what dead captures of this user left in a logdir, as far as it can be; nothing else, and no error."""
     try:
         logdir = logdir.expanduser()

@@ -16,7 +16,7 @@ from gputop.core.errors import GputopError, NothingToSee
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 
 if TYPE_CHECKING:
-    from gputop.profiler.capture.multi_worker import Together
+    from gputop.profiler.capture.multi_worker import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
 
 HOW_TO_SERVE = (
@@ -84,7 +84,7 @@ def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
     raise NothingToSee("no profiler server found on this node", HOW_TO_SERVE)
 
 
-def called(servers: Sequence[Server]) -> str:
+def servers_label(servers: Sequence[Server]) -> str:
     """One name for them all: "a:6009 and 3 more"."""
     more = len(servers) - 1
     return servers[0].address + (f" and {more} more" if more else "")
@@ -103,11 +103,11 @@ def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path,
     from gputop.profiler.capture.footprint import job_pid
     from gputop.profiler.client import Progress
     from gputop.profiler.discovery import crash_risk
-    from gputop.profiler.stale_files import clear_leftovers
+    from gputop.profiler.stale_files import remove_stale_files
 
-    clear_leftovers(logdir)
+    remove_stale_files(logdir)
     answering = [s for s in servers if s.problem is None]
-    name = called(answering)
+    name = servers_label(answering)
     warning = crash_risk([pid for s in answering if (pid := job_pid(s.address, s.pid)) is not None]) or ""
     chosen: list[Plan] = []
 
@@ -120,21 +120,21 @@ def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path,
         status(p.phase, p.elapsed_s)
 
     if len(servers) == 1:
-        from gputop.profiler.capture.safe_capture import careful_capture
+        from gputop.profiler.capture.safe_capture import capture_with_probe
 
-        result, plan, cost = careful_capture(
+        result, plan, cost = capture_with_probe(
             answering[0].address, seconds=asked_s, logdir=logdir, pid=answering[0].pid, force=force,
             on_progress=on_progress, on_plan=chosen.append, stop=stop)
         record = CaptureRecord(name, result.path, time.time(), asked_s, result.took_s,
                                (*result.errors, *result.warnings), plan=plan, cost=cost)
     else:
-        from gputop.profiler.capture.multi_worker import capture_together
+        from gputop.profiler.capture.multi_worker import capture_workers
 
-        together = capture_together(
+        captured = capture_workers(
             [(s.address, s.pid) for s in answering], seconds=asked_s, logdir=logdir, force=force,
             on_progress=on_progress, on_plan=chosen.append, stop=stop)
         missing = tuple(f"not captured: {s.address}: {s.problem}" for s in servers if s.problem is not None)
-        record = of_several(name, asked_s, together, missing)
+        record = record_of_workers(name, asked_s, captured, missing)
     status("analysing", record.took_s)
     return analyse(record, closing)
 
@@ -151,11 +151,12 @@ def analyse(record: CaptureRecord, closing: threading.Event) -> CaptureRecord:
     return replace(record, analysis=document, report=report, limit=limit)
 
 
-def of_several(name: str, asked_s: float, together: Together, missing: tuple[str, ...]) -> CaptureRecord:
+def record_of_workers(name: str, asked_s: float, captured: MultiWorkerCapture,
+                      missing: tuple[str, ...]) -> CaptureRecord:
     """The record of several workers' capture, not analysed yet; ``missing`` are remarks on those that took no part."""
-    results = [(o.address, o.result) for o in together.captured if o.result is not None]
+    results = [(o.address, o.result) for o in captured.captured if o.result is not None]
     notes = tuple(f"{address}: {note}" for address, r in results for note in (*r.errors, *r.warnings))
-    costs = [o.cost for o in together.captured if o.cost is not None]
-    return CaptureRecord(name, together.run_dir, time.time(), asked_s, max(r.took_s for _, r in results), notes,
-                         plan=together.plan, cost=max(costs, key=lambda c: c.call_s, default=None),
-                         workers=together.outcomes, asides=(*missing, *together.notes()))
+    costs = [o.cost for o in captured.captured if o.cost is not None]
+    return CaptureRecord(name, captured.run_dir, time.time(), asked_s, max(r.took_s for _, r in results), notes,
+                         plan=captured.plan, cost=max(costs, key=lambda c: c.call_s, default=None),
+                         workers=captured.outcomes, notices=(*missing, *captured.notes()))

@@ -28,7 +28,7 @@ _ERRORS = (("ecc_uncorrected", "memory error that ECC could not correct"), ("ecc
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LoggedEvent:
     """Something that began at ``begin_s`` and was last seen at ``end_s`` (Unix time).
 
     ``text`` says what, as it came: it may need :func:`gputop.text.units.printable`. ``uuid`` and ``gpu`` (its label)
@@ -46,20 +46,20 @@ class Mark:
         return self.begin_s < end_s and self.end_s >= begin_s
 
 
-class MarkLog:
+class EventLog:
     """Fed with samples, findings and the state of captures; may be asked from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._over: deque[Mark] = deque(maxlen=KEPT)
-        self._going_on: dict[tuple[str, str], Mark] = {}  # by GPU and what
+        self._over: deque[LoggedEvent] = deque(maxlen=KEPT)
+        self._going_on: dict[tuple[str, str], LoggedEvent] = {}  # by GPU and what
         self._errors: dict[tuple[str, str], float] = {}
         self._xids: set[tuple[int, float, int]] = set()
         self._found: dict[str, float] = {}  # findings by id: when last there
-        self._capture: Mark | None = None
+        self._capture: LoggedEvent | None = None
         self._last_s = -math.inf
 
-    def between(self, begin_s: float, end_s: float) -> list[Mark]:
+    def between(self, begin_s: float, end_s: float) -> list[LoggedEvent]:
         """What happened in that time, in part at least."""
         with self._lock:
             marks = [*self._over, *self._going_on.values(), *([self._capture] if self._capture else ())]
@@ -93,7 +93,7 @@ class MarkLog:
             for finding in findings:
                 last_s = self._found.get(finding.id, -math.inf)
                 if time_s - last_s > FORGOTTEN_S:
-                    self._over.append(Mark("finding", time_s, time_s, finding.title))
+                    self._over.append(LoggedEvent("finding", time_s, time_s, finding.title))
                 self._found[finding.id] = time_s
 
     def note_capture(self, status: CaptureStatus) -> None:
@@ -102,7 +102,7 @@ class MarkLog:
             now_s = status.time_s
             if status.phase == "recording":
                 begin_s = self._capture.begin_s if self._capture else now_s - status.elapsed_s
-                self._capture = Mark("capture", begin_s, now_s, f"capture of {status.address}")
+                self._capture = LoggedEvent("capture", begin_s, now_s, f"capture of {status.address}")
             elif self._capture is not None:
                 self._over.append(self._capture)
                 self._capture = None
@@ -110,13 +110,13 @@ class MarkLog:
     def note_record(self, record: CaptureRecord) -> None:
         """A capture of which only the end is known, and how long it took."""
         with self._lock:
-            self._over.append(Mark("capture", record.time_s - record.took_s, record.time_s,
+            self._over.append(LoggedEvent("capture", record.time_s - record.took_s, record.time_s,
                                    f"capture of {record.address}"))
 
     # -- inside -------------------------------------------------------------------------------
 
     def _add(self, gpu: GpuSample, kind: Kind, text: str, time_s: float) -> None:
-        self._over.append(Mark(kind, time_s, time_s, text, gpu.info.label, gpu.info.uuid))
+        self._over.append(LoggedEvent(kind, time_s, time_s, text, gpu.info.label, gpu.info.uuid))
 
     def _see(self, gpu: GpuSample, kind: Kind, what: str, time_s: float, gap_s: float) -> None:
         key = (gpu.info.uuid, what)
@@ -126,7 +126,7 @@ class MarkLog:
             return
         if mark is not None:
             self._over.append(mark)
-        self._going_on[key] = Mark(kind, time_s, time_s, what, gpu.info.label, gpu.info.uuid)
+        self._going_on[key] = LoggedEvent(kind, time_s, time_s, what, gpu.info.label, gpu.info.uuid)
 
     def _count_errors(self, gpu: GpuSample, time_s: float) -> None:
         for metric, what in _ERRORS:

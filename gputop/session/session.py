@@ -20,8 +20,8 @@ from gputop.core.findings import Advice, Finding
 from gputop.core.samples import NodeSample, ProcessSample
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.replay.player import Player
-from gputop.session.captures import analyse, called, capture_and_analyse, choose_servers, find_servers
-from gputop.session.event_log import MarkLog
+from gputop.session.captures import analyse, capture_and_analyse, choose_servers, find_servers, servers_label
+from gputop.session.event_log import EventLog
 from gputop.session.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
 from gputop.session.options import Options
 from gputop.sources.base import Source
@@ -29,12 +29,12 @@ from gputop.telemetry.sampler import Sampler
 
 if TYPE_CHECKING:
     from gputop.replay.snapshot import Snapshot
-    from gputop.session.auto_capture.controller import BlackBox
+    from gputop.session.auto_capture.controller import AutoCapture
     from gputop.telemetry.history import History
     from gputop.telemetry.step_period import Rhythm
 
 DISCOVERY_PERIOD_S = 10.0
-RHYTHM_PERIOD_S = 10.0
+STEP_PERIOD_UPDATE_S = 10.0
 CAPTURES_KEPT = 50  # an analysis is some hundred kB
 
 Change = Literal["sample", "servers", "capture", "failed"]
@@ -44,9 +44,9 @@ class Session:
     """Everything that is known about the node, kept up to date by background threads."""
 
     def __init__(self, source: Source | Player, options: Options | None = None,
-                 clock: Callable[[], float] = time.time, told: Snapshot | None = None,
+                 clock: Callable[[], float] = time.time, replayed_snapshot: Snapshot | None = None,
                  sampler: Sampler | None = None) -> None:
-        """``told``: a snapshot to show; its findings and its capture take the place of own ones.
+        """``replayed_snapshot``: a snapshot to show; its findings and its capture take the place of own ones.
 
         ``sampler``: of this source, started already, which waits to be connected.
         """
@@ -59,29 +59,30 @@ class Session:
         self.history: History | None = None
         self.live = Advice()
         self.findings: tuple[Finding, ...] = ()
-        self.rhythm: Rhythm | None = None  # None: not looked for yet
-        self.marks = MarkLog()
+        self.step_period: Rhythm | None = None  # None: not looked for yet
+        self.events = EventLog()
         self.servers: tuple[Server, ...] = ()
         self.servers_known = False
         self.discovery_notes: tuple[str, ...] = ()
         self.status: CaptureStatus | None = None
         self.last_capture: CaptureRecord | None = None
         self.captures: tuple[CaptureRecord, ...] = ()  # those of this session that could be analysed, oldest first
-        self.before: CaptureRecord | None = None  # the one that later ones are compared with, "A"
+        self.baseline: CaptureRecord | None = None  # the one that later ones are compared with, "A"
         self.gpu_numbers = unknown("no capture yet")  # what the GPUs of the last capture are on this node
         self.failure: GputopError | None = None
-        self.black_box: BlackBox | None = None
+        self.auto_capture: AutoCapture | None = None
         if self.options.dips is not None and self.player is None:
-            from gputop.session.auto_capture.controller import BlackBox
+            from gputop.session.auto_capture.controller import AutoCapture
 
-            self.black_box = BlackBox(self, self.options.dips)
-        self.told = told
-        if told is not None:
-            self.live, self.findings, self.last_capture = told.live, told.findings, told.capture
-            self.servers, self.servers_known = told.servers, True
-            if told.capture is not None:
-                self.captures = (told.capture,)
-                self.marks.note_record(told.capture)
+            self.auto_capture = AutoCapture(self, self.options.dips)
+        self.replayed_snapshot = replayed_snapshot
+        if replayed_snapshot is not None:
+            self.live, self.findings = replayed_snapshot.live, replayed_snapshot.findings
+            self.last_capture = replayed_snapshot.capture
+            self.servers, self.servers_known = replayed_snapshot.servers, True
+            if replayed_snapshot.capture is not None:
+                self.captures = (replayed_snapshot.capture,)
+                self.events.note_record(replayed_snapshot.capture)
         self.clock = clock
         self.started_s = clock()
         self._listeners: list[Callable[[Change], None]] = []
@@ -89,18 +90,18 @@ class Session:
         self._stop_capture = threading.Event()
         self._captured: frozenset[str] = frozenset()  # addresses of the running or last capture
         self._started = False
-        self._past_due = False  # the sampler still has to say what it knows of the time before
-        self._early: list[NodeSample] = []  # those that came meanwhile
+        self._backfill_expected = False  # the sampler still has to say what it knows of the time before
+        self._pending: list[NodeSample] = []  # those that came meanwhile
         self._report_servers = False  # somebody waits for the outcome of the next look
-        self._judged_s = 0.0  # time of the sample the live rules last looked at
-        self._felt_s = 0.0  # and of the one the rhythm was last looked for
+        self._rules_ran_s = 0.0  # time of the sample the live rules last looked at
+        self._period_checked_s = 0.0  # and of the one the rhythm was last looked for
         self._closing = threading.Event()
         self._look_now = threading.Event()
         self._findings_lock = threading.Lock()
         self._sampler: Sampler | Player
         self._sampling = sampler is not None
         if isinstance(source, Player):
-            source.connect(self.take, self._on_failure)
+            source.connect(self.on_sample, self._on_failure)
             self._sampler = source
         else:
             self._sampler = sampler or Sampler(source, self.options.interval_s)
@@ -116,27 +117,27 @@ class Session:
         if self._started:
             return
         self._started = True
-        self._past_due = self.player is None
+        self._backfill_expected = self.player is None
         if not isinstance(self._sampler, Player):
-            self._sampler.connect(self.take, self._on_failure, self.take_past)
+            self._sampler.connect(self.on_sample, self._on_failure, self.on_backfill)
         if not self._sampling:
             self._sampler.start()
         if self.player is not None:
             return  # what runs on this node now has nothing to do with the recording
         threading.Thread(target=self._watch_servers, name="gputop-discovery", daemon=True).start()
-        if self.black_box is not None:
-            self.black_box.start()
+        if self.auto_capture is not None:
+            self.auto_capture.start()
 
     def close(self) -> None:
         """Stop everything; returns within half a second, whatever a driver or a server is doing."""
         self._closing.set()
         self._look_now.set()
         self._stop_capture.set()
-        if self.black_box is not None:
-            self.black_box.close()
+        if self.auto_capture is not None:
+            self.auto_capture.close()
         self._sampler.stop()
 
-    def _tell(self, change: Change) -> None:
+    def _notify(self, change: Change) -> None:
         if not self._closing.is_set():
             for listener in self._listeners:
                 listener(change)
@@ -144,7 +145,7 @@ class Session:
     # -- samples ------------------------------------------------------------------------------
 
     @property
-    def gpus_seen(self) -> NodeSample | None:
+    def known_gpus(self) -> NodeSample | None:
         """The newest sample; before the first, the GPUs alone where they have been seen and the host has not."""
         return self.sample or (None if isinstance(self._sampler, Player) else self._sampler.glimpse)
 
@@ -155,33 +156,33 @@ class Session:
     def set_interval(self, seconds: float) -> None:
         self._sampler.set_interval(seconds)
 
-    def take(self, sample: NodeSample) -> None:
+    def on_sample(self, sample: NodeSample) -> None:
         """Bring history and findings up to this sample; called by the sampler's thread."""
         past = self.clock() - sample.time_s > 5 * max(1.0, self.interval_s)
-        if self.history is None and (self._past_due or not past):
+        if self.history is None and (self._backfill_expected or not past):
             self.sample = sample
-            self._tell("sample")  # the first frame need not wait for the import of NumPy
-            if self._past_due:
-                self._early.append(sample)  # history begins with the past
+            self._notify("sample")  # the first frame need not wait for the import of NumPy
+            if self._backfill_expected:
+                self._pending.append(sample)  # history begins with the past
                 return
         self._keep(sample)
         if past:
             return  # the past of a recording: nothing to judge or to draw yet
-        self._judge(sample)
-        if self.black_box is not None:
-            self.black_box.look()
-        self._tell("sample")
-        self._feel_rhythm(sample)
+        self._run_live_rules(sample)
+        if self.auto_capture is not None:
+            self.auto_capture.look()
+        self._notify("sample")
+        self._update_step_period(sample)
 
-    def take_past(self, samples: Sequence[NodeSample]) -> None:
+    def on_backfill(self, samples: Sequence[NodeSample]) -> None:
         """Begin the history with what the source knows of the time before the first sample."""
-        self._past_due = False
-        early, self._early = self._early, []
+        self._backfill_expected = False
+        early, self._pending = self._pending, []
         for sample in (*(s for s in samples if not early or s.time_s < early[0].time_s), *early):
             self._keep(sample)
         if early:
-            self._judge(early[-1])
-            self._tell("sample")
+            self._run_live_rules(early[-1])
+            self._notify("sample")
 
     def _keep(self, sample: NodeSample) -> None:
         if self.history is None:
@@ -189,34 +190,34 @@ class Session:
 
             self.history = History()
         self.history.append(sample)
-        self.marks.note_sample(sample)
+        self.events.note_sample(sample)
         self.sample = sample
 
-    def _judge(self, sample: NodeSample) -> None:
-        if self.told is not None:
+    def _run_live_rules(self, sample: NodeSample) -> None:
+        if self.replayed_snapshot is not None:
             return
-        if 0 <= sample.time_s - self._judged_s < 1.0 - 0.5 * min(1.0, self.interval_s):
+        if 0 <= sample.time_s - self._rules_ran_s < 1.0 - 0.5 * min(1.0, self.interval_s):
             return
         from gputop.advice.live.rules import live_advice
 
         assert self.history is not None
-        self._judged_s = sample.time_s
+        self._rules_ran_s = sample.time_s
         self.live = live_advice(self.history, sample, self.live.findings)
         self._refresh_findings()
 
-    def _feel_rhythm(self, sample: NodeSample) -> None:
+    def _update_step_period(self, sample: NodeSample) -> None:
         """Look for the step's rhythm, now and then; it is on the screen with the next sample."""
-        if self.told is not None or 0 <= sample.time_s - self._felt_s < RHYTHM_PERIOD_S:
+        if self.replayed_snapshot is not None or 0 <= sample.time_s - self._period_checked_s < STEP_PERIOD_UPDATE_S:
             return
         from gputop.telemetry.step_period import rhythm_of
 
         assert self.history is not None
-        self._felt_s = sample.time_s
-        self.rhythm = rhythm_of(self.history)
+        self._period_checked_s = sample.time_s
+        self.step_period = rhythm_of(self.history)
 
     def _on_failure(self, error: GputopError) -> None:
         self.failure = error
-        self._tell("failed")
+        self._notify("failed")
 
     def _refresh_findings(self) -> None:
         with self._findings_lock:  # the sampler's and the capture's thread both come here
@@ -229,7 +230,7 @@ class Session:
             self.findings = merge_findings(traced, self.live.findings, age_s,
                                            allocators_known=bool(analysis and analysis.get("memory")),
                                            job_gpus=numbers.by_ordinal.values() if known else None)
-            self.marks.note_findings(self.findings, self.clock())
+            self.events.note_findings(self.findings, self.clock())
 
     # -- profiler servers ---------------------------------------------------------------------
 
@@ -250,12 +251,12 @@ class Session:
     def _watch_servers(self) -> None:
         while not self._closing.is_set():
             if self.sample is not None or self._attached:
-                self.look_for_servers()
+                self.update_servers()
             # Until the first sample there are no processes to look at: look again soon.
             self._look_now.wait(DISCOVERY_PERIOD_S if self.sample is not None else 0.1)
             self._look_now.clear()
 
-    def look_for_servers(self) -> None:
+    def update_servers(self) -> None:
         """Look once which profiler servers there are; blocks for as long as they take to answer."""
         busy = self._captured if self.status is not None and self.status.running else ()
         try:
@@ -272,7 +273,7 @@ class Session:
         self.servers, self.discovery_notes, self.servers_known = servers, notes, True
         if changed or self._report_servers:
             self._report_servers = False
-            self._tell("servers")
+            self._notify("servers")
 
     # -- capture ------------------------------------------------------------------------------
 
@@ -290,8 +291,8 @@ class Session:
         answering = [s for s in servers if s.problem is None]
         self._captured = frozenset(s.address for s in answering)
         self._stop_capture.clear()
-        self._set_status(CaptureStatus("connecting", called(answering), self.options.capture_s))
-        threading.Thread(target=self._capture, args=(servers, called(answering), force, reason),
+        self._set_status(CaptureStatus("connecting", servers_label(answering), self.options.capture_s))
+        threading.Thread(target=self._capture, args=(servers, servers_label(answering), force, reason),
                          name="gputop-capture", daemon=True).start()
 
     def stop_capture(self) -> bool:
@@ -303,10 +304,10 @@ class Session:
 
     def _set_status(self, status: CaptureStatus) -> None:
         self.status = replace(status, time_s=self.clock())
-        self.marks.note_capture(self.status)
-        self._tell("capture")
+        self.events.note_capture(self.status)
+        self._notify("capture")
 
-    def keep(self, record: CaptureRecord, servers: Sequence[Server]) -> None:
+    def add_capture(self, record: CaptureRecord, servers: Sequence[Server]) -> None:
         """A capture of these servers has come to its end."""
         self.gpu_numbers = self._gpu_numbers(record, servers)
         self.last_capture = record
@@ -336,13 +337,13 @@ class Session:
 
         send(process, number)
 
-    def compare_with(self, record: CaptureRecord | None) -> None:
+    def set_baseline(self, record: CaptureRecord | None) -> None:
         """Make ``record`` the capture that later ones are compared with; None: no longer any."""
-        self.before = record
+        self.baseline = record
 
     def _record(self, servers: Sequence[Server], asked_s: float, force: bool, reason: str) -> CaptureRecord:
         """Capture and analyse; raises GputopError where there is no trace."""
-        box, logdir = self.black_box, self.options.logdir
+        box, logdir = self.auto_capture, self.options.logdir
         if box is None:
             return capture_and_analyse(servers, asked_s, logdir, self._stop_capture, self._closing, self._set_status,
                                        force)
@@ -364,7 +365,7 @@ class Session:
             self._set_status(CaptureStatus("failed", name, asked_s, message=f"gputop's own fault: {error!r}",
                                            fix="Please report this; the job itself goes on."))
             return
-        self.keep(record, servers)
+        self.add_capture(record, servers)
         if record.problem is None:
             self._set_status(CaptureStatus("done", name, asked_s, record.took_s, str(record.path)))
         else:

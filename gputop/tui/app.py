@@ -148,7 +148,7 @@ class GputopApp(TerminalApp):
         base.set_class(height < 20, "short")
         base.set_class(height < 14, "low")
         base.set_class(height < 12 or width < 40, "tiny")
-        gpus = len(self.session.gpus_seen.gpus) if self.session.gpus_seen else 8
+        gpus = len(self.session.known_gpus.gpus) if self.session.known_gpus else 8
         self._table.resize_rows(lines_per_gpu(height, gpus), has_axis(height))
         held = len(self.session.sample.processes) if self.session.sample else 1
         # Stacked, the processes take what they need and no more than two fifths.
@@ -161,7 +161,7 @@ class GputopApp(TerminalApp):
 
     def _refresh_all(self) -> None:
         session = self.session
-        sample = session.gpus_seen
+        sample = session.known_gpus
         replay = (session.player.badge, session.player.state()) if session.player is not None else None
         self._header.show([status_lines.header(sample, session.interval_s, self.paused, self._terminal.width, replay,
                                        self.drawn_every_s)])
@@ -173,7 +173,7 @@ class GputopApp(TerminalApp):
             update_box()
         if self._table.sample is None:
             self._fit()
-        self._table.update_view(sample, session.history, session.marks)
+        self._table.update_view(sample, session.history, session.events)
         if session.sample is None:
             return  # the host and its processes have not answered yet
         self._host.show([status_lines.host(sample, self._terminal.width)])
@@ -200,14 +200,15 @@ class GputopApp(TerminalApp):
         session = self.session
         job = self._job
         if session.player is not None:
-            job.show([status_lines.replay_keys(self._terminal.width, session.told is not None, session.rhythm)])
+            job.show([status_lines.replay_keys(self._terminal.width, session.replayed_snapshot is not None,
+                                               session.step_period)])
             return
         status = session.status
         if status is not None and status.phase == "failed" and session.clock() - status.time_s > FAILURE_SHOWN_S:
             status = None  # said long enough; what matters now is whether there is a server
         job.show([status_lines.job(session.servers, session.servers_known, status, session.last_capture,
-                           session.clock(), self._terminal.width, session.rhythm,
-                           session.black_box.state() if session.black_box is not None else "")])
+                           session.clock(), self._terminal.width, session.step_period,
+                           session.auto_capture.state() if session.auto_capture is not None else "")])
 
     def _tell_attached(self) -> None:
         """What came of the address given last."""
@@ -365,7 +366,7 @@ class GputopApp(TerminalApp):
         self._table.cursor(by)
 
     def _redraw_table(self) -> None:
-        self._table.update_view(self._table.sample, self.session.history, self.session.marks)
+        self._table.update_view(self._table.sample, self.session.history, self.session.events)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """The keys of the picture work where it is seen."""

@@ -15,7 +15,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler import messages
 from gputop.profiler.capture.continuous import Continuous, stop_continuous
 from gputop.profiler.capture.plan import SERVER_MULTIPLE, TARGET_EVENTS
-from gputop.profiler.capture.safe_capture import careful_capture
+from gputop.profiler.capture.safe_capture import capture_with_probe
 from gputop.profiler.capture.volume import count_events
 from gputop.profiler.client import CaptureResult, capture, probe
 from gputop.profiler.discovery import Finder
@@ -111,7 +111,7 @@ def test_job_that_dies_while_it_is_recorded(tmp_path):
 def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_path):
     asked_s = 100.0
     with start_tf_job("tiny ops") as job:
-        result, plan, cost = careful_capture(job.address, seconds=asked_s, logdir=tmp_path, pid=job.pid)
+        result, plan, cost = capture_with_probe(job.address, seconds=asked_s, logdir=tmp_path, pid=job.pid)
         job.wait_steps(2)  # it goes on as if nothing had been
     assert plan.probe is not None and plan.probe.device_events == 0
     assert plan.probe.events_per_s > TARGET_EVENTS / asked_s
@@ -125,14 +125,14 @@ def test_a_job_of_tiny_ops_is_recorded_for_less_and_the_reason_is_its_rate(tmp_p
 
 def test_of_a_job_of_small_steps_a_hundred_will_do(tf_fast_job, tmp_path):
     asked_s = 100.0
-    result, plan, _ = careful_capture(tf_fast_job.address, seconds=asked_s, logdir=tmp_path, pid=tf_fast_job.pid)
+    result, plan, _ = capture_with_probe(tf_fast_job.address, seconds=asked_s, logdir=tmp_path, pid=tf_fast_job.pid)
     assert plan.enough and plan.chosen_s < asked_s / 2 and " steps will do, this job makes " in plan.why
     steps = find_steps(load([result.path]))
     assert steps is not None and steps.count > 50, "its pace may change while other work shares the machine"
 
 
 def test_a_job_of_large_steps_is_recorded_in_full(tf_slow_job, tmp_path):
-    _, plan, _ = careful_capture(tf_slow_job.address, seconds=2, logdir=tmp_path, pid=tf_slow_job.pid)
+    _, plan, _ = capture_with_probe(tf_slow_job.address, seconds=2, logdir=tmp_path, pid=tf_slow_job.pid)
     assert plan.chosen_s == 2 and plan.why.startswith("as asked, this job makes ")
     assert plan.probe is not None
     ends = tf_slow_job.step_times()

@@ -15,7 +15,7 @@ import pytest
 
 from gputop.profiler import stale_files
 from gputop.profiler.capture.records import Server
-from gputop.profiler.stale_files import clear_leftovers, probe_name
+from gputop.profiler.stale_files import probe_name, remove_stale_files
 from gputop.profiler.storage import RunFolder
 from gputop.session.captures import capture_and_analyse
 from tests.profiler.fake_server import serve
@@ -70,7 +70,7 @@ def test_of_the_living_everything_stays(owner, tmp_path):
     for path in (partial, folder, aged(own._temporary, hours=100)):
         aged(path, hours=100)
     process.send_signal(signal.SIGSTOP)  # and of those that sleep
-    clear_leftovers(tmp_path)
+    remove_stale_files(tmp_path)
     assert partial.exists() and folder.exists() and own._temporary.exists()
     own.discard()
 
@@ -79,7 +79,7 @@ def test_of_the_dead_all_goes_though_nobody_has_asked_how_they_ended(owner, tmp_
     process, partial, folder = owner
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
-    clear_leftovers(tmp_path)
+    remove_stale_files(tmp_path)
     assert not partial.parent.exists() and not folder.exists()
     assert (tmp_path / "plugins" / "profile").is_dir()
 
@@ -89,7 +89,7 @@ def test_a_later_process_with_its_number_does_not_keep_it(tmp_path):
     start = name.rpartition("-")[2]
     (tmp_path / name).mkdir()
     (earlier := tmp_path / f"{name.removesuffix(start)}{int(start) - 1}").mkdir()
-    clear_leftovers(tmp_path)
+    remove_stale_files(tmp_path)
     assert (tmp_path / name).exists() and not earlier.exists()
 
 
@@ -98,7 +98,7 @@ def test_a_trace_beside_it_stays(owner, tmp_path):
     process.kill()
     process.wait()
     (trace := partial.parent / "other.xplane.pb").write_bytes(b"trace")
-    clear_leftovers(tmp_path)
+    remove_stale_files(tmp_path)
     assert not partial.exists() and trace.read_bytes() == b"trace"
 
 
@@ -111,7 +111,7 @@ def test_of_other_hosts_only_what_is_too_old_to_be_of_a_capture(owner, tmp_path,
     monkeypatch.setattr(stale_files.platform, "node", lambda: "another-host")
     for path in (partial, folder):
         aged(path, hours)
-    clear_leftovers(tmp_path)
+    remove_stale_files(tmp_path)
     assert (partial.exists(), folder.exists()) == (not gone, not gone)
 
 
@@ -120,7 +120,7 @@ def test_of_other_users_nothing(owner, tmp_path, monkeypatch):
     process.kill()
     process.wait()
     monkeypatch.setattr(stale_files.os, "geteuid", lambda: os.getuid() + 1)
-    clear_leftovers(tmp_path)
+    remove_stale_files(tmp_path)
     assert partial.exists() and folder.exists()
 
 
@@ -133,7 +133,7 @@ def test_where_the_system_does_not_tell_who_lives_age_does(tmp_path, monkeypatch
     (new := tmp_path / probe_name()).mkdir()
     (old := tmp_path / probe_name()).mkdir()
     aged(old, hours=25)
-    clear_leftovers(tmp_path)
+    remove_stale_files(tmp_path)
     assert new.exists() and not old.exists()
     assert new.name.partition(".")[2] != old.name.partition(".")[2]
 
@@ -149,8 +149,8 @@ def test_other_things_stay_and_what_cannot_be_removed_is_no_error(owner, tmp_pat
         other.touch()
     (link := tmp_path / f"{folder.name}0").symlink_to(run)  # named as of the dead
     monkeypatch.setattr(Path, "unlink", lambda path: path.rename("/proc/nope"))
-    clear_leftovers(tmp_path)
+    remove_stale_files(tmp_path)
     assert all(other.exists() for other in others) and link.is_symlink() and partial.exists()
     assert not folder.exists(), "it goes on with the next"
-    clear_leftovers(tmp_path / "nowhere")
-    clear_leftovers(Path("~no-such-user-here/logs"))
+    remove_stale_files(tmp_path / "nowhere")
+    remove_stale_files(Path("~no-such-user-here/logs"))

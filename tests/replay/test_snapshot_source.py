@@ -34,7 +34,7 @@ def snapshot_of(watched: StillSession) -> Snapshot:
 def shown(snapshot: Snapshot) -> Session:
     """A session that has taken all of a snapshot."""
     player = SnapshotPlayer(snapshot)
-    out, done = Session(player, told=snapshot), threading.Event()
+    out, done = Session(player, replayed_snapshot=snapshot), threading.Event()
 
     def listener(change: str) -> None:
         if out.sample is not None and out.sample.time_s == snapshot.sample.time_s:
@@ -130,7 +130,7 @@ def test_replay_of_what_is_no_snapshot(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("name", ["", HOSTILE])
 async def test_the_screen_says_snapshot_and_shows_it(name: str) -> None:
     snapshot = snapshot_of(session(name=name))
-    out = Session(SnapshotPlayer(snapshot), told=snapshot)
+    out = Session(SnapshotPlayer(snapshot), replayed_snapshot=snapshot)
     app = GputopApp(out)
     ready = threading.Event()
     out.listen(lambda change: ready.set() if out.sample is not None else None)

@@ -8,7 +8,7 @@ import pytest
 from gputop.core.findings import Finding, Gain
 from gputop.core.samples import LOST, GpuSample, NodeSample, Reading, XidEvent
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus
-from gputop.session.event_log import FORGOTTEN_S, KEPT, MarkLog
+from gputop.session.event_log import FORGOTTEN_S, KEPT, EventLog
 from tests.fakes import START_S, StillSession, node_sample
 
 FOUND = Finding("power_capped", "medium", "GPU 0 is held at its power limit", "why", {}, "do", "test",
@@ -20,13 +20,13 @@ def _with(sample: NodeSample, gpu: int, **change: object) -> NodeSample:
     return replace(sample, gpus=tuple(gpus))
 
 
-def _all(log: MarkLog) -> list[tuple[str, str, float, float, str]]:
+def _all(log: EventLog) -> list[tuple[str, str, float, float, str]]:
     return sorted((m.kind, m.gpu, m.begin_s - START_S, m.end_s - START_S, m.text)
                   for m in log.between(0, START_S + 1e6))
 
 
 def test_throttling_is_an_episode_that_short_breaks_do_not_end() -> None:
-    log = MarkLog()
+    log = EventLog()
     for tick in range(60):
         reasons = ("idle", "hw thermal") if tick in (10, 11, 14, 40) else ("idle",)
         log.note_sample(_with(node_sample(tick, 2), 1, clock_event_reasons=reasons))
@@ -36,7 +36,7 @@ def test_throttling_is_an_episode_that_short_breaks_do_not_end() -> None:
 
 
 def test_faults_are_told_once_and_counters_only_where_they_grow() -> None:
-    log = MarkLog()
+    log = EventLog()
     for tick in range(5):
         sample = node_sample(tick, 2)
         counts = {**sample.gpus[0].readings, "ecc_uncorrected": Reading(7.0 + 2 * (tick >= 3), "count")}
@@ -50,21 +50,21 @@ def test_faults_are_told_once_and_counters_only_where_they_grow() -> None:
 
 
 def test_a_lost_gpu_is_marked_for_as_long_as_it_is_away() -> None:
-    log = MarkLog()
+    log = EventLog()
     for tick in range(20):
         log.note_sample(_with(node_sample(tick, 1), 0, state=LOST if 5 <= tick < 12 else "ok"))
     assert _all(log) == [("lost", "0", 5, 11, "lost")]
 
 
 def test_a_finding_is_marked_when_it_appears_and_when_it_was_long_away() -> None:
-    log = MarkLog()
+    log = EventLog()
     for time_s, there in ((10, True), (11, True), (20, False), (30, True), (31 + FORGOTTEN_S, True)):
         log.note_findings((FOUND,) if there else (), START_S + time_s)
     assert [m[2] for m in _all(log)] == [10, 31 + FORGOTTEN_S]
 
 
 def test_a_capture_lasts_from_its_first_recorded_moment_to_its_last() -> None:
-    log = MarkLog()
+    log = EventLog()
     status = CaptureStatus("connecting", "host:6009", 10.0, time_s=START_S)
     log.note_capture(status)
     assert _all(log) == []
@@ -79,7 +79,7 @@ def test_a_capture_lasts_from_its_first_recorded_moment_to_its_last() -> None:
 
 
 def test_going_back_in_a_recording_forgets_what_came_after() -> None:
-    log = MarkLog()
+    log = EventLog()
     for tick in range(40):
         log.note_sample(_with(node_sample(tick, 1), 0, clock_event_reasons=("power cap",) if tick > 20 else (),
                               xids=(XidEvent(START_S + 30, 13),) if tick > 30 else ()))
@@ -92,7 +92,7 @@ def test_going_back_in_a_recording_forgets_what_came_after() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    log = MarkLog()
+    log = EventLog()
     sample = node_sample(0, 1)
     for i in range(KEPT + 500):
         log.note_sample(_with(replace(sample, time_s=START_S + 10 * i), 0, clock_event_reasons=("thermal",)))
@@ -104,7 +104,7 @@ def test_a_session_keeps_marks_and_rhythm() -> None:
         return replace(gpu, clock_event_reasons=("thermal",)) if tick == 100 and gpu.info.index == 2 else gpu
 
     session = StillSession(change=throttle)
-    assert [(m.kind, m.gpu) for m in session.marks.between(START_S + 99, START_S + 101)] == [("thermal", "2")]
-    assert session.rhythm is not None and session.rhythm.period_s == pytest.approx(20.0, rel=0.02)
+    assert [(m.kind, m.gpu) for m in session.events.between(START_S + 99, START_S + 101)] == [("thermal", "2")]
+    assert session.step_period is not None and session.step_period.period_s == pytest.approx(20.0, rel=0.02)
     session._set_status(CaptureStatus("recording", "h:1", 10.0, 1.0))
-    assert [m.kind for m in session.marks.between(session.clock(), session.clock() + 1)].count("capture") == 1
+    assert [m.kind for m in session.events.between(session.clock(), session.clock() + 1)].count("capture") == 1

@@ -125,10 +125,10 @@ def test_history_begins_with_what_the_source_knows_of_the_time_before() -> None:
     session._past_due = True
     told: list[str] = []
     session.listen(told.append)
-    session.take(first)
-    session.take(second)  # the source is slow to tell
+    session.on_sample(first)
+    session.on_sample(second)  # the source is slow to tell
     assert session.sample is second and session.history is None and told == ["sample"] * 2
-    session.take_past(past)
+    session.on_backfill(past)
     assert session.sample is second and session.history is not None
     assert session.history.newest_s == second.time_s  # what claims to be later than the first is not past
     lane = session.history.lane(0, "sm_active", end_s=second.time_s + 1, slice_s=1.0, slices=6)
@@ -179,7 +179,7 @@ def test_a_fault_while_looking_for_servers_is_a_note(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("gputop.session.session.find_servers", broken)
     session = StillSession()
-    session.look_for_servers()
+    session.update_servers()
     assert session.servers == () and "label too long" in session.discovery_notes[0]
 
 
@@ -197,5 +197,5 @@ def test_what_servers_are_called_hides_secrets(monkeypatch: pytest.MonkeyPatch) 
     session = StillSession()
     found = (Server("127.0.0.1:6009", "python train.py --password hunter2", 1),)
     monkeypatch.setattr("gputop.session.session.find_servers", lambda *_: (found, ()))
-    session.look_for_servers()
+    session.update_servers()
     assert session.servers[0].description == "python train.py --password ***"

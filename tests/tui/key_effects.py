@@ -179,7 +179,7 @@ MONITOR_EFFECTS = {
     "stop_capture": Effect(last_asked, to("stop")),
     "last_capture": Effect(screen, to(TimelineScreen)),
     "open('tables')": Effect(screen, to(TablesScreen)),
-    "open('mark')": Effect(lambda app: app.session.before is app.session.captures[-1], to(True)),
+    "open('mark')": Effect(lambda app: app.session.baseline is app.session.captures[-1], to(True)),
     "open('comparison')": Effect(screen, to(CompareScreen)),
     "open('host')": Effect(title, to("Host")),
     "open('job')": Effect(title, to("Job")),

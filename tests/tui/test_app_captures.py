@@ -55,7 +55,7 @@ def test_the_end_of_a_shortened_capture_is_told_in_few_lines() -> None:
     record = session.last_capture
     assert record is not None
     session.last_capture = replace(
-        record, asides=("b:1 did not answer",), cost=Cost(6.5, 3.9),
+        record, notices=("b:1 did not answer",), cost=Cost(6.5, 3.9),
         plan=Plan(10.0, 3.9, "about 100 steps will do", notes=("n",), enough=True))
     assert [line.split(":")[0] for line in telling.captured(session).splitlines()] == [
         "b", "3.9 s", "the call took 6.5 s for 3.9 s of trace", "t"]
@@ -149,7 +149,7 @@ async def test_attaching_to_a_dead_address_is_answered() -> None:
         for _ in range(2):  # asking again is answered again
             app._notifications.clear()
             await pilot.press("a", *"localhost:1", "enter")
-            await asyncio.to_thread(session.look_for_servers)
+            await asyncio.to_thread(session.update_servers)
             await pilot.pause()
             assert any("No profiler server at 127.0.0.1:1" in n.title for n in app._notifications)
 

@@ -87,7 +87,7 @@ def capturing(app: GputopApp) -> None:
 def compared(_: Path) -> Scene:
     scene = Scene("healthy")
     scene.capture("input-bound", 95.0)
-    scene.compare_with(scene.captures[0])
+    scene.set_baseline(scene.captures[0])
     scene.capture("healthy", 12.0)
     return scene
 
@@ -161,7 +161,7 @@ async def app_of(screen: Screen, folder: Path) -> AsyncIterator[tuple[GputopApp,
     app = GputopApp(session)
     async with app.run_test(size=USUAL, notifications=screen.notices) as pilot:
         await pilot.pause()
-        if session.last_capture is not None and session.told is None:
+        if session.last_capture is not None and session.replayed_snapshot is None:
             app.trace = trace_of(session.last_capture)
         yield app, pilot
     if app.trace is not None and app.trace.timeline is not None:

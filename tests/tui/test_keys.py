@@ -74,7 +74,7 @@ async def monitor(stage: Stage, folder: Path) -> AsyncIterator[tuple[Any, Pilot[
     """The app of a stage; what would end or suspend it is noted."""
     session = session_of(stage.session)
     session._listeners.clear()
-    session.before = None
+    session.baseline = None
     started = Job(["sleep", "600"], os.environ, folder / "output.log") if stage.app is RunApp else None
     app = stage.app(session, started) if started is not None else stage.app(session)
     app.ends = False

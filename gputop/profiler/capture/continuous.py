@@ -37,14 +37,14 @@ _SNAPSHOT_TIMEOUT_S = 120.0  # gathering takes several times as long as recordin
 # The job's memory may grow so much before what is recorded is dropped: JAX 0.10 on the CPU grew by 100 MB a
 # second, TensorFlow 2.21 by 1 to 10.
 MOST_GROWTH_BYTES = 1 << 30
-GUARD_PATIENCE_S = 60.0  # without a sign of life from gputop: it is suspended, or hangs
-_GUARD_START_S = 30.0
+WATCHDOG_TIMEOUT_S = 60.0  # without a sign of life from gputop: it is suspended, or hangs
+_WATCHDOG_START_TIMEOUT_S = 30.0
 # As gputop.diagnosis.worker: the user's working directory may not shadow modules.
-_GUARD = """\
+_WATCHDOG_CODE = """\
 import sys
 sys.path[:] = [p for p in sys.path if p] + [sys.argv[1]]
-from gputop.profiler.capture.continuous import guard
-guard(float(sys.argv[2]))
+from gputop.profiler.capture.continuous import run_watchdog
+run_watchdog(float(sys.argv[2]))
 """
 _AGAIN_S = 1.0  # after an end: for a start that was on its way
 _LINE_BYTES = 4096
@@ -75,7 +75,7 @@ def stop_continuous(address: str, timeout_s: float = _CALL_TIMEOUT_S) -> bool:
     return True
 
 
-def guard(patience_s: float) -> None:
+def run_watchdog(patience_s: float) -> None:
     """The guard's main: once it hears no more, or nothing for ``patience_s``, it ends the recordings that are on.
 
     It is told by lines: ``on ADDRESS``, ``off ADDRESS``, ``end ADDRESS`` to end that one now, ``q`` to leave, and
@@ -124,11 +124,12 @@ def _at_once(step: Callable[[str], _T], addresses: Collection[str]) -> dict[str,
         return dict(zip(addresses, threads.map(step, addresses), strict=True))
 
 
-class _Guard:
+class _WatchdogProcess:
     """The guard as its owner sees it."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-c", _GUARD, str(Path(__file__).resolve().parents[3]), str(GUARD_PATIENCE_S)]
+        root = Path(__file__).resolve().parents[3]
+        command = [sys.executable, "-c", _WATCHDOG_CODE, str(root), str(WATCHDOG_TIMEOUT_S)]
         self._busy = False  # ends what gputop could not
         try:
             # A session of its own: what ends the terminal's processes is not to end this one.
@@ -138,7 +139,7 @@ class _Guard:
             raise GputopError(f"the guard of continuous profiling could not be started: {error}",
                               "Leave out --dip-before: a trace of the seconds after a dip needs none.") from None
         assert self.process.stdout is not None
-        timer = threading.Timer(_GUARD_START_S, self.process.kill)
+        timer = threading.Timer(_WATCHDOG_START_TIMEOUT_S, self.process.kill)
         timer.start()
         try:
             ready = self.process.stdout.readline() == b"ready\n"
@@ -185,7 +186,7 @@ class _Guard:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RecordingState:
     """How a recording stands: for how long it has been on, and by how much the job has grown since."""
 
     seconds: float
@@ -203,7 +204,7 @@ class Continuous:
         self.pids, self._clock = dict(servers), clock
         self.failed: dict[str, GputopError] = {}
         self.sent_s: dict[str, float] = {}  # Unix time of the request to begin
-        self._guard: _Guard | None = None
+        self._watchdog: _WatchdogProcess | None = None
         self._since_s: float | None = None
         self._began_bytes: dict[str, int | None] = {}
         self._recording: set[str] = set()
@@ -219,8 +220,8 @@ class Continuous:
 
     def start(self) -> None:
         """Begin to record; raises GputopError where no server can be, Unsupported where none ever could."""
-        if self._guard is None:
-            self._guard = _Guard()  # before: from the first moment on there is one
+        if self._watchdog is None:
+            self._watchdog = _WatchdogProcess()  # before: from the first moment on there is one
         tried = self.addresses
         for address, error in _at_once(self._start, tried).items():
             if error is not None:
@@ -232,28 +233,28 @@ class Continuous:
         self._since_s = self._clock()
 
     def _start(self, address: str) -> GputopError | None:
-        assert self._guard is not None
+        assert self._watchdog is not None
         grpc = load_grpc()
         request = messages.ProfileRequest(session_id="gputop", host_name="gputop", emit_xspace=True)
         set_options(request.opts)
-        self._guard.say(f"on {address}")
+        self._watchdog.say(f"on {address}")
         self.sent_s[address] = time.time()
         try:
             _call(address, "StartContinuousProfiling", request)
         except grpc.RpcError as error:
             if error.code().name == "DEADLINE_EXCEEDED":  # it may have begun all the same
-                self._guard.end(address)
+                self._watchdog.end(address)
             else:
-                self._guard.say(f"off {address}")  # what another records there is none of its business
+                self._watchdog.say(f"off {address}")  # what another records there is none of its business
             return _explain(address, error.code().name, error.details() or "")
         self._recording.add(address)
         self._began_bytes[address] = resident_bytes(self.pids[address])
         return None
 
-    def kept(self) -> Kept:
+    def kept(self) -> RecordingState:
         """How much there is to be had now; a sign of life for the guard. Raises GputopError where the guard is gone."""
-        assert self._since_s is not None and self._guard is not None
-        if not self._guard.alive():
+        assert self._since_s is not None and self._watchdog is not None
+        if not self._watchdog.alive():
             self.close()
             raise GputopError("the guard of continuous profiling was ended: so is the recording", "")
         growths = []
@@ -261,7 +262,7 @@ class Continuous:
             now, began = resident_bytes(self.pids[address]), self._began_bytes[address]
             if now is not None and began is not None:
                 growths.append(max(0, now - began))
-        return Kept(self._clock() - self._since_s, max(growths, default=None))
+        return RecordingState(self._clock() - self._since_s, max(growths, default=None))
 
     def drop(self) -> None:
         """Drop what is recorded and begin anew; raises GputopError."""
@@ -309,9 +310,9 @@ class Continuous:
 
     def abandon(self) -> None:
         """Leave the end of it to the guard: at once, where gputop is on its way out."""
-        guard_, self._guard, self._since_s = self._guard, None, None
-        if guard_ is not None:
-            guard_.leave()
+        watchdog, self._watchdog, self._since_s = self._watchdog, None, None
+        if watchdog is not None:
+            watchdog.leave()
 
     def _stop(self) -> None:
         self._since_s = None
@@ -319,18 +320,18 @@ class Continuous:
 
     def _end(self, address: str) -> None:
         self._recording.discard(address)
-        guard_ = self._guard
+        watchdog = self._watchdog
         if not stop_continuous(address):
             self.failed[address] = GputopError(f"{address} is gone, or does not end its recording when told to", "")
-            if guard_ is not None:
-                guard_.end(address)
-        elif guard_ is not None:
-            guard_.say(f"off {address}")
+            if watchdog is not None:
+                watchdog.end(address)
+        elif watchdog is not None:
+            watchdog.say(f"off {address}")
 
     def _dismiss(self) -> None:
-        guard_, self._guard = self._guard, None
-        if guard_ is not None:
-            guard_.dismiss()
+        watchdog, self._watchdog = self._watchdog, None
+        if watchdog is not None:
+            watchdog.dismiss()
 
 
 def _explain(address: str, code: str, details: str) -> GputopError:
@@ -344,7 +345,7 @@ def _explain(address: str, code: str, details: str) -> GputopError:
     return GputopError(f"{address} answered {code} to continuous profiling{said}", "See the job's own output.")
 
 
-def too_much(kept: Kept, before_s: float) -> str | None:
+def drop_reason(kept: RecordingState, before_s: float) -> str | None:
     """Why what is recorded should be dropped now, as a person reads it; None while it may grow.
 
     It is let grow to twice ``before_s``: at any moment the last seconds are there, of which half are

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from gputop.profiler.capture.plan import Room
+from gputop.profiler.capture.plan import FreeResources
 from gputop.profiler.discovery import is_training
 from gputop.profiler.probe import is_local
 from gputop.profiler.storage import listening_pid
@@ -28,7 +28,7 @@ def job_pid(address: str, pid: int | None) -> int | None:
     return pid
 
 
-def room(address: str, pid: int | None, logdir: Path) -> Room:
+def free_resources(address: str, pid: int | None, logdir: Path) -> FreeResources:
     """What is free for a capture from ``address``, whose process is ``pid`` where it is known."""
     import psutil
 
@@ -44,7 +44,7 @@ def room(address: str, pid: int | None, logdir: Path) -> Room:
     shared, job_only, own_only = (
         min((left for d in dirs if (left := left_in(d)) is not None), default=None)
         for dirs in (own_dirs & job_dirs, job_dirs - own_dirs, own_dirs - job_dirs))
-    return Room(min(node, shared) if shared is not None else node, job_only, own_only, free_disk_bytes(logdir),
+    return FreeResources(min(node, shared) if shared is not None else node, job_only, own_only, free_disk_bytes(logdir),
                 here, tuple(unknown))
 
 

@@ -22,10 +22,10 @@ from typing import Any
 
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.continuous import Continuous
-from gputop.profiler.capture.footprint import job_pid, room
+from gputop.profiler.capture.footprint import free_resources, job_pid
 from gputop.profiler.capture.outline import session_window_ns
-from gputop.profiler.capture.plan import Plan, Probe, Room, needs_probe, plan, spared
-from gputop.profiler.capture.safe_capture import Cost, JobMemory, Sparing, keep_probe, probe_job, probe_logdir
+from gputop.profiler.capture.plan import FreeResources, Plan, Probe, growth_limits, needs_probe, plan
+from gputop.profiler.capture.safe_capture import Cost, JobMemory, MemoryGrowthGuard, keep_probe, probe_job, probe_logdir
 from gputop.profiler.client import CaptureResult, Progress, capture
 from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, both, bounds_of_call
 from gputop.profiler.discovery import is_training
@@ -66,7 +66,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class MultiWorkerCapture:
     """A capture of several workers: the run folder, what was recorded and why, and what came of each."""
 
     run_dir: Path
@@ -112,8 +112,8 @@ class _Worker:
         self.result: CaptureResult | None = None
         self.error: GputopError | None = None
         self.start_s: float | None = None  # by our clock, where it was told to wait for it
-        self.spared = math.inf, math.inf
-        self.sparing: Sparing | None = None
+        self.growth_limits = math.inf, math.inf
+        self.growth_guard: MemoryGrowthGuard | None = None
 
     def attempt(self, step: Callable[[], None]) -> None:
         """Run a phase; what goes wrong is this worker's own."""
@@ -133,14 +133,14 @@ class _Worker:
 
     def record(self, length_s: float, logdir: Path, run: str, start_s: float, stop: threading.Event,
                halt: threading.Event) -> None:
-        self.sparing = Sparing(self.memory, *self.spared, stop, halt)
+        self.growth_guard = MemoryGrowthGuard(self.memory, *self.growth_limits, stop, halt)
         start_ns = None
         if self.bounds is not None and self.bounds.width_s <= _MOST_WAIT_S:
             start_ns = round((start_s + self.bounds.best_s(self.round_trip_s / 2)) * 1e9)
             self.start_s = start_s
         else:
             stop.wait(max(0.0, start_s - time.time()))
-        self.result = capture(self.address, seconds=length_s, logdir=logdir, on_progress=self.sparing, stop=halt,
+        self.result = capture(self.address, seconds=length_s, logdir=logdir, on_progress=self.growth_guard, stop=halt,
                               pid=self.pid, host_name=self.name, run=run, start_ns=start_ns)
 
     def outcome(self, length_s: float) -> Outcome:
@@ -171,7 +171,7 @@ def _bounds(result: CaptureResult) -> ClockBounds | None:
     return bounds_of_call(result.sent_s, result.sent_s + result.took_s, window_ns) if window_ns else None
 
 
-def capture_together(
+def capture_workers(
     servers: Sequence[tuple[str, int | None]],
     *,
     seconds: float,
@@ -180,7 +180,7 @@ def capture_together(
     on_progress: Callable[[Progress], None] | None = None,
     on_plan: Callable[[Plan], None] | None = None,
     stop: threading.Event | None = None,
-) -> Together:
+) -> MultiWorkerCapture:
     """Capture at most ``seconds`` from all ``servers`` (address, pid where known) into one run folder. Blocks.
 
     ``on_progress`` is called from several threads, one at a time, with where the slowest worker stands.
@@ -189,7 +189,7 @@ def capture_together(
     stop = stop or threading.Event()
     tell = on_plan or (lambda _plan: None)
     place = Path(logdir).expanduser().absolute()
-    run = RunFolder.create(logdir, "together")
+    run = RunFolder.create(logdir, "workers")
     workers = _workers(servers, on_progress)
     threads = ThreadPoolExecutor(len(workers), "gputop-worker")
     try:
@@ -207,15 +207,15 @@ def capture_together(
         start_s = time.time() + _LEAD_S + _LEAD_PER_WORKER_S * len(workers)
         halt = threading.Event()  # of all: what one job does not bear ends it for the others, too
         _all_do(threads, workers, lambda w: w.record(chosen.chosen_s, place, run.path.name, start_s, stop, halt))
-        for sparing in (w.sparing for w in workers if w.sparing is not None):
-            chosen = sparing.carried_out(chosen)
+        for growth_guard in (w.growth_guard for w in workers if w.growth_guard is not None):
+            chosen = growth_guard.plan_as_recorded(chosen)
         return _finish(workers, chosen, run, chosen.chosen_s)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)  # who wants to quit at once need not wait for the servers
         run.discard()
 
 
-def bearable(servers: Sequence[tuple[str, int | None]], *, seconds: float, logdir: Path, stop: threading.Event,
+def max_safe_duration(servers: Sequence[tuple[str, int | None]], *, seconds: float, logdir: Path, stop: threading.Event,
              ) -> tuple[Plan, dict[str, GputopError]]:
     """How much of ``seconds`` all servers would bear, by a probe of each; and those that cannot be captured, and why.
 
@@ -224,29 +224,31 @@ def bearable(servers: Sequence[tuple[str, int | None]], *, seconds: float, logdi
     workers = _workers(servers, None)
     with ThreadPoolExecutor(len(workers), "gputop-worker") as threads, probe_logdir(logdir) as folder:
         _all_do(threads, workers, lambda w: w.look(folder / w.name, stop))
-        _all_do(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir, bearable=True))
+        _all_do(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir, longest=True))
     errors = {w.address: w.error for w in workers if w.error is not None}
     if len(errors) == len(workers):
         raise next(iter(errors.values()))
     return shortest(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error]), errors
 
 
-def fetch_before(recording: Continuous, logdir: Path) -> Together:
+def fetch_preceding(recording: Continuous, logdir: Path) -> MultiWorkerCapture:
     """What was recorded of several workers until now, in one run folder; raises GputopError where there is nothing."""
     addresses = recording.addresses
     names = trace_names(list(recording.pids))
-    run = RunFolder.create(logdir, "together")
+    run = RunFolder.create(logdir, "workers")
     try:
         fetched = recording.snapshot(logdir, [names[list(recording.pids).index(a)] for a in addresses], run.path.name)
-        outcomes = tuple(_before(address, name, recording, fetched.get(address, recording.failed.get(address)))
-                         for address, name in zip(recording.pids, names, strict=True))
+        outcomes = tuple(
+            _preceding_outcome(address, name, recording, fetched.get(address, recording.failed.get(address)))
+            for address, name in zip(recording.pids, names, strict=True))
         recorded_s = max((o.result.asked_s for o in outcomes if o.result is not None), default=0.0)
         return _written(outcomes, Plan(recorded_s, round(recorded_s, 1), "before the dip, recorded all the time"), run)
     finally:
         run.discard()
 
 
-def _before(address: str, name: str, recording: Continuous, got: CaptureResult | GputopError | None) -> Outcome:
+def _preceding_outcome(address: str, name: str, recording: Continuous,
+                       got: CaptureResult | GputopError | None) -> Outcome:
     if not isinstance(got, CaptureResult):
         return Outcome(address, name, error=got)
     window_ns, pid = _window(got.path), recording.pids[address]
@@ -272,11 +274,11 @@ def _all_do(threads: ThreadPoolExecutor, workers: Sequence[_Worker], step: Calla
     list(threads.map(lambda w: w.attempt(lambda: step(w)), [w for w in workers if w.error is None]))
 
 
-def _finish(workers: Sequence[_Worker], chosen: Plan, run: RunFolder, length_s: float) -> Together:
+def _finish(workers: Sequence[_Worker], chosen: Plan, run: RunFolder, length_s: float) -> MultiWorkerCapture:
     return _written(tuple(w.outcome(length_s) for w in workers), chosen, run)
 
 
-def _written(outcomes: tuple[Outcome, ...], chosen: Plan, run: RunFolder) -> Together:
+def _written(outcomes: tuple[Outcome, ...], chosen: Plan, run: RunFolder) -> MultiWorkerCapture:
     """What came of it, the clocks written down beside the traces; raises GputopError where nothing did."""
     if all(o.result is None for o in outcomes):
         errors = {o.address: o.error for o in outcomes if o.error is not None}
@@ -287,10 +289,10 @@ def _written(outcomes: tuple[Outcome, ...], chosen: Plan, run: RunFolder) -> Tog
     clocks = {o.result.path.name: o.clock for o in outcomes if o.result is not None and o.clock is not None}
     with contextlib.suppress(OSError):  # the traces are there; without it their own clocks count
         write_clocks(run.path, clocks)
-    return Together(run.path, chosen, outcomes)
+    return MultiWorkerCapture(run.path, chosen, outcomes)
 
 
-def _probes(workers: Sequence[_Worker], asked_s: float, logdir: Path, run: RunFolder) -> Together:
+def _probes(workers: Sequence[_Worker], asked_s: float, logdir: Path, run: RunFolder) -> MultiWorkerCapture:
     """The probes as the traces: stopped while they ran."""
     for worker in workers:
         if worker.probed is not None and worker.error is None:
@@ -301,21 +303,21 @@ def _probes(workers: Sequence[_Worker], asked_s: float, logdir: Path, run: RunFo
     return _finish(workers, Plan(asked_s, length_s, "stopped during the probes, which are the trace"), run, length_s)
 
 
-def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path, *, bearable: bool = False) -> None:
-    """Raises GputopError where this worker's node or ours has not the room."""
+def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path, *, longest: bool = False) -> None:
+    """Raises GputopError where this worker's node or ours lacks the memory or disk space."""
     assert worker.probe is not None
-    own = share(room(worker.address, worker.pid, logdir), workers)
-    worker.plan = plan(seconds, worker.probe, own, bearable=bearable)
-    worker.spared = spared(worker.probe, own)
+    own = share(free_resources(worker.address, worker.pid, logdir), workers)
+    worker.plan = plan(seconds, worker.probe, own, longest=longest)
+    worker.growth_limits = growth_limits(worker.probe, own)
 
 
-def share(room_: Room, workers: int) -> Room:
-    """The room of one of several workers whose traces come to this node at once."""
+def share(free: FreeResources, workers: int) -> FreeResources:
+    """What is free for one of several workers whose traces come to this node at once."""
     def part(free: float | None) -> float | None:
         return None if free is None else free / workers
 
-    return replace(room_, shared_bytes=part(room_.shared_bytes), own_bytes=part(room_.own_bytes),
-                   disk_bytes=part(room_.disk_bytes))
+    return replace(free, shared_bytes=part(free.shared_bytes), own_bytes=part(free.own_bytes),
+                   disk_bytes=part(free.disk_bytes))
 
 
 def shortest(asked_s: float, plans: Sequence[tuple[str, Plan]]) -> Plan:

@@ -73,7 +73,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeResources:
     """Free bytes; None is unlimited or unknown.
 
     ``shared_bytes`` is the memory of the node, or of the container that job and gputop are both in;
@@ -118,7 +118,7 @@ def needs_probe(asked_s: float) -> bool:
     return asked_s > LEAST_S
 
 
-def plan(asked_s: float, probe: Probe, room: Room, *, bearable: bool = False) -> Plan:
+def plan(asked_s: float, probe: Probe, free: FreeResources, *, longest: bool = False) -> Plan:
     """The length of a capture after a probe; raises GputopError where not even the shortest fits.
 
     A hundred steps, but not less than 2 s or 100 k events, where the probe surely shows what a step is.
@@ -129,7 +129,7 @@ def plan(asked_s: float, probe: Probe, room: Room, *, bearable: bool = False) ->
     """
     rate = probe.events_per_s
     if rate <= 0:
-        return Plan(asked_s, asked_s, "as asked, the job made no events while it was probed", probe, room.unknown)
+        return Plan(asked_s, asked_s, "as asked, the job made no events while it was probed", probe, free.unknown)
     makes = f"this job makes {_count(rate)} events/s"
     chosen_s, why = asked_s, f"as asked, {makes}"
     enough_s = TARGET_EVENTS / rate - probe.seconds
@@ -143,15 +143,15 @@ def plan(asked_s: float, probe: Probe, room: Room, *, bearable: bool = False) ->
         chosen_s = _CUPTI_SHARE * CUPTI_RECORDS / device_rate
         why = f"its GPUs make {_count(device_rate)} events/s, and CUPTI keeps 2 M in all"
     enough_s = _enough(probe)
-    enough = enough_s < chosen_s and not bearable
+    enough = enough_s < chosen_s and not longest
     if enough:
         assert probe.step_s is not None
         steps = float(f"{enough_s / probe.step_s:.2g}")
         chosen_s, why = enough_s, f"about {steps:.0f} steps will do, {makes}"
-    least_s, least_why = _fit(asked_s, chosen_s, why, probe, room)
+    least_s, least_why = _fit(asked_s, chosen_s, why, probe, free)
     if least_s < asked_s:
         least_s = max(0.1, int(least_s * 10) / 10)
-    return Plan(asked_s, least_s, least_why, probe, room.unknown, enough and least_why == why)
+    return Plan(asked_s, least_s, least_why, probe, free.unknown, enough and least_why == why)
 
 
 def _enough(probe: Probe) -> float:
@@ -170,16 +170,16 @@ def _for_steps(probe: Probe) -> tuple[float, str]:
     return (_STEPS_WORTH[0][1] / rate, "for steps too long to be probed") if probe.device_events else (0.0, "")
 
 
-def spared(probe: Probe, room: Room) -> tuple[float, float]:
+def growth_limits(probe: Probe, free: FreeResources) -> tuple[float, float]:
     """(seconds, bytes): once so long is recorded, the job is to have grown by no more than that."""
-    free = min((left for left in (room.shared_bytes, room.job_bytes) if left is not None), default=0.0)
+    free_bytes = min((left for left in (free.shared_bytes, free.job_bytes) if left is not None), default=0.0)
     steps_s = math.inf if probe.device_events else 0.0  # without a step that shows, they may be long
     if probe.step_s is not None:
         steps_s = _STEPS_WORTH[0][0] * probe.step_s
-    return max(LEAST_S, steps_s), max(_GROWTH_SHARE * free, _GROWTH_BYTES)
+    return max(LEAST_S, steps_s), max(_GROWTH_SHARE * free_bytes, _GROWTH_BYTES)
 
 
-def _fit(asked_s: float, chosen_s: float, why: str, probe: Probe, room: Room) -> tuple[float, str]:
+def _fit(asked_s: float, chosen_s: float, why: str, probe: Probe, free: FreeResources) -> tuple[float, str]:
     """Shorter, where memory or disk would not hold it; raises GputopError."""
     trace_per_s = probe.bytes / probe.seconds
     job_per_s = max(SERVER_MULTIPLE * trace_per_s, (probe.growth_bytes or 0) / probe.seconds)
@@ -187,19 +187,19 @@ def _fit(asked_s: float, chosen_s: float, why: str, probe: Probe, room: Room) ->
     least_s = min(LEAST_S, asked_s)
     limits = (  # free, needed per second, needed besides, what it is
         # The job gives little of its part back before the analysis begins.
-        (room.shared_bytes, own_per_s + (job_per_s if room.job_here else 0), _ANALYSIS_BASE_BYTES, "memory"),
-        (room.job_bytes, job_per_s, 0.0, "memory within the job's limit"),
-        (room.own_bytes, own_per_s, _ANALYSIS_BASE_BYTES, "memory within gputop's limit"),
-        (room.disk_bytes, trace_per_s, 0.0, "disk space in the logdir"),
+        (free.shared_bytes, own_per_s + (job_per_s if free.job_here else 0), _ANALYSIS_BASE_BYTES, "memory"),
+        (free.job_bytes, job_per_s, 0.0, "memory within the job's limit"),
+        (free.own_bytes, own_per_s, _ANALYSIS_BASE_BYTES, "memory within gputop's limit"),
+        (free.disk_bytes, trace_per_s, 0.0, "disk space in the logdir"),
     )
-    for free, per_s, base, what in limits:
-        if free is None:
+    for free_bytes, per_s, base, what in limits:
+        if free_bytes is None:
             continue
-        usable = _USABLE_SHARE * free - base
+        usable = _USABLE_SHARE * free_bytes - base
         if usable < least_s * per_s:
             grew = "" if probe.growth_bytes is None else f" and grew by {bytes_(probe.growth_bytes)}"
             raise GputopError(
-                f"too little {what} for a capture: {bytes_(free)} free, and {least_s:g} s of it take about "
+                f"too little {what} for a capture: {bytes_(free_bytes)} free, and {least_s:g} s of it take about "
                 f"{bytes_(least_s * per_s + base)} (probed for {probe.seconds:g} s, the job made "
                 f"{bytes_(probe.bytes)} of trace{grew})",
                 f"Free some{', or choose another --logdir' if 'disk' in what else ''}; or insist on a short one, "
@@ -207,7 +207,7 @@ def _fit(asked_s: float, chosen_s: float, why: str, probe: Probe, room: Room) ->
             )
         if usable < chosen_s * per_s:
             chosen_s = usable / per_s
-            why = f"{bytes_(free)} of {what} are free, and a capture takes {bytes_(per_s)} a second"
+            why = f"{bytes_(free_bytes)} of {what} are free, and a capture takes {bytes_(per_s)} a second"
     return chosen_s, why
 
 

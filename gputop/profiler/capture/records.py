@@ -65,7 +65,7 @@ class CaptureRecord:
     plan: Plan | None = None
     cost: Cost | None = None  # of several workers, that of the one that was held longest
     workers: tuple[Outcome, ...] = ()  # where several were captured at once
-    asides: tuple[str, ...] = ()  # what to know of it first: why gputop made it by itself, which worker is missing
+    notices: tuple[str, ...] = ()  # what to know of it first: why gputop made it by itself, which worker is missing
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -93,7 +93,7 @@ class CaptureRecord:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What was done to the job and why, as a person reads it."""
-        lines = list(self.asides)
+        lines = list(self.notices)
         if self.plan is not None:
             lines += [f"{self.plan.chosen_s:g} s: {self.plan.why}", *self.plan.notes]
             count = self._steps.get("count", 0)

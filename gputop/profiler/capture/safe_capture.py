@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from gputop.core.errors import GputopError
-from gputop.profiler.capture.footprint import job_pid, resident_bytes, room
+from gputop.profiler.capture.footprint import free_resources, job_pid, resident_bytes
 from gputop.profiler.capture.outline import mapped
-from gputop.profiler.capture.plan import PROBE_S, Plan, Probe, needs_probe, plan, spared
+from gputop.profiler.capture.plan import PROBE_S, Plan, Probe, growth_limits, needs_probe, plan
 from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
 from gputop.profiler.stale_files import probe_name
 from gputop.profiler.storage import RunFolder
@@ -92,7 +92,7 @@ class JobMemory:
         return Cost(result.took_s, min(recorded_s, result.took_s), self.before, self.peak, after)
 
 
-class Sparing:
+class MemoryGrowthGuard:
     """Takes a recording's progress and sets ``halt``: with ``stop``, and where the job grows by too much."""
 
     def __init__(self, memory: JobMemory, after_s: float, most_bytes: float, stop: threading.Event,
@@ -112,7 +112,7 @@ class Sparing:
             self._ended = progress.elapsed_s, grown
             self.halt.set()
 
-    def carried_out(self, chosen: Plan) -> Plan:
+    def plan_as_recorded(self, chosen: Plan) -> Plan:
         """The plan as it was, with the reason, where it was ended."""
         if self._ended is None:
             return chosen
@@ -121,7 +121,7 @@ class Sparing:
                        why=f"ended then, as the job's memory had grown by {bytes_(grown)}")
 
 
-def careful_capture(
+def capture_with_probe(
     address: str,
     *,
     seconds: float,
@@ -136,7 +136,7 @@ def careful_capture(
 
     ``force``: exactly ``seconds``, without a probe and without asking whether memory and disk
     hold it. ``on_plan`` is told the length once it is chosen. Raises GputopError, also where
-    the node has not the room for the shortest useful capture.
+    the node lacks the memory or disk space for the shortest useful capture.
     """
     address = parse_address(address)
     stop = stop or threading.Event()
@@ -154,20 +154,20 @@ def careful_capture(
             chosen = Plan(seconds, probe.seconds, "stopped during the probe, which is the trace", probe)
             tell(chosen)
             return keep_probe(probed, logdir), chosen, watch.cost(probed, chosen.chosen_s)
-        free = room(address, pid, Path(logdir).expanduser().absolute())
+        free = free_resources(address, pid, Path(logdir).expanduser().absolute())
         chosen = plan(seconds, probe, free)
         tell(chosen)
-        sparing = Sparing(watch, *spared(probe, free), stop, threading.Event())
+        growth_guard = MemoryGrowthGuard(watch, *growth_limits(probe, free), stop, threading.Event())
         try:
-            result = capture(address, seconds=chosen.chosen_s, logdir=logdir, on_progress=sparing, stop=sparing.halt,
-                             pid=pid)
+            result = capture(address, seconds=chosen.chosen_s, logdir=logdir, on_progress=growth_guard,
+                             stop=growth_guard.halt, pid=pid)
         except TraceLost as error:
             if probed is None:
                 raise
             kept = keep_probe(probed, logdir).path
             raise GputopError(f"{error.message}; what is there is the probe of {probe.seconds:g} s, kept as {kept}",
                               f"{error.fix} gputop analyze {kept}") from None
-        chosen = sparing.carried_out(chosen)
+        chosen = growth_guard.plan_as_recorded(chosen)
     return result, chosen, watch.cost(result, chosen.chosen_s)
 
 
@@ -187,7 +187,7 @@ def probe_job(
     if not result.path.is_relative_to(logdir):
         shutil.rmtree(result.path.parents[3], ignore_errors=True)
         raise GputopError(f"the disk of the logdir is full: it does not hold even the probe, "
-                          f"{bytes_(result.bytes)}", "Make room, or choose another folder with --logdir DIR.")
+                          f"{bytes_(result.bytes)}", "Make free_resources, or choose another folder with --logdir DIR.")
     try:
         host, devices = count_events(mapped(result.path))
     except OSError as error:

@@ -20,7 +20,7 @@ from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.session.auto_capture.dip_detector import Dip, Trigger
 from gputop.session.auto_capture.dip_rules import Rule
 from gputop.session.auto_capture.retention import mark, prune
-from gputop.session.captures import called, choose_servers, of_several
+from gputop.session.captures import choose_servers, record_of_workers, servers_label
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.continuous import Continuous
@@ -43,7 +43,7 @@ class DipOptions:
     before_s: float = 0.0
 
 
-class BlackBox:
+class AutoCapture:
     """Watches a session for dips. ``note`` is the last thing worth telling, ``count`` the captures so far."""
 
     def __init__(self, session: Session, options: DipOptions) -> None:
@@ -71,9 +71,9 @@ class BlackBox:
         return self.count >= self.options.most
 
     def state(self) -> str:
-        """For people, what matters most first: "black box 1/20: 11:02:07 GPU 3: SM active 31% for 5 s"."""
+        """For people, what matters most first: "auto-capture 1/20: 11:02:07 GPU 3: SM active 31% for 5 s"."""
         on = self._continuous is not None and self._continuous.on
-        return (f"black box {self.count}/{self.options.most}{' recording' if on else ''}: "
+        return (f"auto-capture {self.count}/{self.options.most}{' recording' if on else ''}: "
                 + (self.note or self.options.rule.text))
 
     # -- dips ---------------------------------------------------------------------------------
@@ -114,22 +114,22 @@ class BlackBox:
 
     def finish(self, record: CaptureRecord, reason: str) -> CaptureRecord:
         """A capture of ours has ended: say why it was made, and bound the folder."""
-        asides = (f"captured by itself: {reason}", *record.asides)
+        notices = (f"captured by itself: {reason}", *record.notices)
         run = record.path if record.path.is_dir() else record.path.parent
         try:
             mark(run, reason)
         except OSError as error:
-            asides = (*asides, f"it will not be removed by itself: {error.strerror or error}")
+            notices = (*notices, f"it will not be removed by itself: {error.strerror or error}")
         for old in prune(self.logdir):
-            asides = (*asides, f"removed to make room: {old}")
-        return replace(record, asides=asides)
+            notices = (*notices, f"removed to make room: {old}")
+        return replace(record, notices=notices)
 
     # -- the time before ----------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to record all the time, where that was asked for."""
         if not self._given_up:
-            threading.Thread(target=self._record, name="gputop-black-box", daemon=True).start()
+            threading.Thread(target=self._record, name="gputop-auto-capture", daemon=True).start()
 
     def close(self) -> None:
         """Returns at once; the guard ends what a server still records."""
@@ -153,7 +153,7 @@ class BlackBox:
                 return None
             recorded = [s for s in servers if s.address in continuous.pids]
             missing = tuple(f"not recorded all the time: {s.address}" for s in servers if s not in recorded)
-            on_status(CaptureStatus("receiving", called(recorded), self.options.before_s))
+            on_status(CaptureStatus("receiving", servers_label(recorded), self.options.before_s))
             try:
                 record = self._fetch(continuous, recorded)
             except GputopError as error:
@@ -163,21 +163,21 @@ class BlackBox:
                 self._continuous = None
                 self._not_before_s = self._session.clock() + SETTLE_S
         on_status(CaptureStatus("analysing", record.address, record.asked_s, record.took_s))
-        return replace(record, asides=(*record.asides, *missing))
+        return replace(record, notices=(*record.notices, *missing))
 
     def _fetch(self, continuous: Continuous, servers: Sequence[Server]) -> CaptureRecord:
         """Raises GputopError."""
         if len(servers) > 1:
-            from gputop.profiler.capture.multi_worker import fetch_before
+            from gputop.profiler.capture.multi_worker import fetch_preceding
 
-            together = fetch_before(continuous, self.logdir)
-            return of_several(called(servers), together.plan.asked_s, together, ())
+            captured = fetch_preceding(continuous, self.logdir)
+            return record_of_workers(servers_label(servers), captured.plan.asked_s, captured, ())
         (result,) = continuous.snapshot(self.logdir, [socket.gethostname()]).values()
         if isinstance(result, GputopError):
             raise result
         return CaptureRecord(
             result.address, result.path, time.time(), result.asked_s, result.took_s,
-            (*result.errors, *result.warnings), asides=(f"the {result.asked_s:.0f} s before, recorded all the time",))
+            (*result.errors, *result.warnings), notices=(f"the {result.asked_s:.0f} s before, recorded all the time",))
 
     def _record(self) -> None:
         while not self._closing.wait(_TICK_S):
@@ -200,11 +200,11 @@ class BlackBox:
 
     def _go_on(self) -> None:
         """Begin, look after, or drop what is recorded; raises GputopError."""
-        from gputop.profiler.capture.continuous import Unsupported, too_much
+        from gputop.profiler.capture.continuous import Unsupported, drop_reason
 
         if self._continuous is not None and self._keep_s is not None:
             kept = self._continuous.kept()
-            if too_much(kept, self._keep_s) and (not self._trigger.suspects or kept.seconds > 2 * self._keep_s):
+            if drop_reason(kept, self._keep_s) and (not self._trigger.suspects or kept.seconds > 2 * self._keep_s):
                 self._continuous.drop()
             return
         if self.done or self._session.clock() < self._not_before_s:
@@ -234,10 +234,11 @@ class BlackBox:
 
     def _bearable_s(self, continuous: Continuous) -> float:
         """How many seconds of all may be kept, by a probe of each, as for any capture; raises GputopError."""
-        from gputop.profiler.capture.multi_worker import bearable
+        from gputop.profiler.capture.multi_worker import max_safe_duration
 
         servers = [(address, continuous.pids[address]) for address in continuous.addresses]
-        chosen, errors = bearable(servers, seconds=2 * self.options.before_s, logdir=self.logdir, stop=self._closing)
+        chosen, errors = max_safe_duration(servers, seconds=2 * self.options.before_s, logdir=self.logdir,
+                                           stop=self._closing)
         continuous.failed |= errors
         if chosen.chosen_s < 2 * _LEAST_BEFORE_S:
             self._given_up = True

@@ -18,7 +18,7 @@ from gputop.core.samples import GpuSample, NodeSample
 from gputop.render.palette import ACCENT, DIM, PLAIN
 from gputop.render.styled_text import StyledText, crop
 from gputop.render.time_slices import slice_for
-from gputop.session.event_log import MarkLog
+from gputop.session.event_log import EventLog
 from gputop.text.units import fit
 from gputop.tui.keys import key
 from gputop.tui.monitor import time_axis
@@ -88,7 +88,7 @@ class GpuTable(Widget, can_focus=True):
         self.selected = 0
         self.sample: NodeSample | None = None
         self._history: History | None = None
-        self._marks: MarkLog | None = None
+        self._marks: EventLog | None = None
         self._width = 0
         self._fields: dict[str, Field] = {}
         self._panes = [Pane(self) for _ in range(_PARTS)]
@@ -150,7 +150,7 @@ class GpuTable(Widget, can_focus=True):
             self.rows_per_gpu, self.axis_lines = rows_per_gpu, int(with_axis)
             self._lay_out()
 
-    def update_view(self, sample: NodeSample | None, history: History | None, marks: MarkLog | None = None) -> None:
+    def update_view(self, sample: NodeSample | None, history: History | None, marks: EventLog | None = None) -> None:
         """Take over the newest sample and repaint what differs from the screen."""
         before, self.sample, self._history, self._marks = self.gpus, sample, history, marks
         if len(before) != len(self.gpus):

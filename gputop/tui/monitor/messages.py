@@ -39,7 +39,7 @@ def captured(session: Session) -> str:
     record = session.last_capture
     of_note: tuple[str, ...] = ()
     if record is not None:
-        of_note = record.asides
+        of_note = record.notices
         if record.plan is not None and record.plan.shortened:
             of_note = record.remarks[:len(of_note) + 1]  # with why it is shorter than asked
             of_note += (record.cost.text(),) if record.cost is not None else ()

@@ -159,10 +159,10 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
 
 
 def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, record: CaptureRecord | None,
-        now_s: float, width: int, rhythm: Rhythm | None = None, black_box: str = "") -> list[StyledText]:
+        now_s: float, width: int, rhythm: Rhythm | None = None, auto_capture: str = "") -> list[StyledText]:
     """The training job: its profiler server, step time and rhythm; while a capture runs, its progress.
 
-    ``black_box`` is how that stands, where there is one.
+    ``auto_capture`` is how that stands, where there is one.
     """
     if status is not None and status.running:
         return _progress(status, width)
@@ -177,7 +177,7 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     elif answering:
         first = answering[0]
         left += [("● ", ACCENT), (printable(first.address), PLAIN)]
-        left += [("  " + printable(black_box), ACCENT)] if black_box else []
+        left += [("  " + printable(auto_capture), ACCENT)] if auto_capture else []
         left.append(("  " + printable(first.description), DIM))
         if len(answering) > 1:
             left.append((f"  +{len(answering) - 1} more", DIM))

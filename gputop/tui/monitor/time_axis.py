@@ -11,7 +11,7 @@ from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
 from gputop.core.samples import OK, GpuSample
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, WARN
 from gputop.render.styled_text import StyledText
-from gputop.session.event_log import Kind, Mark
+from gputop.session.event_log import Kind, LoggedEvent
 from gputop.text.units import fit, printable, ranges
 from gputop.tui.monitor.columns import ACTIVITY, COARSE_MARK
 from gputop.tui.monitor.lanes import Window
@@ -55,7 +55,7 @@ def title(name: str, span_s: float, end_s: float | None, width: int) -> str:
     return long if len(long) <= width else short
 
 
-def axis(window: Window, marks: Iterable[Mark], following: bool, cursor_s: float | None) -> list[StyledText]:
+def axis(window: Window, marks: Iterable[LoggedEvent], following: bool, cursor_s: float | None) -> list[StyledText]:
     """The axis of the main lane, ``window.columns`` cells.
 
     Ticks count back from now where the picture follows it, so that they stand still; else they are
@@ -111,12 +111,12 @@ def _length(seconds: int) -> str:
     return f"{seconds}s" if seconds < 60 else f"{seconds // 60}m{seconds % 60:02}"
 
 
-def told(marks: Sequence[Mark], under: Slice | None) -> list[StyledText]:
+def told(marks: Sequence[LoggedEvent], under: Slice | None) -> list[StyledText]:
     """What stands beside the axis: what its letters mean, or with a cursor what happened in the slice under it."""
     return legend(marks) if under is None else words([m for m in marks if m.within(under.begin_s, under.end_s)])
 
 
-def legend(marks: Iterable[Mark]) -> list[StyledText]:
+def legend(marks: Iterable[LoggedEvent]) -> list[StyledText]:
     """What the letters mean that are there."""
     there = {mark.kind for mark in marks}
     out: list[StyledText] = []
@@ -127,7 +127,7 @@ def legend(marks: Iterable[Mark]) -> list[StyledText]:
     return out
 
 
-def words(marks: Sequence[Mark]) -> list[StyledText]:
+def words(marks: Sequence[LoggedEvent]) -> list[StyledText]:
     """What happened, in words, the gravest first; what several GPUs share is said once."""
     grouped: dict[tuple[Kind, str], list[str]] = {}
     for mark in sorted(marks, key=lambda m: -_RANK[m.kind]):

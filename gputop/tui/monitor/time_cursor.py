@@ -12,7 +12,7 @@ from rich.style import Style
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.render.palette import BOLD
-from gputop.session.event_log import Mark, MarkLog
+from gputop.session.event_log import EventLog, LoggedEvent
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
@@ -51,7 +51,7 @@ class Slice:
 
 
 def look_back(history: History, gpu: GpuSample, begin_s: float, slice_s: float,
-              marks: Sequence[Mark]) -> tuple[GpuSample, float]:
+              marks: Sequence[LoggedEvent]) -> tuple[GpuSample, float]:
     """``gpu`` as it was from ``begin_s`` on for ``slice_s``, and over how many seconds the means were taken.
 
     What history does not keep is missing, with that reason; so is what was not measured then.
@@ -105,7 +105,7 @@ class TimeCursor:
         last = column + window.first + (window.columns - 1 if column < 0 else 0)
         return newest_s if last >= newest_s // window.slice_s else (last + 0.5) * window.slice_s
 
-    def look(self, window: Window | None, history: History | None, marks: MarkLog | None,
+    def look(self, window: Window | None, history: History | None, marks: EventLog | None,
              gpus: Sequence[GpuSample]) -> bool:
         """Bring what is under the cursor up to date; whether it stands in another slice than before."""
         before = self.slice

@@ -133,7 +133,7 @@ class CompareScreen(ModalScreen[None]):
         super().__init__()
         self._session = session
         captures = session.captures
-        self._a = session.before if session.before in captures else captures[-2]
+        self._a = session.baseline if session.baseline in captures else captures[-2]
         self._b = captures[-1] if captures[-1] is not self._a else captures[-2]
         self._stop = threading.Event()
 
@@ -180,7 +180,7 @@ class CompareScreen(ModalScreen[None]):
         self._compare()
 
     def _compare(self) -> None:
-        self._session.compare_with(self._a)
+        self._session.set_baseline(self._a)
         captures = self.query_one(CaptureList)
         captures.a, captures.b = self._a, self._b
         captures.draw()
@@ -227,9 +227,9 @@ def mark_last(session: Session) -> str:
     captures = session.captures
     if not captures:
         return no_capture(session, "Then A marks it as the one to compare with.")
-    if session.before is captures[-1]:
+    if session.baseline is captures[-1]:
         return f"The capture of {label(captures[-1])} is A already. Change the job, capture again (c), then press B."
-    session.compare_with(captures[-1])
+    session.set_baseline(captures[-1])
     return (f"A is the capture of {label(captures[-1])}. Now follow an advice, restart the job and press c: "
             "B then shows what it brought.")
 
@@ -246,7 +246,7 @@ def why_not(session: Session) -> str | None:
 
 def against(session: Session) -> tuple[str, ...]:
     """After a capture: its step time beside A's; nothing where there is no A."""
-    before, record = session.before, session.last_capture
+    before, record = session.baseline, session.last_capture
     if before is None or record is None or record is before or before.step_s is None or record.step_s is None:
         return ()
     return (f"{seconds(before.step_s)}/step in A, {seconds(record.step_s)} now. B: what changed, noise or not.",)

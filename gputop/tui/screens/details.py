@@ -267,15 +267,15 @@ def job_text(session: Session) -> Text:
         out.append("In the job: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009)\n", DIM)
     for note in session.discovery_notes:
         out.append(printable(note) + "\n", DIM)
-    if session.rhythm is not None:
+    if session.step_period is not None:
         out.append("\nRhythm\n", BOLD)
-        rhythm = session.rhythm
+        rhythm = session.step_period
         out.append(f"a period of {seconds(rhythm.period_s)} in the live figures, an estimate\n" if rhythm.period_s
                    else f"no period in the live figures: {printable(rhythm.reason or 'not found')}\n")
     out.append("\nCaptures of this session\n", BOLD)
     for record in reversed(session.captures):
         step = "no steps" if record.step_s is None else f"{seconds(record.step_s)}/step"
-        mark = "A " if record is session.before else "  "
+        mark = "A " if record is session.baseline else "  "
         out.append(mark, ACCENT)
         out.append(f"{since(now_s, record.time_s):>10}  {step:<14}", PLAIN)
         plan = record.plan

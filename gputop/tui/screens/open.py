@@ -24,7 +24,7 @@ def finding(app: GputopApp, chosen: Finding) -> None:
         told = next((f for f in record.findings if f.id in chosen.ids), chosen) if record is not None else chosen
         open_last(app, told)
 
-    numbers = None if app.session.told is not None else app.session.gpu_numbers
+    numbers = None if app.session.replayed_snapshot is not None else app.session.gpu_numbers
     app.push_screen(FindingPopup(chosen, go, numbers))
 
 

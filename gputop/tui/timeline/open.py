@@ -152,7 +152,7 @@ def open_last(app: GputopApp, finding: Finding | None = None) -> None:
         from gputop.tui.monitor.messages import no_capture
 
         app.notify(no_capture(app.session), timeout=5)
-    elif app.session.told is not None or record.problem is not None:
+    elif app.session.replayed_snapshot is not None or record.problem is not None:
         app.push_screen(Popup("Last capture", capture_text(record)))
     else:
         from gputop.tui.timeline.screen import TimelineScreen

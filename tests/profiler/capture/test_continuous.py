@@ -14,7 +14,7 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.profiler.capture import continuous
-from gputop.profiler.capture.continuous import MOST_GROWTH_BYTES, Continuous, Kept, Unsupported, too_much
+from gputop.profiler.capture.continuous import MOST_GROWTH_BYTES, Continuous, RecordingState, Unsupported, drop_reason
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 DEADLINE_S = 30.0
@@ -46,7 +46,7 @@ def test_what_is_recorded_is_dropped_and_begun_anew(tmp_path):
         recording = Continuous([(server.address, None)], clock=lambda: now[0])
         recording.start()
         now[0] = 25.0
-        assert recording.kept() == Kept(25.0, None)
+        assert recording.kept() == RecordingState(25.0, None)
         recording.drop()
         assert recording.kept().seconds == 0.0
         recording.close()
@@ -54,10 +54,11 @@ def test_what_is_recorded_is_dropped_and_begun_anew(tmp_path):
 
 
 @pytest.mark.parametrize(("kept", "said"), [
-    (Kept(19.9, None), None), (Kept(20.0, 0), "20 s are recorded"), (Kept(1.0, MOST_GROWTH_BYTES), None),
-    (Kept(1.0, MOST_GROWTH_BYTES * 2), "the job has grown by 2.0G")])
+    (RecordingState(19.9, None), None), (RecordingState(20.0, 0), "20 s are recorded"),
+    (RecordingState(1.0, MOST_GROWTH_BYTES), None),
+    (RecordingState(1.0, MOST_GROWTH_BYTES * 2), "the job has grown by 2.0G")])
 def test_how_much_may_be_kept(kept, said):
-    assert too_much(kept, 10.0) == said
+    assert drop_reason(kept, 10.0) == said
 
 
 def test_a_server_without_it_is_told_apart_from_one_that_is_busy(tmp_path):
@@ -113,7 +114,7 @@ class TestSeveralServers:
         with serve(others), serve(own):
             recording = Continuous([(others.address, None), (own.address, None)])
             recording.start()
-            guard = recording._guard.process
+            guard = recording._watchdog.process
             recording.abandon()
             assert guard.wait(DEADLINE_S) == 0
             assert others.recording_all_the_time and not own.recording_all_the_time
@@ -124,7 +125,7 @@ class TestSeveralServers:
         with serve(deaf), serve(good):
             recording = Continuous([(deaf.address, None), (good.address, None)])
             recording.start()
-            guard = recording._guard.process
+            guard = recording._watchdog.process
             recording.drop()
             assert recording.addresses == [good.address] and good.recording_all_the_time
             recording.close()
@@ -137,7 +138,7 @@ import sys, time
 from gputop.profiler.capture.continuous import Continuous
 recording = Continuous([(address, None) for address in sys.argv[1:]])
 recording.start()
-print(recording._guard.process.pid, flush=True)
+print(recording._watchdog.process.pid, flush=True)
 time.sleep(600)
 """
 
@@ -167,12 +168,12 @@ def _runs(pid: int) -> bool:
 
 
 def test_the_guard_ends_it_when_gputop_stands_still(monkeypatch):
-    monkeypatch.setattr(continuous, "GUARD_PATIENCE_S", 0.2)
+    monkeypatch.setattr(continuous, "WATCHDOG_TIMEOUT_S", 0.2)
     with serve(FakeProfiler(continuous=True)) as server:
         recording = Continuous([(server.address, None)])
         recording.start()
         until(lambda: not server.recording_all_the_time)
-        until(lambda: recording._guard.process.poll() is not None)
+        until(lambda: recording._watchdog.process.poll() is not None)
         with pytest.raises(GputopError, match="guard"):
             recording.kept()
         assert not recording.on
@@ -188,7 +189,7 @@ def test_left_at_once_it_is_ended_by_the_guard():
 
 
 def test_without_a_guard_nothing_is_begun(monkeypatch):
-    monkeypatch.setattr(continuous, "_GUARD", "raise SystemExit(1)")
+    monkeypatch.setattr(continuous, "_WATCHDOG_CODE", "raise SystemExit(1)")
     with serve(FakeProfiler(continuous=True)) as server:
         with pytest.raises(GputopError, match="guard of continuous profiling did not start"):
             Continuous([(server.address, None)]).start()

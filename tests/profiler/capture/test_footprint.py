@@ -1,4 +1,4 @@
-"""Room for a capture, from cgroup trees and file systems of our own making."""
+"""FreeResources for a capture, from cgroup trees and file systems of our own making."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from gputop.profiler.capture import footprint
-from gputop.profiler.capture.footprint import free_disk_bytes, job_pid, left_in, memory_cgroups, resident_bytes, room
+from gputop.profiler.capture.footprint import (
+    free_disk_bytes,
+    free_resources,
+    job_pid,
+    left_in,
+    memory_cgroups,
+    resident_bytes,
+)
 
 
 def cgroup(folder: Path, limit: str, use: int = 0, cache: int = 0, version: int = 2) -> Path:
@@ -54,16 +61,16 @@ def test_limits_of_one_of_the_two_bind_only_that_one(tmp_path, monkeypatch):
     own = cgroup(tmp_path / "own", "300", 100)
     groups = {os.getpid(): frozenset({both, own}), 4_000_000: frozenset({both, job})}
     monkeypatch.setattr(footprint, "memory_cgroups", lambda pid: groups[pid])
-    found = room("127.0.0.1:6009", 4_000_000, tmp_path / "not" / "there")
+    found = free_resources("127.0.0.1:6009", 4_000_000, tmp_path / "not" / "there")
     assert (found.shared_bytes, found.job_bytes, found.own_bytes) == (600, 100, 200)
     assert found.job_here and found.unknown == ()
     assert found.disk_bytes is not None and found.disk_bytes > 0
 
 
 def test_a_job_out_of_sight_is_said(tmp_path):
-    far = room("192.0.2.1:6009", None, tmp_path)  # a documentation address: nobody's
+    far = free_resources("192.0.2.1:6009", None, tmp_path)  # a documentation address: nobody's
     assert not far.job_here and "another machine" in far.unknown[0]
-    hidden = room("127.0.0.1:6009", None, tmp_path)
+    hidden = free_resources("127.0.0.1:6009", None, tmp_path)
     assert hidden.job_here and "process" in hidden.unknown[0]
 
 

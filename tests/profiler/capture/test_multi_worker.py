@@ -14,8 +14,15 @@ import pytest
 from gputop.core.errors import GputopError, NothingToSee
 from gputop.profiler.capture import multi_worker, safe_capture
 from gputop.profiler.capture.continuous import Continuous
-from gputop.profiler.capture.multi_worker import bearable, capture_together, fetch_before, share, shortest, trace_names
-from gputop.profiler.capture.plan import Plan, Room
+from gputop.profiler.capture.multi_worker import (
+    capture_workers,
+    fetch_preceding,
+    max_safe_duration,
+    share,
+    shortest,
+    trace_names,
+)
+from gputop.profiler.capture.plan import FreeResources, Plan
 from gputop.profiler.capture.records import CaptureStatus, Server
 from gputop.session.captures import capture_and_analyse
 from gputop.trace.readers.clock_file import read_clocks
@@ -56,7 +63,7 @@ def names_below(folder: Path) -> list[str]:
 
 def test_one_run_folder_with_a_trace_of_each(logdir):
     with serving(FakeProfiler(), FakeProfiler(), FakeProfiler()) as servers:
-        done = capture_together(addresses(servers), seconds=0.3, logdir=logdir)
+        done = capture_workers(addresses(servers), seconds=0.3, logdir=logdir)
     assert [o.error for o in done.outcomes] == [None] * 3 and done.plan.chosen_s == 0.3
     ports = [s.address.rpartition(":")[2] for s in servers]
     assert names_below(logdir) == sorted([*(f"{trace_names(['127.0.0.1:1'])[0]}_{p}.xplane.pb" for p in ports),
@@ -70,7 +77,7 @@ def test_one_run_folder_with_a_trace_of_each(logdir):
 def test_they_are_told_one_moment_by_their_own_clocks(logdir):
     """One clock is an hour ahead, one a day behind: a common Unix time would hold the first one's profiler for long."""
     with serving(*(FakeProfiler(clock_ahead_s=s) for s in (0.0, 3600.0, -86400.0))) as servers:
-        done = capture_together(addresses(servers), seconds=0.2, logdir=logdir)
+        done = capture_workers(addresses(servers), seconds=0.2, logdir=logdir)
         told = [s.windows[1][1] - s.clock_ahead_s for s in servers]
     assert max(told) - min(told) < 1.0 and all(s.windows[1][1] > 0 for s in servers)
     clocks = read_clocks(done.run_dir)
@@ -85,14 +92,14 @@ def test_they_are_told_one_moment_by_their_own_clocks(logdir):
 def test_without_a_look_at_its_clock_none_is_told_to_wait(logdir):
     """As where a port of this machine is a tunnel to another."""
     with serving(FakeProfiler(clock_ahead_s=3600.0), FakeProfiler(clock_ahead_s=0.0)) as servers:
-        done = capture_together(addresses(servers), seconds=0.05, logdir=logdir, force=True)
+        done = capture_workers(addresses(servers), seconds=0.05, logdir=logdir, force=True)
     assert [r.opts.start_timestamp_ns for s in servers for r in s.requests] == [0, 0]
     assert done.start_spread_s is not None
 
 
 def test_jobs_of_this_machine_share_its_clock(logdir, training):
     with serving(FakeProfiler(clock_ahead_s=0.0), FakeProfiler(clock_ahead_s=0.0)) as servers:
-        done = capture_together(addresses(servers), seconds=0.05, logdir=logdir, force=True)
+        done = capture_workers(addresses(servers), seconds=0.05, logdir=logdir, force=True)
     (a,), (b,) = (s.requests for s in servers)
     assert a.opts.start_timestamp_ns == b.opts.start_timestamp_ns > 0
     assert all(o.clock.error_ns == 0 for o in done.outcomes)
@@ -101,7 +108,7 @@ def test_jobs_of_this_machine_share_its_clock(logdir, training):
 def test_servers_that_do_not_tell_the_time_are_bounded_by_ours(logdir):
     """As TensorFlow up to 2.15."""
     with serving(FakeProfiler(), FakeProfiler()) as servers:
-        done = capture_together(addresses(servers), seconds=0.05, logdir=logdir, force=True)
+        done = capture_workers(addresses(servers), seconds=0.05, logdir=logdir, force=True)
     for outcome in done.outcomes:
         assert outcome.clock.began_ns == round(outcome.began_s * 1e9) and outcome.clock.error_ns < 5e9
 
@@ -110,7 +117,7 @@ def test_servers_that_do_not_tell_the_time_are_bounded_by_ours(logdir):
 def test_servers_that_write_to_their_own_disk(logdir, monkeypatch, shares):
     monkeypatch.setattr("gputop.profiler.storage._shares_files", lambda pid: shares)
     with serving(FakeProfiler(writes_disk=True), FakeProfiler(writes_disk=True)) as servers:
-        done = capture_together(addresses(servers), seconds=0.2, logdir=logdir)
+        done = capture_workers(addresses(servers), seconds=0.2, logdir=logdir)
     assert [o.result.delivered for o in done.outcomes] == ["server disk"] * 2
     assert len(list(done.run_dir.glob("*.xplane.pb"))) == 2 and not list(done.run_dir.glob(".*"))
 
@@ -120,7 +127,7 @@ def test_servers_that_write_to_their_own_disk(logdir, monkeypatch, shares):
     FakeProfiler(has_service=False), FakeProfiler(xspace=make_xspace(events=0))])
 def test_one_that_fails_does_not_spoil_the_rest(logdir, spoiler):
     with serving(spoiler, FakeProfiler(), FakeProfiler()) as servers:
-        done = capture_together(addresses(servers), seconds=0.2, logdir=logdir)
+        done = capture_workers(addresses(servers), seconds=0.2, logdir=logdir)
         assert [o.error is None for o in done.outcomes] == [False, True, True]
         assert any(spoiler.address in note for note in done.notes())
     assert len(list(done.run_dir.glob("*.xplane.pb"))) in (2, 3), "an empty trace may be kept beside the others"
@@ -132,25 +139,25 @@ def test_a_server_that_is_gone_after_the_probe(logdir):
         server.refuse = (grpc.StatusCode.UNAVAILABLE, "Socket closed") if number else None
 
     with serving(FakeProfiler(on_call=vanish), FakeProfiler()) as servers:
-        done = capture_together(addresses(servers), seconds=0.2, logdir=logdir)
+        done = capture_workers(addresses(servers), seconds=0.2, logdir=logdir)
     assert "went away" in done.outcomes[0].error.message and done.outcomes[1].result is not None
 
 
 def test_where_none_works_the_reasons_of_all_are_told_and_nothing_is_left(logdir):
     with serving(FakeProfiler(has_service=False)) as servers, pytest.raises(GputopError) as caught:
-        capture_together([*addresses(servers), ("127.0.0.1:1", None)], seconds=0.2, logdir=logdir)
+        capture_workers([*addresses(servers), ("127.0.0.1:1", None)], seconds=0.2, logdir=logdir)
     assert "none of the 2 workers" in caught.value.message and "127.0.0.1:1" in caught.value.message
     assert not logdir.exists()
     with serving(*(FakeProfiler(xspace=make_xspace(events=0)) for _ in range(2))) as servers, \
             pytest.raises(GputopError) as caught:
-        capture_together(addresses(servers), seconds=0.2, logdir=logdir / "empty")
+        capture_workers(addresses(servers), seconds=0.2, logdir=logdir / "empty")
     assert caught.value.exit_code == NothingToSee("").exit_code
 
 
 def test_the_busiest_job_decides_for_all(logdir):
     plans: list[Plan] = []
     with serving(FakeProfiler(xspace=make_xspace(events=100_000)), FakeProfiler()) as servers:
-        done = capture_together(addresses(servers), seconds=300, logdir=logdir, on_plan=plans.append)
+        done = capture_workers(addresses(servers), seconds=300, logdir=logdir, on_plan=plans.append)
     assert plans == [done.plan] and done.plan.chosen_s == 0.2
     assert done.plan.why == f"{servers[0].address}: this job makes 2.0 M events/s"
     assert [s.requests[1].duration_ms for s in servers] == [200, 200]
@@ -167,7 +174,7 @@ def test_stopped_during_the_probes_keeps_the_probes(logdir, monkeypatch):
             stop.set()
 
     with serving(FakeProfiler(), FakeProfiler()) as servers:
-        done = capture_together(addresses(servers), seconds=300, logdir=logdir, stop=stop, on_progress=on_progress)
+        done = capture_workers(addresses(servers), seconds=300, logdir=logdir, stop=stop, on_progress=on_progress)
         assert all(len(s.terminated) == 1 for s in servers)
     assert "stopped during the probes" in done.plan.why and len(done.captured) == 2
     assert len(list(done.run_dir.glob("*.xplane.pb"))) == 2
@@ -176,7 +183,7 @@ def test_stopped_during_the_probes_keeps_the_probes(logdir, monkeypatch):
 def test_stopped_while_recording_stops_all(logdir):
     stop = threading.Event()
     with serving(FakeProfiler(), FakeProfiler()) as servers:
-        done = capture_together(addresses(servers), seconds=60, logdir=logdir, stop=stop,
+        done = capture_workers(addresses(servers), seconds=60, logdir=logdir, stop=stop,
                                 on_progress=lambda p: p.phase == "recording" and p.elapsed_s > 0.5 and stop.set())
     assert all(o.result.stopped_early for o in done.outcomes)
 
@@ -184,11 +191,11 @@ def test_stopped_while_recording_stops_all(logdir):
 def test_a_job_that_grows_too_much_ends_it_for_all(logdir, monkeypatch):
     size = iter(range(10**9, 10**12, 10**9))
     monkeypatch.setattr(safe_capture, "resident_bytes", lambda pid: next(size))
-    monkeypatch.setattr(multi_worker, "spared", lambda probe, room: (0.2, 3e9))
+    monkeypatch.setattr(multi_worker, "growth_limits", lambda probe, free: (0.2, 3e9))
     monkeypatch.setattr(multi_worker, "plan",
-                        lambda seconds, probe, room, **_: Plan(seconds, seconds, "as asked", probe))
+                        lambda seconds, probe, free, **_: Plan(seconds, seconds, "as asked", probe))
     with serving(FakeProfiler(), FakeProfiler()) as servers:
-        done = capture_together(addresses(servers), seconds=60, logdir=logdir)
+        done = capture_workers(addresses(servers), seconds=60, logdir=logdir)
     assert all(o.result.stopped_early for o in done.outcomes) and done.plan.chosen_s < 60
     assert "the job's memory had grown by" in done.plan.why
 
@@ -196,12 +203,12 @@ def test_a_job_that_grows_too_much_ends_it_for_all(logdir, monkeypatch):
 def test_the_slowest_worker_is_what_progress_tells(logdir):
     phases: list[str] = []
     with serving(FakeProfiler(), FakeProfiler()) as servers:
-        capture_together(addresses(servers), seconds=0.3, logdir=logdir, on_progress=lambda p: phases.append(p.phase))
+        capture_workers(addresses(servers), seconds=0.3, logdir=logdir, on_progress=lambda p: phases.append(p.phase))
     assert phases[0] == "probing" and "recording" in phases
 
 
 def test_the_room_on_this_node_is_shared():
-    assert share(Room(80.0, 10.0, 40.0, None), 4) == Room(20.0, 10.0, 10.0, None)
+    assert share(FreeResources(80.0, 10.0, 40.0, None), 4) == FreeResources(20.0, 10.0, 10.0, None)
 
 
 def test_the_shortest_plan_names_its_worker():
@@ -222,7 +229,7 @@ def test_the_time_before_of_several_workers(logdir):
     with serving(FakeProfiler(continuous=True, clock_ahead_s=0.0), ahead, dead, FakeProfiler()) as servers:
         recording = Continuous(addresses(servers))
         recording.start()
-        done = fetch_before(recording, logdir)
+        done = fetch_preceding(recording, logdir)
         assert not any(s.recording_all_the_time for s in servers)
     assert [o.result is None for o in done.outcomes] == [False, False, True, True]
     assert len(list(done.run_dir.glob("*.xplane.pb"))) == 2 and not list(done.run_dir.glob(".*"))
@@ -238,11 +245,11 @@ def test_the_time_before_of_several_workers(logdir):
 def test_how_much_all_of_them_would_bear(logdir):
     busy = FakeProfiler(xspace=make_xspace(events=100_000))
     with serving(busy, FakeProfiler(), FakeProfiler(has_service=False)) as servers:
-        plan, errors = bearable(addresses(servers), seconds=10, logdir=logdir, stop=threading.Event())
+        plan, errors = max_safe_duration(addresses(servers), seconds=10, logdir=logdir, stop=threading.Event())
         assert plan.chosen_s == 0.2 and list(errors) == [servers[2].address]
     assert not logdir.exists()
     with pytest.raises(GputopError, match="nothing listens"):
-        bearable([("127.0.0.1:1", None)], seconds=10, logdir=logdir, stop=threading.Event())
+        max_safe_duration([("127.0.0.1:1", None)], seconds=10, logdir=logdir, stop=threading.Event())
 
 
 def test_that_fewer_steps_would_do_is_no_reason_to_bear_less(logdir, monkeypatch):
@@ -253,8 +260,9 @@ def test_that_fewer_steps_would_do_is_no_reason_to_bear_less(logdir, monkeypatch
     monkeypatch.setattr("gputop.profiler.capture.plan._ENOUGH_S", 0.1)
     monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
     with serving(FakeProfiler(xspace=make_xspace(events=100_000))) as servers:
-        assert bearable(addresses(servers), seconds=10, logdir=logdir, stop=threading.Event())[0].chosen_s == 0.2
-        done = capture_together(addresses(servers), seconds=10, logdir=logdir)
+        plan, _ = max_safe_duration(addresses(servers), seconds=10, logdir=logdir, stop=threading.Event())
+        assert plan.chosen_s == 0.2
+        done = capture_workers(addresses(servers), seconds=10, logdir=logdir)
     assert (done.plan.chosen_s, done.plan.enough) == (0.1, True)
 
 

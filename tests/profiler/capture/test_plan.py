@@ -8,7 +8,16 @@ from dataclasses import replace
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.profiler.capture.plan import CUPTI_RECORDS, SERVER_MULTIPLE, Plan, Probe, Room, needs_probe, plan, spared
+from gputop.profiler.capture.plan import (
+    CUPTI_RECORDS,
+    SERVER_MULTIPLE,
+    FreeResources,
+    Plan,
+    Probe,
+    growth_limits,
+    needs_probe,
+    plan,
+)
 
 MB, GB = 1e6, 1e9
 
@@ -43,7 +52,7 @@ def probe(host: float = 0, device: float = 0, step_s: float | None = None, mb_pe
     ],
 )
 def test_about_half_a_million_events_or_steps(asked_s, probed, chosen_s, why):
-    made = plan(asked_s, probed, Room())
+    made = plan(asked_s, probed, FreeResources())
     if chosen_s < asked_s:
         assert chosen_s - 0.1001 <= made.chosen_s <= chosen_s + 1e-9, "whole tenths, rounded down"
     else:
@@ -74,55 +83,56 @@ def test_about_half_a_million_events_or_steps(asked_s, probed, chosen_s, why):
     ],
 )
 def test_a_hundred_steps_will_do(asked_s, probed, chosen_s, why):
-    made = plan(asked_s, probed, Room())
+    made = plan(asked_s, probed, FreeResources())
     assert (made.chosen_s, made.why) == (chosen_s, why)
     assert made.enough == ("will do" in why)
 
 
 def test_what_is_bearable_is_more_than_will_do():
     small = probe(60_000, step_s=0.0025, sure=True)
-    made = plan(10, small, Room(), bearable=True)
+    made = plan(10, small, FreeResources(), longest=True)
     assert (made.chosen_s, made.enough) == (7.8, False)
-    tight = plan(10, replace(small, growth_bytes=50_000_000), Room(job_bytes=0.15 * GB))
+    tight = plan(10, replace(small, growth_bytes=50_000_000), FreeResources(job_bytes=0.15 * GB))
     assert tight.chosen_s < 2 and "limit are free" in tight.why and not tight.enough
 
 
 def test_never_more_device_events_than_cupti_keeps():
     busy = probe(device=1_100_000, step_s=0.25)  # ten steps would be 2.75 million records
-    made = plan(10, busy, Room())
+    made = plan(10, busy, FreeResources())
     assert 1.0 < made.chosen_s * 1_100_000 / 1e6 < CUPTI_RECORDS / 1e6
     assert "CUPTI keeps 2 M" in made.why and "1.1 M events/s" in made.why
 
 
 @pytest.mark.parametrize(
-    ("room", "chosen_s", "named"),
+    ("free", "chosen_s", "named"),
     [
-        (Room(shared_bytes=100 * GB, job_bytes=100 * GB, own_bytes=100 * GB, disk_bytes=GB), 10, "as asked"),
-        (Room(job_bytes=SERVER_MULTIPLE * 5 * MB * 10), 8.0, "within the job's limit"),
-        (Room(own_bytes=312.5 * MB), 6.0, "within gputop's limit"),
-        (Room(disk_bytes=25 * MB), 4.0, "of disk space in the logdir"),
-        (Room(shared_bytes=750 * MB), 4.0, "of memory are free"),
-        (Room(shared_bytes=750 * MB, job_here=False), 10, "as asked"),
+        (FreeResources(shared_bytes=100 * GB, job_bytes=100 * GB, own_bytes=100 * GB, disk_bytes=GB), 10, "as asked"),
+        (FreeResources(job_bytes=SERVER_MULTIPLE * 5 * MB * 10), 8.0, "within the job's limit"),
+        (FreeResources(own_bytes=312.5 * MB), 6.0, "within gputop's limit"),
+        (FreeResources(disk_bytes=25 * MB), 4.0, "of disk space in the logdir"),
+        (FreeResources(shared_bytes=750 * MB), 4.0, "of memory are free"),
+        (FreeResources(shared_bytes=750 * MB, job_here=False), 10, "as asked"),
     ],
 )
-def test_memory_and_disk_shorten_it(room, chosen_s, named):
-    made = plan(10, probe(3_000, mb_per_s=5), room)
+def test_memory_and_disk_shorten_it(free, chosen_s, named):
+    made = plan(10, probe(3_000, mb_per_s=5), free)
     assert made.chosen_s == pytest.approx(chosen_s, abs=0.1001)
     assert named in made.why
 
 
 @pytest.mark.parametrize(
-    ("room", "named"),
+    ("free", "named"),
     [
-        (Room(shared_bytes=200 * MB), r"too little memory for a capture: 191M free, and 1 s of it take about 215M"),
-        (Room(job_bytes=100 * MB), "too little memory within the job's limit"),
-        (Room(own_bytes=150 * MB), "too little memory within gputop's limit"),
-        (Room(disk_bytes=5 * MB), "too little disk space in the logdir for a capture: 4.8M free"),
+        (FreeResources(shared_bytes=200 * MB),
+         r"too little memory for a capture: 191M free, and 1 s of it take about 215M"),
+        (FreeResources(job_bytes=100 * MB), "too little memory within the job's limit"),
+        (FreeResources(own_bytes=150 * MB), "too little memory within gputop's limit"),
+        (FreeResources(disk_bytes=5 * MB), "too little disk space in the logdir for a capture: 4.8M free"),
     ],
 )
-def test_refused_where_not_even_a_second_fits(room, named):
+def test_refused_where_not_even_a_second_fits(free, named):
     with pytest.raises(GputopError, match=named) as caught:
-        plan(10, probe(3_000, mb_per_s=5), room)
+        plan(10, probe(3_000, mb_per_s=5), free)
     assert "(probed for 0.5 s, the job made 2.4M of trace)" in caught.value.message
     assert "--seconds 0.3 --force" in caught.value.fix
     assert ("--logdir" in caught.value.fix) == ("disk" in named)
@@ -130,11 +140,11 @@ def test_refused_where_not_even_a_second_fits(room, named):
 
 def test_growth_seen_in_the_probe_counts_where_it_is_more_than_the_trace_explains():
     grew = replace(probe(3_000, mb_per_s=1), growth_bytes=150_000_000)
-    made = plan(10, grew, Room(job_bytes=1.5 * GB))
+    made = plan(10, grew, FreeResources(job_bytes=1.5 * GB))
     assert made.chosen_s == 4.0 and "a capture takes 286M a second" in made.why
-    assert plan(10, replace(grew, growth_bytes=10), Room(job_bytes=1.5 * GB)).chosen_s == 10
+    assert plan(10, replace(grew, growth_bytes=10), FreeResources(job_bytes=1.5 * GB)).chosen_s == 10
     with pytest.raises(GputopError, match=r"2\.4M of trace and grew by 143M"):
-        plan(10, replace(grew, bytes=2_500_000), Room(job_bytes=300 * MB))
+        plan(10, replace(grew, bytes=2_500_000), FreeResources(job_bytes=300 * MB))
 
 
 @pytest.mark.parametrize(("free", "device", "step_s", "limit"), [
@@ -142,17 +152,17 @@ def test_growth_seen_in_the_probe_counts_where_it_is_more_than_the_trace_explain
     (20 * GB, 500, 0.01, (1.0, 0.4 * GB)), (20 * GB, 500, None, (math.inf, 0.4 * GB)),
 ])
 def test_how_much_a_job_may_grow_once_steps_are_recorded(free, device, step_s, limit):
-    assert spared(probe(3_000, device, step_s), Room(shared_bytes=free * 10, job_bytes=free)) == limit
+    assert growth_limits(probe(3_000, device, step_s), FreeResources(shared_bytes=free * 10, job_bytes=free)) == limit
 
 
 def test_what_is_unknown_is_said_and_short_captures_need_no_probe():
-    made = plan(10, probe(3_000), Room(unknown=("no idea",)))
+    made = plan(10, probe(3_000), FreeResources(unknown=("no idea",)))
     assert made.notes == ("no idea",)
     assert [needs_probe(s) for s in (0.3, 1.0, 1.1)] == [False, False, True]
 
 
 def test_json_has_rates_in_base_units():
-    document = plan(10, probe(140_000, 100_000, step_s=0.1), Room()).to_json()
+    document = plan(10, probe(140_000, 100_000, step_s=0.1), FreeResources()).to_json()
     assert document["asked_s"] == 10 and document["chosen_s"] == 2.0
     assert document["probe"] == {"seconds": 0.5, "took_s": 0.6, "bytes": 500_000, "host_events_per_s": 140_000,
                                  "device_events_per_s": 100_000, "step_s": 0.1, "growth_bytes": None}

@@ -15,8 +15,8 @@ import pytest
 from gputop.core.errors import GputopError, NothingToSee
 from gputop.profiler import client, storage
 from gputop.profiler.capture import footprint, plan, safe_capture
-from gputop.profiler.capture.plan import Plan, Room
-from gputop.profiler.capture.safe_capture import careful_capture
+from gputop.profiler.capture.plan import FreeResources, Plan
+from gputop.profiler.capture.safe_capture import capture_with_probe
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 BUSY = (grpc.StatusCode.UNAVAILABLE, "Another profiling session active.")
@@ -49,7 +49,7 @@ def test_a_quiet_job_is_recorded_as_long_as_asked(logdir):
     plans: list[Plan] = []
     phases: list[str] = []
     with serve() as server:
-        result, plan, cost = careful_capture(server.address, seconds=0.4, logdir=logdir, on_plan=plans.append,
+        result, plan, cost = capture_with_probe(server.address, seconds=0.4, logdir=logdir, on_plan=plans.append,
                                              on_progress=lambda p: phases.append(p.phase))
     assert durations_ms(server) == [50, 400]
     assert plans == [plan] and not plan.shortened and plan.probe.host_events == 3
@@ -62,7 +62,7 @@ def test_a_quiet_job_is_recorded_as_long_as_asked(logdir):
 
 def test_a_busy_job_is_recorded_for_less_with_the_reason(logdir):
     with serve(FakeProfiler(xspace=make_xspace(events=100_000))) as server:
-        result, plan, _ = careful_capture(server.address, seconds=3600, logdir=logdir)
+        result, plan, _ = capture_with_probe(server.address, seconds=3600, logdir=logdir)
     assert durations_ms(server) == [50, 200]
     assert (plan.asked_s, plan.chosen_s, plan.why) == (3600, 0.2, "this job makes 2.0 M events/s")
     assert result.asked_s == 0.2
@@ -75,18 +75,18 @@ def test_once_the_probe_shows_the_steps_a_hundred_will_do(logdir, monkeypatch):
     monkeypatch.setattr("gputop.profiler.capture.plan._CHEAP_EVENTS", 0)
     trace = gzip.decompress((DATA / "keras3_fast.xplane.pb.gz").read_bytes())
     with serve(FakeProfiler(xspace=trace)) as server:
-        result, made, _ = careful_capture(server.address, seconds=60, logdir=logdir)
+        result, made, _ = capture_with_probe(server.address, seconds=60, logdir=logdir)
     assert made.enough and made.why.startswith("about 10 steps will do, this job makes ")
     assert made.probe.sure and result.asked_s == made.chosen_s == pytest.approx(10 * made.probe.step_s, abs=0.1001)
-    borne = plan.plan(60, made.probe, Room(), bearable=True)
+    borne = plan.plan(60, made.probe, FreeResources(), longest=True)
     assert borne.chosen_s > made.chosen_s and not borne.enough
 
 
 @pytest.mark.parametrize(("seconds", "force"), [(0.1, False), (0.4, True)])
 def test_no_probe_where_it_is_short_or_forced(logdir, seconds, force, monkeypatch):
-    monkeypatch.setattr(safe_capture, "room", lambda *_: pytest.fail("nobody asked"))
+    monkeypatch.setattr(safe_capture, "free_resources", lambda *_: pytest.fail("nobody asked"))
     with serve(FakeProfiler(xspace=make_xspace(events=100_000))) as server:
-        _, plan, _ = careful_capture(server.address, seconds=seconds, logdir=logdir, force=force)
+        _, plan, _ = capture_with_probe(server.address, seconds=seconds, logdir=logdir, force=force)
     assert durations_ms(server) == [round(1000 * seconds)]
     assert plan.probe is None and plan.chosen_s == seconds and ("forced" in plan.why) == force
 
@@ -96,21 +96,21 @@ def test_an_empty_probe_says_nothing_and_the_capture_goes_on(logdir):
         server.xspace = make_xspace(events=0 if number == 0 else 4)
 
     with serve(FakeProfiler(on_call=wake)) as server:
-        result, plan, _ = careful_capture(server.address, seconds=0.2, logdir=logdir)
+        result, plan, _ = capture_with_probe(server.address, seconds=0.2, logdir=logdir)
     assert plan.chosen_s == 0.2 and "no events" in plan.why
     assert files_below(logdir) == [result.path]
 
 
 def test_a_job_that_sleeps_on_is_nothing_to_see(logdir):
     with serve(FakeProfiler(xspace=make_xspace(events=0))) as server, pytest.raises(NothingToSee):
-        careful_capture(server.address, seconds=0.2, logdir=logdir)
+        capture_with_probe(server.address, seconds=0.2, logdir=logdir)
 
 
 def test_stopped_during_the_probe_keeps_the_probe(logdir, monkeypatch):
     monkeypatch.setattr(safe_capture, "PROBE_S", 60.0)
     stop = threading.Event()
     with serve() as server:
-        result, plan, _ = careful_capture(server.address, seconds=300, logdir=logdir, stop=stop,
+        result, plan, _ = capture_with_probe(server.address, seconds=300, logdir=logdir, stop=stop,
                                           on_progress=lambda p: p.phase == "probing" and stop.set())
         assert len(server.requests) == len(server.terminated) == 1
     assert result.path.parent.parent == logdir / "plugins" / "profile"
@@ -121,7 +121,7 @@ def test_stopped_during_the_probe_keeps_the_probe(logdir, monkeypatch):
 def test_stopped_during_the_capture_keeps_the_capture(logdir):
     stop = threading.Event()
     with serve() as server:
-        result, plan, cost = careful_capture(server.address, seconds=60, logdir=logdir, stop=stop,
+        result, plan, cost = capture_with_probe(server.address, seconds=60, logdir=logdir, stop=stop,
                                              on_progress=lambda p: p.phase == "recording" and stop.set())
     assert result.stopped_early and plan.chosen_s == 60 and cost.recorded_s == result.took_s < 60
     assert files_below(logdir) == [result.path]
@@ -135,7 +135,7 @@ def test_busy_at_the_probe_or_after_it(logdir, busy_at, refusal):
 
     with serve(FakeProfiler(on_call=occupy)) as server:
         with pytest.raises(GputopError, match="is busy"):
-            careful_capture(server.address, seconds=0.2, logdir=logdir)
+            capture_with_probe(server.address, seconds=0.2, logdir=logdir)
         assert len(server.requests) == busy_at + 1
     assert not logdir.exists(), "nothing of the probe stays behind, nor what it needed"
 
@@ -146,7 +146,7 @@ def test_a_server_that_dies_after_the_probe_leaves_the_probe(logdir):
         try:
             address = process.stdout.readline().strip()
             with pytest.raises(GputopError, match=r"went away .* the probe of 0.05 s, kept as") as caught:
-                careful_capture(address, seconds=60, logdir=logdir, pid=process.pid,
+                capture_with_probe(address, seconds=60, logdir=logdir, pid=process.pid,
                                 on_progress=lambda p: p.phase == "recording" and process.kill())
         finally:
             process.kill()
@@ -160,7 +160,7 @@ def test_the_job_s_memory_is_watched(logdir):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             address = process.stdout.readline().strip()
-            _, _, cost = careful_capture(address, seconds=0.2, logdir=logdir, pid=process.pid)
+            _, _, cost = capture_with_probe(address, seconds=0.2, logdir=logdir, pid=process.pid)
         finally:
             process.kill()
     assert 1e6 < cost.memory_before_bytes <= cost.memory_peak_bytes
@@ -174,10 +174,10 @@ def test_the_job_s_memory_is_watched(logdir):
 def test_a_job_that_grows_too_much_is_spared_once_steps_are_recorded(logdir, monkeypatch, after_s, ended):
     size = iter(range(10**9, 10**12, 10**9))  # a gigabyte more at each look
     monkeypatch.setattr(safe_capture, "resident_bytes", lambda pid: next(size))
-    monkeypatch.setattr(safe_capture, "spared", lambda probe, room: (after_s, 3e9))
-    monkeypatch.setattr(safe_capture, "plan", lambda seconds, probe, room: Plan(seconds, seconds, "as asked", probe))
+    monkeypatch.setattr(safe_capture, "growth_limits", lambda probe, free: (after_s, 3e9))
+    monkeypatch.setattr(safe_capture, "plan", lambda seconds, probe, free: Plan(seconds, seconds, "as asked", probe))
     with serve() as server:
-        result, plan, cost = careful_capture(server.address, seconds=60 if ended else 0.4, logdir=logdir)
+        result, plan, cost = capture_with_probe(server.address, seconds=60 if ended else 0.4, logdir=logdir)
         assert len(server.terminated) == ended
     assert result.stopped_early == ended and files_below(logdir) == [result.path]
     if ended:
@@ -197,7 +197,7 @@ def test_a_trace_a_hundred_times_what_the_probe_promised_is_kept_all_the_same(lo
         server.xspace = make_xspace(events=3 if number == 0 else 200_000)
 
     with serve(FakeProfiler(on_call=lie)) as server:
-        result, plan, _ = careful_capture(server.address, seconds=0.2, logdir=logdir)
+        result, plan, _ = capture_with_probe(server.address, seconds=0.2, logdir=logdir)
     assert not plan.shortened and result.path.read_bytes() == server.xspace
 
 
@@ -206,7 +206,7 @@ def test_a_damaged_probe_counts_for_what_is_readable(logdir):
         server.xspace = make_xspace(events=200)[:-20] if number == 0 else make_xspace()
 
     with serve(FakeProfiler(on_call=cut)) as server:
-        _, plan, _ = careful_capture(server.address, seconds=0.2, logdir=logdir)
+        _, plan, _ = capture_with_probe(server.address, seconds=0.2, logdir=logdir)
     assert 150 < plan.probe.host_events <= 200
 
 
@@ -215,19 +215,19 @@ def test_a_probe_that_is_not_handed_over_is_given_up(logdir, monkeypatch):
     monkeypatch.setattr(client, "_DEADLINE_FACTOR", 0.0)
     monkeypatch.setattr(safe_capture, "PROBE_S", 60.0)
     with serve() as server, pytest.raises(GputopError, match="did not hand over"):
-        careful_capture(server.address, seconds=300, logdir=logdir)
+        capture_with_probe(server.address, seconds=300, logdir=logdir)
     assert not logdir.exists()
 
 
-@pytest.mark.parametrize(("room", "cause"), [
-    (Room(shared_bytes=1e6), "too little memory"), (Room(job_bytes=100), "the job's limit"),
-    (Room(disk_bytes=10), "too little disk space"),
+@pytest.mark.parametrize(("free", "cause"), [
+    (FreeResources(shared_bytes=1e6), "too little memory"), (FreeResources(job_bytes=100), "the job's limit"),
+    (FreeResources(disk_bytes=10), "too little disk space"),
 ])
-def test_refused_before_the_capture_where_it_would_not_fit(logdir, room, cause, monkeypatch):
-    monkeypatch.setattr(safe_capture, "room", lambda *_: room)
+def test_refused_before_the_capture_where_it_would_not_fit(logdir, free, cause, monkeypatch):
+    monkeypatch.setattr(safe_capture, "free_resources", lambda *_: free)
     with serve() as server:
         with pytest.raises(GputopError, match=cause) as caught:
-            careful_capture(server.address, seconds=10, logdir=logdir)
+            capture_with_probe(server.address, seconds=10, logdir=logdir)
         assert len(server.requests) == 1
     assert "--force" in caught.value.fix
     assert not logdir.exists()
@@ -237,7 +237,7 @@ def test_refused_before_the_capture_where_it_would_not_fit(logdir, room, cause, 
 def test_an_unwritable_logdir_is_named_as_it_was_given(tmp_path, bad):
     (tmp_path / "file").touch()
     with serve() as server, pytest.raises(GputopError, match="cannot write traces") as caught:
-        careful_capture(server.address, seconds=10, logdir=tmp_path / bad)
+        capture_with_probe(server.address, seconds=10, logdir=tmp_path / bad)
     assert server.requests == [] and "probe" not in caught.value.message
 
 
@@ -245,7 +245,7 @@ class TestServersThatWriteThemselves:
     def test_probe_and_capture(self, logdir, monkeypatch):
         monkeypatch.setattr(storage, "_shares_files", lambda pid: True)
         with serve(FakeProfiler(writes_disk=True)) as server:
-            result, plan, _ = careful_capture(server.address, seconds=0.2, logdir=logdir)
+            result, plan, _ = capture_with_probe(server.address, seconds=0.2, logdir=logdir)
         assert result.delivered == "server disk" and plan.probe.host_events == 3
         assert files_below(logdir) == [result.path]
 
@@ -260,7 +260,7 @@ class TestServersThatWriteThemselves:
                 server.refuse = (grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
         with serve(FakeProfiler(writes_disk=True, on_call=write_and_vanish)) as server:
-            result, _, _ = careful_capture(server.address, seconds=0.2, logdir=logdir)
+            result, _, _ = capture_with_probe(server.address, seconds=0.2, logdir=logdir)
         assert files_below(logdir) == [result.path]
         assert any("went away" in w and "had written this trace" in w for w in result.warnings)
 
@@ -298,7 +298,7 @@ class TestDisksThatFill:
 
     def test_a_probe_is_not_left_elsewhere(self, logdir, full, tmp_path):
         with serve() as server, pytest.raises(GputopError, match=r"is full: .* not hold even the probe"):
-            careful_capture(server.address, seconds=0.3, logdir=logdir)
+            capture_with_probe(server.address, seconds=0.3, logdir=logdir)
         assert files_below(tmp_path) == [] and len(server.requests) == 1
 
 
@@ -312,8 +312,8 @@ def test_places_for_a_trace_have_room_and_other_file_systems_come_first(tmp_path
 
 def test_footprint_is_asked_about_the_real_place(logdir, monkeypatch):
     asked: list[object] = []
-    real = footprint.room
-    monkeypatch.setattr(safe_capture, "room", lambda *a: asked.append(a) or real(*a))
+    real = footprint.free_resources
+    monkeypatch.setattr(safe_capture, "free_resources", lambda *a: asked.append(a) or real(*a))
     with serve() as server:
-        careful_capture(server.address, seconds=0.2, logdir=logdir)
+        capture_with_probe(server.address, seconds=0.2, logdir=logdir)
         assert asked == [(server.address, os.getpid(), logdir)]

@@ -13,7 +13,7 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
 from gputop.profiler.capture.records import Server
-from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, BlackBox, DipOptions
+from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, AutoCapture, DipOptions
 from gputop.session.auto_capture.dip_rules import parse_rule
 from gputop.session.auto_capture.retention import MARK, mark, prune
 from gputop.session.session import Options, Session
@@ -39,7 +39,7 @@ class Fed(Session):
             self.now_s += 1
             gpus = tuple(GpuSample(GpuInfo(i, f"GPU-{i}", "H100"), {"sm_active": Reading(v, "ratio")})
                          for i, v in enumerate(levels))
-            self.take(NodeSample(self.now_s, gpus, HostSample("node", {}), interval_s=1.0))
+            self.on_sample(NodeSample(self.now_s, gpus, HostSample("node", {}), interval_s=1.0))
 
     def wait(self) -> None:
         assert self.ended.wait(DEADLINE_S)
@@ -57,11 +57,11 @@ def captured(monkeypatch):
 def test_a_dip_is_captured_and_told(tmp_path, captured):
     session = Fed(DipOptions(RULE), tmp_path)
     session.go(120, 0.9, 0.9)
-    assert session.black_box.state() == "black box 0/20: sm<0.6*median for 5s"
+    assert session.auto_capture.state() == "auto-capture 0/20: sm<0.6*median for 5s"
     session.go(10, 0.9, 0.3)
     (reason,) = captured
     assert reason.startswith("GPU 1: SM active 30% for 5 s, usually 90% (since ")
-    assert "1/20" in session.black_box.state() and "GPU 1" in session.black_box.note
+    assert "1/20" in session.auto_capture.state() and "GPU 1" in session.auto_capture.note
 
 
 def test_seldom_and_not_for_ever(tmp_path, captured):
@@ -69,13 +69,13 @@ def test_seldom_and_not_for_ever(tmp_path, captured):
     for _ in range(4):  # a dip every 100 s
         session.go(60, 0.9)
         session.go(40, 0.2)
-    assert len(captured) == 1 and "the last was" in session.black_box.note
+    assert len(captured) == 1 and "the last was" in session.auto_capture.note
     session.go(600, 0.9)
     session.go(10, 0.2)
-    assert len(captured) == 2 and session.black_box.done
+    assert len(captured) == 2 and session.auto_capture.done
     session.go(700, 0.9)
     session.go(10, 0.2)
-    assert len(captured) == 2 and "often enough" in session.black_box.note
+    assert len(captured) == 2 and "often enough" in session.auto_capture.note
 
 
 def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured):
@@ -97,7 +97,7 @@ def test_without_a_server_the_dip_is_told_all_the_same(tmp_path):
     session = Fed(DipOptions(RULE), tmp_path)
     session.go(120, 0.9)
     session.go(10, 0.2)
-    assert session.black_box.count == 0 and "not captured, no profiler server found" in session.black_box.note
+    assert session.auto_capture.count == 0 and "not captured, no profiler server found" in session.auto_capture.note
 
 
 def test_a_recording_has_none(tmp_path):
@@ -109,7 +109,7 @@ def test_a_recording_has_none(tmp_path):
     player = Player.__new__(Player)
     player.connect = lambda *_: None
     player.now_s = lambda: 0.0
-    assert Replay(player, Options(dips=DipOptions(RULE))).black_box is None
+    assert Replay(player, Options(dips=DipOptions(RULE))).auto_capture is None
 
 
 def test_the_trace_goes_into_a_folder_of_its_own_with_the_reason(tmp_path):
@@ -120,8 +120,8 @@ def test_the_trace_goes_into_a_folder_of_its_own_with_the_reason(tmp_path):
         session.wait()
     record = session.last_capture
     assert record.path.is_relative_to(tmp_path / FOLDER / "plugins" / "profile")
-    assert record.asides[0].startswith("captured by itself: GPU 0: SM active 20%")
-    assert record.asides[0] in record.remarks
+    assert record.notices[0].startswith("captured by itself: GPU 0: SM active 20%")
+    assert record.notices[0] in record.remarks
     assert json.loads((record.path.parent / MARK).read_text())["reason"].startswith("GPU 0")
     session.start_capture()
     with pytest.raises(GputopError, match="a capture is running"):
@@ -134,7 +134,7 @@ class TestTheTimeBefore:
         asked = tuple(Server(s.address, asked=len(servers) > 1) for s in servers)
         session = Fed(DipOptions(RULE, before_s=2.0), tmp_path, asked)
         session.go(120, 0.9)
-        session.black_box.start()
+        session.auto_capture.start()
         return session
 
     def until(self, condition) -> None:
@@ -151,14 +151,15 @@ class TestTheTimeBefore:
     def test_is_fetched_when_a_gpu_dips(self, tmp_path):
         with serve(FakeProfiler(continuous=True)) as server:
             session = self.begin(tmp_path, server)
-            self.until(lambda: server.continuous_calls[-1:] == ["start"] and "recording" in session.black_box.state())
+            self.until(lambda: server.continuous_calls[-1:] == ["start"]
+                       and "recording" in session.auto_capture.state())
             assert len(server.requests) == 1, "one probe tells how much the job bears"
             session.go(8, 0.2)
             session.wait()
             assert "snapshot" in server.continuous_calls and not server.recording_all_the_time
             assert len(server.requests) == 1, "nothing was captured besides"
             session.close()
-        assert "recorded all the time" in session.last_capture.asides[1]
+        assert "recorded all the time" in session.last_capture.notices[1]
         assert (session.last_capture.path.parent / MARK).is_file()
 
     def test_of_several_workers_is_one_record(self, tmp_path):
@@ -166,8 +167,8 @@ class TestTheTimeBefore:
         with serve(a), serve(b), serve(FakeProfiler()) as without:
             session = self.begin(tmp_path, a, b, without)
             self.until(lambda: a.recording_all_the_time and b.recording_all_the_time and a.requests and b.requests
-                       and "recording" in session.black_box.state())
-            assert f"{without.address} has no continuous profiling" in session.black_box.note
+                       and "recording" in session.auto_capture.state())
+            assert f"{without.address} has no continuous profiling" in session.auto_capture.note
             session.servers = (*session.servers, Server("late:1", asked=True))
             session.go(8, 0.2)
             session.wait()
@@ -181,7 +182,7 @@ class TestTheTimeBefore:
     def test_a_capture_by_hand_has_the_server_for_itself(self, tmp_path):
         with serve(FakeProfiler(continuous=True)) as server:
             session = self.begin(tmp_path, server)
-            self.until(lambda: "recording" in session.black_box.state())
+            self.until(lambda: "recording" in session.auto_capture.state())
             session.start_capture()
             session.wait()
             assert session.last_capture is not None and session.status.phase != "connecting"
@@ -192,7 +193,7 @@ class TestTheTimeBefore:
     def test_a_server_without_it_is_captured_after_the_dip_and_that_is_said(self, tmp_path):
         with serve(FakeProfiler()) as server:
             session = self.begin(tmp_path, server)
-            self.until(lambda: "no continuous profiling" in session.black_box.note)
+            self.until(lambda: "no continuous profiling" in session.auto_capture.note)
             assert server.requests == [], "it was not probed for nothing"
             session.go(8, 0.2)
             session.wait()
@@ -202,7 +203,7 @@ class TestTheTimeBefore:
     def test_closing_ends_it(self, tmp_path):
         with serve(FakeProfiler(continuous=True)) as server:
             session = self.begin(tmp_path, server)
-            self.until(lambda: "recording" in session.black_box.state())
+            self.until(lambda: "recording" in session.auto_capture.state())
             session.close()
             self.until(lambda: not server.recording_all_the_time)
 
@@ -249,4 +250,4 @@ class TestTheFolder:
 
 def test_before_the_first_sample_there_is_nothing_to_look_at(tmp_path, captured):
     session = Fed(DipOptions(RULE), tmp_path)
-    assert isinstance(session.black_box, BlackBox) and session.black_box.look() is None
+    assert isinstance(session.auto_capture, AutoCapture) and session.auto_capture.look() is None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.session.event_log import Mark
+from gputop.session.event_log import LoggedEvent
 from gputop.tui.monitor.columns import ACTIVITY
 from gputop.tui.monitor.lanes import TimeView, Window
 from gputop.tui.monitor.time_axis import SIGNS, axis, beside, gpus_text, legend, metric_name, title, words
@@ -17,8 +17,8 @@ def text(runs: list[tuple[str, object]]) -> str:
     return "".join(run[0] for run in runs)
 
 
-def mark(kind: str, begin: float, end: float | None = None, what: str = "it", gpu: str = "") -> Mark:
-    return Mark(kind, START_S + begin, START_S + (begin if end is None else end), what, gpu)  # type: ignore[arg-type]
+def mark(kind: str, begin: float, end: float | None = None, what: str = "it", gpu: str = "") -> LoggedEvent:
+    return LoggedEvent(kind, START_S + begin, START_S + (begin if end is None else end), what, gpu)  # type: ignore[arg-type]
 
 
 def test_a_window_knows_its_columns() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gputop.core.samples import LOST, GpuSample, XidEvent
-from gputop.session.event_log import MarkLog
+from gputop.session.event_log import EventLog
 from gputop.telemetry.history import History
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.columns import ACTIVITY, figures_of
@@ -47,7 +47,7 @@ def test_where_nothing_was_measured_nothing_is_made_up() -> None:
 
 
 def test_events_of_the_slice_take_the_place_of_those_of_now() -> None:
-    log, history = MarkLog(), History()
+    log, history = EventLog(), History()
     for tick in range(60):
         sample = node_sample(tick, 1)
         gpu = replace(sample.gpus[0], clock_event_reasons=("thermal",) if tick == 20 else ("power cap",),

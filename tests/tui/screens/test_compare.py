@@ -42,7 +42,7 @@ class Captured(FoundSession):
         super().__init__()
         self.last_capture = None
         for one in records:
-            self.keep(one, [SERVER])
+            self.add_capture(one, [SERVER])
 
 
 def messages(app: GputopApp) -> str:
@@ -63,14 +63,14 @@ async def test_marking_says_what_to_do_next() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("A")
         await pilot.pause()
-        assert "No capture yet: press c" in messages(app) and session.before is None
+        assert "No capture yet: press c" in messages(app) and session.baseline is None
         await pilot.press("B")
         await pilot.pause()
         assert "Two captures are compared" in messages(app)
-        session.keep(record(1, 0.4), [SERVER])
+        session.add_capture(record(1, 0.4), [SERVER])
         await pilot.press("A")
         await pilot.pause()
-        assert "B then shows what it brought" in messages(app) and session.before is session.captures[0]
+        assert "B then shows what it brought" in messages(app) and session.baseline is session.captures[0]
         await pilot.press("A")
         await pilot.pause()
         assert "is A already" in messages(app)
@@ -81,9 +81,9 @@ async def test_marking_says_what_to_do_next() -> None:
 
 async def test_a_capture_after_a_is_told_beside_it() -> None:
     session = Captured(record(1, 0.4))
-    session.compare_with(session.captures[0])
+    session.set_baseline(session.captures[0])
     assert compare.against(session) == ()
-    session.keep(record(2, 0.3), [SERVER])
+    session.add_capture(record(2, 0.3), [SERVER])
     assert compare.against(session) == ("400 ms/step in A, 300 ms now. B: what changed, noise or not.",)
 
 
@@ -98,7 +98,7 @@ async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
         captures = screen.query_one(CaptureList)
         assert (captures.a, captures.b) == (second, third)  # without a mark the last two
         await pilot.press("up", "up", "a")
-        assert (captures.a, captures.b) == (first, third) and session.before is first
+        assert (captures.a, captures.b) == (first, third) and session.baseline is first
         assert " A " in text_of(captures) and "350 ms/step" in text_of(captures)
         await pilot.press("down", "b")
         assert (captures.a, captures.b) == (first, second)
@@ -158,5 +158,5 @@ def test_verdicts_are_coloured_and_said_in_words() -> None:
 def test_only_so_many_captures_are_kept_and_failed_ones_are_not() -> None:
     session = Captured(*(record(n, 0.4) for n in range(60)))
     assert len(session.captures) == 50 and session.captures[-1].time_s == START_S + 59
-    session.keep(replace(record(99, 0.4), analysis=None, problem=GputopError("broken", "mend it")), [SERVER])
+    session.add_capture(replace(record(99, 0.4), analysis=None, problem=GputopError("broken", "mend it")), [SERVER])
     assert session.captures[-1].time_s == START_S + 59 and session.last_capture is not None
