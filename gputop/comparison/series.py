@@ -39,25 +39,26 @@ class StepSeries:
 
 def step_series(trace: Trace, steps: Steps) -> StepSeries:
     """The series of a trace. Without a GPU in it, or with GPUs on which nothing ran, ``gpus`` is empty."""
-    lines = timelines(trace)
+    gpu_timelines = timelines(trace)
     start, end = np.array(steps.bounds_ns, np.int64).T
-    readable = bool(lines) or not trace.gpus
+    readable = bool(gpu_timelines) or not trace.gpus
     return StepSeries(
         step_s=(end - start) / 1e9,
-        parts=breakdown_by_step(trace, lines, steps.bounds_ns) if readable else {},
-        gpus={gpu_number(trace, line.gpu): _of_gpu(trace, line, start, end) for line in lines},
-        waiting=_waiting(trace, lines, start, end),
+        parts=breakdown_by_step(trace, gpu_timelines, steps.bounds_ns) if readable else {},
+        gpus={gpu_number(trace, timeline.gpu): _of_gpu(trace, timeline, start, end) for timeline in gpu_timelines},
+        waiting=_waiting(trace, gpu_timelines, start, end),
     )
 
 
-def _waiting(trace: Trace, lines: list[GpuTimeline], start: I64, end: I64) -> F64 | None:
+def _waiting(trace: Trace, gpu_timelines: list[GpuTimeline], start: I64, end: I64) -> F64 | None:
     """Per step 1 - transfer / summed time of the collectives that begin in it.
 
     See :mod:`gputop.analysis.gpu.collectives`.
     """
     device = trace.device
     summed, transfer = np.zeros((2, len(start)))
-    for rows in by_operation(trace, [line.rows[device.kind[line.rows] == Kind.COLLECTIVE] for line in lines]).values():
+    by_gpu = [timeline.rows[device.kind[timeline.rows] == Kind.COLLECTIVE] for timeline in gpu_timelines]
+    for rows in by_operation(trace, by_gpu).values():
         same = matched(trace, [r for r in rows if len(r)])
         if isinstance(same, str):
             return None
@@ -76,13 +77,13 @@ def _step_of(at: I64, start: I64, end: I64) -> tuple[npt.NDArray[np.intp], npt.N
     return step[inside], inside
 
 
-def _of_gpu(trace: Trace, line: GpuTimeline, start: I64, end: I64) -> dict[str, F64]:
+def _of_gpu(trace: Trace, timeline: GpuTimeline, start: I64, end: I64) -> dict[str, F64]:
     length = end - start
     shares = {name: coverage(spans, start, end) / length for name, spans in (
-        ("busy", line.busy), ("compute", line.compute), ("collectives", line.collectives),
-        ("collectives_exposed", subtract(line.collectives, line.compute)), ("copies", line.copies))}
+        ("busy", timeline.busy), ("compute", timeline.compute), ("collectives", timeline.collectives),
+        ("collectives_exposed", subtract(timeline.collectives, timeline.compute)), ("copies", timeline.copies))}
     device = trace.device
-    kernels = line.rows[device.kind[line.rows] <= Kind.COLLECTIVE]
+    kernels = timeline.rows[device.kind[timeline.rows] <= Kind.COLLECTIVE]
     step, inside = _step_of(device.start_ns[kernels], start, end)
     kernels = kernels[inside]
     return {

@@ -53,36 +53,38 @@ def analyze_trace(trace: Trace, params: int | None = None) -> Analysis:
 def examine(trace: Trace, params: int | None = None) -> TraceFacts:
     """The analysis of a trace in memory, with what it rests on."""
     steps = find_steps(trace)
-    lines = timelines(trace)
+    gpu_timelines = timelines(trace)
     # A GPU trace whose device planes are empty does not tell where the step goes.
-    readable = bool(lines) or not trace.gpus
+    readable = bool(gpu_timelines) or not trace.gpus
     window = trace.window_ns
     ops = host_ops(trace, steps)
     with pool() as threads:
         do = threads.submit  # the long ones first
-        parts = do(breakdown, trace, lines, steps.bounds_ns) if steps and readable else None
-        launching, gaps = do(launch_threads, trace, lines), do(step_gaps, trace, lines, steps)
-        causes, waits = do(host_causes, trace, lines, steps, ops), do(collective_waits, trace, lines, steps)
-        compared = do(replicas, trace, lines, steps) if lines else None
-        table, sizes = do(kernels, trace, lines), do(kernel_sizes, trace, lines, steps)
-        used = [do(gpu_use, trace, line, steps) for line in lines]
-        one_step, called = do(typical_step, trace, lines, steps), do(functions, trace)
-        communicated, input_ = do(collectives, trace, lines, steps), do(input_pipeline, trace, steps)
-        copied = do(copy_table, trace, {gpu_number(trace, line.gpu): line.rows for line in lines}, steps)
+        parts = do(breakdown, trace, gpu_timelines, steps.bounds_ns) if steps and readable else None
+        launching, gaps = do(launch_threads, trace, gpu_timelines), do(step_gaps, trace, gpu_timelines, steps)
+        causes = do(host_causes, trace, gpu_timelines, steps, ops)
+        waits = do(collective_waits, trace, gpu_timelines, steps)
+        compared = do(replicas, trace, gpu_timelines, steps) if gpu_timelines else None
+        table, sizes = do(kernels, trace, gpu_timelines), do(kernel_sizes, trace, gpu_timelines, steps)
+        used = [do(gpu_use, trace, timeline, steps) for timeline in gpu_timelines]
+        one_step, called = do(typical_step, trace, gpu_timelines, steps), do(functions, trace)
+        communicated, input_ = do(collectives, trace, gpu_timelines, steps), do(input_pipeline, trace, steps)
+        rows_by_gpu = {gpu_number(trace, timeline.gpu): timeline.rows for timeline in gpu_timelines}
+        copied = do(copy_table, trace, rows_by_gpu, steps)
         held = do(memory, trace)
-    by_gpu = {line.gpu: use.result() for line, use in zip(lines, used, strict=True)}
-    gpus = [by_gpu.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if lines else []
+    by_gpu = {timeline.gpu: use.result() for timeline, use in zip(gpu_timelines, used, strict=True)}
+    gpus = [by_gpu.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if gpu_timelines else []
     analysis = Analysis(
         paths=list(trace.paths), format=trace.format, hosts=list(trace.hosts),
         window_s=(window[1] - window[0]) / 1e9, events=trace.event_count, simulated=trace.simulated,
-        quality=[*trace.quality, *_notes(trace, steps, bool(lines))], steps=steps,
+        quality=[*trace.quality, *_notes(trace, steps, bool(gpu_timelines))], steps=steps,
         breakdown=parts.result() if parts else None, gpus=sorted(gpus, key=lambda use: use.gpu),
         collectives=communicated.result(), memory=held.result(), input=input_.result(), gaps=gaps.result(), ops=ops,
         functions=called.result(), launch_threads=launching.result(), kernels=table.result(),
         kernel_sizes=sizes.result(), copies=copied.result(), replicas=compared.result() if compared else None,
         typical_step=one_step.result(),
     )
-    facts = TraceFacts.of(trace, lines, analysis, waits.result(), causes.result(), params)
+    facts = TraceFacts.of(trace, gpu_timelines, analysis, waits.result(), causes.result(), params)
     advice = advise(facts)
     analysis.findings, analysis.abstained = advice.findings, advice.abstained
     return facts

@@ -57,7 +57,7 @@ class Found(NamedTuple):
 class _Still(NamedTuple):
     """When one GPU stands still in one way."""
 
-    line: GpuTimeline
+    timeline: GpuTimeline
     in_collective: bool
     spans: Spans
 
@@ -77,23 +77,23 @@ def bubbles(facts: TraceFacts, limit: int = LIMIT) -> tuple[Bubble, ...]:
 
 
 def coldest(facts: TraceFacts, limit: int = LIMIT) -> list[Found]:
-    trace, analysis, lines, waits = facts.trace, facts.analysis, facts.lines, facts.waits
+    trace, analysis, gpu_timelines, waits = facts.trace, facts.analysis, facts.gpu_timelines, facts.waits
     within = facts.within
-    parts = parts_by_gpu(trace, lines, list(zip(within.start.tolist(), within.end.tolist(), strict=True)))
+    parts = parts_by_gpu(trace, gpu_timelines, list(zip(within.start.tolist(), within.end.tolist(), strict=True)))
     stills = []
-    for line in lines:
-        if line.gpu in parts:
-            stills.append(_Still(line, False, merge(*(parts[line.gpu][part] for part in _IDLE_PARTS))))
+    for timeline in gpu_timelines:
+        if timeline.gpu in parts:
+            stills.append(_Still(timeline, False, merge(*(parts[timeline.gpu][part] for part in _IDLE_PARTS))))
             if waits is not None:
-                stills.append(_Still(line, True, waits.waiting.get(gpu_number(trace, line.gpu), EMPTY)))
+                stills.append(_Still(timeline, True, waits.waiting.get(gpu_number(trace, timeline.gpu), EMPTY)))
     if not stills:
         return []
     groups = _groups(stills, limit)
-    by_cause = _by_cause(trace, lines, analysis, parts)
+    by_cause = _by_cause(trace, gpu_timelines, analysis, parts)
     shares = _measured(stills, groups, by_cause)
     events = _enders(trace, stills, groups)
     causes = [_cause(stills[group.members[0][0]], share) for group, share in zip(groups, shares, strict=True)]
-    gpus = [sorted({stills[i].line.gpu for i, _ in group.members}) for group in groups]
+    gpus = [sorted({stills[i].timeline.gpu for i, _ in group.members}) for group in groups]
     work = work_at(trace, analysis.steps, [
         _place(trace, group, cause, own, event)
         for group, cause, own, event in zip(groups, causes, gpus, events, strict=True)])
@@ -105,7 +105,8 @@ def coldest(facts: TraceFacts, limit: int = LIMIT) -> list[Found]:
             work=done,
         ), event)
         for group, share, cause, own, event, done, other in zip(
-            groups, shares, causes, gpus, events, work, _meanwhile(trace, lines, groups, causes, events), strict=True)]
+            groups, shares, causes, gpus, events, work,
+            _meanwhile(trace, gpu_timelines, groups, causes, events), strict=True)]
 
 
 def _groups(stills: Sequence[_Still], limit: int) -> list[_Group]:
@@ -120,7 +121,7 @@ def _groups(stills: Sequence[_Still], limit: int) -> list[_Group]:
         of, start, end, within = of[chosen], start[chosen], end[chosen], within[chosen]
     order = np.lexsort((of, start, start - end))
     of, start, end, within = of[order], start[order], end[order], within[order]
-    gpus = len({still.line.gpu for still in stills})
+    gpus = len({still.timeline.gpu for still in stills})
     partner = np.stack([_partners(still, i, stills, of, start, end) for i, still in enumerate(stills)], axis=1)
     taken: set[tuple[int, int]] = set()
     groups: list[_Group] = []
@@ -156,27 +157,28 @@ def _partners(still: _Still, number: int, stills: Sequence[_Still], of: I64, sta
 
 
 def _by_cause(
-    trace: Trace, lines: Sequence[GpuTimeline], analysis: Analysis, parts: Mapping[int, Mapping[str, Spans]],
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], analysis: Analysis, parts: Mapping[int, Mapping[str, Spans]],
 ) -> dict[int, dict[str, Spans]]:
     """For each GPU when it is idle for each cause, and the further facts that tell the finding: idle by the parts
     ``launch`` and ``host``, and ``after_copy``: from a copy that the host waited for."""
-    late, _ = late_by_cause(trace, lines, analysis.steps, analysis.ops) if len(trace.host) else ([], {})
-    of_host = {own.line.gpu: own.by_cause for own in late if own.line is not None}
+    late, _ = late_by_cause(trace, gpu_timelines, analysis.steps, analysis.ops) if len(trace.host) else ([], {})
+    of_host = {own.timeline.gpu: own.by_cause for own in late if own.timeline is not None}
     device = trace.device
     held = held_copies(trace, np.flatnonzero((device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER)))
     out = {}
-    for line in lines:
-        if line.gpu not in parts:
+    for timeline in gpu_timelines:
+        if timeline.gpu not in parts:
             continue
-        own = dict(of_host.get(line.gpu, {"dispatch": merge(parts[line.gpu]["launch"], parts[line.gpu]["host"])}))
-        idle = parts[line.gpu]["idle"]
-        own["input"] = parts[line.gpu]["input"]
-        own["other_gpu"] = intersect(idle, waits_for_another(line, list(lines), WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
-        own["idle"] = subtract(idle, own["other_gpu"])
-        own["launch"], own["host"] = parts[line.gpu]["launch"], parts[line.gpu]["host"]
-        copies = line.rows[np.isin(line.rows, held)]
-        own["after_copy"] = idle_after(trace, line, device.end_ns[copies], analysis.steps)
-        out[line.gpu] = own
+        part = parts[timeline.gpu]
+        own = dict(of_host.get(timeline.gpu, {"dispatch": merge(part["launch"], part["host"])}))
+        own["input"] = part["input"]
+        own["other_gpu"] = intersect(part["idle"], waits_for_another(
+            timeline, list(gpu_timelines), WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
+        own["idle"] = subtract(part["idle"], own["other_gpu"])
+        own["launch"], own["host"] = part["launch"], part["host"]
+        copies = timeline.rows[np.isin(timeline.rows, held)]
+        own["after_copy"] = idle_after(trace, timeline, device.end_ns[copies], analysis.steps)
+        out[timeline.gpu] = own
     return out
 
 
@@ -192,7 +194,7 @@ def _measured(
     for i, own in members.items():
         spans = stills[i].spans
         places = np.array([place for _, place in own])
-        for cause, instants in by_cause[stills[i].line.gpu].items():
+        for cause, instants in by_cause[stills[i].timeline.gpu].items():
             inside = coverage(instants, spans.start[places], spans.end[places]).tolist()
             for (number, _), time in zip(own, inside, strict=True):
                 sums[number][cause] = sums[number].get(cause, 0.0) + time / groups[number].cost
@@ -237,8 +239,8 @@ def _enders(trace: Trace, stills: Sequence[_Still], groups: Sequence[_Group]) ->
             continue
         at = np.array([groups[number].members[0][1] for number in own])
         ends = still.spans.end[at]
-        others = collectives[device.gpu[collectives] != still.line.gpu]
-        events = event_after(trace, others if still.in_collective else still.line.rows,
+        others = collectives[device.gpu[collectives] != still.timeline.gpu]
+        events = event_after(trace, others if still.in_collective else still.timeline.rows,
                              Spans(still.spans.start[at], ends))
         for number, event, end in zip(own, events.tolist(), ends.tolist(), strict=True):
             if event >= 0 and device.start_ns[event] == end:
@@ -247,16 +249,16 @@ def _enders(trace: Trace, stills: Sequence[_Still], groups: Sequence[_Group]) ->
 
 
 def _meanwhile(
-    trace: Trace, lines: Sequence[GpuTimeline], groups: Sequence[_Group], causes: Sequence[str],
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], groups: Sequence[_Group], causes: Sequence[str],
     events: Sequence[int | None],
 ) -> list[str]:
     """Where GPUs wait for another one, what that does: the last to come to the collective, or the busiest."""
     start = np.array([group.start for group in groups], np.int64)
     end = np.array([group.end for group in groups], np.int64)
     length = np.maximum(end - start, 1)
-    busy = np.stack([coverage(line.busy, start, end) for line in lines], axis=1) / length[:, None]
-    compute = np.stack([coverage(line.compute, start, end) for line in lines], axis=1) / length[:, None]
-    place = {line.gpu: i for i, line in enumerate(lines)}
+    busy = np.stack([coverage(timeline.busy, start, end) for timeline in gpu_timelines], axis=1) / length[:, None]
+    compute = np.stack([coverage(timeline.compute, start, end) for timeline in gpu_timelines], axis=1) / length[:, None]
+    place = {timeline.gpu: i for i, timeline in enumerate(gpu_timelines)}
     out = []
     for number, (cause, event) in enumerate(zip(causes, events, strict=True)):
         other = int(busy[number].argmax())
@@ -265,7 +267,7 @@ def _meanwhile(
         elif cause != "other_gpu":
             out.append("")
             continue
-        name = f"GPU {gpu_number(trace, lines[other].gpu)}"
+        name = f"GPU {gpu_number(trace, gpu_timelines[other].gpu)}"
         computes, works = float(compute[number, other]), float(busy[number, other])
         out.append(f"{name} computes {percent(computes)} of that time" if computes >= 0.5 * works and computes > 0.01
                    else f"{name} is idle {percent(1 - works)} of that time" if works < 0.5

@@ -188,7 +188,7 @@ def agrees_with_the_analysis(trace: Trace, timeline: Timeline) -> None:
     low, high = timeline.window_ns
     columns = 37
     edges = [low + (high - low) * i // columns for i in range(columns + 1)]
-    lines = {gpu_number(trace, line.gpu): line for line in timelines(trace)}
+    lines = {gpu_number(trace, timeline.gpu): timeline for timeline in timelines(trace)}
     for row in timeline.rows:
         if row.kind != "gpu" or row.gpu not in lines:
             continue

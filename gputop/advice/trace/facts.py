@@ -36,7 +36,7 @@ class TraceFacts:
     period_s: float
     framework: str  # tensorflow, jax, pytorch or unknown
     params: int | None = None
-    lines: Sequence[GpuTimeline] = ()  # of the GPUs on which anything ran
+    gpu_timelines: Sequence[GpuTimeline] = ()  # of the GPUs on which anything ran
     waits: CollectiveWaits | None = None  # None: no GPU ran a collective
     host: HostCauses | None = None  # the host's part of the GPUs' idle time, by cause
 
@@ -66,9 +66,10 @@ class TraceFacts:
         steps = self.analysis.steps
         if steps is not None:
             return union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns])
-        if not self.lines:
+        if not self.gpu_timelines:
             return EMPTY
-        return union([min(line.window_ns[0] for line in self.lines)], [max(line.window_ns[1] for line in self.lines)])
+        begins, ends = zip(*(timeline.window_ns for timeline in self.gpu_timelines), strict=True)
+        return union([min(begins)], [max(ends)])
 
     def rated(self, share: float) -> Severity:
         """Severity of a cause that costs this share, no more than medium where the trace holds too little."""
@@ -80,19 +81,19 @@ class TraceFacts:
 
     @classmethod
     def of(
-        cls, trace: Trace, lines: Sequence[GpuTimeline], analysis: Analysis, waits: CollectiveWaits | None,
+        cls, trace: Trace, gpu_timelines: Sequence[GpuTimeline], analysis: Analysis, waits: CollectiveWaits | None,
         host: HostCauses | None, params: int | None = None,
     ) -> TraceFacts:
         parts, basis = analysis.breakdown, "step"
-        if parts is None and analysis.steps is None and (lines or not trace.gpus):
+        if parts is None and analysis.steps is None and (gpu_timelines or not trace.gpus):
             basis = "window"
             lo, hi = trace.window_ns
-            if lines:
-                lo = min(line.window_ns[0] for line in lines)
-                hi = max(line.window_ns[1] for line in lines)
-            parts = breakdown(trace, lines, [(lo, hi)]) if hi > lo else None
+            if gpu_timelines:
+                lo = min(timeline.window_ns[0] for timeline in gpu_timelines)
+                hi = max(timeline.window_ns[1] for timeline in gpu_timelines)
+            parts = breakdown(trace, gpu_timelines, [(lo, hi)]) if hi > lo else None
         shares = None
         if parts is not None and parts.total > 0:
             shares = {name: seconds / parts.total for name, seconds in parts.to_json().items()}
-        return cls(trace, analysis, shares, basis, parts.total if parts else 0.0, uses(trace), params, tuple(lines),
-                   waits, host)
+        return cls(trace, analysis, shares, basis, parts.total if parts else 0.0, uses(trace), params,
+                   tuple(gpu_timelines), waits, host)

@@ -42,10 +42,10 @@ def small_kernels(facts: TraceFacts) -> Finding | Abstained | None:
         return None
     within = facts.within
     pauses = []
-    for line in facts.lines:
-        length = line.gaps.end - line.gaps.start
+    for timeline in facts.gpu_timelines:
+        length = timeline.gaps.end - timeline.gaps.start
         brief = length <= _PAUSE_NS
-        pauses.append(intersect(Spans(line.gaps.start[brief], line.gaps.end[brief]), within).total)
+        pauses.append(intersect(Spans(timeline.gaps.start[brief], timeline.gaps.end[brief]), within).total)
     seconds = sum(pauses) / len(pauses) / facts.steps_or_window / 1e9
     share = savings.removed(seconds, facts.period_s)
     if share < limit("small_kernels.share"):
@@ -101,15 +101,15 @@ def loss_scaling(facts: TraceFacts) -> Finding | Abstained | None:
         return None
     checks, waits, count = 0, 0, 0
     within = facts.within
-    for line in facts.lines:
-        own = line.rows[hit[line.rows]]
+    for timeline in facts.gpu_timelines:
+        own = timeline.rows[hit[timeline.rows]]
         spans = union(device.start_ns[own], device.end_ns[own])
         checks += intersect(spans, within).total
         # The predicate's copy: what the GPU stands still for after it, until the host launches on.
         copied = own[(device.kind[own] >= Kind.H2D) & (device.kind[own] <= Kind.COPY_OTHER)]
-        waits += intersect(idle_after(facts.trace, line, device.end_ns[copied], facts.analysis.steps), within).total
+        waits += intersect(idle_after(facts.trace, timeline, device.end_ns[copied], facts.analysis.steps), within).total
         count += int((device.kind[own] == Kind.COMPUTE).sum())
-    per = 1e9 * len(facts.lines) * facts.steps_or_window
+    per = 1e9 * len(facts.gpu_timelines) * facts.steps_or_window
     share = savings.removed((checks + waits) / per, facts.period_s)
     if share < limit("loss_scaling.share"):
         return None

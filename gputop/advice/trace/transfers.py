@@ -46,20 +46,20 @@ def copies_pageable(facts: TraceFacts) -> Finding | Abstained | None:
                                             "TensorFlow 2.11 on)")
     exposed = whole = moved = pageable_ns = pinned_ns = pinned_bytes = 0
     within = facts.within
-    for line in facts.lines:
-        kind, src, dst = (column[line.rows] for column in (device.kind, device.src, device.dst))
+    for timeline in facts.gpu_timelines:
+        kind, src, dst = (column[timeline.rows] for column in (device.kind, device.src, device.dst))
         host_end = np.where(kind == Kind.H2D, src, np.where(kind == Kind.D2H, dst, MemoryKind.UNKNOWN))
-        large = device.bytes[line.rows] > limit("copies_pageable.bytes")
-        own = line.rows[(host_end == MemoryKind.PAGEABLE) & large]
-        free = subtract(subtract(union(device.start_ns[own], device.end_ns[own]), line.compute), line.collectives)
-        exposed += intersect(free, within).total
-        whole += intersect(subtract(subtract(merge(line.h2d, line.d2h), line.compute), line.collectives), within).total
+        large = device.bytes[timeline.rows] > limit("copies_pageable.bytes")
+        own = timeline.rows[(host_end == MemoryKind.PAGEABLE) & large]
+        hidden = merge(timeline.compute, timeline.collectives)
+        exposed += intersect(subtract(union(device.start_ns[own], device.end_ns[own]), hidden), within).total
+        whole += intersect(subtract(merge(timeline.h2d, timeline.d2h), hidden), within).total
         moved += int(device.bytes[own].sum())
         pageable_ns += int((device.end_ns[own] - device.start_ns[own]).sum())
-        pinned = line.rows[(host_end == MemoryKind.PINNED) & (device.bytes[line.rows] >= _LARGE_BYTES)]
+        pinned = timeline.rows[(host_end == MemoryKind.PINNED) & (device.bytes[timeline.rows] >= _LARGE_BYTES)]
         pinned_ns += int((device.end_ns[pinned] - device.start_ns[pinned]).sum())
         pinned_bytes += int(device.bytes[pinned].sum())
-    seconds = exposed / len(facts.lines) / facts.steps_or_window / 1e9
+    seconds = exposed / len(facts.gpu_timelines) / facts.steps_or_window / 1e9
     share = savings.removed(seconds, facts.period_s)
     if share < limit("copies_pageable.share") or exposed < limit("copies_pageable.part") * whole:
         return None
@@ -100,9 +100,9 @@ def sync_copies(facts: TraceFacts) -> Finding | Abstained | None:
     idle_ns, count, size = 0, 0, 0
     within = facts.within
     input_waits = merge(EMPTY, *(loop.waits for loop in loops(facts.trace)))
-    for line in facts.lines:
-        own = line.rows[np.isin(line.rows, held)]
-        after = idle_after(facts.trace, line, device.end_ns[own], facts.analysis.steps)
+    for timeline in facts.gpu_timelines:
+        own = timeline.rows[np.isin(timeline.rows, held)]
+        after = idle_after(facts.trace, timeline, device.end_ns[own], facts.analysis.steps)
         lost = subtract(intersect(after, within), input_waits)
         idle_ns += lost.total
         blocking = own[np.isin(device.end_ns[own], after.start)]
@@ -110,7 +110,7 @@ def sync_copies(facts: TraceFacts) -> Finding | Abstained | None:
             device.start_ns[blocking], facts.analysis.steps)]
         count += len(inside)
         size += int(np.maximum(device.bytes[inside], 0).sum())
-    per = len(facts.lines) * facts.steps_or_window
+    per = len(facts.gpu_timelines) * facts.steps_or_window
     seconds = idle_ns / per / 1e9
     share = savings.removed(seconds, facts.period_s)
     if share < limit("sync_copies.share"):

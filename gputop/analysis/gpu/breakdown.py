@@ -39,43 +39,44 @@ WAIT_FOR_GPU_SHARE = 0.8
 _PARTS = ("input", "h2d", "compute", "collectives", "d2h", "launch", "host", "idle")
 
 
-def breakdown(trace: Trace, lines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]]) -> Breakdown:
+def breakdown(trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]]) -> Breakdown:
     """Mean over ``bounds`` (disjoint, in order), in seconds."""
-    parts, gpus = _parts(trace, lines, bounds)
+    parts, gpus = _parts(trace, gpu_timelines, bounds)
     unit = 1e9 * len(bounds) * max(gpus, 1)
     return Breakdown(**{name: sum(spans.total for spans in parts[name]) / unit for name in _PARTS})
 
 
 def breakdown_by_step(
-    trace: Trace, lines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
 ) -> dict[str, F64]:
     """The same for each of ``bounds``: by part, seconds in an array of shape (len(bounds),)."""
-    parts, gpus = _parts(trace, lines, bounds)
+    parts, gpus = _parts(trace, gpu_timelines, bounds)
     start, end = np.array(bounds, np.int64).reshape(-1, 2).T
     return {name: sum((coverage(spans, start, end) for spans in parts[name]), np.zeros(len(bounds), np.int64))
             / (1e9 * max(gpus, 1)) for name in _PARTS}
 
 
 def parts_by_gpu(
-    trace: Trace, lines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
 ) -> dict[int, dict[str, Spans]]:
     """For each GPU that took part (index into ``Trace.gpus``) when each part holds on it."""
     within = union([a for a, _ in bounds], [b for _, b in bounds])
-    lines = [line for line in lines if intersect(line.busy, within).total]
-    starved = _starved(trace, lines, loops(trace))
-    launching = _launching(trace, within) if lines else EMPTY
+    gpu_timelines = [timeline for timeline in gpu_timelines if intersect(timeline.busy, within).total]
+    starved = _starved(trace, gpu_timelines, loops(trace))
+    launching = _launching(trace, within) if gpu_timelines else EMPTY
     out = {}
-    for line in lines:
-        late = _late_by_host(line, lines, within, starved[line.gpu])
-        out[line.gpu] = _gpu_parts(line, within, starved[line.gpu], late, launching)
+    for timeline in gpu_timelines:
+        waiting = starved[timeline.gpu]
+        late = _late_by_host(timeline, gpu_timelines, within, waiting)
+        out[timeline.gpu] = _gpu_parts(timeline, within, waiting, late, launching)
     return out
 
 
 def _parts(
-    trace: Trace, lines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
 ) -> tuple[dict[str, list[Spans]], int]:
     """When each part holds on each GPU that took part, and how many those are; without any, on the host."""
-    by_gpu = parts_by_gpu(trace, lines, bounds)
+    by_gpu = parts_by_gpu(trace, gpu_timelines, bounds)
     if by_gpu:
         return {name: [parts[name] for parts in by_gpu.values()] for name in _PARTS}, len(by_gpu)
     within = union([a for a, _ in bounds], [b for _, b in bounds])
@@ -86,7 +87,7 @@ def _parts(
 
 
 def _gpu_parts(
-    line: GpuTimeline, within: Spans, waiting: Spans, late: Spans, launching: Spans,
+    timeline: GpuTimeline, within: Spans, waiting: Spans, late: Spans, launching: Spans,
 ) -> dict[str, Spans]:
     """Exclusive parts of one GPU's time within ``within``; together they are all of it."""
     left = within
@@ -97,42 +98,44 @@ def _gpu_parts(
         parts[name] = intersect(left, spans)
         left = subtract(left, parts[name])
 
-    take("compute", merge(line.compute, line.other))
-    take("collectives", merge(line.collectives, line.p2p))
-    take("h2d", line.h2d)
-    take("d2h", line.d2h)
+    take("compute", merge(timeline.compute, timeline.other))
+    take("collectives", merge(timeline.collectives, timeline.p2p))
+    take("h2d", timeline.h2d)
+    take("d2h", timeline.d2h)
     take("input", waiting)
     return {**parts, "launch": intersect(late, launching), "host": subtract(late, launching),
             "idle": subtract(left, late)}
 
 
 def late_by_host(
-    trace: Trace, lines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
 ) -> dict[int, Spans]:
     """For each GPU that took part (index into ``Trace.gpus``) the instants of the parts ``launch`` and ``host``."""
     within = union([a for a, _ in bounds], [b for _, b in bounds])
-    lines = [line for line in lines if intersect(line.busy, within).total]
-    starved = _starved(trace, lines, loops(trace))
-    return {line.gpu: _late_by_host(line, lines, within, starved[line.gpu]) for line in lines}
+    gpu_timelines = [timeline for timeline in gpu_timelines if intersect(timeline.busy, within).total]
+    starved = _starved(trace, gpu_timelines, loops(trace))
+    return {timeline.gpu: _late_by_host(timeline, gpu_timelines, within, starved[timeline.gpu])
+            for timeline in gpu_timelines}
 
 
-def _late_by_host(line: GpuTimeline, lines: list[GpuTimeline], within: Spans, waiting: Spans) -> Spans:
-    waits = merge(waiting, waits_for_another(line, lines, WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
-    return subtract(intersect(line.late, within), waits)
+def _late_by_host(timeline: GpuTimeline, gpu_timelines: list[GpuTimeline], within: Spans, waiting: Spans) -> Spans:
+    waits = merge(waiting, waits_for_another(timeline, gpu_timelines, WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
+    return subtract(intersect(timeline.late, within), waits)
 
 
-def _starved(trace: Trace, lines: Sequence[GpuTimeline], waiting: Sequence[Loop]) -> dict[int, Spans]:
+def _starved(trace: Trace, gpu_timelines: Sequence[GpuTimeline], waiting: Sequence[Loop]) -> dict[int, Spans]:
     """For each GPU when the loop that feeds it waits for a batch and none of that loop's GPUs is busy.
 
     A loop bound to a thread feeds the GPUs that thread launches on, any other loop those of its host.
     """
-    out = {line.gpu: EMPTY for line in lines}
+    out = {timeline.gpu: EMPTY for timeline in gpu_timelines}
     for loop in waiting:
-        fed = [line for line in lines if loop.line >= 0 and (trace.device.launch_line[line.rows] == loop.line).any()]
-        fed = fed or [line for line in lines if trace.gpus[line.gpu].host == loop.host]
-        starved = subtract(loop.waits, merge(EMPTY, *(line.busy for line in fed)))
-        for line in fed:
-            out[line.gpu] = merge(out[line.gpu], starved)
+        fed = [timeline for timeline in gpu_timelines
+               if loop.line >= 0 and (trace.device.launch_line[timeline.rows] == loop.line).any()]
+        fed = fed or [timeline for timeline in gpu_timelines if trace.gpus[timeline.gpu].host == loop.host]
+        starved = subtract(loop.waits, merge(EMPTY, *(timeline.busy for timeline in fed)))
+        for timeline in fed:
+            out[timeline.gpu] = merge(out[timeline.gpu], starved)
     return out
 
 

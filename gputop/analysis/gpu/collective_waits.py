@@ -49,21 +49,21 @@ class CollectiveWaits:
     waiting: Mapping[int, Spans]
 
 
-def collective_waits(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> CollectiveWaits | None:
+def collective_waits(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> CollectiveWaits | None:
     """None where no GPU ran a collective."""
     device = trace.device
-    ran, rows = of_gpus(trace, lines)
+    ran, rows = of_gpus(trace, gpu_timelines)
     if not rows:
         return None
-    late_of = late_by_host(trace, lines, steps.bounds_ns if steps is not None else (trace.window_ns,))
-    lines = ran
-    beside = [merge(line.compute, line.h2d, line.d2h, line.other) for line in lines]
+    late_of = late_by_host(trace, gpu_timelines, steps.bounds_ns if steps is not None else (trace.window_ns,))
+    gpu_timelines = ran
+    beside = [merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other) for timeline in gpu_timelines]
     per = steps.count if steps is not None else 1
     within = None if steps is None else union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns])
-    waits: list[list[Spans]] = [[EMPTY] for _ in lines]
-    moves: list[list[Spans]] = [[EMPTY] for _ in lines]
-    late = np.zeros(len(lines))
-    times = np.zeros(len(lines), np.int64)
+    waits: list[list[Spans]] = [[EMPTY] for _ in gpu_timelines]
+    moves: list[list[Spans]] = [[EMPTY] for _ in gpu_timelines]
+    late = np.zeros(len(gpu_timelines))
+    times = np.zeros(len(gpu_timelines), np.int64)
     durations: list[float] = []
     unmatched: dict[str, str] = {}
     count = bare_ns = exposed_ns = all_ns = 0
@@ -92,7 +92,7 @@ def collective_waits(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | 
         exposed = np.where(whole > 0, 1 - hidden.sum(axis=1) / np.maximum(whole, 1), 0.0)
         ahead = np.median(np.sort(start, axis=1)[:, :-1], axis=1)
         last = np.argmax(start, axis=1)
-        behind = _behind_by_host([late_of.get(lines[i].gpu, EMPTY) for i in there], start, begun, last)
+        behind = _behind_by_host([late_of.get(gpu_timelines[i].gpu, EMPTY) for i in there], start, begun, last)
         by_host_ns += float((np.minimum(behind, begun - ahead) * exposed).sum())
         np.add.at(late, np.array(there)[last], (begun - ahead) * exposed)
         np.add.at(times, np.array(there)[last[whole > 0]], 1)
@@ -100,7 +100,7 @@ def collective_waits(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | 
             durations = ((end - start).min(axis=1) / 1e9).tolist()
             exposed_ns += int(bare.min(axis=1).sum())
             all_ns += int((end - begun[:, None]).min(axis=1).sum())
-    numbers = [gpu_number(trace, line.gpu) for line in lines]
+    numbers = [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines]
 
     def exposed_of(i: int, spans: Spans, less: Spans) -> Spans:
         left = subtract(subtract(spans, beside[i]), less)

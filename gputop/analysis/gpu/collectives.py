@@ -41,26 +41,27 @@ class _Match(NamedTuple):
     last: tuple[int, ...]
 
 
-def of_gpus(trace: Trace, lines: Sequence[GpuTimeline]) -> tuple[list[GpuTimeline], list[I64]]:
+def of_gpus(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> tuple[list[GpuTimeline], list[I64]]:
     """The GPUs that ran collectives, and for each the rows of the device events that are some."""
-    found = [(line, line.kernels[trace.device.kind[line.kernels] == Kind.COLLECTIVE]) for line in lines]
-    return [line for line, rows in found if len(rows)], [rows for _, rows in found if len(rows)]
+    found = [(timeline, timeline.kernels[trace.device.kind[timeline.kernels] == Kind.COLLECTIVE])
+             for timeline in gpu_timelines]
+    return [timeline for timeline, rows in found if len(rows)], [rows for _, rows in found if len(rows)]
 
 
-def collectives(trace: Trace, lines: list[GpuTimeline], steps: Steps | None) -> Collectives | None:
+def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], steps: Steps | None) -> Collectives | None:
     """Collectives of the whole trace, or None where no GPU ran any."""
-    lines, rows = of_gpus(trace, lines)
+    gpu_timelines, rows = of_gpus(trace, gpu_timelines)
     if not rows:
         return None
     device = trace.device
     operations, matches, reasons = [], [], []
     for name, own in by_operation(trace, rows).items():
-        result, match = _operation(trace, lines, own, name, steps)
+        result, match = _operation(trace, gpu_timelines, own, name, steps)
         operations.append(result)
         if match is None:
             reasons.append(result.reason or "")
         else:
-            matches.append(([line.gpu for line, r in zip(lines, own, strict=True) if len(r)], match))
+            matches.append(([timeline.gpu for timeline, r in zip(gpu_timelines, own, strict=True) if len(r)], match))
     operations.sort(key=lambda op: (-op.time_s, op.operation))
     summed = sum(int((device.end_ns[r] - device.start_ns[r]).sum()) for r in rows)
     per_step = None
@@ -98,14 +99,14 @@ def operation(kernel: str) -> str:
 
 
 def _operation(
-    trace: Trace, lines: Sequence[GpuTimeline], rows: Sequence[I64], name: str, steps: Steps | None,
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], rows: Sequence[I64], name: str, steps: Steps | None,
 ) -> tuple[CollectiveOp, _Match | None]:
     device = trace.device
     exposed = {}
-    for line, r in zip(lines, rows, strict=True):
+    for timeline, r in zip(gpu_timelines, rows, strict=True):
         if len(r):
             spans = union(device.start_ns[r], device.end_ns[r])
-            exposed[gpu_number(trace, line.gpu)] = subtract(spans, line.compute).total / 1e9
+            exposed[gpu_number(trace, timeline.gpu)] = subtract(spans, timeline.compute).total / 1e9
     rows = [r for r in rows if len(r)]
     all_ = np.concatenate(rows)
     told = device.bytes[all_]

@@ -118,33 +118,33 @@ def event_after(trace: Trace, rows: I64, gaps: Spans) -> I64:
     return np.append(rows, -1)[np.searchsorted(start, gaps.end)]
 
 
-def gpu_use(trace: Trace, line: GpuTimeline, steps: Steps | None) -> GpuUse:
+def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
     """The figures of one GPU."""
     device = trace.device
-    lo, hi = line.window_ns
+    lo, hi = timeline.window_ns
     window = hi - lo
-    length = device.end_ns[line.kernels] - device.start_ns[line.kernels]
-    copied = line.copies
-    by_type, tensor = kernel_types(trace, line)
-    moved: Copies = copies(trace, line.rows)
+    length = device.end_ns[timeline.kernels] - device.start_ns[timeline.kernels]
+    copied = timeline.copies
+    by_type, tensor = kernel_types(trace, timeline)
+    moved: Copies = copies(trace, timeline.rows)
     per_step = None
     if steps is not None:
         bounds = np.array(steps.bounds_ns)
-        per_step = int(coverage(line.compute, bounds[:, 0], bounds[:, 1]).sum()) / steps.count / 1e9
+        per_step = int(coverage(timeline.compute, bounds[:, 0], bounds[:, 1]).sum()) / steps.count / 1e9
     return GpuUse(
-        gpu=gpu_number(trace, line.gpu),
+        gpu=gpu_number(trace, timeline.gpu),
         window_s=window / 1e9,
-        busy=line.busy.total / window,
-        compute=line.compute.total / window,
-        collectives=line.collectives.total / window,
-        collectives_exposed=subtract(line.collectives, line.compute).total / window,
+        busy=timeline.busy.total / window,
+        compute=timeline.compute.total / window,
+        collectives=timeline.collectives.total / window,
+        collectives_exposed=subtract(timeline.collectives, timeline.compute).total / window,
         copies=copied.total / window,
-        copies_exposed=subtract(subtract(copied, line.compute), line.collectives).total / window,
-        idle_host_fault=_host_fault_share(line),
-        launch_delay_median_s=_launch_delay(trace, line.kernels),
-        kernels=len(line.kernels),
-        kernels_per_s=len(line.kernels) / (window / 1e9),
-        kernel_median_s=float(np.median(length)) / 1e9 if len(line.kernels) else None,
+        copies_exposed=subtract(subtract(copied, timeline.compute), timeline.collectives).total / window,
+        idle_host_fault=_host_fault_share(timeline),
+        launch_delay_median_s=_launch_delay(trace, timeline.kernels),
+        kernels=len(timeline.kernels),
+        kernels_per_s=len(timeline.kernels) / (window / 1e9),
+        kernel_median_s=float(np.median(length)) / 1e9 if len(timeline.kernels) else None,
         compute_s_per_step=per_step,
         copies_s=moved.seconds, copies_bytes=moved.bytes, copies_count=moved.count,
         copies_pageable_s=moved.pageable_s,
@@ -169,16 +169,16 @@ def gpu_number(trace: Trace, gpu: int) -> int:
     return trace.gpus[gpu].ordinal if unique else gpu
 
 
-def _host_fault_share(line: GpuTimeline) -> float | None:
+def _host_fault_share(timeline: GpuTimeline) -> float | None:
     """Share of the idle time whose next launch began after the idle did; of the gaps with a known launch.
 
     None where there is no idle time, or where the launches of less than half of it are known.
     """
-    length = line.gaps.end - line.gaps.start
-    known = int(length[line.known].sum())
+    length = timeline.gaps.end - timeline.gaps.start
+    known = int(length[timeline.known].sum())
     if known == 0 or known * 2 < int(length.sum()):
         return None
-    return int(length[line.host_fault & line.known].sum()) / known
+    return int(length[timeline.host_fault & timeline.known].sum()) / known
 
 
 def _launch_delay(trace: Trace, rows: I64) -> float | None:
@@ -194,17 +194,17 @@ def _launch_delay(trace: Trace, rows: I64) -> float | None:
     return float(np.median(device.start_ns[rows[known]] - launched[known])) / 1e9
 
 
-def kernel_types(trace: Trace, line: GpuTimeline) -> tuple[dict[str, float] | None, float | None]:
+def kernel_types(trace: Trace, timeline: GpuTimeline) -> tuple[dict[str, float] | None, float | None]:
     """Share of kernel time by number type, collectives apart, and the share on tensor cores.
 
     The latter is None where no kernel's name says anything either way.
     """
     device = trace.device
-    length = device.end_ns[line.computing] - device.start_ns[line.computing]
+    length = device.end_ns[timeline.computing] - device.start_ns[timeline.computing]
     total = int(length.sum())
     if total <= 0:
         return None, None
-    index = device.name[line.computing].astype(np.int64) + 1
+    index = device.name[timeline.computing].astype(np.int64) + 1
     times = np.bincount(index, weights=length)
     names = np.flatnonzero(np.bincount(index))
     by_type: dict[str, float] = {}
@@ -218,26 +218,26 @@ def kernel_types(trace: Trace, line: GpuTimeline) -> tuple[dict[str, float] | No
     return dict(sorted(by_type.items(), key=lambda item: -item[1])), tensor if told else None
 
 
-def idle_after(trace: Trace, line: GpuTimeline, ends_ns: I64, steps: Steps | None) -> Spans:
+def idle_after(trace: Trace, timeline: GpuTimeline, ends_ns: I64, steps: Steps | None) -> Spans:
     """Idle intervals that begin as one of these events of the GPU ends and last until the host launches on.
 
     Those before the first kernel of a step are left out: there the host has more to do than to wait for the event.
     """
-    if not len(ends_ns) or not len(line.gaps.start):
+    if not len(ends_ns) or not len(timeline.gaps.start):
         return EMPTY
     ends = np.sort(ends_ns)
-    at = np.searchsorted(ends, line.gaps.start, side="right") - 1
-    chosen = (at >= 0) & (ends[at] == line.gaps.start) & line.host_fault & line.known
+    at = np.searchsorted(ends, timeline.gaps.start, side="right") - 1
+    chosen = (at >= 0) & (ends[at] == timeline.gaps.start) & timeline.host_fault & timeline.known
     if steps is not None:
-        kernels = trace.device.start_ns[line.kernels]
-        after = np.append(kernels, line.window_ns[1])[np.searchsorted(kernels, line.gaps.end)]
+        kernels = trace.device.start_ns[timeline.kernels]
+        after = np.append(kernels, timeline.window_ns[1])[np.searchsorted(kernels, timeline.gaps.end)]
         edges = np.sort(np.array(steps.bounds_ns).ravel())
-        chosen &= np.searchsorted(edges, line.gaps.start, side="right") == np.searchsorted(
+        chosen &= np.searchsorted(edges, timeline.gaps.start, side="right") == np.searchsorted(
             edges, after + _NEAR_STEP_NS, side="right")
-    return Spans(line.gaps.start[chosen], line.gaps.end[chosen])
+    return Spans(timeline.gaps.start[chosen], timeline.gaps.end[chosen])
 
 
-def waits_for_another(line: GpuTimeline, others: list[GpuTimeline], at_least_ns: int, share: float) -> Spans:
+def waits_for_another(timeline: GpuTimeline, others: list[GpuTimeline], at_least_ns: int, share: float) -> Spans:
     """Idle time of this GPU that another one works through: it waits for that GPU, not for launches.
 
     Counted are stretches of ``at_least_ns`` or more for at least ``share`` of which one single
@@ -246,12 +246,12 @@ def waits_for_another(line: GpuTimeline, others: list[GpuTimeline], at_least_ns:
     done, or stopped when that one began.
     """
     near_ns = at_least_ns // 10
-    length = line.gaps.end - line.gaps.start
+    length = timeline.gaps.end - timeline.gaps.start
     long = length >= at_least_ns
-    gaps = Spans(line.gaps.start[long], line.gaps.end[long])
+    gaps = Spans(timeline.gaps.start[long], timeline.gaps.end[long])
     waiting = [EMPTY]
     for other in others:
-        if other is line or not len(gaps.start):
+        if other is timeline or not len(gaps.start):
             continue
         runs = joined(other.busy, near_ns)
         stretch = intersect(gaps, runs)

@@ -35,15 +35,16 @@ class _Columns(NamedTuple):
     gpus: list[int]  # numbers
 
 
-def kernels(trace: Trace, lines: Sequence[GpuTimeline]) -> Kernels | None:
+def kernels(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Kernels | None:
     """The tables of all kernels, or None where no GPU ran any."""
     device = trace.device
-    own = [line.kernels for line in lines]
+    own = [timeline.kernels for timeline in gpu_timelines]
     rows = np.concatenate(own) if own else np.empty(0, np.int64)
     if not len(rows):
         return None
     name = device.name[rows].astype(np.int64) + 1
-    columns = _columns(trace, rows, name, [len(r) for r in own], [gpu_number(trace, line.gpu) for line in lines])
+    numbers = [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines]
+    columns = _columns(trace, rows, name, [len(r) for r in own], numbers)
 
     def table(key: I64, labels: Callable[[int], str], size: int, by_name: bool) -> tuple[KernelRow, ...]:
         return _table(trace, key, labels, size, columns, by_name)
@@ -216,13 +217,13 @@ def _shapes(trace: Trace, group: I64, columns: _Columns, n: int) -> list[_Shapes
     return out
 
 
-def kernel_sizes(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> tuple[KernelSizes, ...]:
+def kernel_sizes(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> tuple[KernelSizes, ...]:
     """A histogram of each GPU that ran compute kernels."""
     device = trace.device
     bounds = np.array(SIZE_BOUNDS_NS)
     out = []
-    for line in lines:
-        rows = line.computing
+    for timeline in gpu_timelines:
+        rows = timeline.computing
         if not len(rows):
             continue
         length = device.end_ns[rows] - device.start_ns[rows]
@@ -233,7 +234,7 @@ def kernel_sizes(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None
             inside = in_steps(device.start_ns[rows], steps)
             per_step = [part / steps.count for part in _histogram(bucket[inside], length[inside])]
         out.append(KernelSizes(
-            gpu=gpu_number(trace, line.gpu), bounds_s=tuple(b / 1e9 for b in SIZE_BOUNDS_NS),
+            gpu=gpu_number(trace, timeline.gpu), bounds_s=tuple(b / 1e9 for b in SIZE_BOUNDS_NS),
             count=tuple(int(c) for c in count), time_s=tuple(float(t) / 1e9 for t in time),
             count_per_step=None if per_step is None else tuple(float(c) for c in per_step[0]),
             time_s_per_step=None if per_step is None else tuple(float(t) / 1e9 for t in per_step[1]),

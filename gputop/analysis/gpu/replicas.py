@@ -24,30 +24,31 @@ _MIN_STEPS = 2
 _LAUNCHES_KNOWN = 0.5  # of a GPU's compute kernels; below, what is known may be another thread's alone
 
 
-def replicas(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> Replicas:
+def replicas(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> Replicas:
     """All comparisons that the trace allows."""
-    lines = [line for line in lines if line.compute.total]
+    gpu_timelines = [timeline for timeline in gpu_timelines if timeline.compute.total]
     basis = "window" if steps is None else "step"
     parts = ("work", "compute", "busy", "first_kernel", "launches")
-    if len(lines) < 2:
-        reason = "only one GPU computes in this trace" if lines else "no GPU computes in this trace"
+    if len(gpu_timelines) < 2:
+        reason = "only one GPU computes in this trace" if gpu_timelines else "no GPU computes in this trace"
         return Replicas(basis, missing=dict.fromkeys(parts, reason))
-    work = _work(trace, lines, steps)
+    work = _work(trace, gpu_timelines, steps)
     ratio = next((w.compute_ratio for w in work if w.gpu == 0), None)
     missing: dict[str, str] = {}
     if any(note.id == "no_common_clock" for note in trace.quality):
         missing = dict.fromkeys(parts[1:], "the files are not on one clock")
         return Replicas(basis, work, ratio, missing=missing)
-    within = (union([min(line.window_ns[0] for line in lines)], [max(line.window_ns[1] for line in lines)])
+    windows = [timeline.window_ns for timeline in gpu_timelines]
+    within = (union([min(a for a, _ in windows)], [max(b for _, b in windows)])
               if steps is None else union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns]))
-    numbers = [gpu_number(trace, line.gpu) for line in lines]
-    launched = [_launched(trace, line.computing) for line in lines]
+    numbers = [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines]
+    launched = [_launched(trace, timeline.computing) for timeline in gpu_timelines]
     by_launch = all(len(rows) for rows in launched)
-    first = _first_kernels(trace, launched if by_launch else [line.computing for line in lines],
+    first = _first_kernels(trace, launched if by_launch else [timeline.computing for timeline in gpu_timelines],
                            trace.device.launch_ns if by_launch else trace.device.start_ns, steps)
     skew = launches = None
     if by_launch:
-        launches = _launch_order(trace, lines, launched, first)
+        launches = _launch_order(trace, gpu_timelines, launched, first)
     else:
         missing["launches"] = "the trace does not tell which host calls launched the kernels of every GPU"
     if steps is None or steps.count < _MIN_STEPS:
@@ -57,22 +58,22 @@ def replicas(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) ->
     else:
         skew = _skew(numbers, first.start_ns)
     compute, busy = (concurrency(spans, within, numbers) for spans in (
-        [line.compute for line in lines], [line.busy for line in lines]))
+        [timeline.compute for timeline in gpu_timelines], [timeline.busy for timeline in gpu_timelines]))
     if compute is None:
         missing["compute"] = missing["busy"] = "the time to compare is empty or longer than a day"
     return Replicas(basis, work, ratio, compute, busy, skew, launches, missing)
 
 
-def _work(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> tuple[ReplicaWork, ...]:
+def _work(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> tuple[ReplicaWork, ...]:
     device = trace.device
     amounts, sizes = [], []
-    for line in lines:
+    for timeline in gpu_timelines:
         if steps is None:
-            rows, compute, per = line.rows, line.compute.total, 1
+            rows, compute, per = timeline.rows, timeline.compute.total, 1
         else:
             bounds = np.array(steps.bounds_ns)
-            rows = line.rows[in_steps(device.start_ns[line.rows], steps)]
-            compute, per = int(coverage(line.compute, bounds[:, 0], bounds[:, 1]).sum()), steps.count
+            rows = timeline.rows[in_steps(device.start_ns[timeline.rows], steps)]
+            compute, per = int(coverage(timeline.compute, bounds[:, 0], bounds[:, 1]).sum()), steps.count
         kind = device.kind[rows]
         copies = rows[(kind >= Kind.H2D) & (kind <= Kind.COPY_OTHER)]
         told = device.bytes[copies]
@@ -80,11 +81,11 @@ def _work(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> tu
         amounts.append((compute / per / 1e9, int((kind == Kind.COMPUTE).sum()) / per, len(copies) / per))
         sizes.append(int(told.sum()) / per if len(told) or not len(copies) else None)
     out = []
-    for i, (line, own, size) in enumerate(zip(lines, amounts, sizes, strict=True)):
+    for i, (timeline, own, size) in enumerate(zip(gpu_timelines, amounts, sizes, strict=True)):
         others = [median(a[j] for k, a in enumerate(amounts) if k != i) for j in range(3)]
         ratios = [mine / other if other else None for mine, other in zip(own, others, strict=True)]
-        gpu = trace.gpus[line.gpu]
-        out.append(ReplicaWork(gpu_number(trace, line.gpu), gpu.host, gpu.rank, *own, size, *ratios))
+        gpu = trace.gpus[timeline.gpu]
+        out.append(ReplicaWork(gpu_number(trace, timeline.gpu), gpu.host, gpu.rank, *own, size, *ratios))
     return tuple(out)
 
 
@@ -142,10 +143,10 @@ def _typical(lengths: I64) -> int:
 
 
 def _launch_order(
-    trace: Trace, lines: Sequence[GpuTimeline], rows: Sequence[I64], first: _First,
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], rows: Sequence[I64], first: _First,
 ) -> LaunchOrder:
     device = trace.device
-    numbers = [gpu_number(trace, line.gpu) for line in lines]
+    numbers = [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines]
     threads = [set((np.flatnonzero(np.bincount(device.launch_line[r] + 1)) - 1).tolist()) for r in rows]
     serves = Counter(thread for own in threads for thread in own)
     shared = np.array(sorted(thread for thread, gpus in serves.items() if gpus > 1), np.int64)

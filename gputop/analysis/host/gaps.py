@@ -26,7 +26,7 @@ _EAGER_PREFIX = re.compile(r"EagerLocalExecute: ")
 _MARKER = r"ProfilerStep#\d+$"  # spans the whole step and says nothing of what the host does
 
 
-def step_gaps(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> StepGaps | None:
+def step_gaps(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> StepGaps | None:
     """The host's work in the steps' gaps; None without steps, or where the trace does not tell gaps.
 
     With GPUs a gap is time within steps in which none of them is busy. Without, it is the time from
@@ -38,7 +38,7 @@ def step_gaps(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -
         return None
     calls = step_calls(trace, steps)
     within = union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns])
-    busy = [line.busy for line in lines]
+    busy = [timeline.busy for timeline in gpu_timelines]
     if busy:
         gaps, what = subtract(within, merge(EMPTY, *busy)), "no GPU busy within the step"
     elif len(calls) and not trace.gpus:

@@ -44,10 +44,10 @@ CAUSES = ("tracing", "eager", "placement", "gap", "dispatch")
 
 
 class Late(NamedTuple):
-    """One GPU and when it waits for the host, by cause; without GPUs one host, ``line`` None."""
+    """One GPU and when it waits for the host, by cause; without GPUs one host, ``timeline`` None."""
 
     host: str
-    line: GpuTimeline | None
+    timeline: GpuTimeline | None
     by_cause: dict[str, Spans]
 
 
@@ -86,18 +86,19 @@ def runs_eagerly(ops: HostOps | None) -> bool:
 
 
 def host_causes(
-    trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None, ops: HostOps | None,
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, ops: HostOps | None,
 ) -> HostCauses | None:
     """The division; None where the trace has no host event, or GPUs but nothing that ran on them."""
-    if not len(trace.host) or (trace.gpus and not lines):
+    if not len(trace.host) or (trace.gpus and not gpu_timelines):
         return None
-    late, hosts = late_by_cause(trace, lines, steps, ops)
+    late, hosts = late_by_cause(trace, gpu_timelines, steps, ops)
     if not late:
         return None
     bounds = _bounds(trace, steps)
     parts = {cause: sum(own.by_cause[cause].total for own in late) for cause in CAUSES}
     gaps, placed = (merge(*(own.by_cause[cause] for own in late)) for cause in ("gap", "placement"))
-    held_up = [intersect(own.by_cause["dispatch"], _held_up(trace, own.line)) for own in late if own.line is not None]
+    held_up = [intersect(own.by_cause["dispatch"], _held_up(trace, own.timeline))
+               for own in late if own.timeline is not None]
     stalled = merge(EMPTY, *held_up)
     unit = 1e9 * len(bounds) * len(late)
     within = union([a for a, _ in bounds], [b for _, b in bounds])
@@ -109,7 +110,7 @@ def host_causes(
         placement_s=parts["placement"] / unit if any(h.shows_ops for h in of_hosts) else None,
         gap_s=parts["gap"] / unit if any(len(h.calls.start) for h in of_hosts) else None,
         dispatch_s=parts["dispatch"] / unit,
-        stalled=sum(s.total for s in held_up) / parts["dispatch"] if lines and parts["dispatch"] else None,
+        stalled=sum(s.total for s in held_up) / parts["dispatch"] if gpu_timelines and parts["dispatch"] else None,
         placement=_by_op(trace, placed, of_hosts, len(bounds)),
         gap_main=main, gap_executor=executor, gap_silent_s=silent, compiled=compiled_calls(trace, within),
         input_together=together, input_threads=threads,
@@ -117,11 +118,11 @@ def host_causes(
 
 
 def late_by_cause(
-    trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None, ops: HostOps | None,
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None, ops: HostOps | None,
 ) -> tuple[list[Late], dict[str, HostSpans]]:
     """The same division instant by instant, of each GPU that took part (each host, where there is none), and what
     each of those hosts was at. Empty where no GPU ran within the steps."""
-    late = _late(trace, lines, _bounds(trace, steps))
+    late = _late(trace, gpu_timelines, _bounds(trace, steps))
     eagerly = runs_eagerly(ops)
     hosts = {host: host_spans(trace, host, runs_eagerly=eagerly) for host in {host for host, _, _ in late}}
     out = []
@@ -143,22 +144,23 @@ def _bounds(trace: Trace, steps: Steps | None) -> Sequence[tuple[int, int]]:
 
 
 def _late(
-    trace: Trace, lines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
+    trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]],
 ) -> list[tuple[str, GpuTimeline | None, Spans]]:
     """(host, GPU, when that GPU waits for the host); without GPUs (host, None, when it does not wait for input)."""
-    if lines:
-        late = late_by_host(trace, lines, bounds)
-        return [(trace.gpus[line.gpu].host, line, late[line.gpu]) for line in lines if line.gpu in late]
+    if gpu_timelines:
+        late = late_by_host(trace, gpu_timelines, bounds)
+        return [(trace.gpus[timeline.gpu].host, timeline, late[timeline.gpu])
+                for timeline in gpu_timelines if timeline.gpu in late]
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     waiting = loops(trace)
     return [(host, None, subtract(within, merge(EMPTY, *(loop.waits for loop in waiting if loop.host == host))))
             for host in sorted({line.host for line in trace.lines})]
 
 
-def _held_up(trace: Trace, line: GpuTimeline) -> Spans:
+def _held_up(trace: Trace, timeline: GpuTimeline) -> Spans:
     """From the end of one launch to the start of the next one to this GPU, where that is far longer than usual."""
     device = trace.device
-    rows = line.rows[device.launch_ns[line.rows] >= 0]
+    rows = timeline.rows[device.launch_ns[timeline.rows] >= 0]
     if len(rows) < 2:
         return EMPTY
     ends = device.launch_end_ns[rows] if len(device.launch_end_ns) == len(device) else device.launch_ns[rows]

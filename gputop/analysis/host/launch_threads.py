@@ -19,7 +19,7 @@ from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, INPUT, MA
 _INPUT_WORK = rf"{OP}|ExecutorState::Process$|InstantiatedCapturedFunction::Run"
 
 
-def launch_threads(trace: Trace, lines: Sequence[GpuTimeline]) -> LaunchThreads | None:
+def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> LaunchThreads | None:
     """Launch threads and contention; None where no launch is in the trace."""
     device = trace.device
     launched = np.flatnonzero(device.launch_line >= 0)
@@ -42,8 +42,9 @@ def launch_threads(trace: Trace, lines: Sequence[GpuTimeline]) -> LaunchThreads 
     for thread in threads:
         for gpu in thread.launches:
             per_gpu[gpu] = per_gpu.get(gpu, 0) + 1
-    late = merge(EMPTY, *(line.late for line in lines))
-    on_time = subtract(union([line.window_ns[0] for line in lines], [line.window_ns[1] for line in lines]), late)
+    late = merge(EMPTY, *(timeline.late for timeline in gpu_timelines))
+    windows = [timeline.window_ns for timeline in gpu_timelines]
+    on_time = subtract(union([a for a, _ in windows], [b for _, b in windows]), late)
     of_input = lines_of(trace, INPUT)
     at_work = [spans for line, spans in work.items() if of_input[line]]
     input_work = merge(*at_work) if of_input.any() and at_work else EMPTY if of_input.any() else None
@@ -54,7 +55,7 @@ def launch_threads(trace: Trace, lines: Sequence[GpuTimeline]) -> LaunchThreads 
     return LaunchThreads(
         mode=_mode(threads), threads=tuple(threads), threads_per_gpu=dict(sorted(per_gpu.items())),
         input_busy_late=_share(input_work, late), input_busy=_share(input_work, on_time),
-        late_s=late.total / 1e9 if lines else None,
+        late_s=late.total / 1e9 if gpu_timelines else None,
         busy_threads_at_launch=sum(n for line, n in busy.items() if not waits[line]) / per if per else None,
         input_threads_at_launch=(sum(n for line, n in busy.items() if of_input[line]) / per
                                  if per and of_input.any() else None),

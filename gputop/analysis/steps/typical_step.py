@@ -16,14 +16,14 @@ from gputop.trace.model import Trace
 SLOTS = 400  # more cannot be told apart on a page
 
 
-def typical_step(trace: Trace, lines: Sequence[GpuTimeline], steps: Steps | None) -> TypicalStep | None:
+def typical_step(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> TypicalStep | None:
     """None where the trace has no steps, or no GPU ran in the typical one."""
     if steps is None:
         return None
     durations = np.array([(end - begin) / 1e9 for begin, end in steps.bounds_ns])
     step = int(np.argmin(np.abs(durations - steps.median_s)))
     begin, end = steps.bounds_ns[step]
-    gpus = parts_by_gpu(trace, lines, [(begin, end)])
+    gpus = parts_by_gpu(trace, gpu_timelines, [(begin, end)])
     if not gpus:
         return None
     edges = np.linspace(begin, end, SLOTS + 1).round().astype(np.int64)

@@ -17,7 +17,7 @@ MEMORY = list(MemoryKind)
 
 def table(b: Builder) -> CopyTable | None:
     trace = b.build()
-    return copy_table(trace, {line.gpu: line.rows for line in timelines(trace)}, find_steps(trace))
+    return copy_table(trace, {timeline.gpu: timeline.rows for timeline in timelines(trace)}, find_steps(trace))
 
 
 copied = st.lists(st.tuples(

@@ -82,4 +82,4 @@ def test_types_and_tensor_cores_by_time():
 
 
 def test_gpus_without_events_have_no_timeline():
-    assert [line.gpu for line in timelines(Builder(gpus=3).run(1, 0, 10).build())] == [1]
+    assert [timeline.gpu for timeline in timelines(Builder(gpus=3).run(1, 0, 10).build())] == [1]
