@@ -18,7 +18,7 @@ from functools import partial
 
 import psutil
 
-from gputop.advice.live.rules import live_advice
+from gputop.advice.live.advise import live_advice
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.telemetry.history import LEVELS, History

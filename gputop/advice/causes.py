@@ -85,7 +85,7 @@ _RELATIONS: tuple[_Relation, ...] = (
 )
 
 
-def explained(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def fold_consequences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Findings with those that follow from another under it, ranked by what is left of each.
 
     A cause that is itself the consequence of another takes what hangs on it along.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from gputop.advice.trace.advise import advise
 from gputop.advice.trace.facts import TraceFacts
-from gputop.advice.trace.rules import advise
 from gputop.analysis.gpu.breakdown import breakdown
 from gputop.analysis.gpu.collective_waits import collective_waits
 from gputop.analysis.gpu.collectives import collectives

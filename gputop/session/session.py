@@ -198,7 +198,7 @@ class Session:
             return
         if 0 <= sample.time_s - self._rules_ran_s < 1.0 - 0.5 * min(1.0, self.interval_s):
             return
-        from gputop.advice.live.rules import live_advice
+        from gputop.advice.live.advise import live_advice
 
         assert self.history is not None
         self._rules_ran_s = sample.time_s

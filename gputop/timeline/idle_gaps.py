@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gputop.advice.trace.blocking_copies import held_copies
 from gputop.advice.trace.facts import TraceFacts
-from gputop.advice.trace.transfers import held_copies
 from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, parts_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, idle_after, waits_for_another
 from gputop.analysis.host.host_causes import late_by_cause
@@ -78,7 +78,7 @@ def bubbles(facts: TraceFacts, limit: int = LIMIT) -> tuple[Bubble, ...]:
 
 def coldest(facts: TraceFacts, limit: int = LIMIT) -> list[Found]:
     trace, analysis, gpu_timelines, waits = facts.trace, facts.analysis, facts.gpu_timelines, facts.waits
-    within = facts.within
+    within = facts.judged_spans
     parts = parts_by_gpu(trace, gpu_timelines, list(zip(within.start.tolist(), within.end.tolist(), strict=True)))
     stills = []
     for timeline in gpu_timelines:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice.causes import _RELATIONS, explained
+from gputop.advice.causes import _RELATIONS, fold_consequences
 from gputop.advice.merge import merge_findings
-from gputop.advice.trace.rules import RULES
+from gputop.advice.trace.advise import RULES
 from gputop.core.findings import Finding, Gain, severity_of
 
 
@@ -15,7 +15,7 @@ def made(id_: str, share: float | None, gpus: tuple[int, ...] = (0,), **evidence
 
 
 def folded(*findings: Finding) -> dict[str, tuple[str, ...]]:
-    return {f.id: tuple(c.id for c in f.consequences) for f in explained(findings)}
+    return {f.id: tuple(c.id for c in f.consequences) for f in fold_consequences(findings)}
 
 
 def test_relations_name_rules():
@@ -34,7 +34,7 @@ def test_waiting_for_a_gpu_with_more_work_is_imbalance():
 
 
 def test_what_a_cause_does_not_explain_stays_with_the_rest_as_gain():
-    waiting, slow = explained([made("allreduce_slow", 0.05), made("communication_exposed", 0.3)])
+    waiting, slow = fold_consequences([made("allreduce_slow", 0.05), made("communication_exposed", 0.3)])
     assert (waiting.id, waiting.severity) == ("communication_exposed", "high")
     assert waiting.gain.step_time == pytest.approx(0.25)
     assert "less what allreduce_slow claims" in waiting.gain.how and slow.consequences == ()
@@ -49,7 +49,8 @@ def test_short_kernels_and_late_launches_are_one_cause(pace_s, main):
 
 
 def test_chains_hang_together():
-    found = explained([made("serial_gpus", 0.6), made("staggered_launch", 0.5), made("collective_waiting", 0.4)])
+    found = fold_consequences([made("serial_gpus", 0.6), made("staggered_launch", 0.5),
+                               made("collective_waiting", 0.4)])
     assert [f.id for f in found] == ["serial_gpus"]
     assert {"staggered_launch", "collective_waiting"} <= found[0].ids
 
@@ -62,7 +63,7 @@ def test_copies_within_the_gpu_are_not_a_matter_of_pinning():
 
 def test_unrelated_findings_stay_and_documents_keep_what_is_folded():
     assert len(folded(made("input_bound", 0.3), made("tensor_cores_unused", 0.2))) == 2
-    (finding,) = explained([made("copies_pageable", 0.2), made("sync_copies", 0.1)])
+    (finding,) = fold_consequences([made("copies_pageable", 0.2), made("sync_copies", 0.1)])
     document = finding.to_json()
     assert [c["id"] for c in document["consequences"]] == ["sync_copies"]
     assert Finding.from_json(document) == finding
@@ -70,6 +71,6 @@ def test_unrelated_findings_stay_and_documents_keep_what_is_folded():
 
 
 def test_a_live_finding_that_a_trace_has_folded_is_not_listed_again():
-    main, = explained([made("serial_gpus", 0.4), made("gpu0_oversubscribed", 0.2)])
+    main, = fold_consequences([made("serial_gpus", 0.4), made("gpu0_oversubscribed", 0.2)])
     assert [f.id for f in merge_findings([main], [made("gpu0_oversubscribed", None), made("idle_gpu", None)])] == [
         "serial_gpus", "idle_gpu"]

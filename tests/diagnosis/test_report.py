@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.advice.trace.rules import RULES
+from gputop.advice.trace.advise import RULES
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.diagnosis.report import _EXPLAINED_BY, limit_of, text_report
 from gputop.diagnosis.worker import REPORT_WIDTH

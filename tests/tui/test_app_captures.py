@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.advice.live.rules import Advice
+from gputop.advice.live.advise import Advice
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.records import CaptureStatus

@@ -1,7 +1,7 @@
 """Live rules about what the GPUs do: little work, waiting kernels, idle tensor cores, busy memory.
 
 They come after the rules that know a cause: a GPU whose state one of those accounts for
-(:meth:`View.explained`) is left out.
+(:meth:`View.gpus_explained_by`) is left out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputop.advice.live.view import View, gpus_text, same_job
+from gputop.advice.live.node_view import View, gpus_text, same_job
 from gputop.advice.thresholds import limit, source
 from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.core.samples import GpuSample
@@ -33,10 +33,10 @@ class _Spin:
 def spinning(view: View) -> Finding | Abstained | None:
     """A kernel runs all the time and does nothing: GPUs that wait for each other, a busy-wait."""
     window_s = view.seconds("spinning.window_s")
-    explained = view.explained("gpu0_oversubscribed", "idle_gpu", "unused_gpu")
+    explained = view.gpus_explained_by("gpu0_oversubscribed", "idle_gpu", "unused_gpu")
     spins: list[_Spin] = []
     judged, missing = False, ""
-    for gpu in view.settled:
+    for gpu in view.warmed_up_gpus:
         outcome = _spin(view, gpu, window_s)
         if isinstance(outcome, str):
             missing = missing or outcome
@@ -116,7 +116,7 @@ def _spinning(view: View, spins: list[_Spin], window_s: float) -> Finding:
     first = spins[0].evidence
     low = f"SM activity {percent(first['sm_active_ratio'])}, tensor pipe and memory idle, " \
         if "sm_active_ratio" in first else ""
-    faulty = view.explained("hardware_error") - indices
+    faulty = view.gpus_explained_by("hardware_error") - indices
     wait = (f"They may wait for {gpus_text(faulty)}, which reported a fault." if faulty else
             f"They may wait for {gpus_text(busy)} of the same job, which works." if busy else
             "That is the picture of a collective some GPU or rank never joined, or of a kernel that polls.")
@@ -151,11 +151,11 @@ def low_sm_active(view: View) -> Finding | Abstained | None:
     """GPUs that work, but little, and no live figure says why."""
     rule = "low_sm_active"
     window_s = view.seconds("low_sm_active.window_s")
-    explained = view.explained(*_CAUSES_OF_LITTLE_WORK)
+    explained = view.gpus_explained_by(*_CAUSES_OF_LITTLE_WORK)
     low: dict[int, tuple[GpuSample, str, float]] = {}
     rest: dict[int, float] = {}
     judged, coarse = False, None
-    for gpu in view.settled:
+    for gpu in view.warmed_up_gpus:
         activity, index = view.activity(gpu, window_s), gpu.info.index
         if activity is None:
             continue
@@ -229,7 +229,7 @@ def dram_bound(view: View) -> Finding | Abstained | None:
     rule, window_s = "dram_bound", view.seconds("dram_bound.window_s")
     bound: dict[int, dict[str, float]] = {}
     judged, missing = False, ""
-    for gpu in view.settled:
+    for gpu in view.warmed_up_gpus:
         means = {m: view.mean(gpu, m, window_s) for m in ("dram_active", "tensor_active")}
         dram, tensor = means["dram_active"], means["tensor_active"]
         index = gpu.info.index
@@ -263,10 +263,10 @@ def dram_bound(view: View) -> Finding | Abstained | None:
 def tensor_idle(view: View) -> Finding | Abstained | None:
     """SMs are busy for minutes and the tensor cores never: precision, or work that has no matrices."""
     rule, window_s = "tensor_idle", view.seconds("tensor_idle.window_s")
-    explained = view.explained("low_sm_active", "spinning", "dram_bound")
+    explained = view.gpus_explained_by("low_sm_active", "spinning", "dram_bound")
     idle: dict[int, dict[str, float]] = {}
     judged, missing = False, ""
-    for gpu in view.settled:
+    for gpu in view.warmed_up_gpus:
         means = {m: view.mean(gpu, m, window_s) for m in ("sm_active", "tensor_active")}
         sm, tensor = means["sm_active"], means["tensor_active"]
         if sm is None or tensor is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gputop.advice.live.view import View, gpus_text
+from gputop.advice.live.node_view import View, gpus_text
 from gputop.advice.thresholds import limit
 from gputop.core.samples import GpuSample
 from gputop.text.units import percent
@@ -23,8 +23,8 @@ def live_limit(view: View) -> str | None:
     if view.found(*_LOSSES):
         return None
     window_s = view.seconds("window_s")
-    sm = {g.info.index: (g, mean) for g in view.settled if (mean := view.mean(g, "sm_active", window_s)) is not None
-          and mean >= limit("unused_gpu.peer_busy")}
+    sm = {g.info.index: (g, mean) for g in view.warmed_up_gpus
+          if (mean := view.mean(g, "sm_active", window_s)) is not None and mean >= limit("unused_gpu.peer_busy")}
     if not sm:
         return None
     gpus = [g for g, _ in sm.values()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.advice.live.view import View, gpus_text, name_of, same_job
+from gputop.advice.live.node_view import View, gpus_text, name_of, same_job
 from gputop.advice.thresholds import limit, source
 from gputop.core.findings import Abstained, Finding, Gain, Severity, severity_of
 from gputop.core.samples import GpuSample, ProcessSample
@@ -109,7 +109,7 @@ def unused_gpu(view: View) -> Finding | Abstained | None:
         return view.no_process("unused_gpu")
     window_s = view.seconds("unused_gpu.window_s")
     unused, at_work = view.without_process(window_s)
-    working = [a[1] for g in view.working if g not in unused and (a := view.activity(g, window_s)) is not None]
+    working = [a[1] for g in view.whole_gpus if g not in unused and (a := view.activity(g, window_s)) is not None]
     if not working:
         return Abstained("unused_gpu", f"{window_s:.0f} s of activity readings")
     if not unused and at_work:
@@ -218,7 +218,7 @@ def shared_gpu(view: View) -> Finding | Abstained | None:
         return Abstained("shared_gpu", "how MPS divides the GPU: sharing through MPS is on purpose")
     unread = [p for p in view.processes if p.command is None]
     shared: dict[int, tuple[ProcessSample, ProcessSample]] = {}
-    for gpu in view.working:
+    for gpu in view.whole_gpus:
         here = sorted((p for p in view.processes if _takes_part(view, p, gpu)), key=lambda p: -_sm(p, gpu))
         pairs = [(a, b) for i, a in enumerate(here) for b in here[i + 1:]
                  if None not in (a.command, b.command) and not same_job(a, b, view.complete)]
@@ -228,7 +228,7 @@ def shared_gpu(view: View) -> Finding | Abstained | None:
         if unread:
             return Abstained("shared_gpu", f"the command of pid {unread[0].pid}: {unread[0].reason or 'not readable'}")
         return None
-    by_index = {g.info.index: g for g in view.working}
+    by_index = {g.info.index: g for g in view.whole_gpus}
     index, (a, b) = max(shared.items(), key=lambda s: _sm(s[1][1], by_index[s[0]]))
     gpu = by_index[index]
     evidence = {"together_s": min(_together_s(view, p, gpu) for p in (a, b)), "shared_gpus_count": float(len(shared))}
@@ -282,7 +282,7 @@ def memory_preallocated(view: View) -> Finding | Abstained | None:
     if not view.processes:
         return view.no_process("memory_preallocated")
     window_s = view.seconds("window_s")
-    pressed = view.explained("memory_pressure")
+    pressed = view.gpus_explained_by("memory_pressure")
     reserved: dict[int, float] = {}
     judged = False
     for gpu in {g.info.index: g for p in view.processes for g in view.compute_gpus(p)}.values():

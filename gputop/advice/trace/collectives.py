@@ -8,8 +8,8 @@ import numpy as np
 
 from gputop.advice import savings
 from gputop.advice.thresholds import limit, source
+from gputop.advice.trace.blocking_copies import pinned_rate
 from gputop.advice.trace.facts import TraceFacts
-from gputop.advice.trace.transfers import pinned_rate
 from gputop.analysis.results_device import CollectiveOp
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.text.units import percent, ranges, seconds
@@ -63,9 +63,9 @@ def communication_exposed(facts: TraceFacts) -> Finding | Abstained | None:
         return None
     waiting = sum(waits.waiting_s.values()) / len(waits.waiting_s)
     return Finding(
-        id="communication_exposed", severity=facts.rated(share),
+        id="communication_exposed", severity=facts.capped_severity(share),
         title=f"Communication that nothing hides takes {percent(exposed / facts.period_s)} of the {facts.basis}",
-        why=facts.said(
+        why=facts.with_caveat(
             f"For {percent(exposed / facts.period_s)} of the {facts.basis} the GPUs exchange data, all of them "
             f"having arrived, and compute nothing; {free * 1e3:.3g} ms of compute per {facts.basis} have no "
             "communication beside them."),
@@ -115,10 +115,10 @@ def collective_waiting(facts: TraceFacts) -> Finding | Abstained | None:
     if told is not None and told.waiting is not None:
         why += f" Of all time in collectives {percent(told.waiting)} is waiting."
     return Finding(
-        id="collective_waiting", severity=facts.rated(share),
+        id="collective_waiting", severity=facts.capped_severity(share),
         title=(f"The {others} {percent(share)} of the {facts.basis} for GPU {main} in collectives" if alone else
                f"GPUs wait {percent(share)} of the {facts.basis} for each other in collectives"),
-        why=facts.said(why),
+        why=facts.with_caveat(why),
         evidence={"late_s": late, "share_ratio": share, "exposed_waiting_s": waiting, "late_gpu": float(main),
                   "late_gpu_part_ratio": waits.late_s[main] / late, "late_by_host_ratio": waits.late_by_host_s / late,
                   "last_to_arrive_count": float(waits.late_times.get(main, 0)),
@@ -190,11 +190,11 @@ def allreduce_count(facts: TraceFacts) -> Finding | Abstained | None:
         evidence["mean_message_bytes"] = per
     size = "" if per is None else f" of {per / 1e6:.2g} MB on average"
     return Finding(
-        id="allreduce_count", severity=facts.rated(share),
+        id="allreduce_count", severity=facts.capped_severity(share),
         title=f"{count:.0f} AllReduces per step, where {needed} would do",
-        why=facts.said(f"Each step runs {count:.0f} AllReduces{size}, {typical * 1e6:.3g} µs each (median), which "
-                       f"is mostly their latency; packed into {needed} the same gradients pay it {needed} "
-                       f"time{'' if needed == 1 else 's'}."),
+        why=facts.with_caveat(
+            f"Each step runs {count:.0f} AllReduces{size}, {typical * 1e6:.3g} µs each (median), which is mostly their "
+            f"latency; packed into {needed} the same gradients pay it {needed} time{'' if needed == 1 else 's'}."),
         evidence=evidence,
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
         snippet=_MERGE.get(facts.framework),
@@ -236,9 +236,9 @@ def allreduce_slow(facts: TraceFacts) -> Finding | Abstained | None:
     if share < limit("collectives.share"):
         return None
     return Finding(
-        id="allreduce_slow", severity=facts.rated(share),
+        id="allreduce_slow", severity=facts.capped_severity(share),
         title=f"AllReduce takes {seconds / wanted:.1f}× what its bytes need",
-        why=facts.said(
+        why=facts.with_caveat(
             f"{moved / 1e6:,.0f} MB per {facts.basis} are reduced in {seconds * 1e3:.3g} ms, waiting left out: "
             f"{moved / seconds / 1e9:.2g} GB/s. Even over PCIe, at the {rate / 1e9:.1f} GB/s of this trace's pinned "
             f"copies, a ring would take {wanted * 1e3:.3g} ms."),

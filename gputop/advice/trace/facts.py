@@ -46,7 +46,7 @@ class TraceFacts:
         return [gpu for gpu in self.analysis.gpus if gpu.kernels]
 
     @property
-    def few(self) -> str | None:
+    def small_sample_caveat(self) -> str | None:
         """What a finding rests on, in a sentence, where that is too little for a high severity; else None."""
         steps = self.analysis.steps.count if self.analysis.steps else 0
         kernels = sum(gpu.kernels for gpu in self.active) / max(len(self.active), 1)
@@ -57,11 +57,11 @@ class TraceFacts:
 
     @property
     def steps_or_window(self) -> int:
-        """How many steps a sum over all of ``within`` is of; 1 without steps."""
+        """How many steps a sum over all of ``judged_spans`` is of; 1 without steps."""
         return self.analysis.steps.count if self.analysis.steps else 1
 
     @property
-    def within(self) -> Spans:
+    def judged_spans(self) -> Spans:
         """The time that is judged: the steps, or from the first device event to the last."""
         steps = self.analysis.steps
         if steps is not None:
@@ -71,13 +71,13 @@ class TraceFacts:
         begins, ends = zip(*(timeline.window_ns for timeline in self.gpu_timelines), strict=True)
         return union([min(begins)], [max(ends)])
 
-    def rated(self, share: float) -> Severity:
+    def capped_severity(self, share: float) -> Severity:
         """Severity of a cause that costs this share, no more than medium where the trace holds too little."""
-        return at_most(severity_of(share), "medium") if self.few else severity_of(share)
+        return at_most(severity_of(share), "medium") if self.small_sample_caveat else severity_of(share)
 
-    def said(self, why: str) -> str:
+    def with_caveat(self, why: str) -> str:
         """``why`` with what it rests on, where that is little."""
-        return f"{why} {self.few}" if self.few else why
+        return f"{why} {self.small_sample_caveat}" if self.small_sample_caveat else why
 
     @classmethod
     def of(

@@ -66,7 +66,7 @@ _BY_NAME = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cure:
+class InputFix:
     """``step_s`` is the step to expect, None where the pipeline tells no costs; ``how`` what that assumes."""
 
     action: str
@@ -77,7 +77,7 @@ class Cure:
     numbers: Mapping[str, float] | None = None
 
 
-def cure(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, cpus: int | None) -> Cure | None:
+def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, cpus: int | None) -> InputFix | None:
     """The cure for one pipeline; None where nothing says which stage bounds it.
 
     ``wait_s`` is what a step waits for its batches, ``per_step`` the batches of a step, ``cpus`` tf.data's CPU budget.
@@ -105,8 +105,8 @@ def cure(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, cpus
     elif last is None:
         tells += " There is no prefetch buffer."
 
-    def made(action: str, snippet: str, left_s: float, how: str) -> Cure:
-        return Cure(action, snippet, max(rest_s, left_s, others), how, tells, numbers)
+    def made(action: str, snippet: str, left_s: float, how: str) -> InputFix:
+        return InputFix(action, snippet, max(rest_s, left_s, others), how, tells, numbers)
 
     apart = _cut_off(stages, slow)
     if last is not None and apart and max(cost_s, others) <= rest_s and (last.buffer_empty or 0.0) < 0.5:
@@ -147,11 +147,11 @@ def cure(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, cpus
     return made(_OVERLAP, _PREFETCH, cost_s - stage_s, f"nothing is left of {slow.name}, so it is the most to expect")
 
 
-def cure_by_name(stage: str | None) -> Cure:
+def suggest_fix_by_name(stage: str | None) -> InputFix:
     """What helps in general where the trace tells no more than the slowest stage's name, or not even that."""
     action, snippet = next(((action, snippet) for pattern, action, snippet in _BY_NAME
                             if stage is not None and pattern.match(stage)), (_OVERLAP, _PREFETCH))
-    return Cure(action, snippet, None, "")
+    return InputFix(action, snippet, None, "")
 
 
 def _threads(stages: Mapping[str, Stage], slow: Stage, cpus: int | None) -> int:

@@ -40,7 +40,7 @@ def small_kernels(facts: TraceFacts) -> Finding | Abstained | None:
     short = sum(sum(size.count) * (size.below_20us or 0.0) for size in sizes) / sum(sum(size.count) for size in sizes)
     if short < limit("small_kernels.count"):
         return None
-    within = facts.within
+    within = facts.judged_spans
     pauses = []
     for timeline in facts.gpu_timelines:
         length = timeline.gaps.end - timeline.gaps.start
@@ -63,9 +63,9 @@ def small_kernels(facts: TraceFacts) -> Finding | Abstained | None:
     if facts.analysis.steps is not None:
         evidence["kernels_per_step"] = kernels * facts.period_s * len(gpus) / sum(gpu.window_s for gpu in gpus)
     return Finding(
-        id="small_kernels", severity=facts.rated(share),
+        id="small_kernels", severity=facts.capped_severity(share),
         title=f"Pauses between {kernel_s * 1e6:.2g} µs kernels take {percent(share)} of the {facts.basis}",
-        why=facts.said(why), evidence=evidence,
+        why=facts.with_caveat(why), evidence=evidence,
         action="Do the same work in fewer, larger kernels: fuse them with XLA, batch small ops together, use fused "
                "layers and optimizers, and raise the batch size if memory allows.",
         snippet=_FUSE.get(facts.framework),
@@ -100,7 +100,7 @@ def loss_scaling(facts: TraceFacts) -> Finding | Abstained | None:
     if not hit.any():
         return None
     checks, waits, count = 0, 0, 0
-    within = facts.within
+    within = facts.judged_spans
     for timeline in facts.gpu_timelines:
         own = timeline.rows[hit[timeline.rows]]
         spans = union(device.start_ns[own], device.end_ns[own])
@@ -123,8 +123,8 @@ def loss_scaling(facts: TraceFacts) -> Finding | Abstained | None:
     if capability is None:
         action = "Train in BF16, which needs no loss scaling (Ampere and newer), or use a static loss scale."
     return Finding(
-        id="loss_scaling", severity=facts.rated(share),
-        title=f"Dynamic loss scaling takes {percent(share)} of the {facts.basis}", why=facts.said(why),
+        id="loss_scaling", severity=facts.capped_severity(share),
+        title=f"Dynamic loss scaling takes {percent(share)} of the {facts.basis}", why=facts.with_caveat(why),
         evidence={"checks_s": checks / per, "verdict_wait_s": waits / per, "share_ratio": share,
                   "kernels": float(count)},
         action=action, snippet=_snippet(facts.framework, bf16),

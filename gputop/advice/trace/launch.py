@@ -55,9 +55,9 @@ def launch_bound(facts: TraceFacts) -> Finding | Abstained | None:
         why += (f"the host launches one every {seconds(pace_s)}." if pace_s is not None and pace_s > kernel_s else
                 "launching one takes 20-40 µs.")
     severity = severity_of(share)
-    if facts.few:
+    if facts.small_sample_caveat:
         severity = at_most(severity, "medium")
-        why += f" {facts.few}"
+        why += f" {facts.small_sample_caveat}"
     return Finding(
         id="launch_bound", severity=severity,
         title=f"GPU waits for launches {percent(share)} of the {facts.basis}", why=why, evidence=evidence,

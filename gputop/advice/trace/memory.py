@@ -113,10 +113,10 @@ def batch_size_headroom(facts: TraceFacts) -> Finding | Abstained | None:
            f"{facts.basis}, which more samples per step would share; at its peak the fullest GPU uses "
            f"{percent(tightest.peak_bytes / tightest.capacity_bytes)} of the memory its allocator has.")
     # The same idle time is claimed once: launch_bound names its cause, this a way to live with it.
-    if facts.few or isinstance(launch_bound(facts), Finding):
+    if facts.small_sample_caveat or isinstance(launch_bound(facts), Finding):
         severity = at_most(severity, "medium")
-    if facts.few:
-        why += f" {facts.few}"
+    if facts.small_sample_caveat:
+        why += f" {facts.small_sample_caveat}"
     return Finding(
         id="batch_size_headroom", severity=severity, title=f"Memory has room for {factor:.0f}× the batch", why=why,
         evidence={

@@ -141,8 +141,8 @@ def tensor_cores_unused(facts: TraceFacts) -> Finding | Abstained | None:
     if tf32 and facts.framework == "tensorflow":
         why += " TensorFlow uses TF32 by default, so something has turned it off or the type is forced."
     return Finding(
-        id="tensor_cores_unused", severity=facts.rated(share),
-        title=f"FP32 without tensor cores takes {percent(part)} of the kernel time", why=facts.said(why),
+        id="tensor_cores_unused", severity=facts.capped_severity(share),
+        title=f"FP32 without tensor cores takes {percent(part)} of the kernel time", why=facts.with_caveat(why),
         evidence={"fp32_matmul_of_kernels_ratio": part, "fp32_matmul_s": seconds,
                   "share_ratio": seconds / facts.period_s,
                   "tensor_core_of_kernels_ratio": matmuls.tensor},
@@ -185,9 +185,9 @@ def fp16_fallback(facts: TraceFacts) -> Finding | Abstained | None:
     if share < limit("precision.share"):
         return None
     return Finding(
-        id="fp16_fallback", severity=facts.rated(share),
+        id="fp16_fallback", severity=facts.capped_severity(share),
         title=f"Mixed precision is on, but {percent(part)} of the kernel time falls back from tensor cores",
-        why=facts.said(
+        why=facts.with_caveat(
             f"{percent(matmuls.sixteen_bit)} of the kernel time is in 16 bits, and matrix kernels for "
             f"{percent(part)} of it ({percent(matmuls.plain_16)} in 16 bits, {percent(matmuls.plain_fp32)} in FP32) "
             "run on the ordinary cores."),
@@ -220,9 +220,9 @@ def dims_unaligned(facts: TraceFacts) -> Finding | Abstained | None:
     if share < limit("precision.share"):
         return None
     return Finding(
-        id="dims_unaligned", severity=facts.rated(share),
+        id="dims_unaligned", severity=facts.capped_severity(share),
         title=f"Unaligned dimensions slow down {percent(matmuls.unaligned)} of the kernel time",
-        why=facts.said(
+        why=facts.with_caveat(
             f"Matrix kernels for {percent(matmuls.unaligned)} of the kernel time use tensor cores by variants for "
             f"operands aligned to {matmuls.least_bytes} bytes only, because a dimension is no multiple of 8 (16 "
             "bytes)."),

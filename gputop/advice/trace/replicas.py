@@ -51,9 +51,9 @@ def serial_gpus(facts: TraceFacts) -> Finding | Abstained | None:
         return None
     gpus = tuple(w.gpu for w in work)
     return Finding(
-        id="serial_gpus", severity=facts.rated(share),
+        id="serial_gpus", severity=facts.capped_severity(share),
         title=f"GPUs {ranges(gpus)} work one after the other",
-        why=facts.said(
+        why=facts.with_caveat(
             f"For {percent(found.serial)} of the time in which any GPU computes only one does; were they "
             f"independent it would be {percent(found.serial_by_chance)}. Each waits for the one before it."),
         evidence={"one_alone_ratio": found.serial, "one_alone_by_chance_ratio": found.serial_by_chance,
@@ -103,8 +103,8 @@ def staggered_launch(facts: TraceFacts) -> Finding | Abstained | None:
     if launches.launches_per_turn is not None:
         evidence["launches_per_turn"] = float(launches.launches_per_turn)
     return Finding(
-        id="staggered_launch", severity=facts.rated(share),
-        title=f"GPU {last} begins its step {worst * 1e3:.3g} ms after GPU {ordered[0]}", why=facts.said(why),
+        id="staggered_launch", severity=facts.capped_severity(share),
+        title=f"GPU {last} begins its step {worst * 1e3:.3g} ms after GPU {ordered[0]}", why=facts.with_caveat(why),
         evidence=evidence,
         action="Launch to all GPUs at once, from a thread or a process of each, instead of looping over them.",
         snippet=_THREADS if facts.framework == "tensorflow" else None,

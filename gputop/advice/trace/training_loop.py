@@ -9,7 +9,7 @@ KERAS2, KERAS3, CUSTOM, EAGER, JAX, PYTORCH, UNKNOWN = (
     "Keras 2", "Keras 3", "custom", "eager", "JAX", "PyTorch", "unknown")
 
 
-def style(facts: TraceFacts) -> str:
+def training_loop(facts: TraceFacts) -> str:
     """Keras 2 and 3 by the names of their step functions; a loop of one's own runs other functions, or none."""
     if facts.framework in ("jax", "pytorch"):
         return JAX if facts.framework == "jax" else PYTORCH

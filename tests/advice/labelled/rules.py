@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from functools import cache
 
-from gputop.advice.trace.rules import RULES
+from gputop.advice.trace.advise import RULES
 from tests.advice.labelled.case import TRACE_IDS
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.advice.live.rules import live_advice
+from gputop.advice.live.advise import live_advice
 from gputop.core.findings import Advice, Finding
 from gputop.core.samples import GpuSample
 from gputop.simulation.scenarios import SCENARIOS

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.advice.live.rules import live_advice
-from gputop.advice.live.view import same_job
+from gputop.advice.live.advise import live_advice
+from gputop.advice.live.node_view import same_job
 from gputop.core.findings import Advice
 from gputop.core.samples import ProcessSample
 from gputop.telemetry.history import History

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice.trace.input_fixes import Cure, cure, cure_by_name
+from gputop.advice.trace.input_fixes import InputFix, suggest_fix, suggest_fix_by_name
 from gputop.analysis.results_host import Pipeline, Stage
 
 
@@ -21,8 +21,8 @@ def pipeline(*stages: tuple[str, float, int], bounding: str = "", batches: int =
     return Pipeline("d", 1, batches, 1.0, tuple(made), bounding or slow.path, slow.cost_s_per_batch)
 
 
-def cured(p: Pipeline, step: float = 0.1, wait: float = 0.06, per_step: float = 1.0, cpus: int | None = 8) -> Cure:
-    found = cure(p, step, wait, per_step, cpus)
+def cured(p: Pipeline, step: float = 0.1, wait: float = 0.06, per_step: float = 1.0, cpus: int | None = 8) -> InputFix:
+    found = suggest_fix(p, step, wait, per_step, cpus)
     assert found is not None
     return found
 
@@ -100,9 +100,10 @@ def test_several_batches_a_step_and_another_slow_segment():
 
 
 def test_without_costs_there_is_no_figure():
-    assert cure(pipeline(("Prefetch", 0, 1)), 0.1, 0.06, 1, 8) is None
-    assert cure_by_name(None).step_s is None and "prefetch" in cure_by_name("Shuffle").snippet
-    assert "whole batches" in cure_by_name("ParallelMapV2").action and "num_parallel" in cure_by_name("Map").snippet
+    assert suggest_fix(pipeline(("Prefetch", 0, 1)), 0.1, 0.06, 1, 8) is None
+    assert suggest_fix_by_name(None).step_s is None and "prefetch" in suggest_fix_by_name("Shuffle").snippet
+    assert "whole batches" in suggest_fix_by_name("ParallelMapV2").action
+    assert "num_parallel" in suggest_fix_by_name("Map").snippet
 
 
 def test_a_stage_unlike_the_others_gets_general_advice():

@@ -6,7 +6,7 @@ import pytest
 
 from gputop.advice import thresholds
 from gputop.advice.thresholds import THRESHOLDS, limit
-from gputop.advice.trace.rules import RULES
+from gputop.advice.trace.advise import RULES
 from gputop.analysis.results import Analysis
 from gputop.core.findings import Finding
 from gputop.diagnosis.diagnose import analyze_trace

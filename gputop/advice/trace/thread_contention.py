@@ -53,8 +53,8 @@ def thread_contention(facts: TraceFacts) -> Finding | Abstained | None:
     if others_s >= limit("thread_contention.share") * facts.period_s:
         why += f" For another {percent(others_s / facts.period_s)} GPUs wait in collectives for one that it held up."
     return Finding(
-        id="thread_contention", severity=facts.rated(share),
-        title=f"tf.data's threads hold launches up {percent(share)} of the {facts.basis}", why=facts.said(why),
+        id="thread_contention", severity=facts.capped_severity(share),
+        title=f"tf.data's threads hold launches up {percent(share)} of the {facts.basis}", why=facts.with_caveat(why),
         evidence={
             "launch_wait_s": host.dispatch_s, "collective_wait_s": others_s, "share_ratio": share,
             "held_up_ratio": host.stalled,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gputop.advice.live.view import View, gpus_text
+from gputop.advice.live.node_view import View, gpus_text
 from gputop.advice.thresholds import limit, source
 from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.core.samples import LOST, NOT_RESPONDING, OK, GpuSample

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
-from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, style
+from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, training_loop
 from gputop.analysis.results_host import GapWork
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.text.units import percent, seconds
@@ -79,8 +79,9 @@ def step_gap_host(facts: TraceFacts) -> Finding | Abstained | None:
         where += " and no GPU has work"
     why = f"For {seconds(host.gap_s)} of each step, {percent(share)}, {where}: {what}."
     return Finding(
-        id="step_gap_host", severity=facts.rated(share),
-        title=f"Host work between steps takes {percent(share)} of the step", why=facts.said(why), evidence=evidence,
+        id="step_gap_host", severity=facts.capped_severity(share),
+        title=f"Host work between steps takes {percent(share)} of the step",
+        why=facts.with_caveat(why), evidence=evidence,
         action=action, snippet=snippet,
         gain=Gain(share, "at most: the host's time between two calls, if its work went on behind the GPUs or not at "
                          "all"),
@@ -92,7 +93,7 @@ def _gap_cure(facts: TraceFacts) -> tuple[str, str, str | None]:
     """What fills the gap, what to do, and the code."""
     host = facts.host
     assert host is not None and host.gap_s is not None
-    how = style(facts)
+    how = training_loop(facts)
     most = limit("step_gap_host.told") * host.gap_s
     for pattern, what, action, snippets in _WORK:
         named = [work for work in (*host.gap_main, *host.gap_executor) if re.match(pattern, work.name)]
@@ -176,9 +177,9 @@ def host_placement(facts: TraceFacts) -> Finding | Abstained | None:
         why += " Their inputs come down from the GPU and their results go up again."
         action, snippet = _placement_cure(host.placement[0].name.rsplit(":", 1)[-1])
     return Finding(
-        id="host_placement", severity=facts.rated(share),
+        id="host_placement", severity=facts.capped_severity(share),
         title=f"{kind} on the host hold the GPU up {percent(share)} of the {facts.basis}",
-        why=facts.said(why),
+        why=facts.with_caveat(why),
         evidence=evidence, action=action, snippet=snippet,
         gain=Gain(share, "the time of ops on the host while the GPU has nothing to do, if they ran in the input "
                          "pipeline or took no longer on the GPU than launching them"),

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from gputop.advice.live.activity import dram_bound, low_sm_active, spinning, tensor_idle
 from gputop.advice.live.bottleneck import live_limit
-from gputop.advice.live.devices import no_fine_metrics, power_capped, thermal_throttled
-from gputop.advice.live.hardware import hardware_error
-from gputop.advice.live.host import host_cpu_saturated
-from gputop.advice.live.link import pcie_link_degraded, pcie_saturated
+from gputop.advice.live.hardware_faults import hardware_error
+from gputop.advice.live.host_cpu import host_cpu_saturated
+from gputop.advice.live.node_view import View
+from gputop.advice.live.pcie import pcie_link_degraded, pcie_saturated
 from gputop.advice.live.processes import (
     gpu0_oversubscribed,
     idle_gpu,
@@ -19,7 +19,7 @@ from gputop.advice.live.processes import (
     shared_gpu,
     unused_gpu,
 )
-from gputop.advice.live.view import View
+from gputop.advice.live.throttling import no_fine_metrics, power_capped, thermal_throttled
 from gputop.core.findings import Abstained, Advice, Finding, collect
 from gputop.core.samples import NodeSample
 from gputop.telemetry.history import History

@@ -20,7 +20,7 @@ _OF_TRAINING = frozenset({
 _CAPTURE = "capture again while the job trains (in Keras: during fit, between its first and its last step of an epoch)"
 
 
-def for_phase(outcome: Finding | Abstained | None, steps: Steps | None) -> Finding | Abstained | None:
+def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: Steps | None) -> Finding | Abstained | None:
     """The outcome of a rule, true for what ran in the window."""
     if steps is None or not isinstance(outcome, Finding):
         return outcome

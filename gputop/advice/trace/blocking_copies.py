@@ -45,7 +45,7 @@ def copies_pageable(facts: TraceFacts) -> Finding | Abstained | None:
         return Abstained("copies_pageable", "the kind of memory at the copies' ends (kind_src, kind_dst: from "
                                             "TensorFlow 2.11 on)")
     exposed = whole = moved = pageable_ns = pinned_ns = pinned_bytes = 0
-    within = facts.within
+    within = facts.judged_spans
     for timeline in facts.gpu_timelines:
         kind, src, dst = (column[timeline.rows] for column in (device.kind, device.src, device.dst))
         host_end = np.where(kind == Kind.H2D, src, np.where(kind == Kind.D2H, dst, MemoryKind.UNKNOWN))
@@ -73,8 +73,8 @@ def copies_pageable(facts: TraceFacts) -> Finding | Abstained | None:
         evidence["pinned_bytes_per_s"] = pinned_bytes / pinned_ns * 1e9
         why += f" Pinned copies in this trace run at {pinned_bytes / pinned_ns:.1f} GB/s."
     return Finding(
-        id="copies_pageable", severity=facts.rated(share),
-        title=f"Copies with pageable memory take {percent(share)} of the {facts.basis}", why=facts.said(why),
+        id="copies_pageable", severity=facts.capped_severity(share),
+        title=f"Copies with pageable memory take {percent(share)} of the {facts.basis}", why=facts.with_caveat(why),
         evidence=evidence,
         action="Feed from pinned memory (tf.data's own buffers, a pinned DataLoader) and copy the next batch while "
                "this one computes.",
@@ -98,7 +98,7 @@ def sync_copies(facts: TraceFacts) -> Finding | Abstained | None:
                                         "tracing on")
     held = held_copies(facts.trace, np.flatnonzero(copies))
     idle_ns, count, size = 0, 0, 0
-    within = facts.within
+    within = facts.judged_spans
     input_waits = merge(EMPTY, *(loop.waits for loop in loops(facts.trace)))
     for timeline in facts.gpu_timelines:
         own = timeline.rows[np.isin(timeline.rows, held)]
@@ -116,9 +116,9 @@ def sync_copies(facts: TraceFacts) -> Finding | Abstained | None:
     if share < limit("sync_copies.share"):
         return None
     return Finding(
-        id="sync_copies", severity=facts.rated(share),
+        id="sync_copies", severity=facts.capped_severity(share),
         title=f"Waiting for copies in the midst of the step costs {percent(share)} of the {facts.basis}",
-        why=facts.said(
+        why=facts.with_caveat(
             f"{count / per:.3g} copies per {facts.basis} and GPU ({size / max(count, 1):,.0f} bytes each on "
             "average) make the host wait for all work before them; it launches on only then, and the GPU stands still "
             f"for {percent(share)} of the "

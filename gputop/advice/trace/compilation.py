@@ -9,7 +9,7 @@ import numpy as np
 
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
-from gputop.advice.trace.training_loop import EAGER, JAX, KERAS2, KERAS3, style
+from gputop.advice.trace.training_loop import EAGER, JAX, KERAS2, KERAS3, training_loop
 from gputop.analysis.results_host import Functions
 from gputop.core.findings import Abstained, Finding, Gain, at_most, severity_of
 from gputop.text.units import percent, seconds
@@ -62,12 +62,12 @@ def retracing(facts: TraceFacts) -> Finding | Abstained | None:
            + f"; that takes {seconds(host.tracing_s)} of the mean step, {percent(share)}"
            + (", while the GPUs wait." if facts.active else "."))
     return Finding(
-        id="retracing", severity=facts.rated(share),
+        id="retracing", severity=facts.capped_severity(share),
         title=f"{name} is {traced} again and again: {percent(share)} of the step",
-        why=facts.said(why), evidence=evidence,
+        why=facts.with_caveat(why), evidence=evidence,
         action="Call the function with the same shapes and types each time: pad or drop the last batch, pass Python "
                "values as tensors, and create the function once.",
-        snippet=_RETRACED.get(style(facts), _RETRACED_CUSTOM),
+        snippet=_RETRACED.get(training_loop(facts), _RETRACED_CUSTOM),
         gain=Gain(share, "the time from such a call to its first op, if all calls used a function made before"),
         gpus=tuple(gpu.gpu for gpu in facts.active), source=source("retracing.share", "retracing.count"),
     )
@@ -114,8 +114,9 @@ def eager_execution(facts: TraceFacts) -> Finding | Abstained | None:
     waits = "the GPU waits for Python" if facts.active else "Python takes"
     why = f"{each} ({names}, …) are run one by one from Python; {waits} {percent(share)} of the {facts.basis}."
     return Finding(
-        id="eager_execution", severity=facts.rated(share),
-        title=f"Ops run eagerly cost {percent(share)} of the {facts.basis}", why=facts.said(why), evidence=evidence,
+        id="eager_execution", severity=facts.capped_severity(share),
+        title=f"Ops run eagerly cost {percent(share)} of the {facts.basis}",
+        why=facts.with_caveat(why), evidence=evidence,
         action="Put the whole training step into a tf.function.",
         snippet=_EAGER_SNIPPETS.get(_loop(facts), _EAGER_CUSTOM),
         gain=Gain(share, "at most: all of Python's time from op to op, if a function launched them ahead of the GPU"),
@@ -124,7 +125,7 @@ def eager_execution(facts: TraceFacts) -> Finding | Abstained | None:
 
 
 def _loop(facts: TraceFacts) -> str:
-    return style(facts) if style(facts) != EAGER else ""
+    return training_loop(facts) if training_loop(facts) != EAGER else ""
 
 
 # Ops whose kernels read and write each element once.
@@ -154,7 +155,7 @@ def xla_off(facts: TraceFacts) -> Finding | Abstained | None:
     if facts.period_s <= 0 or saved < limit("xla_off.share") * facts.period_s:
         return None
     share = saved / facts.period_s
-    how = style(facts)
+    how = training_loop(facts)
     several = len(facts.active) > 1
     if how in (KERAS2, KERAS3) and not several:
         snippet = "model.compile(optimizer, loss, jit_compile=True)"

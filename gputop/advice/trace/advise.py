@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gputop.advice.causes import explained
-from gputop.advice.phase import for_phase
+from gputop.advice.causes import fold_consequences
+from gputop.advice.evaluation_caveats import with_evaluation_caveat
 from gputop.advice.trace.balance import replica_imbalance
+from gputop.advice.trace.blocking_copies import copies_pageable, sync_copies
 from gputop.advice.trace.collectives import allreduce_count, allreduce_slow, collective_waiting, communication_exposed
+from gputop.advice.trace.compilation import eager_execution, retracing, xla_off
 from gputop.advice.trace.copies import copies_excessive
 from gputop.advice.trace.facts import TraceFacts
-from gputop.advice.trace.functions import eager_execution, retracing, xla_off
-from gputop.advice.trace.host import host_placement, step_gap_host
-from gputop.advice.trace.input import input_bound
+from gputop.advice.trace.host_work import host_placement, step_gap_host
+from gputop.advice.trace.input_wait import input_bound
 from gputop.advice.trace.kernels import loss_scaling, small_kernels
 from gputop.advice.trace.launch import launch_bound
 from gputop.advice.trace.memory import batch_size_headroom, memory_pressure
 from gputop.advice.trace.precision import dims_unaligned, fp16_fallback, tensor_cores_unused
 from gputop.advice.trace.replicas import serial_gpus, staggered_launch
-from gputop.advice.trace.threads import thread_contention
-from gputop.advice.trace.transfers import copies_pageable, sync_copies
+from gputop.advice.trace.thread_contention import thread_contention
 from gputop.core.findings import Abstained, Advice, Finding, collect
 
 RULES: tuple[Callable[[TraceFacts], Finding | Abstained | None], ...] = (
@@ -38,5 +38,5 @@ RULES: tuple[Callable[[TraceFacts], Finding | Abstained | None], ...] = (
 
 def advise(facts: TraceFacts) -> Advice:
     """What all rules have to say about one trace, what follows from another finding under it."""
-    advice = collect(for_phase(rule(facts), facts.analysis.steps) for rule in RULES)
-    return Advice(explained(advice.findings), advice.abstained)
+    advice = collect(with_evaluation_caveat(rule(facts), facts.analysis.steps) for rule in RULES)
+    return Advice(fold_consequences(advice.findings), advice.abstained)

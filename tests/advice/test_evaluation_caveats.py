@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice.phase import for_phase
+from gputop.advice.evaluation_caveats import with_evaluation_caveat
 from gputop.analysis.results import Steps
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.diagnosis.diagnose import analyze_trace
@@ -21,22 +21,22 @@ def steps(phase: str, **left_out: float) -> Steps:
 
 @pytest.mark.parametrize("phase", ["evaluation", "prediction"])
 def test_evaluation_softens_advice_and_says_what_to_do(phase):
-    f = for_phase(finding(), steps(phase))
+    f = with_evaluation_caveat(finding(), steps(phase))
     assert isinstance(f, Finding) and f.severity == "medium"
     assert f"This is {phase}" in f.why and "while the job trains" in f.why
-    assert isinstance(for_phase(finding("batch_size_headroom"), steps(phase)), Abstained)
+    assert isinstance(with_evaluation_caveat(finding("batch_size_headroom"), steps(phase)), Abstained)
 
 
 def test_training_and_what_is_merely_not_told_are_left_alone():
     for s in (steps("training", evaluation=1.0), steps("unknown"), None):
-        assert for_phase(finding(), s) == finding()
-    assert for_phase(None, steps("evaluation")) is None
+        assert with_evaluation_caveat(finding(), s) == finding()
+    assert with_evaluation_caveat(None, steps("evaluation")) is None
     abstained = Abstained("x", "y")
-    assert for_phase(abstained, steps("evaluation")) is abstained
+    assert with_evaluation_caveat(abstained, steps("evaluation")) is abstained
 
 
 def test_two_loops_of_which_none_is_known_to_train():
-    f = for_phase(finding(), steps("unknown", unknown=1.0))
+    f = with_evaluation_caveat(finding(), steps("unknown", unknown=1.0))
     assert isinstance(f, Finding) and f.severity == "medium" and "train or evaluate" in f.why
 
 

@@ -74,9 +74,9 @@ class View:
         self.history = history
         self.sample = sample
         self.previous = previous
-        self.boards = [g for g in sample.gpus if g.state == OK and g.info.mig is None]  # GPUs that can be read
+        self.readable_gpus = [g for g in sample.gpus if g.state == OK and g.info.mig is None]  # GPUs that can be read
         # Rules about a job and its GPUs hold for whole ones: the parts of a divided GPU belong to different jobs.
-        self.working = [g for g in self.boards if not g.info.mig_mode]
+        self.whole_gpus = [g for g in self.readable_gpus if not g.info.mig_mode]
         self._column = {uuid: i for i, uuid in enumerate(history.uuids)}
         self._shown: dict[str, frozenset[int]] = {}
         self._windows: dict[tuple[str, float], Window] = {}
@@ -101,7 +101,7 @@ class View:
         """Whether a rule before on this tick found one of these."""
         return any(found in finding_ids for found, _ in self._found)
 
-    def explained(self, *finding_ids: str) -> frozenset[int]:
+    def gpus_explained_by(self, *finding_ids: str) -> frozenset[int]:
         """The GPUs whose state one of these findings, made before on this tick, accounts for."""
         return frozenset(i for found, gpus in self._found if found in finding_ids for i in gpus)
 
@@ -234,7 +234,7 @@ class View:
 
     def compute_gpus(self, process: ProcessSample) -> list[GpuSample]:
         """The readable GPUs ``process`` computes on, lowest index first."""
-        held = [g for g in self.working if g.info.index in process.gpus]
+        held = [g for g in self.whole_gpus if g.info.index in process.gpus]
         return sorted((g for g in held if "C" in process.gpus[g.info.index].kind), key=lambda g: g.info.index)
 
     def age_s(self, process: ProcessSample) -> float:
@@ -244,7 +244,7 @@ class View:
         return max(0.0, self.sample.time_s - min(known)) if known else 0.0
 
     @cached_property
-    def settled(self) -> list[GpuSample]:
+    def warmed_up_gpus(self) -> list[GpuSample]:
         """The whole GPUs whose job is past its start-up, and those on which no process is listed: from
         inside a container those of others cannot be seen."""
         age_s: dict[int, float] = {}
@@ -252,7 +252,7 @@ class View:
             age = self.age_s(process)
             for gpu in self.compute_gpus(process):
                 age_s[gpu.info.index] = max(age, age_s.get(gpu.info.index, 0.0))
-        return [g for g in self.working if age_s.get(g.info.index, math.inf) >= limit("idle_gpu.age_s")]
+        return [g for g in self.whole_gpus if age_s.get(g.info.index, math.inf) >= limit("idle_gpu.age_s")]
 
     def full_cores(self, seconds: float) -> float:
         """How many cores of the host had no time left, on average; 0 where that is not known."""
@@ -266,7 +266,7 @@ class View:
 
     def not_at_work(self, finding_id: str, seconds: float) -> Abstained | None:
         """Why no GPU could be judged by how it works."""
-        if self.processes and self.settled:
+        if self.processes and self.warmed_up_gpus:
             return Abstained(finding_id, f"{seconds:.0f} s of readings of a GPU at work")
         if self.processes:
             return Abstained(finding_id, f"a job that is past its start-up ({limit('idle_gpu.age_s'):.0f} s)")
@@ -277,7 +277,7 @@ class View:
         the same. From inside a container the processes of others cannot be seen."""
         idle: list[GpuSample] = []
         at_work: list[GpuSample] = []
-        for gpu in self.working:
+        for gpu in self.whole_gpus:
             since_s, activity = self.history.held_since(gpu.info.uuid, None), self.activity(gpu, seconds)
             if gpu.processes_reason is not None or since_s is None or self.sample.time_s - since_s < seconds:
                 continue
@@ -293,7 +293,7 @@ class View:
 
     def no_process(self, finding_id: str) -> Abstained:
         """Why there is no process to judge."""
-        if self.boards and not self.working:
+        if self.readable_gpus and not self.whole_gpus:
             return Abstained(finding_id, "a whole GPU: jobs on MIG instances are not judged from live figures")
         unread = [g for g in self.sample.gpus if g.processes_reason is not None]
         if unread:

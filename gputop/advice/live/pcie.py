@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gputop.advice.live.view import View, gpus_text
+from gputop.advice.live.node_view import View, gpus_text
 from gputop.advice.thresholds import limit, source
 from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.core.samples import GpuSample
@@ -28,7 +28,7 @@ def pcie_link_degraded(view: View) -> Finding | Abstained | None:
     judged, missing = False, ""
     at_work = _rates_at_work(view, window_s)
     lowest, counts = np.fmin.reduce(at_work, axis=0, initial=np.inf), (~np.isnan(at_work)).sum(axis=0)
-    for gpu in view.boards:
+    for gpu in view.readable_gpus:
         info = gpu.info
         full = link_bytes_per_s(info.pcie_gen_max or 0, info.pcie_width_max or 0)
         if full is None:
@@ -115,10 +115,10 @@ def _traffic(view: View, gpu: GpuSample, link: float, window_s: float) -> float 
 def pcie_saturated(view: View) -> Finding | Abstained | None:
     """Copies fill the link most of the time."""
     rule = "pcie_saturated"
-    explained = view.explained("pcie_link_degraded")
+    explained = view.gpus_explained_by("pcie_link_degraded")
     full: dict[int, tuple[GpuSample, str, dict[str, float]]] = {}
     judged, missing = False, ""
-    for gpu in view.boards:
+    for gpu in view.readable_gpus:
         link = gpu[_LINK].value
         for metric in _WAYS:
             mean, window_s = _rate(view, gpu, metric)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from gputop.advice.thresholds import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
-from gputop.advice.trace.input_fixes import Cure, cure, cure_by_name
+from gputop.advice.trace.input_fixes import InputFix, suggest_fix, suggest_fix_by_name
 from gputop.analysis.host.launch_threads import cpu_budget
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.text.units import percent
 
-_LOADER = Cure(
+_LOADER = InputFix(
     "Give the DataLoader more workers and let them run ahead.",
     "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)", None, "")
 
@@ -36,7 +36,7 @@ def input_bound(facts: TraceFacts) -> Finding | Abstained | None:
     evidence = {"wait_s": wait_s, "share_ratio": share, "get_next_ratio": waited.wait_ratio}
     why = f"For {percent(share)} of the {facts.basis} the training loop waits for its next batch"
     why += " and no GPU has work." if facts.active else "; the trace has no GPU."
-    found = _cure(facts, wait_s)
+    found = _input_fix(facts, wait_s)
     if found.tells:
         why += found.tells
     elif stage := next(iter(waited.stages), None):
@@ -48,21 +48,22 @@ def input_bound(facts: TraceFacts) -> Finding | Abstained | None:
         gain = min(max(1 - found.step_s / facts.period_s, 0.0), share)
         how = f"the step follows its slowest part that is left, assuming that {found.how}"
     return Finding(
-        id="input_bound", severity=facts.rated(share), title=f"Waits for input {percent(share)} of the {facts.basis}",
-        why=facts.said(why), evidence=evidence, action=found.action, snippet=found.snippet, gain=Gain(gain, how),
+        id="input_bound", severity=facts.capped_severity(share),
+        title=f"Waits for input {percent(share)} of the {facts.basis}",
+        why=facts.with_caveat(why), evidence=evidence, action=found.action, snippet=found.snippet, gain=Gain(gain, how),
         gpus=tuple(gpu.gpu for gpu in facts.active), source=source("input_bound.share"),
     )
 
 
-def _cure(facts: TraceFacts, wait_s: float) -> Cure:
+def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     """By the pipeline waited for most; in general terms where the trace does not show its stages."""
     if facts.framework == "pytorch":
         return _LOADER
     waited, steps = facts.analysis.input, facts.analysis.steps
     if waited is None:
-        return cure_by_name(None)
+        return suggest_fix_by_name(None)
     pipeline = next((pipeline for pipeline in waited.pipelines if pipeline.batches), None)
     found = None
     if pipeline is not None and steps is not None:
-        found = cure(pipeline, facts.period_s, wait_s, steps.iterations_per_step, cpu_budget(facts.trace))
-    return found or cure_by_name(next(iter(waited.stages), None))
+        found = suggest_fix(pipeline, facts.period_s, wait_s, steps.iterations_per_step, cpu_budget(facts.trace))
+    return found or suggest_fix_by_name(next(iter(waited.stages), None))

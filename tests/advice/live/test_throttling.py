@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.advice.live.rules import live_advice
+from gputop.advice.live.advise import live_advice
 from gputop.core.samples import GpuSample
 from gputop.telemetry.history import History
 from tests.advice.live.scene import Scene, abstained, after, get, ids, play, read

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from gputop.advice.live.rules import RULES, live_advice
-from gputop.advice.live.view import gpus_text
+from gputop.advice.live.advise import RULES, live_advice
+from gputop.advice.live.node_view import gpus_text
 from gputop.advice.thresholds import THRESHOLDS, limit
 from gputop.core.findings import Finding
 from gputop.core.samples import LOST, GpuSample

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.advice.live.view import View, gpus_text
+from gputop.advice.live.node_view import View, gpus_text
 from gputop.advice.thresholds import limit, source
 from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.core.samples import GpuSample
@@ -16,9 +16,9 @@ SLOWDOWN_REASONS = (*THERMAL_REASONS, "hw slowdown")  # the last one can have ot
 def no_fine_metrics(view: View) -> Finding | Abstained | None:
     """Only coarse utilization: a kernel on one SM counts like one on all."""
     window_s = view.seconds("no_fine_metrics.window_s")
-    coarse = [g for g in view.working if _only_coarse(view, g, window_s)]
+    coarse = [g for g in view.whole_gpus if _only_coarse(view, g, window_s)]
     if not coarse:
-        if any(view.mean(g, "sm_active", window_s) is not None for g in view.working):
+        if any(view.mean(g, "sm_active", window_s) is not None for g in view.whole_gpus):
             return None
         return Abstained("no_fine_metrics", f"{window_s:.0f} s of utilization readings")
     reason = coarse[0]["sm_active"].reason
@@ -48,7 +48,7 @@ def thermal_throttled(view: View) -> Finding | Abstained | None:
     window_s = view.seconds("thermal_throttled.window_s")
     hot: list[tuple[GpuSample, dict[str, float]]] = []
     judged = False
-    for gpu in view.boards:
+    for gpu in view.readable_gpus:
         clock = _ratio_of(view, gpu, "sm_clock_hz", "sm_clock_max_hz", window_s)
         heat = _heat(view, gpu, window_s)
         if clock is None or heat is None:
@@ -108,10 +108,10 @@ def _heat(view: View, gpu: GpuSample, window_s: float) -> dict[str, float] | Non
 def power_capped(view: View) -> Finding | Abstained | None:
     """Clocks held down by the power limit for most of the window."""
     window_s = view.seconds("window_s")
-    by_heat = view.explained("thermal_throttled")
+    by_heat = view.gpus_explained_by("thermal_throttled")
     capped: list[tuple[GpuSample, dict[str, float]]] = []
     judged = 0
-    for gpu in view.boards:
+    for gpu in view.readable_gpus:
         share = view.clock_event_share(gpu, POWER_REASONS, window_s)
         power = _ratio_of(view, gpu, "power_w", "power_limit_w", window_s)
         clock = _ratio_of(view, gpu, "sm_clock_hz", "sm_clock_max_hz", window_s)
