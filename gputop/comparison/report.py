@@ -9,13 +9,13 @@ from gputop.comparison.compare import METHOD, Comparison
 from gputop.comparison.rows import Row, iterations, of_group, percent_change
 from gputop.comparison.sides import Side, mapping, number
 from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, RATIO, WATTS
+from gputop.render.step_parts import PARTS
 from gputop.text.units import bytes_, fit, percent, printable, ranges, rate, seconds
 from gputop.text.wrapping import wrap
 
 _LABELS = {
     "median_s": "median", "mean_s": "mean",
-    "compute": "compute", "collectives": "collectives, exposed", "h2d": "copies to GPU", "d2h": "copies to host",
-    "input": "waiting for input", "launch": "waiting for launches", "host": "host work", "idle": "other idle",
+    **{part.id: part.name for part in PARTS},
     "waiting": "collectives waiting", "count_per_step": "collectives per step",
 }
 _SHARES = {"busy": "busy", "compute": "compute", "collectives": "coll.", "collectives_exposed": "exposed",

@@ -13,6 +13,7 @@ import numpy as np
 from gputop.comparison.sides import Side, items, mapping, number
 from gputop.comparison.statistics import MIN_STEPS, Interval, mean_difference, median_ratio, share_longer
 from gputop.core.metrics import BYTES, BYTES_PER_S, COUNT, GPU_METRICS, LANE_METRICS, RATIO
+from gputop.render.step_parts import WORK_FIRST
 from gputop.trace.model import F64
 
 Verdict = Literal["better", "worse", "changed", "noise", "cannot be told"]
@@ -33,7 +34,7 @@ _APART_STEPS = 10
 _APART_SHARE = 0.95
 SECONDS = "s"
 
-PARTS = ("compute", "collectives", "h2d", "d2h", "input", "launch", "host", "idle")
+PART_ORDER = tuple(part.id for part in WORK_FIRST)
 # What is to be wished of a figure: 1 more, -1 less, 0 neither in itself.
 _GPU_FIGURES = {"busy": 1, "compute": 1, "collectives": 0, "collectives_exposed": -1, "copies": -1, "idle": -1,
                 "launch_delay_s": 0, "kernels": -1, "tensor_core_time": 1}
@@ -172,11 +173,11 @@ def breakdown_rows(a: Side, b: Side) -> list[Row]:
     if not any(docs):
         return []
     per = iterations(a), iterations(b)
-    pairs = {name: _pair(a, b, partial(_part, name=name), per) for name in PARTS}
+    pairs = {name: _pair(a, b, partial(_part, name=name), per) for name in PART_ORDER}
     interval, reason = _tested(a, b, pairs)
     minimum = MIN_EFFECT * step_scale(a, b)
     rows = []
-    for name in PARTS:
+    for name in PART_ORDER:
         values = [number(doc.get(name)) for doc in docs]
         first, second = (None if v is None else v / n for v, n in zip(values, per, strict=True))
         if first is None and second is None:

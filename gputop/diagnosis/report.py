@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.diagnosis import report_device, report_host
+from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
 from gputop.text.units import bytes_, figure, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
 
-_PARTS = {
-    "compute": "compute", "collectives": "collectives, exposed", "h2d": "copies to GPU", "d2h": "copies to host",
-    "input": "waiting for input", "launch": "waiting for launches", "host": "host work", "idle": "other idle",
-}
 # The parts of the step whose cause a finding names; a large part without one is said to be unexplained.
 # launch_bound names launches close together alone, which is not what the host was at in the part of its own.
 _UNEVEN = {"gpu0_oversubscribed", "replica_imbalance"}
@@ -82,10 +79,10 @@ def _breakdown(a: Analysis, width: int) -> Iterator[str]:
         return
     parts, total = a.breakdown.to_json(), a.breakdown.total
     yield f"Where the mean step of {seconds(total)} goes" + (", mean over the GPUs" if len(a.gpus) > 1 else "")
-    for name, label in _PARTS.items():
-        share = parts[name] / total if total else 0.0
+    for part in WORK_FIRST:
+        share = parts[part.id] / total if total else 0.0
         if share >= 0.0005:
-            yield f"  {label:<21}{seconds(parts[name]):>10} {share:>6.1%}  {'█' * round(share * _BAR)}"
+            yield f"  {part.name:<21}{seconds(parts[part.id]):>10} {share:>6.1%}  {'█' * round(share * _BAR)}"
 
 
 def _gpus(a: Analysis, width: int) -> Iterator[str]:
@@ -164,7 +161,7 @@ def _unexplained(a: Analysis) -> str:
     share = parts[name] / total if total else 0.0
     if share < HIGH_SHARE or named & _EXPLAINED_BY[name]:
         return ""
-    text = f"Unexplained: {_PARTS[name]} takes {percent(share)} of the step and no rule here names its cause."
+    text = f"Unexplained: {PART_BY_ID[name].name} takes {percent(share)} of the step and no rule here names its cause."
     return f"{text} Gaps above lists what the host was at." if a.gaps is not None and a.gaps.main else text
 
 

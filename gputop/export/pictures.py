@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from gputop.render.palette import SHADES, STEPS, level_rgb, step_of
-from gputop.render.step_bar import PARTS
+from gputop.render.step_parts import PART_BY_ID, PARTS, StepPart
 from gputop.replay.snapshot import Track
 from gputop.telemetry.ring_buffers import LEVELS
 
 BANDS = LEVELS
 GROUND = "#{:02x}{:02x}{:02x}".format(*level_rgb(0, 0))
 DOT = "#4d5260"  # nothing was measured
-PART_NAMES: dict[str, tuple[str, str]] = {name: (label, color) for name, label, color in PARTS}
 
 Cells = Mapping[str, list[tuple[int, int, int, int]]]  # colour -> x, y, width, height
 
@@ -58,16 +58,23 @@ def step_runs(runs: Sequence[tuple[str, int, int]]) -> str:
     """One GPU's step: runs of slots (part, first, end) in a box of one row."""
     cells: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
     for part, first, end in runs:
-        cells[PART_NAMES[part][1]].append((first, 0, end - first, 1))
+        cells[PART_BY_ID[part].dark].append((first, 0, end - first, 1))
     return _paths(cells)
 
 
-def shares(breakdown: Mapping[str, float | None]) -> list[tuple[str, str, float, float]]:
-    """The parts of a step that are known and not nothing: label, colour, seconds, share; in the order of the bar."""
+class PartShare(NamedTuple):
+    """A part of the mean step: its time, and its share of the step (0-1)."""
+
+    part: StepPart
+    time_s: float
+    share: float
+
+
+def shares(breakdown: Mapping[str, float | None]) -> list[PartShare]:
+    """The parts of a step that are known and not zero, in the order of the bar."""
     known = {name: value for name, value in breakdown.items() if value is not None and 0 < value < 1e15}
     total = sum(known.values())
-    return [(label, color, known[name], known[name] / total) for name, (label, color) in PART_NAMES.items()
-            if name in known]
+    return [PartShare(part, known[part.id], known[part.id] / total) for part in PARTS if part.id in known]
 
 
 def _runs(cells: dict[str, list[tuple[int, int, int, int]]], colours: Iterable[str | None], y: int) -> None:

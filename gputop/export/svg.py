@@ -178,19 +178,19 @@ def _step(page: _Page, s: Snapshot) -> None:
         return
     page.y += 36
     page.text(_EDGE, "Step", _BOLD, bold=True)
-    page.text(_LANE_X + 14, seconds(sum(value for _, _, value, _ in parts)), _PLAIN)
+    page.text(_LANE_X + 14, seconds(sum(s.time_s for s in parts)), _PLAIN)
     left, width = 152.0, _WIDTH - _EDGE - 152.0
     x = left
-    for _, colour, _, share in parts:
-        page.box(x, page.y - 16, share * width, 22, colour)
+    for part, _, share in parts:
+        page.box(x, page.y - 16, share * width, 22, part.dark)
         x += share * width
     page.y += 25
     x = left
-    for label, colour, _, share in sorted(parts, key=lambda part: -part[3]):
-        text = f"{label} {percent(share)}"
+    for part, _, share in sorted(parts, key=lambda s: -s.share):
+        text = f"{part.label} {percent(share)}"
         if share < 0.005 or x + len(text) * _LETTER + 20 > _WIDTH - _EDGE:
             break
-        page.box(x, page.y - 9, 9, 9, colour, 2)
+        page.box(x, page.y - 9, 9, 9, part.dark, 2)
         page.text(x + 15, text, _DIM, size=12)
         x += 15 + len(text) * _LETTER * 12 / 13 + 20
 

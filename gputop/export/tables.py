@@ -9,6 +9,7 @@ from typing import Any
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
 from gputop.export import pictures
+from gputop.render.step_parts import PART_BY_ID
 from gputop.replay.snapshot import Snapshot
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import devices, limits, percent, ratio, reading, seconds
@@ -71,16 +72,16 @@ def _breakdown(found: Mapping[str, Any], step_s: float | None) -> str:
     shares = pictures.shares(mapping(found.get("breakdown")))
     if not shares:
         return ""
-    total = sum(value for _, _, value, _ in shares)
+    total = sum(s.time_s for s in shares)
     steps = mapping(found.get("steps"))
     told = f"Mean step {seconds(total)}" + ("" if step_s is None else f", median {seconds(step_s)}")
     p95 = _number(steps.get("p95_s"))
     told += "" if p95 is None else f", 95th percentile {seconds(p95)}"
-    bar = "".join(f'<span style="width:{100 * share:.3f}%;background:{color}" title="{esc(label)}: {seconds(value)}, '
-                  f'{percent(share)}"></span>' for label, color, value, share in shares)
-    rows = "".join(f'<li><i style="background:{color}"></i>{esc(label)}<b>{esc(_share(share))}</b>'
-                   f"<em>{seconds(value)}</em></li>"
-                   for label, color, value, share in sorted(shares, key=lambda part: -part[2]))
+    bar = "".join(f'<span style="width:{100 * s.share:.3f}%;background:{s.part.dark}" title="{esc(s.part.label)}: '
+                  f'{seconds(s.time_s)}, {percent(s.share)}"></span>' for s in shares)
+    rows = "".join(f'<li title="{esc(s.part.meaning)}"><i style="background:{s.part.dark}"></i>{esc(s.part.label)}'
+                   f"<b>{esc(_share(s.share))}</b><em>{seconds(s.time_s)}</em></li>"
+                   for s in sorted(shares, key=lambda s: -s.time_s))
     told += f" of {steps['count']} steps" if isinstance(steps.get("count"), int) else ""
     return (f"<p>{told}, as means of the GPUs that took part.</p>"
             f'<div class="step" role="img" aria-label="parts of the step">{bar}</div><ul class="legend">{rows}</ul>')
@@ -114,7 +115,7 @@ def _one_step(found: Mapping[str, Any]) -> str:
 
 
 def _is_run(run: Any, slots: int) -> bool:
-    return (isinstance(run, list) and len(run) == 3 and run[0] in pictures.PART_NAMES
+    return (isinstance(run, list) and len(run) == 3 and run[0] in PART_BY_ID
             and all(isinstance(at, int) for at in run[1:]) and 0 <= run[1] < run[2] <= slots)
 
 

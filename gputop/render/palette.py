@@ -23,6 +23,8 @@ from functools import cache
 from rich.color import Color
 from rich.style import Style
 
+from gputop.render.step_parts import PARTS
+
 STEPS = 32  # distinct levels of colour; more cannot be told apart on a terminal
 SHADES = 9  # distinct brightnesses of one level: nothing … full
 
@@ -47,21 +49,18 @@ class Scheme:
 DARK = Scheme((0.36, 0.90), (0.13, 0.15), (285.0, 92.0), (0.17, 0.012, 270.0), (0.34, 0.66), 0.38, {
     "text": "#d7dae0", "strong": "#f2f4f8", "dim": "#8b93a5", "warn": "#e5b567", "bad": "#ff6b7a", "accent": "#57c7d4",
     "ground": "#101218", "surface": "#161a23", "panel": "#1b1f2a", "border": "#3b4252",
-    "input": "#e5955f", "h2d": "#5f8fe5", "compute": "#43b98c", "collectives": "#9a7fe0", "d2h": "#7fb3e8",
-    "launch": "#e56b7f", "host": "#d8c05a", "idle": "#596275",
+    **{part.id: part.dark for part in PARTS},
 })
 LIGHT = Scheme((0.86, 0.34), (0.10, 0.15), (98.0, 275.0), (0.935, 0.006, 270.0), (0.80, 0.46), 0.70, {
     "text": "#2a2f3a", "strong": "#0b0e14", "dim": "#5b6372", "warn": "#8a5a00", "bad": "#b3122b", "accent": "#00697a",
     "ground": "#fafafa", "surface": "#f1f2f5", "panel": "#e4e7ec", "border": "#b4bac6",
-    "input": "#c65f1c", "h2d": "#2f66c4", "compute": "#1c8a61", "collectives": "#6f4fc4", "d2h": "#5a93cf",
-    "launch": "#c53a54", "host": "#a58712", "idle": "#9aa1ae",
+    **{part.id: part.light for part in PARTS},
 })
 # Names after Okabe and Ito, "Color Universal Design" (2008), lightened for a black ground.
 CONTRAST = Scheme((0.42, 0.97), (0.14, 0.13), (262.0, 100.0), (0.14, 0.0, 0.0), (0.50, 0.82), 0.60, {
     "text": "#ffffff", "strong": "#ffffff", "dim": "#c8c8c8", "warn": "#f0e442", "bad": "#ff8a3d", "accent": "#5cc8ff",
     "ground": "#000000", "surface": "#0a0a0a", "panel": "#1c1c1c", "border": "#9a9a9a",
-    "input": "#e69f00", "h2d": "#3f9fe0", "compute": "#14b886", "collectives": "#e08fc0", "d2h": "#8fd0ff",
-    "launch": "#ff8a3d", "host": "#f0e442", "idle": "#8a8a8a",
+    **{part.id: part.contrast for part in PARTS},
 })
 
 
@@ -144,9 +143,8 @@ WARN = Style(color=DARK.names["warn"])
 BAD = Style(color=DARK.names["bad"], bold=True)
 ACCENT = Style(color=DARK.names["accent"])
 
-# The parts of a training step, wherever they are drawn. Without colour a full block of one becomes a letter.
-PARTS = ("input", "h2d", "compute", "collectives", "d2h", "launch", "host", "idle")
-PART_STYLE = {part: Style(color=DARK.names[part]) for part in PARTS}
+# The parts of a training step by id, wherever they are drawn.
+PART_STYLE = {part.id: Style(color=part.dark) for part in PARTS}
 
 
 @cache

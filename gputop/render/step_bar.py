@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gputop.render.palette import BOLD, DARK, DIM, PART_STYLE
+from gputop.render.palette import BOLD, DIM, PART_STYLE
+from gputop.render.step_parts import PARTS
 from gputop.render.styled_text import StyledText
 from gputop.text.units import ratio, seconds
-
-# In the order of the step's life: waiting for input, work, what stands in its way.
-PARTS = tuple((name, label, DARK.names[name]) for name, label in (
-    ("input", "input wait"), ("h2d", "H2D"), ("compute", "compute"), ("collectives", "collectives"), ("d2h", "D2H"),
-    ("launch", "launch wait"), ("host", "host"), ("idle", "other idle")))
 
 
 def step_lines(breakdown: Mapping[str, float | None], width: int) -> list[list[StyledText]]:
@@ -25,8 +21,8 @@ def step_lines(breakdown: Mapping[str, float | None], width: int) -> list[list[S
         return []
     head = f" Step ø {seconds(total)} "
     room = width - len(head) - 1
-    parts = [(label, known[name] / total, PART_STYLE[name]) for name, label, _ in PARTS
-             if known.get(name, 0.0) / total >= 0.005]
+    parts = [(part.label, known[part.id] / total, PART_STYLE[part.id]) for part in PARTS
+             if known.get(part.id, 0.0) / total >= 0.005]
     # Largest remainders: the cells of all parts together fill the bar exactly.
     shares = [share / sum(s for _, s, _ in parts) * room for _, share, _ in parts]
     cells = [int(share) for share in shares]

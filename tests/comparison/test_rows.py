@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gputop.comparison.compare import compare_sides
 from gputop.comparison.report import text_report
-from gputop.comparison.rows import PARTS, Row, all_rows
+from gputop.comparison.rows import PART_ORDER, Row, all_rows
 from gputop.comparison.sides import Side
 from gputop.core.errors import NothingToSee
 from tests.comparison import sides
@@ -170,4 +170,4 @@ def test_a_document_edited_or_of_another_version_never_fails(seed):
 
 
 def test_every_part_has_a_row():
-    assert {row.id for row in all_rows(side(0), side(1)) if row.group == "breakdown"} == set(PARTS)
+    assert {row.id for row in all_rows(side(0), side(1)) if row.group == "breakdown"} == set(PART_ORDER)

@@ -25,6 +25,7 @@ import numpy as np
 from gputop.analysis.gpu.device_time import GpuTimeline, waits_for_another
 from gputop.analysis.host.input_pipeline import Loop, loops
 from gputop.analysis.results import Breakdown
+from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import stat
 from gputop.trace.model import F64, Trace
@@ -36,14 +37,12 @@ LAUNCHING_GAP_NS = 1_000_000
 WAIT_FOR_GPU_NS = 1_000_000
 WAIT_FOR_GPU_SHARE = 0.8
 
-_PARTS = ("input", "h2d", "compute", "collectives", "d2h", "launch", "host", "idle")
-
 
 def breakdown(trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequence[tuple[int, int]]) -> Breakdown:
     """Mean over ``bounds`` (disjoint, in order), in seconds."""
     parts, gpus = _parts(trace, gpu_timelines, bounds)
     unit = 1e9 * len(bounds) * max(gpus, 1)
-    return Breakdown(**{name: sum(spans.total for spans in parts[name]) / unit for name in _PARTS})
+    return Breakdown(**{name: sum(spans.total for spans in parts[name]) / unit for name in PART_IDS})
 
 
 def breakdown_by_step(
@@ -53,7 +52,7 @@ def breakdown_by_step(
     parts, gpus = _parts(trace, gpu_timelines, bounds)
     start, end = np.array(bounds, np.int64).reshape(-1, 2).T
     return {name: sum((coverage(spans, start, end) for spans in parts[name]), np.zeros(len(bounds), np.int64))
-            / (1e9 * max(gpus, 1)) for name in _PARTS}
+            / (1e9 * max(gpus, 1)) for name in PART_IDS}
 
 
 def parts_by_gpu(
@@ -78,9 +77,9 @@ def _parts(
     """When each part holds on each GPU that took part, and how many those are; without any, on the host."""
     by_gpu = parts_by_gpu(trace, gpu_timelines, bounds)
     if by_gpu:
-        return {name: [parts[name] for parts in by_gpu.values()] for name in _PARTS}, len(by_gpu)
+        return {name: [parts[name] for parts in by_gpu.values()] for name in PART_IDS}, len(by_gpu)
     within = union([a for a, _ in bounds], [b for _, b in bounds])
-    parts: dict[str, list[Spans]] = {name: [] for name in _PARTS}
+    parts: dict[str, list[Spans]] = {name: [] for name in PART_IDS}
     parts["input"].append(intersect(merge(EMPTY, *(loop.waits for loop in loops(trace))), within))
     parts["host"].append(subtract(within, parts["input"][0]))
     return parts, 0

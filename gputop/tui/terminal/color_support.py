@@ -20,7 +20,8 @@ from typing import Literal
 from rich.color import Color, ColorSystem, ColorType
 from rich.style import Style
 
-from gputop.render.palette import DARK, LIGHT, PARTS, SCHEMES, SHADES, STEPS, Rgb, blank_rgb, level_rgb, oklch_rgb
+from gputop.render.palette import DARK, LIGHT, SCHEMES, SHADES, STEPS, Rgb, blank_rgb, level_rgb, oklch_rgb
+from gputop.render.step_parts import PART_BY_ID
 
 Colors = Literal["truecolor", "256", "16", "none"]
 Glyphs = Literal["unicode", "console", "ascii"]
@@ -114,14 +115,11 @@ _TABLES: dict[Glyphs, dict[int, str]] = {
 _MEANT: dict[Rgb, str] = {Color.parse(color).get_truecolor(): name for name, color in DARK.names.items()}
 _OF_LIGHT = {Color.parse(color).get_truecolor() for color in LIGHT.names.values()}  # from the style sheet
 _TEXTS = ("text", "strong", "dim", "warn", "bad", "accent", "ground")
-_LETTER = {"input": "i", "h2d": ">", "compute": "C", "collectives": "A", "d2h": "<", "launch": "l", "host": "h",
-           "idle": "."}
 # The 16 of any terminal, whatever shades it gives them: on a dark ground, on a light one.
 _NAMES_16: dict[str, tuple[int, int]] = {
     "text": (7, 0), "strong": (15, 0), "dim": (7, 0), "warn": (11, 5), "bad": (9, 1), "accent": (14, 4),
     "ground": (0, 15), "surface": (0, 15), "panel": (0, 15), "border": (8, 8),
-    "input": (3, 3), "h2d": (12, 12), "compute": (2, 2), "collectives": (5, 5), "d2h": (6, 6), "launch": (9, 9),
-    "host": (11, 1), "idle": (8, 8),
+    **{part.id: part.ansi for part in PART_BY_ID.values()},
 }
 _LEVELS_16 = ((4, 12, 6, 14, 11), (6, 12, 4, 5, 0))
 _MUTED_16 = ((8, 7), (7, 8))
@@ -234,8 +232,8 @@ class Look:
                 text = text.replace("▀", DENSITY[quarters])
         if "█" in text and self.colors == "none":
             part = _MEANT.get(_rgb_of(style.color) or (-1, 0, 0))
-            if part in PARTS:
-                text = text.replace("█", _LETTER[part])
+            if part in PART_BY_ID:
+                text = text.replace("█", PART_BY_ID[part].letter)
         return text
 
     def _without_color(self, style: Style) -> Style:

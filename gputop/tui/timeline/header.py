@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.style import Style
 
-from gputop.render.palette import ACCENT, DARK, DIM, PART_STYLE, PARTS
+from gputop.render.palette import ACCENT, DARK, DIM, PART_STYLE
+from gputop.render.step_parts import PART_IDS
 from gputop.render.styled_text import StyledText
 from gputop.text.units import seconds
 from gputop.timeline.model import KINDS
@@ -141,7 +142,7 @@ def legend(kinds: set[str], width: int) -> list[StyledText]:
     """What the colours mean, for the kinds of work there are, as many as fit."""
     runs: list[StyledText] = []
     used = 0
-    for part in PARTS:
+    for part in PART_IDS:
         own = [k for k in KINDS if PART_OF.get(k) == part and k in kinds]
         if not own:
             continue

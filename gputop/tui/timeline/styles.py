@@ -11,7 +11,8 @@ from functools import cache
 from rich.color import Color
 from rich.style import Style
 
-from gputop.render.palette import BOLD, DARK, PARTS, Rgb, level_rgb
+from gputop.render.palette import BOLD, DARK, Rgb, level_rgb
+from gputop.render.step_parts import PART_IDS
 from gputop.timeline.model import KINDS
 
 # The part of the step that a kind of work belongs to, whose colour it has.
@@ -19,7 +20,7 @@ PART_OF = {"compute": "compute", "collective": "collectives", "h2d": "h2d", "d2h
            "copy": "h2d", "memset": "idle", "host": "host", "input": "input"}
 
 KIND_MASK = 0xF
-CAUSE_SHIFT, CAUSE_MASK = 4, 0xF  # one more than the index into PARTS, 0: not told
+CAUSE_SHIFT, CAUSE_MASK = 4, 0xF  # one more than the index into PART_IDS, 0: not told
 RULED, BAR, SELECTED, LINKED, ROW = 0x100, 0x200, 0x400, 0x800, 0x1000
 
 
@@ -32,7 +33,7 @@ _ROW_LANE: Rgb = (29, 34, 46)
 _CURSOR: Rgb = (38, 84, 99)
 _INK, _LIGHT, _RULE = (_rgb(DARK.names[name]) for name in ("ground", "strong", "border"))
 
-assert len(KINDS) <= KIND_MASK and len(PARTS) < CAUSE_MASK  # what there is room for in a code
+assert len(KINDS) <= KIND_MASK and len(PART_IDS) < CAUSE_MASK  # what there is room for in a code
 
 
 def mix(one: Rgb, other: Rgb, share: float) -> Rgb:
@@ -43,7 +44,7 @@ def mix(one: Rgb, other: Rgb, share: float) -> Rgb:
 
 def cause_code(part: str) -> int:
     """What stands for a lost stretch of this part of the step in a code, before it is shifted."""
-    return PARTS.index(part) + 1
+    return PART_IDS.index(part) + 1
 
 
 @cache
@@ -59,7 +60,7 @@ def style_of(code: int) -> Style:
         if code & LINKED:
             return _style(_INK, mix(color, _LIGHT, 0.4), bold=True, underline=True)
         return _style(_INK, color)
-    ground = mix(_LANE, _rgb(DARK.names[PARTS[cause - 1]]), 0.3) if cause else lane
+    ground = mix(_LANE, _rgb(DARK.names[PART_IDS[cause - 1]]), 0.3) if cause else lane
     if code & RULED and kind:
         ground, color = mix(ground, _RULE, 0.35), mix(color, lane, 0.3)
     if code & (SELECTED | LINKED):

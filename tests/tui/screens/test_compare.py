@@ -12,6 +12,7 @@ from rich.text import Text
 from gputop.core.errors import GputopError
 from gputop.diagnosis.diagnose import analyze
 from gputop.profiler.capture.records import CaptureRecord, Server
+from gputop.render.step_parts import PART_BY_ID
 from gputop.tui.app import GputopApp
 from gputop.tui.screens import compare
 from gputop.tui.screens.compare import CaptureList, CompareScreen, coloured, compared
@@ -128,7 +129,7 @@ async def test_two_real_traces_side_by_side() -> None:
         told, screen._tell = screen._tell, lambda text: (shown.append(text), told(text))[1]  # type: ignore[method-assign]
         await until(lambda: shown, app)
         text = str(shown[-1])
-        assert "BETTER: B's" in text and "waiting for input" in text and "From the analyses alone" not in text
+        assert "BETTER: B's" in text and PART_BY_ID["input"].name in text and "From the analyses alone" not in text
         assert "GONE" in text and "promised" in text  # the advice to mend the input was followed
 
 

@@ -184,8 +184,8 @@ def test_glyphs_follow_locale_and_console(env: dict[str, str], glyphs: str) -> N
 
 
 def test_parts_are_the_same_wherever_they_are_drawn() -> None:
-    from gputop.render.step_bar import PARTS
+    from gputop.export.pictures import shares
 
-    drawn = {name: color for name, _, color in PARTS}
+    drawn = {s.part.id: s.part.dark for s in shares(dict.fromkeys(PART_STYLE, 1.0))}
     assert json.dumps(drawn, sort_keys=True) == json.dumps(
         {name: style.color.name for name, style in PART_STYLE.items() if style.color}, sort_keys=True)

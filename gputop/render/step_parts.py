@@ -1,0 +1,58 @@
+"""The parts of a training step: what each is called, what it means and how it is drawn.
+
+An analysis divides each step into these parts (:mod:`gputop.analysis.gpu.breakdown`). Every view takes their
+order, names and colors from here. This module imports nothing, so that readers of a trace can use it too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class StepPart(NamedTuple):
+    """One part. ``dark``, ``light`` and ``contrast`` are its color in the schemes of these names (#rrggbb)."""
+
+    id: str  # as in the JSON of an analysis
+    label: str  # in a legend
+    name: str  # in a table or a sentence
+    meaning: str
+    letter: str  # takes the place of a full block on a terminal without colors
+    dark: str
+    light: str
+    contrast: str  # after Okabe and Ito, "Color Universal Design" (2008), lightened for a black ground
+    ansi: tuple[int, int]  # of the 16 colors of any terminal: on a dark ground, on a light one
+
+
+# In the order of a step's life: the wait for input, the work, and what stands in its way.
+PARTS: tuple[StepPart, ...] = (
+    StepPart("input", "input wait", "input wait",
+             "The training loop waits for a batch and none of its GPUs runs anything.",
+             "i", "#e5955f", "#c65f1c", "#e69f00", (3, 3)),
+    StepPart("h2d", "H2D", "copies to GPU",
+             "The GPU copies data from the host and runs no kernel.",
+             ">", "#5f8fe5", "#2f66c4", "#3f9fe0", (12, 12)),
+    StepPart("compute", "compute", "compute",
+             "A kernel that is no collective runs, or the GPU copies or clears its own memory.",
+             "C", "#43b98c", "#1c8a61", "#14b886", (2, 2)),
+    StepPart("collectives", "collectives", "exposed communication",
+             "A collective or a copy between GPUs runs and no other kernel hides it.",
+             "A", "#9a7fe0", "#6f4fc4", "#e08fc0", (5, 5)),
+    StepPart("d2h", "D2H", "copies to host",
+             "The GPU copies data to the host and runs no kernel.",
+             "<", "#7fb3e8", "#5a93cf", "#8fd0ff", (6, 6)),
+    StepPart("launch", "launch wait", "launch wait",
+             "The GPU is idle because the host launches its next work late, and the host is launching meanwhile.",
+             "l", "#e56b7f", "#c53a54", "#ff8a3d", (9, 9)),
+    StepPart("host", "host", "host work",
+             "The GPU is idle because the host launches its next work late, and the host does other work meanwhile.",
+             "h", "#d8c05a", "#a58712", "#f0e442", (11, 1)),
+    StepPart("idle", "other idle", "other idle",
+             "The GPU is idle for another reason: it waits for another GPU, its work is queued, or the launch is not "
+             "in the trace.",
+             ".", "#596275", "#9aa1ae", "#8a8a8a", (8, 8)),
+)
+PART_BY_ID: dict[str, StepPart] = {part.id: part for part in PARTS}
+PART_IDS: tuple[str, ...] = tuple(PART_BY_ID)
+# The order of a table: what the GPU does, then what it waits for.
+WORK_FIRST: tuple[StepPart, ...] = tuple(
+    PART_BY_ID[id_] for id_ in ("compute", "collectives", "h2d", "d2h", "input", "launch", "host", "idle"))
