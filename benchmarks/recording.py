@@ -22,7 +22,7 @@ from pathlib import Path
 from gputop.core.samples import NodeSample
 from gputop.replay.reader import Recording
 from gputop.replay.writer import RecordingWriter
-from gputop.sources.simulated import PREFILL_S, SimulatedSource
+from gputop.sources.simulated import BACKFILL_S, SimulatedSource
 
 
 def make(count: int) -> list[NodeSample]:
@@ -31,8 +31,8 @@ def make(count: int) -> list[NodeSample]:
     samples: list[NodeSample] = []
     now_s = time.time()
     while len(samples) < count:
-        now_s += PREFILL_S
-        samples += source.prefill(now_s, 1.0)
+        now_s += BACKFILL_S
+        samples += source.backfill(now_s, 1.0)
     return samples[:count]
 
 

@@ -82,7 +82,7 @@ class StillSource:
 
     def open(self) -> None: ...
 
-    def prefill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
+    def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
         return ()
 
     def profiler_endpoints(self) -> Mapping[str, str]:

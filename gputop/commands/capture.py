@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gputop.commands.common import options_of, say, source_of
 from gputop.core.errors import EXIT_OK
-from gputop.core.signal_handlers import handled, of_an_end
+from gputop.core.signal_handlers import signal_handlers, termination_handlers
 from gputop.launch.xprof import logdir_of, open_command
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             said.append(status.message)
             say(status.message)
 
-    with handled(of_an_end(interrupted)):
+    with signal_handlers(termination_handlers(interrupted)):
         record = capture_and_analyse(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
                                      args.force)
     return tell(record, as_json=args.json)

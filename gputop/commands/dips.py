@@ -11,7 +11,7 @@ from dataclasses import replace
 from gputop.commands.capture import tell
 from gputop.commands.common import say, source_of
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
-from gputop.core.signal_handlers import handled, of_an_end
+from gputop.core.signal_handlers import signal_handlers, termination_handlers
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.session.session import Change, Options, Session
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, options: Options) -> int:
         if change == "failed" or (change == "capture" and status is not None and not status.running):
             ended.set()
 
-    with contextlib.closing(session), handled(of_an_end(interrupted)):
+    with contextlib.closing(session), signal_handlers(termination_handlers(interrupted)):
         session.listen(changed)
         session.start()
         say(f"waiting for {options.dips.rule.text}; ctrl-c ends it")

@@ -8,7 +8,7 @@ import threading
 
 from gputop.commands.common import say, source_of
 from gputop.core.errors import EXIT_OK
-from gputop.core.signal_handlers import handled, of_an_end
+from gputop.core.signal_handlers import signal_handlers, termination_handlers
 
 
 def run(args: argparse.Namespace) -> int:
@@ -20,6 +20,6 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(number, signal.SIG_DFL)  # a second one quits at once
         stop.set()
 
-    with handled(of_an_end(ended)):
+    with signal_handlers(termination_handlers(ended)):
         record(source_of(args), args.interval, args.output, args.seconds, stop, say)
     return EXIT_OK

@@ -24,11 +24,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.job:
         raise GputopError("no command to run", "Write it after --: gputop run -- python train.py", EXIT_USAGE)
     file = environment.find_command(args.job)
-    doubt = environment.doubts(args.job, file)
+    doubt = environment.launch_warning(args.job, file)
     if doubt is not None:
         say(doubt)
     token = environment.new_token()
-    environ = environment.prepared(environment.own_environ(), token, args.port, args.listen)
+    environ = environment.prepared(environment.inherited_environ(), token, args.port, args.listen)
     if args.headless:
         _become(file, args.job, environ, args.output)
     unfit = unfit_terminal()
@@ -66,7 +66,7 @@ def _become(file: str, argv: list[str], environ: dict[str, str], output: Path | 
 def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> int:
     """The job, with the monitor on the terminal until it is quit, then with its own output there."""
     from gputop.launch.announcements import Announcement, Announcements
-    from gputop.launch.job import Job, end_like, log_path, passing_signals_on, see_out
+    from gputop.launch.job import Job, exit_like, forward_signals, log_path, wait_for_exit
     from gputop.session.session import Session
 
     options = options_of(args)
@@ -89,7 +89,7 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
         job = Job(args.job, environ, args.output or log_path(options.logdir))
         announcements.start()
         try:
-            with contextlib.closing(session), passing_signals_on(job):
+            with contextlib.closing(session), forward_signals(job):
                 preferences = preferences_of(args)
                 preferences.tell_textual()
                 from gputop.tui.run_app import run as run_monitor
@@ -99,9 +99,9 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
             say(f"the monitor ended: {error.message}")
         except Exception:  # noqa: BLE001  a fault of gputop's; the job is to be waited for all the same
             traceback.print_exc()
-        see_out(job, print)
+        wait_for_exit(job, print)
     if not any(announcement.address for announcement in told):
         say(told[-1].line if told else "no profiler server came up: no Python of the job that reads PYTHONPATH "
             "imported TensorFlow or JAX")
     assert job.returncode is not None
-    return end_like(job.returncode)
+    return exit_like(job.returncode)

@@ -12,7 +12,7 @@ from gputop.comparison.job import Note, batch_factor, gpu_count, notes, other_ba
 from gputop.comparison.rows import ERROR, MIN_EFFECT, Row, Verdict, all_rows
 from gputop.comparison.sides import Side, mapping, read_side
 from gputop.comparison.statistics import MIN_STEPS
-from gputop.core.errors import NothingToSee
+from gputop.core.errors import NoDataError
 from gputop.text.units import percent
 
 SCHEMA = "gputop.compare/1"
@@ -102,7 +102,7 @@ def _side(side: Side) -> dict[str, Any]:
 def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
     """Compare two files or folders: traces, documents of ``analyze --json`` or ``capture --json``, JSON snapshots.
 
-    Raises GputopError for what cannot be read and NothingToSee where A and B have nothing in common.
+    Raises GputopError for what cannot be read and NoDataError where A and B have nothing in common.
     """
     first = read_side(a)
     same = Path(a).resolve() == Path(b).resolve()
@@ -117,7 +117,7 @@ def compare_sides(a: Side, b: Side) -> Comparison:
     """The same of two sides in memory; a pure function of them."""
     rows = all_rows(a, b)
     if not rows:
-        raise NothingToSee(f"{a.path} and {b.path} have no figure in common.",
+        raise NoDataError(f"{a.path} and {b.path} have no figure in common.",
                            "Compare two traces or analyses, or two snapshots taken with --seconds 60 or more.")
     mean_step = next((row for row in rows if row.group == "steps" and row.id == "mean_s"), None)
     return Comparison(a, b, tuple(notes(a, b)), tuple(rows), tuple(followed(a, b, mean_step)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gputop.comparison.series import StepSeries, step_series
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.readers.content import head, whole
 from gputop.trace.readers.load import load
@@ -43,7 +43,7 @@ class Side:
 
 
 def read_side(path: str | os.PathLike[str]) -> Side:
-    """What ``path`` holds. Raises GputopError with cause and remedy; NothingToSee for a trace without events."""
+    """What ``path`` holds. Raises GputopError with cause and remedy; NoDataError for a trace without events."""
     text = os.fspath(path)
     saved = _saved(Path(text))
     if saved is None:
@@ -57,7 +57,7 @@ def read_side(path: str | os.PathLike[str]) -> Side:
     analysis = mapping(capture.get("analysis")) or None
     names = tuple(str(gpu.get("name")) for gpu in items(saved.get("gpus")) if gpu.get("name"))
     if analysis is None and not items(saved.get("gpus")):
-        raise NothingToSee(f"The snapshot {text} holds neither a GPU nor a capture.", _FIX)
+        raise NoDataError(f"The snapshot {text} holds neither a GPU nor a capture.", _FIX)
     return Side(text, "snapshot", analysis, saved, gpu_names=names)
 
 

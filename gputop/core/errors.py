@@ -5,7 +5,7 @@ from __future__ import annotations
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_NOTHING = 3
+EXIT_NO_DATA = 3
 
 
 class GputopError(Exception):
@@ -26,8 +26,8 @@ class GputopError(Exception):
         return f"{self.message}\n  {self.fix}" if self.fix else self.message
 
 
-class NothingToSee(GputopError):
+class NoDataError(GputopError):
     """There is no GPU, no profiler server or no trace event to look at (exit status 3)."""
 
     def __init__(self, message: str, fix: str = "") -> None:
-        super().__init__(message, fix, EXIT_NOTHING)
+        super().__init__(message, fix, EXIT_NO_DATA)

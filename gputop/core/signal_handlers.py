@@ -9,7 +9,7 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def handled(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+def signal_handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
     """Within the block these signals have these handlers, afterwards those they had; in the main thread only."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
@@ -19,7 +19,7 @@ def handled(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def of_an_end(handler: Any) -> dict[signal.Signals, Any]:
+def termination_handlers(handler: Any) -> dict[signal.Signals, Any]:
     """``handler`` for ctrl-c, a job scheduler's and a closed line's signal; those ignored from the start, as under
     nohup, stay ignored."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

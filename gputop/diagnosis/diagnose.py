@@ -39,7 +39,7 @@ def analyze(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], pa
     ``paths``: an ``.xplane.pb``, a run folder or TensorBoard logdir, Chrome/kineto JSON files
     (several are the ranks of one job), or an Nsight Systems ``.sqlite``. ``params``: number of
     the model's trainable parameters, for rules on AllReduce. Raises
-    :class:`gputop.core.errors.GputopError`; NothingToSee where the trace holds no event.
+    :class:`gputop.core.errors.GputopError`; NoDataError where the trace holds no event.
     """
     several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     return analyze_trace(load([os.fspath(p) for p in several]), params)

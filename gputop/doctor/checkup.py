@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gputop.core.errors import EXIT_FAILED, EXIT_NOTHING, EXIT_OK
+from gputop.core.errors import EXIT_FAILED, EXIT_NO_DATA, EXIT_OK
 from gputop.doctor.check import DEADLINE_S, Check, Running, Task
 
-SCHEMA = "gputop.doctor.checkup/1"
+SCHEMA = "gputop.doctor/1"
 _COLOURS = {"ok": "32", "warn": "33", "fail": "31", "unknown": "35"}
 _ROOT = Path("/")
 # As they are shown; a check of one GPU or process ends in its number.
@@ -40,7 +40,7 @@ class Report:
     def exit_code(self) -> int:
         """3 without a driver or GPU, else 1 if a check failed, else 0."""
         if self.no_gpu:
-            return EXIT_NOTHING
+            return EXIT_NO_DATA
         return EXIT_FAILED if any(check.status == "fail" for check in self.checks) else EXIT_OK
 
     def to_json(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from gputop.text.wrapping import wrap
 if TYPE_CHECKING:
     from gputop.session.session import Session
     from gputop.telemetry.history import History
-    from gputop.telemetry.step_period import Rhythm
+    from gputop.telemetry.step_period import StepPeriodEstimate
 
 HISTORY_S = 300.0
 HISTORY_SLICES = 60
@@ -70,7 +70,7 @@ def document(session: Session) -> dict[str, Any]:
         "processes": [_process(p) for p in sample.processes],
         "history": _history(session.history, sample),
         "spectrogram": _spectrogram(session.history, sample, session.interval_s),
-        "rhythm": _rhythm(session.step_period, session.history),
+        "rhythm": _step_period(session.step_period, session.history),
         "servers": [{**asdict(s), "description": redaction.command(s.description)} for s in session.servers],
         "capture": None if record is None else {
             **record.to_json(), "remarks": list(record.remarks), "analysis": record.analysis,
@@ -159,14 +159,16 @@ def _spectrogram(history: History | None, sample: NodeSample, interval_s: float)
     return {"start_s": end_s - slices * slice_s, "slice_s": slice_s, "slices": slices, "gpus": gpus}
 
 
-def _rhythm(rhythm: Rhythm | None, history: History | None) -> dict[str, Any] | None:
+def _step_period(step_period: StepPeriodEstimate | None, history: History | None) -> dict[str, Any] | None:
     """The estimated period of the training step, or why there is none; null before it was looked for."""
-    if rhythm is None or history is None:
+    if step_period is None or history is None:
         return None
     uuids = history.uuids
-    return {"estimate": True, "method": "autocorrelation", **asdict(rhythm), "metric": rhythm.metric or None,
-            "confidence": None if rhythm.period_s is None else rhythm.confidence,
-            "gpus": [uuids[gpu] for gpu in rhythm.gpus]}
+    figures = asdict(step_period)
+    figures["lively"] = figures.pop("varying_gpus")
+    return {"estimate": True, "method": "autocorrelation", **figures, "metric": step_period.metric or None,
+            "confidence": None if step_period.period_s is None else step_period.confidence,
+            "gpus": [uuids[gpu] for gpu in step_period.gpus]}
 
 
 def _numbers(values: Any) -> list[float | None]:

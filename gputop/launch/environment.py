@@ -38,7 +38,7 @@ def new_token() -> str:
     return secrets.token_hex(8)
 
 
-def own_environ() -> dict[str, str]:
+def inherited_environ() -> dict[str, str]:
     """The environment gputop was started with, without what its interpreter added to it: in the C locale
     Python sets LC_CTYPE (PEP 538), and a job that is no Python would be another one for it."""
     environ = dict(os.environ)
@@ -65,7 +65,7 @@ def find_command(argv: Sequence[str]) -> str:
                       EXIT_NOT_FOUND)
 
 
-def doubts(argv: Sequence[str], file: str) -> str | None:
+def launch_warning(argv: Sequence[str], file: str) -> str | None:
     """Why no server may start in this command, as far as its arguments tell; None where nothing speaks against it."""
     name = Path(argv[0]).name
     if name in _ELSEWHERE or (name == "env" and {"-i", "-", "--ignore-environment"} & set(argv)):

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from gputop.core.errors import GputopError
-from gputop.core.signal_handlers import handled
+from gputop.core.signal_handlers import signal_handlers
 from gputop.text.units import printable
 
 TAIL_BYTES = 64 * 1024
@@ -132,16 +132,16 @@ class Job:
 
 
 @contextlib.contextmanager
-def passing_signals_on(job: Job, others: Mapping[signal.Signals, Any] | None = None) -> Iterator[None]:
+def forward_signals(job: Job, others: Mapping[signal.Signals, Any] | None = None) -> Iterator[None]:
     """Within the block what would end gputop goes to the job instead; ``others`` are handlers of more signals."""
     def forward(number: int, _: FrameType | None) -> None:
         job.send(number)
 
-    with handled({**dict.fromkeys(FORWARDED, forward), **(others or {})}):
+    with signal_handlers({**dict.fromkeys(FORWARDED, forward), **(others or {})}):
         yield
 
 
-def see_out(job: Job, say: Callable[[str], None], tail_lines: int = 20) -> None:
+def wait_for_exit(job: Job, say: Callable[[str], None], tail_lines: int = 20) -> None:
     """After the monitor: show the end of the job's output and what it goes on to write, until it ends.
 
     Signals are passed on meanwhile. Raw bytes go to stdout, as they would have without gputop.
@@ -152,7 +152,7 @@ def see_out(job: Job, say: Callable[[str], None], tail_lines: int = 20) -> None:
         job.send(signal.SIGCONT)  # in the foreground again
 
     # Textual's handler of SIGCONT would bring its screen back.
-    with passing_signals_on(job, {signal.SIGTSTP: stop, signal.SIGCONT: signal.SIG_DFL}):
+    with forward_signals(job, {signal.SIGTSTP: stop, signal.SIGCONT: signal.SIG_DFL}):
         running = not job.ended.is_set()
         lines, position = job.tail(tail_lines)
         for line in lines:
@@ -177,7 +177,7 @@ def _copy(log: Path, position: int) -> int:
     return size
 
 
-def end_like(returncode: int) -> int:
+def exit_like(returncode: int) -> int:
     """The exit status that makes gputop end as the job did; where a signal ended it, this does not return."""
     if returncode >= 0:
         return returncode

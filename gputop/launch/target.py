@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import sockets
 from gputop.text.units import printable
 
@@ -39,7 +39,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = _YAMA) -> Target:
         command = printable((folder / "cmdline").read_bytes().replace(b"\0", b" ").strip())
         uid = folder.stat().st_uid
     except OSError:
-        raise NothingToSee(f"there is no process {pid}", "ps or nvidia-smi shows the job's; in a container pids "
+        raise NoDataError(f"there is no process {pid}", "ps or nvidia-smi shows the job's; in a container pids "
                            "differ from those outside.") from None
     user = user_name(uid)
     state = status.get("State", "?")[0]

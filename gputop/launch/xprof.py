@@ -15,7 +15,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.launch.inside.gputop_serve import confine, free_port, listening_sockets
 
 INSTALL = "pip install 'gputop-tf[xprof]'"
@@ -24,16 +24,16 @@ _LAYOUT = ("plugins", "profile")  # LOGDIR/plugins/profile/RUN/HOST.xplane.pb
 
 
 def logdir_of(path: Path) -> Path:
-    """The logdir that ``path``, a trace, run folder or logdir, is or lies in. Raises NothingToSee."""
+    """The logdir that ``path``, a trace, run folder or logdir, is or lies in. Raises NoDataError."""
     path = path.absolute()
     if not path.exists():
-        raise NothingToSee(f"there is no {path}", "Capture a trace first: gputop, then c; or gputop capture.")
+        raise NoDataError(f"there is no {path}", "Capture a trace first: gputop, then c; or gputop capture.")
     for folder in (path, *path.parents):
         if folder.parts[-2:] == _LAYOUT:
             return folder.parent.parent
     if next(path.glob("**/plugins/profile/*/*.xplane.pb"), None) is not None:
         return path
-    raise NothingToSee(f"{path} holds no traces in TensorBoard's layout, LOGDIR/plugins/profile/RUN/HOST.xplane.pb",
+    raise NoDataError(f"{path} holds no traces in TensorBoard's layout, LOGDIR/plugins/profile/RUN/HOST.xplane.pb",
                        "Give the logdir of a capture, or one of its runs.")
 
 

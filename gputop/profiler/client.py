@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gputop.core.errors import EXIT_USAGE, GputopError, NothingToSee
+from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.profiler import messages
 from gputop.profiler.capture.outline import Outline, mapped, outline
 from gputop.profiler.probe import (
@@ -77,7 +77,7 @@ class CaptureResult:
     sent_s: float = 0.0
 
 
-class EmptyTrace(NothingToSee):
+class EmptyTrace(NoDataError):
     """The trace holds no events. ``took_s`` is request to answer."""
 
     def __init__(self, message: str, fix: str, took_s: float) -> None:

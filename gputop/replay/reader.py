@@ -10,7 +10,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import BinaryIO
 
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.core.samples import NodeSample
 from gputop.replay.decode import Damaged, Decoder
 from gputop.replay.format import (
@@ -35,7 +35,7 @@ class Recording:
 
     ``times_s`` is the Unix time of each sample in the order of the file; ``notes`` says what
     is missing: a tail that was cut off, damage in the middle. Raises GputopError for a file
-    that is no recording or is of a newer version, NothingToSee for one without a sample. Not for
+    that is no recording or is of a newer version, NoDataError for one without a sample. Not for
     several threads at once.
     """
 
@@ -147,8 +147,8 @@ class Recording:
             raise GputopError(f"{self.path} is of format {version}; this gputop reads up to {VERSION}",
                               "Replay it with the gputop that wrote it, or a newer one.")
 
-    def _empty(self) -> NothingToSee:
-        return NothingToSee(f"{self.path} holds no sample", "It was cut off at once: record again.")
+    def _empty(self) -> NoDataError:
+        return NoDataError(f"{self.path} holds no sample", "It was cut off at once: record again.")
 
     def _scan(self) -> None:
         """Find all samples. Behind damage it goes on at the next segment."""

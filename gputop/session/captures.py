@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
     """What to capture from: all servers that were asked for, or the first that was found.
 
     Of those asked for, the ones that do not answer come along, with their ``problem``. Raises
-    NothingToSee with what to do where none answers: where one was asked for, no other is taken in
+    NoDataError with what to do where none answers: where one was asked for, no other is taken in
     its place, as a capture slows down its job.
     """
     servers = tuple(servers)
@@ -80,8 +80,8 @@ def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
         return asked or next((s,) for s in servers if s.problem is None)
     if asked or servers:
         first = (asked or servers)[0]
-        raise NothingToSee(f"no profiler server at {first.address}: {first.problem}", HOW_TO_SERVE)
-    raise NothingToSee("no profiler server found on this node", HOW_TO_SERVE)
+        raise NoDataError(f"no profiler server at {first.address}: {first.problem}", HOW_TO_SERVE)
+    raise NoDataError("no profiler server found on this node", HOW_TO_SERVE)
 
 
 def servers_label(servers: Sequence[Server]) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gputop.replay.snapshot import Snapshot
     from gputop.session.auto_capture.controller import AutoCapture
     from gputop.telemetry.history import History
-    from gputop.telemetry.step_period import Rhythm
+    from gputop.telemetry.step_period import StepPeriodEstimate
 
 DISCOVERY_PERIOD_S = 10.0
 STEP_PERIOD_UPDATE_S = 10.0
@@ -59,7 +59,7 @@ class Session:
         self.history: History | None = None
         self.live = Advice()
         self.findings: tuple[Finding, ...] = ()
-        self.step_period: Rhythm | None = None  # None: not looked for yet
+        self.step_period: StepPeriodEstimate | None = None  # None: not looked for yet
         self.events = EventLog()
         self.servers: tuple[Server, ...] = ()
         self.servers_known = False
@@ -147,7 +147,7 @@ class Session:
     @property
     def known_gpus(self) -> NodeSample | None:
         """The newest sample; before the first, the GPUs alone where they have been seen and the host has not."""
-        return self.sample or (None if isinstance(self._sampler, Player) else self._sampler.glimpse)
+        return self.sample or (None if isinstance(self._sampler, Player) else self._sampler.first_gpus)
 
     @property
     def interval_s(self) -> float:
@@ -209,11 +209,11 @@ class Session:
         """Look for the step's rhythm, now and then; it is on the screen with the next sample."""
         if self.replayed_snapshot is not None or 0 <= sample.time_s - self._period_checked_s < STEP_PERIOD_UPDATE_S:
             return
-        from gputop.telemetry.step_period import rhythm_of
+        from gputop.telemetry.step_period import estimate_step_period
 
         assert self.history is not None
         self._period_checked_s = sample.time_s
-        self.step_period = rhythm_of(self.history)
+        self.step_period = estimate_step_period(self.history)
 
     def _on_failure(self, error: GputopError) -> None:
         self.failure = error

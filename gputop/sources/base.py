@@ -64,7 +64,7 @@ class Source(Protocol):
     @property
     def host(self) -> HostProbe: ...
 
-    def prefill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
+    def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
         """Samples of the time before ``now_s``, oldest first, where the source knows them.
 
         Called once, from a thread of its own while the probes are already read; may block.

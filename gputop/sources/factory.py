@@ -38,6 +38,6 @@ def live_source(kind: str, gpus: Sequence[str], interval_s: float, *, dcgm: str 
 
     if kind == "nvml":
         return NvmlSource(gpus)
-    from gputop.sources.dcgm.fallback import LadderSource
+    from gputop.sources.dcgm.fallback import NvmlWithDcgmFallback
 
-    return LadderSource(NvmlSource(gpus), connect, watch=dcgm_watch)
+    return NvmlWithDcgmFallback(NvmlSource(gpus), connect, watch=dcgm_watch)

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from gputop.core.errors import EXIT_NOTHING, EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_NO_DATA, EXIT_USAGE, GputopError
 from gputop.core.samples import GpuInfo
 
 VISIBLE = "visible"
@@ -15,7 +15,7 @@ _LABEL = re.compile(r"\d+:\d+")
 _UNKNOWN_UUID = "index:"  # what the UUID of a device begins with that could not be asked for it
 
 
-def unknown_uuid(index: int) -> str:
+def placeholder_uuid(index: int) -> str:
     """Stands for the UUID of a GPU that does not tell it."""
     return f"{_UNKNOWN_UUID}{index}"
 
@@ -112,7 +112,7 @@ def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]
         raise GputopError(
             f"CUDA_VISIBLE_DEVICES={value!r} makes no GPU of this node visible.",
             "Set it as the job does, or choose with --gpus by index or UUID.",
-            EXIT_NOTHING,
+            EXIT_NO_DATA,
         )
     whole = [info for info in present if info.mig is None]
     by_speed = environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"

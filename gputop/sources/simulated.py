@@ -20,8 +20,8 @@ from gputop.sources.selection import select_gpus
 if TYPE_CHECKING:
     from gputop.simulation.server import SimulatedProfilerServer
 
-PREFILL_S = 300.0
-_PREFILL_STEP_S = 1.0  # at least; finer ticks are for live samples
+BACKFILL_S = 300.0
+_BACKFILL_STEP_S = 1.0  # at least; finer ticks are for live samples
 _LEAD_S = 32.0  # how far into an epoch the job is when one begins to watch: both sides of now are plain training
 _FIRST_WINDOW_NS = SECOND_NS  # what a first reading looks back on
 _SHORTEST_WINDOW_NS = SECOND_NS // 100
@@ -107,7 +107,7 @@ class SimulatedSource:
     def open(self) -> None:
         node = Node(TrainingLoop(self._scenario))
         self._shown = [info.index for info in select_gpus(self._wanted, node.infos)]
-        past_ns = int((PREFILL_S + 30.0) * 1e9)
+        past_ns = int((BACKFILL_S + 30.0) * 1e9)
         self._origin_ns = int((self._clock() - _LEAD_S) * 1e9) - node.loop.epoch_start(past_ns)
         self._gpus = tuple(_SimulatedGpu(self, node, gpu) for gpu in self._shown)
         self._host = _SimulatedHost(self, node)
@@ -141,11 +141,11 @@ class SimulatedSource:
         assert self._host is not None
         return self._host
 
-    def prefill(self, now_s: float, interval_s: float) -> Iterator[NodeSample]:
+    def backfill(self, now_s: float, interval_s: float) -> Iterator[NodeSample]:
         """The last five minutes of the same job, one sample per interval (at most one a second)."""
         node = self._opened()
-        step_s = max(interval_s, _PREFILL_STEP_S)
-        count = int(PREFILL_S / step_s)
+        step_s = max(interval_s, _BACKFILL_STEP_S)
+        count = int(BACKFILL_S / step_s)
         for i in range(count, 0, -1):
             time_s = now_s - i * step_s
             end_ns = self.loop_ns(time_s)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-HANG_S = 2.0  # a call that takes longer than this is called hanging; the usual ones take microseconds
+HANG_TIMEOUT_S = 2.0  # a call that takes longer than this is called hanging; the usual ones take microseconds
 
 
 class Worker:
@@ -55,7 +55,7 @@ class Call:
         """Ask for this tick's result; returns whether to wait for it."""
         if self.under_way:
             return False  # still in the call of an earlier tick
-        if self.took_s > HANG_S:
+        if self.took_s > HANG_TIMEOUT_S:
             self.result = None
             self.took_s = 0.0
         # One that is always slow is shown a tick late rather than making every tick late.
@@ -66,7 +66,7 @@ class Call:
     def take(self) -> Any:
         """The newest result, once; None where there is none or it was begun too long ago to be shown."""
         result, self.result = self.result, None
-        return None if self.took_s > HANG_S else result
+        return None if self.took_s > HANG_TIMEOUT_S else result
 
     def take_late(self, awaited: bool) -> Any:
         """As :meth:`take`; where the tick did not wait, the last result stands in for one tick.

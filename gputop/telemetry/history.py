@@ -24,7 +24,7 @@ __all__ = ["LEVELS", "RAW_SAMPLES", "TIERS", "History", "Lane"]
 RAW_SAMPLES = 6000  # 10 minutes at 10 Hz, 100 minutes at 1 Hz
 TIERS = ((1.0, 3600), (10.0, 2160), (60.0, 1440))  # seconds, slices kept: 1 h, 6 h, 24 h
 
-HOST_LOOKS = 3000  # 5 minutes at 10 Hz
+HOST_HISTORY_POINTS = 3000  # 5 minutes at 10 Hz
 
 _REASONS_KNOWN = np.uint32(1)  # flag: the clock event reasons of this sample could be read
 _REASONS = 31  # clock event reasons that can be told apart: one bit each
@@ -37,7 +37,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class HostLook:
+class HostHistoryPoint:
     """What is kept of the host: None where a figure could not be read. ``process_…`` by PID."""
 
     time_s: float
@@ -81,7 +81,7 @@ class History:
         self._reason_bits: dict[str, int] = {}
         self._held_since: dict[str, dict[int | None, float]] = {}
         self._last_ok_s: dict[str, float] = {}
-        self._host: deque[HostLook] = deque(maxlen=HOST_LOOKS)
+        self._host: deque[HostHistoryPoint] = deque(maxlen=HOST_HISTORY_POINTS)
         self._newest_s: float | None = None
         self._version = 0
 
@@ -157,7 +157,7 @@ class History:
                                         (throttled, p.cgroup["cpu_throttled_ratio"], 1.0)):
                     if r.value is not None:
                         known[p.pid] = r.value / scale
-        self._host.append(HostLook(sample.time_s, host["cpu_ratio"].value,
+        self._host.append(HostHistoryPoint(sample.time_s, host["cpu_ratio"].value,
                                    host.full_cores if host.core_ratios else None, host.cpu_limit_cores, cores,
                                    granted, throttled))
 
@@ -257,7 +257,7 @@ class History:
                 done += rings.gpus
         return times, values
 
-    def host(self, seconds: float, *, end_s: float | None = None) -> list[HostLook]:
+    def host(self, seconds: float, *, end_s: float | None = None) -> list[HostHistoryPoint]:
         """The looks at the host of the last ``seconds`` before ``end_s`` (the newest), oldest first."""
         with self._lock:
             if end_s is None:

@@ -40,7 +40,7 @@ MAX_DEADLINE_S = 0.5
 STAGGER_S = 0.002
 CLOSE_DEADLINE_S = 0.2
 OPEN_DEADLINE_S = 15.0
-PAST_DEADLINE_S = 10.0  # the simulated node needs a third of a second for it where nothing else runs
+BACKFILL_TIMEOUT_S = 10.0  # the simulated node needs a third of a second for it where nothing else runs
 
 _T = TypeVar("_T")
 _WAKE = object()  # a letter to the coordinator that only ends its waiting
@@ -50,13 +50,13 @@ class Sampler:
     """Samples ``source`` every ``interval_s`` seconds until stopped.
 
     ``on_sample`` gets each :class:`NodeSample` and ``on_error`` what ended or prevents the
-    sampling. ``on_past``, where given, is called once, after the first sample or one of those
+    sampling. ``on_backfill``, where given, is called once, after the first sample or one of those
     after it, with what the source knows of the time before the first, oldest first, which may be nothing.
     All are called from the sampler's own thread; a callback that raises ends it. A GPU whose
     driver call does not return is reported as not responding and holds up nothing but the
-    first tick in which it hangs, for as long as :func:`patience_s` says.
+    first tick in which it hangs, for as long as :func:`tick_timeout_s` says.
 
-    Without ``on_sample`` it opens the source, looks at the GPUs once (``glimpse``) and waits for
+    Without ``on_sample`` it opens the source, looks at the GPUs once (``first_gpus``) and waits for
     :meth:`connect`: the GPUs can be on the screen before what the rest needs is imported.
     """
 
@@ -67,19 +67,19 @@ class Sampler:
         on_sample: Callable[[NodeSample], None] | None = None,
         on_error: Callable[[GputopError], None] | None = None,
         *,
-        on_past: Callable[[Sequence[NodeSample]], None] | None = None,
+        on_backfill: Callable[[Sequence[NodeSample]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         open_deadline_s: float = OPEN_DEADLINE_S,
     ) -> None:
         self._source = source
         self._interval_s = max(MIN_INTERVAL_S, interval_s)
-        self.glimpse: NodeSample | None = None  # the GPUs as they were before anybody was connected, without the host
+        self.first_gpus: NodeSample | None = None  # the GPUs, without the host, read before anybody was connected
         self.failure: GputopError | None = None  # what ended or prevents the sampling
-        self.looked = threading.Event()  # one of these two is there
+        self.first_gpus_ready = threading.Event()  # one of these two is there
         self._connected = threading.Event()
         if on_sample is not None and on_error is not None:
-            self.connect(on_sample, on_error, on_past)
+            self.connect(on_sample, on_error, on_backfill)
         self._clock = clock
         self._wall_clock = wall_clock
         self._open_deadline_s = open_deadline_s
@@ -90,8 +90,8 @@ class Sampler:
         self._host: Call | None = None
         self._processes: Call | None = None
         self._opener: Call | None = None
-        self._past: Call | None = None
-        self._past_until_s = 0.0  # by then it is to be there
+        self._backfill: Call | None = None
+        self._backfill_deadline_s = 0.0  # by then it is to be there
         self._hostname = os.uname().nodename
         self._last_s: float | None = None
         self._last_cpu_s = 0.0
@@ -101,9 +101,9 @@ class Sampler:
         return self._interval_s
 
     def connect(self, on_sample: Callable[[NodeSample], None], on_error: Callable[[GputopError], None],
-                on_past: Callable[[Sequence[NodeSample]], None] | None = None) -> None:
+                on_backfill: Callable[[Sequence[NodeSample]], None] | None = None) -> None:
         """Hand samples, failures and the past to these, once."""
-        self._on_sample, self._on_error, self._on_past = on_sample, on_error, on_past
+        self._on_sample, self._on_error, self._on_backfill = on_sample, on_error, on_backfill
         self._connected.set()
 
     def start(self) -> None:
@@ -143,7 +143,7 @@ class Sampler:
         finally:
             self._end()
 
-    def _hand_on(self, take: Callable[[_T], None], taken: _T) -> None:
+    def _deliver(self, take: Callable[[_T], None], taken: _T) -> None:
         try:
             take(taken)
         except Exception as error:
@@ -156,7 +156,7 @@ class Sampler:
 
     def _fail(self, error: GputopError) -> None:
         self.failure = error
-        self.looked.set()
+        self.first_gpus_ready.set()
         self._connected.wait()
         if not self._stopping:
             self._on_error(error)
@@ -202,28 +202,28 @@ class Sampler:
             sample = self._tick()
             if self._stopping:
                 return
-            self._hand_on(self._on_sample, sample)
-            if self._on_past is not None:
-                self._bring_past(self._on_past, sample.time_s, tick_s + self._interval_s)
+            self._deliver(self._on_sample, sample)
+            if self._on_backfill is not None:
+                self._deliver_backfill(self._on_backfill, sample.time_s, tick_s + self._interval_s)
             while (now_s := self._clock()) < (due_s := tick_s + self._interval_s) and not self._stopping:
                 self._receive(due_s)
             if self._stopping:
                 return
             tick_s = next_tick(tick_s, now_s, self._interval_s)
 
-    def _bring_past(self, take: Callable[[Sequence[NodeSample]], None], time_s: float, until_s: float) -> None:
+    def _deliver_backfill(self, take: Callable[[Sequence[NodeSample]], None], time_s: float, until_s: float) -> None:
         """Hand on what the source knows of the time before, if it is there by then; no sample must wait for it."""
-        opener, past = self._opener, self._past
+        opener, past = self._opener, self._backfill
         assert opener is not None
         if past is None:
-            past = self._past = Call(opener.worker, lambda: tuple(self._source.prefill(time_s, self._interval_s)))
-            past.order(PAST_DEADLINE_S)
-            self._past_until_s = self._clock() + PAST_DEADLINE_S
-        self._await([past], min(until_s, self._past_until_s) - self._clock())
-        if not self._stopping and (not past.under_way or self._clock() >= self._past_until_s):
+            past = self._backfill = Call(opener.worker, lambda: tuple(self._source.backfill(time_s, self._interval_s)))
+            past.order(BACKFILL_TIMEOUT_S)
+            self._backfill_deadline_s = self._clock() + BACKFILL_TIMEOUT_S
+        self._await([past], min(until_s, self._backfill_deadline_s) - self._clock())
+        if not self._stopping and (not past.under_way or self._clock() >= self._backfill_deadline_s):
             # Of a driver that does not tell its past in time, or fails, there is none: nobody misses it.
-            self._on_past = None
-            self._hand_on(take, past.result if isinstance(past.result, tuple) else ())
+            self._on_backfill = None
+            self._deliver(take, past.result if isinstance(past.result, tuple) else ())
 
     def _receive(self, until_s: float | None) -> bool:
         """Take one letter from the mailbox; False if none came until then (None: wait for ever)."""
@@ -249,7 +249,7 @@ class Sampler:
         interval_s = None if self._last_s is None else began_s - self._last_s
         own_cpu = (cpu_s - self._last_cpu_s) / interval_s if interval_s else None
         self._last_s, self._last_cpu_s = began_s, cpu_s
-        allowed_s = patience_s(None if interval_s is None else self._interval_s)
+        allowed_s = tick_timeout_s(None if interval_s is None else self._interval_s)
 
         awaited = []
         for _, call in self._gpus:
@@ -260,9 +260,9 @@ class Sampler:
         if not self._connected.is_set():
             self._await(awaited, allowed_s)
             gpus = self._gpu_samples()
-            self.glimpse = NodeSample(time_s, gpus, self._missing_host("not asked yet"), (), interval_s,
+            self.first_gpus = NodeSample(time_s, gpus, self._missing_host("not asked yet"), (), interval_s,
                                       self._source.label, self._source.simulated, own_cpu, self._source.gpus_present)
-            self.looked.set()
+            self.first_gpus_ready.set()
             self._connected.wait()
         host_awaited = host.order(allowed_s, time_s)
         self._await([*awaited, host] if host_awaited else awaited, allowed_s)
@@ -300,7 +300,7 @@ class Sampler:
             message = f"GPU {info.index} could not be read: {result!r}. This is a fault of gputop: please report it."
         else:
             waited_s = call.took_s if call.ordered_s is None else self._clock() - call.ordered_s
-            if waited_s <= deadline_calls.HANG_S:
+            if waited_s <= deadline_calls.HANG_TIMEOUT_S:
                 state, message = OK, f"no value at this tick: the driver has taken {waited_s:.1f} s so far"
             else:
                 state = NOT_RESPONDING
@@ -323,7 +323,7 @@ class Sampler:
     def _process_samples(self, result: object, gpus: tuple[GpuSample, ...]) -> tuple[ProcessSample, ...]:
         if isinstance(result, tuple):
             return result
-        from gputop.sources.host.gpu_processes import missing_process  # not needed for a glimpse, and slow to import
+        from gputop.sources.host.gpu_processes import missing_process  # not needed for a first_gpus, and slow to import
 
         held: dict[int, dict[int, GpuProcess]] = {}
         for gpu in gpus:
@@ -335,7 +335,7 @@ class Sampler:
     def _end(self) -> None:
         """Let idle workers go; close the source unless a call is under way in it."""
         calls = [call for _, call in self._gpus]
-        calls += [call for call in (self._host, self._processes, self._opener, self._past) if call is not None]
+        calls += [call for call in (self._host, self._processes, self._opener, self._backfill) if call is not None]
         for worker in {call.worker for call in calls}:
             worker.end()
         # The stop may have come in the middle of a tick, a moment before the last answers.
@@ -350,7 +350,7 @@ def _host_reason(result: object) -> str:
     return "the host did not answer in time"
 
 
-def patience_s(interval_s: float | None) -> float:
+def tick_timeout_s(interval_s: float | None) -> float:
     """How long a tick waits for the readings, and then once more for the processes.
 
     A second at the first tick (None); later 0.8 of an interval, half a second at most.

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 F64 = npt.NDArray[np.float64]
 
 SAMPLES_PER_PERIOD = 2.5  # at least: Nyquist asks for more than 2, and the peak must stand free of lag 0
-FEWEST_SAMPLES = 32
-FEWEST_PERIODS = 5  # in the window: so often must it have come back
-WINDOW_SAMPLES, WINDOW_S, MOST_SAMPLES = 300, 120.0, 1200  # the longer of the first two is looked at
+MIN_SAMPLES = 32
+MIN_PERIODS = 5  # in the window: so often must it have come back
+WINDOW_SAMPLES, WINDOW_S, MAX_SAMPLES = 300, 120.0, 1200  # the longer of the first two is looked at
 FLAT = "flat: it hardly changes"
 UNMEASURED = "nothing was measured"
 TOO_FAST = "too fast: it repeats within 2.5 samples"
 INTERVALS_S = (10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1)  # what the monitor offers
 
-LEAST_CONFIDENCE = 0.4  # under it nothing is said: not much above noise, a broad alias mostly
+MIN_CONFIDENCE = 0.4  # under it nothing is said: not much above noise, a broad alias mostly
 _FAST = 20  # samples: how far the first look goes; the second goes as far as the window allows
 _FALSE_ALARMS = 0.001  # of a window of noise: how likely its highest peak may pass, by the normal distribution
 _FINE = 4  # lags per sample: a period need not be whole samples
@@ -51,7 +51,7 @@ _SIGNALS = (("sm_active", 0.01), ("power_w", 5.0), ("gpu_util", 0.01))
 
 
 @dataclass(frozen=True, slots=True)
-class Rhythm:
+class StepPeriodEstimate:
     """An estimated period, or why there is none: ``period_s`` and ``reason`` are never both set.
 
     ``confidence`` (0-1) is 1 - (n / p)^2, where p is the height of the peak in the autocorrelation and
@@ -61,7 +61,7 @@ class Rhythm:
     goes to the first zero of r, as the rhythm itself is not to count as noise, and the quantile is for all
     lags looked at together.
 
-    ``metric`` is what it was found in; ``gpus`` are columns of the values that share it, of ``lively`` ones
+    ``metric`` is what it was found in; ``gpus`` are columns of the values that share it, of ``varying_gpus`` ones
     that are not flat. Periods from ``shortest_s`` to ``longest_s`` could have been seen, in samples
     ``interval_s`` apart.
     """
@@ -71,7 +71,7 @@ class Rhythm:
     reason: str | None = None
     metric: str = ""
     gpus: tuple[int, ...] = ()
-    lively: int = 0
+    varying_gpus: int = 0
     interval_s: float | None = None
     shortest_s: float | None = None
     longest_s: float | None = None
@@ -82,11 +82,11 @@ def interval_for(step_s: float) -> float | None:
     return next((i for i in INTERVALS_S if i * SAMPLES_PER_PERIOD <= step_s), None)
 
 
-def steps_in(rhythm: Rhythm, step_s: float) -> int | None:
+def steps_in(step_period: StepPeriodEstimate, step_s: float) -> int | None:
     """How many steps of ``step_s`` (a trace's) make one period; None where it is no whole number of them."""
-    if rhythm.period_s is None:
+    if step_period.period_s is None:
         return None
-    count = rhythm.period_s / step_s
+    count = step_period.period_s / step_s
     # Up to here a period that is 1 % off still tells one number from the next.
     whole = round(count)
     return whole if 1 <= whole <= 16 and abs(count - whole) <= 0.1 else None
@@ -97,12 +97,12 @@ def too_short(step_s: float, interval_s: float) -> bool:
     return step_s < 2 * interval_s
 
 
-def rhythm_of(history: History) -> Rhythm:
+def estimate_step_period(history: History) -> StepPeriodEstimate:
     """The rhythm of the newest minutes of ``history``; ``gpus`` index :attr:`History.uuids`."""
     times, _ = history.windows(_SIGNALS[0][0], 60.0)
     interval_s = float(np.median(np.diff(times[-32:]))) if len(times) > 2 else 1.0
     reach_s = max(WINDOW_S, WINDOW_SAMPLES * interval_s)
-    first: Rhythm | None = None
+    first: StepPeriodEstimate | None = None
     for metric, swing in _SIGNALS:
         found = replace(estimate(*history.windows(metric, reach_s), swing), metric=metric)
         if found.period_s is not None or found.reason == TOO_FAST:
@@ -112,7 +112,7 @@ def rhythm_of(history: History) -> Rhythm:
     return first or found
 
 
-def estimate(times_s: F64, values: npt.NDArray[np.floating], swing: float = 0.01) -> Rhythm:
+def estimate(times_s: F64, values: npt.NDArray[np.floating], swing: float = 0.01) -> StepPeriodEstimate:
     """The period of ``values[n, gpu]`` sampled at ``times_s[n]``, which rise; NaN is missing.
 
     Times may be uneven: what counts is the newest stretch in which the intervals are alike. A GPU whose
@@ -120,16 +120,16 @@ def estimate(times_s: F64, values: npt.NDArray[np.floating], swing: float = 0.01
     """
     gridded = _grid(np.asarray(times_s, np.float64), np.asarray(values, np.float64))
     if gridded is None:
-        return Rhythm(None, reason="too short: hardly a sample")
+        return StepPeriodEstimate(None, reason="too short: hardly a sample")
     grid, interval_s = gridded
-    furthest = len(grid) // FEWEST_PERIODS
-    seen = Rhythm(None, interval_s=interval_s, shortest_s=SAMPLES_PER_PERIOD * interval_s,
+    furthest = len(grid) // MIN_PERIODS
+    seen = StepPeriodEstimate(None, interval_s=interval_s, shortest_s=SAMPLES_PER_PERIOD * interval_s,
                   longest_s=furthest * interval_s)
     count = int((~np.isnan(grid)).sum(axis=0).max(initial=0))
     if not count:
         return replace(seen, reason=UNMEASURED)
-    if count < FEWEST_SAMPLES:
-        return replace(seen, reason=f"too short: {count} samples, {FEWEST_SAMPLES} are needed")
+    if count < MIN_SAMPLES:
+        return replace(seen, reason=f"too short: {count} samples, {MIN_SAMPLES} are needed")
     if not (_deviation(grid) > 0.5 * swing).any():  # spares what follows where nothing runs
         return replace(seen, reason=FLAT)
     near = min(_FAST, furthest)
@@ -143,12 +143,12 @@ def estimate(times_s: F64, values: npt.NDArray[np.floating], swing: float = 0.01
     shared = max(len(p.gpus) for p in peaks)
     highest = max(p.height for p in peaks if len(p.gpus) == shared)
     best = next(p for p in peaks if len(p.gpus) == shared and p.height >= _as_high(p.lag) * highest)
-    if best.confidence < LEAST_CONFIDENCE:
+    if best.confidence < MIN_CONFIDENCE:
         return replace(seen, reason="what repeats hardly stands out from noise")
     if best.lag < SAMPLES_PER_PERIOD:
         return replace(seen, reason=TOO_FAST)
     return replace(seen, period_s=best.lag * interval_s, confidence=best.confidence, gpus=best.gpus,
-                   lively=max(len(look.gpus) for look in looks))
+                   varying_gpus=max(len(look.gpus) for look in looks))
 
 
 def _grid(times_s: F64, values: F64) -> tuple[F64, float] | None:
@@ -161,7 +161,7 @@ def _grid(times_s: F64, values: F64) -> tuple[F64, float] | None:
         return None
     odd = np.flatnonzero((gaps > _GAP * interval_s) | (gaps < interval_s / _GAP))
     first = int(odd[-1]) + 1 if len(odd) else 0
-    most = min(MOST_SAMPLES, max(WINDOW_SAMPLES, round(WINDOW_S / interval_s)))
+    most = min(MAX_SAMPLES, max(WINDOW_SAMPLES, round(WINDOW_S / interval_s)))
     slots = np.rint((times_s[first:] - times_s[-1]) / interval_s).astype(np.int64) + most - 1
     kept = values[first:][slots >= 0]
     slots = slots[slots >= 0]
@@ -197,7 +197,7 @@ class _Correlation:
         quick = np.where(there, grid - slow, 0.0)
         size = np.sqrt(_moving(quick**2, width) / np.maximum(_moving(there, width), 1.0))
         self.gpus = [g for g in range(grid.shape[1])
-                     if there[:, g].sum() >= FEWEST_SAMPLES and np.median(size[there[:, g], g]) >= swing]
+                     if there[:, g].sum() >= MIN_SAMPLES and np.median(size[there[:, g], g]) >= swing]
         self.longest, self.smooth = longest, smooth
         if not self.gpus:
             return

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gputop.core.errors import NothingToSee
+from gputop.core.errors import NoDataError
 from gputop.trace.model import (
     I64,
     AllocatorEvents,
@@ -93,7 +93,7 @@ class Parts:
     ) -> Trace:
         """Sort, shift to the first event and assemble. ``to_unix_ns`` makes the columns' times Unix times.
 
-        Raises NothingToSee, with ``empty_fix`` as its remedy, where there is no event at all;
+        Raises NoDataError, with ``empty_fix`` as its remedy, where there is no event at all;
         the notes on quality say why and go into the message.
         """
         stats = _joined_stats(self.host)
@@ -121,9 +121,9 @@ class Parts:
         )
 
 
-def no_events(paths: Sequence[str], reasons: Sequence[str], fix: str) -> NothingToSee:
+def no_events(paths: Sequence[str], reasons: Sequence[str], fix: str) -> NoDataError:
     because = f": {' '.join(reasons)}" if reasons else "."
-    return NothingToSee(f"There is no trace event in {', '.join(paths)}{because}", fix)
+    return NoDataError(f"There is no trace event in {', '.join(paths)}{because}", fix)
 
 
 class Launches:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.cli import main
-from gputop.core.signal_handlers import handled, of_an_end
+from gputop.core.signal_handlers import signal_handlers, termination_handlers
 from tests.launch.jobs import GPUTOP
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -31,7 +31,7 @@ def test_what_handled_signals_before_does_so_again(status, arguments, tmp_path):
 
 @pytest.mark.parametrize("number", _HANDLED)
 def test_a_capture_that_is_interrupted_keeps_its_data(number, tmp_path):
-    with handled({number: signal.SIG_DFL}):  # whatever this suite was started under
+    with signal_handlers({number: signal.SIG_DFL}):  # whatever this suite was started under
         capture = subprocess.Popen([*GPUTOP, "capture", "--demo", "--seconds", "60", "--force", "--json", "--logdir",
                                     str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with capture:
@@ -45,7 +45,7 @@ def test_a_capture_that_is_interrupted_keeps_its_data(number, tmp_path):
 
 
 def test_what_is_ignored_from_the_start_stays_ignored():
-    with handled({signal.SIGHUP: signal.SIG_IGN}):  # nohup gputop capture
-        assert signal.SIGHUP not in of_an_end(print)
-    with handled({signal.SIGHUP: signal.SIG_DFL}):
-        assert of_an_end(print)[signal.SIGHUP] is print
+    with signal_handlers({signal.SIGHUP: signal.SIG_IGN}):  # nohup gputop capture
+        assert signal.SIGHUP not in termination_handlers(print)
+    with signal_handlers({signal.SIGHUP: signal.SIG_DFL}):
+        assert termination_handlers(print)[signal.SIGHUP] is print

@@ -16,7 +16,7 @@ from gputop.comparison.compare import Comparison, compare, compare_sides
 from gputop.comparison.report import text_report
 from gputop.comparison.rows import Row
 from gputop.comparison.sides import read_side
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.diagnosis.diagnose import analyze
 from gputop.export.snapshot import document as snapshot_document
 from gputop.export.snapshot import to_json as snapshot_json
@@ -127,7 +127,7 @@ def test_a_chrome_trace_is_still_a_trace(tmp_path):
 @pytest.mark.parametrize(("text", "message"), [
     ('{"schema": "gputop.analysis/1", "steps": {', "damaged"),
     ('{"schema": "gputop.analysis/2"}', "gputop.analysis/2"),
-    ('{"schema": "gputop.doctor.checkup/1", "checks": []}', "gputop.doctor.checkup/1"),
+    ('{"schema": "gputop.doctor/1", "checks": []}', "gputop.doctor/1"),
     ('{"loss": 0.3}', "trace.json"),
 ])
 def test_what_cannot_be_compared_says_why(tmp_path, text, message):
@@ -180,9 +180,9 @@ def test_a_snapshots_capture_is_compared_too(tmp_path):
     assert c.verdict == "better" and c.advice[0].outcome == "as promised"
     c = compare(before, bare)
     assert "no_capture" in [n.id for n in c.notes] and {row.group for row in c.rows} == {"live"}
-    with pytest.raises(NothingToSee, match="no figure in common"):
+    with pytest.raises(NoDataError, match="no figure in common"):
         compare(bare, after)
-    with pytest.raises(NothingToSee, match="neither a GPU nor a capture"):
+    with pytest.raises(NoDataError, match="neither a GPU nor a capture"):
         compare(snapshot(tmp_path, "empty", [], gpus=[]), after)
 
 

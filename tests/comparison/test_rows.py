@@ -16,7 +16,7 @@ from gputop.comparison.compare import compare_sides
 from gputop.comparison.report import text_report
 from gputop.comparison.rows import PART_ORDER, Row, all_rows
 from gputop.comparison.sides import Side
-from gputop.core.errors import NothingToSee
+from gputop.core.errors import NoDataError
 from tests.comparison import sides
 from tests.comparison.sides import finding, side
 
@@ -163,7 +163,7 @@ def test_a_document_edited_or_of_another_version_never_fails(seed):
     for first, second in ((a, spoiled), (spoiled, a), (spoiled, spoiled)):
         try:
             comparison = compare_sides(first, second)
-        except NothingToSee:
+        except NoDataError:
             continue
         json.dumps(comparison.to_json())
         text_report(comparison)

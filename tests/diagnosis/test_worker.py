@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.core.signal_handlers import handled
+from gputop.core.signal_handlers import signal_handlers
 from gputop.diagnosis import worker
 from gputop.diagnosis.diagnose import analyze
 from gputop.diagnosis.worker import analyze_in_worker
@@ -65,7 +65,7 @@ def test_the_child_does_not_outlive_the_call(tmp_path, monkeypatch, end):
 
     expected = KeyboardInterrupt if end == "ctrl-c" else GputopError
     # A suite that was started in the background ignores ctrl-c.
-    with handled({signal.SIGINT: signal.default_int_handler}), pytest.raises(expected):
+    with signal_handlers({signal.SIGINT: signal.default_int_handler}), pytest.raises(expected):
         analyze_in_worker(["x"], Stop(), timeout_s=3.0 if end == "timeout" else 60.0)
     pid, session = map(int, pid_file.read_text().split())
     assert session == pid, "ctrl-c in the terminal would hit it, too"

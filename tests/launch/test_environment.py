@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.launch.environment import INSIDE, doubts, prepared
+from gputop.launch.environment import INSIDE, launch_warning, prepared
 
 
 def test_what_was_there_stays():
@@ -26,7 +26,7 @@ def test_what_was_there_stays():
     ("train -I", None),
 ])
 def test_options_that_leave_the_environment_aside(words, option):
-    doubt = doubts(words.split(), "/bin/true")
+    doubt = launch_warning(words.split(), "/bin/true")
     assert (doubt is None) == (option is None)
     assert option is None or f"Python's {option} " in str(doubt)
 
@@ -37,13 +37,13 @@ def test_options_that_leave_the_environment_aside(words, option):
 def test_scripts_say_it_in_their_first_line(tmp_path, line, deaf):
     script = tmp_path / "train"
     script.write_text(line)
-    assert (doubts([str(script)], str(script)) is not None) == deaf
+    assert (launch_warning([str(script)], str(script)) is not None) == deaf
 
 
 @pytest.mark.parametrize(("words", "told"), [("docker run x python train.py", True), ("sudo python train.py", True),
                                              ("env -i python train.py", True), ("env A=1 python train.py", False),
                                              ("mpirun -n 2 python train.py", False)])
 def test_commands_that_do_not_pass_the_environment_on(words, told):
-    doubt = doubts(words.split(), "/bin/true")
+    doubt = launch_warning(words.split(), "/bin/true")
     assert (doubt is not None) == told
     assert not told or "gputop run inside" in str(doubt)

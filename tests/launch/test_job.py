@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.launch.job import TAIL_BYTES, Job, see_out
+from gputop.launch.job import TAIL_BYTES, Job, wait_for_exit
 
 
 def _job(tmp_path, script: str) -> Job:
@@ -135,7 +135,7 @@ def test_after_the_monitor_the_rest_of_its_output_comes(tmp_path, capfdbinary):
         if "the job goes on" in line:
             (tmp_path / "go").touch()
 
-    see_out(job, say)
+    wait_for_exit(job, say)
     assert said[0] == "before" and said[-1].startswith("gputop: the job ended with status 0")
     assert capfdbinary.readouterr().out == b"after\n"
 
@@ -151,7 +151,7 @@ def test_signals_are_passed_on_while_it_is_waited_for(tmp_path):
             assert signal.getsignal(signal.SIGCONT) == signal.SIG_DFL  # fg is not to bring the screen back
             threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1)).start()
 
-    see_out(job, say)
+    wait_for_exit(job, say)
     assert job.returncode == 9
     assert signal.getsignal(signal.SIGUSR1) == before
     signal.signal(signal.SIGCONT, of_textual)
@@ -159,5 +159,5 @@ def test_signals_are_passed_on_while_it_is_waited_for(tmp_path):
 
 @pytest.mark.parametrize(("returncode", "ends"), [(5, 5), (-15, -15), (-9, -9), (-11, -11)])
 def test_gputop_ends_as_the_job_did(returncode, ends):
-    code = f"import os; from gputop.launch.job import end_like; os._exit(end_like({returncode}))"
+    code = f"import os; from gputop.launch.job import exit_like; os._exit(exit_like({returncode}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == ends

@@ -28,11 +28,11 @@ def test_arguments_and_environment_are_the_jobs_own():
     ended = run("--", sys.executable, "-c", _TELL, *words)
     arguments, environ, path = json.loads(ended.stdout)
     bare = subprocess.run([sys.executable, "-c", _TELL, *words], env=environment(), capture_output=True, check=True)
-    own_arguments, own_environ, own_path = json.loads(bare.stdout)
+    own_arguments, inherited_environ, own_path = json.loads(bare.stdout)
     assert (arguments, path) == (own_arguments, own_path)
     assert environ.pop("PYTHONPATH") == str(INSIDE)
     assert len(environ.pop("GPUTOP_RUN")) == 16
-    assert environ == own_environ
+    assert environ == inherited_environ
     assert ended.stderr == ""
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gputop.core.errors import EXIT_NOTHING, GputopError
+from gputop.core.errors import EXIT_NO_DATA, GputopError
 from gputop.launch import target
 from tests.launch.jobs import GPUTOP
 
@@ -43,7 +43,7 @@ def test_a_process_without_a_framework(sleeper):
 
 
 def test_no_process_and_one_that_has_ended():
-    assert _refusal(2**22 + 1).exit_code == EXIT_NOTHING
+    assert _refusal(2**22 + 1).exit_code == EXIT_NO_DATA
     with subprocess.Popen(["true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie until it is asked for
         assert "has ended" in _refusal(ended.pid).message

@@ -6,7 +6,7 @@ from importlib import metadata
 
 import pytest
 
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.launch import xprof
 
 
@@ -26,9 +26,9 @@ def test_trace_run_and_logdir_are_all_understood(logdir):
 
 
 def test_what_is_no_logdir(tmp_path):
-    with pytest.raises(NothingToSee, match="there is no"):
+    with pytest.raises(NoDataError, match="there is no"):
         xprof.logdir_of(tmp_path / "none")
-    with pytest.raises(NothingToSee, match="no traces in TensorBoard's layout"):
+    with pytest.raises(NoDataError, match="no traces in TensorBoard's layout"):
         xprof.logdir_of(tmp_path)
 
 

@@ -16,7 +16,7 @@ import grpc
 import psutil
 import pytest
 
-from gputop.core.errors import EXIT_USAGE, GputopError, NothingToSee
+from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.profiler import client, storage
 from gputop.profiler.client import Progress, capture
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
@@ -262,7 +262,7 @@ class TestFileSystemsThatFail:
 def test_trace_without_events_is_nothing_to_see_but_kept(logdir, flagged, writes_disk):
     xspace = make_xspace(events=0, errors=("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES",))
     profiler = FakeProfiler(xspace=xspace, empty_trace=flagged, writes_disk=writes_disk)
-    with serve(profiler) as server, pytest.raises(NothingToSee, match="no events") as caught:
+    with serve(profiler) as server, pytest.raises(NoDataError, match="no events") as caught:
         capture(server.address, seconds=0.01, logdir=logdir)
     assert "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES" in caught.value.message
     (path,) = logdir.rglob("*.xplane.pb")
@@ -272,7 +272,7 @@ def test_trace_without_events_is_nothing_to_see_but_kept(logdir, flagged, writes
 
 def test_nothing_at_all_in_the_response(logdir):
     profiler = FakeProfiler(xspace=b"", empty_trace=True)
-    with serve(profiler) as server, pytest.raises(NothingToSee, match="no events"):
+    with serve(profiler) as server, pytest.raises(NoDataError, match="no events"):
         capture(server.address, seconds=0.01, logdir=logdir)
     assert not logdir.exists()
 

@@ -16,7 +16,7 @@ import pytest
 from gputop.cli import main
 from gputop.commands.arguments import parser
 from gputop.core.samples import NodeSample
-from gputop.core.signal_handlers import handled
+from gputop.core.signal_handlers import signal_handlers
 from gputop.replay.reader import Recording
 from gputop.replay.record import record
 from tests.fakes import StillSource, node_sample
@@ -61,7 +61,7 @@ def test_record_then_replay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_in_order(tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "f.rec"
-    with handled({number: signal.SIG_DFL}):  # whatever this suite was started under
+    with signal_handlers({number: signal.SIG_DFL}):  # whatever this suite was started under
         process = start(path)
     with process:
         wait_for_bytes(process, path, 3000)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.core.errors import EXIT_NOTHING, GputopError, NothingToSee
+from gputop.core.errors import EXIT_NO_DATA, GputopError, NoDataError
 from gputop.core.samples import NodeSample
 from gputop.replay.format import HEADER, RECORD, SEGMENT_SAMPLES, header
 from gputop.replay.reader import Recording
@@ -83,9 +83,9 @@ def test_cut_at_any_byte_everything_before_is_there(tmp_path: Path) -> None:
         cut.write_bytes(data[:size])
         kept = sum(end <= size for end in sizes)
         if not kept:
-            with pytest.raises(NothingToSee) as caught:
+            with pytest.raises(NoDataError) as caught:
                 Recording(cut)
-            assert caught.value.exit_code == EXIT_NOTHING
+            assert caught.value.exit_code == EXIT_NO_DATA
             continue
         recording = Recording(cut)
         assert [recording.sample(i) for i in range(len(recording))] == expected[:kept]

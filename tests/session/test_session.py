@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.session.captures import choose_servers, find_servers
 from gputop.session.session import Options, Session
@@ -98,7 +98,7 @@ def test_a_logdir_that_cannot_be_written_fails_the_capture_and_nothing_else(tmp_
 def test_a_source_that_does_not_open_is_the_session_s_failure() -> None:
     class Closed(StillSource):
         def open(self) -> None:
-            raise NothingToSee("no NVIDIA driver", "gputop --demo")
+            raise NoDataError("no NVIDIA driver", "gputop --demo")
 
     session = Session(Closed())
     watched = Watched(session)
@@ -122,7 +122,7 @@ def test_history_begins_with_what_the_source_knows_of_the_time_before() -> None:
     session = StillSession(ticks=0)
     first, second, *past = (node_sample(tick) for tick in (10, 11, 7, 8, 9, 12))
     session.clock = lambda: first.time_s
-    session._past_due = True
+    session._backfill_expected = True
     told: list[str] = []
     session.listen(told.append)
     session.on_sample(first)
@@ -139,7 +139,7 @@ def test_history_begins_with_what_the_source_knows_of_the_time_before() -> None:
 def test_asked_for_servers_come_first_and_broken_ones_say_why() -> None:
     servers, _ = find_servers(["nonsense:port"], {"127.0.0.1:6009": "simulated"}, discover=False)
     assert [s.problem is None for s in servers] == [False, True]
-    with pytest.raises(NothingToSee, match="nonsense"):
+    with pytest.raises(NoDataError, match="nonsense"):
         choose_servers(servers)  # another job than the one asked for is left alone
     assert choose_servers(servers[1:])[0].address == "127.0.0.1:6009"
     servers, _ = find_servers(["127.0.0.1:6009"], {"127.0.0.1:6009": "own"}, discover=False)
@@ -147,10 +147,10 @@ def test_asked_for_servers_come_first_and_broken_ones_say_why() -> None:
 
 
 def test_no_server_to_choose_says_how_to_start_one() -> None:
-    with pytest.raises(NothingToSee, match="no profiler server found") as caught:
+    with pytest.raises(NoDataError, match="no profiler server found") as caught:
         choose_servers([])
     assert "server.start(6009)" in caught.value.fix
-    with pytest.raises(NothingToSee, match="connection refused"):
+    with pytest.raises(NoDataError, match="connection refused"):
         choose_servers([Server("127.0.0.1:1", problem="connection refused")])
 
 

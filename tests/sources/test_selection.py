@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.core.errors import EXIT_NOTHING, EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_NO_DATA, EXIT_USAGE, GputopError
 from gputop.core.samples import GpuInfo
-from gputop.sources.selection import select_gpus, unknown_uuid
+from gputop.sources.selection import placeholder_uuid, select_gpus
 
 NODE = [
     GpuInfo(0, "GPU-aa00", "H100"),
@@ -15,7 +15,7 @@ NODE = [
     GpuInfo(1, "MIG-7811", "H100 MIG 1g.10gb", mig=3),
     GpuInfo(2, "GPU-bb22", "H100"),
 ]
-SILENT = [*NODE, GpuInfo(3, unknown_uuid(3), "GPU 3")]
+SILENT = [*NODE, GpuInfo(3, placeholder_uuid(3), "GPU 3")]
 MIXED = [GpuInfo(0, "GPU-aa00", "H100"), GpuInfo(1, "GPU-bb11", "T400")]
 
 
@@ -89,7 +89,7 @@ def test_without_the_variable_all_are_visible() -> None:
 def test_a_variable_that_hides_all_is_nothing_to_look_at(value: str) -> None:
     with pytest.raises(GputopError, match="makes no GPU of this node visible") as caught:
         visible(value)
-    assert caught.value.exit_code == EXIT_NOTHING
+    assert caught.value.exit_code == EXIT_NO_DATA
 
 
 def test_numbers_are_ambiguous_among_different_models_only() -> None:

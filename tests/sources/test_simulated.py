@@ -9,7 +9,7 @@ from gputop.core.metrics import GPU_METRICS, HOST_METRICS
 from gputop.core.samples import NodeSample
 from gputop.simulation.program import StepKind
 from gputop.simulation.scenarios import SCENARIOS
-from gputop.sources.simulated import PREFILL_S, SimulatedSource
+from gputop.sources.simulated import BACKFILL_S, SimulatedSource
 
 NOW = 1_790_000_000.25
 
@@ -35,7 +35,7 @@ def source() -> SimulatedSource:
 
 @pytest.fixture(scope="module")
 def past(source: SimulatedSource) -> list[NodeSample]:
-    return list(source.prefill(NOW, 1.0))
+    return list(source.backfill(NOW, 1.0))
 
 
 def test_every_reading_is_there_and_says_that_it_is_simulated(source: SimulatedSource) -> None:
@@ -68,9 +68,9 @@ def test_coarse_utilization_hides_what_sm_activity_shows(source: SimulatedSource
 
 
 def test_the_past_is_five_minutes_of_the_same_job(source: SimulatedSource, past: list[NodeSample]) -> None:
-    assert len(past) == PREFILL_S
+    assert len(past) == BACKFILL_S
     times = [s.time_s for s in past]
-    assert times == sorted(times) and times[-1] == NOW - 1 and times[0] == NOW - PREFILL_S
+    assert times == sorted(times) and times[-1] == NOW - 1 and times[0] == NOW - BACKFILL_S
     assert all(s.simulated and s.interval_s == 1.0 and s.source == source.label for s in past)
     node = source._opened()
     for sample in (past[0], past[150], past[-1]):  # the very figures a live look would have shown
@@ -107,7 +107,7 @@ def test_temperature_follows_power_slowly(past: list[NodeSample]) -> None:
 
 
 def test_input_bound_shows_on_the_host() -> None:
-    bound, healthy = (list(_open(name).prefill(NOW, 10.0))[-3] for name in ("input-bound", "healthy"))
+    bound, healthy = (list(_open(name).backfill(NOW, 10.0))[-3] for name in ("input-bound", "healthy"))
     assert bound.processes[0].cpu_cores.value > 2 * healthy.processes[0].cpu_cores.value  # type: ignore[operator]
     assert bound.host["net_rx_bytes_per_s"].value > 1e8  # type: ignore[operator]
     assert healthy.host["disk_read_bytes_per_s"].value > 1e8  # type: ignore[operator]
@@ -130,7 +130,7 @@ def test_a_window_is_the_time_since_the_last_look(source: SimulatedSource) -> No
 def test_gpus_can_be_chosen() -> None:
     source = _open("healthy", "1,4-5")
     assert [probe.info.index for probe in source.gpus] == [1, 4, 5]
-    sample = next(iter(source.prefill(NOW, 5.0)))
+    sample = next(iter(source.backfill(NOW, 5.0)))
     assert [s.info.index for s in sample.gpus] == [1, 4, 5]
     by_uuid = _open("healthy", source.gpus[1].info.uuid)
     assert [probe.info.index for probe in by_uuid.gpus] == [4]
@@ -159,7 +159,7 @@ def test_the_profiler_server_comes_with_the_job_and_goes_with_it() -> None:
 
 def test_the_gpus_left_out_are_known() -> None:
     some = _open("gpu0-oversubscribed", "6-7")
-    assert some.gpus_present == 8 and next(iter(some.prefill(NOW, 1.0))).gpus_unwatched == 6
+    assert some.gpus_present == 8 and next(iter(some.backfill(NOW, 1.0))).gpus_unwatched == 6
 
 
 def test_cores_and_io_are_those_of_the_host(source: SimulatedSource) -> None:

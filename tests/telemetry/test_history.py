@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
-from gputop.telemetry.history import HOST_LOOKS, LEVELS, RAW_SAMPLES, TIERS, History, Lane
+from gputop.telemetry.history import HOST_HISTORY_POINTS, LEVELS, RAW_SAMPLES, TIERS, History, Lane
 from tests.fakes import cgroup_sample
 
 START_S = 1_800_000_000.0
@@ -423,23 +423,23 @@ def test_clock_events_of_all_gpus_at_once_are_those_of_each() -> None:
 def test_the_host_is_kept_for_some_minutes() -> None:
     history = History(**SMALL)
     assert history.host(10.0) == []
-    for i in range(HOST_LOOKS + 5):
+    for i in range(HOST_HISTORY_POINTS + 5):
         cpu = Reading(0.5, "ratio") if i % 2 else Reading.missing("ratio", "the test says so")
         group = cgroup_sample(cpu_limit_cores=4.0, cpu_used_cores=1.0 if i % 2 else None, cpu_throttled_ratio=0.3)
         held = ProcessSample(7, "ana", "train", Reading(1.5, "count"), Reading(1.0, "bytes"), cgroup=group)
         sample = NodeSample(START_S + i, (), HostSample("test", {"cpu_ratio": cpu}, 2, (1.0, 0.1), 1.5), (held,))
         history.append(sample)
     last = history.host(1.0)
-    assert [look.time_s - START_S for look in last] == [HOST_LOOKS + 3, HOST_LOOKS + 4]
+    assert [look.time_s - START_S for look in last] == [HOST_HISTORY_POINTS + 3, HOST_HISTORY_POINTS + 4]
     assert (last[0].cpu_ratio, last[1].cpu_ratio) == (0.5, None)
     assert last[0].full_cores == 1 and last[0].cpu_limit_cores == 1.5 and last[0].process_cores == {7: 1.5}
     assert [look.process_granted_ratio for look in last] == [{7: 0.25}, {}]
     assert last[1].process_throttled_ratio == {7: 0.3}
-    assert len(history.host(1e9)) == HOST_LOOKS
+    assert len(history.host(1e9)) == HOST_HISTORY_POINTS
     assert history.host(1.0, end_s=START_S + 100)[-1].time_s == START_S + 100
     history.append(NodeSample(START_S + 50, (), HostSample("test", {})))  # the clock was set back
     looks = history.host(1e9)
-    assert looks[-1].time_s == START_S + 50 and looks[-1].full_cores is None and len(looks) <= HOST_LOOKS
+    assert looks[-1].time_s == START_S + 50 and looks[-1].full_cores is None and len(looks) <= HOST_HISTORY_POINTS
 
 
 def test_a_node_without_gpus_has_empty_windows() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.core.samples import (
     FAILED,
     NOT_RESPONDING,
@@ -94,7 +94,7 @@ class Node:
         if self.fault is not None:
             raise self.fault
 
-    def prefill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
+    def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
         return self.past
 
     def profiler_endpoints(self) -> Mapping[str, str]:
@@ -219,7 +219,7 @@ def test_ticks_keep_to_their_raster() -> None:
 
 
 def test_a_hanging_gpu_holds_up_nobody_and_comes_back(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline_calls, "HANG_S", 0.8)
+    monkeypatch.setattr(deadline_calls, "HANG_TIMEOUT_S", 0.8)
     node = Node(3)
     going = run(node)
     going.sample()
@@ -275,7 +275,7 @@ def test_a_broken_host_is_missing_with_its_reason(run: Callable[..., Run]) -> No
 
 def test_a_source_that_cannot_be_opened(run: Callable[..., Run]) -> None:
     node = Node()
-    node.fault = NothingToSee("no driver", "gputop --demo")
+    node.fault = NoDataError("no driver", "gputop --demo")
     going = run(node)
     assert going.error() is node.fault
 
@@ -313,7 +313,7 @@ def test_a_sample_that_cannot_be_used_ends_it_and_is_no_fault_of_the_source(
         if which == "sample" or not isinstance(sample, NodeSample):
             raise fault
 
-    sampler = Sampler(node, MIN_INTERVAL_S, take, errors.put, on_past=take)
+    sampler = Sampler(node, MIN_INTERVAL_S, take, errors.put, on_backfill=take)
     sampler.start()
     error = errors.get(timeout=WAIT_S)
     assert "could not use the sample" in error.message and said in error.message
@@ -357,7 +357,7 @@ def test_rates_and_gpm_have_values_from_the_second_sample_on(fake: FakeNvml, run
 
 
 def test_a_wedged_driver_call(fake: FakeNvml, run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline_calls, "HANG_S", 0.3)
+    monkeypatch.setattr(deadline_calls, "HANG_TIMEOUT_S", 0.3)
     going = run(NvmlSource())
     assert states(going.sample()) == [OK] * 8
     fake.hang(5)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.core.samples import HostSample, NodeSample
 from gputop.telemetry import sampler as sampler_module
 from gputop.telemetry.sampler import MIN_INTERVAL_S, Sampler
@@ -19,25 +19,25 @@ def test_with_nobody_connected_it_looks_at_the_gpus_and_waits() -> None:
     node = Node()
     sampler = Sampler(node, MIN_INTERVAL_S)
     sampler.start()
-    assert sampler.looked.wait(WAIT_S) and sampler.failure is None
-    glimpse = sampler.glimpse
-    assert glimpse is not None and glimpse.gpus[0]["power_w"].value == 1.0
-    assert glimpse.host["cpu_ratio"].reason == "not asked yet" and not glimpse.processes
+    assert sampler.first_gpus_ready.wait(WAIT_S) and sampler.failure is None
+    first_gpus = sampler.first_gpus
+    assert first_gpus is not None and first_gpus.gpus[0]["power_w"].value == 1.0
+    assert first_gpus.host["cpu_ratio"].reason == "not asked yet" and not first_gpus.processes
     out: queue.SimpleQueue[NodeSample | GputopError] = queue.SimpleQueue()
     sampler.connect(out.put, out.put)
     first = out.get(timeout=WAIT_S)
-    assert isinstance(first, NodeSample) and first.gpus == glimpse.gpus, "the GPUs are not read again for it"
-    assert first.time_s == glimpse.time_s and first.host["cpu_ratio"].value is not None and first.processes
+    assert isinstance(first, NodeSample) and first.gpus == first_gpus.gpus, "the GPUs are not read again for it"
+    assert first.time_s == first_gpus.time_s and first.host["cpu_ratio"].value is not None and first.processes
     sampler.stop(WAIT_S)
     assert node.closed.is_set()
 
 
 def test_with_nobody_connected_a_failure_is_kept_and_told_later() -> None:
     node = Node()
-    node.fault = NothingToSee("no GPU", "buy one")
+    node.fault = NoDataError("no GPU", "buy one")
     sampler = Sampler(node, MIN_INTERVAL_S)
     sampler.start()
-    assert sampler.looked.wait(WAIT_S) and sampler.failure is node.fault and sampler.glimpse is None
+    assert sampler.first_gpus_ready.wait(WAIT_S) and sampler.failure is node.fault and sampler.first_gpus is None
     told: queue.SimpleQueue[object] = queue.SimpleQueue()
     sampler.connect(told.put, told.put)
     assert told.get(timeout=WAIT_S) is node.fault
@@ -47,7 +47,7 @@ def test_one_that_nobody_connects_can_be_stopped() -> None:
     node = Node()
     sampler = Sampler(node, MIN_INTERVAL_S)
     sampler.start()
-    assert sampler.looked.wait(WAIT_S)
+    assert sampler.first_gpus_ready.wait(WAIT_S)
     sampler.stop(WAIT_S)
     assert node.closed.is_set()
 
@@ -64,7 +64,7 @@ def test_a_source_that_fails_to_tell_its_past_is_sampled_all_the_same(
     begin_past: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node()
-    monkeypatch.setattr(node, "prefill", lambda now_s, interval_s: 1 / 0)
+    monkeypatch.setattr(node, "backfill", lambda now_s, interval_s: 1 / 0)
     assert begin_past(node)[1] == ()
 
 
@@ -72,8 +72,8 @@ def test_a_past_that_hangs_is_not_waited_for_long(
     begin_past: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, gate = Node(), threading.Event()
-    monkeypatch.setattr(sampler_module, "PAST_DEADLINE_S", 0.05)
-    monkeypatch.setattr(node, "prefill", lambda now_s, interval_s: gate.wait(WAIT_S) and ())
+    monkeypatch.setattr(sampler_module, "BACKFILL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(node, "backfill", lambda now_s, interval_s: gate.wait(WAIT_S) and ())
     got = begin_past(node)
     assert got[1] == () and isinstance(got[2], NodeSample)
     assert not node.closed.is_set()
@@ -83,8 +83,8 @@ def test_a_past_that_hangs_is_not_waited_for_long(
 def test_a_past_that_is_slow_to_come_holds_up_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     node, gate, out = Node(), threading.Event(), queue.SimpleQueue[object]()
     past = NodeSample(1.0, (), HostSample("node", {}))
-    monkeypatch.setattr(node, "prefill", lambda now_s, interval_s: gate.wait(WAIT_S) and [past])
-    sampler = Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_past=lambda past: out.put(tuple(past)))
+    monkeypatch.setattr(node, "backfill", lambda now_s, interval_s: gate.wait(WAIT_S) and [past])
+    sampler = Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_backfill=lambda past: out.put(tuple(past)))
     sampler.start()
     assert all(isinstance(out.get(timeout=WAIT_S), NodeSample) for _ in range(3))
     gate.set()
@@ -101,7 +101,7 @@ def begin_past() -> Iterator[Callable[[Node], list[object]]]:
 
     def begin(node: Node) -> list[object]:
         out: queue.SimpleQueue[object] = queue.SimpleQueue()
-        started.append(Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_past=lambda past: out.put(tuple(past))))
+        started.append(Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_backfill=lambda past: out.put(tuple(past))))
         started[-1].start()
         return [out.get(timeout=WAIT_S) for _ in range(3)]
 

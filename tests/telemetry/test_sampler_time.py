@@ -131,17 +131,17 @@ def test_a_host_that_hangs_once_is_missing_and_nothing_old_is_shown_after_it(mon
     assert processes == pytest.approx([0.0] * 3 + [1.0] + [None] * 4 + [0.0] * 4)
 
 
-@pytest.mark.parametrize(("interval_s", "patience_s"), [(0.1, 0.08), (0.5, 0.4), (2.0, 0.5)])
+@pytest.mark.parametrize(("interval_s", "tick_timeout_s"), [(0.1, 0.08), (0.5, 0.4), (2.0, 0.5)])
 def test_a_gpu_that_begins_to_hang_delays_one_tick_by_what_is_promised(
-    interval_s: float, patience_s: float, monkeypatch: pytest.MonkeyPatch
+    interval_s: float, tick_timeout_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert sampler_module.patience_s(interval_s) == pytest.approx(patience_s)
+    assert sampler_module.tick_timeout_s(interval_s) == pytest.approx(tick_timeout_s)
     hangs_from_s = 2.5 * interval_s
     time = Calculated(lambda worker, _, begin_s: 1e9 if worker == "gpu1" and begin_s > hangs_from_s else 0.0)
     samples = time.samples(Node(), 6, interval_s, monkeypatch)
     delays = [came_s - sample.time_s for came_s, sample in samples]
     stagger_s = sampler_module.STAGGER_S
-    assert delays == pytest.approx([0, 0, 0, stagger_s + patience_s, 0, 0], abs=1e-6)
+    assert delays == pytest.approx([0, 0, 0, stagger_s + tick_timeout_s, 0, 0], abs=1e-6)
 
 
 def test_gpus_that_are_slow_to_answer_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

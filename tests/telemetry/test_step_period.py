@@ -14,13 +14,13 @@ from gputop.simulation.node import Node
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.telemetry.history import History
 from gputop.telemetry.step_period import (
-    FEWEST_SAMPLES,
+    MIN_SAMPLES,
     TOO_FAST,
     UNMEASURED,
-    Rhythm,
+    StepPeriodEstimate,
     estimate,
+    estimate_step_period,
     interval_for,
-    rhythm_of,
     steps_in,
     too_short,
 )
@@ -85,7 +85,7 @@ def test_why_there_is_none() -> None:
     times = np.arange(300.0)
     assert (estimate(times[:2], np.ones((2, 1))).reason or "").startswith("too short")
     assert estimate(times, np.full((300, 2), np.nan)).reason == UNMEASURED
-    few = FEWEST_SAMPLES - 1
+    few = MIN_SAMPLES - 1
     assert estimate(times[:few], np.ones((few, 1))).reason == f"too short: {few} samples, {few + 1} are needed"
     assert (estimate(times, np.full((300, 8), 0.97)).reason or "").startswith("flat")
     ramp = estimate(times, np.linspace(0, 1, 300)[:, None])
@@ -138,7 +138,7 @@ def test_a_step_made_of_alike_parts_is_the_whole_step() -> None:
     assert found.period_s == pytest.approx(20.0, rel=0.02)
 
 
-def _watch(scenario: str, interval_s: float, seconds: float) -> tuple[Rhythm, float]:
+def _watch(scenario: str, interval_s: float, seconds: float) -> tuple[StepPeriodEstimate, float]:
     """What is found in a demo scenario, and how long its training steps really are."""
     loop = TrainingLoop(SCENARIOS[scenario])
     node, history = Node(loop), History()
@@ -148,7 +148,7 @@ def _watch(scenario: str, interval_s: float, seconds: float) -> tuple[Rhythm, fl
         start_ns = begin_ns + round(i * interval_s * 1e9)
         end_ns = begin_ns + round((i + 1) * interval_s * 1e9)
         history.append(node.sample(gpus, start_ns, end_ns, 1.8e9 + end_ns / 1e9, "simulated"))
-    return rhythm_of(history), loop.truth(begin_ns, begin_ns + round(seconds * 1e9)).step_s
+    return estimate_step_period(history), loop.truth(begin_ns, begin_ns + round(seconds * 1e9)).step_s
 
 
 @pytest.mark.parametrize("scenario", ["gpu0-oversubscribed", "input-bound", "healthy"])
@@ -180,16 +180,16 @@ def test_power_is_taken_where_sm_activity_cannot_be_read() -> None:
     history = History()
     for tick in range(200):
         history.append(node_sample(tick, 2, change=coarse))
-    found = rhythm_of(history)
+    found = estimate_step_period(history)
     assert found.metric == "power_w" and found.period_s == pytest.approx(6.0, rel=0.02)
-    assert rhythm_of(History()).period_s is None
+    assert estimate_step_period(History()).period_s is None
 
 
 def test_whole_steps_in_a_rhythm() -> None:
-    rhythm = Rhythm(2.4, 0.9, interval_s=0.5)
-    assert [steps_in(rhythm, s) for s in (2.41, 0.6, 0.62, 0.8)] == [1, 4, None, 3]
-    assert steps_in(Rhythm(None, reason="flat"), 1.0) is None
-    assert steps_in(rhythm, 0.01) is None, "of so many steps none tells one number from the next"
+    step_period = StepPeriodEstimate(2.4, 0.9, interval_s=0.5)
+    assert [steps_in(step_period, s) for s in (2.41, 0.6, 0.62, 0.8)] == [1, 4, None, 3]
+    assert steps_in(StepPeriodEstimate(None, reason="flat"), 1.0) is None
+    assert steps_in(step_period, 0.01) is None, "of so many steps none tells one number from the next"
 
 
 def test_the_interval_that_shows_a_step() -> None:

@@ -48,7 +48,7 @@ class Scene(Session):
         self._change = change
         super().__init__(self.simulation, Options(logdir=logdir), clock=lambda: self.now_s)
         if watched:
-            for sample in self.simulation.prefill(START_S + 1, 1.0):
+            for sample in self.simulation.backfill(START_S + 1, 1.0):
                 self._taken(sample)
         self.servers_known = watched
         if served and watched:
@@ -63,7 +63,7 @@ class Scene(Session):
         """That many more seconds."""
         for _ in range(ticks):
             self.now_s += 1
-            *_, newest = self.simulation.prefill(self.now_s + 1, 1.0)
+            *_, newest = self.simulation.backfill(self.now_s + 1, 1.0)
             self._taken(newest)
 
     def capture(self, scenario: str = "", ago_s: float = 12.0) -> CaptureRecord:
@@ -215,7 +215,7 @@ def recorded(seconds: int = 200) -> Replayed:
     """A recording of the node, at twice its pace, with a minute to go."""
     source = SimulatedSource("input-bound", clock=lambda: START_S)
     source.open()
-    samples = list(source.prefill(START_S + 1, 1.0))[-seconds:]
+    samples = list(source.backfill(START_S + 1, 1.0))[-seconds:]
     return Replayed(Player(Samples(samples), speed=2.0), seconds - 60)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.errors import NothingToSee
+from gputop.core.errors import NoDataError
 from gputop.core.findings import Advice
 from gputop.core.samples import LOST, GpuSample, HostSample
 from gputop.session.session import Options, Session
@@ -261,7 +261,7 @@ async def test_a_source_that_fails_ends_the_app_with_its_reason() -> None:
     app = GputopApp(session)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
-        session._on_failure(NothingToSee("no GPU", "plug one in"))
+        session._on_failure(NoDataError("no GPU", "plug one in"))
         await pilot.pause()
     assert app.error is not None and app.return_value == 3
 
@@ -306,12 +306,12 @@ async def test_gpus_that_have_been_seen_are_shown_while_the_host_does_not_answer
     node.host.read = late  # type: ignore[method-assign]
     sampler = Sampler(node, 60.0)
     sampler.start()
-    assert sampler.looked.wait(WAIT_S)
+    assert sampler.first_gpus_ready.wait(WAIT_S)
     session = Session(node, Options(discover=False), sampler=sampler)
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        assert session.sample is None and app.query_one(GpuTable).sample is sampler.glimpse
+        assert session.sample is None and app.query_one(GpuTable).sample is sampler.first_gpus
         assert "2×H100" in text_of(app.query_one("#header", LinesWidget))
         assert not text_of(app.query_one("#host", LinesWidget)).strip()
         answers.set()

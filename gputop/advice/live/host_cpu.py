@@ -8,7 +8,7 @@ from gputop.advice.live.node_view import View, gpus_text, name_of
 from gputop.advice.thresholds import limit, source
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.core.samples import CgroupSample, ProcessSample
-from gputop.telemetry.history import HostLook
+from gputop.telemetry.history import HostHistoryPoint
 from gputop.text.units import percent
 
 _RULE = "host_cpu_saturated"
@@ -78,7 +78,7 @@ def _waiting(view: View, process: ProcessSample, window_s: float) -> dict[int, f
     return out
 
 
-def _mean(looks: Sequence[HostLook], value: Callable[[HostLook], float | None], window_s: float,
+def _mean(looks: Sequence[HostHistoryPoint], value: Callable[[HostHistoryPoint], float | None], window_s: float,
           view: View) -> float | None:
     """Mean over the window; None where too little of it was seen."""
     known = [(look.time_s, v) for look in looks if (v := value(look)) is not None]
@@ -91,7 +91,7 @@ def _mean(looks: Sequence[HostLook], value: Callable[[HostLook], float | None], 
     return sum(v for _, v in known) / len(known)
 
 
-def _granted(view: View, process: ProcessSample, looks: Sequence[HostLook], window_s: float,
+def _granted(view: View, process: ProcessSample, looks: Sequence[HostHistoryPoint], window_s: float,
              gpus: dict[int, float], evidence: dict[str, float]) -> Finding | None:
     """A job that uses up what its control groups grant of the CPU, all the time or at the start of each period."""
     cores = None if process.cgroup is None else process.cgroup["cpu_limit_cores"].value
@@ -113,7 +113,7 @@ def _granted_by(group: CgroupSample, cores: float) -> str:
     return f"the {cores:g} cores that the control group {group.name} grants"
 
 
-def _of_limit(view: View, looks: Sequence[HostLook], window_s: float) -> tuple[float, float] | None:
+def _of_limit(view: View, looks: Sequence[HostHistoryPoint], window_s: float) -> tuple[float, float] | None:
     """What the processes on the GPUs use of the cores granted here, and how many those are."""
     cores = view.sample.host.cpu_limit_cores
     pids = {p.pid for p in view.processes}
@@ -140,7 +140,7 @@ def _full(gpus: dict[int, float], evidence: dict[str, float], window_s: float, w
     )
 
 
-def _one_thread(view: View, process: ProcessSample, looks: Sequence[HostLook], window_s: float,
+def _one_thread(view: View, process: ProcessSample, looks: Sequence[HostHistoryPoint], window_s: float,
                 gpus: dict[int, float], evidence: dict[str, float]) -> Finding | None:
     """A job that has one core's worth of work for the CPU, on one core, while no kernel runs."""
     full = _mean(looks, lambda look: None if look.full_cores is None else float(look.full_cores > 0), window_s, view)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gputop.advice.thresholds import limit
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
-from gputop.telemetry.history import History, HostLook
+from gputop.telemetry.history import History, HostHistoryPoint
 from gputop.text.units import ranges
 
 F64 = npt.NDArray[np.float64]
@@ -83,7 +83,7 @@ class View:
         self._tables: dict[tuple[str, float], F64] = {}
         self._readings: dict[str, tuple[float, F64, npt.NDArray[np.float32]]] = {}
         self._shares: dict[tuple[tuple[str, ...], float], F64] = {}
-        self._hosts: dict[float, list[HostLook]] = {}
+        self._hosts: dict[float, list[HostHistoryPoint]] = {}
         self._found: list[tuple[str, frozenset[int]]] = []
 
     # -- what the rules before found ------------------------------------------------------------
@@ -259,7 +259,7 @@ class View:
         known = [look.full_cores for look in self.host(seconds) if look.full_cores is not None]
         return sum(known) / len(known) if known else 0.0
 
-    def host(self, seconds: float) -> list[HostLook]:
+    def host(self, seconds: float) -> list[HostHistoryPoint]:
         if seconds not in self._hosts:
             self._hosts[seconds] = self.history.host(seconds, end_s=self.sample.time_s)
         return self._hosts[seconds]

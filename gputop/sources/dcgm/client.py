@@ -20,12 +20,12 @@ from gputop.sources.dcgm import fields as dcgm_fields
 from gputop.sources.dcgm.bindings import Bindings, Installed
 from gputop.sources.dcgm.connection import MIN_WATCH_S, Address, Engine, EngineError, EngineGpu, Entity
 from gputop.sources.dcgm.fields import FieldValue
-from gputop.sources.dcgm.staleness import Freshness, clock_text
+from gputop.sources.dcgm.staleness import StalenessTracker, clock_text
 
 REACH_TIMEOUT_S = 0.5
 FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
-HANG_S = 5.0  # connecting may import the bindings from a slow disk; no call takes this long
+HANG_TIMEOUT_S = 5.0  # connecting may import the bindings from a slow disk; no call takes this long
 SLOW_WATCH_S = 10.0  # limits, error counters: what a watch of ours need not ask at every tick
 QUIET_S = 10.0  # a read of a field that nobody watches is an error line in the engine's log: ask rarely
 CLOSE_TIMEOUT_S = 0.5
@@ -103,7 +103,7 @@ class DcgmClient:
         self._problems: dict[Entity, str] = {}  # why profiling fields are not watched there
         self._quiet_until_s: dict[int, float] = {}
         self._polled: list[Entity] = []
-        self._fresh = Freshness()
+        self._fresh = StalenessTracker()
 
     # -- for the others -----------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class DcgmClient:
     def snapshot(self) -> Snapshot:
         """The newest answer. One that is too old to be shown is an error instead."""
         snapshot, began, now_s = self._snapshot, self._began, self._clock()
-        if began is not None and now_s - began[0] > HANG_S:
+        if began is not None and now_s - began[0] > HANG_TIMEOUT_S:
             why = f"the host engine at {self.address} does not respond: a call has hung since {clock_text(began[1])}"
             return replace(snapshot, error=why, fix="sudo systemctl restart nvidia-dcgm", values={})
         if snapshot.error is None and now_s - snapshot.asked_s > max(2.0, 2.5 * self._interval_s):

@@ -24,7 +24,7 @@ PATIENCE_TICKS = 3  # GPM itself has no value at its first ticks, and may miss o
 _PROFILING_METRICS = frozenset(field.metric for field in PROFILING)
 
 
-class LadderSource:
+class NvmlWithDcgmFallback:
     """Satisfies :class:`gputop.sources.base.Source`. ``connect`` makes the DCGM client, when it is first needed.
 
     ``watch`` is the user's consent to watches of profiling fields.
@@ -38,7 +38,7 @@ class LadderSource:
         self.watch = watch
         self._lock = threading.Lock()
         self._client: DcgmClient | None = None
-        self._probes: tuple[_LadderGpu, ...] = ()
+        self._probes: tuple[_GpuWithDcgmFallback, ...] = ()
 
     @property
     def label(self) -> str:
@@ -50,7 +50,7 @@ class LadderSource:
 
     def open(self) -> None:
         self._nvml.open()
-        self._probes = tuple(_LadderGpu(probe, self._need_client, self.watch) for probe in self._nvml.gpus)
+        self._probes = tuple(_GpuWithDcgmFallback(probe, self._need_client, self.watch) for probe in self._nvml.gpus)
 
     def _need_client(self) -> DcgmClient:
         """The client, made for the first GPU that needs it."""
@@ -71,8 +71,8 @@ class LadderSource:
     def host(self) -> HostProbe:
         return self._nvml.host
 
-    def prefill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
-        return self._nvml.prefill(now_s, interval_s)
+    def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
+        return self._nvml.backfill(now_s, interval_s)
 
     def profiler_endpoints(self) -> Mapping[str, str]:
         return self._nvml.profiler_endpoints()
@@ -83,7 +83,7 @@ class LadderSource:
         self._nvml.close()
 
 
-class _LadderGpu:
+class _GpuWithDcgmFallback:
     """One GPU: NVML's probe, its gaps filled from the newest answer of the host engine."""
 
     def __init__(self, probe: GpuProbe, need_client: Callable[[], DcgmClient], watch: bool) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.core.metrics import BYTES_PER_S, HOST_METRICS
 from gputop.core.samples import (
     FAILED,
@@ -83,7 +83,7 @@ class DcgmSource:
             raise GputopError(f"DCGM at {client.address}: {why}",
                               snapshot.fix or "sudo systemctl restart nvidia-dcgm")
         if not snapshot.gpus:
-            raise NothingToSee(f"The DCGM host engine at {client.address} lists no GPU.", "dcgmi discovery -l")
+            raise NoDataError(f"The DCGM host engine at {client.address} lists no GPU.", "dcgmi discovery -l")
         infos = [_info(gpu, snapshot) for gpu in snapshot.gpus]
         self._present = len(infos)
         self._probes = tuple(_DcgmGpu(client, info, _xid(snapshot, info)) for info in select_gpus(self._wanted, infos))
@@ -113,7 +113,7 @@ class DcgmSource:
             raise RuntimeError("the source is not open")
         return self._host
 
-    def prefill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
+    def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
         """Nothing: gputop's own watches have just begun."""
         return ()
 

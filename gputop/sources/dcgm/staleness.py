@@ -24,7 +24,7 @@ class _Seen:
     period_s: float | None  # between the last two times
 
 
-class Freshness:
+class StalenessTracker:
     """Follows the time of each value. Judged by how long ago it last changed: the engine may be on
     another machine, whose clock is not ours."""
 

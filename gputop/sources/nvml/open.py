@@ -16,7 +16,7 @@ from gputop.sources.nvml.gpu import NvmlGpu
 from gputop.sources.nvml.mig import MigInstance, divided_reason, in_mig_mode, mig_devices
 from gputop.sources.nvml.plausibility import implausible
 from gputop.sources.nvml.xid_watch import Log, XidWatch
-from gputop.sources.selection import unknown_uuid
+from gputop.sources.selection import placeholder_uuid
 from gputop.text.units import printable
 
 _LATE = "the GPU answered after gputop had started: restart it to see its MIG instances"
@@ -196,4 +196,4 @@ def _believable(metric: str) -> Callable[[Callable[..., Any], Any], int | None]:
 
 
 def _unknown(index: int) -> GpuInfo:
-    return GpuInfo(index, unknown_uuid(index), f"GPU {index}")
+    return GpuInfo(index, placeholder_uuid(index), f"GPU {index}")

@@ -35,7 +35,7 @@ _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal")
 Samples = Sequence[tuple[float, float]]  # (Unix time, value in the metric's unit), oldest first
 
 
-def read_past(
+def read_sample_buffers(
     nvml: Any, handles: Mapping[str, Any], now_s: float, clock: Callable[[], float] = time.monotonic
 ) -> dict[str, dict[str, Samples]]:
     """What the driver knows of each GPU: UUID to metric to samples.
@@ -109,7 +109,7 @@ def _read(nvml: Any, handle: Any, kind: int) -> list[tuple[int, float]]:
     return [(stamp, value) for stamp, value in values if math.isfinite(value)]
 
 
-def past_looks(
+def backfill_samples(
     known: Mapping[str, Mapping[str, Samples]],
     infos: Sequence[GpuInfo],
     now_s: float,

@@ -127,14 +127,14 @@ class NvmlSource:
             self._host = PsutilHost(clock=self._clock)
         return self._host
 
-    def prefill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
+    def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
         """What the driver itself remembers: some seconds of coarse utilization and of power."""
-        from gputop.sources.nvml.sample_buffers import past_looks, read_past
+        from gputop.sources.nvml.sample_buffers import backfill_samples, read_sample_buffers
 
-        handles = {device.info.uuid: device.handle for device in self._devices}
-        known = read_past(self._nvml, {uuid: handle for uuid, handle in handles.items() if handle is not None}, now_s)
+        handles = {device.info.uuid: handle for device in self._devices if (handle := device.handle) is not None}
+        known = read_sample_buffers(self._nvml, handles, now_s)
         infos = [device.info for device in self._devices]
-        return past_looks(known, infos, now_s, interval_s, os.uname().nodename, self.label, self._present)
+        return backfill_samples(known, infos, now_s, interval_s, os.uname().nodename, self.label, self._present)
 
     def profiler_endpoints(self) -> Mapping[str, str]:
         return {}

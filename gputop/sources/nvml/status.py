@@ -6,7 +6,7 @@ read this table; newer codes are missing from older releases of that package.
 
 from __future__ import annotations
 
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 
 SUCCESS = 0
 UNINITIALIZED = 1
@@ -113,13 +113,13 @@ _DEMO = "`gputop --demo` shows a simulated node without any driver."
 def open_error(code: int) -> GputopError:
     """What a failed nvmlInit means to the user."""
     if code == LIBRARY_NOT_FOUND:
-        return NothingToSee(
+        return NoDataError(
             "There is no NVIDIA driver on this machine: libnvidia-ml.so.1 cannot be loaded.",
             "Install the driver; in a container start it with GPU access (docker run --gpus all, "
             f"NVIDIA_DRIVER_CAPABILITIES with utility). {_DEMO}",
         )
     if code == DRIVER_NOT_LOADED:
-        return NothingToSee(
+        return NoDataError(
             "The NVIDIA driver is installed but its kernel module is not loaded.",
             f"Load it with `sudo modprobe nvidia`; if that fails, `dmesg | grep -i nvidia` says why. {_DEMO}",
         )
@@ -144,7 +144,7 @@ def open_error(code: int) -> GputopError:
 
 def no_gpus() -> GputopError:
     """The driver runs but shows no GPU."""
-    return NothingToSee(
+    return NoDataError(
         "The NVIDIA driver runs, but it shows no GPU to this process.",
         "Look at `lspci | grep -i nvidia`; in a container or batch job ask for GPUs "
         f"(docker run --gpus all, sbatch --gres=gpu:N). {_DEMO}",

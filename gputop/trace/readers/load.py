@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from gputop.core.errors import EXIT_USAGE, GputopError, NothingToSee
+from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.readers.content import head, memory_limit, pieces, too_big, unreadable, whole
 
@@ -29,7 +29,7 @@ def load(paths: Sequence[Path | str]) -> Trace:
     """Read one trace from files or a folder; several files are the hosts or ranks of one job.
 
     Raises GputopError with cause and remedy for what is missing, unreadable, too big or in
-    another format, NothingToSee where there is no trace or no event in it. Damage is no
+    another format, NoDataError where there is no trace or no event in it. Damage is no
     error as long as anything can be read: the trace then has the quality note "truncated".
     """
     if not paths:
@@ -135,7 +135,7 @@ def _files_in(folder: Path, notes: list[QualityNote]) -> list[Path]:
         return reports
     if unexported := [f for suffix in _NSYS_SUFFIXES for f in sorted(folder.glob("*" + suffix))]:
         return _files_at(unexported[0], notes)
-    raise NothingToSee(f"There is no trace in {folder}.", ACCEPTED)
+    raise NoDataError(f"There is no trace in {folder}.", ACCEPTED)
 
 
 def _xspaces(folder: Path) -> list[Path]:
@@ -179,7 +179,7 @@ def _looks_like_chrome(path: Path) -> bool:
 def _format(path: Path) -> str:
     begin = head(path)
     if not begin:
-        raise NothingToSee(f"{path} is empty.", "The capture or the copy failed; make it again. " + ACCEPTED)
+        raise NoDataError(f"{path} is empty.", "The capture or the copy failed; make it again. " + ACCEPTED)
     if begin.startswith(_SQLITE):
         return "nsys"
     if begin.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):

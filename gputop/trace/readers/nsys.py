@@ -49,7 +49,7 @@ _ROW_BYTES = 4  # at least: its place on the page, length, id and header
 def read_nsys(path: Path) -> Trace:
     """The report's GPU activity, launches and NVTX ranges.
 
-    Raises GputopError where the file is no such export, NothingToSee where it has no activity.
+    Raises GputopError where the file is no such export, NoDataError where it has no activity.
     """
     # immutable: no lock and no journal beside it, so that read-only folders work as well
     uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"

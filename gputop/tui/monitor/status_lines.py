@@ -16,7 +16,7 @@ from gputop.text.units import bytes_, printable, rate, ratio, reading, seconds
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
-    from gputop.telemetry.step_period import Rhythm
+    from gputop.telemetry.step_period import StepPeriodEstimate
 
 # In the palette's colours: those of the terminal itself turn black where a box over the screen dims it.
 SIMULATED_STYLE = Style(color=DARK.names["ground"], bgcolor=DARK.names["warn"], bold=True)
@@ -63,14 +63,14 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     return justify(left, right, width)
 
 
-def replay_keys(width: int, snapshot: bool = False, rhythm: Rhythm | None = None) -> list[StyledText]:
+def replay_keys(width: int, snapshot: bool = False, step_period: StepPeriodEstimate | None = None) -> list[StyledText]:
     """In the place of the training job, where a recording is played or a snapshot shown."""
     if snapshot:
         keys = "the node as it was; the minutes before in means  ← →: scroll them  t: its capture"
         return justify([(" Snapshot  ", BOLD), (keys, DIM)], [], width)
     keys = "space: pause  + -: speed  , .: a minute back, on  ← →: scroll the history"
     left: list[StyledText] = [(" Recording  ", BOLD), (keys, DIM)]
-    return justify(left, _longest(_rhythm(rhythm, None), width - _cells(left) - 2), width)
+    return justify(left, _longest(_step_period(step_period, None), width - _cells(left) - 2), width)
 
 
 def since(now_s: float, then_s: float) -> str:
@@ -159,7 +159,8 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
 
 
 def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, record: CaptureRecord | None,
-        now_s: float, width: int, rhythm: Rhythm | None = None, auto_capture: str = "") -> list[StyledText]:
+        now_s: float, width: int,
+        step_period: StepPeriodEstimate | None = None, auto_capture: str = "") -> list[StyledText]:
     """The training job: its profiler server, step time and rhythm; while a capture runs, its progress.
 
     ``auto_capture`` is how that stands, where there is one.
@@ -197,7 +198,7 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     elif answering:
         right = [("c: capture a trace ", ACCENT)]
     room = width - min(_cells(left), _JOB_CELLS) - _cells(step) - _cells(right) - 1
-    beat = _longest(_rhythm(rhythm, record.step_s if record is not None else None), room)
+    beat = _longest(_step_period(step_period, record.step_s if record is not None else None), room)
     return justify(left, [*step, *beat, *right], width)
 
 
@@ -213,39 +214,40 @@ def _longest(ways: Sequence[list[StyledText]], room: int) -> list[StyledText]:
     return next((way for way in ways if _cells(way) <= room), [])
 
 
-def _rhythm(rhythm: Rhythm | None, step_s: float | None) -> list[list[StyledText]]:
+def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -> list[list[StyledText]]:
     """The rhythm and what it is against a trace's step, or why there is none; in ever fewer words."""
-    if rhythm is None or rhythm.interval_s is None or rhythm.shortest_s is None:
+    if step_period is None or step_period.interval_s is None or step_period.shortest_s is None:
         return []
-    from gputop.telemetry.step_period import FEWEST_SAMPLES, TOO_FAST, UNMEASURED, interval_for, steps_in, too_short
+    from gputop.telemetry.step_period import MIN_SAMPLES, TOO_FAST, UNMEASURED, interval_for, steps_in, too_short
 
-    if rhythm.reason == UNMEASURED:
+    if step_period.reason == UNMEASURED:
         return []
-    every = f"samples every {rhythm.interval_s:.2g} s"
-    faster = f"{rhythm.interval_s:.2g}" != "0.1"
-    if rhythm.period_s is not None:
-        found: list[StyledText] = [("rhythm ", DIM), (seconds(rhythm.period_s), BOLD)]
-        sure = f" (conf. {rhythm.confidence:.1f})"
-        few = f" on {len(rhythm.gpus)} of {rhythm.lively} GPUs" if len(rhythm.gpus) < rhythm.lively else ""
+    every = f"samples every {step_period.interval_s:.2g} s"
+    faster = f"{step_period.interval_s:.2g}" != "0.1"
+    if step_period.period_s is not None:
+        found: list[StyledText] = [("rhythm ", DIM), (seconds(step_period.period_s), BOLD)]
+        sure = f" (conf. {step_period.confidence:.1f})"
+        gpus, varying = len(step_period.gpus), step_period.varying_gpus
+        few = f" on {gpus} of {varying} GPUs" if gpus < varying else ""
         if step_s is None:
-            most, short = f", if steps take over {2 * rhythm.interval_s:.2g} s", ""
-        elif too_short(step_s, rhythm.interval_s):
+            most, short = f", if steps take over {2 * step_period.interval_s:.2g} s", ""
+        elif too_short(step_s, step_period.interval_s):
             # Shorter than that it must not be said.
             return [[*found, (text + "  ", DIM)] for text in (
                 f"{sure}, but steps too short for {every}: an alias?", f"{sure}, alias?", ", alias?")]
         else:
-            count = steps_in(rhythm, step_s)
+            count = steps_in(step_period, step_s)
             most = short = f" ≈ {count} step{'s' if count != 1 else ''}" if count is not None else ""
         return [[*found, (sure + text + "  ", DIM)] for text in (few + most, few + short, short, "")]
-    if step_s is not None and step_s < rhythm.shortest_s:
+    if step_s is not None and step_s < step_period.shortest_s:
         interval_s = interval_for(step_s)
         why = f"steps too short for {every}"
         cure = "" if interval_s is None else f" (+ or --interval {interval_s:g})"
         return [[(f"no rhythm: {why}{cure}  ", DIM)], [("no rhythm  ", DIM)], []]
-    if (rhythm.reason or "").startswith("too short"):
-        return [[(f"no rhythm yet: fewer than {FEWEST_SAMPLES} samples  ", DIM)], [("no rhythm yet  ", DIM)], []]
-    what = f"steps under {seconds(rhythm.shortest_s)}" if rhythm.reason == TOO_FAST else \
-        f"nothing from {seconds(rhythm.shortest_s)} to {seconds(rhythm.longest_s or 0.0)}"
+    if (step_period.reason or "").startswith("too short"):
+        return [[(f"no rhythm yet: fewer than {MIN_SAMPLES} samples  ", DIM)], [("no rhythm yet  ", DIM)], []]
+    what = f"steps under {seconds(step_period.shortest_s)}" if step_period.reason == TOO_FAST else \
+        f"nothing from {seconds(step_period.shortest_s)} to {seconds(step_period.longest_s or 0.0)}"
     return [[(f"no rhythm: {what}{' (+: faster samples)' if faster else ''}  ", DIM)],
             [(f"no rhythm: {what}  ", DIM)], [("no rhythm  ", DIM)], []]
 

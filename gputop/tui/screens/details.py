@@ -269,9 +269,10 @@ def job_text(session: Session) -> Text:
         out.append(printable(note) + "\n", DIM)
     if session.step_period is not None:
         out.append("\nRhythm\n", BOLD)
-        rhythm = session.step_period
-        out.append(f"a period of {seconds(rhythm.period_s)} in the live figures, an estimate\n" if rhythm.period_s
-                   else f"no period in the live figures: {printable(rhythm.reason or 'not found')}\n")
+        step_period = session.step_period
+        out.append(f"a period of {seconds(step_period.period_s)} in the live figures, an estimate\n"
+                   if step_period.period_s else
+                   f"no period in the live figures: {printable(step_period.reason or 'not found')}\n")
     out.append("\nCaptures of this session\n", BOLD)
     for record in reversed(session.captures):
         step = "no steps" if record.step_s is None else f"{seconds(record.step_s)}/step"

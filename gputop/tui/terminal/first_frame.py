@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from rich.style import Style
 
 from gputop.core.samples import NodeSample
-from gputop.core.signal_handlers import handled
+from gputop.core.signal_handlers import signal_handlers
 from gputop.render.palette import BLANK, BLANK_STYLE, DIM, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.telemetry.sampler import Sampler
@@ -57,7 +57,7 @@ def shown(sampler: Sampler, look: Look) -> Iterator[FirstFrame]:
         if frame.waiting:
             raise SystemExit(128 + number)
 
-    with handled(dict.fromkeys(ENDING, ended)):
+    with signal_handlers(dict.fromkeys(ENDING, ended)):
         try:
             _show(sampler, look, frame)
             yield frame
@@ -70,10 +70,10 @@ def shown(sampler: Sampler, look: Look) -> Iterator[FirstFrame]:
 
 def _show(sampler: Sampler, look: Look, frame: FirstFrame) -> None:
     sampler.start()
-    sampler.looked.wait(PATIENCE_S)
+    sampler.first_gpus_ready.wait(PATIENCE_S)
     if sampler.failure is not None:
         raise sampler.failure
-    sample = sampler.glimpse
+    sample = sampler.first_gpus
     size = os.get_terminal_size(sys.stdout.fileno())
     if sample is None or size.columns < 20 or size.lines < 5:
         return

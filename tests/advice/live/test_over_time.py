@@ -190,7 +190,7 @@ def simulated(scenario: str) -> list[Advice]:
     history, out = History(), []
     previous: tuple[Finding, ...] = ()
     for start_s in (now_s, now_s + 300):
-        for sample in source.prefill(start_s, 2.0):
+        for sample in source.backfill(start_s, 2.0):
             history.append(sample)
             out.append(live_advice(history, sample, previous))
             previous = out[-1].findings

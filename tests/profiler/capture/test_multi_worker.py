@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture import multi_worker, safe_capture
 from gputop.profiler.capture.continuous import Continuous
 from gputop.profiler.capture.multi_worker import (
@@ -151,7 +151,7 @@ def test_where_none_works_the_reasons_of_all_are_told_and_nothing_is_left(logdir
     with serving(*(FakeProfiler(xspace=make_xspace(events=0)) for _ in range(2))) as servers, \
             pytest.raises(GputopError) as caught:
         capture_workers(addresses(servers), seconds=0.2, logdir=logdir / "empty")
-    assert caught.value.exit_code == NothingToSee("").exit_code
+    assert caught.value.exit_code == NoDataError("").exit_code
 
 
 def test_the_busiest_job_decides_for_all(logdir):

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import client, storage
 from gputop.profiler.capture import footprint, plan, safe_capture
 from gputop.profiler.capture.plan import FreeResources, Plan
@@ -102,7 +102,7 @@ def test_an_empty_probe_says_nothing_and_the_capture_goes_on(logdir):
 
 
 def test_a_job_that_sleeps_on_is_nothing_to_see(logdir):
-    with serve(FakeProfiler(xspace=make_xspace(events=0))) as server, pytest.raises(NothingToSee):
+    with serve(FakeProfiler(xspace=make_xspace(events=0))) as server, pytest.raises(NoDataError):
         capture_with_probe(server.address, seconds=0.2, logdir=logdir)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.sources.dcgm import fields
-from gputop.sources.dcgm.client import HANG_S, LONGEST_RETRY_S, QUIET_S, DcgmClient
+from gputop.sources.dcgm.client import HANG_TIMEOUT_S, LONGEST_RETRY_S, QUIET_S, DcgmClient
 from gputop.sources.dcgm.connection import Address, parse_address
 from gputop.sources.dcgm.fields import PROFILING_IDS
 from gputop.sources.dcgm.staleness import clock_text
@@ -340,8 +340,8 @@ def test_an_engine_that_hangs_holds_up_nobody_and_is_named(scene: Scene) -> None
     scene.client.ask(2.0)
     assert scene.engine.await_hanging()
     assert not scene.client.wait(0.0)
-    scene.now_s += HANG_S + 1
-    since = clock_text(scene.now_s - HANG_S - 1)
+    scene.now_s += HANG_TIMEOUT_S + 1
+    since = clock_text(scene.now_s - HANG_TIMEOUT_S - 1)
     assert f"does not respond: a call has hung since {since}" in (scene.client.snapshot().error or "")
     scene.client.ask(3.0)  # returns at once, as all the others do
     scene.client.close(0.0)

@@ -19,7 +19,7 @@ from gputop.core.samples import GpuSample, Reading
 from gputop.session.session import Options, Session
 from gputop.sources.dcgm.client import DcgmClient
 from gputop.sources.dcgm.connection import Address, parse_address
-from gputop.sources.dcgm.fallback import LadderSource
+from gputop.sources.dcgm.fallback import NvmlWithDcgmFallback
 from gputop.sources.nvml.source import NvmlSource
 from gputop.tui.app import GputopApp
 from tests.dcgm_double import PROFILING, Gpu, install
@@ -40,7 +40,7 @@ class Node:
         nvml = NvmlSource(clock=self.clock, wall_clock=self.clock)
         self.scene = Scene(root)
         self.made = 0
-        self.source = LadderSource(nvml, self.connect, watch=watch)
+        self.source = NvmlWithDcgmFallback(nvml, self.connect, watch=watch)
         self.source.open()
         if listed:
             self.scene.engine.gpus = {i: Gpu(i, probe.info.uuid) for i, probe in enumerate(self.source.gpus)}
@@ -257,7 +257,7 @@ async def test_in_the_monitor(fake: FakeNvml, tmp_path: Path) -> None:
         scene.engine.gpus = {i: Gpu(i, probe.info.uuid) for i, probe in enumerate(source.gpus)}
         return DcgmClient(parse_address(scene.engine.address), root=scene.root, env={}, interval_s=0.1)
 
-    source = LadderSource(NvmlSource(), connect)
+    source = NvmlWithDcgmFallback(NvmlSource(), connect)
     session = Session(source, Options(interval_s=0.1, logdir=tmp_path, discover=False))
     watched = Watched(session)
     app = GputopApp(session)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.errors import EXIT_NOTHING, GputopError
+from gputop.core.errors import EXIT_NO_DATA, GputopError
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS
 from gputop.core.samples import FAILED, LOST, OK, GpuSample, Reading, XidEvent
 from gputop.sources.dcgm import fields
@@ -200,7 +200,7 @@ def test_an_engine_without_gpus(node: Node) -> None:
     node.engine.gpus.clear()
     with pytest.raises(GputopError, match="lists no GPU") as caught:
         node.open()
-    assert caught.value.exit_code == EXIT_NOTHING
+    assert caught.value.exit_code == EXIT_NO_DATA
 
 
 def test_no_engine(node: Node) -> None:

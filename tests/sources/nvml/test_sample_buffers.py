@@ -8,7 +8,7 @@ import pytest
 
 from gputop.core.samples import GpuInfo, NodeSample
 from gputop.sources.nvml import sample_buffers
-from gputop.sources.nvml.sample_buffers import BEFORE, Samples, past_looks
+from gputop.sources.nvml.sample_buffers import BEFORE, Samples, backfill_samples
 from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
@@ -32,7 +32,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("patient")
 def test_fourteen_seconds_on_the_raster_of_the_sampler(fake: FakeNvml, clock: Clock) -> None:
     source = opened(fake, clock, "gpus 2", "set util 40", "set power_w 300 1")
-    past = list(source.prefill(clock.now_s, 1.0))
+    past = list(source.backfill(clock.now_s, 1.0))
     assert [look.time_s for look in past] == [clock.now_s - i for i in range(len(past), 0, -1)]
     assert 12 <= len(past) <= 14
     assert past[0].interval_s is None and past[-1].interval_s == 1.0
@@ -47,7 +47,7 @@ def test_fourteen_seconds_on_the_raster_of_the_sampler(fake: FakeNvml, clock: Cl
 @pytest.mark.usefixtures("patient")
 def test_what_the_driver_does_not_keep_is_missing_with_the_reason(fake: FakeNvml, clock: Clock) -> None:
     source = opened(fake, clock, "gpus 1")
-    oldest = next(iter(source.prefill(clock.now_s, 1.0))).gpus[0]
+    oldest = next(iter(source.backfill(clock.now_s, 1.0))).gpus[0]
     assert oldest["gpu_util"].value is not None
     assert "no sample of this time" in (oldest["power_w"].reason or "")
     assert oldest["memory_used_bytes"].reason == BEFORE
@@ -57,10 +57,10 @@ def test_what_the_driver_does_not_keep_is_missing_with_the_reason(fake: FakeNvml
 @pytest.mark.usefixtures("patient")
 def test_intervals_shorter_than_the_samples_have_gaps_and_longer_ones_nothing(fake: FakeNvml, clock: Clock) -> None:
     source = opened(fake, clock, "gpus 1", "refuse nvmlDeviceGetSamples 3 1")
-    fine = list(source.prefill(clock.now_s, 0.1))
+    fine = list(source.backfill(clock.now_s, 0.1))
     utils = [look.gpus[0]["gpu_util"].value for look in fine[20:-30]]
     assert 0 < sum(value is None for value in utils) < len(utils)
-    assert list(source.prefill(clock.now_s, 30.0)) == []
+    assert list(source.backfill(clock.now_s, 30.0)) == []
 
 
 @pytest.mark.usefixtures("patient")
@@ -69,14 +69,14 @@ def test_intervals_shorter_than_the_samples_have_gaps_and_longer_ones_nothing(fa
     "fault nvmlDeviceGetSamples -1 1 1 garbage random",
 ])
 def test_a_driver_that_does_not_tell_gives_no_past(fake: FakeNvml, clock: Clock, setting: str) -> None:
-    assert list(opened(fake, clock, "gpus 2", setting).prefill(clock.now_s, 1.0)) == []
+    assert list(opened(fake, clock, "gpus 2", setting).backfill(clock.now_s, 1.0)) == []
 
 
 @pytest.mark.usefixtures("patient")
 def test_stamps_of_another_clock_are_not_believed(fake: FakeNvml, clock: Clock) -> None:
     source = opened(fake, clock, "gpus 1")
-    assert list(source.prefill(clock.now_s + 3600, 1.0)) == []
-    assert list(source.prefill(clock.now_s - 3600, 1.0)) == []
+    assert list(source.backfill(clock.now_s + 3600, 1.0)) == []
+    assert list(source.backfill(clock.now_s - 3600, 1.0)) == []
 
 
 def test_a_gpu_that_hangs_does_not_hold_up_the_others(
@@ -84,7 +84,7 @@ def test_a_gpu_that_hangs_does_not_hold_up_the_others(
 ) -> None:
     source = opened(fake, clock, "gpus 3", "fault nvmlDeviceGetSamples 1 1 1 hang 0")
     monkeypatch.setattr(sample_buffers, "DEADLINE_S", 1.0)
-    past = list(source.prefill(clock.now_s, 1.0))
+    past = list(source.backfill(clock.now_s, 1.0))
     assert [gpu.info.index for gpu in past[-1].gpus] == [0, 2]
     assert fake.await_hanging(1)
     source.close()
@@ -97,7 +97,7 @@ def test_lost_gpus_and_mig_instances_are_left_alone(fake: FakeNvml, clock: Clock
     fake.lose(0)
     source.gpus[0].read(0.0)
     before = fake.calls_after_lost(0)
-    assert list(source.prefill(clock.now_s, 1.0)) == []
+    assert list(source.backfill(clock.now_s, 1.0)) == []
     assert fake.calls_after_lost(0) == before
     assert fake.calls("nvmlDeviceGetSamples", 16) == 0
 
@@ -106,7 +106,7 @@ def test_lost_gpus_and_mig_instances_are_left_alone(fake: FakeNvml, clock: Clock
 
 def looks(samples: Samples, interval_s: float = 1.0) -> list[NodeSample]:
     gpu = GpuInfo(0, "GPU-0", "H100")
-    return past_looks({gpu.uuid: {"gpu_util": samples}}, [gpu], 100.0, interval_s, "node", "NVML", 1)
+    return backfill_samples({gpu.uuid: {"gpu_util": samples}}, [gpu], 100.0, interval_s, "node", "NVML", 1)
 
 
 def test_a_value_is_the_mean_of_the_interval_before_it() -> None:

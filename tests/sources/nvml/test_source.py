@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.errors import EXIT_NOTHING, EXIT_USAGE, GputopError, NothingToSee
+from gputop.core.errors import EXIT_NO_DATA, EXIT_USAGE, GputopError, NoDataError
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import FAILED, LOST, OK, GpuSample
 from gputop.sources.nvml.fields import LIMIT_PERIOD_S
@@ -204,8 +204,8 @@ def test_names_with_escape_codes_and_bytes_that_are_no_utf8(fake: FakeNvml, cloc
 @pytest.mark.parametrize(
     ("code", "kind", "words"),
     [
-        (9, NothingToSee, ("kernel module", "--demo")),
-        (12, NothingToSee, ("libnvidia-ml.so.1", "--demo")),
+        (9, NoDataError, ("kernel module", "--demo")),
+        (12, NoDataError, ("libnvidia-ml.so.1", "--demo")),
         (18, GputopError, ("different versions", "Reboot")),
         (4, GputopError, ("no permission", "/dev/nvidiactl")),
         (999, GputopError, ("999", "nvidia-smi")),
@@ -224,7 +224,7 @@ def test_a_driver_that_cannot_be_opened(
 
 def test_a_driver_without_gpus(fake: FakeNvml, clock: Clock) -> None:
     fake.configure("gpus 0")
-    with pytest.raises(NothingToSee, match="no GPU"):
+    with pytest.raises(NoDataError, match="no GPU"):
         opened(clock)
 
 
@@ -261,7 +261,7 @@ def test_no_library_at_all(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert done.returncode == EXIT_NOTHING, done.stderr
+    assert done.returncode == EXIT_NO_DATA, done.stderr
     assert "no NVIDIA driver" in done.stdout
     assert "gputop --demo" in done.stdout
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gputop.analysis.steps.steps import find_steps
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.readers.chrome.chrome import read_chrome
@@ -231,7 +231,7 @@ def test_no_chrome_trace(content):
 
 
 def test_no_events():
-    with pytest.raises(NothingToSee):
+    with pytest.raises(NoDataError):
         read({"traceEvents": []})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.core.errors import EXIT_USAGE, GputopError, NothingToSee
+from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.trace.readers import content
 from gputop.trace.readers.load import load
 from tests.trace.readers.test_chrome import kineto
@@ -96,7 +96,7 @@ def test_what_cannot_be_read_is_named_with_its_remedy(tmp_path, name, content, m
 def test_missing_things(tmp_path):
     with pytest.raises(GputopError, match="does not exist"):
         load([tmp_path / "nowhere.xplane.pb"])
-    with pytest.raises(NothingToSee, match="no trace in"):
+    with pytest.raises(NoDataError, match="no trace in"):
         load([tmp_path])
     with pytest.raises(GputopError, match="No trace was given"):
         load([])
@@ -124,7 +124,7 @@ def test_formats_do_not_mix(tmp_path):
 
 
 def test_an_xspace_without_events(tmp_path):
-    with pytest.raises(NothingToSee) as caught:
+    with pytest.raises(NoDataError) as caught:
         load([put(tmp_path / "a.xplane.pb", Builder().bytes())])
     assert caught.value.exit_code == 3
 
@@ -200,7 +200,7 @@ def test_nothing_but_bad_files(tmp_path):
         load([tmp_path])
     put(tmp_path / "a.xplane.pb", b"")
     put(tmp_path / "b.xplane.pb", b"")
-    with pytest.raises(NothingToSee, match="empty"):
+    with pytest.raises(NoDataError, match="empty"):
         load([tmp_path])
 
 

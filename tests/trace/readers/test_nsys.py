@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputop.analysis.steps.steps import find_steps
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
 from gputop.trace.readers.load import load
 from gputop.trace.readers.nsys import read_nsys
@@ -194,7 +194,7 @@ def test_another_database(tmp_path):
 
 
 def test_a_report_without_activity(tmp_path):
-    with pytest.raises(NothingToSee):
+    with pytest.raises(NoDataError):
         read_nsys(report(tmp_path / "r.sqlite", tuple(t for t in TABLES if t.startswith(("CUPTI", "NVTX")))))
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.core.errors import GputopError, NothingToSee
+from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import messages
 from gputop.trace import quality
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
@@ -367,7 +367,7 @@ def test_nothing_to_see():
     b = Builder()
     b.plane("/device:GPU:0")
     b.space.errors.append("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
-    with pytest.raises(NothingToSee) as caught:
+    with pytest.raises(NoDataError) as caught:
         b.read()
     assert caught.value.exit_code == 3
     assert "NVreg_RestrictProfilingToAdminUsers=0" in caught.value.fix

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gputop.core.errors import NothingToSee
+from gputop.core.errors import NoDataError
 from gputop.profiler import messages
 from gputop.trace import kernel_names
 from gputop.trace.model import Kind, Trace
@@ -203,7 +203,7 @@ def check_equal(data: bytes) -> Trace | None:
     want = expected(data)
     try:
         trace = read_xspaces([("x", "fallback", data)])
-    except NothingToSee:
+    except NoDataError:
         assert not any(want)
         return None
     first = min([row[3] for row in want[0]] + [row[2] for row in want[1]] + [row[0] for row in want[2]])

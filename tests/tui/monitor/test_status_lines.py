@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 from gputop.profiler.capture.records import CaptureRecord, Server
-from gputop.telemetry.step_period import TOO_FAST, Rhythm
+from gputop.telemetry.step_period import TOO_FAST, StepPeriodEstimate
 from gputop.tui.monitor.columns import MAX_LINES_PER_GPU, lines_per_gpu
 from gputop.tui.monitor.status_lines import host, job, replay_keys
 from tests.fakes import cgroup_sample, node_sample
 
 SERVER = Server("127.0.0.1:6009", "python train.py --batch 256", 41231)
-FOUND = Rhythm(2.4, 0.91, None, "sm_active", tuple(range(8)), 8, 0.5, 1.25, 60.0)
+FOUND = StepPeriodEstimate(2.4, 0.91, None, "sm_active", tuple(range(8)), 8, 0.5, 1.25, 60.0)
 
 
-def _job(rhythm: Rhythm | None, step_s: float | None = None, width: int = 160) -> str:
+def _job(step_period: StepPeriodEstimate | None, step_s: float | None = None, width: int = 160) -> str:
     record = None if step_s is None else CaptureRecord(
         SERVER.address, Path("t"), 100.0, 10.0, 10.0, analysis={"steps": {"median_s": step_s}, "findings": []})
-    return "".join(text for text, _ in job((SERVER,), True, None, record, 112.0, width, rhythm))
+    return "".join(text for text, _ in job((SERVER,), True, None, record, 112.0, width, step_period))
 
 
 def test_the_hosts_line_warns_of_a_quota_that_throttles_and_memory_near_its_limit() -> None:
@@ -35,28 +35,30 @@ def test_the_hosts_line_warns_of_a_quota_that_throttles_and_memory_near_its_limi
     assert strained.count("CPU quota: throttled 30%") == 1 and strained.count("memory limit: 906M/954M") == 1
 
 
-@pytest.mark.parametrize(("rhythm", "step_s", "said"), [
+@pytest.mark.parametrize(("step_period", "step_s", "said"), [
     (FOUND, None, "rhythm 2.40 s (conf. 0.9), if steps take over 1 s"),
     (FOUND, 2.41, "rhythm 2.40 s (conf. 0.9) ≈ 1 step "),
     (FOUND, 1.2, "rhythm 2.40 s (conf. 0.9) ≈ 2 steps "),
     (FOUND, 1.6, "rhythm 2.40 s (conf. 0.9)  captured"),
     (FOUND, 0.6, "but steps too short for samples every 0.5 s: an alias?"),
-    (Rhythm(2.4, 0.91, None, "sm_active", (0, 1), 8, 0.5, 1.25, 60.0), None, "on 2 of 8 GPUs"),
-    (Rhythm(None, reason=TOO_FAST, interval_s=1.0, shortest_s=2.5, longest_s=60.0), None,
+    (StepPeriodEstimate(2.4, 0.91, None, "sm_active", (0, 1), 8, 0.5, 1.25, 60.0), None, "on 2 of 8 GPUs"),
+    (StepPeriodEstimate(None, reason=TOO_FAST, interval_s=1.0, shortest_s=2.5, longest_s=60.0), None,
      "no rhythm: steps under 2.50 s (+: faster samples)"),
-    (Rhythm(None, reason=TOO_FAST, interval_s=0.1, shortest_s=0.25, longest_s=24.0), None,
+    (StepPeriodEstimate(None, reason=TOO_FAST, interval_s=0.1, shortest_s=0.25, longest_s=24.0), None,
      "no rhythm: steps under 250 ms"),
-    (Rhythm(None, reason="nothing repeats", interval_s=1.0, shortest_s=2.5, longest_s=60.0), None,
+    (StepPeriodEstimate(None, reason="nothing repeats", interval_s=1.0, shortest_s=2.5, longest_s=60.0), None,
      "no rhythm: nothing from 2.50 s to 60.0 s"),
-    (Rhythm(None, reason="flat: it hardly changes", interval_s=1.0, shortest_s=2.5, longest_s=60.0), 0.412,
+    (StepPeriodEstimate(None, reason="flat: it hardly changes", interval_s=1.0, shortest_s=2.5, longest_s=60.0), 0.412,
      "no rhythm: steps too short for samples every 1 s (+ or --interval 0.1)"),
-    (Rhythm(None, reason="flat: it hardly changes", interval_s=0.1, shortest_s=0.25, longest_s=24.0), 0.1,
+    (StepPeriodEstimate(None, reason="flat: it hardly changes", interval_s=0.1, shortest_s=0.25, longest_s=24.0), 0.1,
      "no rhythm: steps too short for samples every 0.1 s "),
-    (Rhythm(None, reason="too short: 9 samples, 32 are needed", interval_s=1.0, shortest_s=2.5, longest_s=2.0), None,
+    (StepPeriodEstimate(None, reason="too short: 9 samples, 32 are needed", interval_s=1.0, shortest_s=2.5,
+                        longest_s=2.0), None,
      "no rhythm yet"),
 ])
-def test_the_rhythm_and_why_there_is_none(rhythm: Rhythm, step_s: float | None, said: str) -> None:
-    assert said in _job(rhythm, step_s)
+def test_the_step_period_and_why_there_is_none(step_period: StepPeriodEstimate, step_s: float | None,
+                                                   said: str) -> None:
+    assert said in _job(step_period, step_s)
 
 
 def test_the_rhythm_gives_way_on_a_narrow_line_but_the_captured_step_stays() -> None:
@@ -65,12 +67,13 @@ def test_the_rhythm_gives_way_on_a_narrow_line_but_the_captured_step_stays() -> 
     assert all("1.20 s/step" in line and "127.0.0.1" in line for line in (wide, narrow, slim))
     assert all(len(line) <= width for line, width in ((wide, 120), (narrow, 80), (slim, 60)))
     assert "rhythm 2.40 s, alias?" in _job(FOUND, 0.6, 80) and "rhythm" not in _job(FOUND, 0.6, 70)
-    assert "rhythm" not in _job(None) and "rhythm" not in _job(Rhythm(None, reason="too short: hardly a sample"))
+    assert "rhythm" not in _job(None)
+    assert "rhythm" not in _job(StepPeriodEstimate(None, reason="too short: hardly a sample"))
 
 
 def test_a_replay_shows_the_rhythm_of_the_recording() -> None:
-    assert "rhythm 2.40 s" in "".join(text for text, _ in replay_keys(160, rhythm=FOUND))
-    assert "scroll them" in "".join(text for text, _ in replay_keys(160, snapshot=True, rhythm=None))
+    assert "rhythm 2.40 s" in "".join(text for text, _ in replay_keys(160, step_period=FOUND))
+    assert "scroll them" in "".join(text for text, _ in replay_keys(160, snapshot=True, step_period=None))
 
 
 @pytest.mark.parametrize(("height", "gpus", "lines"), [

@@ -35,7 +35,7 @@ def read_chrome(
 
     ``damaged`` names files known to be incomplete, by the time they have been read. A file among
     several that is no Chrome trace is left out with a note. Raises GputopError where none is one
-    or the events of each need more memory than ``limit_bytes``, NothingToSee where none has a complete event.
+    or the events of each need more memory than ``limit_bytes``, NoDataError where none has a complete event.
     """
     parts = Parts()
     loaded, errors = [], []

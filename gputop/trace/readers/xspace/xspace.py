@@ -83,7 +83,7 @@ def read_xspaces(
     reads them; ``damaged`` the paths known to be incomplete by then (a cut-off gzip stream);
     ``known_clocks``, by path, what the capture found out about the clocks.
     A file among several that is no XSpace, or needs more memory than ``limit_bytes``, is left out
-    with a note. Raises GputopError where that is all of them, NothingToSee where none has an event.
+    with a note. Raises GputopError where that is all of them, NoDataError where none has an event.
     """
     parts = Parts()
     hosts: list[HostPart] = []
