@@ -51,6 +51,6 @@ def _timeline(args: argparse.Namespace) -> int:
             raise GputopError(f"{path} does not exist", "Give a trace, a run folder or a TensorBoard logdir.")
     preferences = preferences_of(args)
     preferences.tell_textual()
-    from gputop.tui.timeline.open import show
+    from gputop.tui.timeline_app import show
 
     return show(args.paths, preferences)

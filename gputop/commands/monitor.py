@@ -12,7 +12,7 @@ from gputop.commands.common import options_of, preferences_of, say, source_of
 
 def run(args: argparse.Namespace) -> int:
     from gputop.telemetry.sampler import Sampler
-    from gputop.tui.terminal import first_frame
+    from gputop.tui.monitor import first_paint
 
     source, options = source_of(args), options_of(args)
     if not source.simulated and (args.source == "dcgm" or not _has_driver()):
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
         return snapshot.run(argparse.Namespace(**{**vars(args), "format": "text", "output": None, "seconds": 2.0}))
     preferences = preferences_of(args)
     sampler = Sampler(source, options.interval_s)
-    with first_frame.shown(sampler, preferences.look()) as frame:
+    with first_paint.shown(sampler, preferences.look()) as frame:
         # From here on what takes long to import: the GPUs are on the screen.
         from gputop.session.session import Session
 

@@ -18,20 +18,20 @@ from textual.screen import Screen
 from gputop.core.errors import EXIT_OK, GputopError
 from gputop.session.session import Change, Session
 from gputop.text.units import printable
+from gputop.tui import open_screens
 from gputop.tui.keys import MONITOR, OF_THE_PICTURE, commands
 from gputop.tui.monitor import messages, status_lines
 from gputop.tui.monitor.columns import METRICS, has_axis, lines_per_gpu
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
-from gputop.tui.screens import open
-from gputop.tui.terminal.first_frame import ENDING, FirstFrame
+from gputop.tui.terminal.first_frame import ENDING_SIGNALS, FirstFrame
 from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.terminal.terminal_app import TerminalApp
 from gputop.tui.widgets.cached_lines import LinesWidget
 
 if TYPE_CHECKING:
-    from gputop.tui.timeline.open import TraceFile
+    from gputop.tui.timeline.trace_file import TraceFile
 
 FAILURE_SHOWN_S = 30.0
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -84,7 +84,7 @@ class GputopApp(TerminalApp):
     def on_mount(self) -> None:
         # asyncio's own answer to SIGINT, to cancel the app wherever it is, can leave Textual hanging.
         loop = asyncio.get_running_loop()
-        for number in ENDING:
+        for number in ENDING_SIGNALS:
             with contextlib.suppress(RuntimeError):  # only the main thread may
                 loop.add_signal_handler(number, lambda: self.call_next(self.action_quit))
         if self.first_frame is not None and self.first_frame.ended:
@@ -191,7 +191,7 @@ class GputopApp(TerminalApp):
         breakdown = record.analysis.get("breakdown") if record is not None and record.analysis else None
         panel = self._actions
         panel.numbers = session.gpu_numbers
-        panel.update_view(session.findings, title, messages.lead(session, self._no_server()), breakdown)
+        panel.update_view(session.findings, title, messages.panel_intro(session, self._no_server()), breakdown)
 
     def _no_server(self) -> tuple[str, ...]:
         return messages.NO_SERVER
@@ -235,19 +235,16 @@ class GputopApp(TerminalApp):
             self.notify(f"{printable(status.message)}\n{printable(status.fix)}", title="Capture failed",
                         severity="error", timeout=15, markup=False)
         else:
-            self.notify(messages.captured(self.session), title="Trace captured", timeout=10, markup=False)
+            self.notify(messages.capture_summary(self.session), title="Trace captured", timeout=10, markup=False)
             self._refresh_actions()
 
     # -- actions ------------------------------------------------------------------------------
-
-    def tell(self, error: GputopError) -> None:
-        self.notify(f"{printable(error.message)}\n{printable(error.fix)}", severity="warning", timeout=10, markup=False)
 
     def action_capture(self, force: bool = False) -> None:
         try:
             self.session.start_capture(force=force)
         except GputopError as error:
-            self.tell(error)
+            open_screens.show_error(self, error)
 
     async def action_quit(self) -> None:
         """Quit; a running capture is ended first and its data kept, unless asked twice."""
@@ -266,30 +263,28 @@ class GputopApp(TerminalApp):
             self.notify("No capture is running.", timeout=4)
 
     def action_last_capture(self) -> None:
-        from gputop.tui.timeline.open import open_last
-
-        open_last(self)
+        open_screens.open_timeline(self)
 
     def action_recommendations(self) -> None:
         self._actions.focus()
 
     def on_actions_panel_opened(self, message: ActionsPanel.Opened) -> None:
-        (open.snippet if message.copy else open.finding)(self, message.finding)
+        (open_screens.copy_snippet if message.copy else open_screens.open_finding)(self, message.finding)
 
     def on_gpu_table_opened(self, message: GpuTable.Opened) -> None:
-        open.gpu(self, message.gpu)
+        open_screens.open_gpu(self, message.gpu)
 
     def on_process_panel_opened(self, message: ProcessPanel.Opened) -> None:
-        (open.signal if message.signal else open.process)(self, message.process)
+        (open_screens.open_signal if message.signal else open_screens.open_process)(self, message.process)
 
     def on_click(self, event: events.Click) -> None:
-        opened = {"host": open.host, "job": open.job}.get(getattr(event.widget, "id", None) or "")
-        if opened is not None:
-            opened(self)
+        clicked = getattr(event.widget, "id", None)
+        if clicked in ("host", "job"):
+            self.action_open(clicked)
 
     def action_open(self, what: str) -> None:
-        """What a function of :mod:`gputop.tui.screens.open` opens."""
-        getattr(open, what)(self)
+        """Open what :mod:`gputop.tui.open_screens` has by this name."""
+        open_screens.BY_NAME[what](self)
 
     def action_help(self) -> None:
         from gputop.tui.screens import help
@@ -299,7 +294,7 @@ class GputopApp(TerminalApp):
         self.push_screen(help.help_box(self.screen, more))
 
     def action_attach(self) -> None:
-        from gputop.tui.screens.dialogs import ask_attach
+        from gputop.tui.screens.attach import ask_attach
 
         def attach(address: str | None) -> None:
             if address:
@@ -325,7 +320,7 @@ class GputopApp(TerminalApp):
         self._processes.next_sort()
 
     def action_snapshot(self) -> None:
-        open.snapshot(self)
+        open_screens.write_snapshot(self)
 
     def action_metric(self, by: int) -> None:
         self._table.metric = METRICS[(METRICS.index(self._table.metric) + by) % len(METRICS)]

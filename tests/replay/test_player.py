@@ -18,7 +18,7 @@ from gputop.replay.reader import Recording
 from gputop.replay.writer import RecordingWriter
 from gputop.session.session import Options, Session
 from gputop.tui.app import GputopApp
-from gputop.tui.monitor.messages import lead
+from gputop.tui.monitor.messages import panel_intro
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import START_S, node_sample
 
@@ -221,7 +221,7 @@ async def test_the_screen_says_replay_and_its_keys_play(tmp_path: Path, monkeypa
         await pilot.press("space")
         await pilot.pause()
         assert player.paused and not app.paused
-        told = lead(session)
+        told = panel_intro(session)
         assert told and not any("profiler server" in line for line in told)
         header = header_of(app)
         assert "REPLAY" in header and "SIMULATED" in header and "2027-01-15" in header and "1×, paused" in header

@@ -21,12 +21,12 @@ from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.run_app import Leave, Output, RunApp
 from gputop.tui.screens.compare import CaptureList, CompareScreen
 from gputop.tui.screens.dialogs import Ask, Popup
+from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
 from gputop.tui.screens.tables_screen import TablesScreen
 from gputop.tui.terminal.terminal_app import TerminalApp
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import BubbleList
-from gputop.tui.timeline.open import FindingPopup
 from gputop.tui.timeline.screen import TimelineScreen
 from tests.tui.scenes import Scene, recorded, with_mig
 

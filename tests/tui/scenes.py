@@ -27,8 +27,8 @@ from gputop.sources.simulated import SimulatedSource
 from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
 from gputop.trace.readers.load import load
-from gputop.tui.screens.dialogs import capture_text
-from gputop.tui.timeline.open import TraceFile
+from gputop.tui.screens.details import capture_text
+from gputop.tui.timeline.trace_file import TraceFile
 from tests.fakes import START_S
 
 TRACE_S = 2.0

@@ -284,14 +284,14 @@ async def test_where_nothing_is_wrong_the_panel_says_what_the_limit_is() -> None
     async with app.run_test(size=(120, 40)):
         session.live = Advice(limit="GPUs 0-7 work at 92 % SM active: compute bound.")
         session._refresh_findings()
-        nothing, press = messages.lead(session)
+        nothing, press = messages.panel_intro(session)
         assert nothing.endswith("costs time. GPUs 0-7 work at 92 % SM active: compute bound.") and "Press c" in press
         session.live = Advice((replace(SMALL, id="memory_preallocated", origin="live"),))
         session._refresh_findings()
-        assert messages.lead(session)[0].endswith("that costs time.")
+        assert messages.panel_intro(session)[0].endswith("that costs time.")
         session.live = Advice((replace(SMALL, id="low_sm_active", origin="live"),))
         session._refresh_findings()
-        assert messages.lead(session) == (press,)  # time is lost: only why is not known
+        assert messages.panel_intro(session) == (press,)  # time is lost: only why is not known
 
 
 async def test_gpus_that_have_been_seen_are_shown_while_the_host_does_not_answer() -> None:

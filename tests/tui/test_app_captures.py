@@ -13,8 +13,9 @@ from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.records import CaptureStatus
 from gputop.profiler.capture.safe_capture import Cost
 from gputop.tui.app import GputopApp
-from gputop.tui.monitor import messages as telling
-from gputop.tui.screens.dialogs import Ask, capture_text
+from gputop.tui.monitor.messages import capture_summary, panel_intro
+from gputop.tui.screens.details import capture_text
+from gputop.tui.screens.dialogs import Ask
 from gputop.tui.timeline.screen import TimelineScreen
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import StillSession
@@ -27,12 +28,12 @@ async def test_capture_without_a_server_says_how_to_get_one() -> None:
         await pilot.pause()
         await pilot.press("c")
         await pilot.pause()
-        messages = [n.message for n in app._notifications]
-        assert any("no profiler server" in m and "server.start(6009)" in m for m in messages)
+        notices = [n.message for n in app._notifications]
+        assert any("no profiler server" in m and "server.start(6009)" in m for m in notices)
         await pilot.press("x", "t")
         await pilot.pause()
-        messages = [n.message for n in app._notifications]
-        assert any("No capture is running" in m for m in messages) and any("No capture yet" in m for m in messages)
+        notices = [n.message for n in app._notifications]
+        assert any("No capture is running" in m for m in notices) and any("No capture yet" in m for m in notices)
 
 
 async def test_while_the_first_capture_runs_nobody_is_told_to_start_one() -> None:
@@ -43,11 +44,11 @@ async def test_while_the_first_capture_runs_nobody_is_told_to_start_one() -> Non
         session._set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
         session._refresh_findings()
         await pilot.pause()
-        assert "under way" in telling.lead(session)[-1]
+        assert "under way" in panel_intro(session)[-1]
         await pilot.press("t", "T", "A", "B")
         await pilot.pause()
-        messages = [n.message for n in app._notifications]
-        assert len(messages) == 4 and all("under way" in m and "press c" not in m for m in messages)
+        notices = [n.message for n in app._notifications]
+        assert len(notices) == 4 and all("under way" in m and "press c" not in m for m in notices)
 
 
 def test_the_end_of_a_shortened_capture_is_told_in_few_lines() -> None:
@@ -57,10 +58,10 @@ def test_the_end_of_a_shortened_capture_is_told_in_few_lines() -> None:
     session.last_capture = replace(
         record, notices=("b:1 did not answer",), cost=Cost(6.5, 3.9),
         plan=Plan(10.0, 3.9, "about 100 steps will do", notes=("n",), enough=True))
-    assert [line.split(":")[0] for line in telling.captured(session).splitlines()] == [
+    assert [line.split(":")[0] for line in capture_summary(session).splitlines()] == [
         "b", "3.9 s", "the call took 6.5 s for 3.9 s of trace", "t"]
     session.last_capture = replace(session.last_capture, cost=None)
-    assert telling.captured(session).splitlines() == [
+    assert capture_summary(session).splitlines() == [
         "b:1 did not answer", "3.9 s: about 100 steps will do",
         "t: its timeline. T: its tables. J: all that is to say of it."]
 

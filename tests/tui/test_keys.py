@@ -24,7 +24,7 @@ from gputop.tui.app import GputopApp
 from gputop.tui.keys import name
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.run_app import RunApp
-from gputop.tui.timeline.open import TraceFile
+from gputop.tui.timeline.trace_file import TraceFile
 from tests.tui.key_effects import REPLAY, STAGES, AskedSession, Stage
 from tests.tui.timelines import job, timeline_of
 

@@ -17,9 +17,9 @@ from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.compare import CaptureList
+from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.screens.process_screens import SignalList
 from gputop.tui.timeline.idle_gap_list import BubbleList
-from gputop.tui.timeline.open import FindingPopup
 from tests.tui.key_effects import on_screen, screen
 from tests.tui.scenes import Scene, with_sixteen
 from tests.tui.test_keys import Stage, monitor

@@ -9,8 +9,8 @@ import pytest
 
 from gputop.timeline.reader import Timeline
 from gputop.trace.model import QualityNote
-from gputop.tui.timeline.open import TimelineApp
 from gputop.tui.timeline.viewport import View
+from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.trace.build import Builder
 from tests.tui.timelines import (

@@ -17,8 +17,9 @@ from gputop.timeline.reader import Timeline
 from gputop.trace.model import Kind, Trace
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import BubbleList
-from gputop.tui.timeline.open import TimelineApp, TraceFile
 from gputop.tui.timeline.screen import TimelineScreen
+from gputop.tui.timeline.trace_file import TraceFile
+from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.trace.build import Builder
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from gputop.core.findings import EXPLANATIONS
 from gputop.session.session import Session
-from gputop.text.units import printable
+from gputop.text.units import printable, seconds
 
 NO_SERVER = ("A trace tells more, but no profiler server was found.",
              "gputop attach PID starts one in the running job; gputop run -- python … starts jobs with one. "
              "? tells more.")
 
 
-def lead(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str, ...]:
+def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str, ...]:
     """What to say before the findings: that nothing is wrong and what the limit is, or how to learn more."""
     record = session.last_capture
     if record is not None and record.analysis is None:
@@ -32,10 +32,8 @@ def lead(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str,
     return (*nothing, *no_server)
 
 
-def captured(session: Session) -> str:
+def capture_summary(session: Session) -> str:
     """A capture has come to its good end. Over the panel it is to be short: what is as asked, and the path, t tells."""
-    from gputop.tui.screens.compare import against
-
     record = session.last_capture
     of_note: tuple[str, ...] = ()
     if record is not None:
@@ -43,8 +41,16 @@ def captured(session: Session) -> str:
         if record.plan is not None and record.plan.shortened:
             of_note = record.remarks[:len(of_note) + 1]  # with why it is shorter than asked
             of_note += (record.cost.text(),) if record.cost is not None else ()
-    lines = [*of_note, *against(session), "t: its timeline. T: its tables. J: all that is to say of it."]
+    lines = [*of_note, *compared_to_baseline(session), "t: its timeline. T: its tables. J: all that is to say of it."]
     return "\n".join(map(printable, lines))
+
+
+def compared_to_baseline(session: Session) -> tuple[str, ...]:
+    """After a capture: its step time beside A's; nothing where there is no A."""
+    before, record = session.baseline, session.last_capture
+    if before is None or record is None or record is before or before.step_s is None or record.step_s is None:
+        return ()
+    return (f"{seconds(before.step_s)}/step in A, {seconds(record.step_s)} now. B: what changed, noise or not.",)
 
 
 def no_capture(session: Session, then: str = "") -> str:

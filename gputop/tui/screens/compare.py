@@ -242,11 +242,3 @@ def why_not(session: Session) -> str | None:
         return no_capture(session, "Two captures are compared here, before and after a change of the job.")
     return (f"One capture so far ({label(session.captures[-1])}), two are needed. Change the job and press c again: "
             "B then shows what that brought.")
-
-
-def against(session: Session) -> tuple[str, ...]:
-    """After a capture: its step time beside A's; nothing where there is no A."""
-    before, record = session.baseline, session.last_capture
-    if before is None or record is None or record is before or before.step_s is None or record.step_s is None:
-        return ()
-    return (f"{seconds(before.step_s)}/step in A, {seconds(record.step_s)} now. B: what changed, noise or not.",)

@@ -18,6 +18,7 @@ from gputop.core.samples import (
     ProcessSample,
     Reading,
 )
+from gputop.profiler.capture.records import CaptureRecord
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.session.session import Session
 from gputop.text import redaction
@@ -287,3 +288,15 @@ def job_text(session: Session) -> Text:
     if not session.captures:
         out.append("none yet: c captures a trace\n", DIM)
     return out
+
+
+def capture_text(record: CaptureRecord) -> Text:
+    """What a capture did and says; where it could not be analysed, why."""
+    parts = [*map(printable, record.remarks), *(f"profiler: {printable(n)}" for n in record.notes)]
+    parts += [record.report] if record.problem is None else [
+        printable(str(record.path)), printable(record.problem.message), printable(record.problem.fix)]
+    if record.path.exists():
+        from gputop.launch.xprof import logdir_of, open_command
+
+        parts.append(f"Open it in XProf: {printable(open_command(logdir_of(record.path)))}")
+    return Text("\n".join(parts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,15 +13,9 @@ from textual.containers import HorizontalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from gputop.core.errors import GputopError
-from gputop.core.findings import Finding
-from gputop.profiler.capture.records import CaptureRecord
-from gputop.render.finding_text import gain_text
-from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE, WARN
-from gputop.session.gpu_numbers import GpuNumbers
-from gputop.text.units import printable, ranges
+from gputop.render.palette import ACCENT, WARN
+from gputop.text.units import printable
 from gputop.tui.keys import key
-from gputop.tui.monitor.findings_panel import evidence_lines
 from gputop.tui.widgets.dialog_frame import Frame, Told
 
 
@@ -92,67 +86,6 @@ class LivePopup(Popup):
             told.tell()
 
 
-def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[Part]:
-    """Everything about one finding. Built with styles, never markup: names come from outside.
-
-    ``numbers``: what the GPUs of the job are on this node; the texts of a trace have the job's own.
-    """
-    parts: list[Part] = []
-    out = Text()
-    gain = gain_text(finding) or "no figure"
-    out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
-    gpus = f"   GPU {ranges(finding.gpus, ', ')}" if finding.gpus else ""
-    origin = "a trace" if finding.origin == "trace" else "the live figures"
-    out.append(f"{gpus}   from {origin}\n\n", DIM)
-    out.append(printable(finding.why) + "\n\n")
-    out.append("What to do\n", BOLD)
-    out.append(printable(finding.action) + "\n")
-    if finding.snippet:
-        parts += [out, Code(finding.snippet)]
-        out = Text()
-    out.append("\nGain  ", BOLD)
-    out.append(gain, SEVERITY_STYLE[finding.severity])
-    out.append(f"  {printable(finding.gain.how)}\n")
-    if finding.evidence:
-        out.append("\nEvidence\n", BOLD)
-        for line in evidence_lines(finding):
-            out.append("  " + printable(line) + "\n")
-    if finding.consequences:
-        out.append("\nAlso explains", BOLD)
-        out.append("  with the cause they go, too", DIM)
-        parts += [out, *_consequences(finding)]
-        out = Text()
-    if numbers is not None and finding.origin == "trace" and finding.gpus:
-        out.append("\nGPUs  ", BOLD)
-        out.append(printable(numbers.text()) + "\n")
-    out.append("\nRule  ", BOLD)
-    out.append(f"{finding.id}\n", PLAIN)
-    out.append("Source  ", BOLD)
-    out.append(printable(finding.source), DIM)
-    return [*parts, out]
-
-
-def _consequences(finding: Finding) -> Iterator[Part]:
-    for other in finding.consequences:
-        out = Text(f"  {SEVERITY_MARK[other.severity]} {printable(other.title)}", SEVERITY_STYLE[other.severity])
-        out.append(f"  {other.id}{', live' if other.origin == 'live' else ''}", DIM)
-        yield out
-        yield Below(Text(printable(other.why)))
-        yield from _consequences(other)
-
-
-def capture_text(record: CaptureRecord) -> Text:
-    """What a capture did and says; where it could not be analysed, why."""
-    parts = [*map(printable, record.remarks), *(f"profiler: {printable(n)}" for n in record.notes)]
-    parts += [record.report] if record.problem is None else [
-        printable(str(record.path)), printable(record.problem.message), printable(record.problem.fix)]
-    if record.path.exists():
-        from gputop.launch.xprof import logdir_of, open_command
-
-        parts.append(f"Open it in XProf: {printable(open_command(logdir_of(record.path)))}")
-    return Text("\n".join(parts))
-
-
 class Ask(ModalScreen[str | None]):
     """One line of input; dismissed with the text, or None on escape."""
 
@@ -180,22 +113,3 @@ class Ask(ModalScreen[str | None]):
 
     def action_cancel(self) -> None:
         self.dismiss(None)
-
-
-def ask_attach() -> Ask:
-    """Where the profiler server is."""
-    def problem(address: str) -> str | None:
-        from gputop.profiler.workers import addresses
-
-        try:
-            addresses([address])
-        except GputopError as error:
-            return f"{error.message} {error.fix}"
-        return None
-
-    hint = ("The profiler server of a job. To start one in it:\n"
-            "  tf.profiler.experimental.server.start(6009)\n"
-            "  jax.profiler.start_server(6009)\n"
-            "A job that runs without one is given one by:\n"
-            "  gputop attach PID")
-    return Ask("Attach to HOST:PORT", hint, placeholder="localhost:6009", check=problem)

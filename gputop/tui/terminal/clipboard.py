@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import Any
-
-from textual.app import App
+from typing import Any, Protocol
 
 
-def copy(app: App[Any], text: str, what: str) -> None:
-    """Hand ``text`` to the terminal and say so; no terminal tells whether it took it."""
+class CopyingApp(Protocol):
+    """What is needed of the app."""
+
+    def copy_to_clipboard(self, text: str) -> None: ...
+
+    def notify(self, message: str, *, title: str = "", severity: Any = "information", timeout: float | None = None,
+               markup: bool = True) -> None: ...
+
+
+def copy(app: CopyingApp, text: str, what: str) -> None:
+    """Hand ``text`` to the terminal and say so; no terminal reports whether it took it."""
     app.copy_to_clipboard(text)
     lines = len(text.splitlines())
     size = f"{lines} line{'s' if lines != 1 else ''}"

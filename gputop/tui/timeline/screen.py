@@ -25,12 +25,14 @@ from gputop.timeline.reader import Timeline
 from gputop.tui.keys import key
 from gputop.tui.monitor.status_lines import SIMULATED_STYLE
 from gputop.tui.screens.dialogs import Ask, Popup
+from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.screens.help import help_box
 from gputop.tui.timeline import descriptions as told
 from gputop.tui.timeline.canvas import TimelineCanvas
+from gputop.tui.timeline.finding_place import place_of
 from gputop.tui.timeline.header import losses
 from gputop.tui.timeline.idle_gap_list import BubbleList
-from gputop.tui.timeline.open import FindingPopup, TraceFile, place_of
+from gputop.tui.timeline.trace_file import TraceFile
 from gputop.tui.widgets.cached_lines import LinesWidget
 
 _TICK_S = 0.5  # of the clock while a trace is read

@@ -14,7 +14,7 @@ from gputop.diagnosis.diagnose import analyze
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.render.step_parts import PART_BY_ID
 from gputop.tui.app import GputopApp
-from gputop.tui.screens import compare
+from gputop.tui.monitor.messages import compared_to_baseline
 from gputop.tui.screens.compare import CaptureList, CompareScreen, coloured, compared
 from tests.fakes import START_S
 from tests.tui.found import FoundSession, box_text, text_of
@@ -83,9 +83,9 @@ async def test_marking_says_what_to_do_next() -> None:
 async def test_a_capture_after_a_is_told_beside_it() -> None:
     session = Captured(record(1, 0.4))
     session.set_baseline(session.captures[0])
-    assert compare.against(session) == ()
+    assert compared_to_baseline(session) == ()
     session.add_capture(record(2, 0.3), [SERVER])
-    assert compare.against(session) == ("400 ms/step in A, 300 ms now. B: what changed, noise or not.",)
+    assert compared_to_baseline(session) == ("400 ms/step in A, 300 ms now. B: what changed, noise or not.",)
 
 
 async def test_a_and_b_are_chosen_swapped_and_kept() -> None:

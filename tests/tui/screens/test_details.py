@@ -26,7 +26,8 @@ from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.details import host_text, job_text, process_text
-from gputop.tui.screens.dialogs import LivePopup, finding_parts
+from gputop.tui.screens.dialogs import LivePopup
+from gputop.tui.screens.finding import finding_parts
 from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
 from gputop.tui.screens.tables_screen import TablesScreen
 from tests.fakes import START_S, StillSession, cgroup_sample, node_sample

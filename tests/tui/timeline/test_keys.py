@@ -8,9 +8,9 @@ import pytest
 from textual import events
 
 from gputop.tui.screens.dialogs import Popup
+from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import BubbleList
-from gputop.tui.timeline.open import FindingPopup
 from gputop.tui.timeline.screen import TimelineScreen
 from tests.tui.found import box_text
 from tests.tui.timelines import LAUNCH_BOUND, STEP_NS, line_of, notes, picture, press_to, shown, text_of, told

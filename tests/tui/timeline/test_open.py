@@ -15,8 +15,11 @@ from gputop.profiler.capture.records import CaptureRecord
 from gputop.timeline.reader import Timeline
 from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Popup
-from gputop.tui.timeline.open import FindingPopup, TimelineApp, TraceFile, place_of, trace_of
+from gputop.tui.screens.finding import FindingPopup
+from gputop.tui.timeline.finding_place import place_of
 from gputop.tui.timeline.screen import TimelineScreen
+from gputop.tui.timeline.trace_file import TraceFile, trace_of
+from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import START_S, StillSession
 from tests.tui.timelines import LAUNCH_BOUND, job, notes, picture, refused, text_of, timeline_of, trace_file, until

@@ -10,8 +10,8 @@ import pytest
 
 from gputop.core.samples import LOST, GpuSample
 from gputop.render.palette import SCHEMES
+from gputop.tui.monitor.first_paint import paint
 from gputop.tui.terminal.color_support import Look
-from gputop.tui.terminal.first_frame import paint
 from gputop.tui.terminal.preferences import Preferences
 from tests.fakes import node_sample
 from tests.tui.terminals import terminal
@@ -55,7 +55,7 @@ def test_it_stands_on_the_ground_of_the_theme(theme: str) -> None:
 
 def test_nothing_heavy_is_imported_before_the_first_frame() -> None:
     program = ("import sys, gputop.cli, gputop.commands.monitor, gputop.telemetry.sampler, gputop.sources.nvml.source\n"
-               "import gputop.tui.terminal.first_frame\n"
+               "import gputop.tui.monitor.first_paint\n"
                "print(sorted({'numpy', 'textual', 'grpc', 'google.protobuf', 'psutil', 'gputop.session.session',\n"
                "              'gputop.core.findings', 'gputop.sources.host.gpu_processes'} & set(sys.modules)))")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -1,34 +1,75 @@
-"""What opens over the monitor by a key or a click: each takes the app, and says so where there is nothing to open."""
+"""What opens over the monitor by a key or a click. Where there is nothing to open, the user is told why.
+
+Screens are imported when they are first opened: the monitor's first frame does without them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from signal import Signals
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.text import Text
 
 from gputop.core.errors import GputopError
 from gputop.core.findings import Finding
 from gputop.core.samples import GpuSample, ProcessSample
+from gputop.text.units import printable
+from gputop.tui.monitor.messages import no_capture
+from gputop.tui.terminal.clipboard import CopyingApp
 
 if TYPE_CHECKING:
-    from gputop.tui.app import GputopApp
+    from gputop.session.session import Session
+    from gputop.tui.timeline.trace_file import TraceFile
 
 
-def finding(app: GputopApp, chosen: Finding) -> None:
-    from gputop.tui.timeline.open import FindingPopup, open_last
+class MonitorApp(CopyingApp, Protocol):
+    """What is needed of the app."""
+
+    session: Session
+    trace: TraceFile | None  # of the last capture, once its timeline has been opened
+
+    def push_screen(self, screen: Any, *arguments: Any, **more: Any) -> Any: ...
+
+    def run_worker(self, work: Any, *, group: str, thread: bool) -> Any: ...
+
+
+def show_error(app: CopyingApp, error: GputopError) -> None:
+    app.notify(f"{printable(error.message)}\n{printable(error.fix)}", severity="warning", timeout=10, markup=False)
+
+
+def open_finding(app: MonitorApp, chosen: Finding) -> None:
+    from gputop.tui.screens.finding import FindingPopup
 
     def go(_: Finding) -> None:
         record = app.session.last_capture
-        # As the trace itself tells it: the timeline has the job's own GPU numbers.
-        told = next((f for f in record.findings if f.id in chosen.ids), chosen) if record is not None else chosen
-        open_last(app, told)
+        # As the trace's analysis has it: the timeline has the job's own GPU numbers.
+        from_trace = next((f for f in record.findings if f.id in chosen.ids), chosen) if record is not None else chosen
+        open_timeline(app, from_trace)
 
     numbers = None if app.session.replayed_snapshot is not None else app.session.gpu_numbers
     app.push_screen(FindingPopup(chosen, go, numbers))
 
 
-def gpu(app: GputopApp, chosen: GpuSample) -> None:
+def open_timeline(app: MonitorApp, finding: Finding | None = None) -> None:
+    """The timeline of the last capture, at the place of ``finding``; where there is no trace, the capture's text."""
+    record = app.session.last_capture
+    if record is None:
+        app.notify(no_capture(app.session), timeout=5)
+    elif app.session.replayed_snapshot is not None or record.problem is not None:
+        from gputop.tui.screens.details import capture_text
+        from gputop.tui.screens.dialogs import Popup
+
+        app.push_screen(Popup("Last capture", capture_text(record)))
+    else:
+        from gputop.tui.timeline.screen import TimelineScreen
+        from gputop.tui.timeline.trace_file import trace_of
+
+        app.trace = trace_of(record, app.trace)
+        app.push_screen(TimelineScreen(app.trace, finding))
+
+
+def open_gpu(app: MonitorApp, chosen: GpuSample) -> None:
     from gputop.tui.screens.details import gpu_text
     from gputop.tui.screens.dialogs import LivePopup
 
@@ -39,7 +80,7 @@ def gpu(app: GputopApp, chosen: GpuSample) -> None:
     app.push_screen(LivePopup(f"GPU {chosen.info.label}", lambda width: gpu_text(now(), width)))
 
 
-def process(app: GputopApp, chosen: ProcessSample) -> None:
+def open_process(app: MonitorApp, chosen: ProcessSample) -> None:
     from gputop.tui.screens.details import process_text
     from gputop.tui.screens.process_screens import ProcessPopup
 
@@ -54,10 +95,11 @@ def process(app: GputopApp, chosen: ProcessSample) -> None:
         found = now()
         return process_text(found or chosen, app.session.clock(), found is None, width)
 
-    app.push_screen(ProcessPopup(chosen, text, lambda: signal(app, chosen)))
+    app.push_screen(ProcessPopup(chosen, text, lambda: open_signal(app, chosen)))
 
 
-def signal(app: GputopApp, chosen: ProcessSample) -> None:
+def open_signal(app: MonitorApp, chosen: ProcessSample) -> None:
+    """The question which signal to send to a process."""
     from gputop.tui.screens.process_screens import SignalScreen
 
     def send(number: Signals | None) -> None:
@@ -66,14 +108,14 @@ def signal(app: GputopApp, chosen: ProcessSample) -> None:
         try:
             app.session.signal(chosen, number)
         except GputopError as error:
-            app.tell(error)
+            show_error(app, error)
         else:
             app.notify(f"{number.name} is sent to {chosen.pid}.", timeout=5, markup=False)
 
     app.push_screen(SignalScreen(chosen), send)
 
 
-def host(app: GputopApp) -> None:
+def open_host(app: MonitorApp) -> None:
     from gputop.tui.screens.details import host_text
     from gputop.tui.screens.dialogs import LivePopup
 
@@ -84,18 +126,17 @@ def host(app: GputopApp) -> None:
     app.push_screen(LivePopup("Host", text))
 
 
-def job(app: GputopApp) -> None:
+def open_job(app: MonitorApp) -> None:
     from gputop.tui.screens.details import job_text
     from gputop.tui.screens.dialogs import LivePopup
 
     app.push_screen(LivePopup("Job", lambda _: job_text(app.session)))
 
 
-def tables(app: GputopApp) -> None:
+def open_tables(app: MonitorApp) -> None:
+    """The last capture as tables."""
     record = app.session.last_capture
     if record is None:
-        from gputop.tui.monitor.messages import no_capture
-
         app.notify(no_capture(app.session, "Its kernels, collectives, memory and copies are then here."), timeout=5)
         return
     from gputop.tui.screens.tables_screen import TablesScreen
@@ -103,13 +144,7 @@ def tables(app: GputopApp) -> None:
     app.push_screen(TablesScreen(record))
 
 
-def mark(app: GputopApp) -> None:
-    from gputop.tui.screens.compare import mark_last
-
-    app.notify(mark_last(app.session), timeout=10, markup=False)
-
-
-def comparison(app: GputopApp) -> None:
+def open_comparison(app: MonitorApp) -> None:
     from gputop.tui.screens.compare import CompareScreen, why_not
 
     reason = why_not(app.session)
@@ -119,15 +154,28 @@ def comparison(app: GputopApp) -> None:
         app.notify(reason, timeout=10, markup=False)
 
 
-def snapshot(app: GputopApp) -> None:
-    """Write one beside the screen: its pictures take a third of a second, in which keys and samples must not wait."""
+def mark_capture(app: MonitorApp) -> None:
+    """Make the last capture A, with which later ones are compared."""
+    from gputop.tui.screens.compare import mark_last
+
+    app.notify(mark_last(app.session), timeout=10, markup=False)
+
+
+# By the name that the action ``open`` has in gputop.tui.keys.
+BY_NAME: dict[str, Callable[[MonitorApp], None]] = {
+    "timeline": open_timeline, "tables": open_tables, "comparison": open_comparison, "mark": mark_capture,
+    "host": open_host, "job": open_job}
+
+
+def write_snapshot(app: MonitorApp) -> None:
+    """Write a snapshot in a thread: its pictures take a third of a second, in which keys and samples must not wait."""
     def write() -> None:
         from gputop.export.snapshot import write_snapshot
 
         try:
             paths = write_snapshot(app.session, app.session.options.logdir)
         except GputopError as error:
-            app.tell(error)
+            show_error(app, error)
         else:
             ends = " ".join(path.suffix for path in paths)
             app.notify(f"{paths[0].with_suffix('')}\n{ends}", title="Snapshot written", timeout=8, markup=False)
@@ -135,7 +183,7 @@ def snapshot(app: GputopApp) -> None:
     app.run_worker(write, group="snapshot", thread=True)
 
 
-def snippet(app: GputopApp, chosen: Finding | None) -> None:
+def copy_snippet(app: CopyingApp, chosen: Finding | None) -> None:
     """The code of a finding into the clipboard of the terminal."""
     from gputop.tui.terminal.clipboard import copy
 

@@ -1,0 +1,85 @@
+"""The monitor's first frame, painted without Textual: the header and the GPUs within milliseconds of the start.
+
+No module that is slow to import may be imported here (a test holds it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+from gputop.core.samples import NodeSample
+from gputop.render.palette import BLANK, BLANK_STYLE, DIM, PLAIN
+from gputop.render.styled_text import StyledText
+from gputop.telemetry.sampler import Sampler
+from gputop.text.units import fit
+from gputop.tui.monitor import status_lines
+from gputop.tui.monitor.columns import ACTIVITY, Field, figures_of, has_axis, lines_per_gpu, plan, title_texts
+from gputop.tui.terminal.color_support import Look
+from gputop.tui.terminal.first_frame import ENTER, FirstFrame, ansi_text, ended_by_signals
+
+FIRST_SAMPLE_TIMEOUT_S = 0.4  # after which Textual starts without a first frame
+
+
+@contextlib.contextmanager
+def shown(sampler: Sampler, look: Look) -> Iterator[FirstFrame]:
+    """Start the sampler and paint its first GPUs, if they come in time and the terminal has room.
+
+    At the end the sampler is stopped, and the screen given back where an error or a signal came
+    before Textual had taken it over. Raises the sampler's failure, should the source not open in that time.
+    """
+    frame = FirstFrame()
+    with ended_by_signals(frame):
+        try:
+            _show(sampler, look, frame)
+            yield frame
+        finally:
+            frame.give_back()
+            sampler.stop()
+
+
+def _show(sampler: Sampler, look: Look, frame: FirstFrame) -> None:
+    sampler.start()
+    sampler.first_gpus_ready.wait(FIRST_SAMPLE_TIMEOUT_S)
+    if sampler.failure is not None:
+        raise sampler.failure
+    sample = sampler.first_gpus
+    size = os.get_terminal_size(sys.stdout.fileno())
+    if sample is not None and size.columns >= 20 and size.lines >= 5:
+        frame.show(paint(sample, sampler.interval_s, size.columns, size.lines, look, ENTER))
+
+
+def paint(sample: NodeSample, interval_s: float, width: int, height: int, look: Look, enter: str = "") -> str:
+    """Header and GPUs as text with color sequences, at most ``height`` lines; ``enter`` is written before them."""
+    return ansi_text(_lines(sample, interval_s, width, height)[:height], look, enter)
+
+
+def _lines(sample: NodeSample, interval_s: float, width: int, height: int) -> list[list[StyledText]]:
+    fields = plan(width)
+    blank_lines = lines_per_gpu(height, len(sample.gpus)) - 1
+    title = "".join(title_texts(fields, "SM active"))
+    lines: list[list[StyledText]] = [status_lines.header(sample, interval_s, False, width), [(title, DIM)]]
+    lines += [[]] if has_axis(height) else []
+    for gpu in sample.gpus:
+        lines += [_gpu_line(fields, figures_of(gpu, ACTIVITY), width), *([] for _ in range(blank_lines))]
+    return lines
+
+
+def _gpu_line(fields: list[Field], figures: dict[str, StyledText], width: int) -> list[StyledText]:
+    out: list[StyledText] = []
+    x = 0
+    message = figures.get("message")
+    for field in fields:
+        if field.x > x:
+            out.append((" " * (field.x - x), PLAIN))
+        if field.key == "main" or field.key.endswith("_lane"):
+            out.append((BLANK * field.width, BLANK_STYLE))
+        elif message and field.key != "gpu":
+            return [*out, (fit(" " + message[0], width - field.x), message[1])]
+        else:
+            text, style = figures.get(field.key, ("", PLAIN))
+            out.append((fit(text, field.width, right=field.key not in ("gpu", "flag", "flags")), style))
+        x = field.x + field.width
+    return out

@@ -1,0 +1,86 @@
+"""The details of a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+from rich.text import Text
+from textual.binding import BindingType
+
+from gputop.core.findings import Finding
+from gputop.render.finding_text import gain_text
+from gputop.render.palette import BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
+from gputop.session.gpu_numbers import GpuNumbers
+from gputop.text.units import printable, ranges
+from gputop.tui.keys import key
+from gputop.tui.monitor.findings_panel import evidence_lines
+from gputop.tui.screens.dialogs import Below, Code, Part, Popup
+
+
+class FindingPopup(Popup):
+    """The details of a finding; t goes to its place on the timeline."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [key("t", "place", "on the timeline", "its place on the timeline")]
+
+    def __init__(self, finding: Finding, go: Callable[[Finding], None], numbers: GpuNumbers | None = None) -> None:
+        keys = ["t: on the timeline"] if finding.origin == "trace" else []
+        keys += ["y: copy the code"] if finding.snippet else []
+        super().__init__(finding.title, *finding_parts(finding, numbers), keys=keys)
+        self._finding, self._go = finding, go
+
+    def action_place(self) -> None:
+        if self._finding.origin == "trace":
+            self.dismiss()
+            self._go(self._finding)
+        else:
+            self.notify("This is from the live figures: it has no place in a trace.", timeout=4)
+
+
+def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[Part]:
+    """Everything about one finding. Built with styles, never markup: names come from outside.
+
+    ``numbers``: what the GPUs of the job are on this node; the texts of a trace have the job's own.
+    """
+    parts: list[Part] = []
+    out = Text()
+    gain = gain_text(finding) or "no figure"
+    out.append(f"{SEVERITY_MARK[finding.severity]} {finding.severity}", SEVERITY_STYLE[finding.severity])
+    gpus = f"   GPU {ranges(finding.gpus, ', ')}" if finding.gpus else ""
+    origin = "a trace" if finding.origin == "trace" else "the live figures"
+    out.append(f"{gpus}   from {origin}\n\n", DIM)
+    out.append(printable(finding.why) + "\n\n")
+    out.append("What to do\n", BOLD)
+    out.append(printable(finding.action) + "\n")
+    if finding.snippet:
+        parts += [out, Code(finding.snippet)]
+        out = Text()
+    out.append("\nGain  ", BOLD)
+    out.append(gain, SEVERITY_STYLE[finding.severity])
+    out.append(f"  {printable(finding.gain.how)}\n")
+    if finding.evidence:
+        out.append("\nEvidence\n", BOLD)
+        for line in evidence_lines(finding):
+            out.append("  " + printable(line) + "\n")
+    if finding.consequences:
+        out.append("\nAlso explains", BOLD)
+        out.append("  with the cause they go, too", DIM)
+        parts += [out, *_consequences(finding)]
+        out = Text()
+    if numbers is not None and finding.origin == "trace" and finding.gpus:
+        out.append("\nGPUs  ", BOLD)
+        out.append(printable(numbers.text()) + "\n")
+    out.append("\nRule  ", BOLD)
+    out.append(f"{finding.id}\n", PLAIN)
+    out.append("Source  ", BOLD)
+    out.append(printable(finding.source), DIM)
+    return [*parts, out]
+
+
+def _consequences(finding: Finding) -> Iterator[Part]:
+    for other in finding.consequences:
+        out = Text(f"  {SEVERITY_MARK[other.severity]} {printable(other.title)}", SEVERITY_STYLE[other.severity])
+        out.append(f"  {other.id}{', live' if other.origin == 'live' else ''}", DIM)
+        yield out
+        yield Below(Text(printable(other.why)))
+        yield from _consequences(other)

@@ -1,0 +1,88 @@
+"""A trace that is shown as a timeline: its files, its findings and its report; the timeline once it has been read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from gputop.core.errors import GputopError
+from gputop.core.findings import Finding
+from gputop.text.units import printable
+
+if TYPE_CHECKING:
+    from gputop.profiler.capture.records import CaptureRecord
+    from gputop.timeline.reader import Timeline
+
+Open = Callable[[Sequence[str], threading.Event], "Timeline"]
+
+
+def _in_worker(paths: Sequence[str], stop: threading.Event) -> Timeline:
+    from gputop.timeline.worker import timeline_in_worker
+
+    return timeline_in_worker(paths, stop)
+
+
+@dataclass(slots=True)
+class TraceFile:
+    """A trace to look at, with what is known about it already; once read, its timeline stays for the next look."""
+
+    paths: tuple[str, ...]
+    title: str
+    findings: tuple[Finding, ...] = ()
+    report: Text = field(default_factory=lambda: Text("The trace is being analysed."))
+    analysed: bool = False  # findings and report are there
+    open: Open = _in_worker
+    timeline: Timeline | None = None
+
+    def read(self, stop: threading.Event) -> Timeline:
+        """Blocks; raises GputopError for what cannot be read, and when ``stop`` is set."""
+        return self.open(self.paths, stop)
+
+    def analyse(self, stop: threading.Event) -> bool:
+        """Fill in findings and report, which says why where it cannot be done; blocks. False if ``stop`` was set."""
+        from gputop.diagnosis.worker import analyze_in_worker
+
+        try:
+            document = analyze_in_worker(self.paths, stop)
+        except GputopError as error:
+            if stop.is_set():
+                return False
+            self.report = Text(f"{printable(error.message)}\n{printable(error.fix)}")
+            return True
+        self.report = Text(document["report"])
+        self.findings = tuple(Finding.from_json(f) for f in document["findings"])
+        self.analysed = True
+        return True
+
+    def all_findings(self) -> Iterator[Finding]:
+        """The findings and what they explain."""
+        waiting = list(self.findings)
+        while waiting:
+            finding = waiting.pop(0)
+            yield finding
+            waiting += finding.consequences
+
+    def finding(self, id_: str | None) -> Finding | None:
+        """The finding of this id; of one that another explains, that other."""
+        return next((f for f in self.findings if id_ in f.ids), None)
+
+    @property
+    def titles(self) -> dict[str, str]:
+        return {f.id: f.title for f in self.all_findings()}
+
+
+def trace_of(record: CaptureRecord, before: TraceFile | None) -> TraceFile:
+    """The trace of a capture; ``before`` itself if it is of the same file, else that one is let go."""
+    paths = (str(record.path),)
+    if before is not None and before.paths == paths:
+        return before
+    if before is not None and before.timeline is not None:
+        before.timeline.close()
+    from gputop.tui.screens.details import capture_text
+
+    title = f"{record.path.parent.name}/{record.path.name}"  # a run folder of TensorBoard's is named after the time
+    return TraceFile(paths, title, record.findings, capture_text(record), analysed=True)
