@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gputop.analysis.results import Analysis
 from gputop.diagnosis.diagnose import analyze_trace
-from gputop.trace.readers.xspace.xspace import read_xspaces
+from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.advice.labelled.case import TRACE_IDS, Case
 from tests.advice.labelled.cases import all_cases
 from tests.advice.labelled.rules import ids_with_rules

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from gputop.comparison.series import StepSeries, step_series
 from gputop.core.errors import GputopError, NoDataError
 from gputop.diagnosis.diagnose import analyze_trace
-from gputop.trace.readers.content import head, whole
+from gputop.trace.readers.content import read_all, read_prefix
 from gputop.trace.readers.load import load
 
 ANALYSIS = "gputop.analysis/1"
@@ -77,13 +77,13 @@ def _saved(path: Path) -> dict[str, Any] | None:
         return None  # the trace's reader says what is wrong with the path
     if not small:
         return None
-    begin = head(path)
+    begin = read_prefix(path)
     ours = _OWN_SCHEMA.search(begin) is not None
     if begin.lstrip()[:1] != b"{" or (b'"traceEvents"' in begin and not ours):
         return None
     damaged: set[str] = set()
     try:
-        document = json.loads(whole(path, damaged, 4 * _SAVED_BYTES))
+        document = json.loads(read_all(path, damaged, 4 * _SAVED_BYTES))
     except (ValueError, RecursionError) as error:
         if ours:
             raise GputopError(f"{path} is damaged: no whole JSON document ({error}).",

@@ -25,7 +25,7 @@ from gputop.analysis.results import Analysis, Steps
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.steps import find_steps
 from gputop.analysis.steps.typical_step import typical_step
-from gputop.trace.lookups import marking_steps
+from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.parallel import pool
 from gputop.trace.readers.load import load
@@ -98,7 +98,7 @@ def _notes(trace: Trace, steps: Steps | None, device_events: bool) -> list[Quali
         notes.append(QualityNote("no_steps", (
             "No training steps found: neither step markers nor calls of a step function nor a kernel sequence that "
             "surely repeats. Shares are of the whole window. Capture longer than two steps, or mark steps with "
-            f"{marking_steps(trace)}.")))
+            f"{how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
         notes.append(QualityNote("few_steps", f"Only {steps.count} whole step{'' if steps.count == 1 else 's'} in "
                                               "the window: take the figures as a sample, or capture longer."))

@@ -15,7 +15,7 @@ from gputop.timeline.model import KINDS, Row, RowKind
 from gputop.trace.intervals import Spans, merge, subtract, union
 from gputop.trace.lookups import name_mask
 from gputop.trace.model import I64, U8, Kind, Trace
-from gputop.trace.nesting import depths, in_order
+from gputop.trace.nesting import depths, nesting_order
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, role
 
 _INPUT_CALL = rf"{ITERATOR}|{GET_NEXT}|enumerate\(DataLoader\)#"
@@ -124,7 +124,7 @@ def _sorted(
     rank = np.zeros(len(trace.lines) + 1, np.int32)
     rank[order] = np.arange(len(order))
     of_event = rank[line]
-    place = in_order(of_event, start, end, name, trace.names)
+    place = nesting_order(of_event, start, end, name, trace.names)
     of_event = of_event[place]
     depth = np.minimum(depths(of_event, start[place], end[place]), np.iinfo(np.uint16).max).astype(np.uint16)
     edges = np.searchsorted(of_event, np.arange(len(order) + 1)).tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -22,11 +22,7 @@ from gputop.trace.model import (
     TraceGpu,
 )
 
-# Correlation ids are CUPTI's uint32 counters. Larger ones are not joined, so that a key of
-# id and device fits an int64.
-_MAX_CORRELATION = 1 << 40
-_DEVICES = 1 << 20
-NOISE = "ThreadpoolListener"  # up to 97 % of the events of a host, and of no use to anybody
+IGNORED_EVENT = "ThreadpoolListener"  # up to 97 % of the events of a host, and of no use to anybody
 MAX_GPUS = 1024  # of one host; a larger number is damage
 
 
@@ -58,7 +54,7 @@ def encodable(text: str) -> str:
 
 
 @dataclass(slots=True)
-class Parts:
+class TraceBuilder:
     """A trace while it is read: columns in pieces, in absolute nanoseconds, unsorted.
 
     ``host_stats`` has one entry for each of ``host``: name → (rows of that piece, values).
@@ -126,65 +122,14 @@ def no_events(paths: Sequence[str], reasons: Sequence[str], fix: str) -> NoDataE
     return NoDataError(f"There is no trace event in {', '.join(paths)}{because}", fix)
 
 
-class Launches:
-    """Host calls by correlation id, of several with the same id the one that starts first.
-
-    Device ids (-1: not told) take part where they are among ``devices``, the numbers of the
-    trace's own GPUs. ROCm's tracer numbers devices otherwise on the host's side, and
-    correlation ids are unique in a process anyway.
-    """
-
-    def __init__(self, correlation: I64, device_id: I64, start_ns: I64, devices: Iterable[int]) -> None:
-        told = device_id >= 0
-        ours = Lookup(dict.fromkeys(devices, 1), 0)(device_id) == 1
-        by_device = bool(told.any() and ours[told].all())
-        self._exact = _Keys(correlation, device_id, start_ns) if by_device else None
-        self._plain = _Keys(np.where(told, -1, correlation) if by_device else correlation, None, start_ns)
-
-    def find(self, correlation: I64, device_id: I64) -> npt.NDArray[np.intp]:
-        """For each device event the row of the call that launched it, or -1."""
-        found = self._plain.find(correlation, None)
-        return found if self._exact is None else np.where(
-            (exact := self._exact.find(correlation, device_id)) >= 0, exact, found)
-
-
-class _Keys:
-    """Rows by (correlation, device), as one sorted integer."""
-
-    def __init__(self, correlation: I64, device_id: I64 | None, start_ns: I64) -> None:
-        keys = _key(correlation, device_id)
-        rows = np.flatnonzero(keys >= 0)
-        # Ids count up on each thread: the stable sort makes use of that.
-        self._rows = rows[np.argsort(keys[rows], kind="stable")]
-        self._keys = keys[self._rows]
-        if (self._keys[1:] == self._keys[:-1]).any():
-            self._rows = rows[np.lexsort((start_ns[rows], keys[rows]))]
-
-    def find(self, correlation: I64, device_id: I64 | None) -> npt.NDArray[np.intp]:
-        wanted = _key(correlation, device_id)
-        if not len(self._keys):
-            return np.full(len(wanted), -1, np.intp)
-        at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
-        return np.where((self._keys[at] == wanted) & (wanted >= 0), self._rows[at], -1)
-
-
-def _key(correlation: I64, device_id: I64 | None) -> I64:
-    """-1 where there is no usable id."""
-    usable = (correlation > 0) & (correlation < _MAX_CORRELATION)
-    if device_id is None:
-        return np.where(usable, correlation, -1)
-    usable &= (device_id >= 0) & (device_id < _DEVICES)
-    return np.where(usable, correlation * _DEVICES + device_id, -1)
-
-
-def _joined(parts: list[_Events], empty: _Events) -> _Events:
+def _joined(pieces: list[_Events], empty: _Events) -> _Events:
     """One set of columns from many, without the stats; the pieces are used up."""
-    if not parts:
+    if not pieces:
         return empty
     columns: dict[str, Any] = {
-        f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(empty) if f.name != "stats"
+        f.name: np.concatenate([getattr(piece, f.name) for piece in pieces]) for f in fields(empty) if f.name != "stats"
     }
-    parts.clear()
+    pieces.clear()
     return type(empty)(**columns)
 
 
@@ -197,16 +142,16 @@ def _sort(events: _Events, by: I64) -> npt.NDArray[np.intp]:
     return order
 
 
-def _joined_stats(parts: Iterable[HostEvents]) -> dict[str, tuple[I64, I64]]:
+def _joined_stats(pieces: Iterable[HostEvents]) -> dict[str, tuple[I64, I64]]:
     """The sparse stats of all pieces, with rows as they are after joining."""
-    pieces: dict[str, list[tuple[I64, I64]]] = {}
+    found: dict[str, list[tuple[I64, I64]]] = {}
     base = 0
-    for part in parts:
-        for name, (rows, values) in part.stats.items():
-            pieces.setdefault(name, []).append((rows + base, values))
-        base += len(part)
-    return {name: (np.concatenate([rows for rows, _ in found]), np.concatenate([values for _, values in found]))
-            for name, found in sorted(pieces.items())}
+    for piece in pieces:
+        for name, (rows, values) in piece.stats.items():
+            found.setdefault(name, []).append((rows + base, values))
+        base += len(piece)
+    return {name: (np.concatenate([rows for rows, _ in stat]), np.concatenate([values for _, values in stat]))
+            for name, stat in sorted(found.items())}
 
 
 def _rows_after(stats: dict[str, tuple[I64, I64]], order: npt.NDArray[np.intp]) -> dict[str, tuple[I64, I64]]:
@@ -219,27 +164,3 @@ def _rows_after(stats: dict[str, tuple[I64, I64]], order: npt.NDArray[np.intp]) 
         by_row = np.argsort(rows, kind="stable")
         out[name] = (rows[by_row], values[by_row])
     return out
-
-
-class Lookup:
-    """A mapping of integers looked up for many keys at once; ``default`` for the others."""
-
-    def __init__(self, table: Mapping[int, int], default: int = -1) -> None:
-        self._default = default
-        self._keys = np.fromiter(table.keys(), np.int64, len(table))
-        self._values = np.fromiter(table.values(), np.int64, len(table))
-        order = np.argsort(self._keys)
-        self._keys, self._values = self._keys[order], self._values[order]
-        self._dense: I64 | None = None
-        if len(table) and self._keys[0] >= 0 and self._keys[-1] < 4 * len(table) + 1024:
-            self._dense = np.full(int(self._keys[-1]) + 2, default, np.int64)
-            self._dense[self._keys] = self._values
-
-    def __call__(self, keys: I64) -> I64:
-        if self._dense is not None:  # the last element stands for everything outside; unsigned, so does a key below 0
-            return self._dense.take(np.minimum(keys.astype(np.int64, copy=False).view(np.uint64),
-                                               np.uint64(len(self._dense) - 1)).view(np.int64))
-        if not len(self._keys):
-            return np.full(len(keys), self._default, np.int64)
-        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return np.where(self._keys[at] == keys, self._values[at], self._default)

@@ -26,13 +26,13 @@ def host_rows(trace: Trace, pattern: str) -> I64:
     return np.flatnonzero(mask[trace.host.name]) if mask.any() else np.empty(0, np.int64)
 
 
-def stat(host: HostEvents, name: str) -> tuple[I64, I64]:
+def host_stat(host: HostEvents, name: str) -> tuple[I64, I64]:
     """Rows and values of one stat; both empty where the trace has none of it."""
     none = np.empty(0, np.int64)
     return host.stats.get(name, (none, none))
 
 
-def uses(trace: Trace) -> str:
+def detect_framework(trace: Trace) -> str:
     """The framework that left its mark in the trace: tensorflow, jax, pytorch or unknown.
 
     For advice that names an API; XLA's own kernels run under both TensorFlow and JAX.
@@ -47,9 +47,9 @@ def uses(trace: Trace) -> str:
     return "unknown"
 
 
-def marking_steps(trace: Trace) -> str:
+def how_to_mark_steps(trace: Trace) -> str:
     """How a loop of one's own marks its steps, so that they are found in a trace like this one."""
-    framework = uses(trace)
+    framework = detect_framework(trace)
     if trace.format == "nsys":
         return ("NVTX ranges: with torch.cuda.nvtx.range(f'ProfilerStep#{step}')" if framework == "pytorch" else
                 "NVTX ranges named ProfilerStep#<number>")

@@ -47,7 +47,7 @@ def nest(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequ
     rows = np.flatnonzero(end > start)
     if not len(rows):
         return Nesting(parent)
-    rows = rows[in_order(line[rows], start[rows], end[rows], name[rows], names)]
+    rows = rows[nesting_order(line[rows], start[rows], end[rows], name[rows], names)]
     depth = depths(line[rows], start[rows], end[rows])
     by_depth = _stable(depth)
     bounds = np.searchsorted(depth[by_depth], np.arange(int(depth.max()) + 2))
@@ -59,7 +59,7 @@ def nest(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequ
 
 
 def depths(line: npt.NDArray, start: I64, end: I64) -> I64:
-    """For each event how many earlier ones of its line are still open as it begins; events as :func:`in_order`."""
+    """For each event how many earlier ones of its line are still open as it begins; events as :func:`nesting_order`."""
     depth = np.empty(len(start), np.int64)
     edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(start)]
     for first, last in pairwise(edges):
@@ -72,7 +72,7 @@ def depths(line: npt.NDArray, start: I64, end: I64) -> I64:
     return depth
 
 
-def in_order(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequence[str]) -> I64:
+def nesting_order(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequence[str]) -> I64:
     """By line, start, longest first, then name."""
     order = np.argsort(start, kind="stable") if (start[1:] < start[:-1]).any() else np.arange(len(start))
     order = order[_stable(line[order])]

@@ -17,7 +17,7 @@ def pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _AT_MOST), "gputop-trace")
 
 
-def in_order(threads: ThreadPoolExecutor, calls: Iterable[Callable[[], _T]]) -> Iterator[_T]:
+def map_ordered(threads: ThreadPoolExecutor, calls: Iterable[Callable[[], _T]]) -> Iterator[_T]:
     """The calls' results in their order. Few are begun ahead of those already taken, so that few results wait."""
     begun: deque[Future[_T]] = deque()
     for call in calls:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gputop.trace.builder import Parts
+from gputop.trace.builder import TraceBuilder
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, QualityNote, Trace
 
 # Cause and remedy, for captures without the right to use the GPUs' counters (tensorflow 35860, xprof 63).
@@ -28,20 +28,20 @@ _MISSING_TAIL = 0.02  # of the capture
 _SEVERAL = 50  # kernels of a stream that never met one of another stream: no accident
 
 
-def note_messages(parts: Parts, errors: Sequence[str], warnings: Sequence[str]) -> None:
+def note_messages(builder: TraceBuilder, errors: Sequence[str], warnings: Sequence[str]) -> None:
     """Pass on what the profiler itself reported."""
     for text, id_ in (*((e, "capture_error") for e in errors), *((w, "capture_warning") for w in warnings)):
         if _RIGHTS.search(text):
-            parts.note("capture_error", f"{text.strip()}. {INSUFFICIENT_RIGHTS[1]}")
+            builder.note("capture_error", f"{text.strip()}. {INSUFFICIENT_RIGHTS[1]}")
         elif _DROPPED.search(text):
-            parts.note("dropped_events", f"The profiler dropped events: {text.strip()}. Counts and sums are too low; "
+            builder.note("dropped_events", f"The profiler dropped events: {text.strip()}. Counts and sums are too low; "
                                          "capture for a shorter time.")
         else:
-            parts.note(id_, f"The profiler reported: {text.strip()}")
+            builder.note(id_, f"The profiler reported: {text.strip()}")
 
 
 def note_empty_planes(
-    parts: Parts, host: str, events: Sequence[int], messages: Sequence[str], call_names: I64,
+    builder: TraceBuilder, host: str, events: Sequence[int], messages: Sequence[str], call_names: I64,
 ) -> None:
     """GPUs are there and nothing ran on any of them: say why, as far as the host's side shows it.
 
@@ -51,20 +51,20 @@ def note_empty_planes(
         return
     where = f"{host or 'This host'}: no event of its {len(events)} GPUs was recorded"
     if any(_RIGHTS.search(m) for m in messages):
-        parts.note("empty_device_plane", f"{where}: {INSUFFICIENT_RIGHTS[0]}. {INSUFFICIENT_RIGHTS[1]}")
+        builder.note("empty_device_plane", f"{where}: {INSUFFICIENT_RIGHTS[0]}. {INSUFFICIENT_RIGHTS[1]}")
         return
     launched = sum(int((call_names == i).sum()) for i in np.unique(call_names).tolist()
-                   if _LAUNCH.match(parts.names.list[i]))
+                   if _LAUNCH.match(builder.names.list[i]))
     if launched:
-        parts.note("empty_device_plane", f"{where}, though the host made {launched} launches and copies. Most likely "
+        builder.note("empty_device_plane", f"{where}, though the host made {launched} launches and copies. Most likely "
                                          f"{INSUFFICIENT_RIGHTS[0]}. {INSUFFICIENT_RIGHTS[1]}")
     else:
-        parts.note("no_device_events", f"{where}, and the host launched nothing: the job did not use its GPUs during "
+        builder.note("no_device_events", f"{where}, and the host launched nothing: the job did not use its GPUs during "
                                        "the capture, or GPU tracing failed (see the job's log for CUPTI errors).")
 
 
 def note_clipping(
-    parts: Parts, host: str, device_events: Sequence[DeviceEvents], host_events: Sequence[HostEvents],
+    builder: TraceBuilder, host: str, device_events: Sequence[DeviceEvents], host_events: Sequence[HostEvents],
     window_ns: tuple[int, int] | None,
 ) -> tuple[int, int] | None:
     """Cut one host's events at its last device event where CUPTI's buffers ran full; returns the window left."""
@@ -84,9 +84,10 @@ def note_clipping(
                         for name, (rows, values) in events.stats.items()}
         for column in ("line", "name", "start_ns", "end_ns"):
             setattr(events, column, getattr(events, column)[keep])
-    parts.note("clipped", f"{host or 'This host'}: GPU events stop {(host_end - last) / 1e9:.1f} s before the capture "
-                          f"does: CUPTI's buffers hold {_CUPTI_RECORDS} records and {records} GPU events filled them. "
-                          "The time after is left out; capture for a shorter time.")
+    missing_s = (host_end - last) / 1e9
+    builder.note("clipped", f"{host or 'This host'}: GPU events stop {missing_s:.1f} s before the capture "
+                 f"does: CUPTI's buffers hold {_CUPTI_RECORDS} records and {records} GPU events filled them. "
+                 "The time after is left out; capture for a shorter time.")
     return window_ns and (window_ns[0], min(window_ns[1], last))
 
 

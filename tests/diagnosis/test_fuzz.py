@@ -24,10 +24,10 @@ from gputop.diagnosis.report import text_report
 from gputop.trace.model import Trace
 from gputop.trace.readers.chrome import json_stream
 from gputop.trace.readers.load import load
-from tests.trace.readers.test_chrome import kineto
+from tests.trace.readers.chrome.test_reader import kineto
 from tests.trace.readers.test_nsys import PROCESS, report
-from tests.trace.readers.test_wire import encoded
-from tests.trace.readers.test_xspace import Builder
+from tests.trace.readers.xspace.test_reader import Builder
+from tests.trace.readers.xspace.test_wire import encoded
 
 fuzz = settings(deadline=None, max_examples=60, suppress_health_check=[
     HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

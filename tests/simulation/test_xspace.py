@@ -12,7 +12,7 @@ from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.program import StepKind
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.simulation.xspace import ALLOCATOR_CAPACITY_BYTES, build_xspace
-from gputop.trace.readers.xspace.xspace import read_xspaces
+from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.simulation.conftest import SECOND, scenario_loop, training
 
 ORIGIN = 1_790_000_000 * SECOND

@@ -14,7 +14,7 @@ from gputop.timeline.idle_gaps import bubbles, coldest
 from gputop.timeline.model import CAUSES
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
-from gputop.trace.readers.xspace.xspace import read_xspaces
+from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.advice.labelled.cases import fault_case
 from tests.advice.trace.traces import fill, healthy, input_bound, job, launch_bound, uneven
 from tests.timeline.make import timeline_of

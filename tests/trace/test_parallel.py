@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from gputop.trace.parallel import in_order, pool
+from gputop.trace.parallel import map_ordered, pool
 
 
 def test_results_come_in_the_order_of_the_calls_whichever_ends_first():
@@ -20,7 +20,7 @@ def test_results_come_in_the_order_of_the_calls_whichever_ends_first():
         return 1
 
     with pool() as threads:
-        assert list(in_order(threads, [slow, quick, lambda: 2])) == [0, 1, 2]
+        assert list(map_ordered(threads, [slow, quick, lambda: 2])) == [0, 1, 2]
 
 
 def test_few_are_begun_ahead():
@@ -32,7 +32,7 @@ def test_few_are_begun_ahead():
             yield partial(int, i)
 
     with pool() as threads:
-        results = in_order(threads, calls())
+        results = map_ordered(threads, calls())
         assert next(results) == 0
         assert len(begun) < 10
         assert list(results) == list(range(1, 100))
@@ -40,7 +40,7 @@ def test_few_are_begun_ahead():
 
 def test_an_error_arrives_where_its_result_would():
     with pool() as threads:
-        results = in_order(threads, [lambda: 1, lambda: 1 // 0, lambda: 3])
+        results = map_ordered(threads, [lambda: 1, lambda: 1 // 0, lambda: 3])
         assert next(results) == 1
         with pytest.raises(ZeroDivisionError):
             next(results)

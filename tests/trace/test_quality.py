@@ -10,9 +10,9 @@ import pytest
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace import quality
 from gputop.trace.readers.load import load
-from gputop.trace.readers.xspace.xspace import read_xspaces
+from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.trace.readers.test_nsys import report
-from tests.trace.readers.test_xspace import Builder, sample
+from tests.trace.readers.xspace.test_reader import Builder, sample
 
 
 def ids(trace) -> list[str]:

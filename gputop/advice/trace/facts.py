@@ -13,7 +13,7 @@ from gputop.analysis.host.host_causes import HostCauses
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import Severity, at_most, severity_of
 from gputop.trace.intervals import EMPTY, Spans, union
-from gputop.trace.lookups import uses
+from gputop.trace.lookups import detect_framework
 from gputop.trace.model import Trace
 
 # Of what TensorFlow and JAX record on the host; a job may also have none of it.
@@ -95,5 +95,5 @@ class TraceFacts:
         shares = None
         if parts is not None and parts.total > 0:
             shares = {name: seconds / parts.total for name, seconds in parts.to_json().items()}
-        return cls(trace, analysis, shares, basis, parts.total if parts else 0.0, uses(trace), params,
+        return cls(trace, analysis, shares, basis, parts.total if parts else 0.0, detect_framework(trace), params,
                    tuple(gpu_timelines), waits, host)

@@ -11,7 +11,7 @@ from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3
 from gputop.analysis.results_host import GapWork
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.text.units import percent, seconds
-from gputop.trace.lookups import marking_steps
+from gputop.trace.lookups import how_to_mark_steps
 
 _KERAS = (KERAS2, KERAS3)
 _FEWER = "model.compile(..., steps_per_execution=16)  # Python once in 16 steps"
@@ -64,7 +64,7 @@ def step_gap_host(facts: TraceFacts) -> Finding | Abstained | None:
     if steps is None or steps.count < limit("host.steps"):
         return Abstained("step_gap_host", (
             "two whole steps: what lies between them is the gap; capture longer, or mark steps with "
-            f"{marking_steps(facts.trace)}"))
+            f"{how_to_mark_steps(facts.trace)}"))
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
     share = host.gap_s / facts.period_s

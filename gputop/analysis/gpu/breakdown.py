@@ -27,7 +27,7 @@ from gputop.analysis.host.input_pipeline import Loop, loops
 from gputop.analysis.results import Breakdown
 from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
-from gputop.trace.lookups import stat
+from gputop.trace.lookups import host_stat
 from gputop.trace.model import F64, Trace
 
 # Launches further apart than this are not one stretch of launching (nsys-ai counts GPU gaps from 1 ms).
@@ -151,7 +151,7 @@ def _launching(trace: Trace, within: Spans) -> Spans:
     begun = device.start_ns[known]
     soon = np.flatnonzero(begun - first <= LAUNCHING_GAP_NS)
     runs = chained(np.concatenate((first, begun[soon])), LAUNCHING_GAP_NS)
-    rows, values = stat(trace.host, "is_func")
+    rows, values = host_stat(trace.host, "is_func")
     rows = rows[values == 1]
     if not len(rows):
         return runs

@@ -9,7 +9,7 @@ import numpy as np
 
 from gputop.analysis.results_host import Functions, FunctionUse
 from gputop.trace.intervals import Spans, intersect, union
-from gputop.trace.lookups import host_rows, name_mask, stat
+from gputop.trace.lookups import host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 
@@ -42,8 +42,8 @@ def functions(trace: Trace) -> Functions | None:
 
 def _functions(trace: Trace, compiled: set[str], runs: Spans) -> list[FunctionUse]:
     host = trace.host
-    rows, mode = stat(host, "tf_function_call")
-    counts = dict(zip(*(column.tolist() for column in stat(host, "tracing_count")), strict=True))
+    rows, mode = host_stat(host, "tf_function_call")
+    counts = dict(zip(*(column.tolist() for column in host_stat(host, "tracing_count")), strict=True))
     length = host.end_ns - host.start_ns
     building = _within(trace, rows, host_rows(trace, TRACING))
     called: dict[str, list[int]] = {}

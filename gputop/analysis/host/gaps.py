@@ -13,7 +13,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.results import Steps
 from gputop.analysis.results_host import GapWork, StepGaps
 from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
-from gputop.trace.lookups import name_mask, stat
+from gputop.trace.lookups import host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
@@ -103,7 +103,7 @@ def charge(trace: Trace, rows: I64, inside_ns: I64, line: npt.NDArray) -> Charge
     host = trace.host
     nesting = nest(line, host.start_ns[rows], host.end_ns[rows], host.name[rows], trace.names)
     label = host.name[rows].astype(np.int64)
-    eager, op = stat(host, "eager_op")
+    eager, op = host_stat(host, "eager_op")
     at = np.searchsorted(eager, rows)
     names_op = at < len(eager)
     names_op[names_op] = eager[at[names_op]] == rows[names_op]

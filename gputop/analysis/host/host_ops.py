@@ -8,7 +8,7 @@ import numpy.typing as npt
 from gputop.analysis.results import Steps
 from gputop.analysis.results_host import EagerOp, HostOps, OpType
 from gputop.trace.intervals import Spans, coverage, union
-from gputop.trace.lookups import name_mask, stat
+from gputop.trace.lookups import host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 from gputop.trace.threads import INPUT, MAIN, lines_of
@@ -118,8 +118,8 @@ def _launches(trace: Trace, rows: I64) -> npt.NDArray[np.bool_]:
 def _eager_calls(trace: Trace, within: Spans) -> tuple[I64, I64]:
     """Rows and ops of EagerExecute that run a single op from Python, calls for a batch left out."""
     host = trace.host
-    flags, is_func = stat(host, "is_func")
-    rows, op = stat(host, "eager_op")
+    flags, is_func = host_stat(host, "is_func")
+    rows, op = host_stat(host, "eager_op")
     keep = ~np.isin(rows, flags[is_func == 1]) & ~name_mask(trace, FOR_A_BATCH)[op]
     keep &= lines_of(trace, MAIN)[host.line[rows]] & _begins_in(within, host.start_ns[rows])
     return rows[keep], op[keep]
@@ -128,7 +128,7 @@ def _eager_calls(trace: Trace, within: Spans) -> tuple[I64, I64]:
 def _eager(trace: Trace, within: Spans, rows: I64, op: I64) -> tuple[float | None, tuple[EagerOp, ...]]:
     """The eager share of the time that Python spends in TensorFlow's ops and functions, and the ops by name."""
     host = trace.host
-    flags, is_func = stat(host, "is_func")
+    flags, is_func = host_stat(host, "is_func")
     called = flags[is_func == 1]
     called = called[lines_of(trace, MAIN)[host.line[called]]]
     in_functions = union(host.start_ns[called], host.end_ns[called])

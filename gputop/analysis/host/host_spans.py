@@ -10,7 +10,7 @@ import numpy as np
 from gputop.analysis.host.functions import COMPILE, TRACING, XLA_RUN
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, subtract, union
-from gputop.trace.lookups import Mask, host_rows, name_mask, stat
+from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import INPUT, MAIN, lines_of
 
@@ -88,7 +88,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
 
 def compiled_calls(trace: Trace, within: Spans) -> dict[str, int]:
     """By function, of JAX or TensorFlow, the calls that begin within and in which XLA compiled."""
-    calls = np.concatenate((host_rows(trace, _PJIT), stat(trace.host, "tf_function_call")[0]))
+    calls = np.concatenate((host_rows(trace, _PJIT), host_stat(trace.host, "tf_function_call")[0]))
     start = trace.host.start_ns[calls]
     calls = calls[coverage(within, start, start + 1) > 0]
     inside = _holds(trace, calls, trace.host.start_ns[host_rows(trace, COMPILE)])
@@ -117,11 +117,11 @@ def _holds(trace: Trace, rows: I64, times_ns: I64) -> Mask:
 def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
     """Rows of calls that trace or compile their function, and of all calls, on threads of Python."""
     host = trace.host
-    tf_rows, mode = stat(host, "tf_function_call")
+    tf_rows, mode = host_stat(host, "tf_function_call")
     keep = main[host.line[tf_rows]]
     tf_rows, mode = tf_rows[keep], mode[keep]
     traces = name_mask(trace, "traced")[mode]
-    functions, is_func = stat(host, "is_func")
+    functions, is_func = host_stat(host, "is_func")
     functions = functions[is_func == 1]
     pjit = _rows(trace, name_mask(trace, _PJIT), main)
     compiling = host.start_ns[host_rows(trace, COMPILE)]
@@ -161,8 +161,8 @@ def _tracing(trace: Trace, here: Mask, calls: I64, begun: I64) -> Spans:
 
 def _eager_rows(trace: Trace, main: Mask) -> I64:
     host = trace.host
-    flags, is_func = stat(host, "is_func")
-    rows, op = stat(host, "eager_op")
+    flags, is_func = host_stat(host, "is_func")
+    rows, op = host_stat(host, "eager_op")
     keep = ~np.isin(rows, flags[is_func == 1]) & ~name_mask(trace, FOR_A_BATCH)[op] & main[host.line[rows]]
     return np.asarray(rows[keep], np.int64)
 

@@ -11,7 +11,7 @@ from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.host.host_ops import OP
 from gputop.analysis.results_host import LaunchThread, LaunchThreads
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
-from gputop.trace.lookups import name_mask, stat
+from gputop.trace.lookups import host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GLOBAL_POOL, GPU_PRIVATE, GPU_SHARED, INPUT, MAIN, lines_of
 
@@ -114,5 +114,5 @@ def _overlaps(work: dict[int, Spans], launching: Spans) -> dict[int, int]:
 
 def cpu_budget(trace: Trace) -> int | None:
     """tf.data's CPU budget: the CPUs that the process may run on, unless the job set it otherwise."""
-    budgets: I64 = stat(trace.host, "cpu_budget")[1]
+    budgets: I64 = host_stat(trace.host, "cpu_budget")[1]
     return int(budgets.max()) if len(budgets) and budgets.max() > 0 else None

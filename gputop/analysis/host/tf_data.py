@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.results_host import Pipeline, Stage
-from gputop.trace.builder import Lookup
-from gputop.trace.lookups import host_rows, stat
+from gputop.trace.int_map import IntMap
+from gputop.trace.lookups import host_rows, host_stat
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 
@@ -82,7 +82,7 @@ def iterator_paths(trace: Trace) -> tuple[I64, I64, list[str]]:
 
 def _stat_of(trace: Trace, rows: I64, name: str) -> tuple[npt.NDArray[np.bool_], I64]:
     """Whether each row has the stat, and its value."""
-    having, values = stat(trace.host, name)
+    having, values = host_stat(trace.host, name)
     if not len(having):
         return np.zeros(len(rows), bool), np.zeros(len(rows), np.int64)
     at = np.minimum(np.searchsorted(having, rows), len(having) - 1)
@@ -117,7 +117,7 @@ def _datasets(trace: Trace, calls: _Calls) -> tuple[I64, list[str]]:
     of_id = _root_labels(trace, calls, ids, has, label_of)
     labels = sorted(set(of_id.values()))
     number = {label: i for i, label in enumerate(labels)}
-    dataset = Lookup({key: number[label] for key, label in of_id.items()})(ids)
+    dataset = IntMap({key: number[label] for key, label in of_id.items()})(ids)
     dataset[~has] = -1
     # The rest, by path: with the only dataset that has the path.
     for path in np.unique(calls.path[dataset < 0]).tolist():
@@ -175,7 +175,7 @@ def _function_time(trace: Trace, calls: _Calls) -> dict[int, int]:
     stage_of_start = np.where(around < m, stage[around], -1)
     has, ids = _keys(trace, started, "id")
     told = has & (stage_of_start >= 0)
-    of_id = Lookup(dict(zip(ids[told].tolist(), stage_of_start[told].tolist(), strict=True)))
+    of_id = IntMap(dict(zip(ids[told].tolist(), stage_of_start[told].tolist(), strict=True)))
     runs = host_rows(trace, _RUNS_FUNCTION)
     has, ids = _keys(trace, runs, "id")
     runs, stage_of_run = runs[has], of_id(ids[has])

@@ -18,8 +18,8 @@ from gputop.analysis.host.input_pipeline import GET_NEXT
 from gputop.analysis.results import Steps
 from gputop.analysis.steps.kernel_sequence import kernel_sequence
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
-from gputop.trace.builder import Lookup
-from gputop.trace.lookups import host_rows, name_mask, stat
+from gputop.trace.int_map import IntMap
+from gputop.trace.lookups import host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
@@ -178,7 +178,7 @@ def _iterations(trace: Trace, bounds: I64) -> float:
 
 def _step_markers(trace: Trace) -> _Anchors | None:
     """Events with ``step_num``: Keras 2 (``train``), tf.profiler.experimental.Trace, JAX StepTraceAnnotation."""
-    rows, _ = stat(trace.host, "step_num")
+    rows, _ = host_stat(trace.host, "step_num")
     if not len(rows):
         return None
     host = trace.host
@@ -233,7 +233,7 @@ def _keras_functions(trace: Trace) -> _Anchors | None:
     if len(rows):
         what = "calls of Keras' step function (EagerExecute)"
     else:
-        rows, _ = stat(host, "tf_function_call")
+        rows, _ = host_stat(host, "tf_function_call")
         rows = rows[name_mask(trace, _KERAS_EVENTS)[host.name[rows]]]
         op, what = host.name[rows].astype(np.int64), "calls of Keras' step function (tf_function_call)"
     if len(rows) < 2:
@@ -257,14 +257,14 @@ def _root_functions(trace: Trace) -> _Anchors | None:
     rows, op = _calls_of_functions(trace)
     anchors = _repeating(trace, rows, "calls of the tf.function {}", _one_for_retraced(trace, rows, op))
     if anchors is None:  # traced anew at every call, it is another function each time
-        rows, _ = stat(trace.host, "tf_function_call")
+        rows, _ = host_stat(trace.host, "tf_function_call")
         anchors = _repeating(trace, rows, "calls of the tf.function {}")
     return anchors
 
 
 def _eager_loop(trace: Trace) -> _Anchors | None:
     """Loops without a function: the calls for the next batch from Python."""
-    rows, op = stat(trace.host, "eager_op")
+    rows, op = host_stat(trace.host, "eager_op")
     rows = rows[name_mask(trace, r"IteratorGetNext")[op] & lines_of(trace, MAIN)[trace.host.line[rows]]]
     found = _repeating(trace, rows, "calls for a batch from Python (eager IteratorGetNext)", trace.host.name[rows])
     return found and replace(found, confidence="low")
@@ -277,7 +277,7 @@ def _one_for_retraced(trace: Trace, rows: I64, op: I64) -> I64:
     same: dict[int, int] = {}
     for name, phase in sorted(phases(trace, rows, np.asarray(op, np.int64)).items()):
         same[name] = first.setdefault(_NUMBER.sub("", trace.names[name]), name) if phase == TRAINING else name
-    return Lookup(same)(np.asarray(op, np.int64)) if same else op
+    return IntMap(same)(np.asarray(op, np.int64)) if same else op
 
 
 def _repeating(trace: Trace, rows: I64, what: str, key: npt.NDArray | None = None) -> _Anchors | None:
@@ -322,8 +322,8 @@ def _with_pauses(start: I64, others: I64) -> I64:
 def _calls_of_functions(trace: Trace) -> tuple[I64, I64]:
     """Rows of EagerExecute events that run a tf.function, and its name; not on TensorFlow's own threads."""
     host = trace.host
-    functions, is_func = stat(host, "is_func")
-    rows, op = stat(host, "eager_op")
+    functions, is_func = host_stat(host, "is_func")
+    rows, op = host_stat(host, "eager_op")
     keep = np.isin(rows, functions[is_func == 1])
     rows, op = rows[keep], op[keep]
     pool = np.array([line.name.startswith("tf_") for line in trace.lines], bool)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gputop.text.units import seconds
-from gputop.trace.builder import Parts
+from gputop.trace.builder import TraceBuilder
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind
 from gputop.trace.readers.clock_file import HostClock
 
@@ -71,8 +71,8 @@ def skew(a_start: I64, a_end: I64, b_start: I64, b_end: I64, within_ns: int) -> 
 
 
 @dataclass(slots=True)
-class HostPart:
-    """What one file gave: where its pieces lie in the parts, and what is known of its clock."""
+class HostSlices:
+    """What one file gave: where its pieces lie in the builder, and what is known of its clock."""
 
     name: str
     machine: str
@@ -82,45 +82,45 @@ class HostPart:
     clock: HostClock | None
 
 
-def align(parts: Parts, hosts: Sequence[HostPart]) -> list[int]:
+def align(builder: TraceBuilder, hosts: Sequence[HostSlices]) -> list[int]:
     """Move the events of each host to the first one's clock where collectives tell it; returns by how much (ns).
 
     Processes of one machine share its clock, so they are moved together, whichever of them tells it. What was done,
     and how sure it is, goes into the notes.
     """
     moved = [0] * len(hosts)
-    machines: dict[str, list[HostPart]] = {}
+    machines: dict[str, list[HostSlices]] = {}
     for host in hosts:
         machines.setdefault(host.machine, []).append(host)
     first = hosts[0]
-    own = _collectives(parts, first) if len(machines) > 1 else None
+    own = _collectives(builder, first) if len(machines) > 1 else None
     offsets = {first.machine: (first, 0)}
     for machine, processes in machines.items():
         if own is not None and machine != first.machine:
-            offsets[machine] = _offset(parts, first, own, processes)
+            offsets[machine] = _offset(builder, first, own, processes)
     for i, host in enumerate(hosts):
         told, offset_ns = offsets[host.machine]
         # Each file's times are less what the capture took its clock to be ahead, measured anew for every process.
         moved[i] = _ahead_ns(host) - _ahead_ns(told) - offset_ns
         if moved[i]:
-            _move(parts, host, moved[i])
+            _move(builder, host, moved[i])
     return moved
 
 
-def _ahead_ns(host: HostPart) -> int:
+def _ahead_ns(host: HostSlices) -> int:
     return host.clock.offset_ns if host.clock is not None else 0
 
 
 def _offset(
-    parts: Parts, first: HostPart, own: tuple[I64, I64], processes: Sequence[HostPart],
-) -> tuple[HostPart, int]:
+    builder: TraceBuilder, first: HostSlices, own: tuple[I64, I64], processes: Sequence[HostSlices],
+) -> tuple[HostSlices, int]:
     """The first of a machine's processes whose collectives tell its clock, and by how much that is ahead of the
     first host's (ns); the first of all and 0 where none does. ``own`` are the first host's collectives."""
     notes = []
     for other in processes:
         known = [h.clock.error_ns for h in (first, other) if h.clock is not None]
         within_ns = max(sum(known), 1_000_000) if len(known) == 2 else _UNKNOWN_NS
-        others = _collectives(parts, other)
+        others = _collectives(builder, other)
         found = skew(*own, *others, within_ns)
         both = f"The clocks of {first.name} and {other.name}"
         if isinstance(found, str):
@@ -129,31 +129,31 @@ def _offset(
             if len(known) == 2 or (len(own[0]) and len(others[0])):
                 notes.append(f"{both} cannot be compared by collectives ({found}): {by_capture}.")
         elif abs(found.offset_ns) <= found.error_ns:
-            parts.note("clocks", f"{both} agree to {seconds(found.error_ns / 1e9)} by {found.matched} collectives.")
+            builder.note("clocks", f"{both} agree to {seconds(found.error_ns / 1e9)} by {found.matched} collectives.")
             return other, 0
         else:
-            parts.note("clocks", f"The clock of {other.name} was {seconds(abs(found.offset_ns) / 1e9)} "
-                                 f"{'ahead of' if found.offset_ns > 0 else 'behind'} that of {first.name} by "
-                                 f"{found.matched} collectives, known to {seconds(found.error_ns / 1e9)}: taken into "
-                                 "account.")
+            builder.note("clocks", f"The clock of {other.name} was {seconds(abs(found.offset_ns) / 1e9)} "
+                         f"{'ahead of' if found.offset_ns > 0 else 'behind'} that of {first.name} by "
+                         f"{found.matched} collectives, known to {seconds(found.error_ns / 1e9)}: taken into "
+                         "account.")
             return other, found.offset_ns
     if notes:
-        parts.note("clocks", notes[0])
+        builder.note("clocks", notes[0])
     return processes[0], 0
 
 
-def _collectives(parts: Parts, host: HostPart) -> tuple[I64, I64]:
+def _collectives(builder: TraceBuilder, host: HostSlices) -> tuple[I64, I64]:
     """Starts and ends of the collectives of one GPU of a host, or of its host ops where no GPU ran any; by start."""
-    device = [(events.gpu, events.start_ns, events.end_ns, events.kind) for events in parts.device[host.device]]
+    device = [(events.gpu, events.start_ns, events.end_ns, events.kind) for events in builder.device[host.device]]
     if device:
         gpu, start, end, kind = (np.concatenate(columns) for columns in zip(*device, strict=True))
         rows = np.flatnonzero(kind == Kind.COLLECTIVE)
         rows = rows[gpu[rows] == gpu[rows[0]]] if len(rows) else rows
         if len(rows):
             return _by_start(start[rows], end[rows])
-    names = parts.names.list
+    names = builder.names.list
     starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for events in parts.host[host.host]:
+    for events in builder.host[host.host]:
         used = np.unique(events.name)
         wanted = used[[bool(_HOST_COLLECTIVE.search(names[i])) for i in used.tolist()]] if len(used) else used
         rows = np.flatnonzero(np.isin(events.name, wanted))
@@ -167,12 +167,12 @@ def _by_start(start: I64, end: I64) -> tuple[I64, I64]:
     return start[order], end[order]
 
 
-def _move(parts: Parts, host: HostPart, by_ns: int) -> None:
-    for device in parts.device[host.device]:
+def _move(builder: TraceBuilder, host: HostSlices, by_ns: int) -> None:
+    for device in builder.device[host.device]:
         _move_device(device, by_ns)
-    for events in parts.host[host.host]:
+    for events in builder.host[host.host]:
         _move_host(events, by_ns)
-    for allocator in parts.allocator[host.allocator]:
+    for allocator in builder.allocator[host.allocator]:
         allocator.time_ns += by_ns
 
 

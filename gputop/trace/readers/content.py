@@ -24,7 +24,7 @@ def memory_limit() -> float:
     return psutil.virtual_memory().available * _MEMORY_SHARE
 
 
-def head(path: Path, size: int = 1 << 16) -> bytes:
+def read_prefix(path: Path, size: int = 1 << 16) -> bytes:
     """The first bytes of a file's content, decompressed."""
     try:
         with path.open("rb") as file:
@@ -40,7 +40,7 @@ def head(path: Path, size: int = 1 << 16) -> bytes:
     return out[:size]
 
 
-def pieces(path: Path, damaged: set[str]) -> Iterator[bytes]:
+def read_chunks(path: Path, damaged: set[str]) -> Iterator[bytes]:
     """A file's content, decompressed, some 256 kB at a time.
 
     A gzip stream that is cut off or damaged ends early and adds the path to ``damaged``.
@@ -59,7 +59,7 @@ def pieces(path: Path, damaged: set[str]) -> Iterator[bytes]:
         raise unreadable(path, error) from error
 
 
-def whole(path: Path, damaged: set[str], limit_bytes: float) -> bytes | bytearray:
+def read_all(path: Path, damaged: set[str], limit_bytes: float) -> bytes | bytearray:
     """The same as one. Raises GputopError above ``limit_bytes``."""
     try:
         with path.open("rb") as file:
@@ -71,7 +71,7 @@ def whole(path: Path, damaged: set[str], limit_bytes: float) -> bytes | bytearra
     except OSError as error:
         raise unreadable(path, error) from error
     out = bytearray()
-    for piece in pieces(path, damaged):
+    for piece in read_chunks(path, damaged):
         out += piece
         if len(out) > limit_bytes:
             raise too_big(path, limit_bytes)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.trace.model import QualityNote, Trace
-from gputop.trace.readers.content import head, memory_limit, pieces, too_big, unreadable, whole
+from gputop.trace.readers.content import memory_limit, read_all, read_chunks, read_prefix, too_big, unreadable
 
 ACCEPTED = (
     "gputop reads <host>.xplane.pb (also .gz), a profile run's folder or a TensorBoard logdir, Chrome or kineto traces "
@@ -83,17 +83,17 @@ def _read(files: list[Path], format_: str) -> Trace:
         return read_nsys(files[0])
     damaged: set[str] = set()
     if format_ == "chrome":
-        from gputop.trace.readers.chrome.chrome import read_chrome
+        from gputop.trace.readers.chrome.reader import read_chrome
 
-        return read_chrome([(str(file), pieces(file, damaged)) for file in files], damaged=damaged,
+        return read_chrome([(str(file), read_chunks(file, damaged)) for file in files], damaged=damaged,
                            limit_bytes=limit)
     from gputop.trace.readers.clock_file import read_clocks
-    from gputop.trace.readers.xspace.xspace import read_xspaces
+    from gputop.trace.readers.xspace.reader import read_xspaces
 
     clocks = {folder: read_clocks(folder) for folder in {file.parent for file in files}} if len(files) > 1 else {}
     # One after the other: the bytes of a file are given back before those of the next are read.
     return read_xspaces(((str(file), re.sub(r"\.xplane\.pb(\.gz)?$|\.pb(\.gz)?$", "", file.name),
-                          partial(whole, file, damaged, limit)) for file in files),
+                          partial(read_all, file, damaged, limit)) for file in files),
                         damaged=damaged, limit_bytes=limit,
                         known_clocks={str(file): clock for file in files
                                       if (clock := clocks.get(file.parent, {}).get(file.name.removesuffix(".gz")))})
@@ -170,14 +170,14 @@ def _newest_of_each_worker(files: list[Path], notes: list[QualityNote]) -> list[
 def _looks_like_chrome(path: Path) -> bool:
     """Whether a .json in a folder is a trace and not, say, a configuration; what cannot be told is taken for one."""
     try:
-        begin = head(path)
+        begin = read_prefix(path)
     except GputopError:
         return True
     return not begin or b"traceEvents" in begin or begin.lstrip().startswith(b"[") or b"schemaVersion" in begin
 
 
 def _format(path: Path) -> str:
-    begin = head(path)
+    begin = read_prefix(path)
     if not begin:
         raise NoDataError(f"{path} is empty.", "The capture or the copy failed; make it again. " + ACCEPTED)
     if begin.startswith(_SQLITE):

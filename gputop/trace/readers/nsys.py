@@ -17,7 +17,9 @@ import numpy.typing as npt
 
 from gputop.core.errors import GputopError
 from gputop.trace import kernel_names
-from gputop.trace.builder import MAX_GPUS, Launches, Lookup, Parts
+from gputop.trace.builder import MAX_GPUS, TraceBuilder
+from gputop.trace.int_map import IntMap
+from gputop.trace.launch_join import Launches
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, LaunchShape, Line, Trace, TraceGpu
 from gputop.trace.occupancy import theoretical_occupancy
 from gputop.trace.quality import note_messages
@@ -77,7 +79,7 @@ class _Calls(NamedTuple):
 class _Report:
     def __init__(self, connection: sqlite3.Connection, path: str, file_bytes: int) -> None:
         self._db, self._path = connection, path
-        self._parts = Parts()
+        self._builder = TraceBuilder()
         self._damage: list[str] = []
         self._file_bytes = file_bytes
         self._thread_names: dict[int, str] = {}
@@ -104,22 +106,22 @@ class _Report:
         return [row[0] for rows in self._fetch(query) for row in rows if isinstance(row[0], str)]
 
     def read(self) -> Trace:
-        parts = self._parts
+        builder = self._builder
         host = next((str(v) for n, v in self._select("TARGET_INFO_SYSTEM_ENV", ("name", "value"), text=True)
                      if n == "Hostname"), "")
         if host:
-            parts.hosts.append(host)
+            builder.hosts.append(host)
         calls = self._read_calls(host)
         self._read_ranges(host)
         self._read_devices(host, calls)
         told = [(severity, text) for severity, text in self._select("DIAGNOSTIC_EVENT", ("severity", "text"))
                 if isinstance(text, str)]
-        note_messages(parts, *([text[:_MESSAGE] for severity, text in told if severity == level][:_MESSAGES]
-                               for level in (3, 2)))  # ENUM_DIAGNOSTIC_SEVERITY_LEVEL: error, warning
+        note_messages(builder, *([text[:_MESSAGE] for severity, text in told if severity == level][:_MESSAGES]
+                                 for level in (3, 2)))  # ENUM_DIAGNOSTIC_SEVERITY_LEVEL: error, warning
         if self._damage:
-            parts.note("truncated", f"{self._path} is damaged ({self._damage[0]}): what could still be read is kept.")
-        return parts.finish("nsys", [self._path], to_unix_ns=self._to_unix(),
-                            empty_fix="Record with `nsys profile --trace=cuda,nvtx` while the job trains.")
+            builder.note("truncated", f"{self._path} is damaged ({self._damage[0]}): what could still be read is kept.")
+        return builder.finish("nsys", [self._path], to_unix_ns=self._to_unix(),
+                              empty_fix="Record with `nsys profile --trace=cuda,nvtx` while the job trains.")
 
     def _to_unix(self) -> int | None:
         """Event times are on the system's clock, or (older versions) count from the session's start."""
@@ -135,11 +137,11 @@ class _Report:
         line = self._host_lines(rows[:, 2], host)
         name = self._names_of(rows[:, 3])
         if len(rows):
-            self._parts.host.append(HostEvents(line, name, rows[:, 0].copy(), rows[:, 1].copy()))
+            self._builder.host.append(HostEvents(line, name, rows[:, 0].copy(), rows[:, 1].copy()))
         return _Calls(rows[:, 4], rows[:, 2] & _PROCESS, rows[:, 0], rows[:, 1], line)
 
     def _read_ranges(self, host: str) -> None:
-        names = self._parts.names
+        names = self._builder.names
         columns = ("start", "end", "eventType", "globalTid", "textId")
         numbers = self._integers("NVTX_EVENTS", columns)
         texts = [row[0] for row in self._select("NVTX_EVENTS", ("text",), text=True)]
@@ -150,7 +152,7 @@ class _Report:
         if len(rows):
             name = np.array([names[_NUMBERING.sub("", texts[i] or self._strings.get(int(numbers[i, 4]), ""))]
                              for i in np.flatnonzero(keep).tolist()], np.int32)
-            self._parts.host.append(HostEvents(
+            self._builder.host.append(HostEvents(
                 self._host_lines(rows[:, 3], host), name, rows[:, 0].copy(), rows[:, 1].copy()))
 
     def _read_devices(self, host: str, calls: _Calls) -> None:
@@ -161,7 +163,7 @@ class _Report:
         kernel, copy, memset = (
             rows[_sane(rows[:, 0], rows[:, 1]) & (rows[:, 2] >= 0) & (rows[:, 2] < MAX_GPUS)]
             for rows in (kernel, copy, memset))
-        names, memory = self._parts.names, self._memory_kinds()
+        names, memory = self._builder.names, self._memory_kinds()
         out = DeviceEvents.empty(len(kernel) + len(copy) + len(memset))
         a, b = len(kernel), len(kernel) + len(copy)
         known = np.isin(kernel[:, 6], np.fromiter(self._strings, np.int64, len(self._strings)))
@@ -182,7 +184,7 @@ class _Report:
             self._place(out, rows, host)
             self._shapes(out, kernel[:, 8:])
             self._join(out, rows[:, 5], calls)
-            self._parts.device.append(out)
+            self._builder.device.append(out)
 
     def _place(self, out: DeviceEvents, rows: I64, host: str) -> None:
         """GPUs and streams. A process may number its devices on its own; the report then says which GPU each is."""
@@ -199,16 +201,16 @@ class _Report:
         index: dict[int, int] = {}
         for (_, process), ordinal in sorted(owners.items(), key=lambda item: item[1]):
             if ordinal not in index:
-                index[ordinal] = len(self._parts.gpus)
-                self._parts.gpus.append(_gpu(host, ordinal, ranks[process], about.get(ordinal)))
+                index[ordinal] = len(self._builder.gpus)
+                self._builder.gpus.append(_gpu(host, ordinal, ranks[process], about.get(ordinal)))
         for i, (device, stream, process) in enumerate(triples.tolist()):
             gpu, at = index[owners[device, process]], where == i
             out.gpu[at] = gpu
-            out.line[at] = self._parts.add_line(Line(host, gpu, f"Stream #{stream}"))
+            out.line[at] = self._builder.add_line(Line(host, gpu, f"Stream #{stream}"))
 
     def _shapes(self, out: DeviceEvents, kernels_: I64) -> None:
         """Launch shapes of the kernels, which come first. Their occupancy is reckoned from what the report tells."""
-        parts = self._parts
+        builder = self._builder
         gpu = out.gpu[:len(kernels_)].astype(np.int64)
         mixed = gpu
         for column in kernels_.T:  # as many factors as it takes for equal sums to be equal rows
@@ -219,8 +221,8 @@ class _Report:
             x, y, z, bx, by, bz, registers, static, dynamic = row
             known = all(0 < n < 1 << 32 for n in row[:6])
             shared = static + dynamic if static >= 0 and dynamic >= 0 else -1
-            shapes.append(parts.shape(LaunchShape((x, y, z), (bx, by, bz), registers, shared, theoretical_occupancy(
-                parts.gpus[i].compute_capability, bx * by * bz, registers, shared)) if known else None))
+            shapes.append(builder.shape(LaunchShape((x, y, z), (bx, by, bz), registers, shared, theoretical_occupancy(
+                builder.gpus[i].compute_capability, bx * by * bz, registers, shared)) if known else None))
         out.shape[:len(kernels_)] = np.array(shapes, np.int32)[where]
 
     def _join(self, out: DeviceEvents, process: I64, calls: _Calls) -> None:
@@ -240,7 +242,7 @@ class _Report:
         """The report's own table of memory kinds, else the schema's documented numbers."""
         table = {i: kernel_names.memory_kind(label) for i, label in self._select("ENUM_CUDA_MEM_KIND", ("id", "label"))
                  if isinstance(i, int) and isinstance(label, str)}
-        lookup = Lookup(table or _MEMORY_KINDS, 0)
+        lookup = IntMap(table or _MEMORY_KINDS, 0)
         return lambda kinds: lookup(kinds).astype(np.uint8)
 
     def _host_lines(self, global_tids: I64, host: str) -> npt.NDArray[np.int32]:
@@ -250,13 +252,13 @@ class _Report:
         for tid in np.unique(global_tids).tolist():
             if tid not in self._thread_lines:
                 name = self._thread_names.get(tid) or "thread"
-                self._thread_lines[tid] = self._parts.add_line(Line(host, -1, f"{name}/{tid & 0xFFFFFF}"))
-        return Lookup(self._thread_lines)(global_tids).astype(np.int32)
+                self._thread_lines[tid] = self._builder.add_line(Line(host, -1, f"{name}/{tid & 0xFFFFFF}"))
+        return IntMap(self._thread_lines)(global_tids).astype(np.int32)
 
     def _names_of(self, string_ids: I64) -> npt.NDArray[np.int32]:
-        names = self._parts.names
+        names = self._builder.names
         used = np.unique(string_ids).tolist()
-        return Lookup({i: names[self._strings.get(i, "")] for i in used})(string_ids).astype(np.int32)
+        return IntMap({i: names[self._strings.get(i, "")] for i in used})(string_ids).astype(np.int32)
 
     def _integers(self, table: str, columns: Sequence[str], absent: int = -1) -> I64:
         """A table as int64 columns; an absent column, a NULL and what is no number become ``absent``."""

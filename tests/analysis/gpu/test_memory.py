@@ -14,7 +14,7 @@ from gputop.analysis.results import AllocatorUse
 from gputop.analysis.results_host import Holder, MemoryDetail
 from gputop.trace.readers.load import load
 from tests.trace.build import Builder
-from tests.trace.readers.xspace_reference import Builder as XSpace
+from tests.trace.readers.xspace.reference import Builder as XSpace
 
 AMD = Path(__file__).resolve().parents[3] / "../shared/data/xplane_amd"
 GPU = "GPU_0_bfc"

@@ -15,7 +15,7 @@ from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
 from gputop.trace.model import Kind, QualityNote, TraceGpu
-from gputop.trace.readers.xspace.xspace import read_xspaces
+from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.trace.build import Builder, keras_steps
 
 STEP, STEPS = 1000, 5

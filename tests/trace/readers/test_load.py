@@ -11,9 +11,9 @@ import pytest
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.trace.readers import content
 from gputop.trace.readers.load import load
-from tests.trace.readers.test_chrome import kineto
+from tests.trace.readers.chrome.test_reader import kineto
 from tests.trace.readers.test_nsys import report
-from tests.trace.readers.test_xspace import Builder, sample
+from tests.trace.readers.xspace.test_reader import Builder, sample
 
 
 def put(path: Path, data: bytes) -> Path:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gputop.core.errors import GputopError
 from gputop.trace import kernel_names
-from gputop.trace.builder import NOISE, Parts, encodable
+from gputop.trace.builder import IGNORED_EVENT, TraceBuilder, encodable
 from gputop.trace.model import I64, Kind
 from gputop.trace.readers.chrome.json_stream import read_list
 from gputop.trace.readers.content import too_big
@@ -36,7 +36,7 @@ EVENT = np.dtype([("ts", "f8"), ("dur", "f8"), ("correlation", "i8"), ("step", "
                   ("tf_op", "i4"), ("shape", "i4"), ("category", "i1"), ("src", "u1"), ("dst", "u1")])
 # What TensorFlow's own exports say of host events, all as text: kept sparse, numbers and names apart.
 _NUMBERS = frozenset(("is_func", "tracing_count", "iter_num", "buffered_elements", "id", "parent_id", "parallelism",
-                     "buffer_limit", "cpu_budget"))
+                      "buffer_limit", "cpu_budget"))
 _TEXTS = frozenset(("eager_op", "tf_function_call", "function_name", "name", "shapes"))
 _STATS = _NUMBERS | _TEXTS
 # What one event takes until the trace is assembled, in both forms of its columns.
@@ -60,12 +60,12 @@ class ChromeFile:
     stats: dict[str, tuple[I64, I64]] = field(default_factory=dict)  # name → (index into ``events``, value or name)
 
 
-def read_file(path: str, pieces: Iterable[bytes], order: int, parts: Parts, limit_bytes: float) -> ChromeFile:
-    """Read the file; ``order`` is its rank where nothing tells it. Names and launch shapes go to ``parts``.
+def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuilder, limit_bytes: float) -> ChromeFile:
+    """Read the file; ``order`` is its rank where nothing tells it. Names and launch shapes go to ``builder``.
 
     Raises GputopError where it is no Chrome trace or its events need more memory than ``limit_bytes``.
     """
-    events = _Events(path, parts, limit_bytes)
+    events = _Events(path, builder, limit_bytes)
     members, found, damaged = read_list(pieces, "traceEvents", _MEMBERS, events.take)
     if not found and not damaged:
         raise GputopError(f"{path} is JSON, but no Chrome trace: it has no list \"traceEvents\".",
@@ -92,7 +92,7 @@ class _Events:
     """Takes one event after the other and keeps of each what is read from it later."""
 
     path: str
-    parts: Parts
+    builder: TraceBuilder
     limit_bytes: float
     seen: int = 0
     rows: list[tuple[Any, Any]] = field(default_factory=list)
@@ -125,7 +125,7 @@ class _Events:
     def _keep(self, args: dict[str, Any]) -> None:
         """The stats of the event that comes next."""
         for name in args.keys() & _STATS:
-            value = integer(args[name]) if name in _NUMBERS else self.parts.names[str(args[name])]
+            value = integer(args[name]) if name in _NUMBERS else self.builder.names[str(args[name])]
             if value >= 0:
                 rows, values = self._stats.setdefault(name, (array("q"), array("q")))
                 rows.append(len(self._pieces) * _BATCH + len(self._batch))
@@ -156,12 +156,12 @@ class _Events:
         if category in _SKIPPED_CATEGORIES or (category == "" and pid == "Spans"):
             return
         name, args = str(event.get("name", "")), event.get("args")
-        if name.startswith(NOISE):
+        if name.startswith(IGNORED_EVENT):
             return
         args = args if isinstance(args, dict) else {}
         tid = hashable(event.get("tid"))
         row = self._row(pid, tid)
-        index, kind = self.parts.names[name], DEVICE_CATEGORIES.get(category, HOST)
+        index, kind = self.builder.names[name], DEVICE_CATEGORIES.get(category, HOST)
         if not args or category in ("cpu_op", "cuda_runtime", "cuda_driver"):  # most events, and only of the host
             correlation = integer(args.get("correlation"))
             self._batch.append((ts, dur, correlation, _step(name, args), -1, -1, row, row, index, -1, -1, -1, kind, 0,
@@ -175,7 +175,7 @@ class _Events:
                 self._keep(args)
             self._batch.append((
                 ts, dur, correlation, _step(name, args), size, kernel_names.kineto_message_bytes(args), row, stream,
-                index, device, _op(args, self.parts), self.parts.shape(kernel_names.kineto_shape(args)), kind, src,
+                index, device, _op(args, self.builder), self.builder.shape(kernel_names.kineto_shape(args)), kind, src,
                 dst))
         if len(self._batch) == _BATCH:
             self._flush()
@@ -214,11 +214,11 @@ def _copy(name: str, args: dict[str, Any]) -> tuple[int, int, int]:
     return size if size >= 0 else details.bytes, src, dst
 
 
-def _op(args: dict[str, Any], parts: Parts) -> int:
+def _op(args: dict[str, Any], builder: TraceBuilder) -> int:
     op, hlo, module = (str(args.get(k) or "") for k in ("tf_op", "hlo_op", "hlo_module"))
     if op and op != "XlaModule:":
-        return parts.names[op]
-    return parts.names[f"{module}/{hlo}" if module else hlo] if hlo else -1
+        return builder.names[op]
+    return builder.names[f"{module}/{hlo}" if module else hlo] if hlo else -1
 
 
 def integer(value: Any) -> int:

@@ -7,17 +7,18 @@ import re
 import numpy as np
 
 from gputop.trace import kernel_names
-from gputop.trace.builder import Lookup, Names
+from gputop.trace.builder import Names
+from gputop.trace.int_map import IntMap
 from gputop.trace.model import F64, I64, DeviceEvents
 from gputop.trace.readers.xspace.xplane import Chunk, Stats, XPlane
 
 _FEW = 1000
 
 
-def lookups(plane: XPlane, names: Names) -> tuple[Lookup, Lookup]:
+def lookups(plane: XPlane, names: Names) -> tuple[IntMap, IntMap]:
     """Event metadata ids, and stat metadata ids as they are referred to, to indices of names."""
-    return (Lookup({i: names[name] for i, name in plane.event_names.items()}),
-            Lookup({i: names[name] for i, name in plane.stat_names.items()}))
+    return (IntMap({i: names[name] for i, name in plane.event_names.items()}),
+            IntMap({i: names[name] for i, name in plane.stat_names.items()}))
 
 
 def distinct(indices: I64) -> list[int]:
@@ -46,7 +47,7 @@ def floats(chunk: Chunk, stat: str, n: int) -> F64:
     return out
 
 
-def strings(chunk: Chunk, stat: str, n: int, names: Names, references: Lookup) -> I64:
+def strings(chunk: Chunk, stat: str, n: int, names: Names, references: IntMap) -> I64:
     """A stat as indices of names, a full column, -1 where absent."""
     out = np.full(n, -1, np.int64)
     if stat in chunk.stats:
@@ -55,7 +56,7 @@ def strings(chunk: Chunk, stat: str, n: int, names: Names, references: Lookup) -
     return out
 
 
-def whole_numbers(found: Stats, names: Names, references: Lookup) -> tuple[I64, I64]:
+def whole_numbers(found: Stats, names: Names, references: IntMap) -> tuple[I64, I64]:
     """Integers, also those that TraceMe passed on as strings."""
     rows, values = found.integers()
     text_rows, texts = found.strings(names, references)
@@ -78,7 +79,7 @@ def set_copies(out: DeviceEvents, details: I64, names: Names) -> None:
         out.bytes[rows], out.src[rows], out.dst[rows] = np.array(parsed, np.int64).T[:, where]
 
 
-def op_names(chunk: Chunk, n: int, names: Names, references: Lookup) -> I64:
+def op_names(chunk: Chunk, n: int, names: Names, references: IntMap) -> I64:
     """``tf_op``, or ``module/op`` of XLA, whose tf_op only says that it is XLA."""
     op = strings(chunk, "tf_op", n, names, references)
     for nothing in ("", "XlaModule:"):

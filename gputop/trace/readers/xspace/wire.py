@@ -28,12 +28,13 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 # up to 10, one byte more.
 _PADDING = 32
 _MAX_VARINT_BYTES = 10
-# A run longer than _FEW_BYTES is walked from up to _WALKS guesses at least _STRIDE apart, each looked for in the
-# _SEARCHED bytes from there and confirmed by that many fields after it.
-_FEW_BYTES, _WALKS, _STRIDE, _SEARCHED, _CONFIRMED = 1 << 17, 1 << 11, 1 << 11, 128, 8
+# A run of fields longer than _SERIAL_BYTES is walked from up to _MAX_WALKS guessed places, at least
+# _MIN_STRIDE_BYTES apart. Each guess is searched for in the _SEARCH_BYTES from there and confirmed by
+# _CONFIRMING_FIELDS fields that follow it.
+_SERIAL_BYTES, _MAX_WALKS, _MIN_STRIDE_BYTES, _SEARCH_BYTES, _CONFIRMING_FIELDS = 1 << 17, 1 << 11, 1 << 11, 128, 8
 # Walked at a time: little at first, since a run may end soon, and never so much that it takes memory.
-_WINDOW, _MAX_WINDOW = 1 << 22, 1 << 24
-_LONGEST = (1 << 14) + 3  # of the fields of a run, with tag and length
+_FIRST_WINDOW_BYTES, _MAX_WINDOW_BYTES = 1 << 22, 1 << 24
+_MAX_FIELD_BYTES = (1 << 14) + 3  # of the fields of a run, with tag and length
 
 _NOWHERE = 1 << 62  # a position after everything
 
@@ -82,7 +83,7 @@ def read_fields(data: Data, begin: int, end: int, wanted: Collection[int]) -> Fi
         if this >= 0x80:
             this, pos = _read_varint(data, pos - 1, end)
         elif this == before and this in out.spans:
-            places, pos = _run(data, pos - 1, end, this)
+            places, pos = _repeated_field(data, pos - 1, end, this)
             out.spans[this].frombytes(_spans(data, places, pos))
             before = -1
             continue
@@ -123,13 +124,13 @@ def read_fields(data: Data, begin: int, end: int, wanted: Collection[int]) -> Fi
     return out
 
 
-def _run(data: Data, pos: int, end: int, wanted: int) -> tuple[I64, int]:
+def _repeated_field(data: Data, pos: int, end: int, wanted: int) -> tuple[I64, int]:
     """Where the fields of a run begin, as far as they have this tag, lengths below 16 kB and
     end before ``end``; and where the run stops, which may be at once."""
     places: list[int] = []
     append = places.append
     last = end - 3
-    few = min(last, pos + _FEW_BYTES)
+    few = min(last, pos + _SERIAL_BYTES)
     while pos < few and data[pos] == wanted:
         length = data[pos + 1]
         if length < 0x80:
@@ -143,18 +144,18 @@ def _run(data: Data, pos: int, end: int, wanted: int) -> tuple[I64, int]:
             break
         append(pos)
         pos = stop
-    found, window = [np.array(places, np.int64)], _WINDOW
+    found, window = [np.array(places, np.int64)], _FIRST_WINDOW_BYTES
     goes_on = pos >= few
     while goes_on and pos < last:
         stop = min(end, pos + window)
-        more, pos = _long_run(np.frombuffer(data, np.uint8, stop), pos, wanted)
+        more, pos = _repeated_field_parallel(np.frombuffer(data, np.uint8, stop), pos, wanted)
         found.append(more)
-        goes_on = stop < end and pos > stop - _LONGEST  # it ended for want of data, not of fields
-        window = min(2 * window, _MAX_WINDOW)
+        goes_on = stop < end and pos > stop - _MAX_FIELD_BYTES  # it ended for want of data, not of fields
+        window = min(2 * window, _MAX_WINDOW_BYTES)
     return np.concatenate(found), pos
 
 
-def _long_run(raw: Bytes, pos: int, wanted: int) -> tuple[I64, int]:
+def _repeated_field_parallel(raw: Bytes, pos: int, wanted: int) -> tuple[I64, int]:
     """The same of a long run, walked from many places at once.
 
     The places are guessed, some kilobytes apart: what looks like such a field and like some more that
@@ -193,10 +194,10 @@ def _long_run(raw: Bytes, pos: int, wanted: int) -> tuple[I64, int]:
 def _guesses(raw: Bytes, pos: int, wanted: int) -> I64:
     """``pos`` and further places in order, at most one in each stride, where such fields seem to begin."""
     last = len(raw) - 3
-    stride = max(_STRIDE, (last - pos) // _WALKS)
-    around = np.arange(pos + stride, last - stride, stride)[:, None] + np.arange(_SEARCHED)
+    stride = max(_MIN_STRIDE_BYTES, (last - pos) // _MAX_WALKS)
+    around = np.arange(pos + stride, last - stride, stride)[:, None] + np.arange(_SEARCH_BYTES)
     at = around[raw[around] == wanted]
-    for _ in range(_CONFIRMED):
+    for _ in range(_CONFIRMING_FIELDS):
         after, ok = _next(raw, at, wanted)
         at = np.sort(after[ok & (after < last)])
         at = at[np.diff(at, prepend=-1) > 0]  # most have met
@@ -246,7 +247,7 @@ def signed(value: int) -> int:
 
 
 @dataclass(slots=True)
-class Round:
+class FieldColumn:
     """One field of each message that still has one. ``rows`` says of which messages, in order.
 
     ``tag`` is theirs, a single number where all have the same. ``value`` is the varint's or fixed field's
@@ -259,7 +260,7 @@ class Round:
     begin: I64
     end: I64
 
-    def of(self, *wanted: int) -> Bools | slice:
+    def mask(self, *wanted: int) -> Bools | slice:
         """Where the tag is one of these, as an index of the columns; a slice where that is everywhere or nowhere."""
         if isinstance(self.tag, int):
             return slice(None) if self.tag in wanted else slice(0)
@@ -278,7 +279,7 @@ class Block:
         self.bytes = np.zeros(max(end - begin, 0) + _PADDING, np.uint8)
         self.bytes[: end - begin] = np.frombuffer(data, np.uint8, max(end - begin, 0), begin)
 
-    def first_varint(self, wanted: int, begin: I64) -> tuple[I64, I64]:
+    def peek_varint(self, wanted: int, begin: I64) -> tuple[I64, I64]:
         """The value of the first field where it has this (one-byte) tag and a value below 2**63, else -1;
         and the place after it, which may lie beyond the message's end.
 
@@ -289,7 +290,7 @@ class Block:
         signed_value = value.view(np.int64)
         return (signed_value if known.all() else np.where(known, signed_value, -1)), after
 
-    def walk(self, begin: I64, end: I64, broken: Bools) -> Iterator[Round]:
+    def walk(self, begin: I64, end: I64, broken: Bools) -> Iterator[FieldColumn]:
         """All messages side by side, field after field, in the order each has them.
 
         ``begin`` and ``end`` are positions in this block; ``broken`` (one per message) is set
@@ -321,7 +322,7 @@ class Block:
                 tags = tags if isinstance(tags, int) else tags[ok]
                 if not len(rows):
                     return
-            yield Round(rows, tags, value, after, finish)
+            yield FieldColumn(rows, tags, value, after, finish)
             more = finish < stop
             pos = finish
             if not more.all():

@@ -14,10 +14,22 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.builder import Lookup, Names
+from gputop.trace.builder import Names
+from gputop.trace.int_map import IntMap
 from gputop.trace.model import F64, I64
-from gputop.trace.parallel import in_order
-from gputop.trace.readers.xspace.wire import LENGTH, U64, VARINT, Block, Bools, Data, Round, read_fields, signed, tag
+from gputop.trace.parallel import map_ordered
+from gputop.trace.readers.xspace.wire import (
+    LENGTH,
+    U64,
+    VARINT,
+    Block,
+    Bools,
+    Data,
+    FieldColumn,
+    read_fields,
+    signed,
+    tag,
+)
 
 PLANE_ID, PLANE_NAME, PLANE_LINE = tag(1, VARINT), tag(2, LENGTH), tag(3, LENGTH)
 PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT = tag(4, LENGTH), tag(5, LENGTH), tag(6, LENGTH)
@@ -34,7 +46,7 @@ _STAT_VALUES = (STAT_DOUBLE, STAT_UINT64, STAT_INT64, STAT_STR, STAT_BYTES, STAT
 
 # Events decoded at a time: the columns of a chunk stay in the processor's cache and the
 # memory a line needs on the way does not grow with its length.
-_CHUNK = 1 << 15
+_CHUNK_EVENTS = 1 << 15
 _PS_PER_NS = 1000
 _MAX_NS = 1 << 61  # a time beyond the year 2043 is damage, and sums of two still fit an int64
 
@@ -79,7 +91,7 @@ class Stats:
         """Rows and values of those that are doubles."""
         return self._of(self.value_tag == STAT_DOUBLE, self.value.view(np.float64))
 
-    def strings(self, names: Names, by_reference: Lookup) -> tuple[I64, I64]:
+    def strings(self, names: Names, by_reference: IntMap) -> tuple[I64, I64]:
         """Rows and indices into ``names`` of those that are strings, inline or by reference."""
         out = by_reference(self.value.view(np.int64))
         other = self.value_tag != STAT_REF
@@ -147,14 +159,14 @@ def _read_table(data: Data, begin: I64, end: I64) -> tuple[dict[int, str], bool]
     key = np.zeros(len(begin), np.int64)
     value = np.zeros((2, len(begin)), np.int64)  # begin and end; an entry may have none
     for fields in block.walk(begin - block.base, end - block.base, broken):
-        at = fields.of(MAP_KEY)
+        at = fields.mask(MAP_KEY)
         key[fields.rows[at]] = fields.value[at].view(np.int64)
-        at = fields.of(MAP_VALUE)
+        at = fields.mask(MAP_VALUE)
         value[0, fields.rows[at]], value[1, fields.rows[at]] = fields.begin[at], fields.end[at]
     names = np.zeros((4, len(begin)), np.int64)
     for fields in block.walk(value[0], value[1], broken):
         for row, wanted in ((0, METADATA_NAME), (2, METADATA_DISPLAY_NAME)):
-            at = fields.of(wanted)
+            at = fields.mask(wanted)
             names[row, fields.rows[at]], names[row + 1, fields.rows[at]] = fields.begin[at], fields.end[at]
     raw = block.bytes.tobytes()
     table = {}
@@ -186,8 +198,8 @@ def _read_stat(data: Data, begin: int, end: int, stat_names: dict[int, str]) -> 
 
 
 def read_events(
-    data: Data, plane: XPlane, lines: Iterable[XLine], *, names: Lookup, stats: Sequence[str], losses: Losses,
-    threads: ThreadPoolExecutor, skip: Lookup | None = None,
+    data: Data, plane: XPlane, lines: Iterable[XLine], *, names: IntMap, stats: Sequence[str], losses: Losses,
+    threads: ThreadPoolExecutor, skip: IntMap | None = None,
 ) -> Iterator[tuple[XLine, Chunk]]:
     """The events of these lines in the file's order, some ten thousand at a time, decoded ahead by ``threads``.
 
@@ -196,22 +208,22 @@ def read_events(
     the metadata ids of events nobody wants to 1; they are not even decoded.
     """
     codes = {name: code for code, name in enumerate(stats)}
-    wanted = Lookup({i: codes[name] for i, name in plane.stat_names.items() if name in codes})
+    wanted = IntMap({i: codes[name] for i, name in plane.stat_names.items() if name in codes})
 
     def decode(line: XLine, some: slice) -> tuple[XLine, Chunk | None, Losses]:
         begin, end = line.begin[some], line.end[some]
         block, lost = Block(data, int(begin[0]), int(end[-1])), Losses()
         begin, end = begin - block.base, end - block.base
         if skip is not None:
-            keep = np.flatnonzero(skip(block.first_varint(EVENT_METADATA_ID, begin)[0]) != 1)
+            keep = np.flatnonzero(skip(block.peek_varint(EVENT_METADATA_ID, begin)[0]) != 1)
             begin, end = begin[keep], end[keep]
         chunk = _decode_events(block, begin, end, line.timestamp_ns, names, skip, wanted, stats, lost) if len(
             begin) else None
         return line, chunk, lost
 
-    chunks = (partial(decode, line, slice(first, first + _CHUNK))
-              for line in lines for first in range(0, len(line.begin), _CHUNK))
-    for line, chunk, lost in in_order(threads, chunks):
+    chunks = (partial(decode, line, slice(first, first + _CHUNK_EVENTS))
+              for line in lines for first in range(0, len(line.begin), _CHUNK_EVENTS))
+    for line, chunk, lost in map_ordered(threads, chunks):
         losses.malformed += lost.malformed
         losses.unnamed += lost.unnamed
         if chunk is not None:
@@ -219,8 +231,8 @@ def read_events(
 
 
 def _decode_events(
-    block: Block, begin: I64, end: I64, timestamp_ns: int, names: Lookup, skip: Lookup | None,
-    wanted: Lookup, stats: Sequence[str], losses: Losses,
+    block: Block, begin: I64, end: I64, timestamp_ns: int, names: IntMap, skip: IntMap | None,
+    wanted: IntMap, stats: Sequence[str], losses: Losses,
 ) -> Chunk:
     n = len(begin)
     broken, aggregate = np.zeros(n, bool), np.zeros(n, bool)
@@ -229,12 +241,12 @@ def _decode_events(
     found = _FoundStats(block, wanted)
     for fields in block.walk(begin, end, broken):
         for this, column in columns.items():
-            _store(column, fields, fields.value.view(np.int64), fields.of(this))
-        found.add(fields, fields.of(EVENT_STAT))
+            _store(column, fields, fields.value.view(np.int64), fields.mask(this))
+        found.add(fields, fields.mask(EVENT_STAT))
         # offset and occurrences are one oneof: the later of the two counts
-        aggregate[fields.rows[fields.of(EVENT_OCCURRENCES)]] = True
+        aggregate[fields.rows[fields.mask(EVENT_OCCURRENCES)]] = True
         if aggregate.any():
-            aggregate[fields.rows[fields.of(EVENT_OFFSET_PS)]] = False
+            aggregate[fields.rows[fields.mask(EVENT_OFFSET_PS)]] = False
 
     name = names(metadata)
     nonsense = (offset <= -_MAX_NS) | (offset >= _MAX_NS) | (duration < 0) | (duration >= _MAX_NS)
@@ -255,17 +267,17 @@ def _decode_events(
 class _FoundStats:
     """The stats of a chunk's events that are wanted, as far as a glance at them tells; decoded when all are found."""
 
-    def __init__(self, block: Block, wanted: Lookup) -> None:
+    def __init__(self, block: Block, wanted: IntMap) -> None:
         self._block, self._wanted = block, wanted
         # By round: events, ids (0: not known yet), and where what follows the id lies.
         self._rounds: list[tuple[I64, I64, I64, I64]] = []
 
-    def add(self, fields: Round, at: Bools | slice) -> None:
+    def add(self, fields: FieldColumn, at: Bools | slice) -> None:
         rows, first, last = fields.rows[at], fields.begin[at], fields.end[at]
         if not len(rows):
             return
         # -1: the id is not where writers put it, so the stat is read in full to know
-        peeked, after = self._block.first_varint(STAT_METADATA_ID, first)
+        peeked, after = self._block.peek_varint(STAT_METADATA_ID, first)
         odd = (peeked < 0) | (after > last)
         any_odd = odd.any()
         maybe = np.flatnonzero((self._wanted(peeked) >= 0) | odd if any_odd else self._wanted(peeked) >= 0)
@@ -287,8 +299,8 @@ class _FoundStats:
         broken, value_tag = np.zeros(n, bool), np.zeros(n, np.uint8)
         value, text_begin = np.zeros(n, np.uint64), np.zeros(n, np.int64)
         for fields in self._block.walk(begin, end, broken):
-            _store(stat_id, fields, fields.value.view(np.int64), fields.of(STAT_METADATA_ID))
-            at = fields.of(*_STAT_VALUES)
+            _store(stat_id, fields, fields.value.view(np.int64), fields.mask(STAT_METADATA_ID))
+            at = fields.mask(*_STAT_VALUES)
             _store(value_tag, fields, np.broadcast_to(fields.tag, len(fields.rows)), at)
             _store(value, fields, fields.value, at)
             _store(text_begin, fields, fields.begin, at)
@@ -302,7 +314,7 @@ class _FoundStats:
         return out
 
 
-def _store(column: np.ndarray, fields: Round, values: np.ndarray, at: Bools | slice) -> None:
+def _store(column: np.ndarray, fields: FieldColumn, values: np.ndarray, at: Bools | slice) -> None:
     if len(fields.rows) == len(column):  # every message has a field in this round
         column[at] = values[at]
     else:

@@ -11,7 +11,7 @@ from gputop.analysis.steps.steps import find_steps
 from gputop.core.errors import GputopError, NoDataError
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
-from gputop.trace.readers.chrome.chrome import read_chrome
+from gputop.trace.readers.chrome.reader import read_chrome
 from gputop.trace.readers.load import load
 from tests.trace.shares import NEEDS_SHARED, SHARED, shares
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from gputop.core.errors import GputopError
 from gputop.trace import kernel_names
-from gputop.trace.builder import MAX_GPUS, Launches, Parts
+from gputop.trace.builder import MAX_GPUS, TraceBuilder
+from gputop.trace.launch_join import Launches
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 from gputop.trace.occupancy import with_estimate
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file
@@ -37,38 +38,38 @@ def read_chrome(
     several that is no Chrome trace is left out with a note. Raises GputopError where none is one
     or the events of each need more memory than ``limit_bytes``, NoDataError where none has a complete event.
     """
-    parts = Parts()
+    builder = TraceBuilder()
     loaded, errors = [], []
     for order, (path, pieces) in enumerate(files):
         try:
-            loaded.append(read_file(path, pieces, order, parts, limit_bytes))
+            loaded.append(read_file(path, pieces, order, builder, limit_bytes))
         except GputopError as error:
             errors.append(error)
     if not loaded:
         raise errors[0]
     for bad in errors:
-        parts.note("unreadable_file", f"{bad.message} It is left out.")
+        builder.note("unreadable_file", f"{bad.message} It is left out.")
     if len({f.rank for f in loaded}) < len(loaded):  # the files do not tell, so their order does
         for order, file in enumerate(loaded):
             file.rank = order
     loaded.sort(key=lambda f: f.rank)
     cut = sorted(f.path for f in loaded if f.damaged or f.path in damaged)
     if cut:
-        parts.note("truncated", f"{', '.join(cut)}: cut off or damaged; what follows the damage is missing. "
-                                f"{sum(len(f.events) for f in loaded)} events could be read.")
+        builder.note("truncated", f"{', '.join(cut)}: cut off or damaged; what follows the damage is missing. "
+                     f"{sum(len(f.events) for f in loaded)} events could be read.")
     starts = [float(f.events["ts"].min()) if len(f.events) else 0.0 for f in loaded]
-    clock_ns = _common_clock(loaded, starts, parts)
+    clock_ns = _common_clock(loaded, starts, builder)
     gpus = [(d.get("computeMajor"), d.get("computeMinor"), d.get("numSms")) for f in loaded for d in f.devices.values()]
     paths = [f.path for f in loaded]
-    ranks = [_Rank(file, start, at_ns, parts) for file, start, at_ns in zip(loaded, starts, clock_ns, strict=True)]
+    ranks = [_Rank(file, start, at_ns, builder) for file, start, at_ns in zip(loaded, starts, clock_ns, strict=True)]
     for rank in ranks:
         rank.read()
-    if cut and not parts.gpus and sum(rank.list_gpus() for rank in ranks):
-        parts.note("no_device_events", "The trace names GPUs, but the events of none could be read: where the step's "
+    if cut and not builder.gpus and sum(rank.list_gpus() for rank in ranks):
+        builder.note("no_device_events", "The trace names GPUs, but the events of none could be read: where the step's "
                                        "time goes cannot be told.")
     is_unix = all(t > 10**18 for t in clock_ns)  # after 2001, so not since the machine started
-    trace = parts.finish("chrome", paths, to_unix_ns=0 if is_unix else None,
-                         empty_fix="Export the trace again from a run that was profiled while it trained.")
+    trace = builder.finish("chrome", paths, to_unix_ns=0 if is_unix else None,
+                           empty_fix="Export the trace again from a run that was profiled while it trained.")
     if gpus:  # kineto, which reckons the occupancy with the grid's size
         trace.occupancy_is = "estimated"
         if all(gpu == gpus[0] for gpu in gpus):
@@ -76,7 +77,7 @@ def read_chrome(
     return trace
 
 
-def _common_clock(files: Sequence[ChromeFile], starts: Sequence[float], parts: Parts) -> list[int]:
+def _common_clock(files: Sequence[ChromeFile], starts: Sequence[float], builder: TraceBuilder) -> list[int]:
     """Where each file's first event lies on the job's clock, in nanoseconds."""
     # Whole microseconds apart from the rest: their product would exceed a float's precision.
     at = [file.base_ns + int(start) * _NS_PER_US + round((start - int(start)) * _NS_PER_US)
@@ -85,7 +86,7 @@ def _common_clock(files: Sequence[ChromeFile], starts: Sequence[float], parts: P
     ends = [at[i] + round((float((files[i].events["ts"] + files[i].events["dur"]).max()) - starts[i]) * _NS_PER_US)
             for i in filled]
     if filled and max(at[i] for i in filled) >= min(ends):
-        parts.note("no_common_clock", "The files do not overlap in time: they are not on one clock, or not of one "
+        builder.note("no_common_clock", "The files do not overlap in time: they are not on one clock, or not of one "
                                       "capture. They are laid side by side from their first events; do not compare "
                                       "times between ranks.")
         return [0] * len(files)
@@ -93,13 +94,13 @@ def _common_clock(files: Sequence[ChromeFile], starts: Sequence[float], parts: P
 
 
 class _Rank:
-    """One file on its way into ``parts``."""
+    """One file on its way into ``builder``."""
 
-    def __init__(self, file: ChromeFile, start_us: float, at_ns: int, parts: Parts) -> None:
-        self._file, self._start_us, self._at_ns, self._parts = file, start_us, at_ns, parts
+    def __init__(self, file: ChromeFile, start_us: float, at_ns: int, builder: TraceBuilder) -> None:
+        self._file, self._start_us, self._at_ns, self._builder = file, start_us, at_ns, builder
         self._gpus: dict[int, int] = {}
-        if file.host and file.host not in parts.hosts:
-            parts.hosts.append(file.host)
+        if file.host and file.host not in builder.hosts:
+            builder.hosts.append(file.host)
 
     def read(self) -> None:
         ordinal = self._ordinals()
@@ -116,12 +117,12 @@ class _Rank:
                 here = ordinal[at] == _ON_HOST
                 if here.any():
                     events.stats[name] = (row[at[here]], values[here])
-            self._parts.host.append(events)
+            self._builder.host.append(events)
         if len(device):
             out = self._device(device, ordinal[ordinal >= 0])
-            self._parts.device.append(out)
+            self._builder.device.append(out)
             if len(host):
-                _join(out, self._parts.host[-1], host["correlation"].copy())
+                _join(out, self._builder.host[-1], host["correlation"].copy())
 
     def list_gpus(self) -> int:
         """Take in the GPUs that the file names, with events or without; returns how many those are."""
@@ -140,7 +141,7 @@ class _Rank:
             out.gpu[at] = gpu = self._gpu(number)
             out.line[at] = self._lines(gpu, events["stream"][at])
         names, which = np.unique(out.name, return_inverse=True)
-        out.kind[:] = np.array([kernel_names.classify(self._parts.names.list[i]).kind for i in names.tolist()],
+        out.kind[:] = np.array([kernel_names.classify(self._builder.names.list[i]).kind for i in names.tolist()],
                                np.uint8)[which]
         # The category knows a copy from a kernel also where the name says nothing.
         promised = (events["category"] > Kind.COMPUTE) & (out.kind <= Kind.COLLECTIVE)
@@ -176,10 +177,10 @@ class _Rank:
 
     def _gpu(self, ordinal: int) -> int:
         if ordinal not in self._gpus:
-            self._gpus[ordinal] = len(self._parts.gpus)
+            self._gpus[ordinal] = len(self._builder.gpus)
             about = self._file.devices.get(ordinal, {})
             major, minor, memory = (about.get(k) for k in ("computeMajor", "computeMinor", "totalGlobalMem"))
-            self._parts.gpus.append(TraceGpu(
+            self._builder.gpus.append(TraceGpu(
                 self._file.host, ordinal, self._file.rank, str(about.get("name", "")),
                 (major, minor) if isinstance(major, int) and isinstance(minor, int) else None,
                 memory if isinstance(memory, int) else None))
@@ -192,7 +193,7 @@ class _Rank:
         for i in np.argsort(first).tolist():
             pid, tid = self._file.rows[int(distinct[i])]
             name = self._file.threads.get((pid, tid)) or (f"stream {tid}" if gpu >= 0 else f"thread {tid}")
-            lines[i] = self._parts.add_line(Line(self._file.host, gpu, name))
+            lines[i] = self._builder.add_line(Line(self._file.host, gpu, name))
         return lines[which]
 
 

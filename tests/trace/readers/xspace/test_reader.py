@@ -13,9 +13,8 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import messages
 from gputop.trace import quality
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
-from gputop.trace.readers.xspace.xspace import read_xspaces
-from tests.trace.readers.test_wire import encoded
-from tests.trace.readers.xspace_reference import (
+from gputop.trace.readers.xspace.reader import read_xspaces
+from tests.trace.readers.xspace.reference import (
     ALLOCATOR,
     INTEGERS,
     OTHER,
@@ -25,6 +24,7 @@ from tests.trace.readers.xspace_reference import (
     check_equal,
     expected,
 )
+from tests.trace.readers.xspace.test_wire import encoded
 from tests.trace.shares import SHARED
 
 DATA = Path(__file__).resolve().parents[2] / "data"

@@ -123,13 +123,13 @@ def test_runs_of_one_field_with_lengths_of_one_to_three_bytes(contents):
 def test_long_runs_are_walked_as_short_ones_are(window, contents, times, tail):
     data = b"".join(encoded(4, LENGTH, c) for c in contents) * times + tail
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "_FEW_BYTES", len(data))  # the plain loop
+        patch.setattr(wire, "_SERIAL_BYTES", len(data))  # the plain loop
         expected = read_fields(data, 0, len(data), (tag(4, LENGTH), tag(5, VARINT)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "_FEW_BYTES", 50)
-        patch.setattr(wire, "_STRIDE", 400)
-        patch.setattr(wire, "_SEARCHED", 90)
-        patch.setattr(wire, "_WINDOW", window)
+        patch.setattr(wire, "_SERIAL_BYTES", 50)
+        patch.setattr(wire, "_MIN_STRIDE_BYTES", 400)
+        patch.setattr(wire, "_SEARCH_BYTES", 90)
+        patch.setattr(wire, "_FIRST_WINDOW_BYTES", window)
         found = read_fields(data, 0, len(data), (tag(4, LENGTH), tag(5, VARINT)))
     assert found == expected
 
@@ -139,7 +139,7 @@ def test_a_run_of_megabytes():
     data = b"".join(encoded(4, LENGTH, c) for c in contents) + encoded(5, VARINT, 7)
     found = read_fields(data, 0, len(data), (tag(4, LENGTH), tag(5, VARINT)))
     begin, end = found.pairs(tag(4, LENGTH))
-    assert len(data) > wire._FEW_BYTES + wire._WINDOW
+    assert len(data) > wire._SERIAL_BYTES + wire._FIRST_WINDOW_BYTES
     assert [data[a:b] for a, b in zip(begin.tolist(), end.tolist(), strict=True)] == contents
     assert found.values == {tag(5, VARINT): 7}
 
@@ -168,7 +168,7 @@ def test_first_varint_looks_only_at_the_first_field():
     ends = np.cumsum([len(m) for m in messages])
     block = Block(b"".join(messages), 0, int(ends[-1]))
     begin = ends - [len(m) for m in messages]
-    value, after = block.first_varint(tag(1, VARINT), begin)
+    value, after = block.peek_varint(tag(1, VARINT), begin)
     assert value.tolist() == [5, 300, 70000, -1, -1, -1]
     assert (after - begin).tolist()[:3] == [2, 3, 4]
 
@@ -176,12 +176,12 @@ def test_first_varint_looks_only_at_the_first_field():
 def test_of_tells_where_a_tag_is():
     same = Block(encoded(3, VARINT, 7) * 2, 0, 4)
     (fields,) = same.walk(np.array([0, 2]), np.array([2, 4]), np.zeros(2, bool))
-    assert fields.value[fields.of(tag(3, VARINT))].tolist() == [7, 7]
-    assert fields.value[fields.of(tag(4, VARINT))].tolist() == []
+    assert fields.value[fields.mask(tag(3, VARINT))].tolist() == [7, 7]
+    assert fields.value[fields.mask(tag(4, VARINT))].tolist() == []
     mixed = Block(encoded(3, VARINT, 7) + encoded(1000, VARINT, 8) + encoded(5, VARINT, 9), 0, 7)
     (fields,) = mixed.walk(np.array([0, 2, 5]), np.array([2, 5, 7]), np.zeros(3, bool))
-    assert fields.value[fields.of(tag(1000, VARINT), tag(3, VARINT))].tolist() == [7, 8]
-    assert not fields.of(tag(4, VARINT)).any()
+    assert fields.value[fields.mask(tag(1000, VARINT), tag(3, VARINT))].tolist() == [7, 8]
+    assert not fields.mask(tag(4, VARINT)).any()
 
 
 def test_signed():

@@ -12,12 +12,14 @@ import numpy as np
 
 from gputop.core.errors import GputopError
 from gputop.trace import kernel_names
-from gputop.trace.builder import NOISE, Launches, Lookup, Parts
+from gputop.trace.builder import IGNORED_EVENT, TraceBuilder
+from gputop.trace.int_map import IntMap
+from gputop.trace.launch_join import Launches
 from gputop.trace.model import I32, I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 from gputop.trace.parallel import pool
 from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages, note_serialised
 from gputop.trace.readers.clock_file import HostClock
-from gputop.trace.readers.clock_skew import HostPart, align
+from gputop.trace.readers.clock_skew import HostSlices, align
 from gputop.trace.readers.content import too_big
 from gputop.trace.readers.xspace.stats import (
     distinct,
@@ -85,8 +87,8 @@ def read_xspaces(
     A file among several that is no XSpace, or needs more memory than ``limit_bytes``, is left out
     with a note. Raises GputopError where that is all of them, NoDataError where none has an event.
     """
-    parts = Parts()
-    hosts: list[HostPart] = []
+    builder = TraceBuilder()
+    hosts: list[HostSlices] = []
     windows: list[tuple[int, int] | None] = []
     wall_clock, simulated, losses = True, False, Losses()
     cut: set[str] = set()
@@ -95,7 +97,7 @@ def read_xspaces(
     with pool() as threads:
         for path, fallback_host, data in files:
             try:
-                reader = _XSpace(data() if callable(data) else data, path, fallback_host, parts, losses,
+                reader = _XSpace(data() if callable(data) else data, path, fallback_host, builder, losses,
                                  (known_clocks or {}).get(path), len(paths), threads)
                 if reader.needs_bytes > limit_bytes:
                     raise too_big(path, limit_bytes)
@@ -105,52 +107,52 @@ def read_xspaces(
             paths.append(path)
             if reader.damaged:
                 cut.add(path)
-            before = len(parts.device), len(parts.host), len(parts.allocator)
+            before = len(builder.device), len(builder.host), len(builder.allocator)
             reader.read()
-            windows.append(note_clipping(parts, reader.host, parts.device[before[0]:], parts.host[before[1]:],
+            windows.append(note_clipping(builder, reader.host, builder.device[before[0]:], builder.host[before[1]:],
                                          reader.window_ns))
-            hosts.append(HostPart(
-                reader.host, reader.machine, slice(before[0], len(parts.device)), slice(before[1], len(parts.host)),
-                slice(before[2], len(parts.allocator)), reader.clock))
+            hosts.append(HostSlices(
+                reader.host, reader.machine, slice(before[0], len(builder.device)), slice(before[1], len(builder.host)),
+                slice(before[2], len(builder.allocator)), reader.clock))
             wall_clock = wall_clock and reader.wall_clock
             simulated = simulated or reader.simulated
     if errors and not paths:
         raise errors[0]
     for bad in errors:
-        parts.note("unreadable_file", f"{bad.message} It is left out.")
+        builder.note("unreadable_file", f"{bad.message} It is left out.")
     cut |= set(damaged) & set(paths)
-    events = sum(len(p) for group in (parts.device, parts.host, parts.allocator) for p in group)
+    events = sum(len(p) for group in (builder.device, builder.host, builder.allocator) for p in group)
     if cut:
-        parts.note("truncated", f"{', '.join(sorted(cut))}: cut off or damaged. {events} events could be read; what "
-                                "follows the damage is missing. Capture again, or copy the file again.")
+        builder.note("truncated", f"{', '.join(sorted(cut))}: cut off or damaged. {events} events could be read; what "
+                     "follows the damage is missing. Capture again, or copy the file again.")
     if losses.malformed:
-        parts.note("truncated", f"Malformed events, left out: {losses.malformed}.")
+        builder.note("truncated", f"Malformed events, left out: {losses.malformed}.")
     if losses.unnamed:
-        parts.note("truncated" if cut else "unnamed_events",
-                   f"Events whose names the file does not hold, left out: {losses.unnamed}.")
+        builder.note("truncated" if cut else "unnamed_events",
+                     f"Events whose names the file does not hold, left out: {losses.unnamed}.")
     moved = [0] * len(hosts)
     if len(paths) > 1 and not wall_clock:
-        parts.note("no_common_clock", "Not every host's file says when it was captured: times of different hosts "
+        builder.note("no_common_clock", "Not every host's file says when it was captured: times of different hosts "
                                       "cannot be compared.")
     elif len(paths) > 1:
-        moved = align(parts, hosts)
+        moved = align(builder, hosts)
     begins = [w[0] + by for w, by in zip(windows, moved, strict=True) if w is not None]
     ends = [w[1] + by for w, by in zip(windows, moved, strict=True) if w is not None]
     window = (min(begins), max(ends)) if begins else None
-    fix = (f"{INSUFFICIENT_RIGHTS[1]}" if any(q.id == "empty_device_plane" for q in parts.quality) else
+    fix = (f"{INSUFFICIENT_RIGHTS[1]}" if any(q.id == "empty_device_plane" for q in builder.quality) else
            "Capture while the job trains, for at least a few steps, with host_tracer_level 2.")
-    trace = parts.finish("xspace", paths, to_unix_ns=0 if wall_clock else None,
-                         profile_window_ns=window, simulated=simulated, empty_fix=fix)
+    trace = builder.finish("xspace", paths, to_unix_ns=0 if wall_clock else None,
+                           profile_window_ns=window, simulated=simulated, empty_fix=fix)
     note_serialised(trace)
     return trace
 
 
 class _XSpace:
-    """One file on its way into ``parts``."""
+    """One file on its way into ``builder``."""
 
-    def __init__(self, data: Data, path: str, fallback_host: str, parts: Parts, losses: Losses,
+    def __init__(self, data: Data, path: str, fallback_host: str, builder: TraceBuilder, losses: Losses,
                  clock: HostClock | None, rank: int, threads: ThreadPoolExecutor) -> None:
-        self._data, self._parts, self._losses, self._rank = data, parts, losses, rank
+        self._data, self._builder, self._losses, self._rank = data, builder, losses, rank
         self._threads = threads
         self.clock = clock
         self._gpus: dict[int, int] = {}
@@ -166,7 +168,7 @@ class _XSpace:
         self._errors, self._warnings = texts[_ERRORS], texts[_WARNINGS]
         self.machine = next((h for h in texts[_HOSTNAMES] if h), fallback_host)
         # Another process of the same machine: threads, GPUs and steps of the two must not be taken for one's.
-        self.host = self.machine if self.machine not in parts.hosts else f"{self.machine} rank {rank}"
+        self.host = self.machine if self.machine not in builder.hosts else f"{self.machine} rank {rank}"
         self.simulated = any(p.name == _SIMULATED_PLANE for p in self._planes)
         self._base_ns, self.wall_clock, self.window_ns = self._clock()
 
@@ -194,9 +196,9 @@ class _XSpace:
 
     def read(self) -> None:
         """Read all events. Ends with what is worth saying about the file."""
-        parts = self._parts
-        if self.host not in parts.hosts:
-            parts.hosts.append(self.host)
+        builder = self._builder
+        if self.host not in builder.hosts:
+            builder.hosts.append(self.host)
         calls = _HostCalls()
         for plane in self._planes:
             if plane.name.startswith("/host:") and plane.name != "/host:metadata":
@@ -211,26 +213,26 @@ class _XSpace:
             for pieces in device:
                 for events in pieces:
                     self._join(events, launches, columns)
-                parts.device += pieces
-            note_empty_planes(parts, self.host, [sum(len(events) for events in pieces) for pieces in device],
+                builder.device += pieces
+            note_empty_planes(builder, self.host, [sum(len(events) for events in pieces) for pieces in device],
                               self._errors + self._warnings, columns[5])
-        note_messages(parts, self._errors, self._warnings)
+        note_messages(builder, self._errors, self._warnings)
 
     def _read_device(self, plane: XPlane) -> list[DeviceEvents]:
         """The events of one GPU in pieces, none of them empty."""
-        parts, stats = self._parts, plane.stats
+        builder, stats = self._builder, plane.stats
         major, minor, memory = (stats.get(k) for k in ("compute_cap_major", "compute_cap_minor", "memory_size"))
         name = stats.get("gpu_device_name") or stats.get("device_name") or ""
         ordinal = _ordinal(plane) or 0
-        gpu = self._gpus.setdefault(ordinal, len(parts.gpus))
-        if gpu == len(parts.gpus):
-            parts.gpus.append(TraceGpu(
+        gpu = self._gpus.setdefault(ordinal, len(builder.gpus))
+        if gpu == len(builder.gpus):
+            builder.gpus.append(TraceGpu(
                 self.host, ordinal, self._rank, name=str(name),
                 compute_capability=(major, minor) if isinstance(major, int) and isinstance(minor, int) else None,
                 memory_bytes=memory if isinstance(memory, int) else None,
             ))
-        names, references = lookups(plane, parts.names)
-        nvidia = parts.gpus[gpu].compute_capability if stats.get("device_vendor") == "Nvidia" else None
+        names, references = lookups(plane, builder.names)
+        nvidia = builder.gpus[gpu].compute_capability if stats.get("device_vendor") == "Nvidia" else None
         pieces = []
         for line, chunk in self._events(plane, gpu, names, _DEVICE_STATS):
             if len(chunk.name):
@@ -238,7 +240,7 @@ class _XSpace:
         return pieces
 
     def _events(
-        self, plane: XPlane, gpu: int, names: Lookup, stats: Sequence[str], skip: Lookup | None = None,
+        self, plane: XPlane, gpu: int, names: IntMap, stats: Sequence[str], skip: IntMap | None = None,
     ) -> Iterator[tuple[int, Chunk]]:
         """The plane's events chunk by chunk, each with the number of its line in the trace."""
         own, line = None, -1
@@ -246,14 +248,14 @@ class _XSpace:
         for xline, chunk in read_events(self._data, plane, lines, names=names, stats=stats, losses=self._losses,
                                         threads=self._threads, skip=skip):
             if xline is not own:
-                own, line = xline, self._parts.add_line(Line(self.host, gpu, xline.name))
+                own, line = xline, self._builder.add_line(Line(self.host, gpu, xline.name))
             yield line, chunk
 
     def _device_chunk(
-        self, chunk: Chunk, references: Lookup, gpu: int, line: int, nvidia: tuple[int, int] | None,
+        self, chunk: Chunk, references: IntMap, gpu: int, line: int, nvidia: tuple[int, int] | None,
     ) -> DeviceEvents:
         """``nvidia`` is the compute capability, None where the GPU is another's: ROCm has such numbers too."""
-        names, n = self._parts.names, len(chunk.name)
+        names, n = self._builder.names, len(chunk.name)
         out = DeviceEvents.empty(n)
         out.gpu[:], out.line[:], out.name[:] = gpu, line, chunk.name
         out.start_ns, out.end_ns = chunk.start_ns + self._base_ns, chunk.end_ns + self._base_ns
@@ -266,28 +268,28 @@ class _XSpace:
         details = strings(chunk, "kernel_details", n, names, references)
         shape_of = np.full(len(names.list) + 1, -1, np.int32)  # the extra last entry answers -1
         for i in distinct(details):
-            shape_of[i] = self._parts.shape(kernel_names.launch_shape(names.list[i], nvidia))
+            shape_of[i] = self._builder.shape(kernel_names.launch_shape(names.list[i], nvidia))
         out.shape = shape_of[details]
         out.tf_op = op_names(chunk, n, names, references).astype(np.int32)
         return out
 
     def _read_host(self, plane: XPlane, calls: _HostCalls) -> None:
-        parts = self._parts
-        names, references = lookups(plane, parts.names)
-        noise = {i: 1 for i, name in plane.event_names.items() if name.startswith(NOISE)}
-        skip = Lookup(noise, 0) if noise else None
+        builder = self._builder
+        names, references = lookups(plane, builder.names)
+        noise = {i: 1 for i, name in plane.event_names.items() if name.startswith(IGNORED_EVENT)}
+        skip = IntMap(noise, 0) if noise else None
         for line, chunk in self._events(plane, -1, names, _HOST_STATS, skip):
             chunk.start_ns += self._base_ns
             chunk.end_ns += self._base_ns
-            is_allocator = np.logical_or.reduce([chunk.name == parts.names[name] for name in _ALLOCATOR])
+            is_allocator = np.logical_or.reduce([chunk.name == builder.names[name] for name in _ALLOCATOR])
             if is_allocator.any():
                 self._allocator_chunk(chunk, np.flatnonzero(is_allocator), references)
             self._host_chunk(chunk, ~is_allocator, references, line, calls)
 
     def _host_chunk(
-        self, chunk: Chunk, keep: np.ndarray, references: Lookup, line: int, calls: _HostCalls,
+        self, chunk: Chunk, keep: np.ndarray, references: IntMap, line: int, calls: _HostCalls,
     ) -> None:
-        names, n = self._parts.names, len(chunk.name)
+        names, n = self._builder.names, len(chunk.name)
         kept = np.flatnonzero(keep)
         events = HostEvents(np.full(len(kept), line, np.int32), chunk.name[kept].astype(np.int32),
                             chunk.start_ns[kept], chunk.end_ns[kept])
@@ -301,7 +303,7 @@ class _XSpace:
             of_kept = np.flatnonzero(keep[rows])
             if len(of_kept):
                 events.stats[stat] = (place[rows[of_kept]], values[of_kept])
-        self._parts.host.append(events)
+        self._builder.host.append(events)
         correlation = integers(chunk, "correlation_id", n)
         rows = np.flatnonzero(correlation > 0)
         if len(rows):
@@ -313,9 +315,9 @@ class _XSpace:
             calls.name.append(chunk.name[rows])
             calls.details.append(strings(chunk, "memcpy_details", n, names, references)[rows])
 
-    def _allocator_chunk(self, chunk: Chunk, rows: I64, references: Lookup) -> None:
-        names, n = self._parts.names, len(chunk.name)
-        self._parts.allocator.append(AllocatorEvents(
+    def _allocator_chunk(self, chunk: Chunk, rows: I64, references: IntMap) -> None:
+        names, n = self._builder.names, len(chunk.name)
+        self._builder.allocator.append(AllocatorEvents(
             time_ns=chunk.start_ns[rows],
             allocator=strings(chunk, "allocator_name", n, names, references)[rows].astype(np.int32),
             in_use_bytes=integers(chunk, "bytes_allocated", n)[rows],
@@ -332,14 +334,14 @@ class _XSpace:
 
     def _told(self, text: I64) -> I32:
         """Texts without those that say nothing: the allocators of older versions write a null pointer out."""
-        nothing = [self._parts.names[said] for said in ("", "(null)")]
+        nothing = [self._builder.names[said] for said in ("", "(null)")]
         return np.where(np.logical_or.reduce([text == i for i in nothing]), -1, text).astype(np.int32)
 
     def _join(self, device: DeviceEvents, launches: Launches, calls: list[I64]) -> None:
         """Fill in the launches, and what only the host's side tells about a copy (ROCm)."""
         _, _, start_ns, end_ns, line, name, details = calls
-        names = self._parts.names
-        ordinal = self._parts.gpus[int(device.gpu[0])].ordinal  # the events are those of one plane
+        names = self._builder.names
+        ordinal = self._builder.gpus[int(device.gpu[0])].ordinal  # the events are those of one plane
         call = launches.find(device.correlation, np.full(len(device), ordinal))
         rows = np.flatnonzero(call >= 0)
         call = call[rows]

@@ -1,0 +1,67 @@
+"""The join of device events with the host calls that launched them, by correlation id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from gputop.trace.int_map import IntMap
+from gputop.trace.model import I64
+
+# Correlation ids are CUPTI's uint32 counters. Larger ones are not joined, so that a key of
+# id and device fits an int64.
+_MAX_CORRELATION = 1 << 40
+_DEVICES = 1 << 20
+
+
+class Launches:
+    """Host calls by correlation id, of several with the same id the one that starts first.
+
+    Device ids (-1: not told) take part where they are among ``devices``, the numbers of the
+    trace's own GPUs. ROCm's tracer numbers devices otherwise on the host's side, and
+    correlation ids are unique in a process anyway.
+    """
+
+    def __init__(self, correlation: I64, device_id: I64, start_ns: I64, devices: Iterable[int]) -> None:
+        told = device_id >= 0
+        ours = IntMap(dict.fromkeys(devices, 1), 0)(device_id) == 1
+        by_device = bool(told.any() and ours[told].all())
+        self._exact = _Keys(correlation, device_id, start_ns) if by_device else None
+        self._plain = _Keys(np.where(told, -1, correlation) if by_device else correlation, None, start_ns)
+
+    def find(self, correlation: I64, device_id: I64) -> npt.NDArray[np.intp]:
+        """For each device event the row of the call that launched it, or -1."""
+        found = self._plain.find(correlation, None)
+        return found if self._exact is None else np.where(
+            (exact := self._exact.find(correlation, device_id)) >= 0, exact, found)
+
+
+class _Keys:
+    """Rows by (correlation, device), as one sorted integer."""
+
+    def __init__(self, correlation: I64, device_id: I64 | None, start_ns: I64) -> None:
+        keys = _key(correlation, device_id)
+        rows = np.flatnonzero(keys >= 0)
+        # Ids count up on each thread: the stable sort makes use of that.
+        self._rows = rows[np.argsort(keys[rows], kind="stable")]
+        self._keys = keys[self._rows]
+        if (self._keys[1:] == self._keys[:-1]).any():
+            self._rows = rows[np.lexsort((start_ns[rows], keys[rows]))]
+
+    def find(self, correlation: I64, device_id: I64 | None) -> npt.NDArray[np.intp]:
+        wanted = _key(correlation, device_id)
+        if not len(self._keys):
+            return np.full(len(wanted), -1, np.intp)
+        at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+        return np.where((self._keys[at] == wanted) & (wanted >= 0), self._rows[at], -1)
+
+
+def _key(correlation: I64, device_id: I64 | None) -> I64:
+    """-1 where there is no usable id."""
+    usable = (correlation > 0) & (correlation < _MAX_CORRELATION)
+    if device_id is None:
+        return np.where(usable, correlation, -1)
+    usable &= (device_id >= 0) & (device_id < _DEVICES)
+    return np.where(usable, correlation * _DEVICES + device_id, -1)
