@@ -15,7 +15,7 @@ from gputop.trace.readers.chrome.reader import read_chrome
 from gputop.trace.readers.load import load
 from tests.trace.shares import NEEDS_SHARED, SHARED, shares
 
-JAX_RUN = Path(__file__).resolve().parents[2] / "data/jax_run"
+JAX_RUN = Path(__file__).resolve().parents[3] / "data/jax_run"
 COPY = "Memcpy HtoD (Pinned -> Device)"
 
 

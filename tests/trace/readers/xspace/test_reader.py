@@ -27,7 +27,7 @@ from tests.trace.readers.xspace.reference import (
 from tests.trace.readers.xspace.test_wire import encoded
 from tests.trace.shares import SHARED
 
-DATA = Path(__file__).resolve().parents[2] / "data"
+DATA = Path(__file__).resolve().parents[3] / "data"
 CAPTURES = sorted(DATA.glob("*.xplane.pb.gz"))
 AMD = sorted((SHARED / "xplane_amd").glob("*.pb"))
 
