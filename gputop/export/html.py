@@ -82,7 +82,7 @@ def _embedded(document: Mapping[str, Any]) -> str:
 def _header(s: Snapshot) -> str:
     sample = s.sample
     source = sample.source.removeprefix("SIMULATED: ")  # the banner says it
-    facts = [f"<span><b>{esc(gpu_kinds(sample))}</b></span>", f"<span>{esc(source)}</span>",
+    facts = [f"<span><b>{esc(gpu_kinds(sample) or 'no GPU')}</b></span>", f"<span>{esc(source)}</span>",
              f"<span>every {s.interval_s:g} s</span>"]
     if s.capture is not None and s.capture.step_s is not None:
         facts.insert(1, f"<span><b>{seconds(s.capture.step_s)}</b> a step</span>")

@@ -89,7 +89,7 @@ def _header(page: _Page, s: Snapshot) -> None:
     host = fit(printable(sample.host.hostname), 32).rstrip()
     page.text(x, host, _BOLD, bold=True, size=15)
     x += len(host) * _LETTER * 15 / 13 + 16
-    page.text(x, fit(gpu_kinds(sample), 40).rstrip())
+    page.text(x, fit(gpu_kinds(sample) or "no GPU", 40).rstrip())
     page.text(_WIDTH - _EDGE, moment(sample.time_s), end=True)
     page.y += 21
     source = printable(sample.source).removeprefix("SIMULATED: ")

@@ -17,7 +17,10 @@ def short_gpu_name(name: str) -> str:
 
 
 def gpu_kinds(sample: NodeSample) -> str:
-    """"8×H100 80GB": the GPUs counted by name. A MIG instance of a GPU that is listed itself is not counted."""
+    """"8×H100 80GB": the GPUs counted by name. A MIG instance of a GPU that is listed itself is not counted.
+
+    Empty without a GPU.
+    """
     whole = {g.info.index for g in sample.gpus if g.info.mig is None}
     kinds = Counter(short_gpu_name(g.info.name) for g in sample.gpus if g.info.mig is None or g.info.index not in whole)
-    return " + ".join(f"{n}×{name}" for name, n in kinds.items()) or "no GPU"
+    return " + ".join(f"{n}×{name}" for name, n in kinds.items())
