@@ -9,7 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test test-computed test-drawn test-real lint screenshots bench bench-advice clean
+.PHONY: run test lint screenshots bench bench-advice clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gputop needs Python 3.10 or newer: make PYTHON=python3.12 run")'
@@ -36,21 +36,12 @@ run: $(VENV)/.run
 	  exec $(BIN)/gputop --demo; \
 	fi
 
-# Three parts side by side: what is computed, what is drawn, and what runs real processes, servers and drivers.
-COMPUTED := $(addprefix tests/,advice analysis comparison diagnosis export simulation trace)
-DRAWN := $(addprefix tests/,timeline tui)
+# One process more than cores: many tests wait for a process or a server. Each file's tests stay in one process, in order.
+TEST_PROCESSES ?= $(shell expr 1 + $$(nproc))
 
 test: $(VENV)/.test
-	$(MAKE) --no-print-directory -k -j3 --output-sync=target test-computed test-drawn test-real
-
-test-computed: $(VENV)/.test
-	$(BIN)/python -m pytest $(COMPUTED) $(PYTEST_ARGS)
-
-test-drawn: $(VENV)/.test
-	$(BIN)/python -m pytest $(DRAWN) $(PYTEST_ARGS)
-
-test-real: $(VENV)/.test
-	$(BIN)/python -m pytest tests $(addprefix --ignore=,$(COMPUTED) $(DRAWN)) $(PYTEST_ARGS)
+	@echo "The whole suite in $(TEST_PROCESSES) processes: they read the tests first (half a minute on a fresh clone), then a dot a test."
+	$(BIN)/python -m pytest tests -n $(TEST_PROCESSES) --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

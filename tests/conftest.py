@@ -11,12 +11,24 @@ from tests.tf_job import TfJob, start_tf_job
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
     if importlib.util.find_spec("tensorflow") is not None:
         return
     absent = pytest.mark.skip(reason="TensorFlow is not installed")
     for item in items:
         if item.get_closest_marker("tensorflow"):
             item.add_marker(absent)
+
+
+def _group(item: pytest.Item) -> str:
+    """Which tests share a process: those on real TensorFlow jobs, which take seconds to start, and those of one file.
+
+    Tests marked ``spread`` share nothing that is costly to make and take long: each goes wherever a process is free.
+    """
+    if item.get_closest_marker("tensorflow"):
+        return "tensorflow"
+    return item.nodeid if item.get_closest_marker("spread") else item.nodeid.partition("::")[0]
 
 
 @pytest.fixture(scope="session", autouse=True)
