@@ -158,7 +158,7 @@ def measure_before(mode: str, before_s: float, rounds: int) -> None:
             recording.start()
 
             def look_after(recording: Continuous = recording) -> None:
-                if drop_reason(recording.kept(), before_s):
+                if drop_reason(recording.state(), before_s):
                     began = time.monotonic()
                     recording.drop()
                     dropped.append(time.monotonic() - began)

@@ -27,9 +27,9 @@ import pytest  # noqa: E402
 from gputop.analysis.steps.steps import find_steps  # noqa: E402
 from gputop.core.errors import GputopError  # noqa: E402
 from gputop.profiler.capture.continuous import Continuous, Unsupported  # noqa: E402
-from gputop.profiler.capture.outline import session_window_ns  # noqa: E402
 from gputop.profiler.client import capture  # noqa: E402
 from gputop.profiler.discovery import Finder  # noqa: E402
+from gputop.profiler.outline import session_window_ns  # noqa: E402
 from gputop.trace.readers.load import load  # noqa: E402
 from tests.environments import JAX, Environment, Recipe, environment  # noqa: E402
 from tests.test_environments import jax_job  # noqa: E402
@@ -87,7 +87,7 @@ def _continuous(address: str, pid: int, logdir: Path) -> str:
     try:
         recording.start()
         time.sleep(2)
-        kept = recording.kept()
+        kept = recording.state()
         (got,) = recording.snapshot(logdir, ["before"]).values()
         if isinstance(got, GputopError):
             raise got

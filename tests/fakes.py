@@ -111,5 +111,5 @@ class StillSession(Session):
 
     def feed(self, ticks: int = 1) -> None:
         for _ in range(ticks):
-            self.on_sample(self._make(self.tick))
+            self.sample_feed.on_sample(self._make(self.tick))
             self.tick += 1

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
-import sys
 import threading
-from typing import TYPE_CHECKING
 
-from gputop.commands.common import options_of, say, source_of
-from gputop.core.errors import EXIT_OK
+from gputop.commands.common import options_of, print_capture, say, source_of
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
-from gputop.launch.xprof import logdir_of, open_command
-
-if TYPE_CHECKING:
-    from gputop.profiler.capture.records import CaptureRecord
 
 
 def run(args: argparse.Namespace) -> int:
     from gputop.profiler.capture.records import CaptureStatus
-    from gputop.session.captures import capture_and_analyse, choose_servers, find_servers
+    from gputop.session.captures import capture_and_analyze, choose_servers, find_servers
 
     options = options_of(args)
-    if options.dips is not None:
-        from gputop.commands import dips
+    if options.auto_capture is not None:
+        from gputop.commands import capture_on_dip
 
-        return dips.run(args, options)
+        return capture_on_dip.run(args, options)
     own: dict[str, str] = {}
     if args.demo is not None or args.source == "simulated":
         source = source_of(args)
@@ -43,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         """The first ctrl-c or other signal ends the recording and keeps its data; a second ctrl-c quits."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         stop.set()
-        if "analysing" in said:
+        if "analyzing" in said:
             say(f"stopped; the trace is kept in {options.logdir}")
             raise KeyboardInterrupt
 
@@ -59,24 +51,6 @@ def run(args: argparse.Namespace) -> int:
             say(status.message)
 
     with signal_handlers(termination_handlers(interrupted)):
-        record = capture_and_analyse(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
+        record = capture_and_analyze(chosen, args.seconds, options.logdir, stop, threading.Event(), on_status,
                                      args.force)
-    return tell(record, as_json=args.json)
-
-
-def tell(record: CaptureRecord, *, as_json: bool) -> int:
-    """Print what came of a capture; raises the problem of its analysis."""
-    say(f"trace written: {record.path}")
-    say(f"in XProf: {open_command(logdir_of(record.path))}")
-    for remark in record.remarks:
-        say(remark)
-    for note in record.notes:
-        say(f"profiler: {note}")
-    if record.problem is not None:
-        raise record.problem
-    if as_json:
-        json.dump({**(record.analysis or {}), "capture": record.to_json()}, sys.stdout, indent=1, allow_nan=False)
-        print()
-    else:
-        print(record.report)
-    return EXIT_OK
+    return print_capture(record, as_json=args.json)

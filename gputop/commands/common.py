@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from gputop.commands.arguments import SIMULATED_DEFAULT
 from gputop.commands.settings import remember
-from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.samples import OK
 
 if TYPE_CHECKING:
-    from gputop.session.auto_capture.controller import DipOptions
-    from gputop.session.options import Options
+    from gputop.profiler.capture.records import CaptureRecord
+    from gputop.session.options import AutoCaptureOptions, Options
     from gputop.session.session import Session
     from gputop.sources.base import Source
     from gputop.tui.terminal.preferences import Preferences
@@ -41,10 +41,11 @@ def source_of(args: argparse.Namespace) -> Source:
 def options_of(args: argparse.Namespace) -> Options:
     from gputop.session.options import Options
 
-    return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir, dips=_dips(args))
+    return Options(interval_s=args.interval, attach=_attached(args), logdir=args.logdir,
+                   auto_capture=_auto_capture_options(args))
 
 
-def _dips(args: argparse.Namespace) -> DipOptions | None:
+def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None:
     """What to capture by itself, for the monitor and ``capture``; raises GputopError (wrong usage)."""
     if args.command not in (None, "capture"):
         return None
@@ -53,11 +54,11 @@ def _dips(args: argparse.Namespace) -> DipOptions | None:
             raise GputopError("--dip-max and --dip-before say how to capture when a GPU dips", "Add --on-dip.",
                               EXIT_USAGE)
         return None
-    from gputop.session.auto_capture.controller import DipOptions
     from gputop.session.auto_capture.dip_rules import parse_rule
+    from gputop.session.options import AutoCaptureOptions
 
     most = args.dip_max or (1 if args.command == "capture" else 20)
-    return DipOptions(parse_rule(args.on_dip), 60 * args.dip_every, most, args.dip_before)
+    return AutoCaptureOptions(parse_rule(args.on_dip), 60 * args.dip_every, most, args.dip_before)
 
 
 def preferences_of(args: argparse.Namespace) -> Preferences:
@@ -105,6 +106,28 @@ def start(session: Session, seconds: float) -> None:
                           "See whether nvidia-smi returns; a hung driver needs a GPU reset or a reboot.")
     if session.failure is not None:
         raise session.failure
+
+
+def print_capture(record: CaptureRecord, *, as_json: bool) -> int:
+    """Print what came of a capture; raises the problem of its analysis."""
+    from gputop.launch.xprof import logdir_of, open_command
+
+    say(f"trace written: {record.path}")
+    say(f"in XProf: {open_command(logdir_of(record.path))}")
+    for remark in record.remarks:
+        say(remark)
+    for note in record.notes:
+        say(f"profiler: {note}")
+    if record.problem is not None:
+        raise record.problem
+    if as_json:
+        import json
+
+        json.dump({**(record.analysis or {}), "capture": record.to_json()}, sys.stdout, indent=1, allow_nan=False)
+        print()
+    else:
+        print(record.report)
+    return EXIT_OK
 
 
 def say(message: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.profiler import messages
-from gputop.profiler.capture.outline import Outline, mapped, outline
+from gputop.profiler.outline import Outline, map_file, outline
 from gputop.profiler.probe import (
     ServerInfo,
     load_grpc,
@@ -323,7 +323,7 @@ def _left_behind(
 def _outline_file(path: Path) -> tuple[int, Outline]:
     """Size and outline of a trace on disk; raises GputopError, the trace is kept."""
     try:
-        data = mapped(path)
+        data = map_file(path)
         return len(data), outline(data)
     except OSError as error:
         raise GputopError(

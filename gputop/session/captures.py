@@ -90,7 +90,7 @@ def servers_label(servers: Sequence[Server]) -> str:
     return servers[0].address + (f" and {more} more" if more else "")
 
 
-def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path, stop: threading.Event,
+def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path, stop: threading.Event,
                         closing: threading.Event, on_status: Callable[[CaptureStatus], None],
                         force: bool = False) -> CaptureRecord:
     """Capture, save and analyse; blocks. ``stop`` ends the recording early and keeps its data.
@@ -135,11 +135,11 @@ def capture_and_analyse(servers: Sequence[Server], asked_s: float, logdir: Path,
             on_progress=on_progress, on_plan=chosen.append, stop=stop)
         missing = tuple(f"not captured: {s.address}: {s.problem}" for s in servers if s.problem is not None)
         record = record_of_workers(name, asked_s, captured, missing)
-    status("analysing", record.took_s)
-    return analyse(record, closing)
+    status("analyzing", record.took_s)
+    return analyze(record, closing)
 
 
-def analyse(record: CaptureRecord, closing: threading.Event) -> CaptureRecord:
+def analyze(record: CaptureRecord, closing: threading.Event) -> CaptureRecord:
     """The record with what its trace says, or with the ``problem`` of not knowing; blocks."""
     from gputop.diagnosis.worker import analyze_in_worker
 

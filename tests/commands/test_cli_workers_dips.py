@@ -49,12 +49,14 @@ def test_the_workers_of_a_job(monkeypatch):
 
 
 def test_options_of_dips():
-    assert options_of(parse([])).dips is None
-    dips = options_of(parse(["--on-dip"])).dips
-    assert dips is not None and (dips.rule.text, dips.every_s, dips.most, dips.before_s) == (
-        "sm<0.6*median for 5s", 600.0, 20, 0.0)
-    dips = options_of(parse(["capture", "--on-dip", "power<200W", "--dip-every", "1", "--dip-before", "10"])).dips
-    assert dips is not None and (dips.rule.level, dips.every_s, dips.most, dips.before_s) == (200.0, 60.0, 1, 10.0)
+    assert options_of(parse([])).auto_capture is None
+    options = options_of(parse(["--on-dip"])).auto_capture
+    assert options is not None and options.rule.text == "sm<0.6*median for 5s"
+    assert (options.min_interval_s, options.max_captures, options.before_s) == (600.0, 20, 0.0)
+    options = options_of(
+        parse(["capture", "--on-dip", "power<200W", "--dip-every", "1", "--dip-before", "10"])).auto_capture
+    assert options is not None and options.rule.level == 200.0
+    assert (options.min_interval_s, options.max_captures, options.before_s) == (60.0, 1, 10.0)
 
 
 def test_a_wait_for_a_dip(tmp_path, capsys):

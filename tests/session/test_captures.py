@@ -13,7 +13,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler.capture.plan import Plan, Probe
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.safe_capture import Cost
-from gputop.session.captures import capture_and_analyse
+from gputop.session.captures import capture_and_analyze
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 SHORT = Plan(10.0, 4.1, "this job makes 240 k events/s", Probe(0.5, 0.8, 2_000_000, 120_000, 0), ("a note",))
@@ -69,7 +69,7 @@ def test_json_has_what_was_asked_chosen_and_why() -> None:
 def test_the_length_and_its_reason_are_in_the_status(tmp_path: Path) -> None:
     seen: list[CaptureStatus] = []
     with serve(FakeProfiler(xspace=make_xspace(events=1_000))) as server:
-        done = capture_and_analyse([Server(server.address)], 0.3, tmp_path, threading.Event(), threading.Event(),
+        done = capture_and_analyze([Server(server.address)], 0.3, tmp_path, threading.Event(), threading.Event(),
                                    seen.append, force=True)
     assert [r.duration_ms for r in server.requests] == [300]
     assert all(s.chosen_s == 0.3 and "forced" in s.why for s in seen)

@@ -71,7 +71,7 @@ def test_a_capture_lasts_from_its_first_recorded_moment_to_its_last() -> None:
     for elapsed in (0.5, 4.0, 9.9):
         log.note_capture(replace(status, phase="recording", elapsed_s=elapsed, time_s=START_S + 3 + elapsed))
         assert _all(log) == [("capture", "", 3.0, pytest.approx(3 + elapsed), "capture of host:6009")]
-    for phase in ("receiving", "analysing", "done"):
+    for phase in ("receiving", "analyzing", "done"):
         log.note_capture(replace(status, phase=phase, time_s=START_S + 30))  # type: ignore[arg-type]
     assert [m[3] for m in _all(log)] == [pytest.approx(12.9)]
     log.note_record(CaptureRecord("other:1", Path("t"), START_S + 100, 10.0, 12.0))
@@ -106,5 +106,5 @@ def test_a_session_keeps_marks_and_rhythm() -> None:
     session = StillSession(change=throttle)
     assert [(m.kind, m.gpu) for m in session.events.between(START_S + 99, START_S + 101)] == [("thermal", "2")]
     assert session.step_period is not None and session.step_period.period_s == pytest.approx(20.0, rel=0.02)
-    session._set_status(CaptureStatus("recording", "h:1", 10.0, 1.0))
+    session.capture_control.set_status(CaptureStatus("recording", "h:1", 10.0, 1.0))
     assert [m.kind for m in session.events.between(session.clock(), session.clock() + 1)].count("capture") == 1

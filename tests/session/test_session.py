@@ -52,7 +52,7 @@ def test_a_session_goes_from_samples_to_a_named_cause(tmp_path: Path) -> None:
             session.start_capture()
         watched.until(lambda: session.status is not None and not session.status.running)
         assert session.status is not None and session.status.phase == "done", session.status
-        assert {"recording", "analysing", "done"} <= set(phases)
+        assert {"recording", "analyzing", "done"} <= set(phases)
         record = session.last_capture
         assert record is not None and record.path.is_file() and record.step_s is not None
         assert session.findings[0].id == "gpu0_oversubscribed" and session.findings[0].severity == "high"
@@ -122,13 +122,13 @@ def test_history_begins_with_what_the_source_knows_of_the_time_before() -> None:
     session = StillSession(ticks=0)
     first, second, *past = (node_sample(tick) for tick in (10, 11, 7, 8, 9, 12))
     session.clock = lambda: first.time_s
-    session._backfill_expected = True
+    session.sample_feed._backfill_expected = True
     told: list[str] = []
     session.listen(told.append)
-    session.on_sample(first)
-    session.on_sample(second)  # the source is slow to tell
+    session.sample_feed.on_sample(first)
+    session.sample_feed.on_sample(second)  # the source is slow to tell
     assert session.sample is second and session.history is None and told == ["sample"] * 2
-    session.on_backfill(past)
+    session.sample_feed.on_backfill(past)
     assert session.sample is second and session.history is not None
     assert session.history.newest_s == second.time_s  # what claims to be later than the first is not past
     lane = session.history.lane(0, "sm_active", end_s=second.time_s + 1, slice_s=1.0, slices=6)
@@ -163,7 +163,7 @@ def test_a_fault_of_our_own_ends_the_capture_and_not_the_session(monkeypatch: py
     def broken(*args: object) -> CaptureRecord:
         raise PermissionError("no way")
 
-    monkeypatch.setattr("gputop.session.session.capture_and_analyse", broken)
+    monkeypatch.setattr("gputop.session.capture_control.capture_and_analyze", broken)
     session = StillSession()
     session.servers = (Server("127.0.0.1:6009"),)
     watched = Watched(session)
@@ -177,7 +177,7 @@ def test_a_fault_while_looking_for_servers_is_a_note(monkeypatch: pytest.MonkeyP
     def broken(*args: object) -> None:
         raise UnicodeError("label too long")
 
-    monkeypatch.setattr("gputop.session.session.find_servers", broken)
+    monkeypatch.setattr("gputop.session.capture_control.find_servers", broken)
     session = StillSession()
     session.update_servers()
     assert session.servers == () and "label too long" in session.discovery_notes[0]
@@ -187,7 +187,7 @@ def test_several_servers_are_attached_at_once() -> None:
     session = StillSession(1)
     assert session.attach("localhost:6009, node[1-2]:7") == "127.0.0.1:6009"
     session.attach("node1:7")
-    assert session._attached == ["127.0.0.1:6009", "node1:7", "node2:7"]
+    assert session.capture_control.attached == ["127.0.0.1:6009", "node1:7", "node2:7"]
     for nothing in (" ", ","):
         with pytest.raises(GputopError, match="not an address"):
             session.attach(nothing)
@@ -196,6 +196,6 @@ def test_several_servers_are_attached_at_once() -> None:
 def test_what_servers_are_called_hides_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     session = StillSession()
     found = (Server("127.0.0.1:6009", "python train.py --password hunter2", 1),)
-    monkeypatch.setattr("gputop.session.session.find_servers", lambda *_: (found, ()))
+    monkeypatch.setattr("gputop.session.capture_control.find_servers", lambda *_: (found, ()))
     session.update_servers()
     assert session.servers[0].description == "python train.py --password ***"

@@ -36,7 +36,7 @@ class FoundSession(StillSession):
             analysis={"steps": {"median_s": 0.412}, "findings": [HEAVY.to_json(), SMALL.to_json()]},
             report="breakdown of the step")
         self.live = Advice()
-        self._refresh_findings()
+        self.finding_store.refresh()
 
 
 def text_of(widget: LinesWidget) -> str:

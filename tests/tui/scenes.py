@@ -55,7 +55,7 @@ class Scene(Session):
             self.servers = (Server(ADDRESS, f"{COMMAND} (SIMULATED)", PID),)
 
     def _taken(self, sample: NodeSample) -> None:
-        self.on_sample(self._change(replace(sample, own_cpu_ratio=0.008)))
+        self.sample_feed.on_sample(self._change(replace(sample, own_cpu_ratio=0.008)))
 
     def start(self) -> None: ...
 
@@ -69,7 +69,7 @@ class Scene(Session):
     def capture(self, scenario: str = "", ago_s: float = 12.0) -> CaptureRecord:
         """Keep a capture of the node, or of another scenario's."""
         record = replace(capture_of(scenario or scenario_of(self)), time_s=self.now_s - ago_s)
-        self.add_capture(record, self.servers)
+        self.capture_ended(record, self.servers)
         return record
 
 
@@ -206,7 +206,7 @@ class Replayed(Session):
         assert self.player is not None
         for index in range(at + 1):
             self.player._index = index
-            self.on_sample(self.player.recording.sample(index))
+            self.sample_feed.on_sample(self.player.recording.sample(index))
 
     def start(self) -> None: ...
 

@@ -261,7 +261,7 @@ async def test_a_source_that_fails_ends_the_app_with_its_reason() -> None:
     app = GputopApp(session)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
-        session._on_failure(NoDataError("no GPU", "plug one in"))
+        session.sampling_failed(NoDataError("no GPU", "plug one in"))
         await pilot.pause()
     assert app.error is not None and app.return_value == 3
 
@@ -283,14 +283,14 @@ async def test_where_nothing_is_wrong_the_panel_says_what_the_limit_is() -> None
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)):
         session.live = Advice(limit="GPUs 0-7 work at 92 % SM active: compute bound.")
-        session._refresh_findings()
+        session.finding_store.refresh()
         nothing, press = messages.panel_intro(session)
         assert nothing.endswith("costs time. GPUs 0-7 work at 92 % SM active: compute bound.") and "Press c" in press
         session.live = Advice((replace(SMALL, id="memory_preallocated", origin="live"),))
-        session._refresh_findings()
+        session.finding_store.refresh()
         assert messages.panel_intro(session)[0].endswith("that costs time.")
         session.live = Advice((replace(SMALL, id="low_sm_active", origin="live"),))
-        session._refresh_findings()
+        session.finding_store.refresh()
         assert messages.panel_intro(session) == (press,)  # time is lost: only why is not known
 
 

@@ -41,8 +41,8 @@ async def test_while_the_first_capture_runs_nobody_is_told_to_start_one() -> Non
     session.last_capture, session.live = None, Advice()
     app = GputopApp(session)
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
-        session._set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
-        session._refresh_findings()
+        session.capture_control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
+        session.finding_store.refresh()
         await pilot.pause()
         assert "under way" in panel_intro(session)[-1]
         await pilot.press("t", "T", "A", "B")
@@ -72,7 +72,7 @@ async def test_what_to_beware_of_is_told_once_while_a_capture_runs() -> None:
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.pause()
         for phase in ("connecting", "probing", "recording"):
-            session._set_status(CaptureStatus(phase, "a:1 and 1 more", 10.0, 0.2, "it may end the job"))
+            session.capture_control.set_status(CaptureStatus(phase, "a:1 and 1 more", 10.0, 0.2, "it may end the job"))
             await pilot.pause()
         assert [n.message for n in app._notifications].count("it may end the job") == 1
 
@@ -83,17 +83,18 @@ async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         job = app.query_one("#job", LinesWidget)
-        session._set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
+        session.capture_control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
         await pilot.pause()
         assert "4.2 of 10 s" in text_of(job) and "x: stop" in text_of(job)
-        session._set_status(CaptureStatus("probing", "127.0.0.1:6009", 10.0, 0.2))
+        session.capture_control.set_status(CaptureStatus("probing", "127.0.0.1:6009", 10.0, 0.2))
         await pilot.pause()
         assert "a short probe of 127.0.0.1:6009" in text_of(job)
-        session._set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=4.1,
+        session.capture_control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 2.0, chosen_s=4.1,
                                           why="this job makes 240 k events/s"))
         await pilot.pause()
         assert "2.0 of 4.1 s" in text_of(job) and "(this job makes 240 k events/s)" in text_of(job)
-        session._set_status(CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
+        session.capture_control.set_status(
+            CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
         await pilot.pause()
         assert "capture failed: the job died. Restart it." in text_of(job)
 
@@ -111,12 +112,12 @@ async def test_what_a_capture_cost_is_told_when_it_is_done(key: str, force: bool
         assert session.last_capture is not None
         session.last_capture = replace(
             session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"), cost=Cost(8.0, 4.1))
-        session._set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 8.0, "/logs/trace"))
+        session.capture_control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 8.0, "/logs/trace"))
         await pilot.pause()
         (message,) = [n.message for n in app._notifications if n.title == "Trace captured"]
         assert "4.1 s: this job makes 240 k events/s" in message and "the call took 8.0 s for 4.1 s" in message
         session.last_capture = replace(session.last_capture, plan=Plan(10.0, 10.0, "as asked"))
-        session._set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 10.1, "/logs/trace"))
+        session.capture_control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 10.1, "/logs/trace"))
         await pilot.pause()
         assert [n.message for n in app._notifications][-1].startswith("t: its timeline. T: its tables.")
         session.last_capture = replace(session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"))
@@ -136,11 +137,12 @@ async def test_attach_rejects_what_is_no_address_and_takes_what_is() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("a", *"no:port", "enter")
         await pilot.pause()
-        assert session._attached == [] and isinstance(app.screen, Ask), "the dialog stays, with what is wrong"
+        assert session.capture_control.attached == []
+        assert isinstance(app.screen, Ask), "the dialog stays, with what is wrong"
         await pilot.press("escape")
         await pilot.press("a", *"localhost:6009", "enter")
         await pilot.pause()
-        assert len(session._attached) == 1
+        assert len(session.capture_control.attached) == 1
 
 
 async def test_attaching_to_a_dead_address_is_answered() -> None:
@@ -160,7 +162,8 @@ async def test_a_failed_capture_is_not_on_the_job_line_for_good() -> None:
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        session._set_status(CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
+        session.capture_control.set_status(
+            CaptureStatus("failed", "127.0.0.1:6009", 10.0, 4.3, "the job died", "Restart it."))
         await pilot.pause()
         assert "the job died" in text_of(app.query_one("#job", LinesWidget))
         session.feed(40)
@@ -181,12 +184,12 @@ async def test_quitting_during_a_capture_keeps_its_data_unless_asked_twice() -> 
         app = GputopApp(session)
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
-            session._set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
+            session.capture_control.set_status(CaptureStatus("recording", "127.0.0.1:6009", 10.0, 4.2))
             await pilot.press("q")
-            assert app.is_running and session._stop_capture.is_set()
+            assert app.is_running and session.capture_control._stop_capture.is_set()
             if twice:
                 await pilot.press("q")
             else:
-                session._set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 4.3, "kept"))
+                session.capture_control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 4.3, "kept"))
             await pilot.pause()
         assert app.return_code == 0

@@ -80,7 +80,7 @@ class Screen:
 
 
 def capturing(app: GputopApp) -> None:
-    app.session._set_status(CaptureStatus("recording", ADDRESS, 10.0, 3.2, chosen_s=4.1,
+    app.session.capture_control.set_status(CaptureStatus("recording", ADDRESS, 10.0, 3.2, chosen_s=4.1,
                                           why="this job makes 240 k events/s"))
 
 

@@ -60,7 +60,7 @@ async def test_the_job_line_tells_of_the_job_until_it_serves(job):
         await _until(pilot, lambda: "RuntimeError: why" in _line(app))
         job.serves("127.0.0.1:6009", "")
         app.session.servers = (Server("127.0.0.1:6009", "python train.py", job.pid),)
-        app.session._tell("servers")
+        app.session._notify("servers")
         await _until(pilot, lambda: "● 127.0.0.1:6009" in _line(app))
         job.send(signal.SIGTERM)
         await _until(pilot, lambda: "ended with status 5" in _line(app))

@@ -251,7 +251,7 @@ class Continuous:
         self._began_bytes[address] = resident_bytes(self.pids[address])
         return None
 
-    def kept(self) -> RecordingState:
+    def state(self) -> RecordingState:
         """How much there is to be had now; a sign of life for the guard. Raises GputopError where the guard is gone."""
         assert self._since_s is not None and self._watchdog is not None
         if not self._watchdog.alive():

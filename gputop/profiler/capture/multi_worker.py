@@ -23,12 +23,12 @@ from typing import Any
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.continuous import Continuous
 from gputop.profiler.capture.footprint import free_resources, job_pid
-from gputop.profiler.capture.outline import session_window_ns
 from gputop.profiler.capture.plan import FreeResources, Plan, Probe, growth_limits, needs_probe, plan
 from gputop.profiler.capture.safe_capture import Cost, JobMemory, MemoryGrowthGuard, keep_probe, probe_job, probe_logdir
 from gputop.profiler.client import CaptureResult, Progress, capture
 from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, both, bounds_of_call
 from gputop.profiler.discovery import is_training
+from gputop.profiler.outline import session_window_ns
 from gputop.profiler.probe import machine_name, probe, split_address, unix_name
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import seconds as duration

@@ -33,7 +33,7 @@ class Server:
 class CaptureStatus:
     """Where the current or last capture stands."""
 
-    phase: Literal["connecting", "probing", "recording", "receiving", "saving", "analysing", "done", "failed"]
+    phase: Literal["connecting", "probing", "recording", "receiving", "saving", "analyzing", "done", "failed"]
     address: str
     asked_s: float
     elapsed_s: float = 0.0

@@ -18,9 +18,9 @@ from typing import Any
 
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.footprint import free_resources, job_pid, resident_bytes
-from gputop.profiler.capture.outline import mapped
 from gputop.profiler.capture.plan import PROBE_S, Plan, Probe, growth_limits, needs_probe, plan
 from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
+from gputop.profiler.outline import map_file
 from gputop.profiler.stale_files import probe_name
 from gputop.profiler.storage import RunFolder
 from gputop.text.units import bytes_
@@ -189,7 +189,7 @@ def probe_job(
         raise GputopError(f"the disk of the logdir is full: it does not hold even the probe, "
                           f"{bytes_(result.bytes)}", "Make free_resources, or choose another folder with --logdir DIR.")
     try:
-        host, devices = count_events(mapped(result.path))
+        host, devices = count_events(map_file(result.path))
     except OSError as error:
         raise GputopError(f"the probe's trace cannot be read: {error.strerror or error} ({result.path})",
                           "See to that file system; or capture without a probe: --force.") from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gputop.core.metrics import GPU_METRICS, RATIO
-from gputop.session.auto_capture.dip_rules import Rule
+from gputop.session.options import DipRule
 from gputop.text.units import ratio
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class _Gpu:
 class Trigger:
     """Looks at a history with each new sample. A GPU that has dipped is armed again once it has recovered."""
 
-    rule: Rule
+    rule: DipRule
     _gpus: dict[str, _Gpu] = field(default_factory=dict)
 
     @property
@@ -70,15 +70,15 @@ class Trigger:
         """Whether a GPU is low now, be it not long enough yet."""
         return any(gpu.low_since_s is not None for gpu in self._gpus.values())
 
-    def look(self, history: History) -> Dip | None:
+    def check(self, history: History) -> Dip | None:
         """The first GPU that has just fulfilled the rule, if any. Call it once per sample."""
         found: Dip | None = None
         for uuid in history.uuids:
-            dip = self._look_at(history, uuid, self._gpus.setdefault(uuid, _Gpu()))
+            dip = self._check_gpu(history, uuid, self._gpus.setdefault(uuid, _Gpu()))
             found = found or dip
         return found
 
-    def _look_at(self, history: History, uuid: str, gpu: _Gpu) -> Dip | None:
+    def _check_gpu(self, history: History, uuid: str, gpu: _Gpu) -> Dip | None:
         now_s = history.newest_s
         assert now_s is not None
         if not 0 <= now_s - gpu.median_s < _BASELINE_AGE_S and gpu.low_since_s is None:

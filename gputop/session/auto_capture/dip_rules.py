@@ -7,11 +7,10 @@ The median is the GPU's own over the last minutes, so that one rule fits idle an
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.metrics import GPU_METRICS, RATIO, WATTS
-from gputop.session.options import DEFAULT_RULE
+from gputop.session.options import DEFAULT_RULE, DipRule
 
 _DEFAULT_HOLD_S = 5.0
 
@@ -21,18 +20,7 @@ _RULE = re.compile(r"(?P<metric>[a-z]+)\s*<\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<un
                    r"(?:\s+for\s+(?P<hold>\d+(?:\.\d+)?)\s*s)?", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """``metrics`` are the ids to look at, the first that has readings; below ``factor`` of the median, or ``level``."""
-
-    text: str
-    metrics: tuple[str, ...]
-    hold_s: float
-    factor: float | None = None
-    level: float | None = None
-
-
-def parse_rule(text: str) -> Rule:
+def parse_rule(text: str) -> DipRule:
     """Raises GputopError (wrong usage) with what a rule looks like."""
     match = _RULE.fullmatch(text.strip())
     metrics = _METRICS.get(match["metric"].lower()) if match else None
@@ -46,13 +34,13 @@ def parse_rule(text: str) -> Rule:
     if unit == "*median":
         if not 0 < number < 1:
             raise _usage(text, "a share of the median lies between 0 and 1")
-        return Rule(plain, metrics, hold_s, factor=number)
+        return DipRule(plain, metrics, hold_s, factor=number)
     expected = GPU_METRICS[metrics[0]].unit
     if unit == "%":
         number /= 100
     if (unit == "w") != (expected == WATTS) or (expected == RATIO and not 0 < number <= 1):
         raise _usage(text, "power is in W, the others are ratios (0.3) or percentages (30%)")
-    return Rule(plain, metrics, hold_s, level=number)
+    return DipRule(plain, metrics, hold_s, level=number)
 
 
 def _usage(text: str, why: str) -> GputopError:

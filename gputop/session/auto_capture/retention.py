@@ -10,18 +10,18 @@ from pathlib import Path
 from gputop.trace.readers.clock_file import FILE as CLOCKS
 
 MARK = "gputop.black-box.json"
-MOST_RUNS = 20
-MOST_BYTES = 2 * 2**30
+MAX_RUNS = 20
+MAX_BYTES = 2 * 2**30
 _SCHEMA = "gputop.black-box/1"
 
 
-def mark(run: Path, reason: str, time_s: float | None = None) -> None:
+def mark_removable(run: Path, reason: str, time_s: float | None = None) -> None:
     """Note in a run's folder why it was captured: from then on it may be removed. Raises OSError."""
     (run / MARK).write_text(json.dumps(
         {"schema": _SCHEMA, "reason": reason, "time_s": time.time() if time_s is None else time_s}) + "\n")
 
 
-def prune(logdir: Path, most_runs: int = MOST_RUNS, most_bytes: float = MOST_BYTES) -> list[Path]:
+def remove_oldest(logdir: Path, max_runs: int = MAX_RUNS, max_bytes: float = MAX_BYTES) -> list[Path]:
     """Remove the oldest marked runs of a logdir beyond so many or so much, never the newest; returns the removed.
 
     Of a run only what gputop wrote is removed; a folder with anything else in it stays, with that.
@@ -36,7 +36,7 @@ def prune(logdir: Path, most_runs: int = MOST_RUNS, most_bytes: float = MOST_BYT
     removed, total = [], 0
     for i, (_, run) in enumerate(runs):
         total += sum(_size(file) for file in run.glob("*.xplane.pb"))
-        if i and (i >= most_runs or total > most_bytes):
+        if i and (i >= max_runs or total > max_bytes):
             _remove(run)
             removed.append(run)
     return removed

@@ -254,7 +254,7 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
 
 _PHASES = {"connecting": "connecting to", "probing": "a short probe of", "recording": "recording",
            "receiving": "receiving the trace of", "saving": "saving the trace of",
-           "analysing": "analysing the trace of"}
+           "analyzing": "analyzing the trace of"}
 
 
 def _progress(status: CaptureStatus, width: int) -> list[StyledText]:

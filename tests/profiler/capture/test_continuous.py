@@ -32,7 +32,7 @@ def test_the_time_before_becomes_a_trace(tmp_path):
     with serve(FakeProfiler(continuous=True)) as server:
         recording = Continuous([(server.address, os.getpid())])
         recording.start()
-        assert recording.on and recording.kept().seconds >= 0 and recording.kept().growth_bytes is not None
+        assert recording.on and recording.state().seconds >= 0 and recording.state().growth_bytes is not None
         (result,) = recording.snapshot(tmp_path, ["node"]).values()
         assert not recording.on and not server.recording_all_the_time
     assert server.continuous_calls == ["start", "snapshot", "stop"]
@@ -46,9 +46,9 @@ def test_what_is_recorded_is_dropped_and_begun_anew(tmp_path):
         recording = Continuous([(server.address, None)], clock=lambda: now[0])
         recording.start()
         now[0] = 25.0
-        assert recording.kept() == RecordingState(25.0, None)
+        assert recording.state() == RecordingState(25.0, None)
         recording.drop()
-        assert recording.kept().seconds == 0.0
+        assert recording.state().seconds == 0.0
         recording.close()
     assert server.continuous_calls == ["start", "stop", "start", "stop"]
 
@@ -89,7 +89,7 @@ class TestSeveralServers:
             recording = Continuous([(a.address, None), (b.address, os.getpid())])
             recording.start()
             assert a.recording_all_the_time and b.recording_all_the_time
-            assert recording.kept().growth_bytes is not None, "of the one that can be looked at"
+            assert recording.state().growth_bytes is not None, "of the one that can be looked at"
             recording.drop()
             recording.close()
             assert not a.recording_all_the_time and not b.recording_all_the_time
@@ -175,7 +175,7 @@ def test_the_guard_ends_it_when_gputop_stands_still(monkeypatch):
         until(lambda: not server.recording_all_the_time)
         until(lambda: recording._watchdog.process.poll() is not None)
         with pytest.raises(GputopError, match="guard"):
-            recording.kept()
+            recording.state()
         assert not recording.on
 
 

@@ -24,7 +24,7 @@ from gputop.profiler.capture.multi_worker import (
 )
 from gputop.profiler.capture.plan import FreeResources, Plan
 from gputop.profiler.capture.records import CaptureStatus, Server
-from gputop.session.captures import capture_and_analyse
+from gputop.session.captures import capture_and_analyze
 from gputop.trace.readers.clock_file import read_clocks
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
@@ -270,14 +270,14 @@ def test_what_to_beware_of_is_told_while_there_is_time(logdir, monkeypatch):
     monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda pids: "beware")
     told: list[CaptureStatus] = []
     with serving(FakeProfiler(), FakeProfiler()) as servers:
-        capture_and_analyse([Server(s.address) for s in servers], 0.05, logdir, threading.Event(), threading.Event(),
+        capture_and_analyze([Server(s.address) for s in servers], 0.05, logdir, threading.Event(), threading.Event(),
                             told.append, force=True)
     assert {status.message for status in told} == {"beware"} and told[0].phase == "connecting"
 
 
 def test_a_record_over_all_workers(logdir):
     with serving(FakeProfiler(), FakeProfiler()) as servers:
-        record = capture_and_analyse(
+        record = capture_and_analyze(
             [*(Server(s.address, asked=True) for s in servers), Server("gone:1", problem="it sleeps", asked=True)],
             0.05, logdir, threading.Event(), threading.Event(), lambda status: None, force=True)
     assert record.address == f"{servers[0].address} and 1 more" and record.path.is_dir()

@@ -13,9 +13,11 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
 from gputop.profiler.capture.records import Server
-from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, AutoCapture, DipOptions
+from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, AutoCapture
 from gputop.session.auto_capture.dip_rules import parse_rule
-from gputop.session.auto_capture.retention import MARK, mark, prune
+from gputop.session.auto_capture.retention import MARK, mark_removable, remove_oldest
+from gputop.session.capture_control import CaptureControl
+from gputop.session.options import AutoCaptureOptions
 from gputop.session.session import Options, Session
 from tests.fakes import START_S, StillSource
 from tests.profiler.fake_server import FakeProfiler, serve
@@ -27,9 +29,10 @@ DEADLINE_S = 30.0
 class Fed(Session):
     """Its samples are the test's, its servers too; captures are real."""
 
-    def __init__(self, dips: DipOptions, logdir: Path, servers: tuple[Server, ...] = ()) -> None:
+    def __init__(self, dips: AutoCaptureOptions, logdir: Path, servers: tuple[Server, ...] = ()) -> None:
         self.now_s = START_S
-        super().__init__(StillSource(), Options(logdir=logdir, dips=dips, capture_s=0.2), clock=lambda: self.now_s)
+        options = Options(logdir=logdir, auto_capture=dips, capture_s=0.2)
+        super().__init__(StillSource(), options, clock=lambda: self.now_s)
         self.servers, self.servers_known = servers, True
         self.ended = threading.Event()
         self.listen(lambda change: change == "capture" and not self.status.running and self.ended.set())
@@ -39,7 +42,7 @@ class Fed(Session):
             self.now_s += 1
             gpus = tuple(GpuSample(GpuInfo(i, f"GPU-{i}", "H100"), {"sm_active": Reading(v, "ratio")})
                          for i, v in enumerate(levels))
-            self.on_sample(NodeSample(self.now_s, gpus, HostSample("node", {}), interval_s=1.0))
+            self.sample_feed.on_sample(NodeSample(self.now_s, gpus, HostSample("node", {}), interval_s=1.0))
 
     def wait(self) -> None:
         assert self.ended.wait(DEADLINE_S)
@@ -50,12 +53,12 @@ class Fed(Session):
 def captured(monkeypatch):
     """What the session was asked to capture, and why; nothing is."""
     asked: list[str] = []
-    monkeypatch.setattr(Session, "start_capture", lambda self, *, force=False, reason="": asked.append(reason))
+    monkeypatch.setattr(CaptureControl, "start_capture", lambda self, *, force=False, reason="": asked.append(reason))
     return asked
 
 
 def test_a_dip_is_captured_and_told(tmp_path, captured):
-    session = Fed(DipOptions(RULE), tmp_path)
+    session = Fed(AutoCaptureOptions(RULE), tmp_path)
     session.go(120, 0.9, 0.9)
     assert session.auto_capture.state() == "auto-capture 0/20: sm<0.6*median for 5s"
     session.go(10, 0.9, 0.3)
@@ -65,7 +68,7 @@ def test_a_dip_is_captured_and_told(tmp_path, captured):
 
 
 def test_seldom_and_not_for_ever(tmp_path, captured):
-    session = Fed(DipOptions(RULE, every_s=600, most=2), tmp_path)
+    session = Fed(AutoCaptureOptions(RULE, min_interval_s=600, max_captures=2), tmp_path)
     for _ in range(4):  # a dip every 100 s
         session.go(60, 0.9)
         session.go(40, 0.2)
@@ -81,7 +84,7 @@ def test_seldom_and_not_for_ever(tmp_path, captured):
 def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured):
     from gputop.profiler.capture.records import CaptureStatus
 
-    session = Fed(DipOptions(RULE), tmp_path)
+    session = Fed(AutoCaptureOptions(RULE), tmp_path)
     session.go(120, 0.9)
     session.status = CaptureStatus("recording", "a:1", 10.0)
     session.go(10, 0.2)
@@ -94,7 +97,7 @@ def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured)
 
 
 def test_without_a_server_the_dip_is_told_all_the_same(tmp_path):
-    session = Fed(DipOptions(RULE), tmp_path)
+    session = Fed(AutoCaptureOptions(RULE), tmp_path)
     session.go(120, 0.9)
     session.go(10, 0.2)
     assert session.auto_capture.count == 0 and "not captured, no profiler server found" in session.auto_capture.note
@@ -109,12 +112,12 @@ def test_a_recording_has_none(tmp_path):
     player = Player.__new__(Player)
     player.connect = lambda *_: None
     player.now_s = lambda: 0.0
-    assert Replay(player, Options(dips=DipOptions(RULE))).auto_capture is None
+    assert Replay(player, Options(auto_capture=AutoCaptureOptions(RULE))).auto_capture is None
 
 
 def test_the_trace_goes_into_a_folder_of_its_own_with_the_reason(tmp_path):
     with serve(FakeProfiler()) as server:
-        session = Fed(DipOptions(RULE), tmp_path, (Server(server.address),))
+        session = Fed(AutoCaptureOptions(RULE), tmp_path, (Server(server.address),))
         session.go(120, 0.9)
         session.go(8, 0.2)
         session.wait()
@@ -125,14 +128,14 @@ def test_the_trace_goes_into_a_folder_of_its_own_with_the_reason(tmp_path):
     assert json.loads((record.path.parent / MARK).read_text())["reason"].startswith("GPU 0")
     session.start_capture()
     with pytest.raises(GputopError, match="a capture is running"):
-        session.start_capture(reason="x")
+        session.capture_control.start_capture(reason="x")
     session.wait()
 
 
 class TestTheTimeBefore:
     def begin(self, tmp_path: Path, *servers: FakeProfiler) -> Fed:
         asked = tuple(Server(s.address, asked=len(servers) > 1) for s in servers)
-        session = Fed(DipOptions(RULE, before_s=2.0), tmp_path, asked)
+        session = Fed(AutoCaptureOptions(RULE, before_s=2.0), tmp_path, asked)
         session.go(120, 0.9)
         session.auto_capture.start()
         return session
@@ -145,7 +148,7 @@ class TestTheTimeBefore:
 
     @pytest.fixture(autouse=True)
     def quick(self, monkeypatch):
-        monkeypatch.setattr("gputop.session.auto_capture.controller._TICK_S", 0.05)
+        monkeypatch.setattr("gputop.session.auto_capture.controller._CHECK_PERIOD_S", 0.05)
         monkeypatch.setattr("gputop.profiler.capture.safe_capture.PROBE_S", 0.05)
 
     def test_is_fetched_when_a_gpu_dips(self, tmp_path):
@@ -213,19 +216,19 @@ def run_folder(logdir: Path, name: str, size: int = 10, at_s: float | None = Non
     run.mkdir(parents=True)
     (run / "host.xplane.pb").write_bytes(bytes(size))
     if at_s is not None:
-        mark(run, "dip", at_s)
+        mark_removable(run, "dip", at_s)
     return run
 
 
 class TestTheFolder:
     def test_the_oldest_go_first(self, tmp_path):
         runs = [run_folder(tmp_path, f"r{i}", at_s=1000.0 + i) for i in range(5)]
-        assert prune(tmp_path, most_runs=2) == [runs[2], runs[1], runs[0]]
+        assert remove_oldest(tmp_path, max_runs=2) == [runs[2], runs[1], runs[0]]
         assert [run.exists() for run in runs] == [False, False, False, True, True]
 
     def test_by_size_too_but_the_newest_stays(self, tmp_path):
         runs = [run_folder(tmp_path, f"r{i}", 100, 1000.0 + i) for i in range(3)]
-        assert prune(tmp_path, most_bytes=50) == [runs[1], runs[0]] and runs[2].exists()
+        assert remove_oldest(tmp_path, max_bytes=50) == [runs[1], runs[0]] and runs[2].exists()
 
     def test_nothing_of_anybody_else_s(self, tmp_path):
         """Runs without the mark, with another's mark, and what else lies in a folder."""
@@ -239,15 +242,17 @@ class TestTheFolder:
         linked = tmp_path / "plugins" / "profile" / "e"
         linked.symlink_to(run_folder(tmp_path / "far", "x", at_s=0.5))
         newest = run_folder(tmp_path, "f", at_s=2.0)
-        assert prune(tmp_path, most_runs=1) == [mine]
+        assert remove_oldest(tmp_path, max_runs=1) == [mine]
         assert (mine / "notes.txt").exists() and not (mine / "host.xplane.pb").exists()
         for run in (other, foreign, damaged, newest, linked):
             assert (run / "host.xplane.pb").exists()
 
     def test_no_folder(self, tmp_path):
-        assert prune(tmp_path / "nothing") == []
+        assert remove_oldest(tmp_path / "nothing") == []
 
 
-def test_before_the_first_sample_there_is_nothing_to_look_at(tmp_path, captured):
-    session = Fed(DipOptions(RULE), tmp_path)
-    assert isinstance(session.auto_capture, AutoCapture) and session.auto_capture.look() is None
+def test_samples_that_wait_for_the_backfill_are_not_checked(tmp_path, captured):
+    session = Fed(AutoCaptureOptions(RULE), tmp_path)
+    session.sample_feed._backfill_expected = True
+    session.go(10, 0.2)
+    assert isinstance(session.auto_capture, AutoCapture) and session.history is None and captured == []

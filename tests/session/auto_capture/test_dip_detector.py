@@ -10,7 +10,7 @@ from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
 from gputop.session.auto_capture.dip_detector import Dip, Trigger
-from gputop.session.auto_capture.dip_rules import Rule, parse_rule
+from gputop.session.auto_capture.dip_rules import DipRule, parse_rule
 from gputop.session.options import DEFAULT_RULE
 from gputop.telemetry.history import History
 
@@ -57,7 +57,7 @@ class Course:
         for _ in range(seconds):
             self.now_s += 1
             self.history.append(look(self.now_s, values, self.metric))
-            dip = self.trigger.look(self.history)
+            dip = self.trigger.check(self.history)
             dips += [dip] if dip else []
         return dips
 
@@ -135,11 +135,11 @@ def test_a_clock_set_back():
 
 
 def test_fast_sampling_counts_seconds_not_samples():
-    history, trigger = History(), Trigger(Rule("r", ("sm_active",), 5.0, factor=0.6))
+    history, trigger = History(), Trigger(DipRule("r", ("sm_active",), 5.0, factor=0.6))
     now_s, dips = START_S, []
     for i in range(1400):
         now_s += 0.1
         history.append(look(now_s, (0.9 if i < 600 else 0.2,)))
-        dips.append(trigger.look(history))
+        dips.append(trigger.check(history))
     at = [i for i, dip in enumerate(dips) if dip]
     assert len(at) == 1 and math.isclose(at[0], 650, abs_tol=1)

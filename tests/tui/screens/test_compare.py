@@ -43,7 +43,7 @@ class Captured(FoundSession):
         super().__init__()
         self.last_capture = None
         for one in records:
-            self.add_capture(one, [SERVER])
+            self.capture_ended(one, [SERVER])
 
 
 def messages(app: GputopApp) -> str:
@@ -68,7 +68,7 @@ async def test_marking_says_what_to_do_next() -> None:
         await pilot.press("B")
         await pilot.pause()
         assert "Two captures are compared" in messages(app)
-        session.add_capture(record(1, 0.4), [SERVER])
+        session.capture_ended(record(1, 0.4), [SERVER])
         await pilot.press("A")
         await pilot.pause()
         assert "B then shows what it brought" in messages(app) and session.baseline is session.captures[0]
@@ -84,7 +84,7 @@ async def test_a_capture_after_a_is_told_beside_it() -> None:
     session = Captured(record(1, 0.4))
     session.set_baseline(session.captures[0])
     assert compared_to_baseline(session) == ()
-    session.add_capture(record(2, 0.3), [SERVER])
+    session.capture_ended(record(2, 0.3), [SERVER])
     assert compared_to_baseline(session) == ("400 ms/step in A, 300 ms now. B: what changed, noise or not.",)
 
 
@@ -159,5 +159,5 @@ def test_verdicts_are_coloured_and_said_in_words() -> None:
 def test_only_so_many_captures_are_kept_and_failed_ones_are_not() -> None:
     session = Captured(*(record(n, 0.4) for n in range(60)))
     assert len(session.captures) == 50 and session.captures[-1].time_s == START_S + 59
-    session.add_capture(replace(record(99, 0.4), analysis=None, problem=GputopError("broken", "mend it")), [SERVER])
+    session.capture_ended(replace(record(99, 0.4), analysis=None, problem=GputopError("broken", "mend it")), [SERVER])
     assert session.captures[-1].time_s == START_S + 59 and session.last_capture is not None

@@ -267,13 +267,13 @@ async def test_findings_carry_the_nodes_gpu_numbers_in_the_app() -> None:
                       gpus={3: session.sample.processes[0].gpus[3]})
     session.sample = replace(session.sample, processes=(process,))
     analysis = {**session.last_capture.analysis, "gpus": [{"gpu": 0}]}
-    session.add_capture(replace(session.last_capture, analysis=analysis), session.servers)
+    session.capture_ended(replace(session.last_capture, analysis=analysis), session.servers)
     assert next(f for f in session.findings if f.id == HEAVY.id).gpus == (3,)
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("r", "enter")
         assert "GPU 0 of the process = GPU 3 of the node" in box_text(app)
-    session.add_capture(replace(session.last_capture, analysis=analysis), [*session.servers, *session.servers])
+    session.capture_ended(replace(session.last_capture, analysis=analysis), [*session.servers, *session.servers])
     assert "several workers" in (session.gpu_numbers.reason or "")
     assert next(f for f in session.findings if f.id == HEAVY.id).gpus == HEAVY.gpus
 

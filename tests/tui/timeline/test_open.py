@@ -110,7 +110,7 @@ class CapturedSession(StillSession):
         self.last_capture = CaptureRecord(
             "127.0.0.1:6009", Path("/traces/run/node.xplane.pb"), START_S + self.tick - 12, 10.0, 10.4,
             analysis={"findings": [LAUNCH_BOUND.to_json()]}, report="where the step goes")
-        self._refresh_findings()
+        self.finding_store.refresh()
 
 
 async def test_from_the_monitor_and_from_a_finding() -> None:

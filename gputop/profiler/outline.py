@@ -42,7 +42,7 @@ def outline(data: bytes) -> Outline:
     return Outline(has_events, texts(_ERRORS), texts(_WARNINGS), space.damaged)
 
 
-def mapped(path: Path) -> bytes:
+def map_file(path: Path) -> bytes:
     """A file to be indexed and sliced as bytes are, without being read whole; raises OSError."""
     with path.open("rb") as file:
         try:
@@ -56,7 +56,7 @@ def session_window_ns(path: Path) -> tuple[int, int] | None:
 
     Raises OSError.
     """
-    data = mapped(path)
+    data = map_file(path)
     begins, ends = read_fields(data, 0, len(data), {_PLANES}).pairs(_PLANES)
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
         name = read_fields(data, begin, end, {_PLANE_NAME}).last(_PLANE_NAME)

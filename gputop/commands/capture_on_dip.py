@@ -8,28 +8,28 @@ import signal
 import threading
 from dataclasses import replace
 
-from gputop.commands.capture import tell
-from gputop.commands.common import say, source_of
+from gputop.commands.common import print_capture, say, source_of
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
 from gputop.profiler.capture.records import CaptureRecord
-from gputop.session.session import Change, Options, Session
+from gputop.session.options import Options
+from gputop.session.session import Change, Session
 
-_LOOK_S = 0.2
+_POLL_PERIOD_S = 0.2
 
 
 def run(args: argparse.Namespace, options: Options) -> int:
     """Until it has captured ``--dip-max`` times (1), or ctrl-c; that ends a running capture and keeps its data."""
-    assert options.dips is not None
-    if args.json and options.dips.most > 1:
+    assert options.auto_capture is not None
+    if args.json and options.auto_capture.max_captures > 1:
         raise GputopError("--json is one document: it goes with --dip-max 1", "Leave out --dip-max or --json.",
                           EXIT_USAGE)
     if args.force:
         raise GputopError("--force is for a capture at once: nobody is there to decide when a GPU dips",
                           "Leave out --force or --on-dip.", EXIT_USAGE)
     session = Session(source_of(args), replace(options, capture_s=args.seconds))
-    box = session.auto_capture
-    assert box is not None
+    auto_capture = session.auto_capture
+    assert auto_capture is not None
     stop, ended = threading.Event(), threading.Event()
 
     def interrupted(*_: object) -> None:
@@ -44,12 +44,12 @@ def run(args: argparse.Namespace, options: Options) -> int:
     with contextlib.closing(session), signal_handlers(termination_handlers(interrupted)):
         session.listen(changed)
         session.start()
-        say(f"waiting for {options.dips.rule.text}; ctrl-c ends it")
+        say(f"waiting for {options.auto_capture.rule.text}; ctrl-c ends it")
         told, known = "", session.last_capture
         while session.failure is None:
-            ended.wait(_LOOK_S)
-            if box.note != told:
-                told = box.note
+            ended.wait(_POLL_PERIOD_S)
+            if auto_capture.note != told:
+                told = auto_capture.note
                 say(told)
             running = session.status is not None and session.status.running
             if stop.is_set() and not (running and not ended.is_set()):
@@ -58,14 +58,14 @@ def run(args: argparse.Namespace, options: Options) -> int:
                 session.stop_capture()
             if ended.is_set() and not running:
                 ended.clear()
-                _tell(session, known, as_json=args.json)
+                _report(session, known, as_json=args.json)
                 known = session.last_capture
-                if box.done:
+                if auto_capture.done:
                     return EXIT_OK
         raise session.failure
 
 
-def _tell(session: Session, known: CaptureRecord | None, *, as_json: bool) -> None:
+def _report(session: Session, known: CaptureRecord | None, *, as_json: bool) -> None:
     """What came of a capture, if it is not the one ``known``; where it failed that is said, and the wait goes on."""
     status, record = session.status, session.last_capture
     if record is None or record is known:
@@ -73,6 +73,6 @@ def _tell(session: Session, known: CaptureRecord | None, *, as_json: bool) -> No
         say(f"{status.message}. {status.fix}".strip())
         return
     try:
-        tell(record, as_json=as_json)
+        print_capture(record, as_json=as_json)
     except GputopError as error:
         say(f"{error.message} {error.fix}".strip())

@@ -1,0 +1,187 @@
+"""What controls captures: the known profiler servers, the capture under way, the auto-capture.
+
+Owns two threads: one looks for profiler servers every 10 s, one runs the capture under way.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from gputop.core.errors import GputopError
+from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
+from gputop.replay.player import Player
+from gputop.session.captures import analyze, capture_and_analyze, choose_servers, find_servers, servers_label
+from gputop.session.options import Options
+from gputop.sources.base import Source
+
+if TYPE_CHECKING:
+    from gputop.session.auto_capture.controller import AutoCapture
+
+DISCOVERY_PERIOD_S = 10.0
+_FIRST_SAMPLE_POLL_S = 0.1  # before the first sample there are no processes whose servers could be found
+
+
+class CaptureReceiver(Protocol):
+    """What the control of captures tells. The calls come from its threads."""
+
+    def has_sample(self) -> bool:
+        """Whether the node has been sampled yet."""
+
+    def servers_changed(self) -> None:
+        """The known servers have changed, or somebody asked for them."""
+
+    def capture_changed(self, status: CaptureStatus) -> None:
+        """The capture under way has come further."""
+
+    def capture_ended(self, record: CaptureRecord, servers: Sequence[Server]) -> None:
+        """A capture of these servers is on disk."""
+
+
+class CaptureControl:
+    """Knows the profiler servers, and captures from them when asked or when a GPU dips."""
+
+    def __init__(self, source: Source | Player, options: Options, clock: Callable[[], float],
+                 receiver: CaptureReceiver) -> None:
+        self.options = options
+        self.servers: tuple[Server, ...] = ()
+        self.servers_known = False
+        self.discovery_notes: tuple[str, ...] = ()
+        self.status: CaptureStatus | None = None
+        self.attached = list(options.attach)  # addresses the user named
+        self.auto_capture: AutoCapture | None = None
+        self._source = source
+        self._clock = clock
+        self._receiver = receiver
+        self._stop_capture = threading.Event()
+        self._captured: frozenset[str] = frozenset()  # addresses of the capture under way, or of the last one
+        self._report_servers = False  # the outcome of the next search is reported even if nothing has changed
+        self._closing = threading.Event()
+        self._search_now = threading.Event()
+        if options.auto_capture is not None and not isinstance(source, Player):
+            from gputop.session.auto_capture.controller import AutoCapture
+
+            self.auto_capture = AutoCapture(self, options.auto_capture, clock)
+
+    def start(self) -> None:
+        """Start to look for servers, and for dips. A recording has neither: its processes run no longer."""
+        if isinstance(self._source, Player):
+            return
+        threading.Thread(target=self._watch_servers, name="gputop-discovery", daemon=True).start()
+        if self.auto_capture is not None:
+            self.auto_capture.start()
+
+    def close(self) -> None:
+        """End the threads and the capture under way; returns at once."""
+        self._closing.set()
+        self._search_now.set()
+        self._stop_capture.set()
+        if self.auto_capture is not None:
+            self.auto_capture.close()
+
+    # -- profiler servers ---------------------------------------------------------------------
+
+    def attach(self, address: str) -> str:
+        """Watch a profiler server, or several in the syntax of ``--attach``; returns the first in its canonical form.
+
+        Raises GputopError (usage) for what cannot be an address.
+        """
+        from gputop.profiler.client import parse_address
+        from gputop.profiler.workers import addresses
+
+        parsed = addresses([address]) or (parse_address(address),)  # an empty text is refused, too
+        self.attached += [one for one in parsed if one not in self.attached]
+        self._report_servers = True
+        self._search_now.set()
+        return parsed[0]
+
+    def _watch_servers(self) -> None:
+        while not self._closing.is_set():
+            if self._receiver.has_sample() or self.attached:
+                self.update_servers()
+            self._search_now.wait(DISCOVERY_PERIOD_S if self._receiver.has_sample() else _FIRST_SAMPLE_POLL_S)
+            self._search_now.clear()
+
+    def update_servers(self) -> None:
+        """Look once which profiler servers there are; blocks for as long as they take to answer."""
+        busy = self._captured if self.status is not None and self.status.running else ()
+        try:
+            servers, notes = find_servers(tuple(self.attached), self._source.profiler_endpoints(),
+                                          self.options.discover and not self._source.simulated, busy)
+        except GputopError as error:
+            servers, notes = (), (f"{error.message} {error.fix}",)
+        except Exception as error:  # noqa: BLE001  thread boundary: the next search may succeed
+            servers, notes = (), (f"looking for profiler servers failed, a fault of gputop: {error!r}",)
+        from gputop.text.redaction import command
+
+        servers = tuple(replace(s, description=command(s.description)) for s in servers)
+        changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
+        self.servers, self.discovery_notes, self.servers_known = servers, notes, True
+        if changed or self._report_servers:
+            self._report_servers = False
+            self._receiver.servers_changed()
+
+    # -- captures -----------------------------------------------------------------------------
+
+    def start_capture(self, *, force: bool = False, reason: str = "") -> None:
+        """Start a capture in the background, of all servers where several were asked for.
+
+        ``force``: as long as asked, whatever it costs the job. ``reason``: why the auto-capture wants it.
+        Raises GputopError where none can start.
+        """
+        if isinstance(self._source, Player):
+            raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")
+        if self.status is not None and self.status.running:
+            raise GputopError("a capture is running", "Press x to stop it and keep what it has.")
+        servers = choose_servers(self.servers)
+        answering = [s for s in servers if s.problem is None]
+        self._captured = frozenset(s.address for s in answering)
+        self._stop_capture.clear()
+        self.set_status(CaptureStatus("connecting", servers_label(answering), self.options.capture_s))
+        threading.Thread(target=self._run_capture, args=(servers, servers_label(answering), force, reason),
+                         name="gputop-capture", daemon=True).start()
+
+    def stop_capture(self) -> bool:
+        """End the capture under way early, its data kept. False if there is none."""
+        if self.status is None or not self.status.running:
+            return False
+        self._stop_capture.set()
+        return True
+
+    def set_status(self, status: CaptureStatus) -> None:
+        self.status = replace(status, time_s=self._clock())
+        self._receiver.capture_changed(self.status)
+
+    def _run_capture(self, servers: Sequence[Server], name: str, force: bool, reason: str) -> None:
+        asked_s = self.options.capture_s
+        try:
+            record = self._capture(servers, asked_s, force, reason)
+        except GputopError as error:
+            self.set_status(CaptureStatus("failed", name, asked_s, message=error.message, fix=error.fix))
+            return
+        except Exception as error:  # noqa: BLE001  thread boundary: the next capture must be possible
+            self.set_status(CaptureStatus("failed", name, asked_s, message=f"gputop's own fault: {error!r}",
+                                          fix="Please report this; the job itself goes on."))
+            return
+        self._receiver.capture_ended(record, servers)
+        if record.problem is None:
+            self.set_status(CaptureStatus("done", name, asked_s, record.took_s, str(record.path)))
+        else:
+            self.set_status(CaptureStatus("failed", name, asked_s, record.took_s,
+                                          f"{record.problem.message} (the trace is kept: {record.path})",
+                                          record.problem.fix))
+
+    def _capture(self, servers: Sequence[Server], asked_s: float, force: bool, reason: str) -> CaptureRecord:
+        """Capture and analyze; raises GputopError where there is no trace."""
+        auto, logdir = self.auto_capture, self.options.logdir
+        if auto is None:
+            return capture_and_analyze(servers, asked_s, logdir, self._stop_capture, self._closing, self.set_status,
+                                       force)
+        if reason and (preceding := auto.fetch_preceding(servers, self.set_status)) is not None:
+            return auto.finish(analyze(preceding, self._closing), reason)
+        with auto.paused():
+            record = capture_and_analyze(servers, asked_s, auto.logdir if reason else logdir, self._stop_capture,
+                                         self._closing, self.set_status, force)
+        return auto.finish(record, reason) if reason else record

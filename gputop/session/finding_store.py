@@ -1,0 +1,91 @@
+"""What a session has found out: the live advice, the captures with their findings, the events, all findings merged.
+
+The merged findings are replaced, never changed in place. Two threads refresh them, the sampler's and the
+capture's; a lock keeps them apart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gputop.advice.merge import merge_findings
+from gputop.core.findings import Advice, Finding
+from gputop.core.samples import NodeSample
+from gputop.profiler.capture.records import CaptureRecord, Server
+from gputop.session.event_log import EventLog
+from gputop.session.gpu_numbers import GpuNumbers, gpu_numbers, job_process, on_node, unknown
+
+if TYPE_CHECKING:
+    from gputop.replay.snapshot import Snapshot
+    from gputop.telemetry.history import History
+
+MAX_CAPTURES = 50  # an analysis takes some hundred kB
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+
+
+class FindingStore:
+    """Live advice, captures and merged findings of one session."""
+
+    def __init__(self, clock: Callable[[], float], snapshot: Snapshot | None = None) -> None:
+        """``snapshot``: a replayed one; its findings and its capture stand in for those of this session."""
+        self.live = Advice()
+        self.findings: tuple[Finding, ...] = ()
+        self.events = EventLog()
+        self.last_capture: CaptureRecord | None = None
+        self.captures: tuple[CaptureRecord, ...] = ()  # of this session, those that could be analyzed, oldest first
+        self.baseline: CaptureRecord | None = None  # "A", the capture that later ones are compared with
+        self.gpu_numbers = unknown("no capture yet")  # which GPUs of this node the GPUs of the last capture are
+        self._clock = clock
+        self._frozen = snapshot is not None
+        self._rules_ran_s = 0.0  # time of the sample on which the live rules ran last
+        self._lock = threading.Lock()
+        if snapshot is not None:
+            self.live, self.findings, self.last_capture = snapshot.live, snapshot.findings, snapshot.capture
+            if snapshot.capture is not None:
+                self.captures = (snapshot.capture,)
+                self.events.note_record(snapshot.capture)
+
+    def run_live_rules(self, history: History, sample: NodeSample, interval_s: float) -> None:
+        """Update the live advice, about once a second at most; a replayed snapshot keeps its own."""
+        if self._frozen or 0 <= sample.time_s - self._rules_ran_s < 1.0 - 0.5 * min(1.0, interval_s):
+            return
+        from gputop.advice.live.advise import live_advice
+
+        self._rules_ran_s = sample.time_s
+        self.live = live_advice(history, sample, self.live.findings)
+        self.refresh()
+
+    def add_capture(self, record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None) -> None:
+        """Add a finished capture of these servers; ``sample`` tells which GPUs of the node it means."""
+        self.gpu_numbers = _gpu_numbers(record, servers, sample)
+        self.last_capture = record
+        if record.problem is None:
+            self.captures = (*self.captures, record)[-MAX_CAPTURES:]
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Merge the findings of the last capture with the live ones."""
+        with self._lock:
+            record = self.last_capture
+            age_s = self._clock() - record.time_s if record else 0.0
+            analysis = record.analysis if record else None
+            numbers = self.gpu_numbers
+            known = bool(numbers.by_ordinal)
+            traced = tuple(on_node(f, numbers) for f in record.findings) if record else ()
+            self.findings = merge_findings(traced, self.live.findings, age_s,
+                                           allocators_known=bool(analysis and analysis.get("memory")),
+                                           job_gpus=numbers.by_ordinal.values() if known else None)
+            self.events.note_findings(self.findings, self._clock())
+
+
+def _gpu_numbers(record: CaptureRecord, servers: Sequence[Server], sample: NodeSample | None) -> GpuNumbers:
+    if record.analysis is None or sample is None:
+        return unknown("the capture has no analysis, or the node has not been sampled yet")
+    if len(servers) != 1:
+        return unknown("several workers were captured at once, each with its own numbers")
+    server = servers[0]
+    process = job_process(sample.processes, server.pid, server.address.rpartition(":")[0] in _LOCAL_HOSTS)
+    return gpu_numbers(process, [g.info for g in sample.gpus], [g["gpu"] for g in record.analysis.get("gpus", ())],
+                       whole_node=sample.gpus_unwatched == 0)
