@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
         return snapshot.run(argparse.Namespace(**{**vars(args), "format": "text", "output": None, "seconds": 2.0}))
     preferences = preferences_of(args)
     sampler = Sampler(source, options.interval_s)
-    with first_paint.shown(sampler, preferences.look()) as frame:
+    with first_paint.shown(sampler, preferences.palette()) as frame:
         # From here on what takes long to import: the GPUs are on the screen.
         from gputop.session.session import Session
 

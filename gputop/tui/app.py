@@ -19,7 +19,7 @@ from gputop.core.errors import EXIT_OK, GputopError
 from gputop.session.session import Change, Session
 from gputop.text.units import printable
 from gputop.tui import open_screens
-from gputop.tui.keys import MONITOR, OF_THE_PICTURE, commands
+from gputop.tui.keys import MAIN_VIEW_ACTIONS, MONITOR, commands
 from gputop.tui.monitor import messages, status_lines
 from gputop.tui.monitor.columns import METRICS, has_axis, lines_per_gpu
 from gputop.tui.monitor.findings_panel import ActionsPanel
@@ -365,7 +365,7 @@ class GputopApp(TerminalApp):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """The keys of the picture work where it is seen."""
-        return action not in OF_THE_PICTURE or all(screen.is_modal for screen in self.screen_stack[1:])
+        return action not in MAIN_VIEW_ACTIONS or all(screen.is_modal for screen in self.screen_stack[1:])
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
         own = list(commands(screen))

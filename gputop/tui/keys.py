@@ -60,8 +60,8 @@ MONITOR: list[BindingType] = [
 
 
 # What is done to the main screen's picture and lists: not from the screens that cover them.
-OF_THE_PICTURE = frozenset({"metric", "interval", "pause", "scroll", "scroll_to_now", "zoom", "seek", "sort", "filter",
-                            "cursor", "recommendations"})
+MAIN_VIEW_ACTIONS = frozenset({"metric", "interval", "pause", "scroll", "scroll_to_now", "zoom", "seek", "sort",
+                               "filter", "cursor", "recommendations"})
 
 _NAMES = {"plus": "+", "equals_sign": "=", "minus": "-", "left_square_bracket": "[", "right_square_bracket": "]",
           "comma": ",", "full_stop": ".", "slash": "/", "question_mark": "?", "left": "←", "right": "→", "up": "↑",

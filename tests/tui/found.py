@@ -12,7 +12,7 @@ from gputop.core.findings import Advice, Finding, Gain
 from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.tui.screens.dialogs import Popup
 from gputop.tui.widgets.cached_lines import LinesWidget
-from gputop.tui.widgets.dialog_frame import Told
+from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.fakes import START_S, StillSession
 
 HEAVY = Finding(
@@ -46,4 +46,4 @@ def text_of(widget: LinesWidget) -> str:
 def box_text(app: App[Any]) -> str:
     """What the open box says, in the lines it has; its code is not in it."""
     assert isinstance(app.screen, Popup)
-    return "\n".join(str(told.text) for told in app.screen.query(Told))
+    return "\n".join(str(told.text) for told in app.screen.query(WrappedText))

@@ -26,7 +26,7 @@ from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalS
 from gputop.tui.screens.tables_screen import TablesScreen
 from gputop.tui.terminal.terminal_app import TerminalApp
 from gputop.tui.timeline.canvas import TimelineCanvas
-from gputop.tui.timeline.idle_gap_list import BubbleList
+from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.screen import TimelineScreen
 from tests.tui.scenes import Scene, recorded, with_mig
 
@@ -276,7 +276,7 @@ def moves(at: Callable[[Any], Any], *first: str) -> dict[str, Effect]:
 
 
 def place(app: GputopApp) -> int:
-    return int(app.screen.query_one(BubbleList).at)
+    return int(app.screen.query_one(IdleGapList).at)
 
 
 REPLAY = Stage(REPLAY_EFFECTS, session=recorded)
@@ -329,7 +329,7 @@ STAGES: dict[type, Stage] = {
         "close": CLOSES}, ("T",), stays=True),
     TimelineScreen: Stage({
         "leave": CLOSES,
-        "bubbles": Effect(focused, to(BubbleList)),
+        "idle_gaps": Effect(focused, to(IdleGapList)),
         "search": Effect(title, to("Search the timeline")),
         "found(1)": Effect(match, more, ("slash", *"nccl", "enter")),
         "found(-1)": Effect(match, less, ("slash", *"nccl", "enter", "greater_than_sign")),
@@ -337,7 +337,7 @@ STAGES: dict[type, Stage] = {
         "help": HELPS,
         "close": CLOSES}, ("t",)),
     TimelineCanvas: Stage(CANVAS_EFFECTS, ("t",), stays=True),
-    BubbleList: Stage({
+    IdleGapList: Stage({
         "move(-1)": Effect(place, by(-1), ("home", "down")),
         "move(1)": Effect(place, by(1), ("home",)),
         "move(-10)": Effect(place, less, ("pagedown",)),

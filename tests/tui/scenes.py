@@ -116,7 +116,7 @@ def trace_of(record: CaptureRecord) -> TraceFile:
     """A capture that was opened before: its timeline is there at once."""
     scenario = record.path.parent.name
     return TraceFile((str(record.path),), f"{scenario}/{record.path.name}", record.findings, capture_text(record),
-                     analysed=True, timeline=timeline_of(scenario))
+                     analyzed=True, timeline=timeline_of(scenario))
 
 
 # -- what is otherwise with a node ---------------------------------------------------------------

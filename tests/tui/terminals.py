@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gputop.tui.terminal.cell_grid import Cells
+from gputop.tui.terminal.cell_grid import CellGrid
 
 PATIENCE_S = 30.0
 _TORN = re.compile(r"(?:\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*)?)?\Z")
@@ -32,7 +32,7 @@ class Terminal:
         # Not pty.fork: where gRPC runs in this process, its handlers for a fork can deadlock or abort the child.
         self.fd, self.theirs = pty.openpty()
         self.raw = bytearray()  # everything it was sent
-        self.cells = Cells(*(max(1, n) for n in size))
+        self.cells = CellGrid(*(max(1, n) for n in size))
         self.answers = answers
         self._answered = 0
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode

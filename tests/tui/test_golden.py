@@ -186,7 +186,7 @@ async def wear(app: GputopApp, pilot: Pilot[int], preferences: Preferences) -> N
     """Show the same in another form, as if the app had been started in it; that it starts so: test_themes."""
     app.preferences = preferences
     app.theme = preferences.theme
-    app._take_look(app.current_theme)
+    app._apply_theme(app.current_theme)
     for screen in app.screen_stack:
         for widget in screen.walk_children(with_self=True):
             widget.refresh()

@@ -91,7 +91,7 @@ async def monitor(stage: Stage, folder: Path) -> AsyncIterator[tuple[Any, Pilot[
             await pilot.pause()
             if session.last_capture is not None:
                 record = session.last_capture
-                app.trace = TraceFile((str(record.path),), "node", record.findings, analysed=True,
+                app.trace = TraceFile((str(record.path),), "node", record.findings, analyzed=True,
                                       timeline=timeline_of(job(steps=12)))
             yield app, pilot
             app.exit = leave

@@ -19,7 +19,7 @@ from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.compare import CaptureList
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.screens.process_screens import SignalList
-from gputop.tui.timeline.idle_gap_list import BubbleList
+from gputop.tui.timeline.idle_gap_list import IdleGapList
 from tests.tui.key_effects import on_screen, screen
 from tests.tui.scenes import Scene, with_sixteen
 from tests.tui.test_keys import Stage, monitor
@@ -44,7 +44,7 @@ LISTS: dict[type[Widget], List] = {
     SignalList: List(lambda s: s.index, lambda app: app.screen.query_one(SignalList).asked, lambda _: 4, ("tab", "K")),
     CaptureList: List(lambda c: c.index, on_screen(lambda s: (s._a, s._b)), lambda _: 0, ("B",),
                       on_screen(lambda s: s.query_one("#changes").scroll_target_y), (100, 20)),
-    BubbleList: List(lambda b: b.at, screen, lambda _: 1, ("t", "b")),
+    IdleGapList: List(lambda b: b.at, screen, lambda _: 1, ("t", "b")),
     DataTable: List(lambda t: t.cursor_row, screen, lambda _: 2, ("T", "1"),
                     lambda app: app.screen.query_one(DataTable).scroll_target_y, (100, 12)),
 }

@@ -69,13 +69,13 @@ async def test_a_little_is_not_nothing() -> None:
     b.run(0, 900, 100, "long", stream=2)
     async with shown(timeline_of(b.build())) as (_, _, canvas):
         assert line_of(canvas, "Stream #1").endswith("<1% ")
-        canvas.look(canvas.view.at(100_000, 500_000))
+        canvas.set_view(canvas.view.at(100_000, 500_000))
         assert line_of(canvas, "Stream #1").endswith(" 0% ")
 
 
 async def test_zoomed_in_ranges_have_their_names() -> None:
     async with shown() as (pilot, _, canvas):
-        canvas.look(View.whole(canvas.view.window_ns).at(300_000, 450_000))
+        canvas.set_view(View.whole(canvas.view.window_ns).at(300_000, 450_000))
         await pilot.pause()
         line = "\n".join(picture(canvas))
         assert "sgemm_0" in line and "sgemm_1" in line and "ncclDevKernel_A" in line

@@ -16,7 +16,7 @@ from gputop.timeline.build import build
 from gputop.timeline.reader import Timeline
 from gputop.trace.model import Kind, Trace
 from gputop.tui.timeline.canvas import TimelineCanvas
-from gputop.tui.timeline.idle_gap_list import BubbleList
+from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.screen import TimelineScreen
 from gputop.tui.timeline.trace_file import TraceFile
 from gputop.tui.timeline_app import TimelineApp
@@ -54,7 +54,7 @@ def job(steps: int = 4, gpus: int = 2) -> Trace:
 
 
 def trace_file(timeline: Timeline, *findings: Finding) -> TraceFile:
-    return TraceFile(("/traces/run/node.xplane.pb",), "node.xplane.pb", findings, analysed=True,
+    return TraceFile(("/traces/run/node.xplane.pb",), "node.xplane.pb", findings, analyzed=True,
                      open=lambda paths, stop: timeline)
 
 
@@ -90,7 +90,7 @@ def text_of(widget: LinesWidget) -> str:
 
 
 def told(screen: TimelineScreen) -> str:
-    return text_of(screen.query_one("#told", LinesWidget))
+    return text_of(screen.query_one("#detail", LinesWidget))
 
 
 def picture(canvas: TimelineCanvas) -> list[str]:
@@ -116,7 +116,7 @@ async def press_to(pilot: Pilot, canvas: TimelineCanvas, label: str) -> None:
 
 def described_keys() -> set[str]:
     keys = set()
-    for widget in (TimelineScreen, TimelineCanvas, BubbleList):
+    for widget in (TimelineScreen, TimelineCanvas, IdleGapList):
         for binding in widget.BINDINGS:
             keys |= set(binding.key.split(","))  # type: ignore[union-attr]
     return keys

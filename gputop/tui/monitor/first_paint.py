@@ -17,14 +17,14 @@ from gputop.telemetry.sampler import Sampler
 from gputop.text.units import fit
 from gputop.tui.monitor import status_lines
 from gputop.tui.monitor.columns import ACTIVITY, Field, figures_of, has_axis, lines_per_gpu, plan, title_texts
-from gputop.tui.terminal.color_support import Look
+from gputop.tui.terminal.color_support import TerminalPalette
 from gputop.tui.terminal.first_frame import ENTER, FirstFrame, ansi_text, ended_by_signals
 
 FIRST_SAMPLE_TIMEOUT_S = 0.4  # after which Textual starts without a first frame
 
 
 @contextlib.contextmanager
-def shown(sampler: Sampler, look: Look) -> Iterator[FirstFrame]:
+def shown(sampler: Sampler, palette: TerminalPalette) -> Iterator[FirstFrame]:
     """Start the sampler and paint its first GPUs, if they come in time and the terminal has room.
 
     At the end the sampler is stopped, and the screen given back where an error or a signal came
@@ -33,14 +33,14 @@ def shown(sampler: Sampler, look: Look) -> Iterator[FirstFrame]:
     frame = FirstFrame()
     with ended_by_signals(frame):
         try:
-            _show(sampler, look, frame)
+            _show(sampler, palette, frame)
             yield frame
         finally:
             frame.give_back()
             sampler.stop()
 
 
-def _show(sampler: Sampler, look: Look, frame: FirstFrame) -> None:
+def _show(sampler: Sampler, palette: TerminalPalette, frame: FirstFrame) -> None:
     sampler.start()
     sampler.first_gpus_ready.wait(FIRST_SAMPLE_TIMEOUT_S)
     if sampler.failure is not None:
@@ -48,12 +48,13 @@ def _show(sampler: Sampler, look: Look, frame: FirstFrame) -> None:
     sample = sampler.first_gpus
     size = os.get_terminal_size(sys.stdout.fileno())
     if sample is not None and size.columns >= 20 and size.lines >= 5:
-        frame.show(paint(sample, sampler.interval_s, size.columns, size.lines, look, ENTER))
+        frame.show(paint(sample, sampler.interval_s, size.columns, size.lines, palette, ENTER))
 
 
-def paint(sample: NodeSample, interval_s: float, width: int, height: int, look: Look, enter: str = "") -> str:
+def paint(sample: NodeSample, interval_s: float, width: int, height: int, palette: TerminalPalette,
+          enter: str = "") -> str:
     """Header and GPUs as text with color sequences, at most ``height`` lines; ``enter`` is written before them."""
-    return ansi_text(_lines(sample, interval_s, width, height)[:height], look, enter)
+    return ansi_text(_lines(sample, interval_s, width, height)[:height], palette, enter)
 
 
 def _lines(sample: NodeSample, interval_s: float, width: int, height: int) -> list[list[StyledText]]:

@@ -36,7 +36,7 @@ from gputop.tui.monitor.columns import (
 )
 from gputop.tui.monitor.lanes import DEFAULT_SPAN_S, SPANS_S, LaneCache, TimeView, Window, common_scale
 from gputop.tui.monitor.time_cursor import TimeCursor
-from gputop.tui.widgets.cached_lines import Grounded
+from gputop.tui.widgets.cached_lines import CachedLinesWidget
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _PARTS = 6  # three lanes, and what follows each: its newest slice and figures
 
 
-class Pane(Grounded):
+class Pane(CachedLinesWidget):
     """One part of the table, for all GPUs. Parts are widgets because Textual repaints a changed
     cell with all that is left of it in its widget: narrow widgets keep that little."""
 

@@ -23,7 +23,7 @@ from gputop.text.units import fit, printable, seconds
 from gputop.tui.keys import key
 from gputop.tui.monitor.messages import no_capture
 from gputop.tui.widgets.cached_lines import DrawnLines
-from gputop.tui.widgets.dialog_frame import Frame, Told
+from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 
 REPORT_WIDTH = 88
 _STYLES = {"better": ACCENT, "worse": BAD, "changed": WARN, "BETTER": ACCENT, "WORSE": BAD, "NOISE": DIM}
@@ -36,7 +36,7 @@ def label(record: CaptureRecord) -> str:
     return f"{clock}, " + ("no steps" if record.step_s is None else f"{seconds(record.step_s)}/step")
 
 
-def coloured(report: str) -> Text:
+def colored(report: str) -> Text:
     """The report of a comparison with its verdicts in colour; the words alone tell them, too."""
     out = Text()
     for line in report.splitlines():
@@ -139,10 +139,10 @@ class CompareScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         keys = "a b: is A, B", "↑↓ select", "pgdn: on", "x: swap", "esc: close"
-        with Frame("What changed", *keys, id="compare", can_focus=False):
+        with DialogFrame("What changed", *keys, id="compare", can_focus=False):
             yield CaptureList(self._session.captures, id="captures")
             with VerticalScroll(id="changes"):
-                yield Told(Text())
+                yield WrappedText(Text())
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width < REPORT_WIDTH + 8, "tight")
@@ -197,8 +197,8 @@ class CompareScreen(ModalScreen[None]):
             self.app.call_from_thread(self._tell, told)
 
     def _tell(self, text: Text) -> None:
-        for shown in self.query(Told):
-            shown.tell(text)
+        for shown in self.query(WrappedText):
+            shown.update_text(text)
 
 
 def compared(a: CaptureRecord, b: CaptureRecord, width: int, stop: threading.Event) -> Text:
@@ -208,7 +208,7 @@ def compared(a: CaptureRecord, b: CaptureRecord, width: int, stop: threading.Eve
     why = "their traces are no longer on disk"
     if a.path.exists() and b.path.exists():
         try:
-            return coloured(compare_in_worker(str(a.path), str(b.path), width, stop)["report"])
+            return colored(compare_in_worker(str(a.path), str(b.path), width, stop)["report"])
         except GputopError as error:
             why = printable(error.message)
     from gputop.comparison.compare import compare_sides
@@ -219,7 +219,7 @@ def compared(a: CaptureRecord, b: CaptureRecord, width: int, stop: threading.Eve
         comparison = compare_sides(*(Side(str(r.path), "analysis", r.analysis) for r in (a, b)))
     except GputopError as error:
         return Text(f"{printable(error.message)}\n{printable(error.fix)}")
-    return Text(f"From the analyses alone: {why}.\n\n", WARN) + coloured(text_report(comparison, width))
+    return Text(f"From the analyses alone: {why}.\n\n", WARN) + colored(text_report(comparison, width))
 
 
 def mark_last(session: Session) -> str:

@@ -132,7 +132,7 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
 
 
 def _load_of_cores(sheet: _Sheet, host: HostSample) -> None:
-    """Every core as a cell in rows of 32 or what fits, coloured and, for those without time left, marked."""
+    """Every core as a cell in rows of 32 or what fits, colored and, for those without time left, marked."""
     out = sheet.out
     per_row = next((n for n in (32, 16, 8) if 7 + 2 * n <= sheet.width), 4)
     for begin in range(0, len(host.core_ratios), per_row):

@@ -16,7 +16,7 @@ from textual.widgets import Input, Static
 from gputop.render.palette import ACCENT, WARN
 from gputop.text.units import printable
 from gputop.tui.keys import key
-from gputop.tui.widgets.dialog_frame import Frame, Told
+from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,15 @@ class Popup(ModalScreen[None]):
         self._title, self._content, self._keys = title, content, keys
 
     def compose(self) -> ComposeResult:
-        with Frame(self._title, *self._keys, "esc: close", id="popup"):
+        with DialogFrame(self._title, *self._keys, "esc: close", id="popup"):
             for part in self._content:
                 if isinstance(part, Code):
                     with HorizontalScroll(classes="code"):
                         yield Static(Text("\n".join(map(printable, part.text.splitlines())), ACCENT, no_wrap=True))
                 else:
                     below = isinstance(part, Below)
-                    yield Told(part.text if isinstance(part, Below) else part, classes="indented" if below else None)
+                    yield WrappedText(part.text if isinstance(part, Below) else part,
+                                      classes="indented" if below else None)
 
     def on_mount(self) -> None:
         self.query_one("#popup").focus()
@@ -82,8 +83,8 @@ class LivePopup(Popup):
     """A box whose text is made anew with each look at the node."""
 
     def update_view(self) -> None:
-        for told in self.query(Told):
-            told.tell()
+        for wrapped in self.query(WrappedText):
+            wrapped.update_text()
 
 
 class Ask(ModalScreen[str | None]):
@@ -99,9 +100,9 @@ class Ask(ModalScreen[str | None]):
         self._check = check
 
     def compose(self) -> ComposeResult:
-        with Frame(self._title, "enter: ok", "esc: cancel", id="ask", can_focus=False):
+        with DialogFrame(self._title, "enter: ok", "esc: cancel", id="ask", can_focus=False):
             yield Input(value=self._value, placeholder=self._placeholder)
-            yield Told(Text(self._hint), id="hint")
+            yield WrappedText(Text(self._hint), id="hint")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         text = event.value.strip()
@@ -109,7 +110,7 @@ class Ask(ModalScreen[str | None]):
         if problem is None:
             self.dismiss(text)
         else:
-            self.query_one(Told).tell(Text(printable(problem), WARN))
+            self.query_one(WrappedText).update_text(Text(printable(problem), WARN))
 
     def action_cancel(self) -> None:
         self.dismiss(None)

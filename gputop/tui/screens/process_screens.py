@@ -22,7 +22,7 @@ from gputop.text.units import fit, printable
 from gputop.tui.keys import key
 from gputop.tui.screens.dialogs import LivePopup
 from gputop.tui.widgets.cached_lines import DrawnLines
-from gputop.tui.widgets.dialog_frame import Frame
+from gputop.tui.widgets.dialog_frame import DialogFrame
 
 
 class ProcessPopup(LivePopup):
@@ -125,7 +125,7 @@ class SignalScreen(ModalScreen[Signals | None]):
         self._process = process
 
     def compose(self) -> ComposeResult:
-        with Frame(f"Signal to process {self._process.pid}", *self.KEYS, id="signal", can_focus=False):
+        with DialogFrame(f"Signal to process {self._process.pid}", *self.KEYS, id="signal", can_focus=False):
             yield SignalList(self._process)
 
     def on_mount(self) -> None:
@@ -155,7 +155,7 @@ class SignalScreen(ModalScreen[Signals | None]):
         signals = self.query_one(SignalList)
         signals.asked = asked
         signals.draw()
-        self.query_one(Frame).tell(*(() if asked else self.KEYS))
+        self.query_one(DialogFrame).name_keys(*(() if asked else self.KEYS))
 
     def on_mouse_scroll_down(self) -> None:
         self.action_move(1)

@@ -1,7 +1,7 @@
 """What the terminal shows and what it should show, cell by cell: the difference is all that is sent.
 
 Textual writes whole regions with every style spelled out; on a monitor few cells change from one second
-to the next. So what it writes is drawn here into a grid, and :meth:`Cells.update` gives the shortest text
+to the next. So what it writes is drawn here into a grid, and :meth:`CellGrid.update` gives the shortest text
 that brings the terminal there. It also makes frames droppable: between two calls any number of frames may
 be fed, and a terminal that was not read for a minute is brought up to date by one update.
 
@@ -21,16 +21,16 @@ from operator import is_not
 from rich.cells import get_character_cell_size
 
 from gputop.tui.terminal.escape_codes import (
-    WORTH_MOVING,
-    Pen,
-    Stroke,
-    address,
-    change,
+    MIN_CELLS_SAVED,
+    SgrCodes,
+    StyledSpan,
+    cursor_to,
     differences,
-    move_text,
-    moves,
-    parts_of,
-    text_of,
+    find_shifts,
+    parse_sgr,
+    sgr_transition,
+    shift_text,
+    spans_text,
 )
 
 # One cell each on every terminal: Latin, punctuation, arrows, mathematics, boxes, blocks, shapes, braille.
@@ -42,39 +42,39 @@ _TOKEN = re.compile(
     r"|\x1b\].*?(?:\x07|\x1b\\)|\x1b[PX^_].*?\x1b\\"  # OSC and other strings
     r"|\x1b[^\[\]PX^_]|[\x00-\x1a\x1c-\x1f\x7f]", re.S)
 _CHANGED = re.compile(b"\x01+")
-_STILL = 6  # after so many rows that did not move it is another picture: lanes move together
+_MAX_ROWS_WITHOUT_SHIFT = 6  # after so many rows that did not move it is another picture: lanes move together
 _SYNC = re.compile(r"\?2026")
-_NEAR = 4  # unchanged cells up to here are cheaper written again than stepped over
+_MAX_GAP_REWRITTEN = 4  # unchanged cells up to here are cheaper written again than stepped over
 
 
-def _after(pen: Pen, parameters: str) -> Pen:
-    """The pen that a sequence with these parameters makes of one."""
-    if pen and parameters not in ("", "0") and not parameters.startswith("0;"):
-        return f"{pen};{parameters}"
+def _after(sgr: SgrCodes, parameters: str) -> SgrCodes:
+    """The sgr that a sequence with these parameters makes of one."""
+    if sgr and parameters not in ("", "0") and not parameters.startswith("0;"):
+        return f"{sgr};{parameters}"
     return parameters.removeprefix("0").lstrip(";")
 
 
 @lru_cache(4096)
-def _pens(parameters: str) -> tuple[Pen, Pen]:
-    """The pen that these parameters make after a reset, and what it is for a space."""
-    pen = _after("", parameters)
-    return _same(pen), _blank(pen)
+def _sgr_of(parameters: str) -> tuple[SgrCodes, SgrCodes]:
+    """The sgr that these parameters make after a reset, and what it is for a space."""
+    sgr = _after("", parameters)
+    return _same(sgr), _blank(sgr)
 
 
 @lru_cache(4096)
-def _same(pen: Pen) -> Pen:
-    """Of equal pens the first, so that identity tells whether two are equal."""
-    return pen
+def _same(sgr: SgrCodes) -> SgrCodes:
+    """Of equal sgrs the first, so that identity tells whether two are equal."""
+    return sgr
 
 
 @lru_cache(4096)
-def _blank(pen: Pen) -> Pen:
-    """The pen of a space: its colour cannot be seen, unless a line goes through it."""
-    attributes, _, ground = parts_of(pen)
-    return _same(pen if attributes & {"4", "7", "9", "21", "53"} else ground)
+def _blank(sgr: SgrCodes) -> SgrCodes:
+    """The sgr of a space: its colour cannot be seen, unless a line goes through it."""
+    attributes, _, ground = parse_sgr(sgr)
+    return _same(sgr if attributes & {"4", "7", "9", "21", "53"} else ground)
 
 
-class Cells:
+class CellGrid:
     """The grid of a terminal of ``width`` by ``height``, of which nothing is known at first."""
 
     def __init__(self, width: int, height: int) -> None:
@@ -85,17 +85,17 @@ class Cells:
         """Another size; terminals differ in what they leave on the screen, so nothing is known of it."""
         self.width, self.height = max(1, width), max(1, height)
         self._chars = [[" "] * self.width for _ in range(self.height)]
-        self._pens = [[""] * self.width for _ in range(self.height)]
+        self._sgrs = [[""] * self.width for _ in range(self.height)]
         self._wide: set[int] = set()  # rows with a character whose width is not sure
         self._x = self._y = 0
-        self._pen: Pen = ""
+        self._sgr: SgrCodes = ""
         self._controls: list[str] = []
         self.forget()
 
     def forget(self) -> None:
         """Nothing is known of what the terminal shows: the next update draws every cell."""
         self._shown_chars: list[list[str]] = [[]] * self.height
-        self._shown_pens: list[list[Pen]] = [[]] * self.height
+        self._shown_sgrs: list[list[SgrCodes]] = [[]] * self.height
         self._dirty = set(range(self.height))
 
     @property
@@ -131,10 +131,10 @@ class Cells:
             position = match.end()
             if text is None:
                 self._control(match)
-            elif self._pen:
-                self._pen = _after(self._pen, parameters)
+            elif self._sgr:
+                self._sgr = _after(self._sgr, parameters)
                 self._put(text)
-                self._pen = ""
+                self._sgr = ""
             else:
                 texts.append((text, parameters))
         if texts:
@@ -145,7 +145,7 @@ class Cells:
     def _control(self, match: re.Match[str]) -> None:
         whole, parameters, final = match.group(0, 3, 4)
         if final == "m":
-            self._pen = _after(self._pen, parameters)
+            self._sgr = _after(self._sgr, parameters)
         elif final in ("H", "f"):
             y, _, x = parameters.partition(";")
             self._y, self._x = int(y or 1) - 1, int(x or 1) - 1
@@ -168,16 +168,16 @@ class Cells:
         """Delete cells at the cursor, or insert blank ones; what is behind them moves."""
         if 0 <= self._y < self.height:
             self._dirty.add(self._y)
-            for row, blank in ((self._chars[self._y], " "), (self._pens[self._y], _same(""))):
+            for row, blank in ((self._chars[self._y], " "), (self._sgrs[self._y], _same(""))):
                 behind = row[self._x:]
                 gap = [blank] * min(cells, len(behind))
                 row[self._x:] = [*behind[cells:], *gap] if left else [*gap, *behind[:len(behind) - len(gap)]]
 
     def _put(self, text: str) -> None:
-        """Text in the present pen."""
+        """Text in the present sgr."""
         if self._y not in self._wide and _NARROW.fullmatch(text):
-            pen, blank = _pens(self._pen)
-            self._put_narrow(text, [blank if text.isspace() else pen] * len(text))
+            sgr, blank = _sgr_of(self._sgr)
+            self._put_narrow(text, [blank if text.isspace() else sgr] * len(text))
         else:
             self._put_wide(text)
 
@@ -185,17 +185,17 @@ class Cells:
         """Texts of which each character is one cell, in the styles of these parameters."""
         if self._y in self._wide:
             for text, parameters in texts:
-                self._pen = _pens(parameters)[0]
+                self._sgr = _sgr_of(parameters)[0]
                 self._put_wide(text)
-            self._pen = ""
+            self._sgr = ""
             return
-        pens: list[Pen] = []
+        sgrs: list[SgrCodes] = []
         for text, parameters in texts:
-            pen, blank = _pens(parameters)
-            pens += [blank if text.isspace() else pen] * len(text)
-        self._put_narrow("".join([text for text, _ in texts]), pens)
+            sgr, blank = _sgr_of(parameters)
+            sgrs += [blank if text.isspace() else sgr] * len(text)
+        self._put_narrow("".join([text for text, _ in texts]), sgrs)
 
-    def _put_narrow(self, text: str, pens: list[Pen]) -> None:
+    def _put_narrow(self, text: str, sgrs: list[SgrCodes]) -> None:
         """Text of which each character is one cell, on a row of such."""
         x, y = self._x, self._y
         self._x = end = x + len(text)
@@ -203,17 +203,17 @@ class Cells:
             return
         if end > self.width:
             end = max(x, self.width)
-            text, pens = text[:end - x], pens[:end - x]
+            text, sgrs = text[:end - x], sgrs[:end - x]
         self._dirty.add(y)
         self._chars[y][x:end] = text
-        self._pens[y][x:end] = pens
+        self._sgrs[y][x:end] = sgrs
 
     def _put_wide(self, text: str) -> None:
         """Character by character: the second cell of a wide one is empty, combining ones join the cell before."""
         if not 0 <= self._y < self.height:
             return
         self._dirty.add(self._y)
-        chars, pens = self._chars[self._y], self._pens[self._y]
+        chars, sgrs = self._chars[self._y], self._sgrs[self._y]
         self._wide.add(self._y)
         for char in text:
             cells = get_character_cell_size(char)
@@ -231,76 +231,76 @@ class Cells:
                 if after < self.width and chars[after] == "":
                     chars[after] = " "
                 chars[self._x:after] = [char, *[""] * (cells - 1)]
-                pens[self._x:after] = [_same(self._pen)] * cells
+                sgrs[self._x:after] = [_same(self._sgr)] * cells
             self._x += cells
 
     def update(self) -> str:
         """What to send for the terminal to show what was fed; from then on it is taken to show it."""
         out = [self.controls()]
         frame: list[str] = []
-        strokes: list[Stroke] = []
-        still = 0  # rows that changed much and did not move, one after the other
+        spans: list[StyledSpan] = []
+        still = 0  # rows that changed much and did not shift, one after the other
         for y in sorted(self._dirty):
-            chars, pens = self._chars[y], self._pens[y]
-            shown_chars, shown_pens = self._shown_chars[y], self._shown_pens[y]
-            if chars == shown_chars and pens == shown_pens:
+            chars, sgrs = self._chars[y], self._sgrs[y]
+            shown_chars, shown_sgrs = self._shown_chars[y], self._shown_sgrs[y]
+            if chars == shown_chars and sgrs == shown_sgrs:
                 continue
             if not shown_chars or y in self._wide:
                 frame += self._whole(y)
             else:
-                changed = differences(chars, pens, shown_chars, shown_pens)
-                if still < _STILL and changed.count(1) >= WORTH_MOVING:
-                    found = moves(changed, chars, pens, shown_chars, shown_pens)
+                changed = differences(chars, sgrs, shown_chars, shown_sgrs)
+                if still < _MAX_ROWS_WITHOUT_SHIFT and changed.count(1) >= MIN_CELLS_SAVED:
+                    found = find_shifts(changed, chars, sgrs, shown_chars, shown_sgrs)
                     still = 0 if found else still + 1
-                    for move in found:
-                        frame.append(move_text(y, move))
-                        for row, unknown in ((shown_chars, ""), (shown_pens, "?")):
-                            row[move.begin:move.end] = [*row[move.begin + move.by:move.end], *[unknown] * move.by]
+                    for shift in found:
+                        frame.append(shift_text(y, shift))
+                        for row, unknown in ((shown_chars, ""), (shown_sgrs, "?")):
+                            row[shift.begin:shift.end] = [*row[shift.begin + shift.by:shift.end], *[unknown] * shift.by]
                     if found:
-                        changed = differences(chars, pens, shown_chars, shown_pens)
-                strokes += self._strokes(y, changed)
-            self._shown_chars[y], self._shown_pens[y] = chars[:], pens[:]
+                        changed = differences(chars, sgrs, shown_chars, shown_sgrs)
+                spans += self._changed_spans(y, changed)
+            self._shown_chars[y], self._shown_sgrs[y] = chars[:], sgrs[:]
         self._dirty.clear()
-        drawn, pen = text_of(strokes, self.width)
+        drawn, sgr = spans_text(spans, self.width)
         frame += drawn
         if frame:
-            frame.append("\x1b[m" if pen else "")
-            frame.append(address(self._y, self._x))  # screen readers and input methods look there
+            frame.append("\x1b[m" if sgr else "")
+            frame.append(cursor_to(self._y, self._x))  # screen readers and input methods look there
             out += ["\x1b[?2026h", *frame, "\x1b[?2026l"] if self.synchronized else frame
         return "".join(out)
 
     def _whole(self, y: int) -> Iterator[str]:
-        """A row of which nothing is known, or not how wide its characters are: from left to right, in no pen after."""
-        chars, pens = self._chars[y], self._pens[y]
+        """A row of which nothing is known, or not how wide its characters are: from left to right, in no sgr after."""
+        chars, sgrs = self._chars[y], self._sgrs[y]
         if y in self._wide and all(map(_NARROW.fullmatch, chars)) and "" not in chars:
             self._wide.discard(y)  # this once it is sent whole
-        yield address(y, 0)
-        pen = ""
-        for start, end in _runs(pens, 0, self.width):
-            yield change(pen, pens[start])
+        yield cursor_to(y, 0)
+        sgr = ""
+        for start, end in _runs(sgrs, 0, self.width):
+            yield sgr_transition(sgr, sgrs[start])
             yield from chars[start:end]
-            pen = pens[start]
-        yield "\x1b[m" if pen else ""
+            sgr = sgrs[start]
+        yield "\x1b[m" if sgr else ""
 
-    def _strokes(self, y: int, changed: bytes) -> Iterator[Stroke]:
+    def _changed_spans(self, y: int, changed: bytes) -> Iterator[StyledSpan]:
         """What differs in a row."""
-        chars, pens = self._chars[y], self._pens[y]
+        chars, sgrs = self._chars[y], self._sgrs[y]
         spans: list[tuple[int, int]] = []
         for run in _CHANGED.finditer(changed):
             x, behind = run.span()
-            start, end = spans[-1] if spans else (0, -_NEAR - 1)
-            if x - end <= _NEAR and len(set(pens[end - 1:x + 1])) == 1:
+            start, end = spans[-1] if spans else (0, -_MAX_GAP_REWRITTEN - 1)
+            if x - end <= _MAX_GAP_REWRITTEN and len(set(sgrs[end - 1:x + 1])) == 1:
                 spans[-1] = (start, behind)
             else:
                 spans.append((x, behind))
         for span in spans:
-            for start, end in _runs(pens, *span):
-                yield Stroke(y, start, pens[start], "".join(chars[start:end]))
+            for start, end in _runs(sgrs, *span):
+                yield StyledSpan(y, start, sgrs[start], "".join(chars[start:end]))
 
 
-def _runs(pens: list[Pen], begin: int, end: int) -> list[tuple[int, int]]:
-    """Stretches of one pen, first and end column."""
+def _runs(sgrs: list[SgrCodes], begin: int, end: int) -> list[tuple[int, int]]:
+    """Stretches of one sgr, first and end column."""
     if end - begin == 1:
         return [(begin, end)]
-    turns = list(compress(count(begin + 1), map(is_not, pens[begin + 1:end], pens[begin:end - 1])))
+    turns = list(compress(count(begin + 1), map(is_not, sgrs[begin + 1:end], sgrs[begin:end - 1])))
     return list(zip([begin, *turns], [*turns, end], strict=True))

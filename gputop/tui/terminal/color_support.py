@@ -1,11 +1,11 @@
 """From what a view means to what the theme and the terminal can show: the one table of colours and glyphs.
 
 Views draw with the styles of :mod:`gputop.render.palette`, in the dark theme's colours, and with any glyph. A
-:class:`Look` translates each run on its way to the screen: into the colours of another theme, the nearest
+:class:`TerminalPalette` translates each run on its way to the screen: into the colours of another theme, the nearest
 of 256, a choice of 16, or attributes alone; and glyphs into those a console or an ASCII terminal has. It
 knows the levels behind the ramp's colours, so where colours are too few a cell becomes a density glyph.
 
-On the dark theme and a terminal with all colours and glyphs there is nothing to translate (:attr:`Look.plain`).
+On the dark theme, with all colors and glyphs, there is nothing to translate (:attr:`TerminalPalette.plain`).
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _rgb_of(color: Color | None) -> Rgb | None:
     return color.triplet.red, color.triplet.green, color.triplet.blue
 
 
-class Look:
+class TerminalPalette:
     """A theme's scheme, and what colours and glyphs the terminal has."""
 
     def __init__(self, scheme: str = "dark", colors: Colors = "truecolor", glyphs: Glyphs = "unicode") -> None:

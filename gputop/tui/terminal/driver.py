@@ -30,17 +30,17 @@ from textual.drivers.linux_driver import LinuxDriver
 from textual.geometry import Size
 from textual.message import Message
 
-from gputop.tui.terminal.cell_grid import Cells
-from gputop.tui.terminal.writer import Line, Meter
+from gputop.tui.terminal.cell_grid import CellGrid
+from gputop.tui.terminal.writer import SlowLinkDetector, TerminalWriter
 
 if TYPE_CHECKING:
     from textual.app import App
 
-_ASK = "\x1b[6n"
-_ASK_EVERY_S = 1.0
+_CURSOR_QUERY = "\x1b[6n"
+_CURSOR_QUERY_PERIOD_S = 1.0
 # An answer may be lost (a session that was detached): then the next update goes out after this long.
-_PATIENCE_S, _PATIENCE_MAX_S = 4.0, 60.0
-_GOODBYE_S = 0.3  # how long leaving may wait for the terminal
+_ANSWER_TIMEOUT_S, _ANSWER_TIMEOUT_MAX_S = 4.0, 60.0
+_EXIT_TIMEOUT_S = 0.3  # how long leaving may wait for the terminal
 # For a terminal that has not taken all: cancel a torn sequence, end a synchronised frame, no colours, give
 # back modes and screen as LinuxDriver.stop_application_mode does.
 _RESTORE = ("\x18\x1b[?2026l\x1b[m\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l"
@@ -70,10 +70,10 @@ class WakingEvent(threading.Event):
         os.close(self._wake)
 
 
-class LineDriver(LinuxDriver):
-    """Draws without ever waiting for the terminal; posts :class:`LineChanged` to the app."""
+class StallProofDriver(LinuxDriver):
+    """Draws without ever waiting for the terminal; posts :class:`LinkSpeedChanged` to the app."""
 
-    class LineChanged(Message):
+    class LinkSpeedChanged(Message):
         """The line has become slow, or is no longer."""
 
         def __init__(self, slow: bool) -> None:
@@ -86,11 +86,11 @@ class LineDriver(LinuxDriver):
         # The screen, even where messages go elsewhere: gputop 2> log.
         streams = (sys.__stdout__, sys.__stderr__)
         self._out = next((stream.fileno() for stream in streams if stream and stream.isatty()), 2)
-        self.meter = Meter()
-        self.cells = Cells(*self._get_terminal_size())
+        self.slow_link = SlowLinkDetector()
+        self.cells = CellGrid(*self._get_terminal_size())
         self._ending: WakingEvent | None = None  # the exit_event of an input thread
         self._lock = threading.RLock()  # Textual's input thread writes, too; so do its signal handlers
-        self._line: Line | None = None
+        self._writer: TerminalWriter | None = None
         self._leaving = False  # only modes are sent any more, no cells
         self._scheduled = False
         self._retry: asyncio.TimerHandle | None = None
@@ -101,13 +101,13 @@ class LineDriver(LinuxDriver):
         self._asked_at = (0, 0)  # where the cursor was put
         self._sent_bytes = 0  # since the question
         self._quickest_s = 60.0  # an answer took at least so long: the way there and back
-        self._patience_s = _PATIENCE_S
+        self._answer_timeout_s = _ANSWER_TIMEOUT_S
 
     # -- life ---------------------------------------------------------------------------------
 
     def start_application_mode(self) -> None:
         with self._lock:
-            self._line = Line(self._out, self._drained)
+            self._writer = TerminalWriter(self._out, self._drained)
             self.exit_event = self._ending = WakingEvent()
             self._leaving = False
             self._answered.set()
@@ -121,18 +121,18 @@ class LineDriver(LinuxDriver):
     def stop_application_mode(self) -> None:
         if self._answers:
             # An answer that came after the end would be typed into the shell.
-            self._answered.wait(min(_GOODBYE_S, 2 * self._quickest_s + 0.05))
+            self._answered.wait(min(_EXIT_TIMEOUT_S, 2 * self._quickest_s + 0.05))
         self._leaving = True
         super().stop_application_mode()
 
     def close(self) -> None:
-        line, self._line = self._line, None
-        if line is not None:
-            line.send(self.cells.controls().encode("utf-8", "replace"))
-            if not line.wait(_GOODBYE_S):
-                line.give_up(_RESTORE.encode())
-                line.wait(_GOODBYE_S)
-            line.close()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.send(self.cells.controls().encode("utf-8", "replace"))
+            if not writer.wait(_EXIT_TIMEOUT_S):
+                writer.give_up(_RESTORE.encode())
+                writer.wait(_EXIT_TIMEOUT_S)
+            writer.close()
         super().close()
         ending, self._ending = self._ending, None
         if ending is not None:
@@ -141,7 +141,7 @@ class LineDriver(LinuxDriver):
     def _sigcont_application(self, *_: object) -> None:
         # After a plain SIGSTOP the application mode was never left, and starting it once more would take
         # the raw terminal for what to restore in the end.
-        if self._line is not None and self._auto_restart:
+        if self._writer is not None and self._auto_restart:
             self.suspend_application_mode()
         super()._sigcont_application()
 
@@ -165,26 +165,26 @@ class LineDriver(LinuxDriver):
         """Send what differs from the screen, if the line has taken the update before."""
         with self._lock:
             self._scheduled = False
-            line = self._line
-            if line is None or line.busy or self._leaving or not self.cells.due:
+            writer = self._writer
+            if writer is None or writer.busy or self._leaving or not self.cells.due:
                 return  # busy: comes here again when the line has drained
             now_s = time.monotonic()
             if not self._answered.is_set():
-                left_s = self._asked_s + self._patience_s - now_s
+                left_s = self._asked_s + self._answer_timeout_s - now_s
                 if left_s > 0:
                     if self._retry is None:
                         self._retry = self._loop.call_later(left_s, self._send_again)
                     return
-                self._patience_s = min(_PATIENCE_MAX_S, 2 * self._patience_s)
+                self._answer_timeout_s = min(_ANSWER_TIMEOUT_MAX_S, 2 * self._answer_timeout_s)
                 self._answered.set()
             data = self.cells.update()
-            if now_s - self._asked_s >= _ASK_EVERY_S:
-                data += _ASK
+            if now_s - self._asked_s >= _CURSOR_QUERY_PERIOD_S:
+                data += _CURSOR_QUERY
                 self._asked_s, self._asked_at, self._sent_bytes = now_s, self.cells.cursor, 0
                 if self._answers:
                     self._answered.clear()
             self._sent_bytes += len(data)
-            line.send(data.encode("utf-8", "replace"))
+            writer.send(data.encode("utf-8", "replace"))
 
     def _send_again(self) -> None:
         self._retry = None
@@ -195,8 +195,8 @@ class LineDriver(LinuxDriver):
         self._in_loop(self._landed, size_bytes, took_s, self._answers)
 
     def _landed(self, size_bytes: int, took_s: float, answered_later: bool) -> None:
-        if not answered_later and self.meter.landed(size_bytes, took_s, time.monotonic()):
-            self._app.post_message(self.LineChanged(self.meter.slow))
+        if not answered_later and self.slow_link.landed(size_bytes, took_s, time.monotonic()):
+            self._app.post_message(self.LinkSpeedChanged(self.slow_link.slow))
         self._send()
 
     def _in_loop(self, call: Callable[..., None], *args: object) -> None:
@@ -244,7 +244,7 @@ class LineDriver(LinuxDriver):
         super().process_message(message)
 
     def _answer(self, took_s: float) -> None:
-        self._patience_s = _PATIENCE_S
+        self._answer_timeout_s = _ANSWER_TIMEOUT_S
         self._quickest_s = min(self._quickest_s, took_s)
         self._landed(self._sent_bytes, took_s - self._quickest_s, False)
 

@@ -16,7 +16,7 @@ from rich.style import Style
 
 from gputop.core.signal_handlers import signal_handlers
 from gputop.render.styled_text import StyledText
-from gputop.tui.terminal.color_support import SYSTEMS, Look
+from gputop.tui.terminal.color_support import SYSTEMS, TerminalPalette
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # each ends gputop as q does, the terminal given back
 ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J", "\x1b[m\x1b[?25h\x1b[?1049l"
@@ -58,23 +58,23 @@ def ended_by_signals(frame: FirstFrame) -> Iterator[None]:
         yield
 
 
-def ansi_text(lines: Sequence[Sequence[StyledText]], look: Look, enter: str = "") -> str:
+def ansi_text(lines: Sequence[Sequence[StyledText]], palette: TerminalPalette, enter: str = "") -> str:
     """Lines as text with color sequences on the theme's ground, the first one on its panel's."""
-    ground, panel = look.ground(), look.ground("panel")
+    ground, panel = palette.ground(), palette.ground("panel")
     # Erased with the ground's color, the terminal fills the screen with it.
-    return (_sequence(ground, look) + enter if enter else "") + "\r\n".join(
-        _line(line, ground if y else panel, look) for y, line in enumerate(lines))
+    return (_sequence(ground, palette) + enter if enter else "") + "\r\n".join(
+        _line(line, ground if y else panel, palette) for y, line in enumerate(lines))
 
 
-def _line(line: Sequence[StyledText], ground: Style, look: Look) -> str:
+def _line(line: Sequence[StyledText], ground: Style, palette: TerminalPalette) -> str:
     out = []
     for text, style in line:
-        shown, meant = look.run(text, style)
-        out.append((ground + meant).render(shown, color_system=SYSTEMS[look.colors]))
-    fill = _sequence(ground, look)
+        shown, meant = palette.run(text, style)
+        out.append((ground + meant).render(shown, color_system=SYSTEMS[palette.colors]))
+    fill = _sequence(ground, palette)
     return "".join(out) + (f"{fill}\x1b[K\x1b[m" if fill else "")
 
 
-def _sequence(style: Style, look: Look) -> str:
+def _sequence(style: Style, palette: TerminalPalette) -> str:
     """What sets a style; nothing where it says nothing."""
-    return style.render("x", color_system=SYSTEMS[look.colors]).partition("x")[0]
+    return style.render("x", color_system=SYSTEMS[palette.colors]).partition("x")[0]

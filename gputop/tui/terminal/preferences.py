@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.color import ColorSystem
 
 from gputop.render.palette import SCHEMES
-from gputop.tui.terminal.color_support import SYSTEMS, Colors, Glyphs, Look
+from gputop.tui.terminal.color_support import SYSTEMS, Colors, Glyphs, TerminalPalette
 
 DEFAULT_THEME = "gputop-dark"
 
@@ -32,8 +32,8 @@ class Preferences:
         names = {ColorSystem.TRUECOLOR: "truecolor", ColorSystem.EIGHT_BIT: "256"}
         os.environ["TEXTUAL_COLOR_SYSTEM"] = names.get(SYSTEMS[self.colors], "standard")
 
-    def look(self) -> Look:
+    def palette(self) -> TerminalPalette:
         """Before Textual is there to say whether its theme is a dark one."""
         own = self.theme.removeprefix("gputop-")
         light = any(word in self.theme for word in ("light", "latte", "dawn"))
-        return Look(own if own in SCHEMES else "light" if light else "dark", self.colors, self.glyphs)
+        return TerminalPalette(own if own in SCHEMES else "light" if light else "dark", self.colors, self.glyphs)

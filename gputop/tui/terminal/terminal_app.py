@@ -16,23 +16,23 @@ from textual.theme import Theme
 
 from gputop.text.units import printable
 from gputop.tui.terminal import themes
-from gputop.tui.terminal.color_support import Look
-from gputop.tui.terminal.driver import LineDriver
+from gputop.tui.terminal.color_support import TerminalPalette
+from gputop.tui.terminal.driver import StallProofDriver
 from gputop.tui.terminal.first_frame import FirstFrame
 from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
 
 LOW_BANDWIDTH_S = 5.0  # between two pictures on a slow line
 
 
-class LookFilter(LineFilter):
-    """Brings each line to the colours and glyphs of a look; Textual keeps what it made of a line."""
+class PaletteFilter(LineFilter):
+    """Brings each line to the colours and glyphs of a palette; Textual keeps what it made of a line."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, palette: TerminalPalette) -> None:
         super().__init__()
-        self._look = look
+        self._palette = palette
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        run = self._look.run
+        run = self._palette.run
         return [Segment(*run(text, style), control) for text, style, control in segments]
 
 
@@ -47,7 +47,7 @@ class TerminalApp(App[int]):
 
     def __init__(self, preferences: Preferences | None = None, first_frame: FirstFrame | None = None) -> None:
         """``first_frame``: what may be on the screen already."""
-        super().__init__(driver_class=LineDriver)
+        super().__init__(driver_class=StallProofDriver)
         self.preferences = preferences or Preferences()
         self.first_frame = first_frame
         if first_frame is not None:
@@ -55,13 +55,13 @@ class TerminalApp(App[int]):
         self.low_bandwidth = bool(self.preferences.low_bandwidth)
         self._low_bandwidth_fixed = self.preferences.low_bandwidth is not None
         self._drawn_s = 0.0
-        self._look_filters: list[LineFilter] = []
+        self._palette_filters: list[LineFilter] = []
         self._remembers = False
         for own in themes.own_themes():
             self.register_theme(own)
         wanted = self.preferences.theme
         self.theme = wanted if wanted in self.available_themes else DEFAULT_THEME
-        self._take_look(self.current_theme)
+        self._apply_theme(self.current_theme)
 
     def tell_preferences(self) -> None:
         """What is wrong with them, once there is a screen to say it on; from then on they are remembered."""
@@ -82,7 +82,7 @@ class TerminalApp(App[int]):
         # Textual's answer to NO_COLOR is shades of grey, which are colours all the same; and there are none of the
         # terminal's own 16 colours here that it would have to translate, at a tenth of what a picture costs.
         kept = (f for f in super().get_line_filters() if not isinstance(f, (Monochrome, ANSIToTruecolor)))
-        return [*kept, *self._look_filters]
+        return [*kept, *self._palette_filters]
 
     def push_screen(self, screen: Any, *arguments: Any, **more: Any) -> Any:
         if isinstance(screen, ModalScreen):
@@ -91,14 +91,14 @@ class TerminalApp(App[int]):
 
     def _modal_filters(self) -> Sequence[LineFilter]:
         """Of what stands behind a box: toned down, it has been through the filters; colours must not come back."""
-        return self._look_filters if self.preferences.colors == "none" else []
+        return self._palette_filters if self.preferences.colors == "none" else []
 
-    def _take_look(self, theme: Theme) -> None:
-        look = Look(themes.scheme_of(theme), self.preferences.colors, self.preferences.glyphs)
-        self._look_filters = [] if look.plain else [LookFilter(look)]
+    def _apply_theme(self, theme: Theme) -> None:
+        palette = TerminalPalette(themes.scheme_of(theme), self.preferences.colors, self.preferences.glyphs)
+        self._palette_filters = [] if palette.plain else [PaletteFilter(palette)]
 
     def watch_theme(self, theme: str) -> None:
-        self._take_look(self.current_theme)
+        self._apply_theme(self.current_theme)
         keep = self.preferences.keep_theme if self._remembers else None
         problem = keep(theme) if keep is not None else ""
         if problem:
@@ -106,7 +106,7 @@ class TerminalApp(App[int]):
 
     # -- the line ------------------------------------------------------------------------------
 
-    def on_line_driver_line_changed(self, message: LineDriver.LineChanged) -> None:
+    def on_stall_proof_driver_link_speed_changed(self, message: StallProofDriver.LinkSpeedChanged) -> None:
         if self._low_bandwidth_fixed or self.low_bandwidth == message.slow:
             return
         self.low_bandwidth = message.slow
@@ -136,5 +136,5 @@ class TerminalApp(App[int]):
     def action_redraw(self) -> None:
         """Draw everything again, where something else has written on the terminal."""
         driver: Any = self._driver
-        if isinstance(driver, LineDriver):
+        if isinstance(driver, StallProofDriver):
             driver.redraw()

@@ -2,7 +2,7 @@
 
 A terminal may stop reading at any time (a stalled SSH link, the scrollback of tmux, XOFF), and a write to
 it then blocks. So writes are made by a thread of their own, one update at a time; whoever has another one
-waits until :attr:`Line.busy` is over, and sends what is true by then.
+waits until :attr:`TerminalWriter.busy` is over, and sends what is true by then.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SLOW_S, SLOW_UPDATES = 0.5, 3
 # How long a slow line is spared before the full picture is tried again; doubled each time that was too early.
 SPARE_S, SPARE_MAX_S = 120.0, 3600.0
 TRIAL_S = 60.0  # slow again within this time: too early
-_LOOK_UP_S = 0.1  # how often a writer that waits for the terminal sees whether it has been given up
+_GIVE_UP_CHECK_PERIOD_S = 0.1  # how often a writer that waits for the terminal sees whether it has been given up
 
 
-class Meter:
+class SlowLinkDetector:
     """Whether the line is slow, with hysteresis, from how long each update took to land. Pure."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def _opened_anew(fd: int) -> int:
     return fd
 
 
-class Line:
+class TerminalWriter:
     """Writes to the terminal ``fd`` from a daemon thread. A terminal that is gone takes everything silently."""
 
     def __init__(self, fd: int, drained: Callable[[int, float], None]) -> None:
@@ -143,7 +143,7 @@ class Line:
             try:
                 left = left[os.write(self._fd, left):]
             except BlockingIOError:
-                select.select([], [self._fd], [], _LOOK_UP_S)
+                select.select([], [self._fd], [], _GIVE_UP_CHECK_PERIOD_S)
         with self._change:
             self._writing = bool(self._queue)
         if not self._writing:

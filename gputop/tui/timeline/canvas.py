@@ -13,7 +13,7 @@ from gputop.text.units import seconds
 from gputop.timeline.model import Range
 from gputop.tui.keys import key
 from gputop.tui.timeline import header as head
-from gputop.tui.timeline.descriptions import bubble_at
+from gputop.tui.timeline.descriptions import idle_gap_at
 from gputop.tui.timeline.picture import TimelinePicture
 from gputop.tui.timeline.rows import Place, gpu_folds
 from gputop.tui.timeline.viewport import View
@@ -78,34 +78,34 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
 
     # -- the view -----------------------------------------------------------------------------
 
-    def look(self, view: View, keep: bool = True) -> None:
+    def set_view(self, view: View, keep: bool = True) -> None:
         """Show another stretch of time; ``keep``: the key u comes back from it."""
         if keep and view != self.view:
             self._views = [*self._views[-_BACK:], self.view]
-        super().look(view)
+        super().set_view(view)
 
     def action_pan(self, eighths: int) -> None:
         # By whole cells, so that the picture moves and does not shimmer.
         cell_ns = self.view.span_ns / self.cells
         by = max(1, round(_PAN * self.cells)) * eighths
-        self.look(self.view.at(self.view.start_ns + by * cell_ns, self.view.span_ns), keep=False)
+        self.set_view(self.view.at(self.view.start_ns + by * cell_ns, self.view.span_ns), keep=False)
 
     def action_edge(self, side: int) -> None:
-        self.look(self.view.at(self.view.window_ns[0] if side < 0 else self.view.window_ns[1], self.view.span_ns))
+        self.set_view(self.view.at(self.view.window_ns[0] if side < 0 else self.view.window_ns[1], self.view.span_ns))
 
     def action_zoom(self, by: int) -> None:
         about = self.cursor_ns
         if not self.view.start_ns <= about <= self.view.end_ns:
             about = self.view.start_ns + self.view.span_ns // 2
-        self.look(self.view.zoom(_ZOOM**by, about))
+        self.set_view(self.view.zoom(_ZOOM**by, about))
 
     def action_whole(self) -> None:
-        self.look(View.whole(self.view.window_ns))
+        self.set_view(View.whole(self.view.window_ns))
 
     def action_back(self) -> None:
         if self._views:
             *self._views, before = self._views
-            self.look(before, keep=False)
+            self.set_view(before, keep=False)
         else:
             self.post_message(self.Missing("No zoom or jump to go back from."))
 
@@ -114,12 +114,12 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             return
         step = head.step_at(self.timeline.steps_ns, self.cursor_ns)
         if self.selected is not None:
-            self.look(self.view.fit(self.selected.start_ns, self.selected.end_ns))
+            self.set_view(self.view.fit(self.selected.start_ns, self.selected.end_ns))
         elif self.gap is not None:
-            self.look(self.view.fit(self.gap[0], self.gap[1], margin=0.5))
+            self.set_view(self.view.fit(self.gap[0], self.gap[1], margin=0.5))
         elif step is not None:
             begin, end = self.timeline.steps_ns[step].tolist()
-            self.look(self.view.fit(begin, end, margin=0.02))
+            self.set_view(self.view.fit(begin, end, margin=0.02))
         else:
             self.post_message(self.Missing("Nothing is selected: . selects the next range, n the next gap."))
 
@@ -205,8 +205,8 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
                                            f"more on {place.row.label}; zoom in for shorter ones."))
             return
         self.cursor_ns = found[0]
-        self.look(self.view.showing(*found), keep=False)
-        idle = bubble_at(self.timeline, place.row, *found) if place.row.kind == "gpu" else None
+        self.set_view(self.view.showing(*found), keep=False)
+        idle = idle_gap_at(self.timeline, place.row, *found) if place.row.kind == "gpu" else None
         self.select(self.index, None, found,
                     ended_by=self.timeline.range(*idle.ends) if idle is not None and idle.ends is not None else None)
 
@@ -237,7 +237,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         column, before = self._drag
         if event.x != column or self._dragged:
             self._dragged = True
-            self.look(before.at(before.start_ns - (event.x - column) * before.span_ns / self.cells, before.span_ns),
+            self.set_view(before.at(before.start_ns - (event.x - column) * before.span_ns / self.cells, before.span_ns),
                       keep=False)
 
     def on_mouse_up(self, event: events.MouseUp) -> None:
@@ -254,7 +254,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         if y < self.head_lines:
             if self.head_lines == 3 and y == 0:
                 whole = View.whole(self.view.window_ns)
-                self.look(self.view.centred(whole.time(column + 0.5, self.cells)))
+                self.set_view(self.view.centered(whole.time(column + 0.5, self.cells)))
             else:
                 self.cursor_ns = self.view.time(column + 0.5, self.cells)
                 self.select(self.index, self._range_at(self.index, self.cursor_ns))
@@ -299,7 +299,8 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         elif event.x < self.label_cells:
             self.scroll_rows(3 * by)
         else:
-            self.look(self.view.zoom(_WHEEL**by, self.view.time(self._column(event.x) + 0.5, self.cells)), keep=False)
+            about_ns = self.view.time(self._column(event.x) + 0.5, self.cells)
+            self.set_view(self.view.zoom(_WHEEL**by, about_ns), keep=False)
 
     def _wheel_pan(self, event: events.MouseEvent, by: int) -> None:
         event.stop()

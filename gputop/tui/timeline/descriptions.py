@@ -81,7 +81,7 @@ def link_text(timeline: Timeline, r: Range, linked: Range) -> str:
     return f"launched {delay} before by {timeline.rows[linked.row].label.strip()}"
 
 
-def bubble_at(timeline: Timeline, row: Row, begin_ns: int, end_ns: int) -> Bubble | None:
+def idle_gap_at(timeline: Timeline, row: Row, begin_ns: int, end_ns: int) -> Bubble | None:
     """The bubble that the gap on this row belongs to, if it is one of the costly ones."""
     if row.gpu is None:
         return None
@@ -93,7 +93,7 @@ def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[in
               width: int) -> list[list[StyledText]]:
     """A stretch with nothing on a row, or on these ``gpus`` together, and why, where that is known."""
     length = gap[1] - gap[0]
-    bubble = bubble_at(timeline, row, *gap)
+    bubble = idle_gap_at(timeline, row, *gap)
     style = PART_STYLE[bubble.part if bubble is not None else "idle"]
     what = "idle" if row.kind in ("gpu", "stream") else "nothing recorded"
     on = f"GPUs {ranges(gpus, ', ')}" if len(gpus) > 1 else where(timeline, row)
@@ -140,17 +140,17 @@ def range_text(timeline: Timeline, r: Range, linked: Range | None, around: list[
     return out
 
 
-def bubble_text(timeline: Timeline, bubble: Bubble, finding: str, width: int) -> Text:
+def idle_gap_text(timeline: Timeline, bubble: Bubble, finding: str, width: int) -> Text:
     """Everything about one idle place; ``finding`` is the title of the one it belongs to."""
     out = Text()
-    for line in bubble_lines(timeline, bubble, width, 40, [(finding, PLAIN)] if finding else []):
+    for line in idle_gap_lines(timeline, bubble, width, 40, [(finding, PLAIN)] if finding else []):
         for text, style in line:
             out.append(text, style)
         out.append("\n")
     return out
 
 
-def bubble_lines(
+def idle_gap_lines(
     timeline: Timeline, bubble: Bubble, width: int, room: int, finding: list[StyledText],
 ) -> list[list[StyledText]]:
     """One idle place in at most ``room`` lines: cost, cause, what the host did, what ended it, its finding."""

@@ -15,7 +15,7 @@ from gputop.text.units import fit, ranges, seconds
 from gputop.timeline.model import CAUSES, Bubble
 from gputop.timeline.reader import Timeline
 from gputop.tui.keys import key
-from gputop.tui.timeline.descriptions import bubble_lines
+from gputop.tui.timeline.descriptions import idle_gap_lines
 from gputop.tui.timeline.header import step_at
 from gputop.tui.widgets.cached_lines import DrawnLines
 
@@ -23,7 +23,7 @@ _BESIDE = 150  # columns from which the details stand beside the list
 _DETAIL, _LISTED = 9, 3  # where they stand below it: most lines of details, and least of the list
 
 
-class BubbleList(DrawnLines, can_focus=True):
+class IdleGapList(DrawnLines, can_focus=True):
     """The list with the details of the one selected; up and down select, enter opens its finding."""
 
     PANEL = "Idle places"
@@ -93,7 +93,7 @@ class BubbleList(DrawnLines, can_focus=True):
         id_ = bubbles[self.at].finding
         finding = [(self.titles.get(id_, id_), PLAIN), ("  enter", ACCENT)] if id_ else []
         right = width - left - 4 if beside else width - 2
-        about = bubble_lines(self.timeline, bubbles[self.at], right, room, finding)
+        about = idle_gap_lines(self.timeline, bubbles[self.at], right, room, finding)
         if beside:
             rows += [[(" " * left, DIM)]] * (height - len(rows))
             about += [[]] * (height - len(about))

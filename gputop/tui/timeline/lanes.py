@@ -30,7 +30,7 @@ class Lane:
     share: float | None  # None: not known
 
 
-class Idle:
+class IdleGapParts:
     """The bubbles by GPU, in order of time, for colouring the ground under them."""
 
     def __init__(self, bubbles: Sequence[Bubble]) -> None:
@@ -54,7 +54,8 @@ class Idle:
 Lanes = dict[tuple[int, int, int], Lane]  # by the key of the place
 
 
-def lanes(timeline: Timeline, idle: Idle, shown: Sequence[Place], view: View, cells: int, full: int = FULL) -> Lanes:
+def lanes(timeline: Timeline, idle: IdleGapParts, shown: Sequence[Place], view: View, cells: int,
+          full: int = FULL) -> Lanes:
     """The lanes of these places by their keys; headings have none. ``full`` as in :func:`timeline_cells.lanes`."""
     whole = [p for p in shown if p.rows and not p.depth]
     ruled = rules(timeline.steps_ns, view, cells)

@@ -23,10 +23,10 @@ from gputop.timeline.reader import Timeline
 from gputop.tui.timeline import header as head
 from gputop.tui.timeline import styles
 from gputop.tui.timeline.cells import FULL, touched_cells
-from gputop.tui.timeline.lanes import Idle, Lane, Lanes, lanes
+from gputop.tui.timeline.lanes import IdleGapParts, Lane, Lanes, lanes
 from gputop.tui.timeline.rows import MAX_DEPTH, Place, first_unfolded, lines_per_gpu, places, tops
 from gputop.tui.timeline.viewport import View
-from gputop.tui.widgets.cached_lines import Grounded
+from gputop.tui.widgets.cached_lines import CachedLinesWidget
 
 _EMPTY = View(0, 1, (0, 1))
 
@@ -35,7 +35,7 @@ def _share(value: float) -> str:
     return "<1%" if 0 < value < 0.005 else ratio(value)  # a little is not nothing
 
 
-class TimelinePicture(Grounded):
+class TimelinePicture(CachedLinesWidget):
     """Draws a :class:`~gputop.timeline.reader.Timeline`: a view of it, the place one is on, and what is selected."""
 
     def __init__(self, moved: Callable[[], None], *, id: str | None = None) -> None:
@@ -54,7 +54,7 @@ class TimelinePicture(Grounded):
         self.index = 0  # of the place the keys act on
         self.unfolded: frozenset[int] = frozenset()  # keys of GPUs and threads that show what is in them
         self._arranged = False
-        self._idle = Idle(())
+        self._idle = IdleGapParts(())
         self._busy: npt.NDArray[np.float32] | None = None  # the GPUs over the whole capture, a value a cell
         self._tops: list[int] = [0]
         self._top = 0  # first line of the rows that is shown
@@ -69,7 +69,7 @@ class TimelinePicture(Grounded):
         self.timeline = timeline
         self.view = View.whole(timeline.window_ns)
         self.cursor_ns = timeline.window_ns[0]
-        self._idle, self._busy = Idle(timeline.bubbles), None
+        self._idle, self._busy = IdleGapParts(timeline.bubbles), None
         self._arrange()
 
     def _arrange(self) -> None:
@@ -274,10 +274,10 @@ class TimelinePicture(Grounded):
             # The last that shows it: after its GPU or pool comes its own row.
             index = max((i for i, p in enumerate(self.places) if self.shows(p, r)), default=self.index)
         self.cursor_ns = r.start_ns
-        self.look(self.view.showing(r.start_ns, r.end_ns), keep=False)
+        self.set_view(self.view.showing(r.start_ns, r.end_ns), keep=False)
         self.select(index, r)
 
-    def look(self, view: View, keep: bool = True) -> None:
+    def set_view(self, view: View, keep: bool = True) -> None:
         """Show another stretch of time; ``keep`` is for who keeps those before."""
         if view != self.view:
             self.view = view

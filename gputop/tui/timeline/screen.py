@@ -27,11 +27,11 @@ from gputop.tui.monitor.status_lines import SIMULATED_STYLE
 from gputop.tui.screens.dialogs import Ask, Popup
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.screens.help import help_box
-from gputop.tui.timeline import descriptions as told
+from gputop.tui.timeline import descriptions
 from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.finding_place import place_of
 from gputop.tui.timeline.header import losses
-from gputop.tui.timeline.idle_gap_list import BubbleList
+from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.trace_file import TraceFile
 from gputop.tui.widgets.cached_lines import LinesWidget
 
@@ -56,21 +56,22 @@ class TimelineScreen(ModalScreen[None]):
     TimelineScreen { background: $background; }
     TimelineScreen #timeline-header { height: 1; background: $panel; }
     TimelineScreen #canvas { height: 1fr; }
-    TimelineScreen #told { height: 2; background: $surface; }
-    TimelineScreen #bubbles { height: 14; border: round $quiet-border; border-title-color: $foreground; display: none; }
-    TimelineScreen #bubbles:focus { border: round $accent; }
+    TimelineScreen #detail { height: 2; background: $surface; }
+    TimelineScreen #idle-gaps { height: 14; border: round $quiet-border; border-title-color: $foreground; }
+    TimelineScreen #idle-gaps { display: none; }
+    TimelineScreen #idle-gaps:focus { border: round $accent; }
     TimelineScreen #reading { height: 1fr; padding: 1 2; }
-    TimelineScreen.-reading #canvas, TimelineScreen.-reading #told, TimelineScreen.-reading Footer { display: none; }
-    TimelineScreen.-bubbles #bubbles { display: block; }
+    TimelineScreen.-reading #canvas, TimelineScreen.-reading #detail, TimelineScreen.-reading Footer { display: none; }
+    TimelineScreen.-idle-gaps #idle-gaps { display: block; }
     TimelineScreen #reading { display: none; }
     TimelineScreen.-reading #reading { display: block; }
-    TimelineScreen.-short #told { height: 1; }
-    TimelineScreen.-listing #told { display: none; }
+    TimelineScreen.-short #detail { height: 1; }
+    TimelineScreen.-listing #detail { display: none; }
     TimelineScreen.-short Footer { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         key("escape", "leave", "back", "back to the monitor, which went on meanwhile; closes the list first"),
-        key("b,g", "bubbles", "bubbles", "the costliest idle places: what the host did, what ended them",
+        key("b,g", "idle_gaps", "bubbles", "the costliest idle places: what the host did, what ended them",
             footer=True),
         key("slash", "search", "search", "search ranges and ops by a part of their name", footer=True),
         key("greater_than_sign", "found(1)", "next match", "the next match of the search"),
@@ -80,7 +81,7 @@ class TimelineScreen(ModalScreen[None]):
         key("q", "close", "back", "back to the monitor", footer=True),
     ]
 
-    class Analysed(Message):
+    class Analyzed(Message):
         """The findings and the report of the trace are there; posted from the thread that made them."""
 
     class Read(Message):
@@ -107,14 +108,14 @@ class TimelineScreen(ModalScreen[None]):
         yield LinesWidget(id="reading")
         with Vertical():
             yield TimelineCanvas(self._tell, id="canvas")
-            yield BubbleList(id="bubbles")
-        yield LinesWidget(id="told")
+            yield IdleGapList(id="idle-gaps")
+        yield LinesWidget(id="detail")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self._canvas = self.query_one(TimelineCanvas)
-        self._bubbles = self.query_one(BubbleList)
-        self._told = self.query_one("#told", LinesWidget)
+        self._idle_gaps = self.query_one(IdleGapList)
+        self._detail = self.query_one("#detail", LinesWidget)
         self._fit()
         if self.trace.timeline is not None:
             self._show(self.trace.timeline)
@@ -149,16 +150,16 @@ class TimelineScreen(ModalScreen[None]):
         self.remove_class("-reading")
         self.trace.timeline = message.outcome
         self._show(message.outcome)
-        if not self.trace.analysed:
-            threading.Thread(target=self._analyse, name="gputop-analysis", daemon=True).start()
+        if not self.trace.analyzed:
+            threading.Thread(target=self._analyze, name="gputop-analysis", daemon=True).start()
 
-    def _analyse(self) -> None:
-        if self.trace.analyse(self._stop) and not self._stop.is_set():
-            self.post_message(self.Analysed())
+    def _analyze(self) -> None:
+        if self.trace.analyze(self._stop) and not self._stop.is_set():
+            self.post_message(self.Analyzed())
 
-    def on_timeline_screen_analysed(self, _: Analysed) -> None:
+    def on_timeline_screen_analyzed(self, _: Analyzed) -> None:
         if self._canvas.timeline is not None:
-            self._bubbles.update_view(self._canvas.timeline, self.trace.titles)
+            self._idle_gaps.update_view(self._canvas.timeline, self.trace.titles)
 
     def _tell_reading(self) -> None:
         """In place of the picture: that the trace is being read and for how long, or why it cannot be."""
@@ -184,7 +185,7 @@ class TimelineScreen(ModalScreen[None]):
 
     def _show(self, timeline: Timeline) -> None:
         self._canvas.show(timeline)
-        self._bubbles.update_view(timeline, self.trace.titles)
+        self._idle_gaps.update_view(timeline, self.trace.titles)
         self._canvas.focus()
         self._tell_header()
         if self._finding is not None:  # a trace that was read before is here before the picture has its rows
@@ -198,7 +199,7 @@ class TimelineScreen(ModalScreen[None]):
     def _fit(self) -> None:
         height = self.app.size.height
         self.set_class(height < 14, "-short")
-        self._bubbles.styles.height = max(4, min(16, height * 9 // 20))
+        self._idle_gaps.styles.height = max(4, min(16, height * 9 // 20))
         self._tell_header()
         if self.has_class("-reading"):
             self._tell_reading()
@@ -206,7 +207,7 @@ class TimelineScreen(ModalScreen[None]):
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         # The list tells of its places itself, and more.
-        self.set_class(event.widget is self._bubbles, "-listing")
+        self.set_class(event.widget is self._idle_gaps, "-listing")
 
     def _tell_header(self) -> None:
         timeline = self.trace.timeline
@@ -232,12 +233,12 @@ class TimelineScreen(ModalScreen[None]):
             return
         place = canvas.place
         if canvas.selected is not None:
-            lines = told.range_lines(timeline, canvas.selected, canvas.linked, width)
+            lines = descriptions.range_lines(timeline, canvas.selected, canvas.linked, width)
         elif canvas.gap is not None and place is not None and place.row is not None:
-            lines = told.gap_lines(timeline, place.row, canvas.gap, canvas.idle_gpus, canvas.linked, width)
+            lines = descriptions.gap_lines(timeline, place.row, canvas.gap, canvas.idle_gpus, canvas.linked, width)
         else:
-            lines = told.view_lines(timeline, canvas.view, width)
-        self._told.show([justify(line, [], width) for line in lines])
+            lines = descriptions.view_lines(timeline, canvas.view, width)
+        self._detail.show([justify(line, [], width) for line in lines])
 
     # -- what the picture asks for ------------------------------------------------------------
 
@@ -254,26 +255,27 @@ class TimelineScreen(ModalScreen[None]):
             around = [o for o in timeline.ranges(r.row, r.start_ns, r.start_ns + 1)
                       if o.depth < r.depth and o.end_ns >= r.end_ns]
             around.sort(key=lambda o: o.depth)
-            self.app.push_screen(Popup(place.row.label.strip(), told.range_text(timeline, r, canvas.linked, around)))
+            text = descriptions.range_text(timeline, r, canvas.linked, around)
+            self.app.push_screen(Popup(place.row.label.strip(), text))
             return
-        bubble = told.bubble_at(timeline, place.row, *canvas.gap) if canvas.gap is not None else None
+        bubble = descriptions.idle_gap_at(timeline, place.row, *canvas.gap) if canvas.gap is not None else None
         if bubble is not None:
             self._open_idle(timeline, bubble)
         else:
             self.notify("Nothing is selected: . selects the next range, n the next gap.", timeout=4)
 
-    def on_bubble_list_chosen(self, message: BubbleList.Chosen) -> None:
+    def on_idle_gap_list_chosen(self, message: IdleGapList.Chosen) -> None:
         idle, canvas, timeline = message.idle, self._canvas, self._canvas.timeline
         if timeline is None:
             return
         index = next((i for i, p in enumerate(canvas.places)
                       if p.rows and p.rows[0].kind == "gpu" and p.rows[0].gpu in idle.gpus), canvas.index)
         canvas.cursor_ns = idle.start_ns
-        canvas.look(canvas.view.fit(idle.start_ns, idle.end_ns, margin=1.0))
+        canvas.set_view(canvas.view.fit(idle.start_ns, idle.end_ns, margin=1.0))
         canvas.select(index, None, (idle.start_ns, idle.end_ns), idle.gpus,
                       timeline.range(*idle.ends) if idle.ends is not None else None)
 
-    def on_bubble_list_opened(self, message: BubbleList.Opened) -> None:
+    def on_idle_gap_list_opened(self, message: IdleGapList.Opened) -> None:
         finding = self.trace.finding(message.idle.finding)
         timeline = self._canvas.timeline
         if finding is not None:
@@ -283,7 +285,8 @@ class TimelineScreen(ModalScreen[None]):
 
     def _open_idle(self, timeline: Timeline, idle: Bubble) -> None:
         finding = self.trace.titles.get(idle.finding, idle.finding) if idle.finding else ""
-        self.app.push_screen(Popup("An idle place", lambda width: told.bubble_text(timeline, idle, finding, width)))
+        self.app.push_screen(Popup(
+            "An idle place", lambda width: descriptions.idle_gap_text(timeline, idle, finding, width)))
 
     def go_to_finding(self, finding: Finding) -> None:
         """Show where a finding costs the most; say so where there is no such place."""
@@ -293,28 +296,28 @@ class TimelineScreen(ModalScreen[None]):
             self.notify(f"{printable(finding.title)}: no single place of the trace stands for it.", timeout=6,
                         markup=False)
         elif isinstance(place, int):
-            self._open_bubbles()
-            self._bubbles.choose(place)
+            self._open_idle_gaps()
+            self._idle_gaps.choose(place)
         else:
-            canvas.look(canvas.view.fit(place.start_ns, place.end_ns, margin=3.0))
+            canvas.set_view(canvas.view.fit(place.start_ns, place.end_ns, margin=3.0))
             canvas.reveal(place)
 
     # -- actions ------------------------------------------------------------------------------
 
-    def _open_bubbles(self) -> None:
-        self.add_class("-bubbles")
-        self._bubbles.focus()
+    def _open_idle_gaps(self) -> None:
+        self.add_class("-idle-gaps")
+        self._idle_gaps.focus()
 
-    def action_bubbles(self) -> None:
+    def action_idle_gaps(self) -> None:
         if self._canvas.timeline is None:
             return
-        if self.has_class("-bubbles") and self._bubbles.has_focus:
-            self.remove_class("-bubbles")
+        if self.has_class("-idle-gaps") and self._idle_gaps.has_focus:
+            self.remove_class("-idle-gaps")
             self._canvas.focus()
         else:
-            self._open_bubbles()
-            if self._bubbles.chosen is not None:
-                self._bubbles.choose(self._bubbles.at)
+            self._open_idle_gaps()
+            if self._idle_gaps.chosen is not None:
+                self._idle_gaps.choose(self._idle_gaps.at)
 
     def action_search(self) -> None:
         if self._canvas.timeline is None:
@@ -356,8 +359,8 @@ class TimelineScreen(ModalScreen[None]):
         self.app.push_screen(help_box(self, self.HELP))
 
     def action_leave(self) -> None:
-        if self.has_class("-bubbles"):
-            self.remove_class("-bubbles")
+        if self.has_class("-idle-gaps"):
+            self.remove_class("-idle-gaps")
             self._canvas.focus()
         else:
             self.action_close()

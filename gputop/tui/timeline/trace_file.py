@@ -34,7 +34,7 @@ class TraceFile:
     title: str
     findings: tuple[Finding, ...] = ()
     report: Text = field(default_factory=lambda: Text("The trace is being analysed."))
-    analysed: bool = False  # findings and report are there
+    analyzed: bool = False  # findings and report are there
     open: Open = _in_worker
     timeline: Timeline | None = None
 
@@ -42,7 +42,7 @@ class TraceFile:
         """Blocks; raises GputopError for what cannot be read, and when ``stop`` is set."""
         return self.open(self.paths, stop)
 
-    def analyse(self, stop: threading.Event) -> bool:
+    def analyze(self, stop: threading.Event) -> bool:
         """Fill in findings and report, which says why where it cannot be done; blocks. False if ``stop`` was set."""
         from gputop.diagnosis.worker import analyze_in_worker
 
@@ -55,7 +55,7 @@ class TraceFile:
             return True
         self.report = Text(document["report"])
         self.findings = tuple(Finding.from_json(f) for f in document["findings"])
-        self.analysed = True
+        self.analyzed = True
         return True
 
     def all_findings(self) -> Iterator[Finding]:
@@ -85,4 +85,4 @@ def trace_of(record: CaptureRecord, before: TraceFile | None) -> TraceFile:
     from gputop.tui.screens.details import capture_text
 
     title = f"{record.path.parent.name}/{record.path.name}"  # a run folder of TensorBoard's is named after the time
-    return TraceFile(paths, title, record.findings, capture_text(record), analysed=True)
+    return TraceFile(paths, title, record.findings, capture_text(record), analyzed=True)

@@ -49,7 +49,7 @@ class View:
         around = margin * max(end_ns - start_ns, MIN_SPAN_NS)
         return self.at(start_ns - around, end_ns - start_ns + 2 * around)
 
-    def centred(self, time_ns: float) -> View:
+    def centered(self, time_ns: float) -> View:
         return self.at(time_ns - self.span_ns / 2, self.span_ns)
 
     def showing(self, start_ns: int, end_ns: int) -> View:
@@ -59,7 +59,7 @@ class View:
             return self
         if end_ns - start_ns > 0.9 * self.span_ns:
             return self.fit(start_ns, end_ns)
-        return self.centred((start_ns + end_ns) / 2)
+        return self.centered((start_ns + end_ns) / 2)
 
     def column(self, time_ns: float, columns: int) -> int:
         """The column a moment falls into; outside 0 … columns-1 if it is outside the view."""

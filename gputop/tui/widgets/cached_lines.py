@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Grounded(Widget):
+class CachedLinesWidget(Widget):
     """A widget whose lines come with their colours; only the ground behind them is the style sheet's.
 
     Ready lines are kept until they change. Textual does that too, but asks the style sheet for border, title, padding
@@ -89,7 +89,7 @@ class Grounded(Widget):
         return line.adjust_cell_length(width, on(ground, None))
 
 
-class LinesWidget(Grounded):
+class LinesWidget(CachedLinesWidget):
     """Draws the lines given to :meth:`show`."""
 
     def __init__(self, *, id: str | None = None) -> None:

@@ -20,7 +20,7 @@ _GAP = re.compile(r"(?:^|\S) {2,}(?=\S)")
 _ROOM = 16  # columns that text needs beside what it stands under
 
 
-def hanging(text: Text, width: int) -> Text:
+def wrap_hanging(text: Text, width: int) -> Text:
     """``text`` with lines longer than ``width`` broken at spaces; what follows stands under their last column.
 
     A column begins behind two spaces or more; one with little room beside it counts for none. Words that are longer
@@ -55,10 +55,10 @@ def _fitting(line: str, width: int) -> int:
     return len(line)
 
 
-class Told(Widget):
+class WrappedText(Widget):
     """Text that is made for the columns it has, and anew when they change."""
 
-    DEFAULT_CSS = "Told { width: 1fr; height: auto; }"
+    DEFAULT_CSS = "WrappedText { width: 1fr; height: auto; }"
 
     def __init__(self, make: Text | Callable[[int], Text], id: str | None = None, classes: str | None = None) -> None:
         """``make`` is given the columns; lines that are longer are broken."""
@@ -70,7 +70,7 @@ class Told(Widget):
     def _for(self, columns: int) -> Text:
         if columns != self._columns:
             made = self._make if isinstance(self._make, Text) else self._make(columns)
-            self._columns, self.text = columns, hanging(made, columns)
+            self._columns, self.text = columns, wrap_hanging(made, columns)
         return self.text
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
@@ -79,7 +79,7 @@ class Told(Widget):
     def render(self) -> RenderResult:
         return self._for(self.content_size.width)
 
-    def tell(self, make: Text | None = None) -> None:
+    def update_text(self, make: Text | None = None) -> None:
         """Make the text anew, or show this one."""
         self._make = self._make if make is None else make
         before, columns, self._columns = self.text, self._columns, 0
@@ -87,7 +87,7 @@ class Told(Widget):
             self.refresh(layout=self.text.plain.count("\n") != before.plain.count("\n"))
 
 
-class Frame(VerticalScroll):
+class DialogFrame(VerticalScroll):
     """A box that names keys on its border, as many as fit, and shows the same place when its text is broken anew."""
 
     def __init__(self, title: str, *keys: str, id: str, can_focus: bool = True) -> None:
@@ -96,7 +96,7 @@ class Frame(VerticalScroll):
         self.border_title = Content(printable(title))  # no markup
         self.keys = keys
 
-    def tell(self, *keys: str) -> None:
+    def name_keys(self, *keys: str) -> None:
         """Name these from now on."""
         self.keys = keys
         self.on_resize()

@@ -11,7 +11,7 @@ import pytest
 from gputop.core.samples import LOST, GpuSample
 from gputop.render.palette import SCHEMES
 from gputop.tui.monitor.first_paint import paint
-from gputop.tui.terminal.color_support import Look
+from gputop.tui.terminal.color_support import TerminalPalette
 from gputop.tui.terminal.preferences import Preferences
 from tests.fakes import node_sample
 from tests.tui.terminals import terminal
@@ -21,7 +21,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 @pytest.mark.parametrize(("width", "height"), [(20, 5), (80, 24), (120, 40), (200, 50)])
 def test_it_fits_the_screen_and_shows_the_figures(width: int, height: int) -> None:
-    lines = ESCAPES.sub("", paint(node_sample(10), 1.0, width, height, Look())).split("\r\n")
+    lines = ESCAPES.sub("", paint(node_sample(10), 1.0, width, height, TerminalPalette())).split("\r\n")
     assert len(lines) <= height
     assert all(len(line) <= width for line in lines)
     if width >= 80:
@@ -30,7 +30,7 @@ def test_it_fits_the_screen_and_shows_the_figures(width: int, height: int) -> No
 
 
 def test_without_colour_there_are_no_colour_sequences_and_in_ascii_nothing_else() -> None:
-    text = paint(node_sample(10), 1.0, 100, 30, Look(colors="none", glyphs="ascii"))
+    text = paint(node_sample(10), 1.0, 100, 30, TerminalPalette(colors="none", glyphs="ascii"))
     assert set(re.findall(r"\x1b\[([0-9;]*)m", text)) <= {"0", "1"}, "bold at most"
     assert text.isascii()
 
@@ -39,16 +39,16 @@ def test_a_lost_gpu_and_doctored_names_are_harmless() -> None:
     def lose(gpu: GpuSample, tick: int) -> GpuSample:
         return replace(gpu, state=LOST, message="gone\x1b[2J", readings={}) if gpu.info.index == 2 else gpu
 
-    text = paint(node_sample(10, change=lose), 1.0, 120, 40, Look(colors="none"))
+    text = paint(node_sample(10, change=lose), 1.0, 120, 40, TerminalPalette(colors="none"))
     assert "lost: gone�[2J" in text
 
 
 @pytest.mark.parametrize("theme", ["gputop-dark", "gputop-light", "gputop-contrast"])
 def test_it_stands_on_the_ground_of_the_theme(theme: str) -> None:
-    look = Preferences(theme=theme).look()
-    color = SCHEMES[look.scheme].names["ground"]
+    palette = Preferences(theme=theme).palette()
+    color = SCHEMES[palette.scheme].names["ground"]
     ground = "48;2;{};{};{}m".format(*(int(color[i:i + 2], 16) for i in (1, 3, 5)))
-    text = paint(node_sample(10), 1.0, 100, 30, look, "\x1b[2J")
+    text = paint(node_sample(10), 1.0, 100, 30, palette, "\x1b[2J")
     assert text.startswith("\x1b[" + ground + "\x1b[2J")
     assert all(ground in line for line in text.split("\r\n")[1:])
 

@@ -15,7 +15,7 @@ from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.render.step_parts import PART_BY_ID
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import compared_to_baseline
-from gputop.tui.screens.compare import CaptureList, CompareScreen, coloured, compared
+from gputop.tui.screens.compare import CaptureList, CompareScreen, colored, compared
 from tests.fakes import START_S
 from tests.tui.found import FoundSession, box_text, text_of
 
@@ -151,7 +151,7 @@ def test_a_trace_that_cannot_be_read_falls_back(tmp_path: Path) -> None:
 
 
 def test_verdicts_are_coloured_and_said_in_words() -> None:
-    text = coloured("BETTER: B's step is shorter.\n  mean  1 s  2 s  +1 %  worse\n  median  noise\n")
+    text = colored("BETTER: B's step is shorter.\n  mean  1 s  2 s  +1 %  worse\n  median  noise\n")
     styles = {str(text)[s.start:s.end].strip().split()[-1]: str(s.style) for s in text.spans}
     assert styles["worse"] != styles["shorter."] != styles["noise"]
 

@@ -8,34 +8,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.tui.terminal.cell_grid import Cells
-from gputop.tui.terminal.escape_codes import change
+from gputop.tui.terminal.cell_grid import CellGrid
+from gputop.tui.terminal.escape_codes import sgr_transition
 
 WIDTH, HEIGHT = 12, 4
 TEXTS = st.text(st.sampled_from("ab z▀█·…漢é\u0301⚡"), min_size=1, max_size=8)
-PENS = st.sampled_from(["", "1", "7", "38;2;1;2;3", "1;38;2;1;2;3;48;5;17", "31;44", "48;2;9;9;9", "4;90"])
-WRITES = st.lists(st.tuples(st.integers(0, HEIGHT), st.integers(0, WIDTH - 1), PENS, TEXTS), max_size=6)
+SGRS = st.sampled_from(["", "1", "7", "38;2;1;2;3", "1;38;2;1;2;3;48;5;17", "31;44", "48;2;9;9;9", "4;90"])
+WRITES = st.lists(st.tuples(st.integers(0, HEIGHT), st.integers(0, WIDTH - 1), SGRS, TEXTS), max_size=6)
 
 
 def drawn(writes: list[tuple[int, int, str, str]]) -> str:
     """As rich draws: the address, each text with its whole style and a reset after it."""
-    return "".join(f"\x1b[{y + 1};{x + 1}H" + (f"\x1b[{pen}m{text}\x1b[0m" if pen else text)
-                   for y, x, pen, text in writes)
+    return "".join(f"\x1b[{y + 1};{x + 1}H" + (f"\x1b[{sgr}m{text}\x1b[0m" if sgr else text)
+                   for y, x, sgr, text in writes)
 
 
-def looks(cells: Cells) -> list[list[tuple[str, object]]]:
+def looks(cells: CellGrid) -> list[list[tuple[str, object]]]:
     """What can be seen: the colour of a space cannot."""
     from gputop.tui.terminal.cell_grid import _blank
-    from gputop.tui.terminal.escape_codes import parts_of
+    from gputop.tui.terminal.escape_codes import parse_sgr
 
-    return [[(char, parts_of(_blank(pen) if char == " " else pen)) for char, pen in zip(*rows, strict=True)]
-            for rows in zip(cells._chars, cells._pens, strict=True)]
+    return [[(char, parse_sgr(_blank(sgr) if char == " " else sgr)) for char, sgr in zip(*rows, strict=True)]
+            for rows in zip(cells._chars, cells._sgrs, strict=True)]
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(WRITES, st.booleans()), min_size=1, max_size=6))
 def test_a_terminal_that_gets_the_updates_shows_what_was_drawn(frames: list[tuple[list, bool]]) -> None:
-    ours, theirs = Cells(WIDTH, HEIGHT), Cells(WIDTH, HEIGHT)
+    ours, theirs = CellGrid(WIDTH, HEIGHT), CellGrid(WIDTH, HEIGHT)
     for writes, sent in frames:
         ours.feed(drawn(writes))
         if sent:  # the others are dropped
@@ -54,9 +54,9 @@ LANE = st.lists(CELL, min_size=WIDE, max_size=WIDE)
 @given(LANE, st.integers(0, WIDE - 12), st.integers(1, 4), st.integers(0, 12), st.lists(CELL, min_size=4, max_size=4))
 def test_a_lane_that_moved_is_moved_by_the_terminal(cells: list, begin: int, by: int, beyond: int, new: list) -> None:
     def put(row: list) -> str:
-        return drawn([(1, x, pen, char) for x, (pen, char) in enumerate(row)])
+        return drawn([(1, x, sgr, char) for x, (sgr, char) in enumerate(row)])
 
-    ours, theirs = Cells(WIDE, 3), Cells(WIDE, 3)
+    ours, theirs = CellGrid(WIDE, 3), CellGrid(WIDE, 3)
     ours.feed(put(cells))
     theirs.feed(ours.update())
     end = max(begin + by, WIDE - beyond)
@@ -71,7 +71,7 @@ def test_moving_a_lane_costs_its_new_cells_only() -> None:
         return [(1, 4 + x, f"38;2;{(first + x) * 37 % 251};80;80;48;2;{(first + x) * 53 % 241};40;40", "▀")
                 for x in range(30)] + [(1, 36, "1", "45%")]
 
-    cells, terminal = Cells(WIDE, 3), Cells(WIDE, 3)
+    cells, terminal = CellGrid(WIDE, 3), CellGrid(WIDE, 3)
     cells.feed(drawn(lane(0)))
     terminal.feed(cells.update())
     cells.feed(drawn(lane(1)))
@@ -82,18 +82,18 @@ def test_moving_a_lane_costs_its_new_cells_only() -> None:
 
 
 def test_strokes_of_one_pen_are_drawn_together_and_bold_ends_without_naming_the_colours_again() -> None:
-    cells = Cells(40, 4)
+    cells = CellGrid(40, 4)
     cells.update()
-    cells.feed(drawn([(y, x, pen, text) for y in range(3)
-                      for x, pen, text in ((0, "1;38;2;9;9;9", "45%"), (8, "38;2;5;5;5", "12.5"))]))
+    cells.feed(drawn([(y, x, sgr, text) for y in range(3)
+                      for x, sgr, text in ((0, "1;38;2;9;9;9", "45%"), (8, "38;2;5;5;5", "12.5"))]))
     assert cells.update() == (
         "\x1b[1;9H\x1b[38;2;5;5;5m12.5\x1b[2;9H12.5\x1b[3;9H12.5"
         "\x1b[1H\x1b[1;38;2;9;9;9m45%\x1b[2H45%\x1b[3H45%\x1b[m\x1b[3;13H")
-    assert change("1;38;2;9;9;9;48;2;1;1;1", "38;2;9;9;9;48;2;1;1;1") == "\x1b[22m"
+    assert sgr_transition("1;38;2;9;9;9;48;2;1;1;1", "38;2;9;9;9;48;2;1;1;1") == "\x1b[22m"
 
 
 def test_only_what_differs_is_sent_and_with_the_fewest_codes() -> None:
-    cells = Cells(40, 3)
+    cells = CellGrid(40, 3)
     cells.feed("\x1b[H\x1b[1;38;2;9;9;9;48;2;1;1;1mGPU 0  45%\x1b[0m")
     cells.update()
     cells.feed("\x1b[H\x1b[1;38;2;9;9;9;48;2;1;1;1mGPU 0  46%\x1b[0m")
@@ -106,7 +106,7 @@ def test_only_what_differs_is_sent_and_with_the_fewest_codes() -> None:
 
 
 def test_modes_the_clipboard_and_the_bell_pass_in_order_and_frames_are_bracketed_where_that_is_known() -> None:
-    cells = Cells(10, 2)
+    cells = CellGrid(10, 2)
     cells.feed("\x1b[?1049h\x1b[?25l\x1b]52;c;Zm9v\x07\x07")
     assert cells.update().startswith("\x1b[?1049h\x1b[?25l\x1b]52;c;Zm9v\x07\x07\x1b[1H")
     cells.feed("\x1b[?2026h\x1b[Hx\x1b[?2026l")
@@ -115,7 +115,7 @@ def test_modes_the_clipboard_and_the_bell_pass_in_order_and_frames_are_bracketed
 
 
 def test_after_a_resize_and_when_asked_everything_is_drawn_again() -> None:
-    cells = Cells(10, 2)
+    cells = CellGrid(10, 2)
     cells.feed("\x1b[Habc\x1b[2Hdef")
     first = cells.update()
     cells.forget()
@@ -126,7 +126,7 @@ def test_after_a_resize_and_when_asked_everything_is_drawn_again() -> None:
 
 
 def test_a_row_with_characters_of_unsure_width_is_sent_whole() -> None:
-    cells = Cells(10, 1)
+    cells = CellGrid(10, 1)
     cells.feed("\x1b[H漢字 abc")
     cells.update()
     cells.feed("\x1b[1;7Hx")
@@ -138,7 +138,7 @@ def test_a_row_with_characters_of_unsure_width_is_sent_whole() -> None:
 
 
 def test_what_a_list_points_with_is_one_cell_everywhere() -> None:
-    cells = Cells(10, 1)
+    cells = CellGrid(10, 1)
     cells.feed("\x1b[H› 1")
     cells.update()
     cells.feed("\x1b[H› 2")
@@ -147,7 +147,7 @@ def test_what_a_list_points_with_is_one_cell_everywhere() -> None:
 
 @pytest.mark.parametrize("torn", ["\x1b", "\x1b[", "\x1b[38;2", "\x1b]52;c;abc"])
 def test_rubbish_does_no_harm(torn: str) -> None:
-    cells = Cells(10, 2)
+    cells = CellGrid(10, 2)
     cells.feed(torn)
     cells.feed("\x1b[2Hok")
     assert "ok" in cells.update()

@@ -9,12 +9,11 @@ import pytest
 from rich.color import Color
 from rich.style import Style
 
-from gputop.render import palette
 from gputop.render.palette import BAD, PART_STYLE, SCHEMES, SHADES, STEPS, Rgb, bar_style, cell_style, level_rgb
 from gputop.tui.terminal.color_support import (
     COLORS,
     DENSITY,
-    Look,
+    TerminalPalette,
     _levels,
     nearest_256,
     terminal_colors,
@@ -104,33 +103,33 @@ def test_in_256_colours_more_is_never_less(scheme: str) -> None:
 
 
 def test_in_16_colours_levels_are_colours_and_shares_densities() -> None:
-    look = Look("dark", "16")
+    palette = TerminalPalette("dark", "16")
     seen = []
     for step in range(STEPS):
-        text, style = look.run("█▅", bar_style(step))
+        text, style = palette.run("█▅", bar_style(step))
         assert text == "█▅" and style is not None and style.color is not None and style.color.number is not None
         seen.append(style.color.number)
     assert len(dict.fromkeys(seen)) == 5 and [n for n, _ in itertools.groupby(seen)] == list(dict.fromkeys(seen))
-    glyphs = [look.run("▀", cell_style((20, shade), (10, shade)))[0] for shade in range(SHADES)]
+    glyphs = [palette.run("▀", cell_style((20, shade), (10, shade)))[0] for shade in range(SHADES)]
     assert [DENSITY.index(g) for g in glyphs] == sorted(DENSITY.index(g) for g in glyphs)
     assert glyphs[0] == " " and glyphs[1] == "░" and glyphs[-1] == "█"
 
 
 @pytest.mark.parametrize("glyphs", ["unicode", "console", "ascii"])
 def test_without_colour_nothing_but_attributes_is_left_and_levels_are_glyphs(glyphs: str) -> None:
-    look = Look("dark", "none", glyphs)  # type: ignore[arg-type]
+    palette = TerminalPalette("dark", "none", glyphs)  # type: ignore[arg-type]
     for style in (BAD, palette.PLAIN, palette.DIM, bar_style(3), cell_style((3, 8), (0, 8)), *PART_STYLE.values()):
-        shown = look.style(style)
+        shown = palette.style(style)
         assert shown.color is None and shown.bgcolor is None and shown.bold == style.bold
-    heights = [look.run(bar, bar_style(9))[0] for bar in "▁▄█"]
+    heights = [palette.run(bar, bar_style(9))[0] for bar in "▁▄█"]
     assert len(set(heights)) == (2 if glyphs == "console" else 3)
-    shares = {look.run("▀", cell_style((20, shade), (10, shade)))[0] for shade in range(SHADES)}
+    shares = {palette.run("▀", cell_style((20, shade), (10, shade)))[0] for shade in range(SHADES)}
     assert len(shares) == 5
-    parts = {look.run("██", style)[0] for style in PART_STYLE.values()}
+    parts = {palette.run("██", style)[0] for style in PART_STYLE.values()}
     assert len(parts) == len(PART_STYLE) and all(len(part) == 2 for part in parts)
-    badge = look.style(Style(color="black", bgcolor="yellow", bold=True))
+    badge = palette.style(Style(color="black", bgcolor="yellow", bold=True))
     assert badge.reverse and badge.bold, "a badge stays one"
-    assert not look.style(cell_style((3, 8), (3, 8))).reverse, "levels do not become reverse video"
+    assert not palette.style(cell_style((3, 8), (3, 8))).reverse, "levels do not become reverse video"
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -141,7 +140,7 @@ def test_every_form_keeps_width_and_every_glyph_gets_one(scheme: str, colors: st
     text = "".join(chr(c) for c in (*range(0x20, 0x250), *range(0x2010, 0x2600), *range(0x2800, 0x2900))
                    if chr(c).isprintable()) + "漢字 e\u0301 \u200b ⚡"
     for glyphs in ("unicode", "console", "ascii"):
-        shown, _ = Look(scheme, colors, glyphs).run(text, bar_style(3))  # type: ignore[arg-type]
+        shown, _ = TerminalPalette(scheme, colors, glyphs).run(text, bar_style(3))  # type: ignore[arg-type]
         assert cell_len(shown) == cell_len(text)
         assert glyphs != "ascii" or shown.isascii()
 
@@ -153,13 +152,13 @@ def test_the_colours_of_levels_can_be_told_back() -> None:
 
 
 def test_on_a_light_ground_dark_colours_of_views_turn_light_and_the_theme_s_own_stay() -> None:
-    look = Look("light")
-    mixed = look.style(Style(color="#d7dae0", bgcolor="#161921"))
+    palette = TerminalPalette("light")
+    mixed = palette.style(Style(color="#d7dae0", bgcolor="#161921"))
     assert mixed.bgcolor is not None and lightness(tuple(mixed.bgcolor.get_truecolor())) > 80  # type: ignore[arg-type]
     for color in SCHEMES["light"].names.values():
-        kept = look.style(Style(color=color, bgcolor=SCHEMES["light"].names["ground"]))
+        kept = palette.style(Style(color=color, bgcolor=SCHEMES["light"].names["ground"]))
         assert kept.color == Style(color=color).color
-    faint = look.style(Style(color="#c8d0e0", bgcolor="#fafafa"))
+    faint = palette.style(Style(color="#c8d0e0", bgcolor="#fafafa"))
     assert faint.color is not None and lightness(tuple(faint.color.get_truecolor())) < 60  # type: ignore[arg-type]
 
 

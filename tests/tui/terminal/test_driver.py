@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from textual.events import Key
 
-from gputop.tui.terminal.driver import LineDriver, WakingEvent
+from gputop.tui.terminal.driver import StallProofDriver, WakingEvent
 
 WAIT_S = 30.0
 
 
-class Keyboard(LineDriver):
+class Keyboard(StallProofDriver):
     """Its input thread alone, and what is typed."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gputop.tui.terminal.writer import SLOW_UPDATES, SPARE_S, Meter
+from gputop.tui.terminal.writer import SLOW_UPDATES, SPARE_S, SlowLinkDetector
 from tests.tui.terminals import PATIENCE_S, Terminal, terminal
 
 # gputop over the simulated node, telling on a pipe about each sample what only its inside knows.
@@ -38,7 +38,7 @@ def listener(change):
         told["longest_gap_s"] = max(told["longest_gap_s"], session.sample.time_s - last.time_s)
     last = session.sample
     told["samples"] += 1
-    line = getattr(app._driver, "_line", None)
+    line = getattr(app._driver, "_writer", None)
     tables = app.screen_stack[0].query(GpuTable) if app.is_running and app.screen_stack else ()
     os.write(pipe, (json.dumps({**told, "busy": bool(line and line.busy),
                                 "metric": tables.first().metric if tables else ""}) + "\\n").encode())
@@ -138,7 +138,7 @@ def test_a_closed_terminal_ends_it() -> None:
 
 
 def test_one_stall_does_not_make_a_line_slow_but_late_updates_do() -> None:
-    meter = Meter()
+    meter = SlowLinkDetector()
     assert not meter.landed(500, 60.0, 60.0) and not meter.slow
     for i in range(SLOW_UPDATES + 1):
         meter.landed(2000, 0.01, 61.0 + i)
@@ -149,7 +149,7 @@ def test_one_stall_does_not_make_a_line_slow_but_late_updates_do() -> None:
 
 
 def test_a_slow_line_is_tried_again_ever_more_seldom() -> None:
-    meter, now_s, spared = Meter(), 0.0, []
+    meter, now_s, spared = SlowLinkDetector(), 0.0, []
     for _ in range(4):
         while not meter.slow:
             now_s += 2.0

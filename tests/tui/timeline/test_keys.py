@@ -10,7 +10,7 @@ from textual import events
 from gputop.tui.screens.dialogs import Popup
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.timeline.canvas import TimelineCanvas
-from gputop.tui.timeline.idle_gap_list import BubbleList
+from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.screen import TimelineScreen
 from tests.tui.found import box_text
 from tests.tui.timelines import LAUNCH_BOUND, STEP_NS, line_of, notes, picture, press_to, shown, text_of, told
@@ -125,7 +125,7 @@ async def test_rows_fold_and_unfold() -> None:
         await pilot.press("space")
         assert [p.depth for p in canvas.places][-1:] == [None]
         await pilot.press("space")
-        canvas.look(canvas.view.at(10_000, 1_000_000))
+        canvas.set_view(canvas.view.at(10_000, 1_000_000))
         await pilot.press("down", "down")
         canvas.cursor_ns = 100_000
         await pilot.press("up", "down")
@@ -171,7 +171,7 @@ async def test_the_idle_places() -> None:
         timeline = canvas.timeline
         assert timeline is not None and timeline.bubbles[0].finding == "launch_bound"
         await pilot.press("b")
-        bubbles = screen.query_one(BubbleList)
+        bubbles = screen.query_one(IdleGapList)
         assert bubbles.display and bubbles.has_focus
         worst = timeline.bubbles[0]
         assert canvas.gap == (worst.start_ns, worst.end_ns) and canvas.idle_gpus == (0, 1)
@@ -215,7 +215,7 @@ async def test_a_place_without_a_finding_tells_of_itself() -> None:
 
 async def test_the_mouse() -> None:
     async with shown() as (pilot, screen, canvas):
-        canvas.look(canvas.view.at(300_000, 450_000))
+        canvas.set_view(canvas.view.at(300_000, 450_000))
         await pilot.pause()
         y = next(y for y, line in enumerate(picture(canvas)) if "sgemm_1" in line)
         x = picture(canvas)[y].index("sgemm_1")
@@ -255,7 +255,7 @@ async def test_the_mouse() -> None:
         await pilot.click(canvas, offset=(canvas.label_cells + canvas.cells // 2, 0))
         assert canvas.view.start_ns < 2_000_000 < canvas.view.end_ns, "a click on the line above goes there"
         await pilot.press("b")
-        bubbles = screen.query_one(BubbleList)
+        bubbles = screen.query_one(IdleGapList)
         await pilot.click(bubbles, offset=(5, 3))
         assert bubbles.at == 2
         await pilot.click(bubbles, offset=(5, 3))

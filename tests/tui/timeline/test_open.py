@@ -77,13 +77,13 @@ async def test_a_lost_file_says_so_and_a_real_one_is_read_in_a_worker(tmp_path: 
     trace = TraceFile((str(path),), path.name)
     app = TimelineApp(trace)
     async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: trace.analysed)
+        await until(pilot, lambda: trace.analyzed)
         screen = app.screen
         assert isinstance(screen, TimelineScreen)
         assert "SIMULATED" in text_of(screen.query_one("#timeline-header", LinesWidget))
         assert "Prefetch" in "\n".join(picture(screen._canvas))
-        await until(pilot, lambda: bool(screen._bubbles.titles))
-        assert trace.timeline is not None and screen._bubbles.titles["input_bound"]
+        await until(pilot, lambda: bool(screen._idle_gaps.titles))
+        assert trace.timeline is not None and screen._idle_gaps.titles["input_bound"]
         assert "tf_Compute" in "\n".join(picture(screen._canvas))
 
 
@@ -136,7 +136,7 @@ async def test_from_the_monitor_and_from_a_finding() -> None:
         await pilot.press("t")
         await pilot.pause()
         assert isinstance(app.screen, TimelineScreen), "the place of the finding"
-        assert app.screen._bubbles.display and app.screen._canvas.gap is not None
+        assert app.screen._idle_gaps.display and app.screen._canvas.gap is not None
         await pilot.press("q")
         live = replace(LAUNCH_BOUND, origin="live")
         app.push_screen(FindingPopup(live, lambda f: pytest.fail("a live finding has no place")))

@@ -27,7 +27,7 @@ def test_no_change_leaves_the_window(changes: list[tuple[str, float, int, int]])
             case "fit":
                 view = view.fit(at, at + length)
             case "centred":
-                view = view.centred(at)
+                view = view.centered(at)
             case "showing":
                 view = view.showing(at, at + length)
         assert WINDOW[0] <= view.start_ns < view.end_ns <= WINDOW[1]

@@ -21,7 +21,7 @@ from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.screens.details import process_text
 from gputop.tui.screens.dialogs import Ask
 from gputop.tui.screens.process_screens import SignalList, SignalScreen
-from gputop.tui.widgets.dialog_frame import Frame, Told, hanging
+from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText, wrap_hanging
 from tests.tui.found import FoundSession, box_text, text_of
 from tests.tui.goldens import cells
 from tests.tui.goldens import text_of as screen_text
@@ -38,25 +38,26 @@ BOXES = (("question_mark",), ("h",), ("J",), ("a",), ("r", "enter"), ("tab", "en
 @given(st.lists(st.sampled_from(("a", "be", "straße", "漢字", "x" * 30, "  ", "   ", " ", "\n"))).map("".join),
        st.integers(2, 60))
 def test_no_line_is_longer_than_its_room_and_nothing_is_lost(text: str, width: int) -> None:
-    out = hanging(Text(text), width).plain
+    out = wrap_hanging(Text(text), width).plain
     assert all(cell_len(line) <= width for line in out.splitlines())
     assert re.sub(r"\s", "", out) == re.sub(r"\s", "", text)
 
 
 def test_what_does_not_fit_stands_under_its_column() -> None:
     line = "label    12 GB  what there is to say about that"
-    assert hanging(Text(line), 60).plain == line
-    assert hanging(Text(line), 35).plain == "label    12 GB  what there is to\n                say about that"
-    assert hanging(Text(line), 26).plain == "label    12 GB  what there\n         is to say about\n         that", \
+    assert wrap_hanging(Text(line), 60).plain == line
+    assert wrap_hanging(Text(line), 35).plain == "label    12 GB  what there is to\n                say about that"
+    assert wrap_hanging(Text(line), 26).plain == \
+        "label    12 GB  what there\n         is to say about\n         that", \
         "beside the figure there is no room"
-    assert hanging(Text("path     /a/long/path/that/is/one/word"), 26).plain == \
+    assert wrap_hanging(Text("path     /a/long/path/that/is/one/word"), 26).plain == \
         "path     /a/long/path/that\n         /is/one/word"
-    styled = hanging(Text("one two", "bold"), 4)
+    styled = wrap_hanging(Text("one two", "bold"), 4)
     assert {styled.plain[span.start:span.end] for span in styled.spans} == {"one", "two"}
 
 
-def frame_of(pilot: Pilot[Any]) -> Frame:
-    return pilot.app.screen.query_one(Frame)
+def frame_of(pilot: Pilot[Any]) -> DialogFrame:
+    return pilot.app.screen.query_one(DialogFrame)
 
 
 def assert_whole(pilot: Pilot[Any]) -> None:
@@ -66,7 +67,7 @@ def assert_whole(pilot: Pilot[Any]) -> None:
     lines = screen_text(cells(pilot.app)).splitlines()
     region = frame.region
     assert lines[region.y][region.x] == "╭" and lines[region.bottom - 1].startswith("╰", region.x)
-    for told in pilot.app.screen.query(Told):
+    for told in pilot.app.screen.query(WrappedText):
         assert told.size.height == str(told.text).count("\n") + 1
         assert all(cell_len(line) <= told.size.width for line in str(told.text).splitlines())
 
@@ -83,7 +84,7 @@ async def test_a_box_that_is_open_follows_the_terminal(keys: tuple[str, ...]) ->
             await pilot.resize_terminal(*size)
             await pilot.pause()
             assert_whole(pilot)
-            return frame_of(pilot).region, [str(told.text) for told in app.screen.query(Told)]
+            return frame_of(pilot).region, [str(told.text) for told in app.screen.query(WrappedText)]
 
         first = await look(OPENED)
         for size in SIZES:
@@ -188,7 +189,7 @@ async def test_the_attach_box_says_all_at_40x12_and_asks_again() -> None:
         await pilot.pause()
         assert isinstance(app.screen, Ask)
         assert_whole(pilot)
-        assert "nowhere" in str(app.screen.query_one(Told).text)
+        assert "nowhere" in str(app.screen.query_one(WrappedText).text)
 
 
 def test_what_the_simulation_cannot_know_of_a_process_says_why() -> None:
