@@ -9,7 +9,19 @@ import pytest
 from rich.color import Color
 from rich.style import Style
 
-from gputop.render.palette import BAD, PART_STYLE, SCHEMES, SHADES, STEPS, Rgb, bar_style, cell_style, level_rgb
+from gputop.render.palette import (
+    BAD,
+    DIM,
+    PART_STYLE,
+    PLAIN,
+    SCHEMES,
+    SHADES,
+    STEPS,
+    Rgb,
+    bar_style,
+    cell_style,
+    level_rgb,
+)
 from gputop.tui.terminal.color_support import (
     COLORS,
     DENSITY,
@@ -118,7 +130,7 @@ def test_in_16_colours_levels_are_colours_and_shares_densities() -> None:
 @pytest.mark.parametrize("glyphs", ["unicode", "console", "ascii"])
 def test_without_colour_nothing_but_attributes_is_left_and_levels_are_glyphs(glyphs: str) -> None:
     palette = TerminalPalette("dark", "none", glyphs)  # type: ignore[arg-type]
-    for style in (BAD, palette.PLAIN, palette.DIM, bar_style(3), cell_style((3, 8), (0, 8)), *PART_STYLE.values()):
+    for style in (BAD, PLAIN, DIM, bar_style(3), cell_style((3, 8), (0, 8)), *PART_STYLE.values()):
         shown = palette.style(style)
         assert shown.color is None and shown.bgcolor is None and shown.bold == style.bold
     heights = [palette.run(bar, bar_style(9))[0] for bar in "▁▄█"]
