@@ -103,7 +103,7 @@ class StillSession(Session):
         super().__init__(StillSource(), options, clock=lambda: START_S + self.tick)
         if change is None and ticks > _JUDGED:  # a steady node: to judge each of 300 samples took most of a test's time
             self.tick = ticks - _JUDGED
-            self.on_backfill([self._make(tick) for tick in range(self.tick)])
+            self.sample_feed.on_backfill([self._make(tick) for tick in range(self.tick)])
         self.feed(ticks - self.tick)
         self.servers_known = True
 
