@@ -20,6 +20,7 @@ from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.export import pictures, tables
 from gputop.render.finding_text import gain_text
+from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, activity_text
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import STEPS
 from gputop.replay.snapshot import DATA_ID, Grid, Snapshot, Track, from_document
@@ -46,8 +47,7 @@ for (const box of document.querySelectorAll(".code")) {
 }
 """
 _MANY_GPUS = 9  # from here on lanes are lower
-_LANES = ("tensor_active", "dram_active", "power_w", "sm_clock_hz", "memory_used_bytes", "temperature_c",
-          "pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s")
+_LANES = tuple(metric for column in COLUMNS if column.page for metric in column.metrics)
 _EVIDENCE_SUFFIXES = ("_bytes_per_s", "_per_s", "_bytes", "_ratio", "_share", "_s", "_w", "_c", "_hz")
 
 
@@ -102,7 +102,7 @@ def _activity(s: Snapshot) -> str:
     coarse = any(track.metric == "gpu_util" for track in tracks.values())
     many = " many" if len(s.sample.gpus) >= _MANY_GPUS else ""
     rows = "".join(_lane(g, tracks[g.info.uuid], grid, s, many) for g in s.sample.gpus if g.info.uuid in tracks)
-    name = "SM active" if not coarse else "SM active or coarse utilization (~)" if any(
+    name = "SM active" if not coarse else f"SM active or coarse utilization ({COARSE_MARK})" if any(
         t.metric == "sm_active" for t in tracks.values()) else "Utilization (coarse)"
     help_text = GPU_METRICS["gpu_util" if coarse else "sm_active"].help
     ramp = "".join(f'<path fill="{pictures.colour(i)}" d="M{i} 0h1v1h-1z"/>' for i in range(STEPS))
@@ -117,10 +117,9 @@ def _activity(s: Snapshot) -> str:
 def _lane(g: GpuSample, track: Track, grid: Grid, s: Snapshot, many: str) -> str:
     known = [v for v in track.mean if v is not None]
     mean = sum(known) / len(known) if known else None
-    which, now = g.activity()
-    mark = "~" if which == "gpu_util" and now.value is not None else ""
+    now = g.activity()[1]
     label = f"GPU {g.info.label}: {GPU_METRICS[track.metric].label}" + ("" if mean is None else f", mean {ratio(mean)}")
-    figures = (titled(mark + reading(now), now.reason or now.source, "now")
+    figures = (titled(activity_text(g), now.reason or now.source, "now")
                + f'<span class="mean">{"" if mean is None else "ø " + ratio(mean)}</span>')
     if g.state != OK:
         figures = f'<span class="bad" title="{esc(g.message)}">{esc(g.state)}</span>'

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from gputop.render.gpu_columns import MUTED_METRICS
 from gputop.render.palette import SHADES, STEPS, level_rgb, step_of
 from gputop.render.step_parts import PART_BY_ID, PARTS, StepPart
 from gputop.replay.snapshot import Track
@@ -49,7 +50,7 @@ def _band(band: int, reach: float) -> str | None:
 def heat(track: Track, scale: float) -> str:
     """Means as a strip of one row: colour is the level, ``scale`` is 100 %."""
     cells: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
-    muted = track.metric in ("memory_used_bytes", "temperature_c")
+    muted = track.metric in MUTED_METRICS
     _runs(cells, [None if v is None else colour(step_of(min(1.0, v / scale)), muted=muted) for v in track.mean], 0)
     return _paths(cells) + _dots([x for x, v in enumerate(track.mean) if v is None], 0)
 

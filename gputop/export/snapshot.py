@@ -6,7 +6,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,12 @@ from gputop.core.errors import GputopError
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.core.samples import OK, CgroupSample, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
 from gputop.export.files import unused, write_private
+from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits
 from gputop.render.time_slices import slice_for
 from gputop.replay.snapshot import SCHEMA
 from gputop.text import redaction
 from gputop.text.markup import lines
-from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, rate_gb, reading, seconds
+from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, reading, seconds
 from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -190,26 +191,7 @@ def to_text(session: Session) -> str:
         out.append("*** SIMULATED: no hardware was measured ***")
     stamp = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(sample.time_s))
     out += [f"gputop {__version__}  {printable(sample.host.hostname)}  {stamp}  {printable(sample.source)}", ""]
-    head = ("GPU", "SM", "tensor", "DRAM", "memory", "PCIe RX/TX", "power", "temp", "clock")
-    widths = (4, 7, 7, 6, 14, 18, 6, 6, 9)
-    out.append("".join(fit(h, w, right=i > 0) for i, (h, w) in enumerate(zip(head, widths, strict=True))) + "  name")
-    for g in sample.gpus:
-        if g.state != OK:
-            out.append(f"{g.info.label:<4}{printable(g.state)}: {printable(g.message)}")
-            continue
-        which, activity = g.activity()
-        rx, tx = g["pcie_rx_bytes_per_s"], g["pcie_tx_bytes_per_s"]
-        pcie = "/".join("N/A" if r.value is None else rate_gb(r.value) for r in (rx, tx))
-        pcie += "" if pcie == "N/A/N/A" else " GB/s"
-        cells = (g.info.label, ("~" if which == "gpu_util" else "") + reading(activity),
-                 reading(g["tensor_active"]), reading(g["dram_active"]),
-                 f"{reading(g['memory_used_bytes'])}/{reading(g['memory_total_bytes'])}", pcie,
-                 reading(g["power_w"]), reading(g["temperature_c"]), reading(g["sm_clock_hz"]))
-        held = "".join(f" [{printable(r)}]" for r in g.clock_event_reasons if r != "idle")
-        out.append("".join(fit(c, w, right=i > 0) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
-                   + "  " + printable(g.info.name) + held)
-    if any(g.activity()[0] == "gpu_util" for g in sample.gpus if g.state == OK):
-        out.append("~ coarse utilization: share of time in which any kernel ran; SM activity cannot be read here")
+    out += _gpu_lines(sample)
     for g in sample.gpus:
         faults = _faults(g)
         if faults:
@@ -257,6 +239,27 @@ def to_text(session: Session) -> str:
         out += [line for what, ids in missing.items()
                 for line in wrap(f"Not judged: {', '.join(ids)}, for want of {what}", _COLUMNS, rest="  ")]
     return "\n".join(out) + "\n"
+
+
+def _gpu_lines(sample: NodeSample) -> Iterator[str]:
+    """The table of GPUs."""
+    columns = [column for column in COLUMNS if column.text]
+
+    def line(cells: Iterable[str]) -> str:
+        return "".join(fit(cell, column.text, right=column.draw != "label")
+                       for column, cell in zip(columns, cells, strict=True))
+
+    yield line(column.heading_in("text") for column in columns) + "  name"
+    for g in sample.gpus:
+        if g.state != OK:
+            yield f"{g.info.label:<4}{printable(g.state)}: {printable(g.message)}"
+            continue
+        held = "".join(f" [{printable(reason)}]" for reason in clock_limits(g))
+        cells = (g.info.label if column.draw == "label" else column.figure_of(g, "text")[0] for column in columns)
+        yield line(cells) + "  " + printable(g.info.name) + held
+    if any(g.activity()[0] == "gpu_util" for g in sample.gpus if g.state == OK):
+        yield (f"{COARSE_MARK} coarse utilization: share of time in which any kernel ran; "
+               "SM activity cannot be read here")
 
 
 def _faults(g: GpuSample) -> list[str]:

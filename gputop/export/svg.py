@@ -6,6 +6,7 @@ commands. No fonts, scripts or links: any viewer shows it alike.
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 import time
 from collections.abc import Iterable, Mapping
@@ -16,20 +17,22 @@ from gputop.core.samples import OK, GpuSample, Reading
 from gputop.export import pictures
 from gputop.export.tables import analysis, mapping
 from gputop.render.finding_text import gain_text
+from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, flags_of
 from gputop.render.gpu_names import gpu_kinds
-from gputop.render.palette import SEVERITY_MARK
+from gputop.render.palette import DARK, SEVERITY_MARK
 from gputop.replay.snapshot import Grid, Snapshot, from_document
 from gputop.text.markup import esc, moment
-from gputop.text.units import bytes_, fit, percent, printable, rate_gb, reading, seconds
+from gputop.text.units import bytes_, fit, percent, printable, reading, seconds
 
 _WIDTH, _EDGE = 1200, 24
 _LETTER = 7.83  # of a monospaced letter at 13 px, with some to spare
-_PLAIN, _BOLD, _DIM, _WARN, _BAD, _ACCENT = "#d7dae0", "#f2f4f8", "#8b93a5", "#e5b567", "#ff6b7a", "#57c7d4"
+_PLAIN, _BOLD, _DIM, _WARN, _BAD, _ACCENT = (
+    DARK.names[name] for name in ("text", "strong", "dim", "warn", "bad", "accent"))
 _SEVERITY = {"high": _BAD, "medium": _WARN, "low": _ACCENT}
 _LANE_X, _LANE_WIDTH = 60, 540
-# Right ends of the figures, with their headings.
-_FIGURES = (("now", 664), ("mean", 722), ("tensor", 790), ("DRAM", 848), ("memory", 964), ("PCIe GB/s", 1072),
-            ("power", 1128), ("temp", 1176))
+# The columns beside the lane, with the right end of each.
+_COLUMNS = tuple(column for column in COLUMNS if column.picture)
+_ENDS = tuple(itertools.accumulate((column.picture for column in _COLUMNS), initial=_LANE_X + _LANE_WIDTH))[1:]
 
 
 class _Page:
@@ -103,12 +106,12 @@ def _gpus(page: _Page, s: Snapshot) -> None:
     page.y += 32
     name = "SM active"
     if grid is not None and any(t.metric != "sm_active" for tracks in grid.gpus.values() for t in tracks):
-        name += " (~ coarse utilization)"
+        name += f" ({COARSE_MARK} coarse utilization)"
     span = "" if grid is None else f", last {(grid.end_s - grid.start_s) / 60:.2g} min"
     page.text(_EDGE, "GPU", _DIM, size=12)
     page.text(_LANE_X, name + span, _DIM, size=12)
-    for title, x in _FIGURES:
-        page.text(x, title, _DIM, end=True, size=12)
+    for column, x in zip(_COLUMNS, _ENDS, strict=True):
+        page.text(x, column.heading_in("picture"), _DIM, end=True, size=12)
     height = 34 if len(s.sample.gpus) <= 8 else 24
     page.y += 10
     for g in s.sample.gpus:
@@ -138,22 +141,15 @@ def _gpu(page: _Page, g: GpuSample, grid: Grid | None, top: float, height: float
     if g.state != OK:
         page.text(_LANE_X + _LANE_WIDTH + 16, fit(f"{printable(g.state)}: {printable(g.message)}", 70).rstrip(), _BAD)
         return
-    which, now = g.activity()
-    mark = "~" if which == "gpu_util" and now.value is not None else ""
-    rx, tx = g["pcie_rx_bytes_per_s"].value, g["pcie_tx_bytes_per_s"].value
-    pcie = "N/A" if rx is None or tx is None else f"{rate_gb(rx)}/{rate_gb(tx)}"
-    flags = [r for r in g.clock_event_reasons if r != "idle"] + [f"Xid {x.xid}" for x in g.xids[-1:]]
-    memory = "N/A" if g["memory_used_bytes"].value is None else \
-        f"{reading(g['memory_used_bytes'])}/{reading(g['memory_total_bytes'])}"
-    for (_, x), text in zip(_FIGURES, (
-            mark + reading(now), "" if mean is None else f"ø {100 * mean:.0f}%", reading(g["tensor_active"]),
-            reading(g["dram_active"]), memory, pcie, reading(g["power_w"]), reading(g["temperature_c"])),
-            strict=True):
-        first, dim = x == _FIGURES[0][1], text == "N/A" or text.startswith("ø")
-        page.text(x, text, _DIM if dim else _BOLD if first else _PLAIN, bold=first, end=True)
+    for column, x in zip(_COLUMNS, _ENDS, strict=True):
+        text, tone = column.figure_of(g, "picture")
+        if column.id == "mean" and mean is not None:
+            text, tone = f"ø {100 * mean:.0f}%", "dim"
+        page.text(x, text, DARK.names[tone], bold=column.id == "now", end=True)
+    flags, tone = flags_of(g)
     if flags:
         page.y += 11
-        page.text(_FIGURES[-1][1], fit(printable(", ".join(flags)), 60).rstrip(), _WARN, end=True, size=10)
+        page.text(_ENDS[-1], fit(printable(", ".join(flags)), 60).rstrip(), DARK.names[tone], end=True, size=10)
 
 
 def _host(page: _Page, s: Snapshot) -> None:

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
 from gputop.export import pictures
+from gputop.render.gpu_columns import COLUMNS, GpuColumn, activity_text, clock_limits
 from gputop.render.step_parts import PART_BY_ID
 from gputop.replay.snapshot import Snapshot
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import devices, limits, percent, ratio, reading, seconds
 
-# The columns of "Now": heading, metrics whose figures it holds.
-_COLUMNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("tensor", ("tensor_active",)), ("DRAM", ("dram_active",)), ("memory", ("memory_used_bytes", "memory_total_bytes")),
-    ("PCIe in", ("pcie_rx_bytes_per_s",)), ("PCIe out", ("pcie_tx_bytes_per_s",)),
-    ("NVLink in", ("nvlink_rx_bytes_per_s",)), ("NVLink out", ("nvlink_tx_bytes_per_s",)),
-    ("power", ("power_w", "power_limit_w")), ("temp", ("temperature_c",)), ("SM clock", ("sm_clock_hz",)))
+
+class _Cell(NamedTuple):
+    """A cell of "Now": its heading, the metric it shows, and the one that is 100 % of it, if that is shown too."""
+
+    heading: str
+    metric: str
+    limit: str = ""
+
+
+def _cells(column: GpuColumn) -> Iterator[_Cell]:
+    """The cells of a column of :data:`COLUMNS`: one for each direction of a link."""
+    directions = ("",) if len(column.metrics) == 1 else (" in", " out")
+    for metric, direction in zip(column.metrics, directions, strict=True):
+        yield _Cell(column.heading_in("page") + direction, metric, column.limit)
+
+
+# Of the columns of "Now" all but the activity, which is drawn by its own rule.
+_CELLS = tuple(cell for column in COLUMNS if column.page and column.metrics for cell in _cells(column))
 
 
 # What a saved analysis holds is not checked as a whole: it may be of another version, or edited.
@@ -160,7 +173,7 @@ def gpus(s: Snapshot) -> str:
     sample = s.sample
     if not sample.gpus:
         return ""
-    head = "".join(f'<th title="{esc(GPU_METRICS[m[0]].help)}">{esc(h)}</th>' for h, m in _COLUMNS)
+    head = "".join(f'<th title="{esc(GPU_METRICS[c.metric].help)}">{esc(c.heading)}</th>' for c in _CELLS)
     rows = "".join(_gpu_row(g) for g in sample.gpus)
     metrics = "".join(_metric_row(metric, sample) for metric in GPU_METRICS)
     labels = "".join(f'<th title="{esc(g.info.uuid)}">{esc(g.info.label)}</th>' for g in sample.gpus)
@@ -176,25 +189,23 @@ def _gpu_row(g: GpuSample) -> str:
     label = f'<td title="{esc(which_gpu)}"><b>{esc(g.info.label)}</b></td>'
     if g.state != OK:
         why = esc(f"{g.state}: {g.message}")
-        return f'<tr>{label}<td class="bad wrap" colspan="{len(_COLUMNS) + 2}">{why}</td></tr>'
-    which, now = g.activity()
-    cells = _cell(now, "~" if which == "gpu_util" and now.value is not None else "")
-    for _, metrics in _COLUMNS:
-        figures = [g[m] for m in metrics]
-        cells += _cell(figures[0]) if len(figures) == 1 or figures[0].value is None else _pair(figures[0], figures[1])
-    flags = [r for r in g.clock_event_reasons if r != "idle"]
+        return f'<tr>{label}<td class="bad wrap" colspan="{len(_CELLS) + 2}">{why}</td></tr>'
+    cells = _figure(g.activity()[1], activity_text(g))
+    for c in _CELLS:
+        cells += _pair(g[c.metric], g[c.limit]) if c.limit and g[c.metric].value is not None else _figure(g[c.metric])
+    flags = clock_limits(g)
     flags += [f"Xid {x.xid} at {time.strftime('%H:%M:%S', time.localtime(x.time_s))}" for x in g.xids[-3:]]
     flags += [f"{GPU_METRICS[m].label} {reading(g[m])}"
               for m in ("ecc_uncorrected", "row_remap_pending", "row_remap_failed") if g[m].value]
     return f'<tr>{label}{cells}<td class="l warn">{esc(", ".join(flags))}</td></tr>'
 
 
-def _cell(r: Reading, mark: str = "") -> str:
+def _figure(r: Reading, text: str = "") -> str:
     why = (r.reason or r.source) + (" (coarse)" if r.coarse else "")
     if r.value is None:
         return _none(why)
     level = f' class="level" style="--v:{100 * min(1.0, max(0.0, r.value)):.0f}%"' if r.unit == RATIO else ""
-    return f'<td{level} title="{esc(why)}">{esc(mark + reading(r))}</td>'
+    return f'<td{level} title="{esc(why)}">{esc(text or reading(r))}</td>'
 
 
 def _pair(now: Reading, limit: Reading) -> str:
@@ -206,7 +217,7 @@ def _pair(now: Reading, limit: Reading) -> str:
 
 def _metric_row(metric: str, sample: NodeSample) -> str:
     kind = GPU_METRICS[metric]
-    cells = "".join(_cell(g[metric]) for g in sample.gpus)
+    cells = "".join(_figure(g[metric]) for g in sample.gpus)
     return f'<tr><td title="{esc(kind.help)}">{esc(kind.label)}</td>{cells}</tr>'
 
 
@@ -227,7 +238,7 @@ def _process_row(p: ProcessSample) -> str:
     cells = (Reading(memory, "bytes", "all its GPUs") if memory is not None else Reading.missing("bytes", why),
              Reading(sm, "ratio", "mean of its GPUs") if sm is not None else Reading.missing("ratio", why))
     cpu = p.cpu_cores
-    cores = f'<td title="{esc(cpu.source)}">{cpu.value:.1f}</td>' if cpu.value is not None else _cell(cpu)
+    cores = f'<td title="{esc(cpu.source)}">{cpu.value:.1f}</td>' if cpu.value is not None else _figure(cpu)
     told = [f'<span class="mono">{esc(p.command)}</span>' if p.command is not None
             else f'<span class="sub">N/A: {esc(p.reason or "unknown")}</span>']
     told += [f'<span class="sub">{esc(text)}</span>' for text in (
@@ -235,8 +246,8 @@ def _process_row(p: ProcessSample) -> str:
         p.cuda_visible_devices and f"CUDA_VISIBLE_DEVICES={p.cuda_visible_devices}", p.note) if text]
     local = "" if p.local_pid is None else f' <span class="sub">({p.local_pid} here)</span>'
     return (f'<tr><td>{p.pid}{local}</td><td class="l">{esc(p.user or "?")}</td><td class="l">{esc(devices(p))}</td>'
-            f"{_cell(cells[0])}{_cell(cells[1])}{cores}{_cell(p.rss_bytes)}{_cell(p.io_read_bytes_per_s)}"
-            f'{_cell(p.io_write_bytes_per_s)}<td class="wrap">{"<br>".join(told)}</td></tr>')
+            f"{_figure(cells[0])}{_figure(cells[1])}{cores}{_figure(p.rss_bytes)}{_figure(p.io_read_bytes_per_s)}"
+            f'{_figure(p.io_write_bytes_per_s)}<td class="wrap">{"<br>".join(told)}</td></tr>')
 
 
 def node(s: Snapshot) -> str:

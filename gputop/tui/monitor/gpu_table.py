@@ -15,6 +15,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from gputop.core.samples import GpuSample, NodeSample
+from gputop.render.gpu_columns import COLUMNS
 from gputop.render.palette import ACCENT, DIM, PLAIN
 from gputop.render.styled_text import StyledText, crop
 from gputop.render.time_slices import slice_for
@@ -24,7 +25,6 @@ from gputop.tui.keys import key
 from gputop.tui.monitor import time_axis
 from gputop.tui.monitor.columns import (
     ACTIVITY,
-    PCIE,
     SECOND,
     Field,
     Part,
@@ -41,6 +41,7 @@ from gputop.tui.widgets.cached_lines import CachedLinesWidget
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
 
+_LANES = {column.id: column for column in COLUMNS if column.draw == "spectrogram"}
 _PARTS = 6  # three lanes, and what follows each: its newest slice and figures
 
 
@@ -191,7 +192,7 @@ class GpuTable(Widget, can_focus=True):
         self._full_scale = None
         if self.metric != ACTIVITY and self._history is not None:
             self._full_scale = common_scale(self._history, self.metric, self.span_shown_s, self.end_s)
-        lanes = [f for f in self._fields.values() if f.key in _LANES]
+        lanes = [f for f in self._fields.values() if f.is_lane]
         views = {f.key: self._view_of(f) for f in lanes}
         dirty: dict[Pane, list[Region]] = {pane: [] for pane in self._panes if pane.part is not None}
         for i, gpu in enumerate(self.gpus):
@@ -236,8 +237,8 @@ class GpuTable(Widget, can_focus=True):
 
     def _update_lane(self, gpu: GpuSample, field: Field, view: TimeView) -> int:
         """Bring a lane to the newest sample; how many columns at its right look different."""
-        metrics = _LANES[field.key] or self.metrics_of(gpu)
-        cache = self._lanes.setdefault((gpu.info.uuid, field.key), LaneCache(muted=field.key == "memory_lane"))
+        metrics = _LANES[field.key].metrics or self.metrics_of(gpu)
+        cache = self._lanes.setdefault((gpu.info.uuid, field.key), LaneCache(muted=_LANES[field.key].muted))
         return cache.update(self._history, gpu.info.uuid, metrics, view, field.width, self.rows_per_gpu,
                             self._full_scale if field.key == "main" else None)
 
@@ -364,7 +365,7 @@ class GpuTable(Widget, can_focus=True):
         out = []
         for field in part.fields if row <= 1 else ():
             text, style = figures.get(field.key + (SECOND if row else ""), ("", PLAIN))
-            out.append(Segment(fit(text, field.width, right=not field.key.startswith("flag")), style))
+            out.append(Segment(fit(text, field.width, right=field.draw != "flags"), style))
         return out
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
@@ -411,6 +412,3 @@ class GpuTable(Widget, can_focus=True):
     def on_blur(self) -> None:
         self._panes[0].refresh()
 
-
-# Lane -> its metrics; the main one's are chosen by key.
-_LANES: dict[str, tuple[str, ...]] = {"main": (), "memory_lane": ("memory_used_bytes",), "pcie_lane": PCIE}

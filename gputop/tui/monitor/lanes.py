@@ -22,8 +22,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 from gputop.core.metrics import GPU_METRICS
-from gputop.render.palette import BLANK, BLANK_STYLE, SHADES, STEPS, bar_style, cell_style, step_of
-from gputop.tui.monitor.time_cursor import marked
+from gputop.render.palette import BLANK, BLANK_STYLE, BOLD, SHADES, STEPS, bar_style, cell_style, step_of
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History, Lane
@@ -118,6 +117,11 @@ def _share_between(reach: Sequence[float], low: float, high: float) -> float:
     return total / (last - first)
 
 
+def with_cursor(cell: Cell) -> Cell:
+    """A cell with the cursor in time on it: a line down all GPUs. The figures beside the lane tell its level."""
+    return "┃", BOLD + Style(bgcolor=cell[1].bgcolor)
+
+
 class LaneCache:
     """The columns of one lane, oldest first, brought up to date by :meth:`update`."""
 
@@ -182,14 +186,14 @@ class LaneCache:
     def newest(self, y: int, cursor: int | None = None) -> Segment:
         """Row ``y`` of the newest slice; ``cursor`` is the column it is on."""
         cell = self.columns[-1][y]
-        return Segment(*(marked(cell) if cursor == len(self.columns) - 1 else cell))
+        return Segment(*(with_cursor(cell) if cursor == len(self.columns) - 1 else cell))
 
     def row(self, y: int, cursor: int | None = None) -> list[Segment]:
         """Row ``y`` (0 is the top) without its newest cell, as segments; neighbours of one style merged."""
         out: list[Segment] = []
         text, style = "", None
         for i, col in enumerate(itertools.islice(self.columns, len(self.columns) - 1)):
-            glyph, cell = col[y] if i != cursor else marked(col[y])
+            glyph, cell = col[y] if i != cursor else with_cursor(col[y])
             if cell is style:
                 text += glyph
             else:

@@ -9,11 +9,12 @@ from rich.style import Style
 
 from gputop.core.metrics import BYTES_PER_S, GPU_METRICS
 from gputop.core.samples import OK, GpuSample
+from gputop.render.gpu_columns import COARSE_MARK
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, WARN
 from gputop.render.styled_text import StyledText
 from gputop.session.event_log import Kind, LoggedEvent
 from gputop.text.units import fit, printable, ranges
-from gputop.tui.monitor.columns import ACTIVITY, COARSE_MARK
+from gputop.tui.monitor.columns import ACTIVITY
 from gputop.tui.monitor.lanes import Window
 from gputop.tui.monitor.time_cursor import Slice
 

@@ -7,24 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rich.style import Style
-
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
-from gputop.render.palette import BOLD
 from gputop.session.event_log import EventLog, LoggedEvent
 
 if TYPE_CHECKING:
     from gputop.telemetry.history import History
-    from gputop.tui.monitor.lanes import Cell, Window
+    from gputop.tui.monitor.lanes import Window
 
 SOURCE = "history: mean of the slice under the cursor"
 UNMEASURED = "nothing was measured in this slice"
-
-
-def marked(cell: Cell) -> Cell:
-    """A lane's cell with the cursor on it: a line down all GPUs. The level there is told by the figures."""
-    return "┃", BOLD + Style(bgcolor=cell[1].bgcolor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,166 @@
+"""The columns of every table of GPUs, one entry each, and the figures that stand in them.
+
+Four views lay these columns out: the monitor's table on the terminal, the snapshot as text, the picture (SVG) and
+the page (HTML). An entry says what the column shows, what it is called and how much room it takes in each of them.
+A column whose size is missing in a view is not shown there. A new column is one entry in :data:`COLUMNS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+from gputop.core.samples import GpuSample, Reading
+from gputop.text.units import NA, bytes_, rate_gb, reading
+
+View = Literal["screen", "text", "picture", "page"]
+Draw = Literal["label", "spectrogram", "figure", "flags"]
+Tone = Literal["strong", "text", "dim", "warn", "bad"]  # names of the palette's colors
+Figure = tuple[str, Tone]
+
+COARSE_MARK = "~"  # before a utilization that says only that some kernel ran
+PCIE = ("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s")
+NVLINK = ("nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s")
+_POWER_LIMIT_RATIO = 0.98  # from this share of its limit on, power is shown as limited
+_SLOW_CLOCK_RATIO = 0.85  # below this share of its maximum, an SM clock is shown as slowed down
+
+
+class GpuColumn(NamedTuple):
+    """One column. The names in ``headings`` are those of views that differ from ``heading``."""
+
+    id: str
+    heading: str
+    draw: Draw = "figure"
+    metrics: tuple[str, ...] = ()  # whose readings it shows; two are the directions of a link, in and out
+    limit: str = ""  # the metric that is 100 % of the first one
+    figure: Callable[[GpuSample, str], Figure] | None = None  # of a GPU, to stand under a heading
+    screen: tuple[tuple[int, int], ...] = ()  # cells by width of the terminal: from this width on, so many
+    text: int = 0  # cells
+    picture: int = 0  # pixels
+    page: bool = False
+    headings: Mapping[str, str] = {}
+    muted: bool = False  # drawn in quiet colors, so that it does not outshine the activity
+
+    def heading_in(self, view: View) -> str:
+        return self.headings.get(view, self.heading)
+
+    def figure_of(self, gpu: GpuSample, view: View) -> Figure:
+        """The text in ``view``. It carries its unit unless the heading there names the unit."""
+        return self.figure(gpu, self.heading_in(view)) if self.figure is not None else ("", "text")
+
+    def cells_at(self, width: int) -> int:
+        """Its size on a terminal of this width; 0: not shown."""
+        return next((cells for least, cells in reversed(self.screen) if width >= least), 0)
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def plain_figure(r: Reading) -> Figure:
+    return reading(r), "dim" if r.value is None else "text"
+
+
+def activity_text(gpu: GpuSample) -> str:
+    """How busy the SMs are; the coarse utilization, where nothing better is known, carries its mark."""
+    which, now = gpu.activity()
+    return (COARSE_MARK if which == "gpu_util" else "") + reading(now)
+
+
+def clock_limits(gpu: GpuSample) -> list[str]:
+    """What holds the clocks of a working GPU down."""
+    return [reason for reason in gpu.clock_event_reasons if reason != "idle"]
+
+
+def flags_of(gpu: GpuSample) -> tuple[list[str], Tone]:
+    """Faults in a word each, then what holds the clocks down; the tone of the gravest."""
+    faults = [f"Xid {gpu.xids[-1].xid}"] if gpu.xids else []
+    if gpu["ecc_uncorrected"].value:
+        faults.append("ECC")
+    if gpu["row_remap_failed"].value or gpu["row_remap_pending"].value:
+        faults.append("remap")
+    return faults + clock_limits(gpu), "bad" if faults else "warn"
+
+
+def _activity(gpu: GpuSample, heading: str) -> Figure:
+    return activity_text(gpu), "dim" if gpu.activity()[1].value is None else "strong"
+
+
+def _single(metric: str) -> Callable[[GpuSample, str], Figure]:
+    return lambda gpu, heading: plain_figure(gpu[metric])
+
+
+def _memory(gpu: GpuSample, heading: str) -> Figure:
+    used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
+    return _pair(used, total, _gib if heading.endswith("GiB") else bytes_)
+
+
+def _link(metrics: tuple[str, str]) -> Callable[[GpuSample, str], Figure]:
+    def figure(gpu: GpuSample, heading: str) -> Figure:
+        text, tone = _pair(gpu[metrics[0]], gpu[metrics[1]], rate_gb)
+        return text if heading.endswith("GB/s") or text == NA else f"{text} GB/s", tone
+
+    return figure
+
+
+def _clock(gpu: GpuSample, heading: str) -> Figure:
+    now, most = gpu["sm_clock_hz"], gpu["sm_clock_max_hz"]
+    slow = now.value is not None and most.value is not None and now.value < _SLOW_CLOCK_RATIO * most.value
+    text, tone = plain_figure(now)
+    return text, "warn" if slow and gpu.clock_event_reasons else tone
+
+
+def _power(gpu: GpuSample, heading: str) -> Figure:
+    power, limit = gpu["power_w"], gpu["power_limit_w"]
+    text, tone = plain_figure(power)
+    limited = power.value is not None and limit.value is not None and power.value >= _POWER_LIMIT_RATIO * limit.value
+    return text, "warn" if limited else tone
+
+
+def _flags(gpu: GpuSample, heading: str) -> Figure:
+    flags, tone = flags_of(gpu)
+    return ", ".join(flags), tone
+
+
+def _pair(a: Reading, b: Reading, text: Callable[[float], str]) -> Figure:
+    if a.value is None and b.value is None:
+        return NA, "dim"
+    return "/".join(NA if r.value is None else text(r.value) for r in (a, b)), "text"
+
+
+def _gib(value: float) -> str:
+    gib = value / 2**30
+    return f"{gib:.0f}" if gib >= 99.5 or abs(gib - round(gib)) < 0.05 else f"{gib:.1f}"
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+COLUMNS: tuple[GpuColumn, ...] = (
+    GpuColumn("gpu", "GPU", "label", screen=((0, 4),), text=4),
+    GpuColumn("main", "", "spectrogram"),  # of a metric that the user chooses; it takes the room that is left
+    GpuColumn("now", "SM", figure=_activity, screen=((30, 6),), text=7, picture=64, page=True,
+              headings={"screen": "now", "picture": "now"}),
+    GpuColumn("mean", "mean", picture=58),  # of the lane beside it
+    GpuColumn("tensor_active", "tensor", metrics=("tensor_active",), figure=_single("tensor_active"),
+              screen=((110, 7),), text=7, picture=68, page=True),
+    GpuColumn("dram_active", "DRAM", metrics=("dram_active",), figure=_single("dram_active"),
+              screen=((110, 6),), text=6, picture=58, page=True),
+    # What makes the main lane shorter comes when there is room for both: from 110 cells on it has 45 or more.
+    GpuColumn("memory_lane", "Memory GiB", "spectrogram", metrics=("memory_used_bytes",),
+              screen=((140, 10), (190, 14)), muted=True),
+    GpuColumn("memory", "memory", metrics=("memory_used_bytes",), limit="memory_total_bytes", figure=_memory,
+              screen=((50, 11), (140, 10)), text=14, picture=116, page=True, headings={"screen": "Mem GiB"},
+              muted=True),
+    GpuColumn("pcie_lane", "PCIe RX/TX GB/s", "spectrogram", metrics=PCIE, screen=((140, 10), (190, 14))),
+    GpuColumn("pcie", "PCIe", metrics=PCIE, figure=_link(PCIE), screen=((78, 11), (140, 10)), text=18, picture=108,
+              page=True, headings={"screen": "PCIe GB/s", "text": "PCIe RX/TX", "picture": "PCIe GB/s"}),
+    GpuColumn("nvlink", "NVLink", metrics=NVLINK, figure=_link(NVLINK), screen=((170, 12),), page=True,
+              headings={"screen": "NVLink GB/s"}),
+    GpuColumn("clock", "SM clock", metrics=("sm_clock_hz",), figure=_clock, screen=((170, 10),), text=9, page=True),
+    GpuColumn("power", "power", metrics=("power_w",), limit="power_limit_w", figure=_power,
+              screen=((60, 6), (110, 9)), text=6, picture=56, page=True),
+    GpuColumn("temperature", "temp", metrics=("temperature_c",), figure=_single("temperature_c"),
+              screen=((60, 5),), text=6, picture=48, page=True, muted=True),
+    GpuColumn("flag", "", "flags", figure=_flags, screen=((78, 4), (150, 0))),  # the first one, in three letters
+    GpuColumn("flags", "", "flags", figure=_flags, screen=((150, 14),)),
+)
+MUTED_METRICS = frozenset(metric for column in COLUMNS if column.muted for metric in column.metrics)
