@@ -75,12 +75,12 @@ def _gpu_line(fields: list[Field], figures: dict[str, StyledText], width: int) -
     for field in fields:
         if field.x > x:
             out.append((" " * (field.x - x), PLAIN))
-        if field.key == "main" or field.key.endswith("_lane"):
+        if field.is_lane:
             out.append((BLANK * field.width, BLANK_STYLE))
         elif message and field.key != "gpu":
             return [*out, (fit(" " + message[0], width - field.x), message[1])]
         else:
             text, style = figures.get(field.key, ("", PLAIN))
-            out.append((fit(text, field.width, right=field.key not in ("gpu", "flag", "flags")), style))
+            out.append((fit(text, field.width, right=field.draw == "figure"), style))
         x = field.x + field.width
     return out
