@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gputop.advice.registry import rule_of
 from gputop.analysis.results import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
 from gputop.core.findings import Abstained, Finding, at_most
 
-# What evaluation differs in from training: memory and batch size, gradients and their AllReduce, the optimizer.
-_OF_TRAINING = frozenset({
-    "batch_size_headroom", "memory_pressure", "loss_scaling", "allreduce_count", "allreduce_slow",
-    "tensor_cores_unused", "fp16_fallback", "dims_unaligned", "xla_off", "small_kernels",
-})
 _CAPTURE = "capture again while the job trains (in Keras: during fit, between its first and its last step of an epoch)"
 
 
@@ -25,7 +21,8 @@ def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: Steps | N
     if steps is None or not isinstance(outcome, Finding):
         return outcome
     if steps.phase in (EVALUATION, PREDICTION):
-        if outcome.id in _OF_TRAINING:
+        rule = rule_of(outcome.id, "trace")
+        if rule is not None and rule.training_only:
             return Abstained(outcome.id, f"steps that train: those of this window are {steps.phase}; {_CAPTURE}")
         return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
             f"{outcome.why} This is {steps.phase}, not training: {_CAPTURE} before you change the training."))

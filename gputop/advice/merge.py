@@ -5,26 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from gputop.advice.thresholds import limit
+from gputop.advice.registry import limit, rule_of
 from gputop.core.findings import Finding, ranked
-
-# A cause can have one id live and another from a trace; the trace knows more, so it stays.
-_SAME_CAUSE = {
-    "gpu0_oversubscribed": {"gpu0_oversubscribed", "replica_imbalance"},
-    "tensor_idle": {"tensor_cores_unused", "fp16_fallback"},
-}
-
-# What telemetry sees of a cause that only a trace can name.
-_FOLLOWS_FROM = {
-    "low_sm_active": {
-        "input_bound", "step_gap_host", "thread_contention", "launch_bound", "small_kernels", "eager_execution",
-        "retracing", "host_placement", "copies_excessive", "copies_pageable", "sync_copies", "communication_exposed",
-        "collective_waiting", "replica_imbalance", "gpu0_oversubscribed", "serial_gpus", "staggered_launch",
-        "allreduce_count", "allreduce_slow", "batch_size_headroom",
-    },
-    "host_cpu_saturated": {"input_bound", "thread_contention", "step_gap_host", "host_placement"},
-    "pcie_saturated": {"copies_excessive", "copies_pageable", "sync_copies", "communication_exposed", "allreduce_slow"},
-}
 
 
 def merge_findings(trace: Iterable[Finding], live: Iterable[Finding], trace_age_s: float = 0.0,
@@ -47,9 +29,11 @@ def merge_findings(trace: Iterable[Finding], live: Iterable[Finding], trace_age_
         if job_gpus is not None and not set(finding.gpus) <= set(job_gpus):
             only_live.append(finding)
             continue
-        if known & _SAME_CAUSE.get(finding.id, {finding.id}):
+        rule = rule_of(finding.id, "live")
+        # The trace knows more of a cause that both see, so its finding stays.
+        if known & {finding.id, *(rule.same_as if rule is not None else ())}:
             continue
-        causes = _FOLLOWS_FROM.get(finding.id, set()) if fresh else set()
+        causes = {cause.id for cause in rule.follows_from} if rule is not None and fresh else set()
         place = next((i for i, f in enumerate(top) if f.severity != "low" and f.ids & causes), None)
         if place is None:
             only_live.append(finding)

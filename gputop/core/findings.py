@@ -12,9 +12,6 @@ Severity = Literal["high", "medium", "low"]
 HIGH_SHARE = 0.15
 MEDIUM_SHARE = 0.05
 
-# Findings that explain a figure or name a limit: none of them costs time.
-EXPLANATIONS = frozenset({"dram_bound", "memory_preallocated", "no_fine_metrics", "unused_gpu"})
-
 
 @dataclass(frozen=True, slots=True)
 class Gain:
@@ -49,7 +46,7 @@ class Finding:
     why: str
     evidence: Mapping[str, float]  # base units, the unit in the name: wait_s, share_ratio, …
     action: str
-    source: str  # where the rule and its thresholds come from
+    source: str  # where the rule and its limits come from
     gain: Gain
     gpus: tuple[int, ...] = ()
     snippet: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gputop.advice.registry import ids_by_part
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.diagnosis import report_device, report_host
@@ -11,18 +12,9 @@ from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
 from gputop.text.units import bytes_, figure, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
 
-# The parts of the step whose cause a finding names; a large part without one is said to be unexplained.
-# launch_bound names launches close together alone, which is not what the host was at in the part of its own.
-_UNEVEN = {"gpu0_oversubscribed", "replica_imbalance"}
-_LATE = {"sync_copies", "staggered_launch", "serial_gpus", "thread_contention", "eager_execution",
-         "retracing", "host_placement", "loss_scaling"}
-_EXPLAINED_BY: dict[str, set[str]] = {
-    "launch": {*_LATE, "launch_bound", "small_kernels"},
-    "host": {*_LATE, "step_gap_host"},
-    "idle": {*_UNEVEN, "staggered_launch", "serial_gpus", "collective_waiting", "small_kernels"},
-    "collectives": {*_UNEVEN, "launch_bound", "communication_exposed", "allreduce_count", "allreduce_slow",
-                    "collective_waiting", "staggered_launch"},
-}
+# The parts of the step of which a large one without a finding is said to be unexplained. (launch_bound is for launches
+# close together alone, so the part "host" is none of its.)
+_TO_EXPLAIN = ("launch", "host", "idle", "collectives")
 _BAR = 24
 _ABOUT = {"xspace": "TensorFlow/JAX profiler", "chrome": "Chrome/kineto trace", "nsys": "Nsight Systems report"}
 
@@ -157,9 +149,9 @@ def _unexplained(a: Analysis) -> str:
         return ""
     parts, total = a.breakdown.to_json(), a.breakdown.total
     named = {id_ for f in a.findings for id_ in f.ids}
-    name = max(_EXPLAINED_BY, key=lambda part: 0.0 if named & _EXPLAINED_BY[part] else parts[part])
+    name = max(_TO_EXPLAIN, key=lambda part: 0.0 if named & ids_by_part(part) else parts[part])
     share = parts[name] / total if total else 0.0
-    if share < HIGH_SHARE or named & _EXPLAINED_BY[name]:
+    if share < HIGH_SHARE or named & ids_by_part(name):
         return ""
     text = f"Unexplained: {PART_BY_ID[name].name} takes {percent(share)} of the step and no rule here names its cause."
     return f"{text} Gaps above lists what the host was at." if a.gaps is not None and a.gaps.main else text

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gputop.advice.registry import ids_by_idle_gap
 from gputop.advice.trace.blocking_copies import held_copies
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, parts_by_gpu
@@ -30,21 +31,6 @@ LIMIT = 200  # bubbles told
 _SEEDS = 20  # standstills looked at for each that is told: the longest ones
 _TOGETHER = 0.5  # standstills of two GPUs are one place where they share this much of the longer one
 _IDLE_PARTS = ("input", "launch", "host", "idle")
-
-# By cause the findings that it can be the doing of, the surest first; and where the host was launching meanwhile.
-_FINDINGS: Mapping[str, tuple[str, ...]] = {
-    "input": ("input_bound",),
-    "tracing": ("retracing",),
-    "eager": ("eager_execution",),
-    "placement": ("host_placement",),
-    "gap": ("step_gap_host",),
-    "dispatch": ("thread_contention", "staggered_launch", "eager_execution"),
-    "other_gpu": ("serial_gpus", "staggered_launch", "gpu0_oversubscribed", "replica_imbalance"),
-    "collective_wait": ("collective_waiting", "gpu0_oversubscribed", "replica_imbalance", "staggered_launch",
-                        "serial_gpus"),
-}
-_AFTER_COPIES = ("sync_copies", "loss_scaling", "host_placement")
-_LAUNCHING = ("launch_bound", "small_kernels")
 
 
 class Found(NamedTuple):
@@ -218,11 +204,11 @@ def _part(cause: str, share: Mapping[str, float]) -> str:
 
 def _finding(cause: str, share: Mapping[str, float], findings: Sequence[Finding]) -> str | None:
     """The finding that stands in the list, by its own id where what it explains is the nearer one."""
-    wanted = _FINDINGS.get(cause, ())
+    wanted = ids_by_idle_gap(cause)
     if cause == "dispatch" and share.get("after_copy", 0.0) >= _TOGETHER:
-        wanted = (*_AFTER_COPIES, *wanted)
+        wanted = (*ids_by_idle_gap("after_copy"), *wanted)
     if _part(cause, share) == "launch":
-        wanted = (*wanted, *_LAUNCHING)
+        wanted = (*wanted, *ids_by_idle_gap("launching"))
     of = {id_: finding.id for finding in reversed(findings) for id_ in finding.ids}
     return next((of[id_] for id_ in wanted if id_ in of), None)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice.causes import _RELATIONS, fold_consequences
+from gputop.advice.causes import fold_consequences
 from gputop.advice.merge import merge_findings
-from gputop.advice.trace.advise import RULES
 from gputop.core.findings import Finding, Gain, severity_of
 
 
@@ -16,11 +15,6 @@ def made(id_: str, share: float | None, gpus: tuple[int, ...] = (0,), **evidence
 
 def folded(*findings: Finding) -> dict[str, tuple[str, ...]]:
     return {f.id: tuple(c.id for c in f.consequences) for f in fold_consequences(findings)}
-
-
-def test_relations_name_rules():
-    made_by_rules = {rule.__name__ for rule in RULES} | {"gpu0_oversubscribed"}
-    assert {id_ for r in _RELATIONS for id_ in (r.cause, r.effect)} <= made_by_rules
 
 
 def test_waiting_for_a_gpu_with_more_work_is_imbalance():

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gputop.advice.live.node_view import View, gpus_text, same_job
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.core.samples import GpuSample
 from gputop.text.units import percent
 
 _NO_FIGURE = "telemetry shows no steps: a capture (c) gives the figure"
-_CAUSES_OF_LITTLE_WORK = ("idle_gpu", "unused_gpu", "gpu0_oversubscribed", "host_cpu_saturated", "pcie_saturated",
-                          "spinning")
 
 
 # -- spinning -------------------------------------------------------------------------------------
@@ -33,7 +31,7 @@ class _Spin:
 def spinning(view: View) -> Finding | Abstained | None:
     """A kernel runs all the time and does nothing: GPUs that wait for each other, a busy-wait."""
     window_s = view.seconds("spinning.window_s")
-    explained = view.gpus_explained_by("gpu0_oversubscribed", "idle_gpu", "unused_gpu")
+    explained = view.gpus_left_out("spinning")
     spins: list[_Spin] = []
     judged, missing = False, ""
     for gpu in view.warmed_up_gpus:
@@ -151,7 +149,7 @@ def low_sm_active(view: View) -> Finding | Abstained | None:
     """GPUs that work, but little, and no live figure says why."""
     rule = "low_sm_active"
     window_s = view.seconds("low_sm_active.window_s")
-    explained = view.gpus_explained_by(*_CAUSES_OF_LITTLE_WORK)
+    explained = view.gpus_left_out(rule)
     low: dict[int, tuple[GpuSample, str, float]] = {}
     rest: dict[int, float] = {}
     judged, coarse = False, None
@@ -263,7 +261,7 @@ def dram_bound(view: View) -> Finding | Abstained | None:
 def tensor_idle(view: View) -> Finding | Abstained | None:
     """SMs are busy for minutes and the tensor cores never: precision, or work that has no matrices."""
     rule, window_s = "tensor_idle", view.seconds("tensor_idle.window_s")
-    explained = view.gpus_explained_by("low_sm_active", "spinning", "dram_bound")
+    explained = view.gpus_left_out(rule)
     idle: dict[int, dict[str, float]] = {}
     judged, missing = False, ""
     for gpu in view.warmed_up_gpus:

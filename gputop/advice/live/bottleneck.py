@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gputop.advice.live.node_view import View, gpus_text
-from gputop.advice.thresholds import limit
+from gputop.advice.live_rules import LIVE_RULES
+from gputop.advice.registry import limit
 from gputop.core.samples import GpuSample
 from gputop.text.units import percent
 
-# Findings that leave nothing to say about limits: time is lost, or how the GPUs work is not known.
-_LOSSES = ("hardware_error", "idle_gpu", "gpu0_oversubscribed", "shared_gpu", "thermal_throttled", "memory_pressure",
-           "pcie_saturated", "host_cpu_saturated", "spinning", "low_sm_active", "tensor_idle", "no_fine_metrics")
+# Time is lost, or how the GPUs work is not known.
+_HIDE_LIMIT = tuple(rule.id for rule in LIVE_RULES if rule.hides_limit)
 
 
 def live_limit(view: View) -> str | None:
@@ -20,7 +20,7 @@ def live_limit(view: View) -> str | None:
     None where no GPU works or its SM activity is not known, and where a rule that ran before on
     this view found time lost.
     """
-    if view.found(*_LOSSES):
+    if view.found(*_HIDE_LIMIT):
         return None
     window_s = view.seconds("window_s")
     sm = {g.info.index: (g, mean) for g in view.warmed_up_gpus

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gputop.advice.live.node_view import View, gpus_text
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.core.samples import LOST, NOT_RESPONDING, OK, GpuSample
 from gputop.core.xid import APPLICATION, UNKNOWN, Xid, explain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gputop.advice.live.node_view import View, gpus_text, name_of
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.core.samples import CgroupSample, ProcessSample
 from gputop.telemetry.history import HostHistoryPoint
@@ -66,7 +66,7 @@ def _waiting(view: View, process: ProcessSample, window_s: float) -> dict[int, f
     """The GPUs of the process with time left, and how active they were; none while it pauses or starts, or where
     another rule knows what they wait for."""
     out = {}
-    otherwise = view.gpus_explained_by("gpu0_oversubscribed", "idle_gpu")
+    otherwise = view.gpus_left_out(_RULE)
     for gpu in view.compute_gpus(process):
         activity, index = view.activity(gpu, window_s), gpu.info.index
         if activity is None or index in otherwise or activity[1] > view.limit(_RULE, "waiting_", index):

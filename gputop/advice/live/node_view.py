@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from gputop.advice.thresholds import limit
+from gputop.advice.registry import limit, rule_of
 from gputop.core.findings import Abstained, Finding
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
 from gputop.telemetry.history import History, HostHistoryPoint
@@ -21,9 +21,6 @@ F64 = npt.NDArray[np.float64]
 
 NO_PROCESS = "no compute process holds a GPU: start the job, or look at the node it runs on"
 NO_PROCESS_WATCHED = "no compute process holds a GPU that is watched: leave out --gpus to see all GPUs of the node"
-
-# One GPU is named, all of its job's wait for it.
-_WHOLE_JOB = ("gpu0_oversubscribed",)
 
 _LONGEST = {"sm_active": "tensor_idle.window_s", "tensor_active": "tensor_idle.window_s",
             "gpu_util": "low_sm_active.window_s"}
@@ -91,7 +88,8 @@ class View:
     def note(self, finding: Finding) -> None:
         """Remember a finding of this tick for the rules that come after it."""
         indices = set(finding.gpus)
-        if finding.id in _WHOLE_JOB:
+        rule = rule_of(finding.id, "live")
+        if rule is not None and rule.holds_up_job:
             for process in self.processes:
                 held = {g.info.index for g in self.compute_gpus(process)}
                 indices |= held if held & set(finding.gpus) else set()
@@ -104,6 +102,11 @@ class View:
     def gpus_explained_by(self, *finding_ids: str) -> frozenset[int]:
         """The GPUs whose state one of these findings, made before on this tick, accounts for."""
         return frozenset(i for found, gpus in self._found if found in finding_ids for i in gpus)
+
+    def gpus_left_out(self, rule_id: str) -> frozenset[int]:
+        """The GPUs that this rule leaves out: a rule before it on this tick accounts for their state."""
+        rule = rule_of(rule_id, "live")
+        return frozenset() if rule is None else self.gpus_explained_by(*rule.yields_to)
 
     # -- what is shown ------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.advice.live.node_view import View, gpus_text
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.core.samples import GpuSample
 from gputop.sources.nvml.pcie import link_bytes_per_s
@@ -115,7 +115,7 @@ def _traffic(view: View, gpu: GpuSample, link: float, window_s: float) -> float 
 def pcie_saturated(view: View) -> Finding | Abstained | None:
     """Copies fill the link most of the time."""
     rule = "pcie_saturated"
-    explained = view.gpus_explained_by("pcie_link_degraded")
+    explained = view.gpus_left_out(rule)
     full: dict[int, tuple[GpuSample, str, dict[str, float]]] = {}
     judged, missing = False, ""
     for gpu in view.readable_gpus:

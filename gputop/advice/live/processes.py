@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputop.advice.live.node_view import View, gpus_text, name_of, same_job
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.core.findings import Abstained, Finding, Gain, Severity, severity_of
 from gputop.core.samples import GpuSample, ProcessSample
 from gputop.text.units import percent
@@ -282,7 +282,7 @@ def memory_preallocated(view: View) -> Finding | Abstained | None:
     if not view.processes:
         return view.no_process("memory_preallocated")
     window_s = view.seconds("window_s")
-    pressed = view.gpus_explained_by("memory_pressure")
+    pressed = view.gpus_left_out("memory_preallocated")
     reserved: dict[int, float] = {}
     judged = False
     for gpu in {g.info.index: g for p in view.processes for g in view.compute_gpus(p)}.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputop.advice.live.node_view import View, gpus_text
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.core.findings import Abstained, Finding, Gain, Severity
 from gputop.core.samples import GpuSample
 from gputop.text.units import percent
@@ -108,7 +108,7 @@ def _heat(view: View, gpu: GpuSample, window_s: float) -> dict[str, float] | Non
 def power_capped(view: View) -> Finding | Abstained | None:
     """Clocks held down by the power limit for most of the window."""
     window_s = view.seconds("window_s")
-    by_heat = view.gpus_explained_by("thermal_throttled")
+    by_heat = view.gpus_left_out("power_capped")
     capped: list[tuple[GpuSample, dict[str, float]]] = []
     judged = 0
     for gpu in view.readable_gpus:

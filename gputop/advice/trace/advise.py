@@ -1,6 +1,6 @@
 """The advice from a trace: all rules over its analysis. Pure: no clock, no files.
 
-A new rule is one function here in RULES and its limits in ``thresholds.py``. It returns a
+A new rule is one function here in RULES and its record in ``trace_rules.py``. It returns a
 finding, an abstention where its inputs are missing, or None where it sees nothing wrong.
 """
 

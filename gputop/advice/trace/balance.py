@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from gputop.advice import savings
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.core.findings import Abstained, Finding, Gain, severity_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gputop.advice import savings
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.device_time import idle_after
 from gputop.analysis.host.input_pipeline import loops

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from gputop.advice import savings
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.advice.trace.blocking_copies import pinned_rate
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.results_device import CollectiveOp

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
 from gputop.advice.trace.training_loop import EAGER, JAX, KERAS2, KERAS3, training_loop
 from gputop.analysis.results_host import Functions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gputop.advice.thresholds import limit
+from gputop.advice.registry import limit
 from gputop.analysis.gpu.breakdown import breakdown
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.device_time import GpuTimeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
 from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, training_loop
 from gputop.analysis.results_host import GapWork

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
 from gputop.advice.trace.input_fixes import InputFix, suggest_fix, suggest_fix_by_name
 from gputop.analysis.host.launch_threads import cpu_budget

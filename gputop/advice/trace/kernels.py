@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 
 from gputop.advice import savings
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.device_time import idle_after
 from gputop.analysis.host.launch_threads import by_line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.kernels import launch_pace_s
 from gputop.core.findings import Abstained, Finding, Gain, at_most, severity_of

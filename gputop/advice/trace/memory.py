@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.launch import launch_bound
 from gputop.analysis.results import AllocatorUse

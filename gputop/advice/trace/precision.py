@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from gputop.advice import savings
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.results_device import KernelRow
 from gputop.core.findings import Abstained, Finding, Gain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from gputop.advice import savings
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.results_device import LaunchOrder, Replicas, ReplicaWork
 from gputop.core.findings import Abstained, Finding, Gain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.advice.thresholds import limit, source
+from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.text.units import percent

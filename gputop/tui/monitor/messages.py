@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputop.core.findings import EXPLANATIONS
+from gputop.advice.registry import EXPLANATIONS
 from gputop.session.session import Session
 from gputop.text.units import printable, seconds
 

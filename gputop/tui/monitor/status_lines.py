@@ -98,8 +98,8 @@ def throttled(group: CgroupSample) -> bool:
     """Whether its CPU quota runs out as often as the rule host_cpu_saturated minds."""
     share = group["cpu_throttled_ratio"].value
     if not share:
-        return False  # as nearly always: the thresholds need not be there for the first picture
-    from gputop.advice.thresholds import limit
+        return False  # as nearly always: the limits need not be there for the first picture
+    from gputop.advice.registry import limit
 
     return share >= limit("host_cpu_saturated.throttled_enter")
 

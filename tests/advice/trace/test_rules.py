@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice import thresholds
-from gputop.advice.thresholds import THRESHOLDS, limit
 from gputop.advice.trace.advise import RULES
 from gputop.analysis.results import Analysis
 from gputop.core.findings import Finding
@@ -39,15 +37,6 @@ def abstained(a: Analysis) -> dict[str, str]:
 @pytest.mark.parametrize("gpus", [1, 4])
 def test_healthy_job_has_no_findings(gpus):
     assert findings(healthy(gpus)) == {}
-
-
-def test_every_threshold_names_its_source_and_unit():
-    assert all(t.source and t.unit for t in THRESHOLDS.values())
-    # No id of one table hides one of the other.
-    tables = [table for name, table in vars(thresholds).items() if isinstance(table, tuple) and name.isupper()]
-    assert len(THRESHOLDS) == sum(map(len, tables)) > 100
-    with pytest.raises(KeyError):
-        limit("no.such")
 
 
 # input_bound

@@ -1,0 +1,74 @@
+"""The registry: every rule and every limit. What speaks of rules reads it: report, timeline, screens, README, tests.
+
+It imports records only, no rule's code: the first frame pays for a table, not for the rules on traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gputop.advice.live_rules import LIVE_RULES
+from gputop.advice.rule import OWN, Limit, Origin, Rule
+from gputop.advice.trace_rules import TRACE_RULES
+
+RULES: tuple[Rule, ...] = (*TRACE_RULES, *LIVE_RULES)
+
+# Limits of no single rule.
+SHARED_LIMITS: tuple[Limit, ...] = (
+    Limit("few.steps", 3, "count", f"{OWN}one odd step in a short capture does not make a finding high"),
+    Limit("few.kernels", 200, "count",
+          f"{OWN}without steps, a finding is high only over what a GPU does in some milliseconds at least"),
+    Limit("precision.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+    Limit("precision.speedup", 3.0, "ratio",
+          "NVIDIA, Mixed-Precision Training guide: up to 3x overall; the hardware's peaks are 8x apart"),
+    Limit("precision.sixteen_bit", 0.03, "ratio", f"{OWN}a few stray 16-bit kernels do not count as mixed precision"),
+    Limit("collectives.share", 0.03, "ratio", "XProf: collectives 3 % of the step are moderate (15 % high)"),
+    Limit("causes.rest", 0.4, "ratio",
+          f"{OWN}what follows from a cause is folded under it unless the cause explains less than three fifths of "
+          "it"),
+    Limit("causes.late_by_host", 0.5, "ratio",
+          f"{OWN}most of the lateness is time in which the late GPU had no launch, and the others had"),
+    Limit("host.steps", 2, "count", "as input_bound.steps"),
+    Limit("window_s", 30.0, "s",
+          f"{OWN}dozens of ordinary steps (0.1-1 s) lie in it and one odd step does not decide"),
+    Limit("coverage", 0.8, "ratio", f"{OWN}a rule judges only a window it has really seen"),
+    Limit("slice_s", 5.0, "s", f"{OWN}a slice holds several steps; a rule can ask for most slices to agree"),
+    Limit("min_readings", 5.0, "count", f"{OWN}a mean rests on more than a few ticks at slow intervals"),
+    Limit("live_limit.work", 0.8, "ratio", f"{OWN}GPUs with less SM activity are not called fully at work"),
+    Limit("live_limit.tensor", 0.4, "ratio", f"{OWN}matrix kernels of ordinary efficiency reach it"),
+    Limit("merge.fresh_s", 900.0, "s", f"{OWN}a trace tells of what is running now, not of an earlier job"),
+)
+
+LIMITS: Mapping[str, Limit] = {own.id: own for own in (*SHARED_LIMITS, *(own for rule in RULES for own in rule.limits))}
+FINDING_IDS: frozenset[str] = frozenset(id_ for rule in RULES for id_ in rule.ids)
+# Findings that explain a figure or name a limit: none of them costs time.
+EXPLANATIONS: frozenset[str] = frozenset(id_ for rule in RULES if not rule.costs_time for id_ in rule.ids)
+
+_BY_ID: Mapping[tuple[Origin, str], Rule] = {(rule.origin, id_): rule for rule in RULES for id_ in rule.ids}
+
+
+def limit(limit_id: str) -> float:
+    """The value of a limit; raises KeyError for an id that is not in the tables."""
+    return LIMITS[limit_id].value
+
+
+def source(*limit_ids: str) -> str:
+    """Where these limits come from, in one line."""
+    return "; ".join(dict.fromkeys(LIMITS[id_].source for id_ in limit_ids))
+
+
+def rule_of(finding_id: str, origin: Origin) -> Rule | None:
+    """The rule that makes findings of this id; None for an id that is no rule's, as of a document of another
+    version."""
+    return _BY_ID.get((origin, finding_id))
+
+
+def ids_by_part(part: str) -> frozenset[str]:
+    """Ids of the findings that can explain the length of this part of the step."""
+    return frozenset(id_ for rule in TRACE_RULES if part in rule.parts for id_ in rule.ids)
+
+
+def ids_by_idle_gap(cause: str) -> tuple[str, ...]:
+    """Ids of the findings that an idle gap with this cause can belong to, the surest first."""
+    found = sorted((rule for rule in TRACE_RULES if cause in rule.idle_gaps), key=lambda rule: rule.idle_gaps[cause])
+    return tuple(id_ for rule in found for id_ in rule.ids)

@@ -1,0 +1,82 @@
+"""What a rule is: one record with everything the rest of gputop has to know about it.
+
+The records stand in :mod:`gputop.advice.trace_rules` and :mod:`gputop.advice.live_rules`,
+:mod:`gputop.advice.registry` joins and looks them up. A record imports no rule's code: it names the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal
+
+OWN = "gputop: chosen so that "  # begins the source of a limit that nobody else states
+
+Origin = Literal["trace", "live"]
+# by_share: by what the fix saves of the step. by_share_capped: the same, medium at most on a small sample.
+# own: the rule's own judgment.
+SeverityKind = Literal["by_share", "by_share_capped", "own"]
+# When a cause accounts for its consequence; gputop.advice.causes has a function for each.
+Condition = Literal["always", "same_gpus", "fast_launches", "slow_launches", "copies_with_host", "late_by_host"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A threshold. A live rule that shows a finding at ``…enter`` keeps it until the signal is past ``…leave``, so
+    that a value near the limit does not make the panel flicker."""
+
+    id: str  # rule, dot, what it limits
+    value: float
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A finding that accounts for the rule's own, where ``condition`` holds.
+
+    ``wholly``: whatever the figures say, nothing is left of the rule's finding beside this cause.
+    """
+
+    id: str
+    condition: Condition = "always"
+    wholly: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule. Its ``module``, below ``gputop.advice``, has a function ``judge_<id>``, which computes the verdict,
+    and ``describe_<id>``, which writes the finding from it."""
+
+    id: str
+    module: str
+    origin: Origin
+    limits: tuple[Limit, ...] = ()
+    shared_limits: tuple[str, ...] = ()  # ids of limits it reads that are not its own
+    also: tuple[str, ...] = ()  # further ids that its findings can have
+    severity: SeverityKind = "own"
+    needs: tuple[str, ...] = ()  # inputs without which it abstains (gputop.advice.trace.inputs, .live.inputs)
+    silent_for: tuple[str, ...] = ()  # frameworks of which it says nothing
+    training_only: bool = False  # says nothing about a window that evaluates or predicts
+    costs_time: bool = True  # False: it explains a figure or names a limit
+    # The findings it follows from, the surest first. Of a live rule: findings of a trace.
+    follows_from: tuple[Cause, ...] = ()
+    # -- of a trace rule
+    parts: tuple[str, ...] = ()  # parts of the step whose length it can explain
+    idle_gaps: Mapping[str, int] = field(default_factory=dict)  # by cause of an idle gap: its place among the findings
+    events: frozenset[str] = frozenset()  # kinds of events on the timeline that stand for it
+    # -- of a live rule
+    yields_to: tuple[str, ...] = ()  # live findings that account for a GPU's state: it leaves such GPUs out
+    same_as: tuple[str, ...] = ()  # ids under which a trace names the same cause
+    hides_limit: bool = False  # where it is found, nothing is said about what bounds the job
+    holds_up_job: bool = False  # it names one GPU, for which all GPUs of the job wait
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """All ids its findings can have."""
+        return (self.id, *self.also)
+
+    def function(self, verb: Literal["judge", "describe"]) -> Any:
+        """The rule's function of that name; imports its module."""
+        return getattr(import_module(f"gputop.advice.{self.module}"), f"{verb}_{self.id}")

@@ -1,0 +1,300 @@
+"""The records of the rules on traces, in the order in which they are asked (:mod:`gputop.advice.trace.advise`)."""
+
+from __future__ import annotations
+
+from gputop.advice.rule import OWN, Cause, Limit, Rule
+
+_UNEVEN = ("gpu0_oversubscribed", "replica_imbalance")
+# What delays launches, whatever else it costs.
+_DELAYS_LAUNCHES = tuple(map(Cause, ("thread_contention", "eager_execution", "retracing", "host_placement",
+                                     "sync_copies", "loss_scaling")))
+_COLLECTIVE = frozenset({"collective"})
+_COPIES = frozenset({"h2d", "d2h", "d2d", "p2p", "copy"})
+_COMPUTE = frozenset({"compute"})
+
+TRACE_RULES: tuple[Rule, ...] = (
+    Rule(
+        id="input_bound", module="trace.input_wait", origin="trace", severity="by_share_capped",
+        needs=("batch_waits", "idle_gpus_in_waits"),
+        parts=("input",), idle_gaps={"input": 1},
+        limits=(
+            Limit("input_bound.share", 0.05, "ratio",
+                  "XProf: input 5 % of the step is moderate (20 % high); PyTorch's TensorBoard plugin: loader > 5 %"),
+            Limit("input_bound.steps", 2, "count", "TraceML: warns from 2 steps on (and is sure from 20)"),
+        ),
+    ),
+    Rule(
+        id="launch_bound", module="trace.launch", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity", "launch_calls"),
+        parts=("launch", "collectives"), idle_gaps={"launching": 1},
+        # Short kernels and waiting for launches are one thing: the host's side of it, or the kernels'.
+        follows_from=(
+            Cause("serial_gpus"), Cause("staggered_launch"), Cause("small_kernels", "fast_launches"), *_DELAYS_LAUNCHES,
+        ),
+        limits=(
+            Limit("launch_bound.share", 0.03, "ratio",
+                  "XProf: kernel launch 3 % of the step is moderate (15 % high)"),
+            Limit("launch_bound.deep_queue_s", 0.01, "s",
+                  f"{OWN}a queue tens of milliseconds deep, as of a V100 that is 98 % busy, is called healthy"),
+            Limit("launch_bound.short_kernel_s", 40e-6, "s",
+                  "launch latency in TensorFlow is 20-40 µs: shorter kernels leave the GPU waiting"),
+        ),
+    ),
+    Rule(
+        id="small_kernels", module="trace.kernels", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), training_only=True,
+        parts=("launch", "idle"), idle_gaps={"launching": 2},
+        follows_from=(Cause("launch_bound", "slow_launches", wholly=True), *_DELAYS_LAUNCHES),
+        limits=(
+            Limit("small_kernels.kernel_s", 20e-6, "s",
+                  "launching takes TensorFlow 20-40 µs: shorter kernels cannot keep the GPU fed one by one"),
+            Limit("small_kernels.count", 0.5, "ratio", f"{OWN}short kernels are the rule, not the exception"),
+            Limit("small_kernels.share", 0.03, "ratio", "as launch_bound.share"),
+            Limit("small_kernels.pace_s", 20e-6, "s",
+                  "launching takes TensorFlow 20-40 µs: where it takes less the host is not the slow part"),
+        ),
+    ),
+    Rule(
+        id="replica_imbalance", also=("gpu0_oversubscribed",), module="trace.balance", origin="trace",
+        severity="by_share", needs=("gpu_activity",),
+        parts=("idle", "collectives"), idle_gaps={"other_gpu": 3, "collective_wait": 2}, events=_COMPUTE,
+        follows_from=(Cause("serial_gpus"),),
+        limits=(
+            Limit("replica_imbalance.ratio", 1.10, "ratio", "TraceML: straggler, warning at 10 % (critical at 20 %)"),
+            Limit("replica_imbalance.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+            Limit("replica_imbalance.own_kernels", 0.5, "ratio",
+                  f"{OWN}the extra time is work of its own where extra kernels account for half of it"),
+            Limit("replica_imbalance.took_part", 0.10, "ratio",
+                  f"{OWN}GPUs with under a tenth of the heaviest one's work count as unused, not as light replicas"),
+        ),
+    ),
+    Rule(
+        id="serial_gpus", module="trace.replicas", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), shared_limits=("replica_imbalance.took_part",),
+        parts=("launch", "host", "idle"), idle_gaps={"other_gpu": 1, "collective_wait": 4},
+        limits=(
+            Limit("serial_gpus.overlap", 0.4, "ratio",
+                  f"{OWN}GPUs work by turns only if they overlap far less than independent ones would"),
+            Limit("serial_gpus.share", 0.05, "ratio", "contract of severities: 5 % is medium"),
+        ),
+    ),
+    Rule(
+        id="staggered_launch", module="trace.replicas", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), shared_limits=("replica_imbalance.took_part",),
+        parts=("launch", "host", "idle", "collectives"),
+        idle_gaps={"dispatch": 2, "other_gpu": 2, "collective_wait": 3},
+        # A late GPU is late because it has more to do; a serial job is late by design.
+        follows_from=(*(Cause(id_, "same_gpus") for id_ in _UNEVEN), Cause("serial_gpus", wholly=True)),
+        limits=(
+            Limit("staggered_launch.share", 0.03, "ratio", "as launch_bound.share"),
+            Limit("staggered_launch.turn", 0.5, "ratio",
+                  f"{OWN}a thread that launches half of a GPU's step before it turns to the next one serves them "
+                  "one by one"),
+            Limit("staggered_launch.jump", 0.6, "ratio",
+                  f"{OWN}one late GPU among several, most of the whole delay in one jump, is not called a "
+                  "staggered launch"),
+        ),
+    ),
+    Rule(
+        id="communication_exposed", module="trace.collectives", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), shared_limits=("collectives.share",),
+        parts=("collectives",), events=_COLLECTIVE,
+        # The transfer that nothing hides has a reason of its own.
+        follows_from=(Cause("allreduce_slow"), Cause("allreduce_count")),
+    ),
+    Rule(
+        id="allreduce_count", module="trace.collectives", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), shared_limits=("collectives.share",), training_only=True,
+        parts=("collectives",), events=_COLLECTIVE,
+        limits=(
+            Limit("allreduce_count.many", 32, "count", f"{OWN}a job that fuses its gradients stays below"),
+            Limit("allreduce_count.bucket_bytes", 25e6, "bytes",
+                  "PyTorch's DistributedDataParallel: buckets of 25 MB (TensorFlow's NcclAllReduce: one pack for "
+                  "all)"),
+            Limit("allreduce_count.message_bytes", 4e6, "bytes",
+                  f"{OWN}messages that use the links well (NCCL's bandwidth saturates at some MB) count as merged"),
+            Limit("allreduce_count.latency_s", 250e-6, "s",
+                  f"{OWN}an AllReduce that short, sizes unknown, is latency for the most part on any link (NCCL: "
+                  "15-200 µs)"),
+        ),
+    ),
+    Rule(
+        id="allreduce_slow", module="trace.collectives", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), shared_limits=("collectives.share",), training_only=True,
+        parts=("collectives",), events=_COLLECTIVE,
+        limits=(
+            Limit("allreduce_slow.factor", 2.0, "ratio", f"{OWN}NCCL's own losses, tens of per cent, pass"),
+            Limit("allreduce_slow.latency_s", 50e-6, "s",
+                  f"{OWN}each AllReduce may take that long beside its bytes (NCCL in a node: 15-50 µs)"),
+        ),
+    ),
+    Rule(
+        id="collective_waiting", module="trace.collectives", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), shared_limits=("collectives.share",),
+        parts=("idle", "collectives"), idle_gaps={"collective_wait": 1}, events=_COLLECTIVE,
+        follows_from=(
+            *(Cause(id_, "same_gpus", wholly=True) for id_ in _UNEVEN), Cause("serial_gpus", wholly=True),
+            Cause("staggered_launch"), Cause("thread_contention", "late_by_host", wholly=True),
+        ),
+        limits=(
+            Limit("collective_waiting.one", 2 / 3, "ratio",
+                  f"{OWN}one GPU is named alone only where it causes most of the wait"),
+        ),
+    ),
+    Rule(
+        id="copies_excessive", module="trace.copies", origin="trace", severity="by_share", needs=("busy_gpus",),
+        parts=("h2d", "d2h"), events=_COPIES,
+        # How the copies are done, and what asks for them.
+        follows_from=(Cause("copies_pageable", "copies_with_host"), Cause("host_placement", "copies_with_host")),
+        limits=(
+            Limit("copies_excessive.share", 0.05, "ratio",
+                  "XProf: input (which holds H2D) and output 5 % of the step are moderate (20 % high)"),
+            Limit("copies_excessive.pageable", 0.5, "ratio",
+                  f"{OWN}pinning is advised only where most of the copy time is known to be pageable"),
+        ),
+    ),
+    Rule(
+        id="copies_pageable", module="trace.blocking_copies", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",),
+        parts=("h2d", "d2h"), events=_COPIES,
+        limits=(
+            Limit("copies_pageable.share", 0.03, "ratio", "as small_kernels.share; nsys rule: pageable async copies"),
+            Limit("copies_pageable.part", 0.5, "ratio", "as copies_excessive.pageable"),
+            Limit("copies_pageable.bytes", 65536, "bytes",
+                  "CUDA C++ Programming Guide: copies to the device of 64 KB or less are asynchronous with any "
+                  "memory"),
+        ),
+    ),
+    Rule(
+        id="sync_copies", module="trace.blocking_copies", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), shared_limits=("copies_pageable.bytes",),
+        parts=("launch", "host"), idle_gaps={"after_copy": 1}, events=_COPIES,
+        follows_from=(Cause("copies_pageable"), Cause("host_placement"), Cause("loss_scaling")),
+        limits=(
+            Limit("sync_copies.share", 0.02, "ratio", "nsys-ai: synchronisation 2 % of the time and more"),
+        ),
+    ),
+    Rule(
+        id="tensor_cores_unused", module="trace.precision", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), training_only=True,
+        shared_limits=("precision.share", "precision.speedup", "precision.sixteen_bit"),
+        parts=("compute",), events=_COMPUTE,
+    ),
+    Rule(
+        id="fp16_fallback", module="trace.precision", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), training_only=True,
+        shared_limits=("precision.share", "precision.speedup", "precision.sixteen_bit"),
+        parts=("compute",), events=_COMPUTE,
+    ),
+    Rule(
+        id="dims_unaligned", module="trace.precision", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), shared_limits=("precision.share",), training_only=True,
+        parts=("compute",), events=_COMPUTE,
+        limits=(
+            Limit("dims_unaligned.speedup", 2.0, "ratio",
+                  "NVIDIA, Matrix Multiplication Background: dimensions of multiples of 16 bytes run fastest, up "
+                  f"to several times; {OWN}the promise is on the safe side"),
+            Limit("dims_unaligned.bytes", 4, "bytes",
+                  f"NVIDIA: tensor cores want operands aligned to 16 bytes; {OWN}8 bytes, which cost little, pass"),
+        ),
+    ),
+    Rule(
+        id="loss_scaling", module="trace.kernels", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), training_only=True,
+        parts=("launch", "host"), idle_gaps={"after_copy": 2},
+        limits=(
+            Limit("loss_scaling.share", 0.02, "ratio", f"{OWN}static scaling, a per mille or so, is not reported"),
+        ),
+    ),
+    Rule(
+        id="batch_size_headroom", module="trace.memory", origin="trace", needs=("gpu_activity",),
+        shared_limits=("input_bound.share",), training_only=True,
+        parts=("compute",),
+        limits=(
+            Limit("batch_size_headroom.compute", 0.5, "ratio",
+                  "PyTorch's TensorBoard plugin: larger batch where GPU utilization is below 50 %"),
+            Limit("batch_size_headroom.memory", 0.9, "ratio",
+                  "PyTorch's TensorBoard plugin: memory above 90 % is a risk; TraceML warns at 92 %"),
+            Limit("batch_size_headroom.factor", 2.0, "ratio",
+                  f"{OWN}the batch can at least double even if all memory in use grew with it"),
+            Limit("batch_size_headroom.factor_max", 8.0, "ratio",
+                  f"{OWN}one change does not alter the optimisation problem beyond recognition"),
+            Limit("batch_size_headroom.share", 0.03, "ratio", "as launch_bound.share"),
+        ),
+    ),
+    Rule(
+        id="memory_pressure", module="trace.memory", origin="trace", needs=("allocators",), training_only=True,
+        limits=(
+            Limit("trace_memory.warn", 0.92, "ratio", "TraceML: memory, warning at 92 %"),
+            Limit("trace_memory.critical", 0.97, "ratio", "TraceML: memory, critical at 97 %"),
+            Limit("trace_memory.full", 0.99, "ratio", f"{OWN}no further tensor of ordinary size fits"),
+            Limit("trace_memory.fragmented", 0.25, "ratio",
+                  f"{OWN}a quarter of what is free is in pieces (TensorFlow's allocator reports 0 for one block)"),
+        ),
+    ),
+    Rule(
+        id="step_gap_host", module="trace.host_work", origin="trace", severity="by_share_capped",
+        needs=("step_calls",), shared_limits=("host.steps",),
+        parts=("host",), idle_gaps={"gap": 1},
+        follows_from=(Cause("retracing"), Cause("eager_execution")),
+        limits=(
+            Limit("step_gap_host.share", 0.05, "ratio",
+                  f"XProf: any other part of 3 % of the step is moderate (15 % high); {OWN}Keras' own loop passes"),
+            Limit("step_gap_host.told", 0.5, "ratio",
+                  f"{OWN}a cause is named as the main one only if it fills half of the gap"),
+        ),
+    ),
+    Rule(
+        id="thread_contention", module="trace.thread_contention", origin="trace", severity="by_share_capped",
+        needs=("launch_threads",), silent_for=("pytorch",),
+        parts=("launch", "host"), idle_gaps={"dispatch": 1},
+        limits=(
+            Limit("thread_contention.share", 0.03, "ratio", "as launch_bound.share"),
+            Limit("thread_contention.busy", 0.5, "ratio",
+                  f"{OWN}tf.data's threads fill the cores: logical CPUs are mostly two to a core"),
+            Limit("thread_contention.stalled", 0.5, "ratio",
+                  f"{OWN}single launches are late by far, as of a thread without a CPU; slow launching is even"),
+            Limit("thread_contention.together", 0.5, "ratio",
+                  f"{OWN}tf.data works during most of the late launches (it may produce in bursts)"),
+        ),
+    ),
+    Rule(
+        id="eager_execution", module="trace.compilation", origin="trace", severity="by_share_capped",
+        needs=("eager_ops",), silent_for=("jax", "pytorch"),
+        parts=("launch", "host"), idle_gaps={"eager": 1, "dispatch": 3},
+        limits=(
+            Limit("eager_execution.share", 0.10, "ratio", "XProf: eager execution above 10 %"),
+            Limit("eager_execution.cost", 0.03, "ratio", "as launch_bound.share"),
+        ),
+    ),
+    Rule(
+        id="retracing", module="trace.compilation", origin="trace", severity="by_share_capped",
+        silent_for=("pytorch",), shared_limits=("host.steps",),
+        parts=("launch", "host"), idle_gaps={"tracing": 1},
+        limits=(
+            Limit("retracing.count", 2, "count",
+                  f"{OWN}a function that is traced once for another shape, as the last batch of an epoch, is not "
+                  "reported"),
+            Limit("retracing.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+        ),
+    ),
+    Rule(
+        id="xla_off", module="trace.compilation", origin="trace", needs=("gpu_activity", "xla_events"),
+        silent_for=("jax", "pytorch"), training_only=True,
+        parts=("compute",),
+        limits=(
+            Limit("xla_off.share", 0.02, "ratio",
+                  f"{OWN}a saving as small as the spread of most steps is not promised"),
+            Limit("xla_off.chain", 3, "count",
+                  f"{OWN}a bias and an activation in a row, which libraries and graph optimizers fuse, are not "
+                  "counted"),
+        ),
+    ),
+    Rule(
+        id="host_placement", module="trace.host_work", origin="trace", severity="by_share_capped",
+        parts=("launch", "host"), idle_gaps={"placement": 1, "after_copy": 3},
+        limits=(
+            Limit("host_placement.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+        ),
+    ),
+)

@@ -1,0 +1,156 @@
+"""The registry: each rule is one complete record, and no text names an id that is no rule."""
+
+from __future__ import annotations
+
+import ast
+import re
+from difflib import get_close_matches
+from pathlib import Path
+
+import pytest
+
+from gputop.advice.causes import _CONDITIONS
+from gputop.advice.live_rules import LIVE_RULES
+from gputop.advice.registry import (
+    EXPLANATIONS,
+    FINDING_IDS,
+    LIMITS,
+    RULES,
+    SHARED_LIMITS,
+    ids_by_idle_gap,
+    ids_by_part,
+    limit,
+    rule_of,
+    source,
+)
+from gputop.advice.rule import Rule
+from gputop.advice.trace_rules import TRACE_RULES
+from gputop.render.step_parts import PART_BY_ID
+from gputop.timeline.model import CAUSES
+
+ROOT = Path(__file__).parents[2]
+# Causes of idle gaps, and the two ways in which a host that launches is told apart further.
+GAPS = {*CAUSES, "after_copy", "launching"}
+# These cost no time at any place of their own: memory, and kernels that could be fewer.
+NO_PLACE = {"memory_pressure", "batch_size_headroom", "xla_off"}
+TRACE_IDS = {id_ for rule in TRACE_RULES for id_ in rule.ids}
+LIVE_IDS = {id_ for rule in LIVE_RULES for id_ in rule.ids}
+
+
+def name(rule: Rule) -> str:
+    return f"{rule.origin}-{rule.id}"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=name)
+def test_a_record_is_complete(rule: Rule) -> None:
+    assert rule.limits or rule.shared_limits
+    prefix = "trace_memory" if name(rule) == "trace-memory_pressure" else rule.id
+    assert all(own.id.startswith(f"{prefix}.") for own in rule.limits)
+    assert all(id_ in LIMITS for id_ in rule.shared_limits)
+    assert {cause.condition for cause in rule.follows_from} <= set(_CONDITIONS)
+    if rule.origin == "live":
+        assert not (rule.parts or rule.idle_gaps or rule.events or rule.training_only or rule.silent_for)
+        return
+    assert not (rule.yields_to or rule.same_as or rule.hides_limit or rule.holds_up_job)
+    assert set(rule.parts) <= set(PART_BY_ID) and set(rule.idle_gaps) <= GAPS
+    assert rule.parts or rule.id == "memory_pressure"
+    assert rule.idle_gaps or rule.events or rule.id in NO_PLACE
+
+
+@pytest.mark.parametrize("rule", RULES, ids=name)
+def test_a_record_names_rules(rule: Rule) -> None:
+    assert {cause.id for cause in rule.follows_from} <= TRACE_IDS - {rule.id}
+    assert set(rule.same_as) <= TRACE_IDS
+    # Causes before their symptoms: what a live rule yields to has been asked before it.
+    order = [other.id for other in LIVE_RULES]
+    assert all(order.index(id_) < order.index(rule.id) for id_ in rule.yields_to)
+
+
+def test_ids_are_of_one_rule_each() -> None:
+    for rules in (TRACE_RULES, LIVE_RULES):
+        ids = [id_ for rule in rules for id_ in rule.ids]
+        assert len(ids) == len(set(ids))
+    assert FINDING_IDS == TRACE_IDS | LIVE_IDS
+    live = rule_of("memory_pressure", "live")
+    assert live is not None and live.origin == "live"
+    imbalance = rule_of("gpu0_oversubscribed", "trace")
+    assert imbalance is not None and imbalance.id == "replica_imbalance"
+    assert rule_of("no_such_rule", "live") is None
+
+
+def test_every_limit_has_a_unit_and_a_source() -> None:
+    assert all(own.unit and len(own.source) > 10 for own in LIMITS.values())
+    assert len(LIMITS) == len(SHARED_LIMITS) + sum(len(rule.limits) for rule in RULES) > 100
+    assert limit("input_bound.share") == 0.05
+    assert source("input_bound.steps", "input_bound.steps") == LIMITS["input_bound.steps"].source
+    with pytest.raises(KeyError):
+        limit("no.such")
+
+
+def test_what_others_read_from_the_records() -> None:
+    assert {"dram_bound", "memory_preallocated", "no_fine_metrics", "unused_gpu"} == EXPLANATIONS
+    assert ids_by_part("host") >= {"step_gap_host", "thread_contention"} and "launch_bound" not in ids_by_part("host")
+    assert ids_by_idle_gap("dispatch") == ("thread_contention", "staggered_launch", "eager_execution")
+    assert ids_by_idle_gap("idle") == ()
+
+
+# -- texts ------------------------------------------------------------------------------------------
+
+ID = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+")
+# Words of the findings section that are written like ids.
+NO_IDS = {"step_time", "trace_rules", "live_rules"}
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def findings_section() -> str:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.split(r"^## ", text.split("## Findings", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def test_the_readme_names_all_rules_and_only_rules() -> None:
+    listed = findings_section()
+    assert {word for quoted in re.findall(r"`([^`]+)`", listed) for word in ID.findall(quoted)} - NO_IDS <= FINDING_IDS
+    trace, live = listed.split("From a trace:", 1)[1].split("Live:", 1)
+    assert set(re.findall(r"`(\w+)`", trace)) == TRACE_IDS
+    assert set(re.findall(r"`(\w+)`", live.split("From a trace,")[0])) == LIVE_IDS
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_no_document_misspells_an_id(path: Path) -> None:
+    words = {word for quoted in re.findall(r"`([^`]+)`", path.read_text(encoding="utf-8"))
+             for word in ID.findall(quoted)}
+    assert not {word: near for word in words - FINDING_IDS if (near := get_close_matches(word, FINDING_IDS, 1, 0.9))}
+
+
+def ids_in_code(tree: ast.AST) -> set[str]:
+    """Strings of the code that stand where an id of a finding or a limit is meant."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("Finding", "Abstained"):
+                found |= strings(next((k.value for k in node.keywords if k.arg == "id"), *node.args[:1]))
+            elif called in ("gpus_explained_by", "gpus_left_out", "found", "rule_of", "no_process", "not_at_work"):
+                found |= set().union(*(strings(argument) for argument in node.args[:1]))
+            elif called in ("limit", "source", "seconds"):
+                found |= {text.split(".")[0] for argument in node.args for text in strings(argument) if "." in text}
+        elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and node.left.attr == "id":
+            found |= set().union(*(strings(other) for other in node.comparators))
+    return found
+
+
+def strings(node: ast.AST | None) -> set[str]:
+    return {own.value for own in ast.walk(node) if isinstance(own, ast.Constant) and isinstance(own.value, str)
+            } if node is not None else set()
+
+
+def test_no_code_names_an_id_that_is_no_rule() -> None:
+    prefixes = {id_.split(".")[0] for id_ in LIMITS}
+    named: dict[str, set[str]] = {}
+    for path in (*(ROOT / "gputop" / "advice").rglob("*.py"), *(ROOT / "gputop" / "diagnosis").rglob("*.py")):
+        own = {word for word in ids_in_code(ast.parse(path.read_text(encoding="utf-8"))) if ID.fullmatch(word)}
+        named[path.name] = own - FINDING_IDS - prefixes
+    assert not {name: own for name, own in named.items() if own}
