@@ -7,9 +7,23 @@ import json
 import sys
 from pathlib import Path
 
+from gputop.commands.arguments import add_shared, screen_options
 from gputop.commands.common import preferences_of, width
 from gputop.commands.monitor import unfit_terminal
+from gputop.commands.option_types import count, parameter_count
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_shared(parser, screen_options)
+    parser.add_argument("paths", nargs="+", metavar="PATH",
+                        help=".xplane.pb, run folder, TensorBoard logdir, Chrome/kineto .json[.gz], Nsight .sqlite")
+    parser.add_argument("--params", type=parameter_count, default=None, metavar="N",
+                        help="parameters of the model: tells whether its AllReduces are more, or slower, than needed")
+    parser.add_argument("--bubbles", type=count, default=None, metavar="N",
+                        help="also the N places where the GPUs lose most time, and what the host did there")
+    parser.add_argument("--timeline", action="store_true", help="the timeline of the trace, on the screen")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,14 @@ import sys
 import textwrap
 
 from gputop.commands.common import say, width
+from gputop.commands.option_types import pid, port
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pid", type=pid, metavar="PID", help="a TensorFlow or JAX process")
+    parser.add_argument("--yes", action="store_true", help="do not ask first")
+    parser.add_argument("--port", type=port, default=0, metavar="N", help="for the server (default: any free one)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,8 +6,19 @@ import argparse
 import signal
 import threading
 
+from gputop.commands.arguments import add_shared, dip_options, watch_options
 from gputop.commands.common import options_of, print_capture, say, source_of
+from gputop.commands.option_types import positive_seconds
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_shared(parser, watch_options, dip_options)
+    parser.add_argument("--seconds", type=positive_seconds, default=10.0, metavar="S",
+                        help="length of the trace at most (10): a short probe may find that less will do")
+    parser.add_argument("--force", action="store_true",
+                        help="record all of --seconds, without a probe, whatever it costs the job and the node")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
 def run(args: argparse.Namespace) -> int:

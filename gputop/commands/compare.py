@@ -10,6 +10,13 @@ from gputop.commands.common import width
 from gputop.core.errors import EXIT_OK
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for name, meaning in (("a", "before"), ("b", "after")):
+        parser.add_argument(name, metavar=name.upper(),
+                            help=f"{meaning}: a trace, what analyze --json printed, or a JSON snapshot")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
 def run(args: argparse.Namespace) -> int:
     from gputop.comparison.compare import compare
     from gputop.comparison.report import text_report

@@ -8,6 +8,10 @@ from gputop.commands.settings import Config, document
 from gputop.core.errors import EXIT_OK, GputopError
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--path", action="store_true", help="only where they are")
+
+
 def run(args: argparse.Namespace) -> int:
     config: Config = args.config
     if args.path:

@@ -5,10 +5,20 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
+from pathlib import Path
 
+from gputop.commands.arguments import add_shared, watch_options
 from gputop.commands.common import say, source_of
+from gputop.commands.option_types import positive_seconds
 from gputop.core.errors import EXIT_OK
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_shared(parser, watch_options)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="a file that does not exist")
+    parser.add_argument("--seconds", type=positive_seconds, default=None, metavar="S",
+                        help="how long (default: until ctrl-c)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from pathlib import Path
 
+from gputop.commands.arguments import add_shared, screen_options
 from gputop.commands.common import options_of, preferences_of, say
 from gputop.commands.monitor import unfit_terminal
+from gputop.commands.option_types import replay_speed, seconds_from_zero
 from gputop.core.errors import EXIT_USAGE, GputopError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_shared(parser, screen_options)
+    parser.add_argument("file", type=Path, metavar="FILE", help="of gputop record, or a snapshot (json or html)")
+    parser.add_argument("--speed", type=replay_speed, default=1.0, metavar="X", help="times as fast, or max (1)")
+    parser.add_argument("--start", type=seconds_from_zero, default=0.0, metavar="S",
+                        help="seconds into the recording (0)")
 
 
 def run(args: argparse.Namespace) -> int:

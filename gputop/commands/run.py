@@ -11,10 +11,37 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from gputop.commands.arguments import add_shared, screen_options, watch_options
 from gputop.commands.common import options_of, preferences_of, say, source_of
 from gputop.commands.monitor import unfit_terminal
+from gputop.commands.option_types import port
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.launch import environment
+
+_EPILOG = """\
+The server starts in the first Python process of the job that imports TensorFlow or JAX, and in each rank
+(LOCAL_RANK, OMPI_COMM_WORLD_RANK, SLURM_PROCID, TF_CONFIG, …). Without gputop run, one variable prepares a job:
+  export PYTHONPATH=$(gputop run --print-path)${PYTHONPATH:+:$PYTHONPATH}
+and, where wanted, GPUTOP_PORT=6009 and GPUTOP_LISTEN=all.
+The monitor has the terminal: beside it the job's standard input is empty, and its output goes to a file (l shows it).
+exit status: the job's; 126 or 127 where it cannot be started"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage, parser.epilog = "gputop run [options] -- COMMAND…", _EPILOG
+    add_shared(parser, watch_options, screen_options)
+    parser.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND…",
+                        help="what to start: python train.py …, bash train.sh, torchrun-like launchers")
+    parser.add_argument("--headless", action="store_true",
+                        help="without the monitor: gputop becomes the job, whose terminal, standard input and signals "
+                             "stay its own")
+    parser.add_argument("--port", type=port, default=0, metavar="N",
+                        help="of the node's first process, the next ones for its other ranks (default: any free one)")
+    parser.add_argument("--listen", choices=("local", "all"), default="local",
+                        help="who reaches the server: this host (default), or any, without a password")
+    parser.add_argument("--output", type=Path, default=None, metavar="FILE",
+                        help="a new file for the job's output while the monitor has the terminal (LOGDIR/run-….log)")
+    parser.add_argument("--print-path", action="store_true", help="print the folder that prepares a job, and end")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,11 +7,21 @@ import contextlib
 import sys
 from pathlib import Path
 
+from gputop.commands.arguments import add_shared, watch_options
 from gputop.commands.common import options_of, say, source_of, start
+from gputop.commands.option_types import positive_seconds
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 
 # Text under such a name would be opened by what cannot show it.
 _NOT_WRITTEN = frozenset((".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".csv", ".xlsx", ".gz", ".zip"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_shared(parser, watch_options)
+    parser.add_argument("--format", choices=("json", "text", "svg", "html"), default=None,
+                        help="html: one page for a ticket; default: by FILE's ending (.json, .svg, .html), else text")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to stdout")
+    parser.add_argument("--seconds", type=positive_seconds, default=2.0, metavar="S", help="how long to look (2)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,9 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gputop.commands.option_types import port
 from gputop.core.errors import EXIT_OK
 from gputop.launch import xprof
 from gputop.session.options import DEFAULT_LOGDIR
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", nargs="?", type=Path, default=None, metavar="RUN|LOGDIR",
+                        help="a trace, its run folder or a logdir (./gputop-traces)")
+    parser.add_argument("--port", type=port, default=8791, metavar="N", help="on the loopback interface (8791)")
+    parser.add_argument("--print", action="store_true", help="only print the command")
 
 
 def run(args: argparse.Namespace) -> int:

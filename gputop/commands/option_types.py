@@ -1,0 +1,87 @@
+"""What options of the command line take, for argparse: each function converts a text or says what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+
+def number_of_seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+
+
+def positive_seconds(text: str) -> float:
+    value = number_of_seconds(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return value
+
+
+def minutes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes above 0")
+    return value
+
+
+def seconds_from_zero(text: str) -> float:
+    value = number_of_seconds(text)
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 on")
+    return value
+
+
+def count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 1000):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to 1000")
+    return int(text)
+
+
+def port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text} is not a port from 1 to 65535")
+    return int(text)
+
+
+def pid(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a process")
+    return int(text)
+
+
+def parameter_count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) < 10**15):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of parameters, in digits")
+    return int(text)
+
+
+def seconds_before_dip(text: str) -> float:
+    value = number_of_seconds(text)
+    if not (value == 0 or 2 <= value <= 60):
+        raise argparse.ArgumentTypeError(f"{text} is not between 2 and 60 seconds")
+    return value
+
+
+def replay_speed(text: str) -> float:
+    if text == "max":
+        return math.inf
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.01 <= value <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0.01 and 1000, or max")
+    return value
+
+
+def interval_s(text: str) -> float:
+    value = number_of_seconds(text)
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600 seconds")
+    return value
