@@ -64,7 +64,7 @@ def _timeline(args: argparse.Namespace) -> int:
         if not Path(path).exists():
             raise GputopError(f"{path} does not exist", "Give a trace, a run folder or a TensorBoard logdir.")
     preferences = preferences_of(args)
-    preferences.tell_textual()
+    preferences.set_textual_colors()
     from gputop.tui.timeline_app import show
 
     return show(args.paths, preferences)

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         from gputop.session.session import Session
 
         with contextlib.closing(Session(source, options, sampler=sampler)) as session:
-            preferences.tell_textual()
+            preferences.set_textual_colors()
             from gputop.tui import app
 
             return app.run(session, preferences, frame)

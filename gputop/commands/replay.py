@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         raise GputopError(f"replay needs a terminal: {unfit}", "A recording has no other view.", EXIT_USAGE)
     with contextlib.closing(Session(player, options_of(args), replayed_snapshot=snapshot)) as session:
         preferences = preferences_of(args)
-        preferences.tell_textual()
+        preferences.set_textual_colors()
         from gputop.tui import app
 
         return app.run(session, preferences)

@@ -118,7 +118,7 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
         try:
             with contextlib.closing(session), forward_signals(job):
                 preferences = preferences_of(args)
-                preferences.tell_textual()
+                preferences.set_textual_colors()
                 from gputop.tui.run_app import run as run_monitor
 
                 run_monitor(session, job, preferences)

@@ -105,7 +105,7 @@ class GputopApp(TerminalApp):
         await self.mount(Footer(show_command_palette=False))
         self._actions.focus()
         self._refresh_all()
-        self.tell_preferences()
+        self.show_preference_warnings()
         # What exists by now stays until the end: the collector need not look at it every few seconds.
         gc.collect()
         gc.freeze()
@@ -124,7 +124,7 @@ class GputopApp(TerminalApp):
         elif not self._header.is_attached:
             pass  # the screen is being taken down
         elif message.change == "sample":
-            if self.picture_due():
+            if self.frame_due():
                 self._refresh_all()
         else:
             self._refresh_job()

@@ -27,6 +27,8 @@ from rich.color import Color
 from rich.style import Style
 from textual.app import App
 
+from tests.tui.textual_private import screen_strips
+
 FOLDER = Path(__file__).parent / "golden"
 _SHOWN = 25  # differing lines that a failure tells
 # Letters one cell wide, for as many styles as a screen of the most colors has.
@@ -37,7 +39,7 @@ Cell = tuple[str, str]  # what stands in it, its style in words
 def cells(app: App[object]) -> list[list[Cell]]:
     """What the terminal is sent for the whole screen."""
     grid: list[list[Cell]] = []
-    for strip in app.screen._compositor.render_strips(app.size):
+    for strip in screen_strips(app):
         grid.append([])
         for segment in strip:
             inked, blank = _words(segment.style, True), _words(segment.style, False)

@@ -29,6 +29,7 @@ from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.screen import TimelineScreen
 from tests.tui.scenes import Scene, recorded, with_mig
+from tests.tui.textual_private import message_text
 
 Differs = Callable[[Any, Any], bool]
 
@@ -124,7 +125,7 @@ def focused(app: GputopApp) -> type:
 
 
 def notes(app: GputopApp) -> str:
-    return "\n".join(note.message for note in app._notifications)
+    return message_text(app)
 
 
 def copied(app: GputopApp) -> str:

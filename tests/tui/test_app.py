@@ -25,6 +25,7 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import START_S, StillSession
 from tests.telemetry.test_sampler import WAIT_S, Node
 from tests.tui.found import HEAVY, SMALL, FoundSession, text_of
+from tests.tui.textual_private import messages as notices
 
 SIZES = [(80, 24), (120, 40), (200, 50)]
 
@@ -193,7 +194,7 @@ async def test_snapshot_into_a_folder_that_cannot_be_written_says_so_and_goes_on
         await pilot.press("s")
         await app.workers.wait_for_complete()
         await pilot.pause()
-        assert any("cannot write" in n.message for n in app._notifications)
+        assert any("cannot write" in message for message in notices(app))
         assert app.is_running
 
 

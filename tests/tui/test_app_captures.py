@@ -20,6 +20,7 @@ from gputop.tui.timeline.screen import TimelineScreen
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import StillSession
 from tests.tui.found import FoundSession, text_of
+from tests.tui.textual_private import clear_notifications, messages, notifications
 
 
 async def test_capture_without_a_server_says_how_to_get_one() -> None:
@@ -28,11 +29,11 @@ async def test_capture_without_a_server_says_how_to_get_one() -> None:
         await pilot.pause()
         await pilot.press("c")
         await pilot.pause()
-        notices = [n.message for n in app._notifications]
+        notices = messages(app)
         assert any("no profiler server" in m and "server.start(6009)" in m for m in notices)
         await pilot.press("x", "t")
         await pilot.pause()
-        notices = [n.message for n in app._notifications]
+        notices = messages(app)
         assert any("No capture is running" in m for m in notices) and any("No capture yet" in m for m in notices)
 
 
@@ -47,7 +48,7 @@ async def test_while_the_first_capture_runs_nobody_is_told_to_start_one() -> Non
         assert "under way" in panel_intro(session)[-1]
         await pilot.press("t", "T", "A", "B")
         await pilot.pause()
-        notices = [n.message for n in app._notifications]
+        notices = messages(app)
         assert len(notices) == 4 and all("under way" in m and "press c" not in m for m in notices)
 
 
@@ -74,7 +75,7 @@ async def test_what_to_beware_of_is_told_once_while_a_capture_runs() -> None:
         for phase in ("connecting", "probing", "recording"):
             session.capture_control.set_status(CaptureStatus(phase, "a:1 and 1 more", 10.0, 0.2, "it may end the job"))
             await pilot.pause()
-        assert [n.message for n in app._notifications].count("it may end the job") == 1
+        assert messages(app).count("it may end the job") == 1
 
 
 async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
@@ -114,12 +115,12 @@ async def test_what_a_capture_cost_is_told_when_it_is_done(key: str, force: bool
             session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"), cost=Cost(8.0, 4.1))
         session.capture_control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 8.0, "/logs/trace"))
         await pilot.pause()
-        (message,) = [n.message for n in app._notifications if n.title == "Trace captured"]
+        (message,) = [n.message for n in notifications(app) if n.title == "Trace captured"]
         assert "4.1 s: this job makes 240 k events/s" in message and "the call took 8.0 s for 4.1 s" in message
         session.last_capture = replace(session.last_capture, plan=Plan(10.0, 10.0, "as asked"))
         session.capture_control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 10.1, "/logs/trace"))
         await pilot.pause()
-        assert [n.message for n in app._notifications][-1].startswith("t: its timeline. T: its tables.")
+        assert messages(app)[-1].startswith("t: its timeline. T: its tables.")
         session.last_capture = replace(session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"))
         assert "240 k events/s" in str(capture_text(session.last_capture))
 
@@ -150,11 +151,11 @@ async def test_attaching_to_a_dead_address_is_answered() -> None:
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         for _ in range(2):  # asking again is answered again
-            app._notifications.clear()
+            clear_notifications(app)
             await pilot.press("a", *"localhost:1", "enter")
             await asyncio.to_thread(session.update_servers)
             await pilot.pause()
-            assert any("No profiler server at 127.0.0.1:1" in n.title for n in app._notifications)
+            assert any("No profiler server at 127.0.0.1:1" in n.title for n in notifications(app))
 
 
 async def test_a_failed_capture_is_not_on_the_job_line_for_good() -> None:

@@ -34,6 +34,7 @@ from tests.tui.scenes import (
     with_sixteen,
     without_gpus,
 )
+from tests.tui.textual_private import DISPLAY
 
 TINY, SMALL, USUAL, WIDE, HUGE = (20, 5), (40, 12), (80, 24), (120, 40), (200, 60)
 SIZES = (TINY, SMALL, USUAL, WIDE, HUGE)
@@ -210,7 +211,7 @@ async def check(screen: Screen, goldens: Goldens, app: GputopApp, pilot: Pilot[i
 async def test_what_is_on_the_screen(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                      request: pytest.FixtureRequest) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(GputopApp, "_display", lambda *_: None)  # the pictures on the way are sent to nobody
+    monkeypatch.setattr(GputopApp, DISPLAY, lambda *_: None)  # frames are sent to no terminal
     names = groups()[group]
     first = SCREENS[names[0]]
     update = request.config.getoption("update_snapshots")

@@ -26,6 +26,7 @@ from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.run_app import RunApp
 from gputop.tui.timeline.trace_file import TraceFile
 from tests.tui.key_effects import REPLAY, STAGES, AskedSession, Stage
+from tests.tui.textual_private import draw_to_nobody
 from tests.tui.timelines import job, timeline_of
 
 
@@ -83,7 +84,7 @@ async def monitor(stage: Stage, folder: Path) -> AsyncIterator[tuple[Any, Pilot[
         app.ends = True
 
     leave, app.exit = app.exit, end
-    app._display = lambda *_: None  # the pictures are sent to nobody
+    draw_to_nobody(app)
     app.action_suspend_process = lambda: session.asked.append("suspend")
     app.action_redraw = lambda: session.asked.append("redraw")
     try:

@@ -23,6 +23,7 @@ from gputop.tui.timeline.idle_gap_list import IdleGapList
 from tests.tui.key_effects import on_screen, screen
 from tests.tui.scenes import Scene, with_sixteen
 from tests.tui.test_keys import Stage, monitor
+from tests.tui.textual_private import forward_to_screen
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ async def wheel(pilot: Pilot[int], widget: Widget, kind: type[events.MouseEvent]
     """One notch over the middle of a widget."""
     x, y = widget.region.center
     where = {"x": int(x), "y": int(y), "screen_x": int(x), "screen_y": int(y)}
-    pilot.app.screen._forward_event(kind(
+    forward_to_screen(pilot.app, kind(
         widget, delta_x=0, delta_y=0, button=0, shift=False, meta=False, ctrl=False, **where))
     await pilot.pause()
 

@@ -15,6 +15,7 @@ from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.run_app import Leave, Output, RunApp, job_line
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.fakes import StillSession
+from tests.tui.textual_private import exits, messages
 
 _PATIENT = "trap 'echo asked; exit 5' TERM; trap 'echo USR1' USR1; echo up; while :; do sleep 0.01; done"
 
@@ -64,7 +65,7 @@ async def test_the_job_line_tells_of_the_job_until_it_serves(job):
         await _until(pilot, lambda: "● 127.0.0.1:6009" in _line(app))
         job.send(signal.SIGTERM)
         await _until(pilot, lambda: "ended with status 5" in _line(app))
-        assert [n.message for n in app._notifications if "status 5" in n.message] == [
+        assert [m for m in messages(app) if "status 5" in m] == [
             "The job ended with status 5. l: its output, q: quit.\nasked"]
         await pilot.press("q")
         await _until(pilot, lambda: _left(app))
@@ -94,7 +95,7 @@ async def test_its_output_is_shown_as_it_grows(job):
 
 
 def _left(app: RunApp) -> bool:
-    return bool(app._exit) or not app.is_running
+    return exits(app)
 
 
 @pytest.mark.parametrize(("keys", "ended"), [(["q", "enter"], False), (["ctrl+c", "ctrl+c"], False),

@@ -14,9 +14,10 @@ from gputop.core.samples import GpuSample, NodeSample
 from gputop.render.palette import SCHEMES
 from gputop.tui.app import GputopApp
 from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
-from gputop.tui.terminal.terminal_app import LOW_BANDWIDTH_S
+from gputop.tui.terminal.terminal_app import LOW_BANDWIDTH_PERIOD_S
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.tui.found import FoundSession, text_of
+from tests.tui.textual_private import messages, screen_strips
 
 FORMS = {
     "light": Preferences(theme="gputop-light"), "contrast": Preferences(theme="gputop-contrast"),
@@ -29,13 +30,13 @@ SIZES = [(40, 12), (80, 24), (120, 40), (200, 60)]
 
 def shown(app: GputopApp) -> list[str]:
     """The screen's lines as they go to the terminal."""
-    strips = app.screen._compositor.render_strips(app.size)
+    strips = screen_strips(app)
     return ["".join(segment.text for segment in strip).rstrip() for strip in strips]
 
 
 def colors(app: GputopApp) -> set[str]:
     """The kinds of colours on the screen."""
-    strips = app.screen._compositor.render_strips(app.size)
+    strips = screen_strips(app)
     found = [color for strip in strips for segment in strip if segment.style
              for color in (segment.style.color, segment.style.bgcolor) if color is not None]
     return {color.type.name for color in found if not color.is_default}
@@ -105,7 +106,7 @@ async def test_a_theme_that_cannot_be_remembered_is_worn_all_the_same() -> None:
         await pilot.pause()
         app.theme = "gputop-light"
         await pilot.pause()
-        assert any("the disk is full" in n.message for n in app._notifications)
+        assert any("the disk is full" in message for message in messages(app))
 
 
 async def test_what_is_wrong_with_the_settings_is_said_on_the_screen() -> None:
@@ -113,7 +114,7 @@ async def test_what_is_wrong_with_the_settings_is_said_on_the_screen() -> None:
     app = GputopApp(FoundSession(), preferences)
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.pause()
-        said = [n.message for n in app._notifications]
+        said = messages(app)
         assert any("/c.toml:3: interval = [b]" in m for m in said) and any("no theme no[such]" in m for m in said)
         assert app.theme == DEFAULT_THEME
 
@@ -142,7 +143,7 @@ async def test_on_a_slow_line_few_pictures_are_drawn_and_it_is_said(monkeypatch:
             session.feed()
             await pilot.pause()
             drawn += text_of(header) != before
-        assert drawn == 20 / LOW_BANDWIDTH_S
+        assert drawn == 20 / LOW_BANDWIDTH_PERIOD_S
         assert "LOW BANDWIDTH, drawn every 5 s" in text_of(header)
         await pilot.press("L")
         session.feed()
@@ -159,7 +160,7 @@ async def test_a_line_that_becomes_slow_changes_that_by_itself_unless_it_is_said
             app.post_message(LineDriver.LineChanged(True))
             await pilot.pause()
             assert app.low_bandwidth == (low_bandwidth is None)
-            assert any("line to this terminal is slow" in n.message for n in app._notifications) == app.low_bandwidth
+            assert any("line to this terminal is slow" in message for message in messages(app)) == app.low_bandwidth
             app.post_message(LineDriver.LineChanged(False))
             await pilot.pause()
             assert not app.low_bandwidth

@@ -22,6 +22,7 @@ from gputop.tui.timeline.trace_file import TraceFile
 from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.trace.build import Builder
+from tests.tui.textual_private import message_text
 
 STEP_NS = 1_000_000
 LAUNCH_BOUND = Finding("launch_bound", "high", "The GPUs wait for launches", "Between kernels nothing is queued.",
@@ -102,7 +103,7 @@ def line_of(canvas: TimelineCanvas, label: str) -> str:
 
 
 def notes(pilot: Pilot) -> str:
-    return "\n".join(n.message for n in pilot.app._notifications)
+    return message_text(pilot.app)
 
 
 async def press_to(pilot: Pilot, canvas: TimelineCanvas, label: str) -> None:

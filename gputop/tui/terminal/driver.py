@@ -1,14 +1,14 @@
 """Textual's driver for a terminal that may be slow, stalled or gone.
 
-Textual's own writes through a thread with a queue of 30 writes; when a terminal stops reading, the queue
-fills and the event loop stands still: no samples are shown, no key is obeyed, not even q. Here nothing
-that is drawn waits for the terminal. Frames go into a grid of cells (:mod:`gputop.tui.terminal.cell_grid`), and what
-differs from the screen is sent once the line has taken the update before (:mod:`gputop.tui.terminal.writer`): on a
-slow line frames are left out, on a stalled one all of them, and the newest is drawn when it drains.
+Textual's own driver writes through a thread with a queue of 30 writes. When a terminal stops reading, the queue
+fills and the event loop blocks: no samples are shown, and no key is answered, not even q. Here drawing never waits for
+the terminal. Frames go into a grid of cells (:mod:`gputop.tui.terminal.cell_grid`). What differs from the screen is
+sent once the terminal has taken the update before (:mod:`gputop.tui.terminal.writer`): on a slow link frames are left
+out, on a stalled one all of them, and the newest is drawn when the link drains.
 
-What the kernel or an SSH connection has buffered counts as written, so each update ends with the question
-where the cursor is (DSR 6), which every terminal answers: while the answer is out, the update is taken to
-be on its way. A terminal that has never answered is not waited for.
+What the kernel or an SSH connection has buffered counts as written. So an update ends with a query for the cursor's
+position (DSR 6), which every terminal answers, and until the answer arrives the update counts as on its way. The
+driver does not wait for a terminal that has never answered.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from textual import constants, events
-from textual._xterm_parser import XTermParser
-from textual.drivers.linux_driver import LinuxDriver
 from textual.geometry import Size
 from textual.message import Message
 
 from gputop.tui.terminal.cell_grid import CellGrid
+from gputop.tui.terminal.textual_private import OpenLinuxDriver
 from gputop.tui.terminal.writer import SlowLinkDetector, TerminalWriter
 
 if TYPE_CHECKING:
@@ -38,17 +37,17 @@ if TYPE_CHECKING:
 
 _CURSOR_QUERY = "\x1b[6n"
 _CURSOR_QUERY_PERIOD_S = 1.0
-# An answer may be lost (a session that was detached): then the next update goes out after this long.
+# An answer may be lost, as when a session was detached: after this time the next update is sent without it.
 _ANSWER_TIMEOUT_S, _ANSWER_TIMEOUT_MAX_S = 4.0, 60.0
-_EXIT_TIMEOUT_S = 0.3  # how long leaving may wait for the terminal
-# For a terminal that has not taken all: cancel a torn sequence, end a synchronised frame, no colours, give
-# back modes and screen as LinuxDriver.stop_application_mode does.
+_EXIT_TIMEOUT_S = 0.3  # how long the end may wait for the terminal
+# For a terminal that has not taken everything: cancel a torn sequence, end a synchronized frame, reset colors, restore
+# modes and screen as LinuxDriver.stop_application_mode does.
 _RESTORE = ("\x18\x1b[?2026l\x1b[m\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l"
             "\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1004l")
 
 
 class WakingEvent(threading.Event):
-    """An event that who waits for a file can wait for as well: ``wakes`` is readable while it is set."""
+    """An event that ``select`` can wait for: the file ``wakes`` is readable while it is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,16 +64,16 @@ class WakingEvent(threading.Event):
         super().clear()
 
     def close(self) -> None:
-        """Give the files back; it is not used after that."""
+        """Close the files; the event may not be used after that."""
         os.close(self.wakes)
         os.close(self._wake)
 
 
-class StallProofDriver(LinuxDriver):
+class StallProofDriver(OpenLinuxDriver):
     """Draws without ever waiting for the terminal; posts :class:`LinkSpeedChanged` to the app."""
 
     class LinkSpeedChanged(Message):
-        """The line has become slow, or is no longer."""
+        """The link to the terminal has become slow, or is fast again."""
 
         def __init__(self, slow: bool) -> None:
             super().__init__()
@@ -83,24 +82,24 @@ class StallProofDriver(LinuxDriver):
     def __init__(self, app: App[Any], *, debug: bool = False, mouse: bool = True,
                  size: tuple[int, int] | None = None) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)
-        # The screen, even where messages go elsewhere: gputop 2> log.
+        # The terminal itself, even where standard error is redirected: gputop 2> log.
         streams = (sys.__stdout__, sys.__stderr__)
         self._out = next((stream.fileno() for stream in streams if stream and stream.isatty()), 2)
         self.slow_link = SlowLinkDetector()
-        self.cells = CellGrid(*self._get_terminal_size())
-        self._ending: WakingEvent | None = None  # the exit_event of an input thread
-        self._lock = threading.RLock()  # Textual's input thread writes, too; so do its signal handlers
+        self.cells = CellGrid(*self.terminal_size())
+        self._input_exit: WakingEvent | None = None  # the exit_event of the input thread
+        self._lock = threading.RLock()  # Textual's input thread and its signal handlers write, too
         self._writer: TerminalWriter | None = None
-        self._leaving = False  # only modes are sent any more, no cells
+        self._leaving = False  # from now on only modes are sent, no cells
         self._scheduled = False
         self._retry: asyncio.TimerHandle | None = None
         self._answers = False  # the terminal has answered once
-        self._answered = threading.Event()  # clear while an answer is out
+        self._answered = threading.Event()  # cleared while an answer is awaited
         self._answered.set()
         self._asked_s = 0.0
         self._asked_at = (0, 0)  # where the cursor was put
-        self._sent_bytes = 0  # since the question
-        self._quickest_s = 60.0  # an answer took at least so long: the way there and back
+        self._sent_bytes = 0  # since the query
+        self._fastest_answer_s = 60.0  # the round trip
         self._answer_timeout_s = _ANSWER_TIMEOUT_S
 
     # -- life ---------------------------------------------------------------------------------
@@ -108,20 +107,20 @@ class StallProofDriver(LinuxDriver):
     def start_application_mode(self) -> None:
         with self._lock:
             self._writer = TerminalWriter(self._out, self._drained)
-            self.exit_event = self._ending = WakingEvent()
+            self.exit_event = self._input_exit = WakingEvent()
             self._leaving = False
             self._answered.set()
-            self._get_terminal_size()
+            self.terminal_size()
             self.cells.forget()
         super().start_application_mode()
-        frame = getattr(self._app, "first_frame", None)
+        frame = getattr(self.app, "first_frame", None)
         if frame is not None and frame.taken():
-            self.cells.withdraw("\x1b[?1049h")  # it stands there until what follows is drawn over it
+            self.cells.withdraw("\x1b[?1049h")  # the first frame stays until Textual draws over it
 
     def stop_application_mode(self) -> None:
         if self._answers:
-            # An answer that came after the end would be typed into the shell.
-            self._answered.wait(min(_EXIT_TIMEOUT_S, 2 * self._quickest_s + 0.05))
+            # An answer that arrives after the end would appear as input of the shell.
+            self._answered.wait(min(_EXIT_TIMEOUT_S, 2 * self._fastest_answer_s + 0.05))
         self._leaving = True
         super().stop_application_mode()
 
@@ -134,16 +133,16 @@ class StallProofDriver(LinuxDriver):
                 writer.wait(_EXIT_TIMEOUT_S)
             writer.close()
         super().close()
-        ending, self._ending = self._ending, None
-        if ending is not None:
-            ending.close()
+        input_exit, self._input_exit = self._input_exit, None
+        if input_exit is not None:
+            input_exit.close()
 
-    def _sigcont_application(self, *_: object) -> None:
-        # After a plain SIGSTOP the application mode was never left, and starting it once more would take
-        # the raw terminal for what to restore in the end.
-        if self._writer is not None and self._auto_restart:
+    def on_continue(self) -> None:
+        # After a plain SIGSTOP the application mode was never left. Entering it a second time would save the raw
+        # terminal's settings as those to restore at the end.
+        if self._writer is not None and self.resumes_on_continue:
             self.suspend_application_mode()
-        super()._sigcont_application()
+        super().on_continue()
 
     # -- out ----------------------------------------------------------------------------------
 
@@ -156,24 +155,24 @@ class StallProofDriver(LinuxDriver):
         self._in_loop(self._send)
 
     def redraw(self) -> None:
-        """Draw the whole screen again: something else has written on it."""
+        """Draw the whole screen again, after something else has written on it."""
         with self._lock:
             self.cells.forget()
         self.write("")
 
     def _send(self) -> None:
-        """Send what differs from the screen, if the line has taken the update before."""
+        """Send what differs from the screen, if the terminal has taken the update before."""
         with self._lock:
             self._scheduled = False
             writer = self._writer
             if writer is None or writer.busy or self._leaving or not self.cells.due:
-                return  # busy: comes here again when the line has drained
+                return  # where the writer is busy, this is called again when it has drained
             now_s = time.monotonic()
             if not self._answered.is_set():
                 left_s = self._asked_s + self._answer_timeout_s - now_s
                 if left_s > 0:
                     if self._retry is None:
-                        self._retry = self._loop.call_later(left_s, self._send_again)
+                        self._retry = self.event_loop.call_later(left_s, self._send_again)
                     return
                 self._answer_timeout_s = min(_ANSWER_TIMEOUT_MAX_S, 2 * self._answer_timeout_s)
                 self._answered.set()
@@ -191,74 +190,76 @@ class StallProofDriver(LinuxDriver):
         self._send()
 
     def _drained(self, size_bytes: int, took_s: float) -> None:
-        """All is written; called by the line's thread."""
-        self._in_loop(self._landed, size_bytes, took_s, self._answers)
+        """Everything is written; called by the writer's thread."""
+        self._in_loop(self._update_arrived, size_bytes, took_s, self._answers)
 
-    def _landed(self, size_bytes: int, took_s: float, answered_later: bool) -> None:
-        if not answered_later and self.slow_link.landed(size_bytes, took_s, time.monotonic()):
-            self._app.post_message(self.LinkSpeedChanged(self.slow_link.slow))
+    def _update_arrived(self, size_bytes: int, took_s: float, answer_follows: bool) -> None:
+        if not answer_follows and self.slow_link.note_update(size_bytes, took_s, time.monotonic()):
+            self.app.post_message(self.LinkSpeedChanged(self.slow_link.slow))
         self._send()
 
     def _in_loop(self, call: Callable[..., None], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended: close() sends the rest
-            self._loop.call_soon_threadsafe(call, *args)
+        with contextlib.suppress(RuntimeError):  # the loop has ended; close() sends the rest
+            self.event_loop.call_soon_threadsafe(call, *args)
 
     # -- in -----------------------------------------------------------------------------------
 
     def run_input_thread(self) -> None:
-        """Hand on what is typed, until :attr:`exit_event`. Textual's own asks ten times a second whether it is set,
-        which took a tenth of the monitor's CPU."""
-        ending = self._ending
-        assert ending is not None
-        parser = XTermParser(self._debug)
+        """Post what is typed, until :attr:`exit_event` is set.
+
+        Textual's own thread checks that event ten times a second, which took a tenth of the monitor's CPU time.
+        """
+        exit_event = self._input_exit
+        assert exit_event is not None
+        parser = self.input_parser()
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        silences = 0  # for how long nothing came; two end every sequence the parser may be in
-        while not ending.is_set():
-            patience_s = constants.ESCAPE_DELAY if silences < 2 else None
-            ready, _, _ = select.select([self.fileno, ending.wakes], (), (), patience_s)
-            silences = 0 if ready else silences + 1
+        timeouts = 0  # in a row; after two the parser is in no sequence any more
+        while not exit_event.is_set():
+            timeout_s = constants.ESCAPE_DELAY if timeouts < 2 else None
+            ready, _, _ = select.select([self.fileno, exit_event.wakes], (), (), timeout_s)
+            timeouts = 0 if ready else timeouts + 1
             if self.fileno in ready:
                 typed = b""
                 with contextlib.suppress(OSError):
                     typed = os.read(self.fileno, 4096)
-                if not typed:  # the terminal is gone: SIGHUP, or the thread that draws, ends the app
-                    ending.wait()
-                elif text := decode(typed):  # not half a character
+                if not typed:  # the terminal is gone: SIGHUP or the thread that draws ends the app
+                    exit_event.wait()
+                elif text := decode(typed):  # empty while a character is not complete
                     for message in parser.feed(text):
                         self.process_message(message)
             for message in parser.tick():
                 self.process_message(message)
 
     def process_message(self, message: Message) -> None:
-        """In the input thread: what the terminal answers stays here, everything else goes to the app."""
+        """In the input thread: consume the terminal's answers, pass everything else to the app."""
         if isinstance(message, events.CursorPosition):
             if (message.x, message.y) == self._asked_at:  # shift+F3 reads like an answer
                 self._answers = True
                 self._answered.set()
-                self._in_loop(self._answer, time.monotonic() - self._asked_s)
+                self._in_loop(self._on_answer, time.monotonic() - self._asked_s)
             return
         if isinstance(message, events.Resize):
             self._resized(message.size)
         elif isinstance(message, events.Key):
-            self._answered.set()  # somebody is there: do not wait for an answer that may be lost
+            self._answered.set()  # a user is there: do not wait for an answer that may be lost
         super().process_message(message)
 
-    def _answer(self, took_s: float) -> None:
+    def _on_answer(self, took_s: float) -> None:
         self._answer_timeout_s = _ANSWER_TIMEOUT_S
-        self._quickest_s = min(self._quickest_s, took_s)
-        self._landed(self._sent_bytes, took_s - self._quickest_s, False)
+        self._fastest_answer_s = min(self._fastest_answer_s, took_s)
+        self._update_arrived(self._sent_bytes, took_s - self._fastest_answer_s, False)
 
-    def _get_terminal_size(self) -> tuple[int, int]:
-        """Of the terminal that is drawn on; one without a size (0x0) is taken for 80x24."""
+    def terminal_size(self) -> tuple[int, int]:
+        """The size of the terminal that is drawn on; one that reports 0x0 counts as 80x24."""
         with contextlib.suppress(OSError):
             size = os.get_terminal_size(self._out)
             if size.columns > 0 and size.lines > 0:
                 self._resized(Size(size.columns, size.lines))
                 return size.columns, size.lines
-        return super()._get_terminal_size()
+        return super().terminal_size()
 
     def _resized(self, size: Size) -> None:
-        cells = getattr(self, "cells", None)  # Textual asks for the size before there are any
+        cells = getattr(self, "cells", None)  # Textual asks for the size before there is a grid
         if cells is not None and (cells.width, cells.height) != (size.width, size.height):
             with self._lock:
                 cells.resize(size.width, size.height)

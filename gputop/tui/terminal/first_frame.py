@@ -1,8 +1,7 @@
-"""The first frame, which is on the screen while Textual is still being imported; the terminal's side of it.
+"""The first frame, which is on the screen while Textual is still being imported: how it reaches the terminal.
 
-Textual takes a quarter of a second to import and to lay out. Until then the lines that
-:mod:`gputop.tui.monitor.first_paint` makes stand on the screen, in the same places and colors, and Textual takes over
-what is already there.
+Textual takes a quarter of a second to import and to lay out. Until then the screen shows the lines that
+:mod:`gputop.tui.monitor.first_paint` makes, in the same places and colors, and Textual takes over that screen.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J", "\x1b[m\x1b[?25h\x1b[?1049l
 
 
 class FirstFrame:
-    """Whether it is on the screen; who takes the screen over calls :meth:`taken`."""
+    """Whether it is on the screen; what takes the screen over calls :meth:`taken`."""
 
     on_screen = False
     waiting = True  # for Textual, which from then on answers signals itself

@@ -1,4 +1,4 @@
-"""How the user wants the monitor to look and to begin: from the command line and the config file, once settled."""
+"""How the monitor is to look and to start, as the command line and the config file say together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_THEME = "gputop-dark"
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """``low_bandwidth`` None: as fast as the line drains. ``metric`` "" and ``span_s`` None: the monitor's own."""
+    """``low_bandwidth`` None: it follows the speed of the link. ``metric`` "" and ``span_s`` None: the defaults."""
 
     theme: str = DEFAULT_THEME
     colors: Colors = "truecolor"
@@ -25,15 +25,15 @@ class Preferences:
     metric: str = ""
     span_s: float | None = None
     warnings: tuple[str, ...] = ()  # of the config file
-    keep_theme: Callable[[str], str] | None = None  # remembers the choice of a theme; says what went wrong, or ""
+    keep_theme: Callable[[str], str] | None = None  # saves the choice of a theme; returns what went wrong, or ""
 
-    def tell_textual(self) -> None:
-        """How many colours there are; Textual asks once, when it is imported."""
+    def set_textual_colors(self) -> None:
+        """Tell Textual how many colors there are; it reads this once, when it is imported."""
         names = {ColorSystem.TRUECOLOR: "truecolor", ColorSystem.EIGHT_BIT: "256"}
         os.environ["TEXTUAL_COLOR_SYSTEM"] = names.get(SYSTEMS[self.colors], "standard")
 
     def palette(self) -> TerminalPalette:
-        """Before Textual is there to say whether its theme is a dark one."""
+        """The palette of the first frame. Textual, which knows whether a theme is dark, is not imported yet."""
         own = self.theme.removeprefix("gputop-")
         light = any(word in self.theme for word in ("light", "latte", "dawn"))
         return TerminalPalette(own if own in SCHEMES else "light" if light else "dark", self.colors, self.glyphs)

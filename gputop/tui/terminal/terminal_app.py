@@ -1,4 +1,4 @@
-"""The part of the app that knows the terminal: driver, theme, colours and glyphs, and a line that is slow."""
+"""The part of the app that knows the terminal: driver, theme, colors and glyphs, and a slow link."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from gputop.tui.terminal.color_support import TerminalPalette
 from gputop.tui.terminal.driver import StallProofDriver
 from gputop.tui.terminal.first_frame import FirstFrame
 from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
+from gputop.tui.terminal.textual_private import driver_of
 
-LOW_BANDWIDTH_S = 5.0  # between two pictures on a slow line
+LOW_BANDWIDTH_PERIOD_S = 5.0  # between two frames on a slow link
 
 
 class PaletteFilter(LineFilter):
-    """Brings each line to the colours and glyphs of a palette; Textual keeps what it made of a line."""
+    """Translates each line into the colors and glyphs of a palette; Textual caches the result."""
 
     def __init__(self, palette: TerminalPalette) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ class PaletteFilter(LineFilter):
 
 
 class TerminalApp(App[int]):
-    """An app that never waits for its terminal and shows itself as well as that terminal can."""
+    """An app that never waits for its terminal, drawn with the colors and glyphs which that terminal has."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("L", "low_bandwidth", "low bandwidth", show=False,
@@ -56,31 +57,31 @@ class TerminalApp(App[int]):
         self._low_bandwidth_fixed = self.preferences.low_bandwidth is not None
         self._drawn_s = 0.0
         self._palette_filters: list[LineFilter] = []
-        self._remembers = False
+        self._keeps_theme = False
         for own in themes.own_themes():
             self.register_theme(own)
         wanted = self.preferences.theme
         self.theme = wanted if wanted in self.available_themes else DEFAULT_THEME
         self._apply_theme(self.current_theme)
 
-    def tell_preferences(self) -> None:
-        """What is wrong with them, once there is a screen to say it on; from then on they are remembered."""
+    def show_preference_warnings(self) -> None:
+        """Show what is wrong with the preferences, once there is a screen; from then on a new theme is saved."""
         warnings = list(self.preferences.warnings)
         if self.theme != self.preferences.theme:
             warnings.append(f"There is no theme {printable(self.preferences.theme)}: {self.theme} it is. "
                             "Ctrl+p, Theme shows them all.")
         for warning in warnings:
             self.notify(warning, title="Settings", severity="warning", timeout=12, markup=False)
-        self._remembers = True
+        self._keeps_theme = True
 
-    # -- theme, colours, glyphs ----------------------------------------------------------------
+    # -- theme, colors, glyphs -----------------------------------------------------------------
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return themes.variables(themes.scheme_of(self.current_theme))
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        # Textual's answer to NO_COLOR is shades of grey, which are colours all the same; and there are none of the
-        # terminal's own 16 colours here that it would have to translate, at a tenth of what a picture costs.
+        # For NO_COLOR Textual draws shades of gray, which are colors too. And gputop draws with none of the terminal's
+        # own 16 colors, which ANSIToTruecolor translates; searching for them takes a tenth of the time of a frame.
         kept = (f for f in super().get_line_filters() if not isinstance(f, (Monochrome, ANSIToTruecolor)))
         return [*kept, *self._palette_filters]
 
@@ -90,7 +91,7 @@ class TerminalApp(App[int]):
         return super().push_screen(screen, *arguments, **more)
 
     def _modal_filters(self) -> Sequence[LineFilter]:
-        """Of what stands behind a box: toned down, it has been through the filters; colours must not come back."""
+        """The filters for what is behind a box: it is dimmed after its own filters, and must not regain colors."""
         return self._palette_filters if self.preferences.colors == "none" else []
 
     def _apply_theme(self, theme: Theme) -> None:
@@ -99,42 +100,42 @@ class TerminalApp(App[int]):
 
     def watch_theme(self, theme: str) -> None:
         self._apply_theme(self.current_theme)
-        keep = self.preferences.keep_theme if self._remembers else None
+        keep = self.preferences.keep_theme if self._keeps_theme else None
         problem = keep(theme) if keep is not None else ""
         if problem:
             self.notify(problem, severity="warning", markup=False)
 
-    # -- the line ------------------------------------------------------------------------------
+    # -- the link to the terminal --------------------------------------------------------------
 
     def on_stall_proof_driver_link_speed_changed(self, message: StallProofDriver.LinkSpeedChanged) -> None:
         if self._low_bandwidth_fixed or self.low_bandwidth == message.slow:
             return
         self.low_bandwidth = message.slow
         if message.slow:
-            self.notify(f"The line to this terminal is slow: the screen is drawn every {LOW_BANDWIDTH_S:g} s. "
+            self.notify(f"The line to this terminal is slow: the screen is drawn every {LOW_BANDWIDTH_PERIOD_S:g} s. "
                         "Sampling goes on; keys are answered at once.", timeout=10, markup=False)
 
     def action_low_bandwidth(self) -> None:
-        """Switch by hand; from then on the line's speed does not matter."""
+        """Switch by hand; from then on the speed of the link has no effect."""
         self.low_bandwidth, self._low_bandwidth_fixed = not self.low_bandwidth, True
-        self.notify(f"The screen is drawn every {LOW_BANDWIDTH_S:g} s." if self.low_bandwidth
+        self.notify(f"The screen is drawn every {LOW_BANDWIDTH_PERIOD_S:g} s." if self.low_bandwidth
                     else "Every sample is drawn.", timeout=4)
 
     @property
     def drawn_every_s(self) -> float:
-        """Seconds between two pictures where not every sample is drawn, else 0."""
-        return LOW_BANDWIDTH_S if self.low_bandwidth else 0.0
+        """Seconds between two frames where not every sample is drawn, else 0."""
+        return LOW_BANDWIDTH_PERIOD_S if self.low_bandwidth else 0.0
 
-    def picture_due(self) -> bool:
-        """Whether the newest sample is to be drawn; on a slow line only some are."""
+    def frame_due(self) -> bool:
+        """Whether to draw the newest sample; on a slow link only some are drawn."""
         now_s = monotonic()
-        if self.low_bandwidth and now_s - self._drawn_s < LOW_BANDWIDTH_S - 0.05:
+        if self.low_bandwidth and now_s - self._drawn_s < LOW_BANDWIDTH_PERIOD_S - 0.05:
             return False
         self._drawn_s = now_s
         return True
 
     def action_redraw(self) -> None:
-        """Draw everything again, where something else has written on the terminal."""
-        driver: Any = self._driver
+        """Draw everything again, after something else has written on the terminal."""
+        driver = driver_of(self)
         if isinstance(driver, StallProofDriver):
             driver.redraw()

@@ -1,7 +1,7 @@
-"""The themes: gputop's own, made from the palette's schemes, beside those Textual brings.
+"""The themes: gputop's own, made from the palette's schemes, beside those of Textual.
 
-With a theme of Textual's the style sheet's colours are that theme's, and the rest is drawn as on gputop's
-dark or light ground, whichever the theme has.
+With one of Textual's themes the style sheet has the colors of that theme. Everything else is drawn with the colors of
+gputop's dark or light scheme, whichever fits the theme.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _theme(scheme: str) -> Theme:
 
 
 def variables(scheme: str) -> dict[str, str]:
-    """Colours that Textual's themes do not have."""
+    """Colors that Textual's themes do not have."""
     names = SCHEMES[scheme].names
     return {"quiet-border": names["border"], "quiet-text": names["dim"]}
 

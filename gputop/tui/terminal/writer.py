@@ -1,8 +1,8 @@
-"""The line to the terminal: a writer that cannot hold up the program, and a judgement of how fast it drains.
+"""Writing to a terminal without blocking the program, and telling a slow link from a fast one.
 
 A terminal may stop reading at any time (a stalled SSH link, the scrollback of tmux, XOFF), and a write to
-it then blocks. So writes are made by a thread of their own, one update at a time; whoever has another one
-waits until :attr:`TerminalWriter.busy` is over, and sends what is true by then.
+it then blocks. So a thread of its own writes, one update at a time. A caller with a newer update waits until
+:attr:`TerminalWriter.busy` is false, and then sends the newest state.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import threading
 import time
 from collections.abc import Callable
 
-# A line is slow after so many updates in a row that took so long to land; one long stall does not make it slow.
+# A link is slow after this many updates in a row that took this long to arrive; one long stall does not make it slow.
 SLOW_S, SLOW_UPDATES = 0.5, 3
-# How long a slow line is spared before the full picture is tried again; doubled each time that was too early.
-SPARE_S, SPARE_MAX_S = 120.0, 3600.0
-TRIAL_S = 60.0  # slow again within this time: too early
-_GIVE_UP_CHECK_PERIOD_S = 0.1  # how often a writer that waits for the terminal sees whether it has been given up
+# For how long a slow link counts as slow before full speed is tried again; doubled each time that was too early.
+RETRY_S, RETRY_MAX_S = 120.0, 3600.0
+TRIAL_S = 60.0  # a link that is slow again within this time was tried too early
+_GIVE_UP_CHECK_PERIOD_S = 0.1  # how often a blocked writer checks whether it has been told to give up
 
 
 class SlowLinkDetector:
-    """Whether the line is slow, with hysteresis, from how long each update took to land. Pure."""
+    """Whether the link is slow, with hysteresis, from the time each update took to arrive. Pure."""
 
     def __init__(self) -> None:
         self.slow = False
-        self.bytes_per_s: float | None = None  # as last seen while the line was full
+        self.bytes_per_s: float | None = None  # as last measured while the link was full
         self._late = 0
         self._since_s = 0.0
-        self._spare_s = SPARE_S
+        self._retry_s = RETRY_S
 
-    def landed(self, size_bytes: int, took_s: float, now_s: float) -> bool:
-        """An update has reached the terminal, ``now_s`` on any clock. True where :attr:`slow` changed."""
+    def note_update(self, size_bytes: int, took_s: float, now_s: float) -> bool:
+        """An update has arrived at the terminal, at ``now_s`` of any clock. True where :attr:`slow` changed."""
         if took_s >= SLOW_S:
             self._late += 1
             self.bytes_per_s = size_bytes / took_s
@@ -42,24 +42,24 @@ class SlowLinkDetector:
                 self._since_s = now_s
             elif self._late >= SLOW_UPDATES:
                 if self._since_s and now_s - self._since_s < TRIAL_S:
-                    self._spare_s = min(SPARE_MAX_S, 2 * self._spare_s)
+                    self._retry_s = min(RETRY_MAX_S, 2 * self._retry_s)
                 self.slow, self._since_s = True, now_s
                 return True
             return False
         self._late = 0
-        if self.slow and now_s - self._since_s >= self._spare_s:
+        if self.slow and now_s - self._since_s >= self._retry_s:
             self.slow, self._since_s = False, now_s
             return True
         if not self.slow and now_s - self._since_s >= TRIAL_S:
-            self._spare_s = SPARE_S
+            self._retry_s = RETRY_S
         return False
 
 
-def _opened_anew(fd: int) -> int:
-    """The same terminal opened once more, so that writes do not block; ``fd`` itself where it has no name.
+def _reopened(fd: int) -> int:
+    """The same terminal opened once more for non-blocking writes; ``fd`` itself where it has no name.
 
-    The flag that makes them so belongs to what was opened: set on ``fd`` itself, the shell and
-    everything else with this terminal would have it, too, and keep it.
+    O_NONBLOCK belongs to the open file description. Set on ``fd`` itself it would also hold for the shell and every
+    other program on this terminal, and would stay set.
     """
     flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK
     with contextlib.suppress(OSError):
@@ -68,11 +68,11 @@ def _opened_anew(fd: int) -> int:
 
 
 class TerminalWriter:
-    """Writes to the terminal ``fd`` from a daemon thread. A terminal that is gone takes everything silently."""
+    """Writes to the terminal ``fd`` from a daemon thread. What is sent to a terminal that is gone is dropped."""
 
     def __init__(self, fd: int, drained: Callable[[int, float], None]) -> None:
-        """``drained(size_bytes, took_s)`` is called in the writer's thread each time all is written."""
-        self._given, self._fd = fd, _opened_anew(fd)
+        """``drained(size_bytes, took_s)`` is called in the writer's thread each time everything is written."""
+        self._given, self._fd = fd, _reopened(fd)
         self._drained = drained
         self._queue: list[bytes] = []
         self._change = threading.Condition()
@@ -94,13 +94,13 @@ class TerminalWriter:
                 self._queue.append(data)
                 self._change.notify_all()
 
-    def wait(self, patience_s: float) -> bool:
-        """Wait until all is written; False where that took longer than ``patience_s``."""
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until everything is written; False where that takes longer than ``timeout_s``."""
         with self._change:
-            return self._change.wait_for(lambda: not self.busy, patience_s)
+            return self._change.wait_for(lambda: not self.busy, timeout_s)
 
     def give_up(self, last: bytes) -> None:
-        """Drop what the terminal has not taken, in the queue and in the kernel, and write ``last`` instead."""
+        """Drop what the terminal has not taken, from the queue and from the kernel, and write ``last`` instead."""
         with self._change:
             self._queue[:] = [last]
             self._given_up = True
@@ -109,7 +109,7 @@ class TerminalWriter:
             termios.tcflush(self._fd, termios.TCOFLUSH)
 
     def close(self) -> None:
-        """No more is written once the queue is empty. Does not wait."""
+        """End the thread once the queue is empty. Does not wait."""
         with self._change:
             self._ended = True
             self._change.notify_all()

@@ -18,6 +18,7 @@ from gputop.tui.monitor.messages import compared_to_baseline
 from gputop.tui.screens.compare import CaptureList, CompareScreen, colored, compared
 from tests.fakes import START_S
 from tests.tui.found import FoundSession, box_text, text_of
+from tests.tui.textual_private import message_text
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 SLOW, FAST = DATA / "keras3_slow_input.xplane.pb.gz", DATA / "keras3_fast.xplane.pb.gz"
@@ -47,7 +48,7 @@ class Captured(FoundSession):
 
 
 def messages(app: GputopApp) -> str:
-    return "\n".join(n.message for n in app._notifications)
+    return message_text(app)
 
 
 async def until(done: object, app: GputopApp) -> None:

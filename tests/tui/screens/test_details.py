@@ -33,12 +33,13 @@ from gputop.tui.screens.tables_screen import TablesScreen
 from tests.fakes import START_S, StillSession, cgroup_sample, node_sample
 from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, text_of
 from tests.tui.screens.test_tables import TabledSession
+from tests.tui.textual_private import clear_notifications, message_text
 
 SECRET = "hf_" + "a1B2" * 8
 
 
 def notes(app: GputopApp) -> str:
-    return "\n".join(n.message for n in app._notifications)
+    return message_text(app)
 
 
 class SignallingSession(StillSession):
@@ -234,7 +235,7 @@ async def test_the_code_of_a_finding_is_copied_from_the_panel_and_from_its_detai
         await pilot.pause()
         assert app.clipboard == HEAVY.snippet
         await pilot.press("escape")
-        app._notifications.clear()
+        clear_notifications(app)
         session = app.session
         session.findings = (replace(SMALL, snippet=None),)
         app._refresh_actions()

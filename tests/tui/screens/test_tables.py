@@ -15,6 +15,7 @@ from gputop.tui.screens.tables_screen import TablesScreen, Tabs
 from gputop.tui.widgets.cached_lines import LinesWidget
 from tests.diagnosis.test_worker import CAPTURE
 from tests.tui.found import FoundSession, box_text, text_of
+from tests.tui.textual_private import messages
 
 TABLE = Table("t", (Column("n", str), Column("name", wide=True)), ((2.0, "b"), (None, "a"), (3.0, "C")), "none")
 EMPTY = {"gpus": [{"gpu": 0}], "kernels": None, "memory": []}
@@ -152,7 +153,7 @@ async def test_without_a_capture_the_key_says_what_to_do() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("T")
         await pilot.pause()
-        assert any("press c" in n.message for n in app._notifications)
+        assert any("press c" in message for message in messages(app))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (20, 5), (200, 50)])

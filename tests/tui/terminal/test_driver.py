@@ -22,7 +22,7 @@ class Keyboard(StallProofDriver):
     def __init__(self) -> None:
         self.fileno, self.types = os.pipe()
         self._debug = False
-        self.exit_event = self._ending = WakingEvent()
+        self.exit_event = self._input_exit = WakingEvent()
         self.heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.process_message = self.heard.put  # type: ignore[method-assign]
         self.thread = threading.Thread(target=self.run_input_thread, daemon=True)
@@ -44,7 +44,7 @@ def keyboard() -> Iterator[Keyboard]:
     there = Keyboard()
     yield there
     assert there.ended()
-    there._ending.close()
+    there._input_exit.close()
     os.close(there.fileno)
 
 

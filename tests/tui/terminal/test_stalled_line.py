@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gputop.tui.terminal.writer import SLOW_UPDATES, SPARE_S, SlowLinkDetector
+from gputop.tui.terminal.writer import RETRY_S, SLOW_UPDATES, SlowLinkDetector
 from tests.tui.terminals import PATIENCE_S, Terminal, terminal
 
 # gputop over the simulated node, telling on a pipe about each sample what only its inside knows.
@@ -23,6 +23,7 @@ from gputop.session.session import Session
 from gputop.sources.simulated import SimulatedSource
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.gpu_table import GpuTable
+from gputop.tui.terminal.textual_private import driver_of
 
 pipe = int(sys.argv[1])
 session = Session(SimulatedSource("healthy"), Options(interval_s=0.05))
@@ -38,7 +39,7 @@ def listener(change):
         told["longest_gap_s"] = max(told["longest_gap_s"], session.sample.time_s - last.time_s)
     last = session.sample
     told["samples"] += 1
-    line = getattr(app._driver, "_writer", None)
+    line = getattr(driver_of(app), "_writer", None)
     tables = app.screen_stack[0].query(GpuTable) if app.is_running and app.screen_stack else ()
     os.write(pipe, (json.dumps({**told, "busy": bool(line and line.busy),
                                 "metric": tables.first().metric if tables else ""}) + "\\n").encode())
@@ -139,11 +140,11 @@ def test_a_closed_terminal_ends_it() -> None:
 
 def test_one_stall_does_not_make_a_line_slow_but_late_updates_do() -> None:
     meter = SlowLinkDetector()
-    assert not meter.landed(500, 60.0, 60.0) and not meter.slow
+    assert not meter.note_update(500, 60.0, 60.0) and not meter.slow
     for i in range(SLOW_UPDATES + 1):
-        meter.landed(2000, 0.01, 61.0 + i)
+        meter.note_update(2000, 0.01, 61.0 + i)
     assert not meter.slow
-    changes = [meter.landed(2000, 1.5, 70.0 + 2 * i) for i in range(SLOW_UPDATES)]
+    changes = [meter.note_update(2000, 1.5, 70.0 + 2 * i) for i in range(SLOW_UPDATES)]
     assert changes == [*[False] * (SLOW_UPDATES - 1), True] and meter.slow
     assert meter.bytes_per_s == pytest.approx(2000 / 1.5)
 
@@ -153,10 +154,10 @@ def test_a_slow_line_is_tried_again_ever_more_seldom() -> None:
     for _ in range(4):
         while not meter.slow:
             now_s += 2.0
-            meter.landed(2000, 1.5, now_s)
+            meter.note_update(2000, 1.5, now_s)
         began_s = now_s
         while meter.slow:
             now_s += 5.0
-            meter.landed(300, 0.0, now_s)
+            meter.note_update(300, 0.0, now_s)
         spared.append(now_s - began_s)
-    assert spared == [SPARE_S, 2 * SPARE_S, 4 * SPARE_S, 8 * SPARE_S]
+    assert spared == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S]

@@ -1,0 +1,55 @@
+"""All that gputop uses of Textual and that Textual keeps private, in one place.
+
+A release of Textual may change any of it without notice, so pyproject.toml allows the versions up to the next major
+one. Seen to work: Textual 6.0.0 and 8.2.8, the oldest and the newest allowed ones at the time (tests/tui).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from textual._xterm_parser import XTermParser
+from textual.app import App
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
+
+
+def driver_of(app: App[Any]) -> Driver | None:
+    """What draws the app; None before it runs."""
+    return app._driver
+
+
+class OpenLinuxDriver(LinuxDriver):
+    """Textual's driver for Linux terminals, with public names for what a subclass of it needs."""
+
+    @property
+    def app(self) -> App[Any]:
+        return self._app
+
+    @property
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    @property
+    def resumes_on_continue(self) -> bool:
+        """Whether SIGCONT enters the application mode again; not while an external program has the terminal."""
+        return self._auto_restart
+
+    def input_parser(self) -> XTermParser:
+        """Makes events of what is typed."""
+        return XTermParser(self._debug)
+
+    def terminal_size(self) -> tuple[int, int]:
+        """Columns and lines; asked at the start, and again after a change."""
+        return super()._get_terminal_size()
+
+    def _get_terminal_size(self) -> tuple[int, int]:
+        return self.terminal_size()
+
+    def on_continue(self) -> None:
+        """After SIGCONT."""
+        super()._sigcont_application()
+
+    def _sigcont_application(self, *_: object) -> None:
+        self.on_continue()
