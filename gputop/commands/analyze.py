@@ -17,7 +17,7 @@ from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, screen_options)
     parser.add_argument("paths", nargs="+", metavar="PATH",
-                        help=".xplane.pb, run folder, TensorBoard logdir, Chrome/kineto .json[.gz], Nsight .sqlite")
+                        help=ACCEPTED_BRIEF)
     parser.add_argument("--params", type=parameter_count, default=None, metavar="N",
                         help="parameters of the model: tells whether its AllReduces are more, or slower, than needed")
     parser.add_argument("--bubbles", type=count, default=None, metavar="N",

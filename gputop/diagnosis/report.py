@@ -11,12 +11,12 @@ from gputop.diagnosis import report_device, report_host
 from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
 from gputop.text.units import bytes_, figure, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
+from gputop.trace.readers.registry import WRITERS
 
 # The parts of the step of which a large one without a finding is said to be unexplained. (launch_bound is for launches
 # close together alone, so the part "host" is none of its.)
 _TO_EXPLAIN = ("launch", "host", "idle", "collectives")
 _BAR = 24
-_ABOUT = {"xspace": "TensorFlow/JAX profiler", "chrome": "Chrome/kineto trace", "nsys": "Nsight Systems report"}
 
 
 def text_report(analysis: Analysis, width: int = 80) -> str:
@@ -40,7 +40,7 @@ def _head(a: Analysis, width: int) -> Iterator[str]:
     paths = [printable(str(p)) for p in a.paths]
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     yield f"Trace    {paths[0] if paths else '(in memory)'}{more}"
-    yield from wrap(f"{_ABOUT.get(a.format, a.format)}, {a.events:,} events over {seconds(a.window_s)}, "
+    yield from wrap(f"{WRITERS.get(a.format, a.format)}, {a.events:,} events over {seconds(a.window_s)}, "
                     f"{_number(len(a.gpus), 'GPU')}" + (f", host {', '.join(a.hosts)}" if a.hosts else ""),
                     width, "         ")
 

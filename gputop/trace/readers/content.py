@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -80,7 +80,7 @@ def read_all(path: Path, damaged: set[str], limit_bytes: float) -> bytes | bytea
 
 def too_big(path: Path | str, limit_bytes: float) -> GputopError:
     return GputopError(f"{path} takes more than {limit_bytes / 1e9:.1f} GB of memory to read, half of what is free.",
-                       "Analyse it on a machine with more memory, or capture for a shorter time.")
+                       "Analyze it on a machine with more memory, or capture for a shorter time.")
 
 
 def _decompressed(piece: bytes, more: Iterator[bytes], path: Path, damaged: set[str]) -> Iterator[bytes]:
@@ -127,3 +127,9 @@ def _before_damage(stream: zlib._Decompress, piece: bytes) -> bytes:
 
 def unreadable(path: Path, error: OSError) -> GputopError:
     return GputopError(f"{path} cannot be read: {error.strerror or error}.", "Check the path and its permissions.")
+
+
+def listed(files: Sequence[Path]) -> str:
+    """The first few of the files, for a message."""
+    shown = ", ".join(str(f) for f in files[:4])
+    return shown if len(files) <= 4 else f"{shown} and {len(files) - 4} more"

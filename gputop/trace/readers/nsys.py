@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.trace import kernel_names
 from gputop.trace.builder import MAX_GPUS, TraceBuilder
 from gputop.trace.int_map import IntMap
@@ -23,6 +23,7 @@ from gputop.trace.launch_join import Launches
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, LaunchShape, Line, Trace, TraceGpu
 from gputop.trace.occupancy import theoretical_occupancy
 from gputop.trace.quality import note_messages
+from gputop.trace.readers.content import listed, memory_limit, too_big
 
 _KERNELS, _COPIES, _MEMSETS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -46,6 +47,18 @@ _BATCH = 1 << 14
 _MESSAGES, _MESSAGE = 5, 300  # of a kind that are passed on, and characters of each
 _SCHEMA_BYTES = 1 << 16  # what SQLite tells of a table may be longer than what it is told
 _ROW_BYTES = 4  # at least: its place on the page, length, id and header
+
+
+def read_files(files: Sequence[Path]) -> Trace:
+    """One report. Raises as :func:`read_nsys`, and GputopError for several reports or one that is too big."""
+    if len(files) > 1:
+        raise GputopError(f"Several Nsight Systems reports cannot be read as one: {listed(files)}.",
+                          "Give one at a time; `nsys profile` over a whole job makes one report of all its ranks.",
+                          EXIT_USAGE)
+    limit = memory_limit()
+    if files[0].stat().st_size > limit:
+        raise too_big(files[0], limit)
+    return read_nsys(files[0])
 
 
 def read_nsys(path: Path) -> Trace:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from gputop.trace.launch_join import Launches
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 from gputop.trace.occupancy import with_estimate
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file
+from gputop.trace.readers.content import memory_limit, read_chunks
 
 _GPU_PROCESS = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
 _DERIVED_ROWS = frozenset(("Steps", "XLA Modules", "XLA Ops", "Async XLA Ops", "XLA TraceMe", "Framework Ops",
@@ -27,6 +29,13 @@ _DERIVED_ROWS = frozenset(("Steps", "XLA Modules", "XLA Ops", "Async XLA Ops", "
                            "TensorFlow Name Scope", "Host Offload Ops"))
 _NS_PER_US = 1000
 _NEITHER, _ON_HOST = -1, -2
+
+
+def read_files(files: Sequence[Path]) -> Trace:
+    """The ranks of one job. Raises as :func:`read_chrome`, and GputopError for files that cannot be read."""
+    damaged: set[str] = set()
+    return read_chrome([(str(file), read_chunks(file, damaged)) for file in files], damaged=damaged,
+                       limit_bytes=memory_limit())
 
 
 def read_chrome(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -18,9 +19,9 @@ from gputop.trace.launch_join import Launches
 from gputop.trace.model import I32, I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 from gputop.trace.parallel import pool
 from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages, note_serialised
-from gputop.trace.readers.clock_file import HostClock
+from gputop.trace.readers.clock_file import HostClock, read_clocks
 from gputop.trace.readers.clock_skew import HostSlices, align
-from gputop.trace.readers.content import too_big
+from gputop.trace.readers.content import memory_limit, read_all, too_big
 from gputop.trace.readers.xspace.stats import (
     distinct,
     floats,
@@ -73,6 +74,20 @@ class _HostCalls:
         """The seven columns."""
         return [np.concatenate(c) if c else np.empty(0, np.int64) for c in (
             self.correlation, self.device_id, self.start_ns, self.end_ns, self.line, self.name, self.details)]
+
+
+def read_files(files: Sequence[Path]) -> Trace:
+    """The hosts of one capture, on one clock where the capture or the collectives tell it. Raises as
+    :func:`read_xspaces`, and GputopError for files that cannot be read."""
+    damaged: set[str] = set()
+    limit = memory_limit()
+    clocks = {folder: read_clocks(folder) for folder in {file.parent for file in files}} if len(files) > 1 else {}
+    # One after the other: the bytes of a file are given back before those of the next are read.
+    return read_xspaces(((str(file), re.sub(r"\.xplane\.pb(\.gz)?$|\.pb(\.gz)?$", "", file.name),
+                          partial(read_all, file, damaged, limit)) for file in files),
+                        damaged=damaged, limit_bytes=limit,
+                        known_clocks={str(file): clock for file in files
+                                      if (clock := clocks.get(file.parent, {}).get(file.name.removesuffix(".gz")))})
 
 
 def read_xspaces(

@@ -1,0 +1,102 @@
+"""The trace formats that gputop reads, one row each, in the order in which a folder is searched for them.
+
+A new format is a module or folder beside this one with a function ``read_files(files) -> Trace``, and a row in
+:data:`FORMATS`. This module imports no reader and no NumPy, because the help text of the command line lists the
+formats, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gputop.trace.model import Trace
+
+_JSON_BLANKS = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, too
+_XPLANES_FIELD = b"\x0a"  # an XSpace begins with its planes; JSON may begin with the same byte, a newline
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How the files of one format are found, recognized and read."""
+
+    id: str  # of ``Trace.format`` and of the JSON documents
+    writer: str  # what writes it, for reports
+    accepted: str  # its files, as error messages list them
+    accepted_brief: str  # the same for the help of the command line
+    pattern: str  # of the names of its files in a folder
+    recognizes: Callable[[Path, bytes], bool]  # by path and the first bytes of the content, decompressed
+    reader: str  # module with ``read_files``, imported when a file is read
+    compressed: bool = False  # files may end in .gz, too
+    in_run_folders: bool = False  # profilers write it into a folder for each run, below a logdir
+    skipped: Callable[[Path, bytes], bool] | None = None  # files in a folder that fit the pattern and are no trace
+    duplicate: re.Pattern[str] | None = None  # names of further files of one capture, read only where alone
+    worker_capture: re.Pattern[str] | None = None  # names of files of (worker, time of the capture)
+    copy_beside: tuple[str, re.Pattern[str]] | None = None  # beside that format's files such names repeat the capture
+    raw_endings: tuple[str, ...] = ()  # of files that have to be exported to this format first
+    raw_message: tuple[str, str] = ("", "")  # what such a file is, and how to export it to {stem} from {path}
+
+    def read(self, files: Sequence[Path]) -> Trace:
+        """One trace from files of this format; several are the hosts or ranks of one job."""
+        trace: Trace = import_module(self.reader).read_files(files)
+        return trace
+
+
+def _is_sqlite(path: Path, begin: bytes) -> bool:
+    return begin.startswith(b"SQLite format 3\0")
+
+
+def _is_json(path: Path, begin: bytes) -> bool:
+    return begin.lstrip(_JSON_BLANKS)[:1] in (b"{", b"[")
+
+
+def _is_xspace(path: Path, begin: bytes) -> bool:
+    named, planes = path.name.removesuffix(".gz").endswith(".pb"), begin[:1] == _XPLANES_FIELD
+    # The length of the first plane may look like the bracket of a JSON document.
+    return (named and planes) or ((named or planes) and not _is_json(path, begin) and not _is_sqlite(path, begin))
+
+
+def _is_other_json(path: Path, begin: bytes) -> bool:
+    """Whether a .json is, say, a configuration; what cannot be told is taken for a trace."""
+    return bool(begin) and not (
+        b"traceEvents" in begin or begin.lstrip().startswith(b"[") or b"schemaVersion" in begin)
+
+
+FORMATS = (
+    Format(
+        id="xspace", writer="TensorFlow/JAX profiler",
+        accepted="<host>.xplane.pb (also .gz), a profile run's folder or a TensorBoard logdir",
+        accepted_brief=".xplane.pb, run folder, TensorBoard logdir",
+        pattern="*.xplane.pb", compressed=True, in_run_folders=True, recognizes=_is_xspace,
+        reader="gputop.trace.readers.xspace.reader",
+    ),
+    Format(
+        id="chrome", writer="Chrome/kineto trace",
+        accepted="Chrome or kineto traces (.json, .json.gz)", accepted_brief="Chrome/kineto .json[.gz]",
+        pattern="*.json", compressed=True, in_run_folders=True, recognizes=_is_json, skipped=_is_other_json,
+        reader="gputop.trace.readers.chrome.reader",
+        # JAX writes perfetto_trace.json.gz beside its own file, of the same capture.
+        duplicate=re.compile(r"perfetto_trace\.json(\.gz)?"),
+        # PyTorch's TensorBoard handler: <worker>.<time in ms or ns>.pt.trace.json[.gz].
+        worker_capture=re.compile(r"(.+)\.(\d{10,20})\.pt\.trace\.json(?:\.gz)?"),
+        # TensorBoard and JAX export an XSpace to a file beside it.
+        copy_beside=("xspace", re.compile(r".*\.trace\.json(\.gz)?|perfetto_trace\.json(\.gz)?")),
+    ),
+    Format(
+        id="nsys", writer="Nsight Systems report",
+        accepted="Nsight Systems reports exported to .sqlite", accepted_brief="Nsight .sqlite",
+        pattern="*.sqlite", recognizes=_is_sqlite, reader="gputop.trace.readers.nsys",
+        raw_endings=(".nsys-rep", ".qdrep"),
+        raw_message=("an Nsight Systems report, which only Nsight Systems can open",
+                     "Export it: nsys export --type sqlite -o {stem}.sqlite {path}"),
+    ),
+)
+
+ACCEPTED = f"gputop reads {', '.join(f.accepted for f in FORMATS[:-1])}, and {FORMATS[-1].accepted}."
+ACCEPTED_BRIEF = ", ".join(f.accepted_brief for f in FORMATS)
+WRITERS = {f.id: f.writer for f in FORMATS}
