@@ -30,7 +30,7 @@ def make(paths: list[str], out: Path) -> dict[str, float]:
     """In a process of its own: what the worker does, stage by stage."""
     from gputop.diagnosis.diagnose import examine
     from gputop.timeline.build import build
-    from gputop.timeline.idle_gaps import coldest
+    from gputop.timeline.idle_gaps import rank_idle_gaps
     from gputop.trace.readers.load import load
 
     begin = time.perf_counter()
@@ -38,12 +38,12 @@ def make(paths: list[str], out: Path) -> dict[str, float]:
     read = time.perf_counter()
     facts = examine(trace)
     analysed = time.perf_counter()
-    coldest(facts)
+    rank_idle_gaps(facts)
     sought = time.perf_counter()
     with out.open("wb") as file:
         build(facts, file)
     return {"events": trace.event_count, "read_s": read - begin, "analyse_s": analysed - read,
-            "bubbles_s": sought - analysed, "build_s": time.perf_counter() - sought, "peak_bytes": held("VmHWM"),
+            "idle_gaps_s": sought - analysed, "build_s": time.perf_counter() - sought, "peak_bytes": held("VmHWM"),
             "file_bytes": out.stat().st_size}
 
 
@@ -155,8 +155,8 @@ def main() -> None:
             write(trace, args.events, args.gpus)
         path = Path(folder) / "timeline"
         made = in_process("--make", str(trace), str(path))
-        print(f"{made['events']:,} events: read {made['read_s']:.1f} s, analyse {made['analyse_s']:.1f} s, bubbles "
-              f"{made['bubbles_s']:.1f} s, build (bubbles included) {made['build_s']:.1f} s, peak "
+        print(f"{made['events']:,} events: read {made['read_s']:.1f} s, analyze {made['analyse_s']:.1f} s, idle gaps "
+              f"{made['idle_gaps_s']:.1f} s, build (idle gaps included) {made['build_s']:.1f} s, peak "
               f"{made['peak_bytes'] / 2**20:,.0f} MiB; file {made['file_bytes'] / 2**20:,.0f} MiB, "
               f"{made['file_bytes'] / made['events']:.1f} bytes an event")
         found = in_process("--read", str(path))

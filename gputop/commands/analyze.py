@@ -12,6 +12,7 @@ from gputop.commands.common import preferences_of, width
 from gputop.commands.monitor import unfit_terminal
 from gputop.commands.option_types import count, parameter_count
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.trace.readers.registry import ACCEPTED_BRIEF
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help=ACCEPTED_BRIEF)
     parser.add_argument("--params", type=parameter_count, default=None, metavar="N",
                         help="parameters of the model: tells whether its AllReduces are more, or slower, than needed")
-    parser.add_argument("--bubbles", type=count, default=None, metavar="N",
-                        help="also the N places where the GPUs lose most time, and what the host did there")
+    parser.add_argument("--bubbles", "--idle-gaps", dest="idle_gaps", type=count, default=None, metavar="N",
+                        help="also the N idle gaps that cost most GPU time, and what the host did in them")
     parser.add_argument("--timeline", action="store_true", help="the timeline of the trace, on the screen")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
@@ -35,23 +36,23 @@ def run(args: argparse.Namespace) -> int:
 
     facts = examine(load(args.paths), args.params)
     analysis = facts.analysis
-    bubbles = None
-    if args.bubbles is not None:
+    idle_gaps = None
+    if args.idle_gaps is not None:
         from gputop.timeline import report
-        from gputop.timeline.idle_gaps import bubbles as find
+        from gputop.timeline.idle_gaps import find_idle_gaps
 
-        bubbles = find(facts, args.bubbles)
+        idle_gaps = find_idle_gaps(facts, args.idle_gaps)
     origin_ns = facts.trace.window_ns[0]
     if args.json:
         document = analysis.to_json()
-        if bubbles is not None:
-            document["bubbles"] = report.to_json(bubbles, analysis, origin_ns)
+        if idle_gaps is not None:
+            document["bubbles"] = report.to_json(idle_gaps, analysis, origin_ns)
         json.dump(document, sys.stdout, indent=1, allow_nan=False)
         print()
     else:
         print(text_report(analysis, width()))
-        if bubbles is not None:
-            print(report.text_of(bubbles, analysis, origin_ns, width()))
+        if idle_gaps is not None:
+            print(report.text_of(idle_gaps, analysis, origin_ns, width()))
     return EXIT_OK
 
 
@@ -59,7 +60,7 @@ def _timeline(args: argparse.Namespace) -> int:
     unfit = unfit_terminal()
     if unfit:
         raise GputopError(f"--timeline needs a terminal: {unfit}",
-                          "Headless: gputop analyze PATH --bubbles 10, or --json.", EXIT_USAGE)
+                          "Headless: gputop analyze PATH --idle-gaps 10, or --json.", EXIT_USAGE)
     for path in args.paths:
         if not Path(path).exists():
             raise GputopError(f"{path} does not exist", "Give a trace, a run folder or a TensorBoard logdir.")

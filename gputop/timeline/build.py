@@ -13,7 +13,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.results import Analysis
 from gputop.core.errors import GputopError
 from gputop.text.units import printable
-from gputop.timeline.idle_gaps import Found, coldest
+from gputop.timeline.idle_gaps import RankedIdleGap, rank_idle_gaps
 from gputop.timeline.layout import Writer
 from gputop.timeline.rows import Rows, rows_of, tracks
 from gputop.trace.intervals import Spans
@@ -26,7 +26,7 @@ def build(facts: TraceFacts, file: BinaryIO) -> None:
     Raises GputopError where the disk is full.
     """
     rows = rows_of(facts.trace)
-    found = coldest(facts)
+    found = rank_idle_gaps(facts)
     try:
         _write(facts.trace, facts.analysis, rows, found, Writer(file))
     except OSError as error:
@@ -35,7 +35,7 @@ def build(facts: TraceFacts, file: BinaryIO) -> None:
                           ) from error
 
 
-def _write(trace: Trace, analysis: Analysis, rows: Rows, found: list[Found], out: Writer) -> None:
+def _write(trace: Trace, analysis: Analysis, rows: Rows, found: list[RankedIdleGap], out: Writer) -> None:
     device, host = trace.device, trace.host
     parts = ((device, rows.of_device), (host, rows.of_host), (host, rows.of_stage))
     out.column("start", np.int64, (events.start_ns[place] for events, place in parts))
@@ -58,7 +58,7 @@ def _write(trace: Trace, analysis: Analysis, rows: Rows, found: list[Found], out
         "events": trace.event_count, "quality": [[note.id, printable(note.message)] for note in analysis.quality],
         "rows": [asdict(row) for row in rows.rows], "bounds": rows.bounds,
         "streams": {str(gpu): own for gpu, own in rows.streams.items()}, **told,
-        "bubbles": _with_ends(found, rows),
+        "idle_gaps": _with_ends(found, rows),
     })
 
 
@@ -147,15 +147,15 @@ def _ending(starts: I64, ends: I64, at: I64, end: I64) -> I64:
     return found
 
 
-def _with_ends(found: list[Found], rows: Rows) -> list[dict[str, Any]]:
-    """The bubbles as JSON; the device event that ended one becomes the (row, index) of its range."""
+def _with_ends(found: list[RankedIdleGap], rows: Rows) -> list[dict[str, Any]]:
+    """The idle_gaps as JSON; the device event that ended one becomes the (row, index) of its range."""
     place = np.empty(len(rows.of_device), np.int64)
     place[rows.of_device] = np.arange(len(place))
     first = np.array([rows.bounds[row.key][0] if row.kind == "stream" else -1 for row in rows.rows])
     streams = np.flatnonzero(first >= 0)  # in the order of the file
     out = []
-    for bubble, event in found:
-        told = asdict(bubble)
+    for idle_gap, event in found:
+        told = asdict(idle_gap)
         if event is not None:
             row = int(streams[np.searchsorted(first[streams], place[event], side="right") - 1])
             told["ends"] = (row, int(place[event] - first[row]))

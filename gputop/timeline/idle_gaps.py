@@ -1,8 +1,8 @@
-"""The bubble detective: where GPUs lose most time, what the host did there, and which finding says so.
+"""The idle_gap detective: where GPUs lose most time, what the host did there, and which finding says so.
 
-A GPU stands still where no device event runs within the steps (the parts ``input``, ``launch``, ``host`` and ``idle``
+A GPU stands idle where no device event runs within the steps (the parts ``input``, ``launch``, ``host`` and ``idle``
 of the breakdown), or where it waits in a collective for the last GPU with nothing else to do
-(gputop.analysis.gpu.collective_waits). The same places of several GPUs are one bubble.
+(gputop.analysis.gpu.collective_waits). The same places of several GPUs are one idle_gap.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from gputop.analysis.results import Analysis
 from gputop.core.findings import Finding
 from gputop.text.units import percent, printable
 from gputop.timeline.idle_gap_work import Place, work_at
-from gputop.timeline.model import CAUSES, Bubble, HostWork
+from gputop.timeline.model import CAUSES, HostWork, IdleGap
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract
 from gputop.trace.model import I64, Kind, Trace
 
-LIMIT = 200  # bubbles told
+LIMIT = 200  # idle_gaps told
 _SEEDS = 20  # standstills looked at for each that is told: the longest ones
 _TOGETHER = 0.5  # standstills of two GPUs are one place where they share this much of the longer one
 _IDLE_PARTS = ("input", "launch", "host", "idle")
 
 
-class Found(NamedTuple):
-    """A bubble, and the row of the device event that ended it."""
+class RankedIdleGap(NamedTuple):
+    """A idle_gap, and the row of the device event that ended it."""
 
-    bubble: Bubble
+    idle_gap: IdleGap
     event: int | None
 
 
-class _Still(NamedTuple):
-    """When one GPU stands still in one way."""
+class _IdleSpans(NamedTuple):
+    """When one GPU stands idle in one way."""
 
     timeline: GpuTimeline
     in_collective: bool
@@ -49,7 +49,7 @@ class _Still(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Standstills at the same time: by place in the list of :class:`_Still` and in its spans, the longest first."""
+    """Standstills at the same time: by place in the list of :class:`_IdleSpans` and in its spans, the longest first."""
 
     members: list[tuple[int, int]]
     start: int
@@ -57,34 +57,34 @@ class _Group(NamedTuple):
     cost: int
 
 
-def bubbles(facts: TraceFacts, limit: int = LIMIT) -> tuple[Bubble, ...]:
+def find_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> tuple[IdleGap, ...]:
     """The most costly places, at most ``limit``; empty where no GPU of the trace ran anything."""
-    return tuple(found.bubble for found in coldest(facts, limit))
+    return tuple(found.idle_gap for found in rank_idle_gaps(facts, limit))
 
 
-def coldest(facts: TraceFacts, limit: int = LIMIT) -> list[Found]:
+def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> list[RankedIdleGap]:
     trace, analysis, gpu_timelines, waits = facts.trace, facts.analysis, facts.gpu_timelines, facts.waits
     within = facts.judged_spans
     parts = parts_by_gpu(trace, gpu_timelines, list(zip(within.start.tolist(), within.end.tolist(), strict=True)))
-    stills = []
+    idle_spans = []
     for timeline in gpu_timelines:
         if timeline.gpu in parts:
-            stills.append(_Still(timeline, False, merge(*(parts[timeline.gpu][part] for part in _IDLE_PARTS))))
+            idle_spans.append(_IdleSpans(timeline, False, merge(*(parts[timeline.gpu][part] for part in _IDLE_PARTS))))
             if waits is not None:
-                stills.append(_Still(timeline, True, waits.waiting.get(gpu_number(trace, timeline.gpu), EMPTY)))
-    if not stills:
+                idle_spans.append(_IdleSpans(timeline, True, waits.waiting.get(gpu_number(trace, timeline.gpu), EMPTY)))
+    if not idle_spans:
         return []
-    groups = _groups(stills, limit)
+    groups = _groups(idle_spans, limit)
     by_cause = _by_cause(trace, gpu_timelines, analysis, parts)
-    shares = _measured(stills, groups, by_cause)
-    events = _enders(trace, stills, groups)
-    causes = [_cause(stills[group.members[0][0]], share) for group, share in zip(groups, shares, strict=True)]
-    gpus = [sorted({stills[i].timeline.gpu for i, _ in group.members}) for group in groups]
+    shares = _measured(idle_spans, groups, by_cause)
+    events = _enders(trace, idle_spans, groups)
+    causes = [_cause(idle_spans[group.members[0][0]], share) for group, share in zip(groups, shares, strict=True)]
+    gpus = [sorted({idle_spans[i].timeline.gpu for i, _ in group.members}) for group in groups]
     work = work_at(trace, analysis.steps, [
         _place(trace, group, cause, own, event)
         for group, cause, own, event in zip(groups, causes, gpus, events, strict=True)])
     return [
-        Found(Bubble(
+        RankedIdleGap(IdleGap(
             gpus=tuple(sorted(gpu_number(trace, gpu) for gpu in own)), start_ns=group.start, end_ns=group.end,
             cost_ns=group.cost, part=_part(cause, share), cause=cause, host=_summary(trace, done, group, cause, event),
             ended_by=_ended_by(trace, cause, event), finding=_finding(cause, share, analysis.findings), meanwhile=other,
@@ -95,20 +95,20 @@ def coldest(facts: TraceFacts, limit: int = LIMIT) -> list[Found]:
             _meanwhile(trace, gpu_timelines, groups, causes, events), strict=True)]
 
 
-def _groups(stills: Sequence[_Still], limit: int) -> list[_Group]:
+def _groups(idle_spans: Sequence[_IdleSpans], limit: int) -> list[_Group]:
     """The most costly groups of standstills that lie together, looked for around the longest ones."""
-    of = np.repeat(np.arange(len(stills)), [len(s.spans.start) for s in stills])
-    start = np.concatenate([s.spans.start for s in stills])
-    end = np.concatenate([s.spans.end for s in stills])
-    within = np.concatenate([np.arange(len(s.spans.start)) for s in stills])
-    seeds = max(_SEEDS, 4 * len(stills)) * limit
+    of = np.repeat(np.arange(len(idle_spans)), [len(s.spans.start) for s in idle_spans])
+    start = np.concatenate([s.spans.start for s in idle_spans])
+    end = np.concatenate([s.spans.end for s in idle_spans])
+    within = np.concatenate([np.arange(len(s.spans.start)) for s in idle_spans])
+    seeds = max(_SEEDS, 4 * len(idle_spans)) * limit
     if len(start) > seeds:
         chosen = np.argpartition(start - end, seeds)[:seeds]
         of, start, end, within = of[chosen], start[chosen], end[chosen], within[chosen]
     order = np.lexsort((of, start, start - end))
     of, start, end, within = of[order], start[order], end[order], within[order]
-    gpus = len({still.timeline.gpu for still in stills})
-    partner = np.stack([_partners(still, i, stills, of, start, end) for i, still in enumerate(stills)], axis=1)
+    gpus = len({idle.timeline.gpu for idle in idle_spans})
+    partner = np.stack([_partners(idle, i, idle_spans, of, start, end) for i, idle in enumerate(idle_spans)], axis=1)
     taken: set[tuple[int, int]] = set()
     groups: list[_Group] = []
     most: list[int] = []  # the largest costs, the least of them first
@@ -120,7 +120,7 @@ def _groups(stills: Sequence[_Still], limit: int) -> list[_Group]:
         members = [(own, first)]
         members += [(i, at) for i, at in enumerate(partners.tolist()) if at >= 0 and (i, at) not in taken]
         taken.update(members)
-        times = [(int(stills[i].spans.start[at]), int(stills[i].spans.end[at])) for i, at in members]
+        times = [(int(idle_spans[i].spans.start[at]), int(idle_spans[i].spans.end[at])) for i, at in members]
         groups.append(_Group(members, min(a for a, _ in times), max(b for _, b in times), sum(b - a for a, b in times)))
         heapq.heappush(most, groups[-1].cost)
         if len(most) > limit:
@@ -129,15 +129,15 @@ def _groups(stills: Sequence[_Still], limit: int) -> list[_Group]:
     return groups[:limit]
 
 
-def _partners(still: _Still, number: int, stills: Sequence[_Still], of: I64, start: I64, end: I64) -> I64:
+def _partners(idle: _IdleSpans, number: int, idle_spans: Sequence[_IdleSpans], of: I64, start: I64, end: I64) -> I64:
     """For each standstill the one of this GPU that lies together with it, -1 where none does."""
-    if not len(still.spans.start):
+    if not len(idle.spans.start):
         return np.full(len(of), -1, np.int64)
     middle = start + (end - start) // 2
-    at = np.searchsorted(still.spans.start, middle, side="right") - 1
-    a, b = still.spans.start[np.maximum(at, 0)], still.spans.end[np.maximum(at, 0)]
+    at = np.searchsorted(idle.spans.start, middle, side="right") - 1
+    a, b = idle.spans.start[np.maximum(at, 0)], idle.spans.end[np.maximum(at, 0)]
     shared = np.minimum(b, end) - np.maximum(a, start)
-    alike = np.array([other.in_collective == still.in_collective for other in stills], bool)[of]
+    alike = np.array([other.in_collective == idle.in_collective for other in idle_spans], bool)[of]
     together = (at >= 0) & alike & (of != number) & (shared >= _TOGETHER * np.maximum(b - a, end - start))
     return np.where(together, at, -1)
 
@@ -169,7 +169,7 @@ def _by_cause(
 
 
 def _measured(
-    stills: Sequence[_Still], groups: Sequence[_Group], by_cause: Mapping[int, Mapping[str, Spans]],
+    idle_spans: Sequence[_IdleSpans], groups: Sequence[_Group], by_cause: Mapping[int, Mapping[str, Spans]],
 ) -> list[dict[str, float]]:
     """For each group the share of its cost by cause and further fact."""
     sums: list[dict[str, float]] = [{} for _ in groups]
@@ -178,17 +178,17 @@ def _measured(
         for i, at in group.members:
             members.setdefault(i, []).append((number, at))
     for i, own in members.items():
-        spans = stills[i].spans
+        spans = idle_spans[i].spans
         places = np.array([place for _, place in own])
-        for cause, instants in by_cause[stills[i].timeline.gpu].items():
+        for cause, instants in by_cause[idle_spans[i].timeline.gpu].items():
             inside = coverage(instants, spans.start[places], spans.end[places]).tolist()
             for (number, _), time in zip(own, inside, strict=True):
                 sums[number][cause] = sums[number].get(cause, 0.0) + time / groups[number].cost
     return sums
 
 
-def _cause(still: _Still, share: Mapping[str, float]) -> str:
-    if still.in_collective:
+def _cause(idle: _IdleSpans, share: Mapping[str, float]) -> str:
+    if idle.in_collective:
         return "collective_wait"
     return max((cause for cause in CAUSES if cause in share), key=lambda cause: share[cause])
 
@@ -213,21 +213,21 @@ def _finding(cause: str, share: Mapping[str, float], findings: Sequence[Finding]
     return next((of[id_] for id_ in wanted if id_ in of), None)
 
 
-def _enders(trace: Trace, stills: Sequence[_Still], groups: Sequence[_Group]) -> list[int | None]:
+def _enders(trace: Trace, idle_spans: Sequence[_IdleSpans], groups: Sequence[_Group]) -> list[int | None]:
     """For each group the device event that ended the longest standstill: on that GPU, or of a wait in a collective
     the last GPU's. None where nothing begins at that moment."""
     device = trace.device
     out: list[int | None] = [None] * len(groups)
     collectives = np.flatnonzero(device.kind == Kind.COLLECTIVE)
-    for i, still in enumerate(stills):
+    for i, idle in enumerate(idle_spans):
         own = [number for number, group in enumerate(groups) if group.members[0][0] == i]
         if not own:
             continue
         at = np.array([groups[number].members[0][1] for number in own])
-        ends = still.spans.end[at]
-        others = collectives[device.gpu[collectives] != still.timeline.gpu]
-        events = event_after(trace, others if still.in_collective else still.timeline.rows,
-                             Spans(still.spans.start[at], ends))
+        ends = idle.spans.end[at]
+        others = collectives[device.gpu[collectives] != idle.timeline.gpu]
+        events = event_after(trace, others if idle.in_collective else idle.timeline.rows,
+                             Spans(idle.spans.start[at], ends))
         for number, event, end in zip(own, events.tolist(), ends.tolist(), strict=True):
             if event >= 0 and device.start_ns[event] == end:
                 out[number] = event

@@ -56,7 +56,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """What one host thread did within a bubble: time of events of this name, less that of events inside them."""
+    """What one host thread did within a idle_gap: time of events of this name, less that of events inside them."""
 
     thread: str
     role: str  # main, executor, input or pool (gputop.trace.threads)
@@ -71,7 +71,7 @@ class HostWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Bubble:
+class IdleGap:
     """One place where one or more GPUs do nothing at the same time.
 
     ``start_ns`` to ``end_ns`` is from the first GPU's standstill to the last one's; ``cost_ns`` is the sum over the

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.timeline.layout import damaged, mapped
-from gputop.timeline.model import KINDS, Bubble, HostWork, Range, Row
+from gputop.timeline.model import KINDS, HostWork, IdleGap, Range, Row
 
 I64 = npt.NDArray[np.int64]
 _BLOCK = 4096  # events looked at first where one is sought; then four times as many
@@ -37,7 +37,7 @@ class Timeline:
         self.events: int = about["events"]
         self.quality: tuple[tuple[str, str], ...] = tuple((id_, message) for id_, message in about["quality"])
         self.rows: tuple[Row, ...] = tuple(Row(**row) for row in about["rows"])
-        self.bubbles: tuple[Bubble, ...] = tuple(_bubble(told) for told in about["bubbles"])
+        self.idle_gaps: tuple[IdleGap, ...] = tuple(_idle_gap(told) for told in about["idle_gaps"])
         self.steps_ns: I64 = columns["steps"].reshape(-1, 2)
         self._columns = columns
         self._start, self._end = columns["start"], columns["end"]
@@ -366,6 +366,6 @@ def _blocks(first: int, stop: int, back: bool = False) -> Iterator[tuple[int, in
         size = min(4 * size, 1 << 20)
 
 
-def _bubble(told: dict[str, Any]) -> Bubble:
-    return Bubble(**{**told, "gpus": tuple(told["gpus"]), "work": tuple(HostWork(**work) for work in told["work"]),
+def _idle_gap(told: dict[str, Any]) -> IdleGap:
+    return IdleGap(**{**told, "gpus": tuple(told["gpus"]), "work": tuple(HostWork(**work) for work in told["work"]),
                      "ends": tuple(told["ends"]) if told["ends"] else None})

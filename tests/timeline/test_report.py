@@ -1,4 +1,4 @@
-"""``gputop analyze --bubbles``: as text and in the JSON document."""
+"""``gputop analyze --idle-gaps``: as text and in the JSON document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from gputop.cli import main
 from gputop.diagnosis.diagnose import examine
-from gputop.timeline.idle_gaps import bubbles
+from gputop.timeline.idle_gaps import find_idle_gaps
 from gputop.timeline.report import text_of, to_json
 from tests.advice.trace.traces import healthy, input_bound, job
 from tests.trace.build import Builder, keras_steps
@@ -20,12 +20,12 @@ CAPTURE = Path(__file__).resolve().parents[1] / "data" / "keras3_fast.xplane.pb.
 
 def report(b: Builder, limit: int = 2, width: int = 80) -> str:
     facts = examine(b.build())
-    return text_of(bubbles(facts, limit), facts.analysis, facts.trace.window_ns[0], width)
+    return text_of(find_idle_gaps(facts, limit), facts.analysis, facts.trace.window_ns[0], width)
 
 
 def test_text_tells_where_why_who_and_what_ended_it():
     lines = report(input_bound()).splitlines()
-    assert lines[0] == "Coldest places, by GPU-time lost"
+    assert lines[0] == "Idle gaps by GPU time lost"
     assert lines[1] == "  1. 8.2 ms: GPU 0 for 8.2 ms from 0.019846 s (step 0): waits for input"
     text = " ".join(" ".join(lines).split())
     assert "waits for input [input_bound]" in text
@@ -43,8 +43,8 @@ def test_times_count_from_the_first_event():
         events.end_ns += 10**9
     shifted.trace.device.launch_ns += 10**9
     later = examine(shifted.trace)
-    mine = to_json(bubbles(facts, 1), facts.analysis, facts.trace.window_ns[0])
-    assert to_json(bubbles(later, 1), later.analysis, later.trace.window_ns[0]) == mine
+    mine = to_json(find_idle_gaps(facts, 1), facts.analysis, facts.trace.window_ns[0])
+    assert to_json(find_idle_gaps(later, 1), later.analysis, later.trace.window_ns[0]) == mine
 
 
 def test_nothing_to_tell():
@@ -52,8 +52,8 @@ def test_nothing_to_tell():
     never = job()
     for i in range(6):
         never.run(0, i * 20_000, 20_000, launch=i * 20_000)
-    assert "no GPU ever stands still" in report(never)
-    assert report(healthy()).startswith("Coldest places, by")
+    assert "no GPU is ever idle" in report(never)
+    assert report(healthy()).startswith("Idle gaps by")
 
 
 def test_long_names_of_kernels_are_cut():
@@ -82,8 +82,8 @@ def test_json_holds_them_only_where_asked(capsys):
 
 
 def test_the_command_prints_them_after_the_report(capsys):
-    assert main(["analyze", str(CAPTURE), "--bubbles", "5"]) == 0
-    assert capsys.readouterr().out.rstrip().endswith("Coldest places: none, no GPU of this trace ran anything.")
+    assert main(["analyze", str(CAPTURE), "--idle-gaps", "5"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("Idle gaps: none, no GPU of this trace ran anything.")
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "many", "1001", "1.5"])

@@ -31,7 +31,7 @@ def test_it_arrives_whole_and_leaves_no_file(tmp_path, monkeypatch):
     from gputop.trace.readers.load import load
 
     own = timeline_of(load([str(CAPTURE)]))
-    assert timeline.rows == own.rows and timeline.bubbles == own.bubbles and timeline.window_ns == own.window_ns
+    assert timeline.rows == own.rows and timeline.idle_gaps == own.idle_gaps and timeline.window_ns == own.window_ns
     assert timeline.ranges(0, *timeline.window_ns, 10**6) == own.ranges(0, *own.window_ns, 10**6)
     assert list(tmp_path.iterdir()) == []
     assert stat.S_IMODE(seen[0].st_mode) == 0o600 and seen[0].st_nlink == 0

@@ -7,7 +7,7 @@ from rich.text import Text
 from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
 from gputop.render.styled_text import StyledText, justify
 from gputop.text.units import fit, percent, ranges, seconds
-from gputop.timeline.model import CAUSES, Bubble, Range, Row
+from gputop.timeline.model import CAUSES, IdleGap, Range, Row
 from gputop.timeline.reader import Timeline
 from gputop.tui.timeline.header import legend, step_at, visible_steps
 from gputop.tui.timeline.styles import PART_OF
@@ -47,9 +47,9 @@ def view_lines(timeline: Timeline, view: View, width: int) -> list[list[StyledTe
                      DIM))
     if seen:
         left.append((f"   {seen} of {len(timeline.steps_ns)} step{'s' * (len(timeline.steps_ns) != 1)}", DIM))
-    if timeline.bubbles:
-        cost = sum(b.cost_ns for b in timeline.bubbles)
-        left.append((f"   b: {len(timeline.bubbles)} coldest places, {seconds(cost / 1e9)} of GPU time", DIM))
+    if timeline.idle_gaps:
+        cost = sum(b.cost_ns for b in timeline.idle_gaps)
+        left.append((f"   b: {len(timeline.idle_gaps)} coldest places, {seconds(cost / 1e9)} of GPU time", DIM))
     # The kinds that can be there, by the rows: asking for all of them would go over the whole trace.
     kinds = {"compute", "collective", "h2d", "d2h"} if any(r.kind == "gpu" for r in timeline.rows) else set()
     kinds |= {"host"} if any(r.kind == "thread" for r in timeline.rows) else set()
@@ -81,29 +81,29 @@ def link_text(timeline: Timeline, r: Range, linked: Range) -> str:
     return f"launched {delay} before by {timeline.rows[linked.row].label.strip()}"
 
 
-def idle_gap_at(timeline: Timeline, row: Row, begin_ns: int, end_ns: int) -> Bubble | None:
-    """The bubble that the gap on this row belongs to, if it is one of the costly ones."""
+def idle_gap_at(timeline: Timeline, row: Row, begin_ns: int, end_ns: int) -> IdleGap | None:
+    """The idle gap that the gap on this row belongs to, if it is one of the costly ones."""
     if row.gpu is None:
         return None
     middle = (begin_ns + end_ns) // 2
-    return next((b for b in timeline.bubbles if row.gpu in b.gpus and b.start_ns <= middle < b.end_ns), None)
+    return next((b for b in timeline.idle_gaps if row.gpu in b.gpus and b.start_ns <= middle < b.end_ns), None)
 
 
 def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[int, ...], ended_by: Range | None,
               width: int) -> list[list[StyledText]]:
     """A stretch with nothing on a row, or on these ``gpus`` together, and why, where that is known."""
     length = gap[1] - gap[0]
-    bubble = idle_gap_at(timeline, row, *gap)
-    style = PART_STYLE[bubble.part if bubble is not None else "idle"]
+    idle_gap = idle_gap_at(timeline, row, *gap)
+    style = PART_STYLE[idle_gap.part if idle_gap is not None else "idle"]
     what = "idle" if row.kind in ("gpu", "stream") else "nothing recorded"
     on = f"GPUs {ranges(gpus, ', ')}" if len(gpus) > 1 else where(timeline, row)
     first = justify([(" ▒ ", style), (f"{what} on {on}", BOLD)],
                     [(seconds(length / 1e9), BOLD), (f" at {when(timeline, gap[0], _grain(length))} ", DIM)], width)
-    if bubble is None:
+    if idle_gap is None:
         return [first, [("   not among the costliest idle places", DIM)] if row.gpu is not None else []]
-    parts = [CAUSES[bubble.cause], *([bubble.host] if bubble.host else [])]
-    if bubble.ended_by:
-        parts.append(f"ended by {bubble.ended_by}" + ("  o: go there" if ended_by is not None else ""))
+    parts = [CAUSES[idle_gap.cause], *([idle_gap.host] if idle_gap.host else [])]
+    if idle_gap.ended_by:
+        parts.append(f"ended by {idle_gap.ended_by}" + ("  o: go there" if ended_by is not None else ""))
     return [first, justify([("   " + " · ".join(parts), DIM)], [], width)]
 
 
@@ -140,10 +140,10 @@ def range_text(timeline: Timeline, r: Range, linked: Range | None, around: list[
     return out
 
 
-def idle_gap_text(timeline: Timeline, bubble: Bubble, finding: str, width: int) -> Text:
+def idle_gap_text(timeline: Timeline, idle_gap: IdleGap, finding: str, width: int) -> Text:
     """Everything about one idle place; ``finding`` is the title of the one it belongs to."""
     out = Text()
-    for line in idle_gap_lines(timeline, bubble, width, 40, [(finding, PLAIN)] if finding else []):
+    for line in idle_gap_lines(timeline, idle_gap, width, 40, [(finding, PLAIN)] if finding else []):
         for text, style in line:
             out.append(text, style)
         out.append("\n")
@@ -151,36 +151,36 @@ def idle_gap_text(timeline: Timeline, bubble: Bubble, finding: str, width: int) 
 
 
 def idle_gap_lines(
-    timeline: Timeline, bubble: Bubble, width: int, room: int, finding: list[StyledText],
+    timeline: Timeline, idle_gap: IdleGap, width: int, room: int, finding: list[StyledText],
 ) -> list[list[StyledText]]:
     """One idle place in at most ``room`` lines: cost, cause, what the host did, what ended it, its finding."""
-    length = bubble.end_ns - bubble.start_ns
-    who = f"GPU {ranges(bubble.gpus, ', ')}" if len(bubble.gpus) == 1 else f"GPUs {ranges(bubble.gpus, ', ')}"
+    length = idle_gap.end_ns - idle_gap.start_ns
+    who = f"GPU {ranges(idle_gap.gpus, ', ')}" if len(idle_gap.gpus) == 1 else f"GPUs {ranges(idle_gap.gpus, ', ')}"
     tail: list[list[StyledText]] = []
-    if bubble.ended_by:
-        tail.append([("ended by  ", DIM), (bubble.ended_by, PLAIN)])
+    if idle_gap.ended_by:
+        tail.append([("ended by  ", DIM), (idle_gap.ended_by, PLAIN)])
     else:
         tail.append([("ended by  ", DIM), ("nothing in this step or trace", DIM)])
     tail.append([("finding   ", DIM), *(finding or [("none is about this place", DIM)])])
-    cause = CAUSES[bubble.cause] + (f": {bubble.meanwhile}" if bubble.meanwhile else "")
+    cause = CAUSES[idle_gap.cause] + (f": {idle_gap.meanwhile}" if idle_gap.meanwhile else "")
     head: list[list[StyledText]] = [
-        [(seconds(bubble.cost_ns / 1e9), BOLD), (f" of GPU time on {who}: {seconds(length / 1e9)} from ", PLAIN),
-         (when(timeline, bubble.start_ns, _grain(length)), PLAIN)],
-        [("why       ", DIM), ("█ ", PART_STYLE[bubble.part]), (cause, PLAIN)],
+        [(seconds(idle_gap.cost_ns / 1e9), BOLD), (f" of GPU time on {who}: {seconds(length / 1e9)} from ", PLAIN),
+         (when(timeline, idle_gap.start_ns, _grain(length)), PLAIN)],
+        [("why       ", DIM), ("█ ", PART_STYLE[idle_gap.part]), (cause, PLAIN)],
     ]
     host: list[list[StyledText]] = []
     free = room - len(head) - len(tail)
-    if bubble.work and free >= 2:
+    if idle_gap.work and free >= 2:
         host.append([("the host meanwhile", BOLD)])
-        names = max(len(w.thread) for w in bubble.work[:free - 1])
-        for work in bubble.work[:free - 1]:
+        names = max(len(w.thread) for w in idle_gap.work[:free - 1])
+        for work in idle_gap.work[:free - 1]:
             share = min(1.0, work.time_ns / max(1, length))
             cells = min(10, max(1, round(10 * share)))
             host.append([(f"  {percent(share):>5} ", PLAIN), ("█" * cells + "·" * (10 - cells), PART_STYLE["host"]),
                          (f" {fit(work.thread, min(names, 24))} ", DIM),
                          (work.what, PLAIN)])
-    elif bubble.host and free >= 1:
-        host.append([("the host  ", DIM), (bubble.host, PLAIN)])
+    elif idle_gap.host and free >= 1:
+        host.append([("the host  ", DIM), (idle_gap.host, PLAIN)])
     elif free >= 1:
         host.append([("the host  ", DIM), ("no thread is known to be behind it", DIM)])
     return [justify(line, [], width) for line in [*head, *host, *tail]][:room]

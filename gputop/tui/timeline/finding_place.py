@@ -17,13 +17,13 @@ _QUOTED = re.compile(r"[“\"'`]([^”\"'`]{4,80})[”\"'`]|\b([A-Za-z_][\w:/.]*
 
 
 def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
-    """Where a finding from a trace can be seen: the index of its costliest bubble, or a range that stands for it.
+    """Where a finding from a trace can be seen: the index of its costliest idle gap, or a range that stands for it.
 
     A range is one that its text names, else the longest of the kind of work it is about. None: no such place.
     """
     for ids in ({finding.id}, finding.ids):
-        for i, bubble in enumerate(timeline.bubbles):
-            if bubble.finding in ids:
+        for i, idle_gap in enumerate(timeline.idle_gaps):
+            if idle_gap.finding in ids:
                 return i
     before = timeline.window_ns[0] - 1
     for match in _QUOTED.finditer(f"{finding.why} {finding.action}"):

@@ -1,4 +1,4 @@
-"""The bubble detective: the idle places of a capture by what they cost, and what the host did in the selected one."""
+"""The bubble detective: the idle gaps of a capture by what they cost, and what the host did in the selected one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from textual.message import Message
 from gputop.render.palette import ACCENT, BOLD, DIM, PART_STYLE, PLAIN
 from gputop.render.styled_text import StyledText
 from gputop.text.units import fit, ranges, seconds
-from gputop.timeline.model import CAUSES, Bubble
+from gputop.timeline.model import CAUSES, IdleGap
 from gputop.timeline.reader import Timeline
 from gputop.tui.keys import key
 from gputop.tui.timeline.descriptions import idle_gap_lines
@@ -39,14 +39,14 @@ class IdleGapList(DrawnLines, can_focus=True):
     class Chosen(Message):
         """The picture is to go to this place."""
 
-        def __init__(self, idle: Bubble) -> None:
+        def __init__(self, idle: IdleGap) -> None:
             super().__init__()
             self.idle = idle
 
     class Opened(Message):
         """The finding of this place is wanted."""
 
-        def __init__(self, idle: Bubble) -> None:
+        def __init__(self, idle: IdleGap) -> None:
             super().__init__()
             self.idle = idle
 
@@ -58,9 +58,9 @@ class IdleGapList(DrawnLines, can_focus=True):
         self._top = 0
 
     @property
-    def chosen(self) -> Bubble | None:
-        bubbles = self.timeline.bubbles if self.timeline is not None else ()
-        return bubbles[self.at] if self.at < len(bubbles) else None
+    def chosen(self) -> IdleGap | None:
+        idle_gaps = self.timeline.idle_gaps if self.timeline is not None else ()
+        return idle_gaps[self.at] if self.at < len(idle_gaps) else None
 
     @property
     def _listed(self) -> int:
@@ -77,9 +77,9 @@ class IdleGapList(DrawnLines, can_focus=True):
         width, height = self.size.width, self.size.height
         if self.timeline is None or width <= 0 or height <= 0:
             return
-        bubbles = self.timeline.bubbles
-        self.border_title = f"Idle places by cost · {min(self.at + 1, len(bubbles))} of {len(bubbles)}"
-        if not bubbles:
+        idle_gaps = self.timeline.idle_gaps
+        self.border_title = f"Idle places by cost · {min(self.at + 1, len(idle_gaps))} of {len(idle_gaps)}"
+        if not idle_gaps:
             self.show([[(" No GPU stands still for long enough to matter, or the trace has no GPU.", DIM)]])
             return
         beside = width >= _BESIDE
@@ -87,13 +87,13 @@ class IdleGapList(DrawnLines, can_focus=True):
         left = width // 2 if beside else width
         self._top = max(min(self._top, self.at), self.at - listed + 1)
         # The same on all lines, on screen or not.
-        gpus = min(max(len(ranges(b.gpus)) for b in bubbles), max(5, left // 6))
-        rows = [self._line(i, left, gpus) for i in range(self._top, min(len(bubbles), self._top + listed))]
+        gpus = min(max(len(ranges(b.gpus)) for b in idle_gaps), max(5, left // 6))
+        rows = [self._line(i, left, gpus) for i in range(self._top, min(len(idle_gaps), self._top + listed))]
         room = height if beside else height - len(rows)
-        id_ = bubbles[self.at].finding
+        id_ = idle_gaps[self.at].finding
         finding = [(self.titles.get(id_, id_), PLAIN), ("  enter", ACCENT)] if id_ else []
         right = width - left - 4 if beside else width - 2
-        about = idle_gap_lines(self.timeline, bubbles[self.at], right, room, finding)
+        about = idle_gap_lines(self.timeline, idle_gaps[self.at], right, room, finding)
         if beside:
             rows += [[(" " * left, DIM)]] * (height - len(rows))
             about += [[]] * (height - len(about))
@@ -105,7 +105,7 @@ class IdleGapList(DrawnLines, can_focus=True):
     def _line(self, i: int, width: int, gpus: int) -> list[StyledText]:
         """One place, exactly ``width`` cells, ``gpus`` of them for the GPUs' numbers."""
         assert self.timeline is not None
-        b = self.timeline.bubbles[i]
+        b = self.timeline.idle_gaps[i]
         here = i == self.at
         step = step_at(self.timeline.steps_ns, b.start_ns)
         runs: list[StyledText] = [("›" if here else " ", ACCENT), ("█ ", PART_STYLE[b.part]),
@@ -119,13 +119,13 @@ class IdleGapList(DrawnLines, can_focus=True):
         return runs
 
     def action_move(self, by: int) -> None:
-        count = len(self.timeline.bubbles) if self.timeline is not None else 0
+        count = len(self.timeline.idle_gaps) if self.timeline is not None else 0
         at = min(max(self.at + by, 0), count - 1)
         if count and at != self.at:
             self.choose(at)
 
     def choose(self, at: int) -> None:
-        """Select this one of the timeline's bubbles."""
+        """Select this one of the timeline's idle gaps."""
         self.at = at
         self.draw()
         if self.chosen is not None:
@@ -140,7 +140,7 @@ class IdleGapList(DrawnLines, can_focus=True):
         if row is None or self.timeline is None:
             return
         index = self._top + row.y
-        if row.y >= self._listed or index >= len(self.timeline.bubbles):
+        if row.y >= self._listed or index >= len(self.timeline.idle_gaps):
             return
         if index == self.at:
             self.action_open()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gputop.timeline.model import KINDS, Bubble, Range
+from gputop.timeline.model import KINDS, IdleGap, Range
 from gputop.timeline.reader import Timeline
 from gputop.tui.timeline.cells import BAR_CELLS, FULL, Line, bar_cells, least_bar_ns, put_bar
 from gputop.tui.timeline.cells import lanes as draw
@@ -31,17 +31,17 @@ class Lane:
 
 
 class IdleGapParts:
-    """The bubbles by GPU, in order of time, for colouring the ground under them."""
+    """The idle gaps by GPU, in order of time, for coloring the ground under them."""
 
-    def __init__(self, bubbles: Sequence[Bubble]) -> None:
+    def __init__(self, idle_gaps: Sequence[IdleGap]) -> None:
         self._of: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = {}
-        for gpu in {g for b in bubbles for g in b.gpus}:
-            own = sorted((b.start_ns, b.end_ns, cause_code(b.part)) for b in bubbles if gpu in b.gpus)
+        for gpu in {g for b in idle_gaps for g in b.gpus}:
+            own = sorted((b.start_ns, b.end_ns, cause_code(b.part)) for b in idle_gaps if gpu in b.gpus)
             starts, ends, parts = (np.array(column) for column in zip(*own, strict=True))
             self._of[gpu] = starts.astype(np.int64), ends.astype(np.int64), parts.astype(np.uint8)
 
     def causes(self, gpu: int | None, view: View, cells: int) -> npt.NDArray[np.uint8]:
-        """Per cell the part of the step that its middle is lost to, as a code; 0: no bubble of a cell's width."""
+        """Per cell the part of the step that its middle is lost to, as a code; 0: no idle gap of a cell's width."""
         if gpu is None or gpu not in self._of:
             return np.zeros(cells, np.uint8)
         starts, ends, parts = self._of[gpu]

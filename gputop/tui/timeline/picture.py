@@ -69,7 +69,7 @@ class TimelinePicture(CachedLinesWidget):
         self.timeline = timeline
         self.view = View.whole(timeline.window_ns)
         self.cursor_ns = timeline.window_ns[0]
-        self._idle, self._busy = IdleGapParts(timeline.bubbles), None
+        self._idle, self._busy = IdleGapParts(timeline.idle_gaps), None
         self._arrange()
 
     def _arrange(self) -> None:

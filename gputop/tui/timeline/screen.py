@@ -20,7 +20,7 @@ from gputop.core.findings import Finding
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText, justify, wrap
 from gputop.text.units import bytes_, printable, seconds
-from gputop.timeline.model import Bubble
+from gputop.timeline.model import IdleGap
 from gputop.timeline.reader import Timeline
 from gputop.tui.keys import key
 from gputop.tui.monitor.status_lines import SIMULATED_STYLE
@@ -258,9 +258,9 @@ class TimelineScreen(ModalScreen[None]):
             text = descriptions.range_text(timeline, r, canvas.linked, around)
             self.app.push_screen(Popup(place.row.label.strip(), text))
             return
-        bubble = descriptions.idle_gap_at(timeline, place.row, *canvas.gap) if canvas.gap is not None else None
-        if bubble is not None:
-            self._open_idle(timeline, bubble)
+        idle_gap = descriptions.idle_gap_at(timeline, place.row, *canvas.gap) if canvas.gap is not None else None
+        if idle_gap is not None:
+            self._open_idle(timeline, idle_gap)
         else:
             self.notify("Nothing is selected: . selects the next range, n the next gap.", timeout=4)
 
@@ -283,7 +283,7 @@ class TimelineScreen(ModalScreen[None]):
         elif timeline is not None:
             self._open_idle(timeline, message.idle)
 
-    def _open_idle(self, timeline: Timeline, idle: Bubble) -> None:
+    def _open_idle(self, timeline: Timeline, idle: IdleGap) -> None:
         finding = self.trace.titles.get(idle.finding, idle.finding) if idle.finding else ""
         self.app.push_screen(Popup(
             "An idle place", lambda width: descriptions.idle_gap_text(timeline, idle, finding, width)))

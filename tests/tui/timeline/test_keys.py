@@ -169,35 +169,35 @@ async def test_the_idle_places() -> None:
     other = replace(LAUNCH_BOUND, id="input_bound", title="Another")
     async with shown(findings=[other, LAUNCH_BOUND]) as (pilot, screen, canvas):
         timeline = canvas.timeline
-        assert timeline is not None and timeline.bubbles[0].finding == "launch_bound"
+        assert timeline is not None and timeline.idle_gaps[0].finding == "launch_bound"
         await pilot.press("b")
-        bubbles = screen.query_one(IdleGapList)
-        assert bubbles.display and bubbles.has_focus
-        worst = timeline.bubbles[0]
+        idle_gaps = screen.query_one(IdleGapList)
+        assert idle_gaps.display and idle_gaps.has_focus
+        worst = timeline.idle_gaps[0]
         assert canvas.gap == (worst.start_ns, worst.end_ns) and canvas.idle_gpus == (0, 1)
         assert canvas.view.start_ns < worst.start_ns and worst.end_ns < canvas.view.end_ns < 2 * STEP_NS
-        text = text_of(bubbles)
+        text = text_of(idle_gaps)
         assert "640 µs" in text and "GPU 0-1" in text and "The GPUs wait for launches" in text
         assert "ended by  MemcpyH2D, launched by launch 0" in text and "the host meanwhile" in text
         assert "idle on GPUs 0-1" in told(screen)
         await pilot.press("down")
-        assert bubbles.at == 1 and canvas.gap == (timeline.bubbles[1].start_ns, timeline.bubbles[1].end_ns)
+        assert idle_gaps.at == 1 and canvas.gap == (timeline.idle_gaps[1].start_ns, timeline.idle_gaps[1].end_ns)
         await pilot.press("pagedown", "pagedown", "pagedown")
-        assert bubbles.at == len(timeline.bubbles) - 1
+        assert idle_gaps.at == len(timeline.idle_gaps) - 1
         await pilot.press("home", "up")
-        assert bubbles.at == 0
+        assert idle_gaps.at == 0
         await pilot.press("enter")
         assert isinstance(pilot.app.screen, FindingPopup)
         await pilot.press("t")
-        assert screen.is_current and bubbles.at == 0
+        assert screen.is_current and idle_gaps.at == 0
         await pilot.press("tab")
-        assert canvas.has_focus and bubbles.display
+        assert canvas.has_focus and idle_gaps.display
         await pilot.press("o")
         assert canvas.selected is not None and canvas.selected.name == "MemcpyH2D", "what ended it"
         await pilot.press("b")
-        assert bubbles.has_focus
+        assert idle_gaps.has_focus
         await pilot.press("escape")
-        assert not bubbles.display and canvas.has_focus and screen.is_current
+        assert not idle_gaps.display and canvas.has_focus and screen.is_current
 
 
 async def test_a_gap_tells_of_its_finding() -> None:
@@ -255,10 +255,10 @@ async def test_the_mouse() -> None:
         await pilot.click(canvas, offset=(canvas.label_cells + canvas.cells // 2, 0))
         assert canvas.view.start_ns < 2_000_000 < canvas.view.end_ns, "a click on the line above goes there"
         await pilot.press("b")
-        bubbles = screen.query_one(IdleGapList)
-        await pilot.click(bubbles, offset=(5, 3))
-        assert bubbles.at == 2
-        await pilot.click(bubbles, offset=(5, 3))
+        idle_gaps = screen.query_one(IdleGapList)
+        await pilot.click(idle_gaps, offset=(5, 3))
+        assert idle_gaps.at == 2
+        await pilot.click(idle_gaps, offset=(5, 3))
         assert isinstance(pilot.app.screen, Popup)
 
 
