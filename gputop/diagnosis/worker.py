@@ -20,7 +20,8 @@ from typing import Any
 
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
 
-# A trace of two million events takes about 10 s (traces.md §5); whatever is not done by then never will be.
+# A trace of two million events takes about 10 s (docs/TRACE_NOTES.md, "Decoding at scale"). A worker that needs longer
+# than this hangs.
 TIMEOUT_S = 600.0
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h

@@ -21,7 +21,8 @@ from gputop.trace.intervals import subtract, union
 from gputop.trace.kernel_names import UNKNOWN
 from gputop.trace.model import I64, Kind, Trace
 
-# A collective ends on all GPUs together; further apart the match is wrong (traces.md §3: 7 µs were measured).
+# A collective ends on all GPUs together, 7 µs apart as measured; ends further apart mean a wrong match
+# (docs/TRACE_NOTES.md, "Definitions of the figures").
 _END_TOLERANCE_NS = 1_000_000
 # At the window's edges, where dense collectives lie closer than that: real ones end within 10 µs of each other.
 _EDGE_SLACKS_NS = (_END_TOLERANCE_NS, 200_000, 50_000)

@@ -31,7 +31,7 @@ from gputop.trace.readers.xspace.wire import (
     tag,
 )
 
-PLANE_ID, PLANE_NAME, PLANE_LINE = tag(1, VARINT), tag(2, LENGTH), tag(3, LENGTH)
+PLANE_NAME, PLANE_LINE = tag(2, LENGTH), tag(3, LENGTH)
 PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT = tag(4, LENGTH), tag(5, LENGTH), tag(6, LENGTH)
 MAP_KEY, MAP_VALUE = tag(1, VARINT), tag(2, LENGTH)
 METADATA_NAME, METADATA_DISPLAY_NAME = tag(2, LENGTH), tag(4, LENGTH)
