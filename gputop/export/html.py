@@ -105,11 +105,11 @@ def _activity(s: Snapshot) -> str:
     name = "SM active" if not coarse else f"SM active or coarse utilization ({COARSE_MARK})" if any(
         t.metric == "sm_active" for t in tracks.values()) else "Utilization (coarse)"
     help_text = GPU_METRICS["gpu_util" if coarse else "sm_active"].help
-    ramp = "".join(f'<path fill="{pictures.colour(i)}" d="M{i} 0h1v1h-1z"/>' for i in range(STEPS))
+    ramp = "".join(f'<path fill="{pictures.color(i)}" d="M{i} 0h1v1h-1z"/>' for i in range(STEPS))
     marks, key = _captured(s, grid)
     return (f'<section><h2>{name}<small title="{esc(help_text)}">the last {_span(grid)}, '
             f'{grid.slice_s:g} s a column</small></h2><div class="plate">{rows}{marks}{_axis(grid)}</div>'
-            f'<div class="ramp"><span>0 %</span>{_svg(STEPS, 1, ramp, "colour scale")}<span>100 %</span><span>'
+            f'<div class="ramp"><span>0 %</span>{_svg(STEPS, 1, ramp, "color scale")}<span>100 %</span><span>'
             "Height is the level, brightness the share of samples that reach it. A dot: nothing was measured."
             f"</span>{key}</div></section>")
 

@@ -1,4 +1,4 @@
-"""The spectrogram and the step as SVG: the terminal's colours, cells of one colour in one path.
+"""The spectrogram and the step as SVG: the terminal's colors, cells of one color in one path.
 
 Numbers in a path are small integers, so a picture of 16 GPUs stays below 100 kB; whoever embeds
 it scales it. Nothing here takes text from outside.
@@ -21,10 +21,10 @@ BANDS = LEVELS
 GROUND = "#{:02x}{:02x}{:02x}".format(*level_rgb(0, 0))
 DOT = "#4d5260"  # nothing was measured
 
-Cells = Mapping[str, list[tuple[int, int, int, int]]]  # colour -> x, y, width, height
+Cells = Mapping[str, list[tuple[int, int, int, int]]]  # color -> x, y, width, height
 
 
-def colour(step: int, shade: int = SHADES - 1, muted: bool = False) -> str:
+def color(step: int, shade: int = SHADES - 1, muted: bool = False) -> str:
     return "#{:02x}{:02x}{:02x}".format(*level_rgb(step, shade, muted))
 
 
@@ -32,8 +32,8 @@ def spectrogram(track: Track) -> str:
     """One GPU's lane in a box of ``slices`` by BANDS: levels upwards, brightness the share of samples there."""
     cells: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
     for band in range(BANDS):
-        colours = [None if levels is None else _band(band, sum(levels[band:])) for levels in track.levels]
-        _runs(cells, colours, BANDS - 1 - band)
+        colors = [None if levels is None else _band(band, sum(levels[band:])) for levels in track.levels]
+        _runs(cells, colors, BANDS - 1 - band)
     dots = [x for x, levels in enumerate(track.levels) if levels is None]
     return _paths(cells) + _dots(dots, BANDS - 1)
 
@@ -44,14 +44,14 @@ def _band(band: int, reach: float) -> str | None:
     if band == 0 and reach >= 1:
         share = 1.0
     shade = 0 if share < 0.02 else max(1, round(min(1.0, share) * (SHADES - 1)))
-    return colour(round(band / (BANDS - 1) * (STEPS - 1)), shade) if shade else None
+    return color(round(band / (BANDS - 1) * (STEPS - 1)), shade) if shade else None
 
 
 def heat(track: Track, scale: float) -> str:
-    """Means as a strip of one row: colour is the level, ``scale`` is 100 %."""
+    """Means as a strip of one row: color is the level, ``scale`` is 100 %."""
     cells: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
     muted = track.metric in MUTED_METRICS
-    _runs(cells, [None if v is None else colour(step_of(min(1.0, v / scale)), muted=muted) for v in track.mean], 0)
+    _runs(cells, [None if v is None else color(step_of(min(1.0, v / scale)), muted=muted) for v in track.mean], 0)
     return _paths(cells) + _dots([x for x, v in enumerate(track.mean) if v is None], 0)
 
 
@@ -78,9 +78,9 @@ def shares(breakdown: Mapping[str, float | None]) -> list[PartShare]:
     return [PartShare(part, known[part.id], known[part.id] / total) for part in PARTS if part.id in known]
 
 
-def _runs(cells: dict[str, list[tuple[int, int, int, int]]], colours: Iterable[str | None], y: int) -> None:
+def _runs(cells: dict[str, list[tuple[int, int, int, int]]], colors: Iterable[str | None], y: int) -> None:
     x = 0
-    for found, run in groupby(colours):
+    for found, run in groupby(colors):
         width = len(list(run))
         if found is not None:
             cells[found].append((x, y, width, 1))

@@ -201,7 +201,7 @@ def to_text(session: Session) -> str:
                 f"{reading(h['memory_total_bytes'])}  disk read {reading(h['disk_read_bytes_per_s'])}"
                 f"  net in {reading(h['net_rx_bytes_per_s'])}"]
     if session.step_period is not None and session.step_period.period_s is not None:
-        out.append(f"Rhythm of the load, an estimate: {seconds(session.step_period.period_s)}, "
+        out.append(f"Step period, an estimate from the load: {seconds(session.step_period.period_s)}, "
                    f"confidence {session.step_period.confidence:.1f}")
     nodes: dict[int, list[int]] = {}
     for g in sample.gpus:

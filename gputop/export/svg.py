@@ -42,17 +42,17 @@ class _Page:
         self.y = 0.0
         self.parts: list[str] = []
 
-    def text(self, x: float, text: str, colour: str = _PLAIN, *, bold: bool = False, end: bool = False,
+    def text(self, x: float, text: str, color: str = _PLAIN, *, bold: bool = False, end: bool = False,
              size: int = 13) -> None:
         weight = ' font-weight="600"' if bold else ""
         anchor = ' text-anchor="end"' if end else ""
-        self.parts.append(f'<text x="{x:g}" y="{self.y:g}" fill="{colour}" font-size="{size}"{weight}{anchor}>'
+        self.parts.append(f'<text x="{x:g}" y="{self.y:g}" fill="{color}" font-size="{size}"{weight}{anchor}>'
                           f"{esc(text)}</text>")
 
-    def box(self, x: float, y: float, width: float, height: float, colour: str, radius: float = 0) -> None:
+    def box(self, x: float, y: float, width: float, height: float, color: str, radius: float = 0) -> None:
         rounded = f' rx="{radius:g}"' if radius else ""
         self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{width:.2f}" height="{height:g}" '
-                          f'fill="{colour}"{rounded}/>')
+                          f'fill="{color}"{rounded}/>')
 
     def lane(self, x: float, y: float, width: float, height: float, slots: tuple[int, int], content: str) -> None:
         self.parts.append(f'<svg x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" viewBox="0 0 {slots[0]} '
@@ -202,24 +202,24 @@ def _findings(page: _Page, s: Snapshot) -> None:
 
 
 def _finding(page: _Page, f: Finding) -> None:
-    colour = _SEVERITY[f.severity]
+    color = _SEVERITY[f.severity]
     page.y += 27
-    page.text(_EDGE, SEVERITY_MARK[f.severity], colour)
+    page.text(_EDGE, SEVERITY_MARK[f.severity], color)
     page.text(_EDGE + 22, fit(printable(f.title), 115).rstrip(), _BOLD, bold=True)
     gain = gain_text(f) or ("live" if f.origin == "live" else f.severity)
-    page.text(_WIDTH - _EDGE, gain, colour, bold=True, end=True)
+    page.text(_WIDTH - _EDGE, gain, color, bold=True, end=True)
     if f.severity != "low":
         _wrapped(page, f.why, _DIM)
         _wrapped(page, f.action, _PLAIN, "→ ")
 
 
-def _wrapped(page: _Page, text: str, colour: str, first: str = "") -> None:
+def _wrapped(page: _Page, text: str, color: str, first: str = "") -> None:
     columns = int((_WIDTH - 2 * _EDGE - 40) / _LETTER)
     for i, line in enumerate(_lines(printable(text), columns)):
         page.y += 19
         if first and i == 0:
             page.text(_EDGE + 22, first.strip(), _ACCENT)
-        page.text(_EDGE + (40 if first else 22), line, colour)
+        page.text(_EDGE + (40 if first else 22), line, color)
 
 
 def _lines(text: str, columns: int) -> Iterable[str]:

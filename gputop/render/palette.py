@@ -1,15 +1,15 @@
-"""Colours of the screen, named by what they mean; every module takes them from here.
+"""Colors of the screen, named by what they mean; every module takes them from here.
 
-A style says what is meant, in the colours of the dark theme on a terminal with all colours. On its
+A style says what is meant, in the colors of the dark theme on a terminal with all colors. On its
 way to the screen :mod:`gputop.tui.terminal.color_support` turns it into what the theme and the terminal
-can show: another theme's colours, 256 or 16 colours, attributes alone; and glyphs into those the terminal has.
+can show: another theme's colors, 256 or 16 colors, attributes alone; and glyphs into those the terminal has.
 So a view draws one way only, and need not ask what terminal it is on: it says the level or the share by
 :func:`bar_style` and :func:`cell_style`, a part of the step by :data:`PART_STYLE`, and in glyphs what must
-be told without colour. Colours of its own are translated by their lightness, which is readable, no more.
+be told without color. Colors of its own are translated by their lightness, which is readable, no more.
 
 The ramp runs in OKLCH (Björn Ottosson's OKLab, 2020): lightness rises evenly from dark to
 light, so order is readable without hue; hue turns from blue over green-teal to warm yellow,
-the axis that red-green colour blindness leaves intact. On a light ground it runs the other way:
+the axis that red-green color blindness leaves intact. On a light ground it runs the other way:
 the more, the darker.
 """
 
@@ -25,7 +25,7 @@ from rich.style import Style
 
 from gputop.render.step_parts import PARTS
 
-STEPS = 32  # distinct levels of colour; more cannot be told apart on a terminal
+STEPS = 32  # distinct levels of color; more cannot be told apart on a terminal
 SHADES = 9  # distinct brightnesses of one level: nothing … full
 
 Rgb = tuple[int, int, int]
@@ -92,7 +92,7 @@ def _mix(low: float, high: float, share: float) -> float:
 
 @cache
 def level_rgb(step: int, shade: int = SHADES - 1, muted: bool = False, scheme: str = "dark") -> Rgb:
-    """Colour of level ``step`` (0 … STEPS-1), faded to the ground by ``shade`` (0 … SHADES-1).
+    """Color of level ``step`` (0 … STEPS-1), faded to the ground by ``shade`` (0 … SHADES-1).
 
     ``muted`` is the ramp of lanes that stand beside the main one and must not outshine it.
     """
@@ -108,7 +108,7 @@ def level_rgb(step: int, shade: int = SHADES - 1, muted: bool = False, scheme: s
 
 
 def step_of(level: float) -> int:
-    """Colour step of a level 0-1 (values outside are clipped)."""
+    """Color step of a level 0-1 (values outside are clipped)."""
     return min(STEPS - 1, max(0, int(level * STEPS)))
 
 
@@ -135,7 +135,7 @@ def blank_rgb(scheme: str = "dark") -> Rgb:
 
 BLANK_STYLE = Style(color=Color.from_rgb(*blank_rgb()), bgcolor=Color.from_rgb(*level_rgb(0, 0)))
 
-# Every style names its colour, so that a line need not be combined with the widget's own on each repaint.
+# Every style names its color, so that a line need not be combined with the widget's own on each repaint.
 PLAIN = Style(color=DARK.names["text"])
 BOLD = Style(color=DARK.names["strong"], bold=True)
 DIM = Style(color=DARK.names["dim"])
@@ -156,5 +156,5 @@ def on(ground: Color, style: Style | None) -> Style:
 
 
 SEVERITY_STYLE = {"high": BAD, "medium": WARN, "low": ACCENT}
-# The shape tells the severity where colour cannot.
+# The shape tells the severity where color cannot.
 SEVERITY_MARK = {"high": "●", "medium": "◐", "low": "○"}

@@ -31,7 +31,7 @@ MONITOR: list[BindingType] = [
     key("A", "open('mark')", "mark A", "mark the last capture as A, to compare later ones with it"),
     key("B", "open('comparison')", "compare", "what changed since A, noise or not, and what the advice brought"),
     key("h", "open('host')", "host", "the host in full: cores, memory, disk, network, the job's limits, who uses most"),
-    key("J", "open('job')", "job", "the job: its servers, rhythm, captures and what they cost"),
+    key("J", "open('job')", "job", "the job: its servers, step period, captures and what they cost"),
     key("r", "recommendations", "recommendations", "go to what to do; ↑ ↓ select, enter opens the details"),
     key("s", "snapshot", "snapshot", "write a snapshot: json, text, svg and an html page for a ticket", footer=True),
     key("m", "metric(1)", "metric", "next metric in the main lane", footer=True),

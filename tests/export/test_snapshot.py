@@ -47,16 +47,16 @@ def test_history_holds_the_lanes_and_null_where_nothing_was_measured() -> None:
     assert all(v is None or 0 <= v <= 1 for v in lane)
 
 
-def test_the_rhythm_is_an_estimate_and_without_one_there_is_its_reason() -> None:
+def test_the_step_period_is_an_estimate_and_without_one_there_is_its_reason() -> None:
     doc = json.loads(to_json(document(session := StillSession())))
-    rhythm = doc["rhythm"]
-    assert rhythm["estimate"] is True and rhythm["period_s"] == pytest.approx(20.0, rel=0.02)
-    assert rhythm["metric"] == "sm_active" and rhythm["gpus"] == [f"GPU-test-{i}" for i in range(8)]
-    assert rhythm["reason"] is None and 0.4 <= rhythm["confidence"] <= 1 and rhythm["interval_s"] == 1.0
-    assert "Rhythm of the load, an estimate: 20.0 s" in to_text(session)
+    period = doc["rhythm"]
+    assert period["estimate"] is True and period["period_s"] == pytest.approx(20.0, rel=0.02)
+    assert period["metric"] == "sm_active" and period["gpus"] == [f"GPU-test-{i}" for i in range(8)]
+    assert period["reason"] is None and 0.4 <= period["confidence"] <= 1 and period["interval_s"] == 1.0
+    assert "Step period, an estimate from the load: 20.0 s" in to_text(session)
     none = document(few := StillSession(ticks=10))["rhythm"]
     assert none["period_s"] is none["confidence"] is None and none["reason"].startswith("too short")
-    assert "Rhythm" not in to_text(few)
+    assert "Step period" not in to_text(few)
 
 
 def test_text_names_the_coarse_and_the_lost() -> None:

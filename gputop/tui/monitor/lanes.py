@@ -4,7 +4,7 @@ A column is one slice of time on a fixed grid (slice boundaries are multiples of
 length), so a picture that scrolls moves by whole columns and never shimmers. Only the newest
 slices change between two ticks; all others are drawn once.
 
-One row or two: height and colour both say the mean level. More rows: each half row is a band
+One row or two: height and color both say the mean level. More rows: each half row is a band
 of levels, and its brightness the share of samples that reach it. So a GPU that is busy half
 of the time is dim to the top, and one that is half busy is bright up to the middle.
 """
@@ -189,7 +189,7 @@ class LaneCache:
         return Segment(*(with_cursor(cell) if cursor == len(self.columns) - 1 else cell))
 
     def row(self, y: int, cursor: int | None = None) -> list[Segment]:
-        """Row ``y`` (0 is the top) without its newest cell, as segments; neighbours of one style merged."""
+        """Row ``y`` (0 is the top) without its newest cell, as segments; neighbors of one style merged."""
         out: list[Segment] = []
         text, style = "", None
         for i, col in enumerate(itertools.islice(self.columns, len(self.columns) - 1)):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
     from gputop.telemetry.step_period import StepPeriodEstimate
 
-# In the palette's colours: those of the terminal itself turn black where a box over the screen dims it.
+# In the palette's colors: those of the terminal itself turn black where a box over the screen dims it.
 SIMULATED_STYLE = Style(color=DARK.names["ground"], bgcolor=DARK.names["warn"], bold=True)
 REPLAY_STYLE = Style(color=DARK.names["ground"], bgcolor=DARK.names["accent"], bold=True)
 
@@ -87,7 +87,7 @@ def bar(level: float, width: int) -> StyledText:
     return text.ljust(width), bar_style(step_of(level))
 
 
-def _labelled(label: str, r: Reading, text: str) -> list[StyledText]:
+def _labeled(label: str, r: Reading, text: str) -> list[StyledText]:
     return [(f" {label} ", DIM), ("N/A" if r.value is None else text, DIM if r.value is None else PLAIN)]
 
 
@@ -141,12 +141,12 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
     parts += [[(f" {text}", WARN)] for text in _strained(sample)]
     wait = h["iowait_ratio"]
     ram = "" if memory.value is None or total.value is None else f"{bytes_(memory.value)}/{bytes_(total.value)}"
-    parts.append(_labelled("RAM", memory, ram))
+    parts.append(_labeled("RAM", memory, ram))
     for label, metric in (("disk ↓", "disk_read_bytes_per_s"), ("net ↓", "net_rx_bytes_per_s"),
                           ("disk ↑", "disk_write_bytes_per_s"), ("net ↑", "net_tx_bytes_per_s")):
         r = h[metric]
-        parts.append(_labelled(label, r, "" if r.value is None else rate(r.value)))
-    parts.append(_labelled("I/O wait", wait, "" if wait.value is None else ratio(wait.value)))
+        parts.append(_labeled(label, r, "" if r.value is None else rate(r.value)))
+    parts.append(_labeled("I/O wait", wait, "" if wait.value is None else ratio(wait.value)))
     out: list[StyledText] = []
     used = 0
     for part in parts:
@@ -161,7 +161,7 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
 def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, record: CaptureRecord | None,
         now_s: float, width: int,
         step_period: StepPeriodEstimate | None = None, auto_capture: str = "") -> list[StyledText]:
-    """The training job: its profiler server, step time and rhythm; while a capture runs, its progress.
+    """The training job: its profiler server, step time and estimated step period; its progress while a capture runs.
 
     ``auto_capture`` is how that stands, where there is one.
     """
@@ -198,11 +198,11 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     elif answering:
         right = [("c: capture a trace ", ACCENT)]
     room = width - min(_cells(left), _JOB_CELLS) - _cells(step) - _cells(right) - 1
-    beat = _longest(_step_period(step_period, record.step_s if record is not None else None), room)
-    return justify(left, [*step, *beat, *right], width)
+    period = _longest(_step_period(step_period, record.step_s if record is not None else None), room)
+    return justify(left, [*step, *period, *right], width)
 
 
-_JOB_CELLS = 20  # of what is said of the server, before the rhythm is said in fewer words
+_JOB_CELLS = 20  # the server's share of the line, before the period is told in fewer words
 
 
 def _cells(runs: Sequence[StyledText]) -> int:
@@ -215,7 +215,8 @@ def _longest(ways: Sequence[list[StyledText]], room: int) -> list[StyledText]:
 
 
 def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -> list[list[StyledText]]:
-    """The rhythm and what it is against a trace's step, or why there is none; in ever fewer words."""
+    """The estimated step period against the step time of a trace, or why there is none: a long way to say it, then
+    shorter ones."""
     if step_period is None or step_period.interval_s is None or step_period.shortest_s is None:
         return []
     from gputop.telemetry.step_period import MIN_SAMPLES, TOO_FAST, UNMEASURED, interval_for, steps_in, too_short
@@ -225,7 +226,7 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
     every = f"samples every {step_period.interval_s:.2g} s"
     faster = f"{step_period.interval_s:.2g}" != "0.1"
     if step_period.period_s is not None:
-        found: list[StyledText] = [("rhythm ", DIM), (seconds(step_period.period_s), BOLD)]
+        found: list[StyledText] = [("period ", DIM), (seconds(step_period.period_s), BOLD)]
         sure = f" (conf. {step_period.confidence:.1f})"
         gpus, varying = len(step_period.gpus), step_period.varying_gpus
         few = f" on {gpus} of {varying} GPUs" if gpus < varying else ""
@@ -243,13 +244,13 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
         interval_s = interval_for(step_s)
         why = f"steps too short for {every}"
         cure = "" if interval_s is None else f" (+ or --interval {interval_s:g})"
-        return [[(f"no rhythm: {why}{cure}  ", DIM)], [("no rhythm  ", DIM)], []]
+        return [[(f"no period: {why}{cure}  ", DIM)], [("no period  ", DIM)], []]
     if (step_period.reason or "").startswith("too short"):
-        return [[(f"no rhythm yet: fewer than {MIN_SAMPLES} samples  ", DIM)], [("no rhythm yet  ", DIM)], []]
+        return [[(f"no period yet: fewer than {MIN_SAMPLES} samples  ", DIM)], [("no period yet  ", DIM)], []]
     what = f"steps under {seconds(step_period.shortest_s)}" if step_period.reason == TOO_FAST else \
         f"nothing from {seconds(step_period.shortest_s)} to {seconds(step_period.longest_s or 0.0)}"
-    return [[(f"no rhythm: {what}{' (+: faster samples)' if faster else ''}  ", DIM)],
-            [(f"no rhythm: {what}  ", DIM)], [("no rhythm  ", DIM)], []]
+    return [[(f"no period: {what}{' (+: faster samples)' if faster else ''}  ", DIM)],
+            [(f"no period: {what}  ", DIM)], [("no period  ", DIM)], []]
 
 
 _PHASES = {"connecting": "connecting to", "probing": "a short probe of", "recording": "recording",

@@ -18,7 +18,7 @@ from gputop.tui.monitor.columns import ACTIVITY
 from gputop.tui.monitor.lanes import Window
 from gputop.tui.monitor.time_cursor import Slice
 
-# A letter where it begins and a line for as long as it lasts, so that it reads without colour; what the legend
+# A letter where it begins and a line for as long as it lasts, so that it reads without color; what the legend
 # calls it. Of marks in one place the last in this order, the gravest, is seen.
 SIGNS: dict[Kind, tuple[str, str, Style, str]] = {
     "finding": ("F", "─", ACCENT, "finding"),

@@ -269,7 +269,7 @@ def job_text(session: Session) -> Text:
     for note in session.discovery_notes:
         out.append(printable(note) + "\n", DIM)
     if session.step_period is not None:
-        out.append("\nRhythm\n", BOLD)
+        out.append("\nStep period\n", BOLD)
         step_period = session.step_period
         out.append(f"a period of {seconds(step_period.period_s)} in the live figures, an estimate\n"
                    if step_period.period_s else

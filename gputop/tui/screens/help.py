@@ -31,7 +31,7 @@ READING = (
     "The line above the lanes marks what happened: a letter where it began, a line while it lasted, and beside it "
     "what the letters mean. With the cursor (v, or a click on a lane) the figures are means of the slice under it, and "
     "the words say what happened in it.\n"
-    "The rhythm on the job line is an estimate of the step's period from the load alone. Samples show steps of 2.5 "
+    "The period on the job line is an estimate of the step period from the load alone. Samples show steps of 2.5 "
     "intervals and longer; shorter ones can look like longer ones, so see whether it stays when you press +.\n"
 )
 

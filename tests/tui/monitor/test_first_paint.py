@@ -29,7 +29,7 @@ def test_it_fits_the_screen_and_shows_the_figures(width: int, height: int) -> No
         assert "node-07" in lines[0] and "71.2/79.6" in first and "50%" in first
 
 
-def test_without_colour_there_are_no_colour_sequences_and_in_ascii_nothing_else() -> None:
+def test_without_color_there_are_no_color_sequences_and_in_ascii_nothing_else() -> None:
     text = paint(node_sample(10), 1.0, 100, 30, TerminalPalette(colors="none", glyphs="ascii"))
     assert set(re.findall(r"\x1b\[([0-9;]*)m", text)) <= {"0", "1"}, "bold at most"
     assert text.isascii()

@@ -36,43 +36,43 @@ def test_the_hosts_line_warns_of_a_quota_that_throttles_and_memory_near_its_limi
 
 
 @pytest.mark.parametrize(("step_period", "step_s", "said"), [
-    (FOUND, None, "rhythm 2.40 s (conf. 0.9), if steps take over 1 s"),
-    (FOUND, 2.41, "rhythm 2.40 s (conf. 0.9) ≈ 1 step "),
-    (FOUND, 1.2, "rhythm 2.40 s (conf. 0.9) ≈ 2 steps "),
-    (FOUND, 1.6, "rhythm 2.40 s (conf. 0.9)  captured"),
+    (FOUND, None, "period 2.40 s (conf. 0.9), if steps take over 1 s"),
+    (FOUND, 2.41, "period 2.40 s (conf. 0.9) ≈ 1 step "),
+    (FOUND, 1.2, "period 2.40 s (conf. 0.9) ≈ 2 steps "),
+    (FOUND, 1.6, "period 2.40 s (conf. 0.9)  captured"),
     (FOUND, 0.6, "but steps too short for samples every 0.5 s: an alias?"),
     (StepPeriodEstimate(2.4, 0.91, None, "sm_active", (0, 1), 8, 0.5, 1.25, 60.0), None, "on 2 of 8 GPUs"),
     (StepPeriodEstimate(None, reason=TOO_FAST, interval_s=1.0, shortest_s=2.5, longest_s=60.0), None,
-     "no rhythm: steps under 2.50 s (+: faster samples)"),
+     "no period: steps under 2.50 s (+: faster samples)"),
     (StepPeriodEstimate(None, reason=TOO_FAST, interval_s=0.1, shortest_s=0.25, longest_s=24.0), None,
-     "no rhythm: steps under 250 ms"),
+     "no period: steps under 250 ms"),
     (StepPeriodEstimate(None, reason="nothing repeats", interval_s=1.0, shortest_s=2.5, longest_s=60.0), None,
-     "no rhythm: nothing from 2.50 s to 60.0 s"),
+     "no period: nothing from 2.50 s to 60.0 s"),
     (StepPeriodEstimate(None, reason="flat: it hardly changes", interval_s=1.0, shortest_s=2.5, longest_s=60.0), 0.412,
-     "no rhythm: steps too short for samples every 1 s (+ or --interval 0.1)"),
+     "no period: steps too short for samples every 1 s (+ or --interval 0.1)"),
     (StepPeriodEstimate(None, reason="flat: it hardly changes", interval_s=0.1, shortest_s=0.25, longest_s=24.0), 0.1,
-     "no rhythm: steps too short for samples every 0.1 s "),
+     "no period: steps too short for samples every 0.1 s "),
     (StepPeriodEstimate(None, reason="too short: 9 samples, 32 are needed", interval_s=1.0, shortest_s=2.5,
                         longest_s=2.0), None,
-     "no rhythm yet"),
+     "no period yet"),
 ])
 def test_the_step_period_and_why_there_is_none(step_period: StepPeriodEstimate, step_s: float | None,
                                                    said: str) -> None:
     assert said in _job(step_period, step_s)
 
 
-def test_the_rhythm_gives_way_on_a_narrow_line_but_the_captured_step_stays() -> None:
+def test_the_period_gives_way_on_a_narrow_line_but_the_captured_step_stays() -> None:
     wide, narrow, slim = (_job(FOUND, 1.2, width) for width in (120, 80, 60))
-    assert "≈ 2 steps" in wide and "rhythm 2.40 s (conf. 0.9)" in narrow and "rhythm" not in slim
+    assert "≈ 2 steps" in wide and "period 2.40 s (conf. 0.9)" in narrow and "period" not in slim
     assert all("1.20 s/step" in line and "127.0.0.1" in line for line in (wide, narrow, slim))
     assert all(len(line) <= width for line, width in ((wide, 120), (narrow, 80), (slim, 60)))
-    assert "rhythm 2.40 s, alias?" in _job(FOUND, 0.6, 80) and "rhythm" not in _job(FOUND, 0.6, 70)
-    assert "rhythm" not in _job(None)
-    assert "rhythm" not in _job(StepPeriodEstimate(None, reason="too short: hardly a sample"))
+    assert "period 2.40 s, alias?" in _job(FOUND, 0.6, 80) and "period" not in _job(FOUND, 0.6, 70)
+    assert "period" not in _job(None)
+    assert "period" not in _job(StepPeriodEstimate(None, reason="too short: hardly a sample"))
 
 
-def test_a_replay_shows_the_rhythm_of_the_recording() -> None:
-    assert "rhythm 2.40 s" in "".join(text for text, _ in replay_keys(160, step_period=FOUND))
+def test_a_replay_shows_the_period_of_the_recording() -> None:
+    assert "period 2.40 s" in "".join(text for text, _ in replay_keys(160, step_period=FOUND))
     assert "scroll them" in "".join(text for text, _ in replay_keys(160, snapshot=True, step_period=None))
 
 
