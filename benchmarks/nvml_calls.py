@@ -28,7 +28,7 @@ import pynvml as nvml  # noqa: E402
 
 from gputop.core.errors import GputopError  # noqa: E402
 from gputop.sources.nvml import gpm, status  # noqa: E402
-from gputop.sources.nvml.calls import text  # noqa: E402
+from gputop.sources.nvml.calls import nvml_text  # noqa: E402
 from gputop.sources.nvml.counters import NVLINK_FIELDS, PCIE_FIELDS, PERIOD_S  # noqa: E402
 from gputop.sources.nvml.fields import FIELDS, FieldValues  # noqa: E402
 from gputop.sources.nvml.pcie import WINDOW_PERIOD_S  # noqa: E402
@@ -117,7 +117,7 @@ def print_calls(index: int, handle: Any, count: int) -> None:
 
 def print_gpm(index: int, handle: Any, intervals_s: Sequence[float], count: int) -> None:
     print(f"\n## GPU {index}: GPM\n")
-    why = gpm.refusal(nvml, handle)
+    why = gpm.unavailable_reason(nvml, handle)
     if why is not None:
         print(why)
         return
@@ -180,10 +180,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"nvml_calls: {reason}", file=sys.stderr)
         return reason.exit_code
     who = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
-    print(f"# NVML calls, driver {text(nvml.nvmlSystemGetDriverVersion)}, {platform.machine()}, as {who}")
+    print(f"# NVML calls, driver {nvml_text(nvml.nvmlSystemGetDriverVersion)}, {platform.machine()}, as {who}")
     for index in options.gpus or range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        print(f"\nGPU {index}: {text(nvml.nvmlDeviceGetName, handle)}")
+        print(f"\nGPU {index}: {nvml_text(nvml.nvmlDeviceGetName, handle)}")
         print_calls(index, handle, options.calls)
         print_gpm(index, handle, options.intervals, options.gpm_samples)
     nvml.nvmlShutdown()

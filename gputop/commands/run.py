@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if doubt is not None:
         say(doubt)
     token = environment.new_token()
-    environ = environment.prepared(environment.inherited_environ(), token, args.port, args.listen)
+    environ = environment.job_environ(environment.inherited_environ(), token, args.port, args.listen)
     if args.headless:
         _become(file, args.job, environ, args.output)
     unfit = unfit_terminal()
@@ -110,7 +110,7 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
         told.append(announcement)
         if announcement.address is not None:
             session.attach(announcement.address)
-        job.serves(announcement.address, announcement.line)
+        job.set_server(announcement.address, announcement.line)
 
     with contextlib.closing(Announcements(token, announced)) as announcements:
         job = Job(args.job, environ, args.output or log_path(options.logdir))

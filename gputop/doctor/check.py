@@ -39,10 +39,10 @@ class Task:
 
     id: str
     title: str
-    look: Callable[[], Check | Iterable[Check]]
+    run: Callable[[], Check | Iterable[Check]]
 
 
-class Running:
+class RunningTasks:
     """Tasks under way, each in its own daemon thread, so that none waits for another."""
 
     def __init__(self, tasks: Sequence[Task], deadline_s: float = DEADLINE_S) -> None:
@@ -50,14 +50,14 @@ class Running:
         self._deadline_s = deadline_s
         self._ends_s = time.monotonic() + deadline_s
         self._results: dict[int, list[Check]] = {}
-        self._threads = [threading.Thread(target=self._look, args=numbered, daemon=True) for numbered in
+        self._threads = [threading.Thread(target=self._run, args=numbered, daemon=True) for numbered in
                          enumerate(tasks)]
         for thread in self._threads:
             thread.start()
 
-    def _look(self, place: int, task: Task) -> None:
+    def _run(self, place: int, task: Task) -> None:
         try:
-            found = task.look()
+            found = task.run()
             self._results[place] = [found] if isinstance(found, Check) else list(found)
         except GputopError as error:
             self._results[place] = [Check(task.id, "fail", task.title, error.message, error.fix or None)]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gputop.core.errors import EXIT_FAILED, EXIT_NO_DATA, EXIT_OK
-from gputop.doctor.check import DEADLINE_S, Check, Running, Task
+from gputop.doctor.check import DEADLINE_S, Check, RunningTasks, Task
 
 SCHEMA = "gputop.doctor/1"
 _COLOURS = {"ok": "32", "warn": "33", "fail": "31", "unknown": "35"}
@@ -60,7 +60,7 @@ def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | N
     dcgm_address = dcgm_address or dcgm.DEFAULT_ADDRESS
     dcgm.parse_address(dcgm_address)  # wrong usage is no finding
     env = os.environ if env is None else env
-    on_node = Running([
+    on_node = RunningTasks([
         Task("python", "Python", node.python),
         Task("dependencies", "Python packages", node.dependencies),
         Task("container", "Container", lambda: node.container(root, env)),
@@ -71,7 +71,7 @@ def examine(logdir: Path, attach: Sequence[str] = (), env: Mapping[str, str] | N
         *(Task("attached_server", "Attached server", partial(jobs.attached, address)) for address in attach),
     ], deadline_s)
     facts = ask_driver(min(8.0, deadline_s), env)
-    on_driver = Running([
+    on_driver = RunningTasks([
         Task("driver_library", "Driver library", lambda: driver.nvml_library(facts, root)),
         Task("kernel_module", "Kernel module", lambda: driver.kernel_module(facts, root)),
         Task("device_files", "Device files", lambda: driver.device_files(facts, root)),

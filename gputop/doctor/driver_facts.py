@@ -237,7 +237,7 @@ def _sm_active(nvml: Any, handle: Any) -> dict[str, Any]:
     from gputop.sources.nvml import gpm
     from gputop.sources.nvml import status as nvml_status
 
-    why = gpm.refusal(nvml, handle)
+    why = gpm.unavailable_reason(nvml, handle)
     if why is not None:
         return {"sm_active_reason": why}
     try:

@@ -23,8 +23,8 @@ from gputop.profiler import sockets
 from gputop.profiler.discovery import find_servers
 from gputop.profiler.probe import probe
 
-PATIENCE_S = 30.0  # until the process must have come to it; then it lets be
-_LOOK_PERIOD_S = 0.3
+ANSWER_TIMEOUT_S = 30.0  # until the process must have come to it; then it lets be
+_POLL_PERIOD_S = 0.3
 
 
 def serving(pid: int) -> str | None:
@@ -37,27 +37,30 @@ def start_server(process: target.Target, port: int = 0) -> Announcement:
     token = environment.new_token()
     listen = "local" if process.same_network else "all"  # the loopback of another network is out of reach
     source = (environment.INSIDE / "gputop_serve.py").read_text()
-    source += f"\nserve_now({token!r}, {port}, {listen!r}, {time.time() + PATIENCE_S})\n"
+    source += f"\nserve_now({token!r}, {port}, {listen!r}, {time.time() + ANSWER_TIMEOUT_S})\n"
     # One text whatever it is run by: in names of its own, and silent.
     text = (f"try:\n exec(compile(bytes.fromhex('{source.encode().hex()}'), 'gputop_serve', 'exec'), "
             "{'__name__': 'gputop_serve'})\nexcept Exception:\n pass\n")
     before = set() if process.same_network else _listening(process.pid)
     with contextlib.closing(Announcements(token, lambda _: None, process.uid)) as announcements, \
-            _asked(process, text):
-        told = announcements.receive(PATIENCE_S) if process.same_network else _found(process.pid, before)
-    if told is None:
+            _running_in(process, text):
+        if process.same_network:
+            announced = announcements.receive(ANSWER_TIMEOUT_S)
+        else:
+            announced = _wait_for_listener(process.pid, before)
+    if announced is None:
         raise GputopError(
-            f"process {process.pid} has not come to it within {PATIENCE_S:.0f} s: its main thread does not run Python, "
-            "but native code or nothing at all",
+            f"Process {process.pid} did not answer within {ANSWER_TIMEOUT_S:.0f} s: its main thread runs native code "
+            "or nothing at all, not Python.",
             f"py-spy dump --pid {process.pid} shows where it is. The request has lapsed; nothing was changed.")
-    if told.address is None:
-        raise GputopError(told.line, "The job itself goes on.")
-    probe(told.address)
-    return told
+    if announced.address is None:
+        raise GputopError(announced.line, "The job itself goes on.")
+    probe(announced.address)
+    return announced
 
 
 @contextlib.contextmanager
-def _asked(process: target.Target, text: str) -> Iterator[None]:
+def _running_in(process: target.Target, text: str) -> Iterator[None]:
     """Ask the process to run ``text``, in the way its Python has. Remote execution that has not come by the end of
     the block is taken back; a pending call cannot be, and finds itself too late."""
     with remote_exec.memory_of(process.pid) as memory:
@@ -111,10 +114,10 @@ def _add_pending_call(process: target.Target, text: str) -> None:
                           "Its main thread has not run Python for long; try again when it does.")
 
 
-def _found(pid: int, before: set[int]) -> Announcement | None:
+def _wait_for_listener(pid: int, before: set[int]) -> Announcement | None:
     """For a process in a network of its own, which what it tells cannot leave: look whether it listens, with sockets
     other than ``before``, and whether that is reached."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while time.monotonic() < deadline:
         if _listening(pid) - before:
             discovery = find_servers([pid])
@@ -123,7 +126,7 @@ def _found(pid: int, before: set[int]) -> Announcement | None:
                     return Announcement(server.address, f"profiler server at {server.address} (process {pid})")
             if discovery.notes:
                 raise GputopError(discovery.notes[0], "Its server has been started all the same.")
-        time.sleep(_LOOK_PERIOD_S)
+        time.sleep(_POLL_PERIOD_S)
     return None
 
 

@@ -16,11 +16,11 @@ EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # what shells, env and nohup end
 
 _PYTHON = re.compile(r"python[0-9.]*(-dbg)?")
 _WITH_VALUE = "WX"  # interpreter options whose value may be the next argument
-_DEAF = {"I": "-I", "E": "-E", "S": "-S"}
-_ELSEWHERE = {"docker", "podman", "nerdctl", "kubectl", "sudo", "su", "doas", "ssh"}
+_IGNORING_PYTHONPATH = {"I": "-I", "E": "-E", "S": "-S"}
+_DROPS_ENVIRONMENT = {"docker", "podman", "nerdctl", "kubectl", "sudo", "su", "doas", "ssh"}
 
 
-def prepared(environ: Mapping[str, str], token: str, port: int = 0, listen: str = "local") -> dict[str, str]:
+def job_environ(environ: Mapping[str, str], token: str, port: int = 0, listen: str = "local") -> dict[str, str]:
     """``environ`` for a job whose first process, or each rank, is to serve its profiler.
 
     ``token`` is what its processes have in common; ``port`` 0 is any; ``listen`` local or all.
@@ -68,13 +68,13 @@ def find_command(argv: Sequence[str]) -> str:
 def launch_warning(argv: Sequence[str], file: str) -> str | None:
     """Why no server may start in this command, as far as its arguments tell; None where nothing speaks against it."""
     name = Path(argv[0]).name
-    if name in _ELSEWHERE or (name == "env" and {"-i", "-", "--ignore-environment"} & set(argv)):
+    if name in _DROPS_ENVIRONMENT or (name == "env" and {"-i", "-", "--ignore-environment"} & set(argv)):
         return (f"{name} does not pass its environment on, so no profiler server may start in the job. "
                 f"Put gputop run inside: {name} … gputop run --headless -- python …")
     words = list(argv)
     if not _PYTHON.fullmatch(name):
         words = _shebang(file)
-    option = _deaf_option(words)
+    option = _option_ignoring_pythonpath(words)
     if option is None:
         return None
     return (f"Python's {option} leaves the environment aside, so no profiler server will start in the job. "
@@ -93,7 +93,7 @@ def _shebang(file: str) -> list[str]:
     return words
 
 
-def _deaf_option(words: Sequence[str]) -> str | None:
+def _option_ignoring_pythonpath(words: Sequence[str]) -> str | None:
     """The option with which this Python reads neither PYTHONPATH nor a sitecustomize; None if it does."""
     if not words or not _PYTHON.fullmatch(Path(words[0]).name):
         return None
@@ -105,8 +105,8 @@ def _deaf_option(words: Sequence[str]) -> str | None:
         if not word.startswith("-") or word in ("-", "--") or word.startswith("--"):
             return None
         for at, letter in enumerate(word[1:], 1):
-            if letter in _DEAF:
-                return _DEAF[letter]
+            if letter in _IGNORING_PYTHONPATH:
+                return _IGNORING_PYTHONPATH[letter]
             if letter in "cm":
                 return None
             if letter in _WITH_VALUE:

@@ -38,8 +38,8 @@ _MMAP, _RESTART_SYSCALL = 9, 219
 # Calls that are made again without the program noticing, those that sleep longest first: futex, clock_nanosleep,
 # nanosleep, poll, ppoll, select, pselect6. epoll_wait is not among them: it ends with EINTR.
 _RESTARTABLE = (202, 230, 35, 7, 271, 23, 270)
-_AGAIN = {-512, -513, -514}  # ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND of linux/errno.h
-_AGAIN_BLOCK = -516  # ERESTART_RESTARTBLOCK
+_RESTART_ERRORS = {-512, -513, -514}  # ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND of linux/errno.h
+_RESTART_BLOCK_ERROR = -516  # ERESTART_RESTARTBLOCK
 _STOP_S = 3.0  # a sleeping thread stops at once
 _CALL_S = 5.0
 _PERIOD_S = 0.002
@@ -135,9 +135,9 @@ def _borrow(libc: _Libc, tid: int) -> Iterator[Registers | None]:
 def _resumed(registers: Registers) -> Registers:
     """How the kernel would have let the thread go on after an interruption without a signal."""
     result = _signed(registers["rax"])
-    if result in _AGAIN:
+    if result in _RESTART_ERRORS:
         return {**registers, "rip": registers["rip"] - 2, "rax": registers["orig_rax"]}
-    if result == _AGAIN_BLOCK:
+    if result == _RESTART_BLOCK_ERROR:
         return {**registers, "rip": registers["rip"] - 2, "rax": _RESTART_SYSCALL}
     return registers
 

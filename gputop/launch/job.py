@@ -26,8 +26,8 @@ FOLLOW_PERIOD_S = 0.2
 # Colours, and where progress bars have the cursor go: ECMA-48's control sequences, and titles and links (OSC).
 _SEQUENCE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 # What a terminal sends goes to all of the job, what a person or scheduler sends to its first process.
-_OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
-FORWARDED = (*_OF_TERMINALS[:-1], signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
+FORWARDED = (*_TERMINAL_SIGNALS[:-1], signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def open_log(log: Path) -> int:
@@ -69,7 +69,7 @@ class Job:
         """From now on call ``on_change`` when the job ends or its server comes up; from any thread."""
         self._on_change = on_change
 
-    def serves(self, address: str | None, line: str) -> None:
+    def set_server(self, address: str | None, line: str) -> None:
         """Note what it told of its profiler server; the first one's address stays."""
         if address is None:
             self.problem = line
@@ -101,7 +101,7 @@ class Job:
     def send(self, number: int) -> None:
         """A signal to the job, as the terminal or another process would have sent it."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if number in _OF_TERMINALS:
+            if number in _TERMINAL_SIGNALS:
                 os.killpg(self.pid, number)
             elif self.returncode is None:
                 os.kill(self.pid, number)

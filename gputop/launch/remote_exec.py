@@ -28,8 +28,8 @@ _FINAL = 0xF  # release level in PY_VERSION_HEX; before that the layout may be a
 
 # Of the eval breaker (pycore_ceval.h): stop; and signals, pending calls and exceptions of other threads, which are
 # looked at then, whether there are any or not.
-_STOP_AND_LOOK = 1 << 5 | 1 << 1 | 1 << 2 | 1 << 3
-_MOST_INTERPRETERS = 1000
+_STOP_AND_CHECK = 1 << 5 | 1 << 1 | 1 << 2 | 1 << 3
+_MAX_INTERPRETERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def slot_at(memory: int, runtime: int) -> Slot | None:
     eval_breaker, support, enabled, pending, path, path_bytes = offsets[first:]
 
     interpreter = _word(memory, runtime + offsets[_INTERPRETERS_HEAD])
-    for _ in range(_MOST_INTERPRETERS):  # the newest comes first, the main one last
+    for _ in range(_MAX_INTERPRETERS):  # the newest comes first, the main one last
         if not interpreter or _word(memory, interpreter + offsets[_INTERPRETER_ID]) == 0:
             break
         interpreter = _word(memory, interpreter + offsets[_INTERPRETER_NEXT])
@@ -107,7 +107,7 @@ def request(memory: int, slot: Slot, script: Path) -> None:
         # The lowest byte alone, as the others hold a version. Other threads set bits of it at any time, and one set
         # in between is lost: so what nobody would ask for again is asked for here.
         (bits,) = _read(memory, slot.eval_breaker, 1)
-        os.pwrite(memory, bytes([bits | _STOP_AND_LOOK]), slot.eval_breaker)
+        os.pwrite(memory, bytes([bits | _STOP_AND_CHECK]), slot.eval_breaker)
     except OSError:
         raise GputopError("the process has ended meanwhile", "Nothing was done.") from None
 

@@ -17,7 +17,7 @@ from gputop.text.units import printable
 _FRAMEWORK = re.compile(r"/(tensorflow|jaxlib)/\S+\.so")
 _CAP_SYS_PTRACE = 19  # linux/capability.h
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-_INSTEAD = "Or start the job anew with gputop run."
+_ALTERNATIVE = "Or start the job anew with gputop run."
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def check_machine() -> None:
     """Raises GputopError on machines whose threads gputop cannot borrow."""
     if platform.machine() != "x86_64":
         raise GputopError(f"gputop attach knows x86-64 only, not {platform.machine()}, for Python before 3.14",
-                          _INSTEAD)
+                          _ALTERNATIVE)
 
 
 def user_name(uid: int) -> str:
@@ -101,26 +101,26 @@ def _check_rights(pid: int, folder: Path, uid: int, user: str, proc: Path, yama:
     again = f"sudo gputop attach {pid}"
     if scope == 3:
         raise GputopError("kernel.yama.ptrace_scope is 3 on this node: no process may touch another, not even root's, "
-                          "until it is booted anew", _INSTEAD)
+                          "until it is booted anew", _ALTERNATIVE)
     if os.geteuid() not in (0, uid):
-        raise GputopError(f"process {pid} belongs to {user}", f"Run gputop as that user, or {again}. {_INSTEAD}")
+        raise GputopError(f"process {pid} belongs to {user}", f"Run gputop as that user, or {again}. {_ALTERNATIVE}")
     if os.geteuid() == 0:
         if not _may_trace(proc):
             raise GputopError("this container lacks the capability SYS_PTRACE",
                               "Start it with --cap-add=SYS_PTRACE (Kubernetes: securityContext.capabilities.add), or "
-                              f"run gputop attach on the host. {_INSTEAD}")
+                              f"run gputop attach on the host. {_ALTERNATIVE}")
         raise GputopError(f"the kernel does not let gputop touch process {pid}, not even as root",
-                          f"A security module or a user namespace forbids it. {_INSTEAD}")
+                          f"A security module or a user namespace forbids it. {_ALTERNATIVE}")
     if scope == 1:
         raise GputopError("kernel.yama.ptrace_scope is 1 on this node: only root may touch a process that is not "
                           "its child", f"{again}; or, until the next boot, sudo sysctl kernel.yama.ptrace_scope=0. "
-                          f"{_INSTEAD}")
+                          f"{_ALTERNATIVE}")
     if scope == 2:
         raise GputopError("kernel.yama.ptrace_scope is 2 on this node: only root may touch other processes",
-                          f"{again}. {_INSTEAD}")
+                          f"{again}. {_ALTERNATIVE}")
     raise GputopError(f"the kernel does not let gputop touch process {pid}",
                       "It may have gained rights since its start, or a security module forbids it: "
-                      f"{again}. {_INSTEAD}")
+                      f"{again}. {_ALTERNATIVE}")
 
 
 def _ptrace_scope(yama: Path) -> int:

@@ -19,7 +19,7 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.launch.inside.gputop_serve import confine, free_port, listening_sockets
 
 INSTALL = "pip install 'gputop-tf[xprof]'"
-_LOOK_PERIOD_S = 0.02
+_POLL_PERIOD_S = 0.02
 _LAYOUT = ("plugins", "profile")  # LOGDIR/plugins/profile/RUN/HOST.xplane.pb
 
 
@@ -87,4 +87,4 @@ def _keep_to_loopback(port: int) -> None:
         if up:
             print(f"gputop: XProf at http://127.0.0.1:{port}/, for this host only; ctrl-c ends it", file=sys.stderr)
             return
-        time.sleep(_LOOK_PERIOD_S)
+        time.sleep(_POLL_PERIOD_S)

@@ -12,12 +12,12 @@ from gputop.core.samples import GpuInfo
 VISIBLE = "visible"
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _LABEL = re.compile(r"\d+:\d+")
-_UNKNOWN_UUID = "index:"  # what the UUID of a device begins with that could not be asked for it
+_PLACEHOLDER_PREFIX = "index:"  # what the UUID of a device begins with that could not be asked for it
 
 
 def placeholder_uuid(index: int) -> str:
     """Stands for the UUID of a GPU that does not tell it."""
-    return f"{_UNKNOWN_UUID}{index}"
+    return f"{_PLACEHOLDER_PREFIX}{index}"
 
 
 def select_gpus(
@@ -42,7 +42,7 @@ def select_gpus(
             continue
         matched = _matches(item, present)
         if not matched:
-            raise _no_such(f"--gpus {item}", item, present)
+            raise _no_such_gpu(f"--gpus {item}", item, present)
         chosen |= matched
     return [info for info in present if info.uuid in chosen]
 
@@ -60,21 +60,21 @@ def _matches(item: str, present: Sequence[GpuInfo]) -> set[str]:
     if _LABEL.fullmatch(item):
         return {info.uuid for info in present if info.label == item}
     folded = item.casefold()
-    named = {info.uuid for info in present if info.uuid.casefold().startswith(folded) and not _silent(info)}
+    named = {info.uuid for info in present if info.uuid.casefold().startswith(folded) and not _lacks_uuid(info)}
     whole = {info.index for info in present if info.mig is None and info.uuid in named}
     return named | {info.uuid for info in present if info.index in whole}
 
 
-def _silent(info: GpuInfo) -> bool:
-    return info.uuid.startswith(_UNKNOWN_UUID)
+def _lacks_uuid(info: GpuInfo) -> bool:
+    return info.uuid.startswith(_PLACEHOLDER_PREFIX)
 
 
-def _no_such(where: str, item: str, present: Sequence[GpuInfo]) -> GputopError:
-    silent = [info for info in present if _silent(info)]
-    listing = ", ".join(info.label if info in silent else f"{info.label} ({info.uuid})" for info in present)
+def _no_such_gpu(where: str, item: str, present: Sequence[GpuInfo]) -> GputopError:
+    without_uuid = [info for info in present if _lacks_uuid(info)]
+    listing = ", ".join(info.label if info in without_uuid else f"{info.label} ({info.uuid})" for info in present)
     message = f"{where}: no such GPU."
-    if silent and not _RANGE.fullmatch(item):
-        labels = " or ".join(info.label for info in silent)
+    if without_uuid and not _RANGE.fullmatch(item):
+        labels = " or ".join(info.label for info in without_uuid)
         message = f"{where}: none of the GPUs that respond. It may be GPU {labels}, which does not respond."
     return GputopError(
         message,
@@ -104,8 +104,8 @@ def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]
         else:
             matched = set()
         if not matched:
-            if entry.startswith(("GPU-", "MIG-")) and any(_silent(info) for info in present):
-                raise _no_such(f"CUDA_VISIBLE_DEVICES={value}", entry, present)
+            if entry.startswith(("GPU-", "MIG-")) and any(_lacks_uuid(info) for info in present):
+                raise _no_such_gpu(f"CUDA_VISIBLE_DEVICES={value}", entry, present)
             break
         chosen |= matched
     if not chosen:
@@ -116,7 +116,7 @@ def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]
         )
     whole = [info for info in present if info.mig is None]
     by_speed = environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
-    models = {info.name for info in whole if not _silent(info)}
+    models = {info.name for info in whole if not _lacks_uuid(info)}
     if by_number and by_speed and len(models) > 1 and any(info.uuid not in chosen for info in whole):
         raise GputopError(
             f"CUDA_VISIBLE_DEVICES={value} is ambiguous: the GPUs are of different models, and CUDA then counts the "

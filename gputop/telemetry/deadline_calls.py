@@ -1,4 +1,4 @@
-"""Calls that may hang: each is made by a thread of its own, which posts the result to a mailbox."""
+"""Calls that may hang: each is made on a thread of its own, which posts the result to a queue."""
 
 from __future__ import annotations
 
@@ -7,73 +7,74 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-HANG_TIMEOUT_S = 2.0  # a call that takes longer than this is called hanging; the usual ones take microseconds
+HANG_TIMEOUT_S = 2.0  # a call that takes longer is reported as hanging; the usual ones take microseconds
 
 
 class Worker:
-    """A thread that does one call after the other and posts ``(call, result, seconds)`` to the mailbox."""
+    """A thread that makes one call after the other and posts ``(call, result, duration_s)`` to ``results``."""
 
-    def __init__(self, name: str, mailbox: queue.SimpleQueue[Any], clock: Callable[[], float]) -> None:
-        self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._mailbox = mailbox
+    def __init__(self, name: str, results: queue.SimpleQueue[Any], clock: Callable[[], float]) -> None:
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._results = results
         self._clock = clock
         threading.Thread(target=self._run, name=f"gputop-{name}", daemon=True).start()
 
-    def order(self, call: Call, *args: Any) -> None:
-        call.ordered_s = self._clock()
-        self._orders.put((call, call.ordered_s, args))
+    def submit(self, call: Call, *args: Any) -> None:
+        call.submitted_s = self._clock()
+        self._requests.put((call, call.submitted_s, args))
 
-    def end(self) -> None:
-        self._orders.put(None)
+    def stop(self) -> None:
+        """End the thread after the requests that wait; returns at once."""
+        self._requests.put(None)
 
     def _run(self) -> None:
-        while (order := self._orders.get()) is not None:
-            call, ordered_s, args = order
+        while (request := self._requests.get()) is not None:
+            call, submitted_s, args = request
             try:
                 result = call.function(*args)
             except Exception as error:  # noqa: BLE001  thread boundary: one broken probe must not end the others
                 result = error
-            self._mailbox.put((call, result, self._clock() - ordered_s))
+            self._results.put((call, result, self._clock() - submitted_s))
 
 
 class Call:
-    """What a worker is asked for again and again, never twice at a time. Read and written by the coordinator."""
+    """A call made again and again, never twice at a time. Only the scheduler thread reads and writes it."""
 
     def __init__(self, worker: Worker, function: Callable[..., Any]) -> None:
         self.worker = worker
         self.function = function
-        self.ordered_s: float | None = None  # when the one under way was ordered; None: none is
-        self.took_s = 0.0  # from the order of the last finished one to its result
-        self.result: Any = None  # the newest one not yet used; an exception is one, too
-        self._last: Any = None  # the one that was used last
+        self.submitted_s: float | None = None  # when the pending one was submitted; None: none is pending
+        self.duration_s = 0.0  # of the last finished one, from submission to result
+        self.result: Any = None  # the newest result that was not polled yet; may be an exception
+        self._last: Any = None  # the result that was polled last
 
     @property
-    def under_way(self) -> bool:
-        return self.ordered_s is not None
+    def pending(self) -> bool:
+        return self.submitted_s is not None
 
-    def order(self, allowed_s: float, *args: Any) -> bool:
-        """Ask for this tick's result; returns whether to wait for it."""
-        if self.under_way:
+    def submit(self, timeout_s: float, *args: Any) -> bool:
+        """Submit the call for this tick; returns whether to wait up to ``timeout_s`` for its result."""
+        if self.pending:
             return False  # still in the call of an earlier tick
-        if self.took_s > HANG_TIMEOUT_S:
+        if self.duration_s > HANG_TIMEOUT_S:
             self.result = None
-            self.took_s = 0.0
-        # One that is always slow is shown a tick late rather than making every tick late.
-        slow = self.took_s > allowed_s
-        self.worker.order(self, *args)
+            self.duration_s = 0.0
+        # A call that is always slow is shown one tick late; otherwise it would make every tick late.
+        slow = self.duration_s > timeout_s
+        self.worker.submit(self, *args)
         return not slow
 
-    def take(self) -> Any:
-        """The newest result, once; None where there is none or it was begun too long ago to be shown."""
+    def poll(self) -> Any:
+        """The newest result, once; None where there is none or its call hung."""
         result, self.result = self.result, None
-        return None if self.took_s > HANG_TIMEOUT_S else result
+        return None if self.duration_s > HANG_TIMEOUT_S else result
 
-    def take_late(self, awaited: bool) -> Any:
-        """As :meth:`take`; where the tick did not wait, the last result stands in for one tick.
+    def poll_or_last(self, awaited: bool) -> Any:
+        """As :meth:`poll`; where the tick did not wait, the last result stands in for one tick.
 
-        So a call that always takes longer than a tick may wait is seen at every tick, a tick late.
+        So a call that always takes longer than the tick's timeout is shown at every tick, one tick late.
         """
-        result = self.take()
+        result = self.poll()
         if result is None and not awaited:
             result, self._last = self._last, None
         else:

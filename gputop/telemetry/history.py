@@ -31,7 +31,7 @@ _REASONS = 31  # clock event reasons that can be told apart: one bit each
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _RingSlot:
     rings: Rings
     gpu: int  # row of the GPU there
 
@@ -77,7 +77,7 @@ class History:
         self._tiers = tuple(tiers)
         self._lock = threading.Lock()
         self._rings: list[Rings] = []  # one for the GPUs of the first sample, one for those of each later arrival
-        self._places: dict[str, _Place] = {}
+        self._slots: dict[str, _RingSlot] = {}
         self._reason_bits: dict[str, int] = {}
         self._held_since: dict[str, dict[int | None, float]] = {}
         self._last_ok_s: dict[str, float] = {}
@@ -92,24 +92,24 @@ class History:
         if not math.isfinite(sample.time_s):
             raise ValueError(f"a sample needs a finite time, not {sample.time_s}")
         with self._lock:
-            self._welcome(sample)
+            self._add_new_gpus(sample)
             for rings in self._rings:
                 self._append_to(rings, sample)
             for gpu in sample.gpus:
                 if gpu.state == OK:
                     self._last_ok_s[gpu.info.uuid] = sample.time_s
-                    self._note_holders(gpu, sample.time_s)
-            self._note_host(sample)
+                    self._track_processes(gpu, sample.time_s)
+            self._append_host(sample)
             self._newest_s = sample.time_s
             self._version += 1
 
-    def _welcome(self, sample: NodeSample) -> None:
+    def _add_new_gpus(self, sample: NodeSample) -> None:
         """Make room for GPUs not seen before: rings of their own, so that no old array is copied."""
-        new = list(dict.fromkeys(g.info.uuid for g in sample.gpus if g.info.uuid not in self._places))
+        new = list(dict.fromkeys(g.info.uuid for g in sample.gpus if g.info.uuid not in self._slots))
         if new:
             rings = Rings(len(new), self._columns, self._raw_samples, self._tiers)
             self._rings.append(rings)
-            self._places.update((uuid, _Place(rings, i)) for i, uuid in enumerate(new))
+            self._slots.update((uuid, _RingSlot(rings, i)) for i, uuid in enumerate(new))
 
     def _append_to(self, rings: Rings, sample: NodeSample) -> None:
         columns = self._columns
@@ -117,11 +117,11 @@ class History:
         scales = np.full((rings.gpus, len(columns.scale_ids)), np.nan, np.float32)
         flags = np.zeros(rings.gpus, np.uint32)
         for gpu in sample.gpus:
-            place = self._places[gpu.info.uuid]
-            if place.rings is rings:
-                values[place.gpu] = _numbers(gpu.readings, columns.ids)
-                scales[place.gpu] = _numbers(gpu.readings, columns.scale_ids)
-                flags[place.gpu] = self._flags_of(gpu)
+            slot = self._slots[gpu.info.uuid]
+            if slot.rings is rings:
+                values[slot.gpu] = _numbers(gpu.readings, columns.ids)
+                scales[slot.gpu] = _numbers(gpu.readings, columns.scale_ids)
+                flags[slot.gpu] = self._flags_of(gpu)
         values[np.isinf(values)] = np.nan
         scales[~((scales > 0) & np.isfinite(scales))] = np.nan  # no share of nothing
         rings.append(sample.time_s, values, scales, flags)
@@ -137,14 +137,14 @@ class History:
             flags |= bit or 0
         return np.uint32(flags)
 
-    def _note_holders(self, gpu: GpuSample, time_s: float) -> None:
+    def _track_processes(self, gpu: GpuSample, time_s: float) -> None:
         if gpu.processes_reason is not None:
             return  # not seen is not the same as gone
         before = self._held_since.get(gpu.info.uuid, {})
         pids: list[int | None] = [p.pid for p in gpu.processes if "C" in p.kind]
         self._held_since[gpu.info.uuid] = {pid: min(before.get(pid, time_s), time_s) for pid in pids or [None]}
 
-    def _note_host(self, sample: NodeSample) -> None:
+    def _append_host(self, sample: NodeSample) -> None:
         while self._host and self._host[-1].time_s >= sample.time_s:
             self._host.pop()
         host = sample.host
@@ -182,11 +182,11 @@ class History:
     @property
     def uuids(self) -> tuple[str, ...]:
         """All GPUs ever seen, in the order in which they were."""
-        return tuple(self._places)
+        return tuple(self._slots)
 
     @property
     def gpu_count(self) -> int:
-        return len(self._places)
+        return len(self._slots)
 
     @property
     def reserved_bytes(self) -> int:
@@ -212,11 +212,11 @@ class History:
             raise ValueError(f"cannot cut history into {slices} slices of {slice_s} s")
         column = self._column[metric]
         grid = Grid.ending(end_s, slice_s, slices)
-        place = self._find(gpu)
-        if place is None:
+        slot = self._find(gpu)
+        if slot is None:
             return _empty_lane(grid)
         with self._lock:
-            return place.rings.lane(place.gpu, column, grid, full_scale)
+            return slot.rings.lane(slot.gpu, column, grid, full_scale)
 
     def window(self, gpu: int | str, metric: str, seconds: float, *,
                end_s: float | None = None) -> tuple[F64, F32]:
@@ -225,13 +225,13 @@ class History:
         Copies; NaN where a sample had no reading; shorter where single samples are gone.
         """
         column = self._column[metric]
-        place = self._find(gpu)
-        if place is None or self._newest_s is None:
+        slot = self._find(gpu)
+        if slot is None or self._newest_s is None:
             return np.empty(0, np.float64), np.empty(0, np.float32)
         end_s = self._newest_s if end_s is None else end_s
         with self._lock:
-            return (place.rings.times(end_s - seconds, end_s),
-                    place.rings.values(place.gpu, column, end_s - seconds, end_s))
+            return (slot.rings.times(end_s - seconds, end_s),
+                    slot.rings.values(slot.gpu, column, end_s - seconds, end_s))
 
     def windows(self, metric: str, seconds: float, *, end_s: float | None = None) -> tuple[F64, F32]:
         """As :meth:`window` for all GPUs at once: times[n], values[n, gpu] in the order of :attr:`uuids`.
@@ -248,7 +248,7 @@ class History:
         with self._lock:
             # Every ring has every sample since it began: a younger one has the last of these times.
             times = self._rings[0].times(end_s - seconds, end_s)
-            values = np.full((len(times), len(self._places)), np.nan, np.float32)
+            values = np.full((len(times), len(self._slots)), np.nan, np.float32)
             done = 0
             for rings in self._rings:
                 part = (rings.scales(column, end_s - seconds, end_s) if scale
@@ -263,11 +263,11 @@ class History:
             if end_s is None:
                 end_s = self._newest_s if self._newest_s is not None else -math.inf
             out = []
-            for look in reversed(self._host):
-                if look.time_s < end_s - seconds:
+            for point in reversed(self._host):
+                if point.time_s < end_s - seconds:
                     break
-                if look.time_s <= end_s:
-                    out.append(look)
+                if point.time_s <= end_s:
+                    out.append(point)
         return out[::-1]
 
     def clock_event_share(self, gpu: int | str, reasons: Sequence[str], seconds: float) -> float | None:
@@ -275,18 +275,18 @@ class History:
 
         None where the reasons could not be read in that time.
         """
-        place = self._find(gpu)
-        if place is None or self._newest_s is None:
+        slot = self._find(gpu)
+        if slot is None or self._newest_s is None:
             return None
         with self._lock:
             wanted = np.uint32(sum(self._reason_bits.get(reason, 0) for reason in set(reasons)))
-            flags = place.rings.flags(place.gpu, self._newest_s - seconds, self._newest_s)
+            flags = slot.rings.flags(slot.gpu, self._newest_s - seconds, self._newest_s)
         known = flags[(flags & _REASONS_KNOWN) != 0]
         return float(np.mean((known & wanted) != 0)) if len(known) else None
 
     def clock_event_shares(self, reasons: Sequence[str], seconds: float) -> F64:
         """:meth:`clock_event_share` of all GPUs at once, in the order of :attr:`uuids`; NaN for None."""
-        out = np.full(len(self._places), np.nan)
+        out = np.full(len(self._slots), np.nan)
         if self._newest_s is None:
             return out
         with self._lock:
@@ -320,9 +320,9 @@ class History:
         uuids = self.uuids
         return uuids[gpu] if 0 <= gpu < len(uuids) else None
 
-    def _find(self, gpu: int | str) -> _Place | None:
+    def _find(self, gpu: int | str) -> _RingSlot | None:
         uuid = self._uuid(gpu)
-        return self._places.get(uuid) if uuid is not None else None
+        return self._slots.get(uuid) if uuid is not None else None
 
 
 def _numbers(readings: Mapping[str, Reading], ids: Sequence[str]) -> list[float]:

@@ -26,7 +26,7 @@ LEVELS = 8
 
 # Slice numbers of times like 0.3 / 0.1 may fall a rounding error beside the whole number.
 # At Unix times and slices of 0.1 s or more the error stays below this.
-_SLOP = 1e-5
+_SLICE_TOLERANCE = 1e-5
 
 _EMPTY = np.iinfo(np.int64).min  # the slot number of a row that holds nothing
 
@@ -68,7 +68,7 @@ class Grid:
     @classmethod
     def ending(cls, end_s: float, slice_s: float, slices: int) -> Grid:
         """The grid whose last slice holds the moment just before ``end_s``."""
-        return cls(math.ceil(end_s / slice_s - _SLOP) - slices, slices, slice_s)
+        return cls(math.ceil(end_s / slice_s - _SLICE_TOLERANCE) - slices, slices, slice_s)
 
     @property
     def begin_s(self) -> float:
@@ -88,7 +88,7 @@ class Columns:
     scale_ids: tuple[str, ...]  # reading that is the full scale of the next columns
 
     @property
-    def levelled(self) -> int:
+    def histogram_columns(self) -> int:
         return len(self.constants) + len(self.scale_ids)
 
 
@@ -123,7 +123,7 @@ class Rings:
     """History of ``gpus`` GPUs. Not locked: :class:`gputop.telemetry.history.History` does that."""
 
     def __init__(self, gpus: int, columns: Columns, raw_samples: int, tiers: Sequence[tuple[float, int]]) -> None:
-        metrics, scales, levelled = len(columns.ids), len(columns.scale_ids), columns.levelled
+        metrics, scales, histogram_columns = len(columns.ids), len(columns.scale_ids), columns.histogram_columns
         self.columns = columns
         self.gpus = gpus
         self.first_s = math.inf
@@ -147,13 +147,13 @@ class Rings:
         self._sum = _zeros((offset, gpus, metrics), np.float32)
         self._min = _zeros((offset, gpus, metrics), np.float32)
         self._max = _zeros((offset, gpus, metrics), np.float32)
-        self._levels = _zeros((offset, gpus * levelled * LEVELS), np.uint16)
+        self._levels = _zeros((offset, gpus * histogram_columns * LEVELS), np.uint16)
         self._scale_sum = _zeros((offset, gpus, scales), np.float32)
 
         self.reserved_bytes = sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
-        self._full = np.empty((gpus, levelled), np.float32)
-        self._full[:, : len(columns.constants)] = columns.constants
-        self._level_base = np.arange(gpus * levelled).reshape(gpus, levelled) * LEVELS
+        self._full_scales = np.empty((gpus, histogram_columns), np.float32)
+        self._full_scales[:, : len(columns.constants)] = columns.constants
+        self._level_base = np.arange(gpus * histogram_columns).reshape(gpus, histogram_columns) * LEVELS
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -192,15 +192,16 @@ class Rings:
         return rows
 
     def _add_to_tiers(self, rows: list[int], values: F32, scales: F32) -> None:
-        here = ~np.isnan(values)
-        self._count[rows] += here
-        self._sum[rows] += np.where(here, values, np.float32(0))
+        present = ~np.isnan(values)
+        self._count[rows] += present
+        self._sum[rows] += np.where(present, values, np.float32(0))
         self._min[rows] = np.fmin(self._min[rows], values)
         self._max[rows] = np.fmax(self._max[rows], values)
 
-        full, constants, levelled = self._full, len(self.columns.constants), self.columns.levelled
+        full, constants = self._full_scales, len(self.columns.constants)
+        histogram_columns = self.columns.histogram_columns
         full[:, constants:] = scales
-        ratio = values[:, :levelled] / full
+        ratio = values[:, :histogram_columns] / full
         known = ~np.isnan(ratio)
         places = self._level_base[known] + level_of(ratio[known])
         self._levels[np.array(rows)[:, None], places] += 1
@@ -267,7 +268,7 @@ class Rings:
 
     def lane(self, gpu: int, column: int, grid: Grid, full_scale: float | None) -> Lane:
         """See :meth:`gputop.telemetry.history.History.lane`."""
-        has_levels = column < self.columns.levelled
+        has_levels = column < self.columns.histogram_columns
         begin_s = max(grid.begin_s, self.first_s)
         raw_covers = begin_s > self._overwritten_s
         if raw_covers and not has_levels:
@@ -275,19 +276,20 @@ class Rings:
         covering = [tier for tier in self._tiers if begin_s >= self._reach_s(tier)]
         for tier in reversed(covering):
             parts = grid.slice_s / tier.slice_s
-            if parts > 1 - _SLOP and abs(parts - round(parts)) < _SLOP:
+            if parts > 1 - _SLICE_TOLERANCE and abs(parts - round(parts)) < _SLICE_TOLERANCE:
                 return self._lane_of_tier(gpu, column, grid, full_scale, tier)
         if raw_covers:
             return self._lane_of_samples(gpu, column, grid, full_scale)
         return self._lane_of_tier(gpu, column, grid, full_scale, covering[0] if covering else self._tiers[-1])
 
     def _lane_of_samples(self, gpu: int, column: int, grid: Grid, full_scale: float | None) -> Lane:
-        parts = self._raw_parts(grid.begin_s - _SLOP, (grid.first + grid.slices) * grid.slice_s + _SLOP)
+        end_s = (grid.first + grid.slices) * grid.slice_s
+        parts = self._raw_parts(grid.begin_s - _SLICE_TOLERANCE, end_s + _SLICE_TOLERANCE)
         times = _joined([self._times[a:b] for a, b in parts], np.float64)
         values = _joined([self._values[a:b, gpu, column] for a, b in parts], np.float32)
-        place = np.floor(times / grid.slice_s + _SLOP).astype(np.int64) - grid.first
-        here = ~np.isnan(values) & (place >= 0) & (place < grid.slices)
-        place, values = place[here], values[here]
+        place = np.floor(times / grid.slice_s + _SLICE_TOLERANCE).astype(np.int64) - grid.first
+        present = ~np.isnan(values) & (place >= 0) & (place < grid.slices)
+        place, values = place[present], values[present]
 
         count = np.bincount(place, minlength=grid.slices)
         mean = _quotient(np.bincount(place, weights=values, minlength=grid.slices), count)
@@ -298,14 +300,14 @@ class Rings:
             low[place[starts]] = np.minimum.reduceat(values, starts)
             high[place[starts]] = np.maximum.reduceat(values, starts)
 
-        constants, levelled = self.columns.constants, self.columns.levelled
+        constants, histogram_columns = self.columns.constants, self.columns.histogram_columns
         scale: Array | float | None
         mean_scale: float | None
         if column < len(constants):
             scale = mean_scale = constants[column]
-        elif column < levelled:
+        elif column < histogram_columns:
             scale = scales = _joined([self._scales[a:b, gpu, column - len(constants)] for a, b in parts],
-                                     np.float32)[here]
+                                     np.float32)[present]
             known = scales[~np.isnan(scales)]
             mean_scale = float(known.mean(dtype=np.float64)) if len(known) else None
         else:
@@ -315,9 +317,9 @@ class Rings:
 
     def _lane_of_tier(self, gpu: int, column: int, grid: Grid, full_scale: float | None, tier: Tier) -> Lane:
         numbers = grid.first + np.arange(grid.slices + 1)
-        if grid.slice_s > tier.slice_s * (1 - _SLOP):
+        if grid.slice_s > tier.slice_s * (1 - _SLICE_TOLERANCE):
             # A stored slice belongs where it starts: exact where the lengths divide.
-            edges = np.ceil(numbers * (grid.slice_s / tier.slice_s) - _SLOP).astype(np.int64)
+            edges = np.ceil(numbers * (grid.slice_s / tier.slice_s) - _SLICE_TOLERANCE).astype(np.int64)
             slots = np.arange(edges[0], edges[-1])
             groups = edges[:-1] - edges[0]
         else:
@@ -337,9 +339,9 @@ class Rings:
         high = np.fmax.reduceat(np.where(filled, self._max[rows, gpu, column], np.float32(np.nan)), groups)
         mean = _quotient(np.add.reduceat(sums, groups, dtype=np.float64), count)
 
-        constants, levelled = self.columns.constants, self.columns.levelled
+        constants, histogram_columns = self.columns.constants, self.columns.histogram_columns
         scale: float | None
-        if column >= levelled:
+        if column >= histogram_columns:
             # No histogram is kept without a scale: each stored slice counts at its mean.
             scale = full_scale or _largest(high)
             some = counts > 0
@@ -347,7 +349,7 @@ class Rings:
             levels = _histogram(sums[some] / counts[some], scale, place, counts[some], grid.slices)
             return Lane(grid.starts_s(), count, mean, low, high, levels, scale, tier.slice_s)
 
-        first = (gpu * levelled + column) * LEVELS
+        first = (gpu * histogram_columns + column) * LEVELS
         stored = np.where(filled[:, None], self._levels[rows, first: first + LEVELS], 0)
         shares = np.add.reduceat(stored.astype(np.float32), groups, axis=0)
         if column < len(constants):

@@ -43,7 +43,7 @@ OPEN_DEADLINE_S = 15.0
 BACKFILL_TIMEOUT_S = 10.0  # the simulated node needs a third of a second for it where nothing else runs
 
 _T = TypeVar("_T")
-_WAKE = object()  # a letter to the coordinator that only ends its waiting
+_WAKEUP = object()  # a message to the coordinator that only ends its waiting
 
 
 class Sampler:
@@ -83,7 +83,7 @@ class Sampler:
         self._clock = clock
         self._wall_clock = wall_clock
         self._open_deadline_s = open_deadline_s
-        self._mailbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._gpus: list[tuple[GpuProbe, Call]] = []
@@ -110,7 +110,7 @@ class Sampler:
         """Begin; returns at once."""
         if self._thread is not None:
             raise RuntimeError("a sampler starts once")
-        self._thread = threading.Thread(target=self._coordinate, name="gputop-sampler", daemon=True)
+        self._thread = threading.Thread(target=self._schedule, name="gputop-sampler", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_s: float = 0.5) -> None:
@@ -120,7 +120,7 @@ class Sampler:
         """
         self._stopping = True
         self._connected.set()
-        self._mailbox.put(_WAKE)
+        self._results.put(_WAKEUP)
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
@@ -128,11 +128,11 @@ class Sampler:
     def set_interval(self, interval_s: float) -> None:
         """Tick every ``interval_s`` seconds (at least 0.1) from the last tick on."""
         self._interval_s = max(MIN_INTERVAL_S, interval_s)
-        self._mailbox.put(_WAKE)
+        self._results.put(_WAKEUP)
 
     # -- the coordinator's thread -------------------------------------------------------------
 
-    def _coordinate(self) -> None:
+    def _schedule(self) -> None:
         try:
             if self._open():
                 self._run_ticks()
@@ -164,9 +164,9 @@ class Sampler:
     def _open(self) -> bool:
         """Open the source and start the workers; False if stopped before that was done."""
         opener = self._opener = Call(self._worker("open"), self._source.open)
-        opener.worker.order(opener)
+        opener.worker.submit(opener)
         due_s: float | None = self._clock() + self._open_deadline_s
-        while opener.under_way:
+        while opener.pending:
             if not self._receive(due_s) and due_s is not None and not self._stopping:
                 self._fail(
                     GputopError(
@@ -194,7 +194,7 @@ class Sampler:
         return True
 
     def _worker(self, name: str) -> Worker:
-        return Worker(name, self._mailbox, self._clock)
+        return Worker(name, self._results, self._clock)
 
     def _run_ticks(self) -> None:
         tick_s = self._clock()
@@ -217,28 +217,28 @@ class Sampler:
         assert opener is not None
         if past is None:
             past = self._backfill = Call(opener.worker, lambda: tuple(self._source.backfill(time_s, self._interval_s)))
-            past.order(BACKFILL_TIMEOUT_S)
+            past.submit(BACKFILL_TIMEOUT_S)
             self._backfill_deadline_s = self._clock() + BACKFILL_TIMEOUT_S
         self._await([past], min(until_s, self._backfill_deadline_s) - self._clock())
-        if not self._stopping and (not past.under_way or self._clock() >= self._backfill_deadline_s):
+        if not self._stopping and (not past.pending or self._clock() >= self._backfill_deadline_s):
             # Of a driver that does not tell its past in time, or fails, there is none: nobody misses it.
             self._on_backfill = None
             self._deliver(take, past.result if isinstance(past.result, tuple) else ())
 
     def _receive(self, until_s: float | None) -> bool:
-        """Take one letter from the mailbox; False if none came until then (None: wait for ever)."""
+        """Take one message from the results; False if none came until then (None: wait for ever)."""
         try:
-            letter = self._mailbox.get(timeout=None if until_s is None else max(0.0, until_s - self._clock()))
+            message = self._results.get(timeout=None if until_s is None else max(0.0, until_s - self._clock()))
         except queue.Empty:
             return False
-        if letter is not _WAKE:
-            call, call.result, call.took_s = letter
-            call.ordered_s = None
+        if message is not _WAKEUP:
+            call, call.result, call.duration_s = message
+            call.submitted_s = None
         return True
 
-    def _await(self, calls: list[Call], allowed_s: float, ending: bool = False) -> None:
-        until_s = self._clock() + allowed_s
-        while (ending or not self._stopping) and any(call.under_way for call in calls):
+    def _await(self, calls: list[Call], timeout_s: float, ending: bool = False) -> None:
+        until_s = self._clock() + timeout_s
+        while (ending or not self._stopping) and any(call.pending for call in calls):
             if not self._receive(until_s):
                 return
 
@@ -249,35 +249,35 @@ class Sampler:
         interval_s = None if self._last_s is None else began_s - self._last_s
         own_cpu = (cpu_s - self._last_cpu_s) / interval_s if interval_s else None
         self._last_s, self._last_cpu_s = began_s, cpu_s
-        allowed_s = tick_timeout_s(None if interval_s is None else self._interval_s)
+        timeout_s = tick_timeout_s(None if interval_s is None else self._interval_s)
 
         awaited = []
         for _, call in self._gpus:
-            if call.order(allowed_s, time_s):
+            if call.submit(timeout_s, time_s):
                 awaited.append(call)
                 self._await([call], STAGGER_S)
         gpus = None
         if not self._connected.is_set():
-            self._await(awaited, allowed_s)
+            self._await(awaited, timeout_s)
             gpus = self._gpu_samples()
             self.first_gpus = NodeSample(time_s, gpus, self._missing_host("not asked yet"), (), interval_s,
                                       self._source.label, self._source.simulated, own_cpu, self._source.gpus_present)
             self.first_gpus_ready.set()
             self._connected.wait()
-        host_awaited = host.order(allowed_s, time_s)
-        self._await([*awaited, host] if host_awaited else awaited, allowed_s)
+        host_awaited = host.submit(timeout_s, time_s)
+        self._await([*awaited, host] if host_awaited else awaited, timeout_s)
         gpus = gpus or self._gpu_samples()
-        host_sample = self._host_sample(host.take_late(host_awaited))
+        host_sample = self._host_sample(host.poll_or_last(host_awaited))
 
         # Both calls of the host have one thread: behind a slow reading there is nothing to wait for.
-        processes_awaited = processes.order(allowed_s, time_s, gpus) and not host.under_way
+        processes_awaited = processes.submit(timeout_s, time_s, gpus) and not host.pending
         if processes_awaited:
-            self._await([processes], allowed_s)
+            self._await([processes], timeout_s)
         return NodeSample(
             time_s,
             gpus,
             host_sample,
-            self._process_samples(processes.take_late(processes_awaited), gpus),
+            self._process_samples(processes.poll_or_last(processes_awaited), gpus),
             interval_s,
             self._source.label,
             self._source.simulated,
@@ -291,7 +291,7 @@ class Sampler:
         return tuple(self._gpu_sample(probe, call) for probe, call in self._gpus)
 
     def _gpu_sample(self, probe: GpuProbe, call: Call) -> GpuSample:
-        result = call.take()
+        result = call.poll()
         if isinstance(result, GpuSample):
             return result
         info = probe.info
@@ -299,7 +299,7 @@ class Sampler:
             state = FAILED
             message = f"GPU {info.index} could not be read: {result!r}. This is a fault of gputop: please report it."
         else:
-            waited_s = call.took_s if call.ordered_s is None else self._clock() - call.ordered_s
+            waited_s = call.duration_s if call.submitted_s is None else self._clock() - call.submitted_s
             if waited_s <= deadline_calls.HANG_TIMEOUT_S:
                 state, message = OK, f"no value at this tick: the driver has taken {waited_s:.1f} s so far"
             else:
@@ -337,10 +337,10 @@ class Sampler:
         calls = [call for _, call in self._gpus]
         calls += [call for call in (self._host, self._processes, self._opener, self._backfill) if call is not None]
         for worker in {call.worker for call in calls}:
-            worker.end()
+            worker.stop()
         # The stop may have come in the middle of a tick, a moment before the last answers.
         self._await(calls, CLOSE_DEADLINE_S, ending=True)
-        if not any(call.under_way for call in calls):
+        if not any(call.pending for call in calls):
             self._source.close()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.doctor import dcgm, driver, jobs, node
-from gputop.doctor.check import Check, Running, Task
+from gputop.doctor.check import Check, RunningTasks, Task
 from gputop.doctor.checkup import SCHEMA, Report, to_json, to_text
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts, facts_from
 from gputop.profiler.discovery import Discovery, ProfilerServer
@@ -64,7 +64,7 @@ def test_a_check_that_breaks_or_hangs_hides_no_other() -> None:
         raise AssertionError
 
     good = Check("d", "ok", "D", "works")
-    running = Running([Task("a", "A", broken), Task("b", "B", hanging), Task("c", "C", refused),
+    running = RunningTasks([Task("a", "A", broken), Task("b", "B", hanging), Task("c", "C", refused),
                        Task("d", "D", lambda: good)], 0.3)
     a, b, c, d = running.results()
     never.set()

@@ -102,7 +102,7 @@ def test_it_serves_and_is_not_changed(python, packages):
 
 
 def test_one_that_waits_in_c_is_let_be(python, packages, monkeypatch):
-    monkeypatch.setattr(attach, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(attach, "ANSWER_TIMEOUT_S", 0.3)
     before = _scripts()
     with _job(python, packages=packages) as process:
         assert process.stdin is not None and process.stdout is not None

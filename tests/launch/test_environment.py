@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.launch.environment import INSIDE, launch_warning, prepared
+from gputop.launch.environment import INSIDE, job_environ, launch_warning
 
 
 def test_what_was_there_stays():
     before = {"PYTHONPATH": "/mine", "HOME": "/home/ana"}
-    assert prepared(before, "t") == {"PYTHONPATH": f"{INSIDE}:/mine", "HOME": "/home/ana", "GPUTOP_RUN": "t"}
-    assert prepared({"PYTHONPATH": ""}, "t", 6009, "all") == {
+    assert job_environ(before, "t") == {"PYTHONPATH": f"{INSIDE}:/mine", "HOME": "/home/ana", "GPUTOP_RUN": "t"}
+    assert job_environ({"PYTHONPATH": ""}, "t", 6009, "all") == {
         "PYTHONPATH": str(INSIDE), "GPUTOP_RUN": "t", "GPUTOP_PORT": "6009", "GPUTOP_LISTEN": "all"}
 
 

@@ -103,9 +103,9 @@ def test_through_a_shell_and_by_the_documented_variable(packages):
     job = f"{sys.executable} -c 'import jax'"
     assert len(addresses(run("--", "bash", "-c", f"{job}; true", path=packages).stderr)) == 1
     path = subprocess.run([*GPUTOP, "run", "--print-path"], capture_output=True, text=True, check=True).stdout.strip()
-    prepared = subprocess.run([sys.executable, "-c", "import jax"], capture_output=True, text=True, check=True,
+    job_environ = subprocess.run([sys.executable, "-c", "import jax"], capture_output=True, text=True, check=True,
                               env=environment(None, {"PYTHONPATH": f"{path}:{packages}"}))
-    assert len(addresses(prepared.stderr)) == 1
+    assert len(addresses(job_environ.stderr)) == 1
 
 
 def test_modules_are_left_as_their_loaders_made_them(packages):

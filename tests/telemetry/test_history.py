@@ -316,7 +316,7 @@ def test_window_ends_where_asked_and_is_a_copy() -> None:
 
 
 def test_clock_events_and_holders() -> None:
-    def look(i: int, pids: Sequence[int], **more: object) -> NodeSample:
+    def sample(i: int, pids: Sequence[int], **more: object) -> NodeSample:
         none = Reading.missing("bytes", "the test says so")
         processes = tuple(GpuProcess(pid, "C", none, none) for pid in pids)
         return node(START_S + i, gpu("GPU-a", {}, processes=processes, **more))
@@ -324,19 +324,19 @@ def test_clock_events_and_holders() -> None:
     history = History(**SMALL)
     assert history.clock_event_share("GPU-a", ["power cap"], 10) is None
     for i in range(8):
-        history.append(look(i, [7] if i < 4 else [7, 8], clock_event_reasons=("power cap",) if i % 2 else ("idle",)))
+        history.append(sample(i, [7] if i < 4 else [7, 8], clock_event_reasons=("power cap",) if i % 2 else ("idle",)))
     assert history.clock_event_share("GPU-a", ["power cap"], 7) == 0.5
     assert history.clock_event_share("GPU-a", ["power cap", "idle"], 7) == 1.0
     assert history.clock_event_share("GPU-a", ["thermal"], 7) == 0.0
     assert history.held_since("GPU-a", 7) == START_S and history.held_since("GPU-a", 8) == START_S + 4
     assert history.held_since("GPU-a", None) is None
 
-    history.append(look(8, [], processes_reason="no permission", clock_events_reason="not supported"))
-    history.append(look(9, [], state=LOST, message="gone"))
+    history.append(sample(8, [], processes_reason="no permission", clock_events_reason="not supported"))
+    history.append(sample(9, [], state=LOST, message="gone"))
     assert history.held_since("GPU-a", 7) == START_S  # not seen is not gone
     assert history.clock_event_share("GPU-a", ["idle"], 1) is None
     assert history.last_ok_s("GPU-a") == START_S + 8
-    history.append(look(10, []))
+    history.append(sample(10, []))
     assert history.held_since("GPU-a", 7) is None and history.held_since("GPU-a", None) == START_S + 10
 
 
@@ -430,10 +430,10 @@ def test_the_host_is_kept_for_some_minutes() -> None:
         sample = NodeSample(START_S + i, (), HostSample("test", {"cpu_ratio": cpu}, 2, (1.0, 0.1), 1.5), (held,))
         history.append(sample)
     last = history.host(1.0)
-    assert [look.time_s - START_S for look in last] == [HOST_HISTORY_POINTS + 3, HOST_HISTORY_POINTS + 4]
+    assert [sample.time_s - START_S for sample in last] == [HOST_HISTORY_POINTS + 3, HOST_HISTORY_POINTS + 4]
     assert (last[0].cpu_ratio, last[1].cpu_ratio) == (0.5, None)
     assert last[0].full_cores == 1 and last[0].cpu_limit_cores == 1.5 and last[0].process_cores == {7: 1.5}
-    assert [look.process_granted_ratio for look in last] == [{7: 0.25}, {}]
+    assert [sample.process_granted_ratio for sample in last] == [{7: 0.25}, {}]
     assert last[1].process_throttled_ratio == {7: 0.3}
     assert len(history.host(1e9)) == HOST_HISTORY_POINTS
     assert history.host(1.0, end_s=START_S + 100)[-1].time_s == START_S + 100

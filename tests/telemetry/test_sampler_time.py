@@ -23,11 +23,11 @@ from tests.telemetry.test_sampler import Host, Node
 
 
 class Calculated:
-    """Clock and mailbox of a sampler whose calls take ``took_s(worker, function)`` seconds of this clock."""
+    """Clock and results of a sampler whose calls take ``duration_s(worker, function)`` seconds of this clock."""
 
-    def __init__(self, took_s: Callable[[str, str, float], float]) -> None:
+    def __init__(self, duration_s: Callable[[str, str, float], float]) -> None:
         self.now_s = 0.0
-        self.took_s = took_s
+        self.duration_s = duration_s
         self._letters: list[tuple[float, int, Any]] = []
         self._count = itertools.count()
 
@@ -53,13 +53,13 @@ class Calculated:
                 self.name = name
                 self.free_s = 0.0
 
-            def order(self, call: Any, *args: object) -> None:
-                call.ordered_s = time.now_s
+            def submit(self, call: Any, *args: object) -> None:
+                call.submitted_s = time.now_s
                 begin_s = max(time.now_s, self.free_s)
-                self.free_s = begin_s + time.took_s(self.name, call.function.__name__, begin_s)
-                time.put((call, call.function(*args), self.free_s - call.ordered_s), self.free_s)
+                self.free_s = begin_s + time.duration_s(self.name, call.function.__name__, begin_s)
+                time.put((call, call.function(*args), self.free_s - call.submitted_s), self.free_s)
 
-            def end(self) -> None:
+            def stop(self) -> None:
                 pass
 
         out: list[tuple[float, NodeSample]] = []
@@ -72,8 +72,8 @@ class Calculated:
         monkeypatch.setattr(sampler_module, "Worker", Worker)
         clock = lambda: self.now_s  # noqa: E731
         sampler = Sampler(node, interval_s, take, pytest.fail, clock=clock, wall_clock=clock)
-        monkeypatch.setattr(sampler, "_mailbox", self)
-        sampler._coordinate()
+        monkeypatch.setattr(sampler, "_results", self)
+        sampler._schedule()
         return out
 
 

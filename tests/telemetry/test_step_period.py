@@ -20,9 +20,9 @@ from gputop.telemetry.step_period import (
     StepPeriodEstimate,
     estimate,
     estimate_step_period,
-    interval_for,
-    steps_in,
-    too_short,
+    is_undersampled,
+    max_interval_for,
+    steps_per_period,
 )
 from tests.fakes import node_sample
 
@@ -155,14 +155,14 @@ def _watch(scenario: str, interval_s: float, seconds: float) -> tuple[StepPeriod
 def test_the_steps_of_the_demo_show_at_a_tenth_of_a_second(scenario: str) -> None:
     found, step_s = _watch(scenario, 0.1, 40)
     assert found.period_s == pytest.approx(step_s, rel=0.03) and found.confidence > 0.8 and len(found.gpus) == 8
-    assert steps_in(found, step_s) == 1 and not too_short(step_s, found.interval_s or 0)
+    assert steps_per_period(found, step_s) == 1 and not is_undersampled(step_s, found.interval_s or 0)
 
 
 @pytest.mark.parametrize("scenario", sorted(SCENARIOS))
 def test_at_one_hertz_they_are_too_fast_and_nothing_is_made_up(scenario: str) -> None:
     found, step_s = _watch(scenario, 1.0, 150)
     assert found.period_s is None and found.reason is not None
-    assert found.shortest_s is not None and step_s < found.shortest_s and too_short(step_s, found.interval_s or 0)
+    assert found.shortest_s is not None and step_s < found.shortest_s and is_undersampled(step_s, found.interval_s or 0)
 
 
 def test_steps_of_a_fifth_of_a_second_are_too_fast_for_the_shortest_interval() -> None:
@@ -187,10 +187,10 @@ def test_power_is_taken_where_sm_activity_cannot_be_read() -> None:
 
 def test_whole_steps_in_a_rhythm() -> None:
     step_period = StepPeriodEstimate(2.4, 0.9, interval_s=0.5)
-    assert [steps_in(step_period, s) for s in (2.41, 0.6, 0.62, 0.8)] == [1, 4, None, 3]
-    assert steps_in(StepPeriodEstimate(None, reason="flat"), 1.0) is None
-    assert steps_in(step_period, 0.01) is None, "of so many steps none tells one number from the next"
+    assert [steps_per_period(step_period, s) for s in (2.41, 0.6, 0.62, 0.8)] == [1, 4, None, 3]
+    assert steps_per_period(StepPeriodEstimate(None, reason="flat"), 1.0) is None
+    assert steps_per_period(step_period, 0.01) is None, "of so many steps none tells one number from the next"
 
 
 def test_the_interval_that_shows_a_step() -> None:
-    assert [interval_for(s) for s in (0.2, 0.26, 0.412, 2.5, 100.0)] == [None, 0.1, 0.1, 1.0, 10.0]
+    assert [max_interval_for(s) for s in (0.2, 0.26, 0.412, 2.5, 100.0)] == [None, 0.1, 0.1, 1.0, 10.0]

@@ -25,7 +25,7 @@ _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "
 _LISTENING = "0A"  # TCP_LISTEN in include/net/tcp_states.h
 
 _claim: socket.socket | None = None  # the socket whose name says that this process serves; gone with the process
-_kept: list[object] = []  # JAX stops a server that nothing refers to
+_jax_servers: list[object] = []  # JAX stops a server that nothing refers to
 
 
 def serve(framework: str, token: str = "", port: int | None = None, listen: str | None = None) -> None:
@@ -52,10 +52,10 @@ def serve(framework: str, token: str = "", port: int | None = None, listen: str 
                 f"rank {rank}" if rank else "",
                 f"port {wanted} was not to be had" if wanted not in (0, chosen) else "",
                 "any host can reach it" if everywhere else ""]
-        _tell(", ".join(part for part in more if part), run, f"127.0.0.1:{chosen}")
+        _announce(", ".join(part for part in more if part), run, f"127.0.0.1:{chosen}")
     except Exception as error:  # noqa: BLE001  whatever it is, the job must not notice
         _release()
-        _tell(f"{type(error).__name__}: {error}", run)
+        _announce(f"{type(error).__name__}: {error}", run)
 
 
 def serve_now(token: str, port: int, listen: str, until_s: float) -> None:
@@ -67,9 +67,9 @@ def serve_now(token: str, port: int, listen: str, until_s: float) -> None:
     used = jax is not None and (getattr(bridge, "_backends", None) or "tensorflow" not in sys.modules)
     framework = "jax" if used else "tensorflow"
     if framework not in sys.modules:
-        _tell("neither TensorFlow nor JAX is imported", token)
+        _announce("neither TensorFlow nor JAX is imported", token)
     elif getattr(sys.modules[framework].__spec__, "_initializing", False):
-        _tell(f"it is importing {framework}; try again in a moment", token)
+        _announce(f"it is importing {framework}; try again in a moment", token)
     else:
         serve(framework, token, port, listen)
 
@@ -85,7 +85,7 @@ def _start_jax(_module: Any, port: int) -> None:
         native = importlib.import_module("jax._src.lib")._profiler
     except AttributeError:  # before 0.8
         native = importlib.import_module("jax._src.lib").xla_client.profiler
-    _kept.append(native.start_server(port))
+    _jax_servers.append(native.start_server(port))
 
 
 def _claimed(token: str) -> bool:
@@ -188,7 +188,7 @@ def confine(descriptors: list[int]) -> bool:
     return True
 
 
-def _tell(message: str, token: str, address: str | None = None) -> None:
+def _announce(message: str, token: str, address: str | None = None) -> None:
     """One line on the job's stderr, and the same to the gputop that started it."""
     if address is None:
         line = f"no profiler server in process {os.getpid()}: {message}"

@@ -24,13 +24,13 @@ from gputop.sources.dcgm.staleness import StalenessTracker, clock_text
 
 REACH_TIMEOUT_S = 0.5
 FIRST_RETRY_S = 1.0
-LONGEST_RETRY_S = 60.0
+MAX_RETRY_S = 60.0
 HANG_TIMEOUT_S = 5.0  # connecting may import the bindings from a slow disk; no call takes this long
 SLOW_WATCH_S = 10.0  # limits, error counters: what a watch of ours need not ask at every tick
-QUIET_S = 10.0  # a read of a field that nobody watches is an error line in the engine's log: ask rarely
+UNWATCHED_RETRY_S = 10.0  # a read of a field that nobody watches is an error line in the engine's log: ask rarely
 CLOSE_TIMEOUT_S = 0.5
 START = "sudo systemctl start nvidia-dcgm   # or: sudo nv-hostengine"
-_RETRY_STEADY_S = 10.0  # a connection that lasted this long was a good one
+_STABLE_CONNECTION_S = 10.0  # a connection that lasted this long was a good one
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Subscription:
     """What to read and to watch. ``uuids`` None: of every GPU that the engine lists."""
 
     ids: tuple[int, ...] = ()
@@ -83,12 +83,12 @@ class DcgmClient:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
-        self._wanted = Wanted()
+        self._subscription = Subscription()
         self._tick_s: float | None = None
         self._gaps_s: list[float] = []
         self._asked = self._answered = 0
         self._asked_s = 0.0
-        self._began: tuple[float, float] | None = None  # the step under way: monotonic and Unix time
+        self._step_began: tuple[float, float] | None = None  # the step under way: monotonic and Unix time
         self._snapshot = Snapshot()
         # Below: of the thread alone.
         self._engine: Engine | None = None
@@ -101,26 +101,26 @@ class DcgmClient:
         self._watched: object = None
         self._own_watch_s: dict[int, float] = {}  # by field: the period of our own watch
         self._problems: dict[Entity, str] = {}  # why profiling fields are not watched there
-        self._quiet_until_s: dict[int, float] = {}
+        self._skip_until_s: dict[int, float] = {}
         self._polled: list[Entity] = []
-        self._fresh = StalenessTracker()
+        self._staleness = StalenessTracker()
 
     # -- for the others -----------------------------------------------------------------------
 
-    def want(self, ids: Iterable[int], uuids: Iterable[str] | None, *, profiling: bool = False,
+    def subscribe(self, ids: Iterable[int], uuids: Iterable[str] | None, *, profiling: bool = False,
              ordinary: bool = False) -> None:
         """Read ``ids`` of the GPUs ``uuids`` (None: all) from now on, in addition to what was wanted before."""
         with self._changed:
-            old = self._wanted
+            old = self._subscription
             everywhere = uuids is None or old.uuids is None
-            self._wanted = Wanted(
+            self._subscription = Subscription(
                 tuple(dict.fromkeys((*old.ids, *ids))),
                 None if everywhere else (old.uuids or frozenset()) | frozenset(uuids or ()),
                 old.watch_profiling or profiling,
                 old.watch_ordinary or ordinary,
             )
 
-    def ask(self, tick_s: float) -> None:
+    def request_update(self, tick_s: float) -> None:
         """Have the engine asked once for the tick at ``tick_s`` (Unix time); returns at once."""
         with self._changed:
             if tick_s == self._tick_s or self._stopping:
@@ -146,7 +146,7 @@ class DcgmClient:
 
     def snapshot(self) -> Snapshot:
         """The newest answer. One that is too old to be shown is an error instead."""
-        snapshot, began, now_s = self._snapshot, self._began, self._clock()
+        snapshot, began, now_s = self._snapshot, self._step_began, self._clock()
         if began is not None and now_s - began[0] > HANG_TIMEOUT_S:
             why = f"the host engine at {self.address} does not respond: a call has hung since {clock_text(began[1])}"
             return replace(snapshot, error=why, fix="sudo systemctl restart nvidia-dcgm", values={})
@@ -181,16 +181,16 @@ class DcgmClient:
                 self.step()
             except Exception as error:  # noqa: BLE001  thread boundary: else DCGM would fall silent without a word
                 self._snapshot = Snapshot(f"gputop failed in its DCGM part: {error!r}", "Please report it.")
-                self._drop()
+                self._disconnect()
             with self._changed:
                 self._answered = asked
                 self._changed.notify_all()
-        self._drop()
+        self._disconnect()
 
     def step(self) -> None:
         """Connect if it is time to, then read. Called by the thread for each tick; blocks."""
         now_s = self._clock()
-        self._began = now_s, self._wall_clock()
+        self._step_began = now_s, self._wall_clock()
         try:
             self._follow_interval()
             if self._engine is None:
@@ -199,26 +199,26 @@ class DcgmClient:
                 self._connect()
             else:
                 self._poll(self._engine)
-                if now_s - self._connected_s > _RETRY_STEADY_S:
+                if now_s - self._connected_s > _STABLE_CONNECTION_S:
                     self._retry_s = FIRST_RETRY_S
         except GputopError as error:
-            self._lose(error.message, error.fix)
+            self._on_connection_lost(error.message, error.fix)
         except EngineError as error:
-            self._lose(f"the connection to the host engine at {self.address} was lost: {error}", START)
+            self._on_connection_lost(f"the connection to the host engine at {self.address} was lost: {error}", START)
         finally:
-            self._began = None
+            self._step_began = None
 
-    def _lose(self, why: str, fix: str) -> None:
-        self._drop()
+    def _on_connection_lost(self, why: str, fix: str) -> None:
+        self._disconnect()
         self._snapshot = Snapshot(why, fix)
         self._retry_at_s = self._clock() + self._retry_s
-        self._retry_s = min(LONGEST_RETRY_S, 2 * self._retry_s)
+        self._retry_s = min(MAX_RETRY_S, 2 * self._retry_s)
 
-    def _drop(self) -> None:
+    def _disconnect(self) -> None:
         engine, self._engine = self._engine, None
         self._watched = None
         self._own_watch_s.clear()
-        self._quiet_until_s.clear()
+        self._skip_until_s.clear()
         if engine is not None:
             engine.close()
 
@@ -243,7 +243,7 @@ class DcgmClient:
             except GputopError as error:
                 problems.append(error)
             except EngineError as error:
-                self._drop()
+                self._disconnect()
                 problems.append(GputopError(
                     f"DCGM {entry.major} cannot talk to what listens at {address}: {error}",
                     "See whether it is a DCGM host engine of the same version: "
@@ -262,7 +262,7 @@ class DcgmClient:
         self._last_major = installed.major
 
     def _poll(self, engine: Engine) -> None:
-        wanted = self._wanted
+        wanted = self._subscription
         uuids = wanted.uuids
         chosen = (list(engine.gpus) if uuids is None else
                   [gpu for gpu in (*engine.gpus, *engine.instances) if gpu.uuid in uuids])
@@ -270,9 +270,9 @@ class DcgmClient:
         entities = [gpu.entity for gpu in chosen]
         if entities != self._polled:  # that a field is watched nowhere was found for the others only
             self._polled = entities
-            self._quiet_until_s.clear()
+            self._skip_until_s.clear()
         now_s, wall_s = self._clock(), self._wall_clock()
-        ids = [i for i in wanted.ids if self._quiet_until_s.get(i, now_s) <= now_s]
+        ids = [i for i in wanted.ids if self._skip_until_s.get(i, now_s) <= now_s]
         read = engine.read(entities, ids)
         before = self._snapshot
         values: dict[str, dict[int, FieldValue]] = {}
@@ -287,14 +287,14 @@ class DcgmClient:
                 elif value.code == dcgm_fields.NOT_WATCHED and gpu.entity in self._problems:
                     value = replace(value, reason=self._problems[gpu.entity], code=dcgm_fields.OK)
                 elif value.value is not None and i != dcgm_fields.XID:
-                    value, source = self._fresh.judge(gpu.uuid, i, value, now_s, wall_s,
+                    value, source = self._staleness.check(gpu.uuid, i, value, now_s, wall_s,
                                                       self._interval_s, self._own_watch_s.get(i))
                     if source:
                         sources[gpu.uuid, i] = source
                 of_gpu[i] = value
         for i in ids:
             if chosen and all(read.get((entity, i), _NO_ANSWER).code == dcgm_fields.NOT_WATCHED for entity in entities):
-                self._quiet_until_s[i] = now_s + QUIET_S
+                self._skip_until_s[i] = now_s + UNWATCHED_RETRY_S
         listed = frozenset(gpu.uuid for gpu in (*engine.gpus, *engine.instances))
         self._snapshot = Snapshot(None, "", engine.version, self._local, engine.gpus, listed, values, sources, now_s,
                                   wall_s)
@@ -309,7 +309,7 @@ class DcgmClient:
             if not 0.7 < pace_s / self._interval_s < 1.4:
                 self._interval_s = round(pace_s, 1)
 
-    def _watch(self, engine: Engine, gpus: list[EngineGpu], wanted: Wanted) -> None:
+    def _watch(self, engine: Engine, gpus: list[EngineGpu], wanted: Subscription) -> None:
         entities = [gpu.entity for gpu in gpus]
         goal = (entities, wanted.watch_profiling, wanted.watch_ordinary, self._interval_s)
         if goal == self._watched or not gpus or not (wanted.watch_profiling or wanted.watch_ordinary):
@@ -317,7 +317,7 @@ class DcgmClient:
         engine.unwatch()
         self._own_watch_s.clear()
         self._problems.clear()
-        self._quiet_until_s.clear()
+        self._skip_until_s.clear()
         keep_s = max(10.0, 3 * self._interval_s)
         if wanted.watch_ordinary:
             for ids, period_s in ((dcgm_fields.FAST_IDS, self._interval_s),

@@ -121,9 +121,9 @@ class Engine:
         self._handle = self._call("dcgmConnect_v2", address.path or str(address), parameters, handle=False)
         self._row = _row_type(self._structs.c_dcgmFieldValue_v2)
         self._watches: list[tuple[Any, Any]] = []  # (group, field group)
-        self._names = 0
+        self._name_counter = 0
         self._refused: dict[int, str] = {}  # by field id
-        self._quiet: dict[Entity, str] = {}  # those that fail every read
+        self._unreadable: dict[Entity, str] = {}  # those that fail every read
         try:
             self.version = self._ask_version()
             self.gpus = tuple(self._describe(gpu) for gpu in self._call("dcgmGetAllDevices"))
@@ -148,11 +148,11 @@ class Engine:
         One id that the engine does not know fails a whole read: it is found once and left out from then on.
         """
         known = [i for i in ids if i not in self._refused]
-        asked = [entity for entity in entities if entity not in self._quiet]
+        asked = [entity for entity in entities if entity not in self._unreadable]
         values = self._read_or_prune(asked, known) if asked and known else {}
         for entity in entities:
             for i in ids:
-                why = self._quiet.get(entity) or self._refused.get(i)
+                why = self._unreadable.get(entity) or self._refused.get(i)
                 if why is not None:
                     values[entity, i] = FieldValue(None, why)
         return values
@@ -165,13 +165,13 @@ class Engine:
         except EngineError as error:
             if error.code in fields.CONNECTION_GONE or error.code == fields.FUNCTION_NOT_FOUND:
                 raise
-            values, failed = self._one_by_one(entities, ids)
+            values, failed = self._read_one_by_one(entities, ids)
             if not values:
                 raise
             self._refused.update(failed)
             return values
 
-    def _one_by_one(
+    def _read_one_by_one(
         self, entities: Sequence[Entity], ids: Sequence[int]
     ) -> tuple[dict[tuple[Entity, int], FieldValue], dict[int, str]]:
         """Each field alone; where none works, each entity alone. Returns the values and the fields that failed."""
@@ -187,14 +187,14 @@ class Engine:
         if not values and len(entities) > 1:
             whys: dict[Entity, str] = {}
             for entity in entities:
-                found, missed = self._one_by_one([entity], ids)
+                found, missed = self._read_one_by_one([entity], ids)
                 values |= found
                 if found:
                     failed = missed
                 else:
                     whys[entity] = next(iter(missed.values()))
             if values:
-                self._quiet.update(whys)
+                self._unreadable.update(whys)
         return values, failed
 
     def _latest(self, entities: Sequence[Entity], ids: Sequence[int]) -> dict[tuple[Entity, int], FieldValue]:
@@ -228,7 +228,7 @@ class Engine:
         """
         if any(map(fields.is_profiling, ids)) and not all(map(fields.is_profiling, ids)):
             raise ValueError("profiling fields need a field group of their own")
-        group = self._named("dcgmGroupCreate", lambda name: (_EMPTY_GROUP, name))
+        group = self._create_named("dcgmGroupCreate", lambda name: (_EMPTY_GROUP, name))
         field_group = None
         try:
             for entity in entities:
@@ -237,21 +237,22 @@ class Engine:
             period_us = round(max(MIN_WATCH_S, interval_s) * 1e6)
             self._call("dcgmWatchFields", group, field_group, period_us, keep_s, KEEP_SAMPLES)
         except EngineError:
-            self._drop(group, field_group)
+            self._destroy_groups(group, field_group)
             raise
         self._watches.append((group, field_group))
 
     def _field_group(self, ids: list[int]) -> Any:
         """A field group of those ``ids`` that the engine knows: an unknown one fails the whole group."""
         try:
-            return self._named("dcgmFieldGroupCreate", lambda name: (ids, name))
+            return self._create_named("dcgmFieldGroupCreate", lambda name: (ids, name))
         except EngineError as error:
             if error.code in fields.CONNECTION_GONE or len(ids) == 1:
                 raise
             good = []
             for i in ids:
                 try:
-                    self._drop(None, self._named("dcgmFieldGroupCreate", lambda name, i=i: ([i], name)))
+                    alone = self._create_named("dcgmFieldGroupCreate", lambda name, i=i: ([i], name))
+                    self._destroy_groups(None, alone)
                 except EngineError as refusal:
                     if refusal.code in fields.CONNECTION_GONE:
                         raise
@@ -260,21 +261,21 @@ class Engine:
                     good.append(i)
             if not good or len(good) == len(ids):
                 raise
-            return self._named("dcgmFieldGroupCreate", lambda name: (good, name))
+            return self._create_named("dcgmFieldGroupCreate", lambda name: (good, name))
 
-    def _named(self, call: str, arguments: Any) -> Any:
+    def _create_named(self, call: str, arguments: Any) -> Any:
         """Create something under a name that no other client has: names are unique in the engine."""
         for attempt in range(4):
-            self._names += 1
+            self._name_counter += 1
             try:
-                return self._call(call, *arguments(f"gputop-{os.getpid()}-{self._names}"))
+                return self._call(call, *arguments(f"gputop-{os.getpid()}-{self._name_counter}"))
             except EngineError as error:
                 if error.code != fields.DUPLICATE_KEY or attempt == 3:
                     raise
-                self._names += 1000  # a process with this number in another container
+                self._name_counter += 1000  # a process with this number in another container
         raise AssertionError
 
-    def _drop(self, group: Any, field_group: Any) -> None:
+    def _destroy_groups(self, group: Any, field_group: Any) -> None:
         with contextlib.suppress(EngineError):
             if field_group is not None:
                 self._call("dcgmFieldGroupDestroy", field_group)
@@ -288,7 +289,7 @@ class Engine:
         for group, field_group in watches:
             with contextlib.suppress(EngineError):
                 self._call("dcgmUnwatchFields", group, field_group)
-            self._drop(group, field_group)
+            self._destroy_groups(group, field_group)
 
     def update(self) -> None:
         """Wait until every new watch has been read once."""

@@ -20,7 +20,7 @@ from gputop.sources.dcgm.readings import dcgm_reading, engine_name
 if TYPE_CHECKING:
     from gputop.sources.dcgm.client import DcgmClient, Snapshot
 
-PATIENCE_TICKS = 3  # GPM itself has no value at its first ticks, and may miss one at any time
+TICKS_BEFORE_DCGM = 3  # GPM itself has no value at its first ticks, and may miss one at any time
 _PROFILING_METRICS = frozenset(field.metric for field in PROFILING)
 
 
@@ -50,9 +50,9 @@ class NvmlWithDcgmFallback:
 
     def open(self) -> None:
         self._nvml.open()
-        self._probes = tuple(_GpuWithDcgmFallback(probe, self._need_client, self.watch) for probe in self._nvml.gpus)
+        self._probes = tuple(_GpuWithDcgmFallback(probe, self._get_client, self.watch) for probe in self._nvml.gpus)
 
-    def _need_client(self) -> DcgmClient:
+    def _get_client(self) -> DcgmClient:
         """The client, made for the first GPU that needs it."""
         with self._lock:
             if self._client is None:
@@ -86,9 +86,9 @@ class NvmlWithDcgmFallback:
 class _GpuWithDcgmFallback:
     """One GPU: NVML's probe, its gaps filled from the newest answer of the host engine."""
 
-    def __init__(self, probe: GpuProbe, need_client: Callable[[], DcgmClient], watch: bool) -> None:
+    def __init__(self, probe: GpuProbe, get_client: Callable[[], DcgmClient], watch: bool) -> None:
         self._probe = probe
-        self._need_client = need_client
+        self._get_client = get_client
         self._client: DcgmClient | None = None  # while it is asked
         self._watch = watch
         self._ticks_without = 0
@@ -101,7 +101,7 @@ class _GpuWithDcgmFallback:
 
     def read(self, now_s: float) -> GpuSample:
         if self._client is not None:
-            self._client.ask(now_s)  # first: the engine answers while NVML is read
+            self._client.request_update(now_s)  # first: the engine answers while NVML is read
         sample = self._probe.read(now_s)
         self.from_dcgm = False
         if sample.state != OK or self.info.mig_mode:  # a divided GPU is followed by its instances
@@ -112,17 +112,17 @@ class _GpuWithDcgmFallback:
             return sample
         self._ticks_without += 1
         if self._client is None:
-            if self._ticks_without < PATIENCE_TICKS and getattr(self._probe, "has_gpm", False):
+            if self._ticks_without < TICKS_BEFORE_DCGM and getattr(self._probe, "has_gpm", False):
                 return sample
-            self._client = self._need_client()
+            self._client = self._get_client()
         every = ((metric, sample[metric]) for metric in BY_METRIC)
         lacking = {metric: reading for metric, reading in every if reading.value is None or reading.coarse}
         new = lacking.keys() - self._wanted
         if new:
             self._wanted |= new
             ids = (*PROFILING_IDS, *(field.id for metric in new for field in BY_METRIC[metric]))
-            self._client.want(ids, [self._key()], profiling=self._watch)
-        self._client.ask(now_s)
+            self._client.subscribe(ids, [self._key()], profiling=self._watch)
+        self._client.request_update(now_s)
         return replace(sample, readings=self._filled(self._client.snapshot(), sample, lacking))
 
     def xids(self) -> tuple[tuple[XidEvent, ...], str | None]:

@@ -29,13 +29,13 @@ def dcgm_reading(snapshot: Snapshot, uuid: str, metric: str) -> Reading:
     for field in of_metric:
         value = of_gpu.get(field.id)
         if value is None or value.value is None:
-            return Reading.missing(unit, why_not(field.id, value), fields.SOURCE)
+            return Reading.missing(unit, missing_reason(field.id, value), fields.SOURCE)
         total += in_metric_unit(field, value.value)
     source = snapshot.sources.get((uuid, of_metric[0].id), fields.SOURCE)
     return Reading(total, unit, source, None, of_metric[0].coarse)
 
 
-def why_not(field_id: int, value: FieldValue | None) -> str:
+def missing_reason(field_id: int, value: FieldValue | None) -> str:
     """Why a field has no value, for a reading."""
     if value is None:
         return f"field {field_id} is being asked for"

@@ -30,7 +30,7 @@ from gputop.sources.base import HostProbe
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.client import DcgmClient, Snapshot
 from gputop.sources.dcgm.connection import EngineGpu
-from gputop.sources.dcgm.readings import dcgm_reading, engine_name, why_not
+from gputop.sources.dcgm.readings import dcgm_reading, engine_name, missing_reason
 from gputop.sources.nvml.gpu import clock_events
 from gputop.sources.nvml.pcie import link_bytes_per_s
 from gputop.sources.nvml.status import lost_message
@@ -74,8 +74,8 @@ class DcgmSource:
         """Connect and list the GPUs. Raises GputopError where the engine cannot be talked to."""
         client = self._client
         ids = (*fields.PROFILING_IDS, *fields.FAST_IDS, *fields.SLOW_IDS)
-        client.want(ids, None, profiling=self._watch, ordinary=True)
-        client.ask(client.now_s())
+        client.subscribe(ids, None, profiling=self._watch, ordinary=True)
+        client.request_update(client.now_s())
         answered = client.wait(OPEN_TIMEOUT_S)
         snapshot = client.snapshot()
         if snapshot.error is not None or not answered:
@@ -135,7 +135,7 @@ class _DcgmGpu:
         self._last_xid_us = 0 if xid is None else xid.time_us  # one from before gputop began is not reported
 
     def read(self, now_s: float) -> GpuSample:
-        self._client.ask(now_s)
+        self._client.request_update(now_s)
         self._client.wait(READ_TIMEOUT_S)
         snapshot = self._client.snapshot()
         if snapshot.error is not None:
@@ -154,7 +154,7 @@ class _DcgmGpu:
         watched = xid is not None and xid.code in (fields.OK, fields.NO_DATA)
         if xid is not None and xid.value:
             self._note_xid(int(xid.value), xid.time_us)
-        self._xids_reason = None if watched else why_not(fields.XID, xid)
+        self._xids_reason = None if watched else missing_reason(fields.XID, xid)
         return GpuSample(self.info, readings, (), _NO_PROCESSES, events, events_reason, xids=self._xids,
                          xids_reason=self._xids_reason)
 
@@ -216,7 +216,7 @@ def _link_rate(readings: Mapping[str, Reading]) -> Reading:
 def _clock_events(values: Mapping[int, fields.FieldValue]) -> tuple[tuple[str, ...], str | None]:
     value = values.get(fields.CLOCK_EVENTS)
     if value is None or value.value is None:
-        return (), why_not(fields.CLOCK_EVENTS, value)
+        return (), missing_reason(fields.CLOCK_EVENTS, value)
     return clock_events(int(value.value)), None
 
 

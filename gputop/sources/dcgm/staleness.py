@@ -18,7 +18,7 @@ def clock_text(time_s: float) -> str:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _LastUpdate:
     time_us: int
     changed_s: float  # monotonic: when this time was first seen, less its age then
     period_s: float | None  # between the last two times
@@ -29,9 +29,9 @@ class StalenessTracker:
     another machine, whose clock is not ours."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, int], _Seen] = {}
+        self._seen: dict[tuple[str, int], _LastUpdate] = {}
 
-    def judge(self, uuid: str, field_id: int, value: FieldValue, now_s: float, wall_s: float, tick_s: float,
+    def check(self, uuid: str, field_id: int, value: FieldValue, now_s: float, wall_s: float, tick_s: float,
               watch_s: float | None) -> tuple[FieldValue, str]:
         """``value``, or why it is none of now; and what to name as its source where it comes slowly, else "".
 
@@ -40,7 +40,7 @@ class StalenessTracker:
         seen = self._seen.get((uuid, field_id))
         if seen is None:
             age_s = max(0.0, wall_s - value.time_us / 1e6)
-            seen = self._seen[uuid, field_id] = _Seen(value.time_us, now_s - age_s, None)
+            seen = self._seen[uuid, field_id] = _LastUpdate(value.time_us, now_s - age_s, None)
         elif value.time_us != seen.time_us:
             period_s = (value.time_us - seen.time_us) / 1e6
             seen.period_s = period_s if 0 < period_s <= _LONGEST_PERIOD_S else None

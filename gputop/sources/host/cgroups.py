@@ -24,10 +24,10 @@ FIRST = "first look: a rate needs two"
 UNSEEN = "its control group cannot be seen from here: run gputop on the host, or with --cgroupns=host"
 NO_QUOTA = "no CPU quota"
 _UNCOUNTED = "the kernel does not count it here"
-_ENDLESS = 1 << 62  # version 1 says "no limit" by the largest multiple of a page
+_UNLIMITED_BYTES = 1 << 62  # version 1 says "no limit" by the largest multiple of a page
 _SOURCE = "cgroup"
 _FILE_BYTES = 1 << 16
-_FORGOTTEN_S = 60.0
+_FORGET_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,12 @@ class Cgroups:
             known = self._known[cgroup] = _Known(_name(cgroup))
         known.asked_s = now_s
         if known.last is None or now_s - known.last[0] >= PERIOD_S:
-            for text in [t for t, other in self._known.items() if now_s - other.asked_s > _FORGOTTEN_S]:
+            for text in [t for t, other in self._known.items() if now_s - other.asked_s > _FORGET_AFTER_S]:
                 del self._known[text]
-            known.last = now_s, CgroupSample(known.name, self._look(known, cgroup, own, now_s))
+            known.last = now_s, CgroupSample(known.name, self._read_groups(known, cgroup, own, now_s))
         return known.last[1]
 
-    def _look(self, known: _Known, cgroup: bytes, own: bool, now_s: float) -> dict[str, Reading]:
+    def _read_groups(self, known: _Known, cgroup: bytes, own: bool, now_s: float) -> dict[str, Reading]:
         try:
             if now_s >= known.limits_due_s:
                 known.limits_due_s = now_s + LIMITS_PERIOD_S
@@ -255,7 +255,7 @@ def _memory_limits(folder: str) -> Iterator[tuple[float, str]]:
     """In bytes. Above ``memory.high`` a group is not killed but slowed down until it gives memory back."""
     for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
         text = (_text(f"{folder}/{name}") or "max").strip()
-        if text != "max" and int(text) < _ENDLESS:
+        if text != "max" and int(text) < _UNLIMITED_BYTES:
             yield float(int(text)), name
 
 

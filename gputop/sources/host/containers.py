@@ -23,7 +23,7 @@ _SCOPES = (
 _BARE_ID = re.compile(_ID)
 _HEX = re.compile(r"\\x([0-9a-f]{2})")
 _SHORT = 12  # digits of an id, as docker ps shows it
-_NAME_LETTERS = 64
+_NAME_CHARS = 64
 
 
 def container_of(cgroup: bytes) -> str | None:
@@ -50,13 +50,13 @@ def _container(parts: list[str], depth: int) -> str | None:
             continue
         name = match[1]
         if not _BARE_ID.fullmatch(name):
-            name = printable(_HEX.sub(lambda m: chr(int(m[1], 16)), name))[:_NAME_LETTERS]
+            name = printable(_HEX.sub(lambda m: chr(int(m[1], 16)), name))[:_NAME_CHARS]
             return f"{runtime} {name}"
         return f"{runtime} {name[:_SHORT]}"
     if _BARE_ID.fullmatch(part):
         return f"{_runtime_above(above)} {part[:_SHORT]}"
     if above and above[-1] in ("lxc", "lxc.payload"):
-        return f"lxc {printable(part)[:_NAME_LETTERS]}"
+        return f"lxc {printable(part)[:_NAME_CHARS]}"
     return None
 
 

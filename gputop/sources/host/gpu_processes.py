@@ -13,13 +13,13 @@ from gputop.core.samples import GpuProcess, GpuSample, ProcessSample, Reading
 from gputop.sources.host import proc_files, process_match
 from gputop.sources.host.cgroups import Cgroups
 from gputop.sources.host.containers import container_of
-from gputop.sources.host.proc_files import DENIED, ENDED, GARBLED, ZOMBIE, Stat
+from gputop.sources.host.proc_files import DENIED, ENDED, UNPARSABLE, ZOMBIE, Stat
 from gputop.sources.host.process_rates import Counts, Family, FamilyRates, Member, Rates, no_rates
-from gputop.sources.host.process_table import MAX_COST, NodeTable, Users
+from gputop.sources.host.process_table import MAX_COST, ProcessTable, UserNames
 from gputop.sources.host.process_table import PERIOD_S as TABLE_PERIOD_S
 
 SOURCE = "/proc"
-LOOK_PERIOD_S = 0.9  # the kernel counts CPU in ticks of 10 ms; a little under 1 s, so that jitter does not skip one
+UPDATE_PERIOD_S = 0.9  # the kernel counts CPU in ticks of 10 ms; a little under 1 s, so that jitter does not skip one
 HIDDEN = "not visible to this user (/proc is mounted with hidepid): run as root"
 OTHER_NAMESPACE = "not in this PID namespace: run on the host or with --pid=host"
 OTHER_USERS = "the process of this PID in here is another user's, and may not be the one the driver means: run as root"
@@ -50,7 +50,7 @@ class _Known:
     groups: bytes | None = None  # its /proc/PID/cgroup
 
 
-class ProcessTable:
+class GpuProcessTable:
     """Joins PIDs of NVML with the host's processes. Used by one thread."""
 
     def __init__(self, clock: Callable[[], float], proc: Path = Path("/proc"), *,
@@ -62,8 +62,8 @@ class ProcessTable:
         self._proc = proc
         self._read = read
         self._known: dict[int, _Known] = {}  # by the driver's PID
-        self._users = Users()
-        self.node = NodeTable(clock, proc, read=read, cpu_clock=cpu_clock)
+        self._user_names = UserNames()
+        self.node = ProcessTable(clock, proc, read=read, cpu_clock=cpu_clock)
         self.cgroups = Cgroups(clock, proc.parent)
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
@@ -97,12 +97,12 @@ class ProcessTable:
                     self._last[pid] = replace(self._last[pid], gpus=on_gpus)
         else:
             began_s = self._cpu_clock()
-            self._last, table_cost_s = self._look(now_s, held, gpus)
+            self._last, table_cost_s = self._update(now_s, held, gpus)
             cost_s = self._cpu_clock() - began_s - table_cost_s
-            self._due_s = now_s + max(LOOK_PERIOD_S, cost_s / MAX_COST)
+            self._due_s = now_s + max(UPDATE_PERIOD_S, cost_s / MAX_COST)
         return tuple([self._last[pid] for pid in held])
 
-    def _look(self, now_s: float, held: dict[int, dict[int, GpuProcess]],
+    def _update(self, now_s: float, held: dict[int, dict[int, GpuProcess]],
               gpus: Sequence[GpuSample]) -> tuple[dict[int, ProcessSample], float]:
         """The samples by PID, and the seconds of CPU that went into the process table."""
         stats: dict[int, Stat] = {}
@@ -116,17 +116,17 @@ class ProcessTable:
                 stats[pid] = found
         if self._nested and absent and (table_due or held.keys() != self._last.keys()):
             unsure = [pid for pid in absent if absent[pid] in (OTHER_NAMESPACE, OTHER_USERS)]
-            stats.update(self._match(unsure, held, gpus))
+            stats.update(self._match_by_device(unsure, held, gpus))
         for pid in self._known.keys() - stats.keys():
             del self._known[pid]
         table_cost_s = 0.0
         if self._known and (table_due or not all(known.identified for known in self._known.values())):
             began_s = self._cpu_clock()
-            self._look_at_table(stats)
+            self._scan_table(stats)
             table_cost_s = self._cpu_clock() - began_s
             self._table_due_s = now_s + max(TABLE_PERIOD_S, table_cost_s / MAX_COST)
         families = {pid: self._family(known, stats[pid]) for pid, known in self._known.items()}
-        rates = self._rates.look(now_s, families, self._is_alive)
+        rates = self._rates.update(now_s, families, self._is_alive)
         return {
             pid: self._sample(pid, on_gpus, stats[pid], rates[pid]) if pid in stats
             else missing_process(pid, on_gpus, absent[pid])
@@ -162,7 +162,7 @@ class ProcessTable:
                 return OTHER_NAMESPACE
             if self._nested:
                 # NVML's PIDs may be the host's: the same number can belong to a process that has no GPU.
-                doubt = OTHER_NAMESPACE if isinstance(stat, str) else self._doubt(pid)
+                doubt = OTHER_NAMESPACE if isinstance(stat, str) else self._identity_doubt(pid)
                 if doubt is not None:
                     return doubt
             if isinstance(stat, str):
@@ -172,7 +172,7 @@ class ProcessTable:
             return ZOMBIE
         return stat
 
-    def _doubt(self, pid: int) -> str | None:
+    def _identity_doubt(self, pid: int) -> str | None:
         """Why the process of this number in here may be some other than the one the driver means."""
         try:
             return None if process_match.opens_gpu(self._proc, pid) else OTHER_NAMESPACE
@@ -181,7 +181,7 @@ class ProcessTable:
         except OSError:
             return OTHER_NAMESPACE
 
-    def _match(self, pids: Sequence[int], held: dict[int, dict[int, GpuProcess]],
+    def _match_by_device(self, pids: Sequence[int], held: dict[int, dict[int, GpuProcess]],
                gpus: Sequence[GpuSample]) -> dict[int, Stat]:
         """Find PIDs of the host among the processes of this namespace by the devices they have mapped."""
         minors = process_match.device_minors(self._proc, [gpu.info for gpu in gpus])
@@ -225,10 +225,10 @@ class ProcessTable:
             known.reason = proc_files.why(error)
         try:
             status = proc_files.parse_status(self._read(f"{folder}/status", proc_files.LARGE_BYTES))
-            known.user = None if status.uid is None else self._users[status.uid]
+            known.user = None if status.uid is None else self._user_names[status.uid]
             known.container_pid = status.pids[-1] if len(status.pids) > 1 else None
             if known.user is None:
-                reasons["user"] = GARBLED
+                reasons["user"] = UNPARSABLE
         except OSError as error:
             known.user = known.container_pid = None
             reasons["user"] = reasons["container_pid"] = proc_files.why(error)
@@ -251,10 +251,10 @@ class ProcessTable:
 
     # -- the process table -------------------------------------------------------------------
 
-    def _look_at_table(self, stats: dict[int, Stat]) -> None:
+    def _scan_table(self, stats: dict[int, Stat]) -> None:
         """Find the descendants of every known process; commands may have changed, too."""
         children: dict[int, list[int]] = {}
-        for pid, parent in self.node.look().items():
+        for pid, parent in self.node.scan().items():
             children.setdefault(parent, []).append(pid)
         own = {known.local for known in self._known.values()}
         for pid, known in self._known.items():
@@ -285,7 +285,7 @@ class ProcessTable:
     def _counts(self, pid: int, stat: Stat) -> Counts:
         try:
             io_bytes = proc_files.parse_io(self._read(f"{self._proc}/{pid}/io", proc_files.SMALL_BYTES))
-            reason = "" if io_bytes else GARBLED
+            reason = "" if io_bytes else UNPARSABLE
         except OSError as error:
             io_bytes, reason = None, proc_files.why(error)
         return Counts(stat.parent, stat.cpu_ticks, io_bytes, reason)

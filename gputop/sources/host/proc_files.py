@@ -16,14 +16,14 @@ from gputop.text.units import printable
 ENDED = "the process has ended"
 ZOMBIE = "zombie: it has ended, but its parent has not collected it"
 DENIED = "access denied: run as root or as the process's user"
-GARBLED = "/proc tells nothing that makes sense"
+UNPARSABLE = "/proc tells nothing that makes sense"
 
 SMALL_BYTES = 4096  # stat, io: less than half of it
 LARGE_BYTES = 1 << 16  # status and cgroup may hold long lists; a command line is cut there
 ENVIRON_BYTES = 1 << 20
 _PART_BYTES = 1 << 16
-_COMMAND_LETTERS = 4096
-_VARIABLE_LETTERS = 4096
+_COMMAND_CHARS = 4096
+_VARIABLE_CHARS = 4096
 
 
 def read(path: str, limit: int = SMALL_BYTES) -> bytes:
@@ -128,8 +128,8 @@ def command(cmdline: bytes, name: bytes) -> str:
     A very long one ends with "…".
     """
     text = printable(cmdline.rstrip(b"\0").replace(b"\0", b" "))
-    if len(text) > _COMMAND_LETTERS:
-        text = text[: _COMMAND_LETTERS - 1] + "…"
+    if len(text) > _COMMAND_CHARS:
+        text = text[: _COMMAND_CHARS - 1] + "…"
     return text or f"[{printable(name)}]"
 
 
@@ -138,5 +138,5 @@ def variable(environ: bytes, name: bytes) -> str | None:
     for entry in environ.split(b"\0"):
         key, equals, value = entry.partition(b"=")
         if equals and key == name:
-            return printable(value)[:_VARIABLE_LETTERS]
+            return printable(value)[:_VARIABLE_CHARS]
     return None

@@ -44,7 +44,7 @@ class FamilyRates:
         self._before: dict[Member, Counts] = {}
         self._before_s: float | None = None
 
-    def look(self, now_s: float, families: Mapping[int, Family],
+    def update(self, now_s: float, families: Mapping[int, Family],
              is_alive: Callable[[Member], bool]) -> dict[int, Rates]:
         """The rates of each family since the look before.
 

@@ -19,14 +19,14 @@ SOURCE = "/proc"
 PERIOD_S = 5.0  # a look costs about 10 µs per process of the node
 MAX_COST = 0.005  # of a core: nodes of ten thousand processes are looked at less often
 FIRST = "first look: a rate needs two"
-NOT_YET = "the process table has not been looked at yet"
-_FIRST_LOOK_S = 0.9  # not at the first tick, which the first picture waits for
+NOT_SCANNED_YET = "the process table has not been looked at yet"
+_FIRST_SCAN_S = 0.9  # not at the first tick, which the first picture waits for
 _TOP = 8  # by CPU, and as many by memory
 
 Member = tuple[int, int]  # PID and start: names a process for good
 
 
-class Users:
+class UserNames:
     """Names of users by number, asked for once each."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Users:
         return name
 
 
-class NodeTable:
+class ProcessTable:
     """Looks at every process in ``proc``. Used by one thread."""
 
     def __init__(self, clock: Callable[[], float], proc: Path = Path("/proc"), *,
@@ -54,13 +54,13 @@ class NodeTable:
         self._clock, self._proc, self._read, self._cpu_clock = clock, proc, read, cpu_clock
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
-        self._users = Users()
-        self._due_s = clock() + _FIRST_LOOK_S
+        self._user_names = UserNames()
+        self._due_s = clock() + _FIRST_SCAN_S
         self._before: dict[Member, int] = {}  # CPU ticks
         self._before_s: float | None = None
         self._named: dict[tuple[Member, bytes], tuple[str | None, str | None]] = {}  # user and command
         self._leading: list[tuple[int, Stat, float | None]] = []  # PID, stat, cores in use
-        self._reason: str | None = NOT_YET
+        self._reason: str | None = NOT_SCANNED_YET
         self._top: tuple[HostProcess, ...] | None = ()
 
     def pids(self) -> list[int]:
@@ -72,11 +72,11 @@ class NodeTable:
         """The process's line, or why it cannot be read."""
         try:
             return (proc_files.parse_stat(self._read(f"{self._proc}/{pid}/stat", proc_files.SMALL_BYTES))
-                    or proc_files.GARBLED)
+                    or proc_files.UNPARSABLE)
         except OSError as error:
             return proc_files.why(error)
 
-    def look(self) -> dict[int, int]:
+    def scan(self) -> dict[int, int]:
         """Read every process's line now; returns the parent of each. Raises OSError."""
         now_s, began_s = self._clock(), self._cpu_clock()
         stats = {pid: stat for pid in self.pids() if isinstance(stat := self.stat(pid), Stat)}
@@ -95,11 +95,11 @@ class NodeTable:
         self._due_s = now_s + max(PERIOD_S, (self._cpu_clock() - began_s) / MAX_COST)
         return {pid: stat.parent for pid, stat in stats.items()}
 
-    def look_if_due(self) -> None:
+    def scan_if_due(self) -> None:
         """As :meth:`look`, where that was long enough ago; what cannot be read is said by :meth:`top`."""
         if self._clock() >= self._due_s:
             try:
-                self.look()
+                self.scan()
             except OSError as error:
                 self._due_s = self._clock() + PERIOD_S
                 self._leading, self._top, self._reason = [], (), f"/proc: {error.strerror}"
@@ -125,4 +125,4 @@ class NodeTable:
             uid = proc_files.parse_status(self._read(f"{folder}/status", proc_files.LARGE_BYTES)).uid
         except OSError:
             return None, printable(stat.name)
-        return None if uid is None else self._users[uid], command
+        return None if uid is None else self._user_names[uid], command

@@ -11,7 +11,7 @@ from typing import Any
 from gputop.core.metrics import HOST_METRICS
 from gputop.core.samples import GpuSample, HostSample, ProcessSample, Reading
 from gputop.sources.host.cpu import CpuTimes, core_ratios, cpu_limit, read_times, shares
-from gputop.sources.host.gpu_processes import ProcessTable
+from gputop.sources.host.gpu_processes import GpuProcessTable
 from gputop.text.units import printable
 
 SOURCE = "psutil"
@@ -43,7 +43,7 @@ class PsutilHost:
         self._core_ratios: tuple[float, ...] = ()
         self._counts: dict[str, tuple[float, int]] = {}  # metric -> (monotonic seconds, bytes)
         self._physical: dict[tuple[str, str], bool] = {}
-        self._processes = ProcessTable(clock, root / "proc")
+        self._processes = GpuProcessTable(clock, root / "proc")
         self._last: tuple[float, HostSample] | None = None
 
     def read(self, now_s: float) -> HostSample:
@@ -79,7 +79,7 @@ class PsutilHost:
         """The processes that ``gpus`` name, joined with what the host knows of each."""
         found = self._processes.read(gpus)
         if not self._processes.follows:
-            self._processes.node.look_if_due()
+            self._processes.node.scan_if_due()
         return found
 
     def _cpu_readings(self, clock_s: float) -> tuple[dict[str, Reading], int | None]:

@@ -10,7 +10,7 @@ from typing import Any
 from gputop.text.units import printable
 
 
-def start_in_driver(nvml: Any, name: str, work: Callable[[], None]) -> None:
+def start_nvml_thread(nvml: Any, name: str, work: Callable[[], None]) -> None:
     """Run ``work`` in a daemon thread that holds NVML open for itself.
 
     NVML counts its users and shuts down after the last one, so that closing a source never
@@ -29,7 +29,7 @@ def start_in_driver(nvml: Any, name: str, work: Callable[[], None]) -> None:
     threading.Thread(target=run, name=f"gputop-nvml-{name}", daemon=True).start()
 
 
-def text(call: Callable[..., Any], *args: Any) -> str:
+def nvml_text(call: Callable[..., Any], *args: Any) -> str:
     """The text that an NVML call returns, made safe to show.
 
     nvidia-ml-py decodes as UTF-8 and raises for anything else; the function it wraps

@@ -9,7 +9,7 @@ from gputop.core.metrics import BYTES_PER_S
 from gputop.core.samples import Reading
 from gputop.sources.nvml import status
 from gputop.sources.nvml.fields import FieldValues
-from gputop.sources.nvml.plausibility import MAX_COUNTER, impossible
+from gputop.sources.nvml.plausibility import MAX_COUNTER, implausible_text
 
 SOURCE = "NVML counter"
 PERIOD_S = 0.9  # 0.2 to 0.45 ms a call
@@ -97,7 +97,7 @@ class CounterPair:
         if count < before and (self._bits == 64 or too_fast):
             return Reading.missing(BYTES_PER_S, "the counter was restarted", SOURCE)
         if too_fast:
-            return Reading.missing(BYTES_PER_S, impossible(rate, BYTES_PER_S), SOURCE)
+            return Reading.missing(BYTES_PER_S, implausible_text(rate, BYTES_PER_S), SOURCE)
         return Reading(rate, BYTES_PER_S, SOURCE)
 
     def _missing(self, why: str) -> dict[str, Reading]:

@@ -16,10 +16,10 @@ from typing import Any
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import Reading
 from gputop.sources.nvml import status
-from gputop.sources.nvml.plausibility import believed
+from gputop.sources.nvml.plausibility import plausible_reading
 
 Values = Sequence[float | None]  # one per metric; None: this call does not tell
-Ask = Callable[[], Values]
+Query = Callable[[], Values]
 
 LIMIT_PERIOD_S = 10.0  # limits and maxima: they change when an administrator changes them
 _HEALTH_PERIOD_S = 30.0  # error counts
@@ -27,11 +27,11 @@ _LINK_PERIOD_S = 0.9  # periods of one or two ticks are a little shorter: jitter
 _ENGINE_PERIOD_S = 1.9
 _MEMORY_TEMPERATURE_PERIOD_S = 5.0
 
-_NOT_TOLD = "this driver counts it as used and does not tell how much it is"
+_RESERVE_UNKNOWN = "this driver counts it as used and does not tell how much it is"
 _NO_ECC = "ECC is off or this board has none"
 _NO_REMAPPING = "this GPU has no row remapping: data-centre boards since Ampere have it"
-_TRIES = 3  # so often a call may fail that never gave a value, before an older one stands in for it
-_GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, spread evenly however many there are
+_MAX_FAILURES = 3  # so often a call may fail that never gave a value, before an older one stands in for it
+_GOLDEN_RATIO = 0.6180339887498949  # multiples of it, modulo 1, spread evenly however many there are
 
 _MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
 _POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; never 185, the average: 3.3 ms
@@ -49,7 +49,7 @@ class Field:
 
     call: str
     metrics: tuple[str, ...]
-    build: Callable[[Any, Any], Ask]
+    build: Callable[[Any, Any], Query]
     cost_us: float | None = None
     period_s: float = 0.0
     source: str = "NVML"
@@ -141,69 +141,69 @@ def _function(nvml: Any, name: str) -> Callable[..., Any]:
     return found
 
 
-def _number(name: str, factor: float, *args: int) -> Callable[[Any, Any], Ask]:
+def _number(name: str, factor: float, *args: int) -> Callable[[Any, Any], Query]:
     """A call whose answer is one number; times ``factor`` it has our unit."""
 
-    def build(nvml: Any, handle: Any) -> Ask:
+    def build(nvml: Any, handle: Any) -> Query:
         function = _function(nvml, name)
         return lambda: (function(handle, *args) * factor,)
 
     return build
 
 
-def _field_value(number: int, factor: float) -> Callable[[Any, Any], Ask]:
-    def build(nvml: Any, handle: Any) -> Ask:
+def _field_value(number: int, factor: float) -> Callable[[Any, Any], Query]:
+    def build(nvml: Any, handle: Any) -> Query:
         values = FieldValues(nvml, handle, (number, 0))
         return lambda: (values.read()[0] * factor,)
 
     return build
 
 
-def _coarse_utilization(nvml: Any, handle: Any) -> Ask:
+def _coarse_utilization(nvml: Any, handle: Any) -> Query:
     function = _function(nvml, "nvmlDeviceGetUtilizationRates")
     return lambda: (function(handle).gpu / 100,)
 
 
-def _memory_v2(nvml: Any, handle: Any) -> Ask:
+def _memory_v2(nvml: Any, handle: Any) -> Query:
     function, version = _function(nvml, "nvmlDeviceGetMemoryInfo"), nvml.nvmlMemory_v2
 
-    def ask() -> Values:
+    def query() -> Values:
         info = function(handle, version)
         return float(info.used), float(info.reserved), float(info.total)
 
-    return ask
+    return query
 
 
-def _memory_v1(nvml: Any, handle: Any) -> Ask:
+def _memory_v1(nvml: Any, handle: Any) -> Query:
     function = _function(nvml, "nvmlDeviceGetMemoryInfo")
 
-    def ask() -> Values:
+    def query() -> Values:
         info = function(handle)
         return float(info.used), None, float(info.total)
 
-    return ask
+    return query
 
 
-def _temperature_newer(nvml: Any, handle: Any) -> Ask:
+def _temperature_newer(nvml: Any, handle: Any) -> Query:
     function = _function(nvml, "nvmlDeviceGetTemperatureV")
 
-    def ask() -> Values:
+    def query() -> Values:
         celsius = function(handle, nvml.NVML_TEMPERATURE_GPU)
         return (float(celsius) if celsius != -1 else float(0xFFFFFFFF),)  # all bits set is no temperature
 
-    return ask
+    return query
 
 
-def _encoder(nvml: Any, handle: Any) -> Ask:
+def _encoder(nvml: Any, handle: Any) -> Query:
     function = _function(nvml, "nvmlDeviceGetEncoderUtilization")
     return lambda: (function(handle)[0] / 100,)
 
 
-def _decoders(nvml: Any, handle: Any) -> Ask:
+def _decoders(nvml: Any, handle: Any) -> Query:
     """The busier one of the video decoder and, where there is one, the JPEG decoder."""
     video, jpeg = _function(nvml, "nvmlDeviceGetDecoderUtilization"), getattr(nvml, "nvmlDeviceGetJpgUtilization", None)
 
-    def ask() -> Values:
+    def query() -> Values:
         nonlocal jpeg
         percent = video(handle)[0]
         if jpeg is not None:
@@ -215,17 +215,17 @@ def _decoders(nvml: Any, handle: Any) -> Ask:
                 jpeg = None
         return (percent / 100,)
 
-    return ask
+    return query
 
 
-def _remapped_rows(nvml: Any, handle: Any) -> Ask:
+def _remapped_rows(nvml: Any, handle: Any) -> Query:
     function = _function(nvml, "nvmlDeviceGetRemappedRows")
 
-    def ask() -> Values:
+    def query() -> Values:
         corrected, uncorrected, pending, failed = function(handle)
         return float(corrected + uncorrected), float(pending), float(failed)
 
-    return ask
+    return query
 
 
 def _ecc(metric: str, kind: int, lifetime: int) -> Field:
@@ -243,16 +243,16 @@ def _limit(call: str, metric: str, factor: float, *args: int) -> Field:
     return Field(call, (metric,), _number(call, factor, *args), 1.0, LIMIT_PERIOD_S)
 
 
-_HELD = ("memory_used_bytes", "memory_reserved_bytes", "memory_total_bytes")
+_MEMORY_METRICS = ("memory_used_bytes", "memory_reserved_bytes", "memory_total_bytes")
 _SM, _MEMORY = 1, 2  # nvmlClockType_t
 _CORE, _SLOWDOWN = 0, 1  # nvmlTemperatureSensors_t, nvmlTemperatureThresholds_t
 
 FIELDS: tuple[Field, ...] = (
     Field("nvmlDeviceGetUtilizationRates", ("gpu_util",), _coarse_utilization, 1.0, coarse=True),
     Field(
-        "nvmlDeviceGetMemoryInfo_v2", _HELD, _memory_v2, 3.0,
+        "nvmlDeviceGetMemoryInfo_v2", _MEMORY_METRICS, _memory_v2, 3.0,
         fallback=Field(
-            "nvmlDeviceGetMemoryInfo", _HELD, _memory_v1, 3.0, source="NVML, used with the driver's reserve"
+            "nvmlDeviceGetMemoryInfo", _MEMORY_METRICS, _memory_v1, 3.0, source="NVML, used with the driver's reserve"
         ),
     ),
     Field(
@@ -301,15 +301,15 @@ FIELDS: tuple[Field, ...] = (
 # -- one GPU -----------------------------------------------------------------------------------
 
 
-class _Asked:
+class _FieldState:
     """A field of one GPU: how to ask for it, when, and what came last time."""
 
-    __slots__ = ("ask", "code", "due_s", "failures", "field", "values")
+    __slots__ = ("code", "due_s", "failures", "field", "query", "values")
 
     def __init__(self, field: Field, due_s: float) -> None:
         self.field = field
         self.due_s = due_s
-        self.ask: Ask | None = None  # made at the first time, because that can fail like the call
+        self.query: Query | None = None  # made at the first time, because that can fail like the call
         self.values: Values | None = None  # whose readings stand
         self.code: int | None = None  # whose reason stands
         self.failures: int | None = 0  # until the first value: how often it failed; then None
@@ -326,67 +326,67 @@ class FieldReader:
         self._handle = handle
         self._mig = mig
         self.readings: dict[str, Reading] = {}
-        self._fast = [_Asked(field, now_s) for field in fields if not field.period_s]
-        self._slow = [_Asked(field, now_s) for field in fields if field.period_s]
+        self._fast = [_FieldState(field, now_s) for field in fields if not field.period_s]
+        self._slow = [_FieldState(field, now_s) for field in fields if field.period_s]
         self._slow_due_s = now_s
         self._phase = phase
 
     def read(self, now_s: float) -> dict[str, Reading]:
-        """Ask for what is due; returns ``readings``, to be copied. Raises NVMLError once the device is gone."""
-        for asked in self._fast[:]:
-            self._ask(asked, self._fast)
+        """Query for what is due; returns ``readings``, to be copied. Raises NVMLError once the device is gone."""
+        for state in self._fast[:]:
+            self._query(state, self._fast)
         if now_s >= self._slow_due_s:
             self._read_slow(now_s)
         return self.readings
 
     def _read_slow(self, now_s: float) -> None:
-        for place, asked in enumerate(self._slow[:]):
-            if now_s < asked.due_s:
+        for place, state in enumerate(self._slow[:]):
+            if now_s < state.due_s:
                 continue
-            period_s = asked.field.period_s
-            if asked.ask is None:  # the first time: all are wanted at once, and from then on each at a time of its own
-                shift = math.fmod((place + 1) * _GOLDEN + self._phase * _GOLDEN * _GOLDEN, 1.0)
-                asked.due_s = now_s + period_s * (1.0 - shift)
+            period_s = state.field.period_s
+            if state.query is None:  # the first time all fields are read at once, from then on each at its own time
+                shift = math.fmod((place + 1) * _GOLDEN_RATIO + self._phase * _GOLDEN_RATIO * _GOLDEN_RATIO, 1.0)
+                state.due_s = now_s + period_s * (1.0 - shift)
             else:
-                asked.due_s += period_s * (1 + (now_s - asked.due_s) // period_s)
-            self._ask(asked, self._slow)
-        self._slow_due_s = min((asked.due_s for asked in self._slow), default=math.inf)
+                state.due_s += period_s * (1 + (now_s - state.due_s) // period_s)
+            self._query(state, self._slow)
+        self._slow_due_s = min((state.due_s for state in self._slow), default=math.inf)
 
-    def _ask(self, asked: _Asked, among: list[_Asked]) -> None:
+    def _query(self, state: _FieldState, among: list[_FieldState]) -> None:
         try:
-            if asked.ask is None:
-                asked.ask = asked.field.build(self._nvml, self._handle)
-            values = asked.ask()
+            if state.query is None:
+                state.query = state.field.build(self._nvml, self._handle)
+            values = state.query()
         except self._nvml.NVMLError as error:
-            self._failed(asked, error.value, among)
+            self._failed(state, error.value, among)
             return
-        if values != asked.values:  # else the readings of the last time stand
-            self._take(asked.field, values)
-            asked.values, asked.code, asked.failures = values, None, None
+        if values != state.values:  # else the readings of the last time stand
+            self._store(state.field, values)
+            state.values, state.code, state.failures = values, None, None
 
-    def _take(self, field: Field, values: Values) -> None:
+    def _store(self, field: Field, values: Values) -> None:
         for metric, value in zip(field.metrics, values, strict=True):
             if value is None:
-                self.readings[metric] = Reading.missing(GPU_METRICS[metric].unit, _NOT_TOLD, field.source)
+                self.readings[metric] = Reading.missing(GPU_METRICS[metric].unit, _RESERVE_UNKNOWN, field.source)
             else:
-                self.readings[metric] = believed(metric, value, field.source, field.coarse)
+                self.readings[metric] = plausible_reading(metric, value, field.source, field.coarse)
 
-    def _failed(self, asked: _Asked, code: int, among: list[_Asked]) -> None:
+    def _failed(self, state: _FieldState, code: int, among: list[_FieldState]) -> None:
         if code in status.DEVICE_GONE:
             raise self._nvml.NVMLError(code)
-        field = asked.field
-        if asked.failures is not None:
-            asked.failures += 1
+        field = state.field
+        if state.failures is not None:
+            state.failures += 1
         refused = code in status.REFUSED
-        if field.fallback is not None and (refused or (asked.failures or 0) >= _TRIES):
-            older = _Asked(field.fallback, asked.due_s)
-            among[among.index(asked)] = older
-            self._ask(older, among)
+        if field.fallback is not None and (refused or (state.failures or 0) >= _MAX_FAILURES):
+            older = _FieldState(field.fallback, state.due_s)
+            among[among.index(state)] = older
+            self._query(older, among)
             return
         if refused:
-            among.remove(asked)
-        if code != asked.code:
-            asked.code, asked.values = code, None
+            among.remove(state)
+        if code != state.code:
+            state.code, state.values = code, None
             if code == status.NOT_SUPPORTED and field.unsupported is not None and not self._mig:
                 why = f"{field.unsupported} ({field.call})"
             else:

@@ -14,7 +14,7 @@ from typing import Any
 from gputop.core.metrics import GPU_METRICS, RATIO
 from gputop.core.samples import Reading
 from gputop.sources.nvml import status
-from gputop.sources.nvml.plausibility import implausible
+from gputop.sources.nvml.plausibility import implausible_reason
 
 SOURCE = "GPM"
 FIRST = "first GPM sample: a value needs two"
@@ -43,21 +43,21 @@ METRICS: tuple[tuple[int, str, float], ...] = (
 PCIE = frozenset(("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s"))
 NVLINK = frozenset(("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s"))
 # What only GPM gives, so what is missing without it. PCIe and NVLink have other sources.
-ONLY_GPM: tuple[str, ...] = tuple(metric for _, metric, _ in METRICS if metric not in PCIE | NVLINK)
+GPM_ONLY_METRICS: tuple[str, ...] = tuple(metric for _, metric, _ in METRICS if metric not in PCIE | NVLINK)
 
 
-def refusal(nvml: Any, handle: Any) -> str | None:
+def unavailable_reason(nvml: Any, handle: Any) -> str | None:
     """Why this GPU has no GPM, or None if it has. A lost GPU raises NVMLError."""
     try:
-        return absence(nvml, handle)
+        return unsupported_reason(nvml, handle)
     except nvml.NVMLError as error:
         if error.value in status.DEVICE_GONE:
             raise
         return f"GPM cannot be asked for: {status.reason(error.value, _SUPPORT_CALL)}"
 
 
-def absence(nvml: Any, handle: Any) -> str | None:
-    """As :func:`refusal`, but a fault of the moment raises NVMLError, too: it is worth another try."""
+def unsupported_reason(nvml: Any, handle: Any) -> str | None:
+    """As :func:`unavailable_reason`, but a fault of the moment raises NVMLError, too: it is worth another try."""
     try:
         supported = nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
     except nvml.NVMLError as error:
@@ -99,33 +99,33 @@ class Gpm:
         self._older_s: float | None = None
         self._request = nvml.c_nvmlGpmMetricsGet_t()
         self._request.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        self._wanted: list[tuple[Any, int, str, str, float]] = []
-        self._gone: dict[str, Reading] = {}
+        self._requested: list[tuple[Any, int, str, str, float]] = []
+        self._refused: dict[str, Reading] = {}
         self._last: dict[str, Reading] = {}
-        self._ask_for(METRICS)
+        self._request_metrics(METRICS)
         self._set_missing(FIRST)
 
-    def gives(self, metrics: frozenset[str]) -> bool:
+    def supports(self, metrics: frozenset[str]) -> bool:
         """Whether GPM serves all of these on this GPU, as far as is known."""
-        return not (metrics & self._gone.keys())
+        return not (metrics & self._refused.keys())
 
-    def why_not(self, metrics: frozenset[str]) -> str:
+    def missing_reason(self, metrics: frozenset[str]) -> str:
         """The reason for the first of ``metrics`` that GPM does not serve."""
-        return next((self._gone[metric].reason or "" for metric in sorted(metrics) if metric in self._gone), "")
+        return next((self._refused[metric].reason or "" for metric in sorted(metrics) if metric in self._refused), "")
 
-    def _ask_for(self, metrics: tuple[tuple[int, str, float], ...]) -> None:
+    def _request_metrics(self, metrics: tuple[tuple[int, str, float], ...]) -> None:
         request = self._request
         request.numMetrics = len(metrics)
-        self._wanted = []
+        self._requested = []
         for slot, (number, metric, factor) in enumerate(metrics):
             # The request's own memory, without what makes reading nvidia-ml-py's structures slow.
             result = _Metric.from_buffer(request, type(request).metrics.offset + slot * ctypes.sizeof(_Metric))
             result.metricId = number
-            self._wanted.append((result, number, metric, GPU_METRICS[metric].unit, factor))
+            self._requested.append((result, number, metric, GPU_METRICS[metric].unit, factor))
 
     def _set_missing(self, why: str) -> None:
-        self._last = dict(self._gone)
-        for _, _, metric, unit, _ in self._wanted:
+        self._last = dict(self._refused)
+        for _, _, metric, unit, _ in self._requested:
             self._last[metric] = Reading.missing(unit, why, SOURCE)
 
     def read(self) -> dict[str, Reading]:
@@ -149,7 +149,7 @@ class Gpm:
                 self._request.sample1 = self._older
                 self._request.sample2 = self._newer
                 nvml.nvmlGpmMetricsGet(self._request)
-                self._take()
+                self._store_results()
             self._older, self._newer = self._newer, self._older
             self._older_s = now_s
         except nvml.NVMLError as error:
@@ -158,14 +158,14 @@ class Gpm:
             self._set_missing(status.reason(error.value, call))
         return self._last
 
-    def _take(self) -> None:
-        readings = dict(self._gone)
+    def _store_results(self) -> None:
+        readings = dict(self._refused)
         last = self._last
         refused = damaged = False
-        for result, number, metric, unit, factor in self._wanted:
+        for result, number, metric, unit, factor in self._requested:
             code = result.nvmlReturn
             value = result.value * factor
-            if code == status.SUCCESS and (why := implausible(metric, value)) is None:
+            if code == status.SUCCESS and (why := implausible_reason(metric, value)) is None:
                 if unit == RATIO and value > 1.0:  # rounding in the driver can give 100.2 %
                     value = 1.0
                 before = last.get(metric)
@@ -179,11 +179,11 @@ class Gpm:
             readings[metric] = Reading.missing(unit, why or "", SOURCE)
             damaged |= result.metricId != number
             if code in status.REFUSED:
-                self._gone[metric] = readings[metric]
+                self._refused[metric] = readings[metric]
                 refused = True
         self._last = readings
         if refused or damaged:
-            self._ask_for(tuple(entry for entry in METRICS if entry[1] not in self._gone))
+            self._request_metrics(tuple(entry for entry in METRICS if entry[1] not in self._refused))
 
     def close(self) -> None:
         """Free the buffers. Not to be called for a lost GPU."""

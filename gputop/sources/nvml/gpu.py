@@ -10,14 +10,14 @@ from gputop.core.samples import FAILED, LOST, OK, GpuInfo, GpuSample, Reading
 from gputop.sources.nvml import status
 from gputop.sources.nvml.counters import NvlinkTraffic
 from gputop.sources.nvml.fields import FieldReader
-from gputop.sources.nvml.gpm import NVLINK, ONLY_GPM, PCIE, Gpm, absence
+from gputop.sources.nvml.gpm import GPM_ONLY_METRICS, NVLINK, PCIE, Gpm, unsupported_reason
 from gputop.sources.nvml.pcie import PcieTraffic, link_bytes_per_s
 from gputop.sources.nvml.processes import ProcessReader
 
 GPM_RETRY_S = 10.0  # after a fault of the moment
 _GPM_SOURCE = "GPM"
 # A GPU that tells none of these tells nothing.
-_VITAL = ("memory_used_bytes", "gpu_util", "power_w", "temperature_c", "sm_clock_hz", "memory_clock_hz")
+_ESSENTIAL_METRICS = ("memory_used_bytes", "gpu_util", "power_w", "temperature_c", "sm_clock_hz", "memory_clock_hz")
 _EVENTS_CALL = "nvmlDeviceGetCurrentClocksEventReasons"
 
 # nvml.h, nvmlClocksEventReason*.
@@ -61,8 +61,8 @@ class NvmlGpu:
         self._nvml = nvml
         self._handle = handle
         self._clock = clock
-        self._ended: GpuSample | None = None
-        self._without: dict[str, Reading] = {}  # what this GPU has no GPM for, with the reason
+        self._final_sample: GpuSample | None = None
+        self._missing_without_gpm: dict[str, Reading] = {}  # what this GPU has no GPM for, with the reason
         self._link: tuple[Reading | None, Reading | None] = (None, None)
         self._link_rate = Reading.missing(BYTES_PER_S, "not sampled", "NVML")
         self._clock_events: dict[int, tuple[str, ...]] = {}
@@ -73,13 +73,13 @@ class NvmlGpu:
         self._divided_reason = divided_reason
         self._gpm: Gpm | None = None
         self._gpm_due_s: float | None = None  # when to try again to open it
-        self._no_gpm_because = ""
+        self._no_gpm_reason = ""
         self._pcie: PcieTraffic | None = None
         self._nvlink: NvlinkTraffic | None = None
         try:
             self._open_gpm()
         except nvml.NVMLError as error:
-            self._end(error.value)
+            self._mark_unusable(error.value)
             return
         self._fields = FieldReader(nvml, handle, clock(), info.index, self._mig)
         self._processes = ProcessReader(nvml, handle, clock, wall_clock, info.index)
@@ -90,7 +90,7 @@ class NvmlGpu:
         probe = cls.__new__(cls)
         probe.info = info
         probe._gpm = None
-        probe._end(code)
+        probe._mark_unusable(code)
         return probe
 
     @property
@@ -104,44 +104,45 @@ class NvmlGpu:
 
     def read(self, now_s: float) -> GpuSample:
         """One look; blocks for as long as the driver does."""
-        if self._ended is not None:
-            return self._ended
+        if self._final_sample is not None:
+            return self._final_sample
         try:
             return self._sample()
         except self._nvml.NVMLError as error:
-            return self._end(error.value)
+            return self._mark_unusable(error.value)
 
     def close(self) -> None:
         """Give back what GPM holds. A lost GPU is not touched."""
-        if self._gpm is not None and self._ended is None:
+        if self._gpm is not None and self._final_sample is None:
             self._gpm.close()
         self._gpm = None
 
-    def _end(self, code: int) -> GpuSample:
+    def _mark_unusable(self, code: int) -> GpuSample:
         self._handle = self._gpm = self._pcie = self._nvlink = None
         state = LOST if code in status.DEVICE_GONE else FAILED
         if state == LOST:
             message = status.lost_message(code, self.info.index)
         else:
             message = status.no_access_message(code, self.info.index)
-        self._ended = GpuSample(self.info, {}, processes_reason=message, state=state, message=message)
-        return self._ended
+        self._final_sample = GpuSample(self.info, {}, processes_reason=message, state=state, message=message)
+        return self._final_sample
 
     def _sample(self) -> GpuSample:
         readings = self._fields.read(self._clock()).copy()
-        readings.update(self._without)
+        readings.update(self._missing_without_gpm)
         readings["pcie_max_bytes_per_s"] = self._read_link_rate(readings)
         self._read_gpm(readings)
         gpm = self._gpm
-        if gpm is None or not gpm.gives(NVLINK):
+        if gpm is None or not gpm.supports(NVLINK):
             readings.update(self._nvlink_traffic().read())
         events, events_reason = self._read_clock_events()
         processes, processes_reason = ((), self._divided_reason) if self._mig else self._processes.read()
-        if gpm is None or not gpm.gives(PCIE):  # last: one of its ways blocks for 40 ms
+        if gpm is None or not gpm.supports(PCIE):  # last: one of its ways blocks for 40 ms
             readings.update(self._pcie_traffic().read())
         state, message = OK, ""
-        if all(readings[metric].value is None for metric in _VITAL):
-            state, message = FAILED, status.silent_message(readings[_VITAL[0]].reason or "", self.info.index)
+        if all(readings[metric].value is None for metric in _ESSENTIAL_METRICS):
+            why = readings[_ESSENTIAL_METRICS[0]].reason or ""
+            state, message = FAILED, status.unreadable_message(why, self.info.index)
         return GpuSample(self.info, readings, processes, processes_reason, events, events_reason, state, message)
 
     # -- what needs more than one call ---------------------------------------------------
@@ -149,10 +150,10 @@ class NvmlGpu:
     def _open_gpm(self) -> None:
         nvml = self._nvml
         try:
-            why = self._divided_reason if self._mig else absence(nvml, self._handle)
+            why = self._divided_reason if self._mig else unsupported_reason(nvml, self._handle)
             if why is None:
                 self._gpm = Gpm(nvml, self._handle, self._clock)
-                self._without = {}
+                self._missing_without_gpm = {}
                 return
         except nvml.NVMLError as error:
             code = error.value
@@ -161,13 +162,13 @@ class NvmlGpu:
             why = f"GPM cannot be opened: {status.reason(code, 'nvmlGpmQueryDeviceSupport, nvmlGpmSampleAlloc')}"
             if code not in status.REFUSED:
                 self._gpm_due_s = self._clock() + GPM_RETRY_S
-        self._without_gpm(why)
+        self._disable_gpm(why)
 
-    def _without_gpm(self, why: str) -> None:
+    def _disable_gpm(self, why: str) -> None:
         self._gpm = None
-        self._no_gpm_because = why
-        for metric in ONLY_GPM:
-            self._without[metric] = Reading.missing(GPU_METRICS[metric].unit, why, _GPM_SOURCE)
+        self._no_gpm_reason = why
+        for metric in GPM_ONLY_METRICS:
+            self._missing_without_gpm[metric] = Reading.missing(GPU_METRICS[metric].unit, why, _GPM_SOURCE)
 
     def _read_gpm(self, readings: dict[str, Reading]) -> None:
         """Add what GPM says; where it is refused for good there is none from now on."""
@@ -184,8 +185,8 @@ class NvmlGpu:
             if error.value in status.DEVICE_GONE:
                 raise
             gpm.close()
-            self._without_gpm(status.reason(error.value, "GPM", self._mig))
-            readings.update(self._without)
+            self._disable_gpm(status.reason(error.value, "GPM", self._mig))
+            readings.update(self._missing_without_gpm)
 
     def _read_link_rate(self, readings: dict[str, Reading]) -> Reading:
         generation, lanes = link = readings["pcie_gen"], readings["pcie_width"]
@@ -203,7 +204,7 @@ class NvmlGpu:
 
     def _nvlink_traffic(self) -> NvlinkTraffic:
         if self._nvlink is None:
-            before = self._no_gpm_because if self._gpm is None else self._gpm.why_not(NVLINK)
+            before = self._no_gpm_reason if self._gpm is None else self._gpm.missing_reason(NVLINK)
             self._nvlink = NvlinkTraffic(self._nvml, self._handle, self._clock, before, self._mig)
         return self._nvlink
 
@@ -229,7 +230,7 @@ class NvmlGpu:
                 if code not in status.REFUSED:
                     return (), why
                 self._events_reason = why
-                # The older name is for drivers that lack the newer one, not for a second refusal.
+                # The older name is for drivers that lack the newer one, not for a second unavailable_reason.
                 self._events_calls = self._events_calls[1:] if code == status.FUNCTION_NOT_FOUND else []
             else:
                 if mask not in self._clock_events:

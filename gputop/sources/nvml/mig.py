@@ -14,17 +14,18 @@ from typing import Any
 from gputop.core.metrics import GPU_METRICS, RATIO
 from gputop.core.samples import FAILED, LOST, GpuInfo, GpuProcess, GpuSample, Reading
 from gputop.sources.nvml import status
-from gputop.sources.nvml.calls import text
+from gputop.sources.nvml.calls import nvml_text
 from gputop.sources.nvml.fields import FIELDS, FieldReader
-from gputop.sources.nvml.gpm import ONLY_GPM, Gpm, refusal
+from gputop.sources.nvml.gpm import GPM_ONLY_METRICS, Gpm, unavailable_reason
 from gputop.sources.nvml.processes import ProcessReader
 
-_MOST = 64  # instances of a GPU that are looked for: today's have 7, a sick driver said 4294967295
+_MAX_INSTANCES = 64  # instances of a GPU that are looked for: today's have 7, a sick driver said 4294967295
 CHECK_PERIOD_S = 10.0  # how often an instance is looked for, should its calls not fail once it is destroyed
-_GONE = frozenset((status.NOT_FOUND, status.INVALID_ARGUMENT, status.NOT_SUPPORTED))  # no instance of that number
+# What NVML answers where no instance has the number.
+_NO_SUCH_INSTANCE = frozenset((status.NOT_FOUND, status.INVALID_ARGUMENT, status.NOT_SUPPORTED))
 _MEMORY_FIELDS = tuple(field for field in FIELDS if "memory_used_bytes" in field.metrics)
 _MEMORY = frozenset(metric for field in _MEMORY_FIELDS for metric in field.metrics)
-_ACTIVITY = tuple(metric for metric in ONLY_GPM if GPU_METRICS[metric].unit == RATIO)
+_ACTIVITY = tuple(metric for metric in GPM_ONLY_METRICS if GPU_METRICS[metric].unit == RATIO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,12 @@ def mig_devices(nvml: Any, handle: Any, gpu: GpuInfo) -> list[MigDevice]:
             raise
         return []
     found = []
-    for number in range(min(count, _MOST)):
+    for number in range(min(count, _MAX_INSTANCES)):
         try:
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-            uuid = text(nvml.nvmlDeviceGetUUID, part)
+            uuid = nvml_text(nvml.nvmlDeviceGetUUID, part)
             gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(part)
-            name = _name(nvml, part, gpu)
+            name = _instance_name(nvml, part, gpu)
         except nvml.NVMLError as error:
             if error.value in status.DEVICE_GONE:
                 raise
@@ -72,9 +73,9 @@ def mig_devices(nvml: Any, handle: Any, gpu: GpuInfo) -> list[MigDevice]:
     return found
 
 
-def _name(nvml: Any, handle: Any, gpu: GpuInfo) -> str:
+def _instance_name(nvml: Any, handle: Any, gpu: GpuInfo) -> str:
     """The driver's name, which has the profile in it ("… MIG 1g.10gb"), or else one of the same form."""
-    name = text(nvml.nvmlDeviceGetName, handle)
+    name = nvml_text(nvml.nvmlDeviceGetName, handle)
     if " MIG " in name:
         return name
     about = nvml.nvmlDeviceGetAttributes_v2(handle)
@@ -108,28 +109,28 @@ class MigInstance:
         self._device = device
         self._clock = clock
         self._check_due_s = clock() + CHECK_PERIOD_S
-        self._ended: GpuSample | None = None
+        self._final_sample: GpuSample | None = None
         self._board_reason = f"of the whole GPU: see GPU {info.index}"
-        self._steady = {
+        self._fixed_readings = {
             metric.id: Reading.missing(metric.unit, self._board_reason, "NVML")
             for metric in GPU_METRICS.values()
             if metric.id not in _ACTIVITY and metric.id not in _MEMORY
         }
-        self._steady["gpu_util"] = Reading.missing(RATIO, "NVML has no utilization of a MIG instance", "NVML")
+        self._fixed_readings["gpu_util"] = Reading.missing(RATIO, "NVML has no utilization of a MIG instance", "NVML")
         self._memory = FieldReader(nvml, device.handle, clock(), device.gpu_instance, True, _MEMORY_FIELDS)
         self._no_memory: Reading | None = None  # what the last check of the instance was for
         self._listed: tuple[GpuProcess, ...] = ()
         self._tagged: tuple[GpuProcess, ...] = ()
         self._processes = ProcessReader(nvml, device.handle, clock, wall_clock, device.gpu_instance)
         self._gpm: Gpm | None = None
-        why = refusal(nvml, gpu_handle)
+        why = unavailable_reason(nvml, gpu_handle)
         if why is None:
             try:
                 self._gpm = Gpm(nvml, gpu_handle, clock, device.gpu_instance)
             except nvml.NVMLError as error:
                 why = status.reason(error.value, "nvmlGpmSampleAlloc")
         if why is not None:
-            self._without_gpm(why)
+            self._disable_gpm(why)
 
     @property
     def gpu_instance(self) -> int:
@@ -142,43 +143,43 @@ class MigInstance:
 
     def read(self, now_s: float) -> GpuSample:
         """One look; blocks for as long as the driver does."""
-        if self._ended is not None:
-            return self._ended
+        if self._final_sample is not None:
+            return self._final_sample
         try:
             if self._clock() >= self._check_due_s:
                 self._check()
-            return self._ended or self._sample()
+            return self._final_sample or self._sample()
         except self._nvml.NVMLError as error:
-            return self._end(LOST, status.lost_message(error.value, self.info.index))
+            return self._mark_unusable(LOST, status.lost_message(error.value, self.info.index))
 
     def close(self) -> None:
         """Give back what GPM holds. A lost GPU is not touched."""
-        if self._gpm is not None and self._ended is None:
+        if self._gpm is not None and self._final_sample is None:
             self._gpm.close()
         self._gpm = None
 
     def _sample(self) -> GpuSample:
-        readings = self._steady | self._memory.read(self._clock())
+        readings = self._fixed_readings | self._memory.read(self._clock())
         used = readings["memory_used_bytes"]
         if used.value is None and used is not self._no_memory:
             self._no_memory = used
             self._check()
-        if self._gpm is not None and self._ended is None:
+        if self._gpm is not None and self._final_sample is None:
             self._add_activity(readings)
-        if self._ended is not None:
-            return self._ended
+        if self._final_sample is not None:
+            return self._final_sample
         listed, reason = self._processes.read()
         if listed is not self._listed:
             self._listed = listed
             self._tagged = tuple(replace(process, mig=self.info.mig) for process in listed)
         return GpuSample(self.info, readings, self._tagged, reason, (), self._board_reason)
 
-    def _end(self, state: str, message: str) -> GpuSample:
+    def _mark_unusable(self, state: str, message: str) -> GpuSample:
         self._gpu_handle = self._gpm = None
-        self._ended = GpuSample(
+        self._final_sample = GpuSample(
             self.info, {}, processes_reason=message, clock_events_reason=message, state=state, message=message
         )
-        return self._ended
+        return self._final_sample
 
     def _check(self) -> None:
         """Whether the instance is still there; ends the probe where it is not."""
@@ -186,14 +187,14 @@ class MigInstance:
         self._check_due_s = self._clock() + CHECK_PERIOD_S
         try:
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(self._gpu_handle, info.mig)
-            if text(nvml.nvmlDeviceGetUUID, handle) == info.uuid:
+            if nvml_text(nvml.nvmlDeviceGetUUID, handle) == info.uuid:
                 return
         except nvml.NVMLError as error:
             if error.value in status.DEVICE_GONE:
                 raise
-            if error.value not in _GONE:
+            if error.value not in _NO_SUCH_INSTANCE:
                 return  # a passing fault, not an answer
-        self._end(
+        self._mark_unusable(
             FAILED,
             f"MIG instance {info.label} is gone: it was destroyed, or GPU {info.index} was divided anew. "
             "Restart gputop to see the instances there are now.",
@@ -210,15 +211,15 @@ class MigInstance:
             if error.value in status.DEVICE_GONE:
                 raise
             self._check()
-            if self._ended is None:
+            if self._final_sample is None:
                 gpm.close()
-                self._without_gpm(status.reason(error.value, "nvmlGpmMigSampleGet"))
-                readings.update(self._steady)
+                self._disable_gpm(status.reason(error.value, "nvmlGpmMigSampleGet"))
+                readings.update(self._fixed_readings)
             return
-        # Traffic is counted for the board; what GPM says of it here is no more than a refusal.
+        # Traffic is counted for the board; what GPM says of it here is no more than a unavailable_reason.
         readings.update((metric, found[metric]) for metric in _ACTIVITY)
 
-    def _without_gpm(self, why: str) -> None:
+    def _disable_gpm(self, why: str) -> None:
         self._gpm = None
         for metric in _ACTIVITY:
-            self._steady[metric] = Reading.missing(GPU_METRICS[metric].unit, why, "GPM")
+            self._fixed_readings[metric] = Reading.missing(GPU_METRICS[metric].unit, why, "GPM")

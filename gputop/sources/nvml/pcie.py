@@ -12,7 +12,7 @@ from typing import Any
 from gputop.core.metrics import BYTES_PER_S
 from gputop.core.samples import Reading
 from gputop.sources.nvml import counters, status
-from gputop.sources.nvml.plausibility import impossible
+from gputop.sources.nvml.plausibility import implausible_text
 
 TX = "pcie_tx_bytes_per_s"  # from the GPU: device to host
 RX = "pcie_rx_bytes_per_s"  # to the GPU: host to device
@@ -21,14 +21,14 @@ COUNTER = counters.SOURCE
 WINDOW = "NVML 20 ms"
 WINDOW_PERIOD_S = 5.0  # it blocks about 21 ms per direction
 
-_LATER = "the call that measures it blocks for 40 ms: it comes with the next tick"
+_NOT_MEASURED_YET = "the call that measures it blocks for 40 ms: it comes with the next tick"
 
 # GT/s per lane and the share of bits that is data: 8b/10b (PCIe 1 and 2), 128b/130b (3 to 5),
 # FLIT with 242 of 256 bytes for the transaction layer (6). PCI Express Base Specification 6.0, sections 4.2 and 8.
 _TRANSFERS_PER_S = {1: 2.5e9, 2: 5e9, 3: 8e9, 4: 16e9, 5: 32e9, 6: 64e9}
 _ENCODING = {1: 8 / 10, 2: 8 / 10, 3: 128 / 130, 4: 128 / 130, 5: 128 / 130, 6: 242 / 256}
 
-_FASTEST = 64e9 * 242 / 256 / 8 * 16  # PCIe 6.0 x16, where it is not known what the link can become
+_MAX_LINK_BYTES_PER_S = 64e9 * 242 / 256 / 8 * 16  # PCIe 6.0 x16, where it is not known what the link can become
 
 
 def link_bytes_per_s(generation: int, lanes: int) -> float | None:
@@ -50,8 +50,8 @@ class PcieTraffic:
         self._nvml = nvml
         self._handle = handle
         self._clock = clock
-        self._link_max = link_max_bytes_per_s or _FASTEST
-        self._steps = [self._by_counter, self._by_window]
+        self._link_max = link_max_bytes_per_s or _MAX_LINK_BYTES_PER_S
+        self._methods = [self._by_counter, self._by_window]
         self._why_not: list[str] = []
         self._counters: counters.CounterPair | None = None
         self._window_due_s: float | None = None
@@ -60,13 +60,13 @@ class PcieTraffic:
     def read(self) -> dict[str, Reading]:
         """RX and TX, or why not. Raises NVMLError only if the device is gone."""
         nvml = self._nvml
-        while self._steps:
+        while self._methods:
             try:
-                readings = self._steps[0]()
+                readings = self._methods[0]()
             except nvml.NVMLError as error:
                 if error.value in status.DEVICE_GONE:
                     raise
-                call = "field values 197/198" if self._steps[0] == self._by_counter else "nvmlDeviceGetPcieThroughput"
+                call = "field values 197/198" if self._methods[0] == self._by_counter else "nvmlDeviceGetPcieThroughput"
                 why = status.reason(error.value, call)
                 if error.value not in status.REFUSED:
                     return _missing(why)
@@ -74,7 +74,7 @@ class PcieTraffic:
             else:
                 if readings is not None:
                     return readings
-            del self._steps[0]
+            del self._methods[0]
         return _missing("; ".join(self._why_not))
 
     def _by_counter(self) -> dict[str, Reading] | None:
@@ -97,7 +97,7 @@ class PcieTraffic:
         now_s = self._clock()
         if self._window_due_s is None:
             self._window_due_s = now_s
-            return _missing(_LATER, WINDOW)
+            return _missing(_NOT_MEASURED_YET, WINDOW)
         if now_s >= self._window_due_s:
             self._window_due_s = now_s + WINDOW_PERIOD_S
             self._window = _missing("not measured", WINDOW)
@@ -107,7 +107,7 @@ class PcieTraffic:
                 self._window[metric] = (
                     Reading(rate, BYTES_PER_S, WINDOW, coarse=True)
                     if rate <= self._link_max
-                    else Reading.missing(BYTES_PER_S, impossible(rate, BYTES_PER_S), WINDOW)
+                    else Reading.missing(BYTES_PER_S, implausible_text(rate, BYTES_PER_S), WINDOW)
                 )
         return self._window
 

@@ -13,7 +13,7 @@ from gputop.core.samples import Reading
 MAX_PID = 1 << 22  # Linux, PID_MAX_LIMIT
 MAX_COUNTER = 1 << 63  # bytes: four years of PCIe 5.0 at full speed
 
-# By unit: lowest and highest value that is believed. A ratio may be a little above 1: drivers round.
+# By unit: lowest and highest value that is plausible_reading. A ratio may be a little above 1: drivers round.
 _BY_UNIT: dict[str, tuple[float, float]] = {
     RATIO: (0.0, 1.05),
     CELSIUS: (-50.0, 200.0),
@@ -23,14 +23,14 @@ _BY_UNIT: dict[str, tuple[float, float]] = {
     BYTES_PER_S: (0.0, 20e12),
     COUNT: (0.0, 1e9),
 }
-_TRACE = 1e-9  # no measurement gives so little of anything; misread bits do
-_NO_ZERO = 1e-9  # of these 0 is no answer
+_SMALLEST_NONZERO = 1e-9  # no measurement gives so little of anything; misread bits do
+_ABOVE_ZERO = 1e-9  # of these 0 is no answer
 _BY_METRIC: dict[str, tuple[float, float]] = {
-    "memory_total_bytes": (_NO_ZERO, _BY_UNIT[BYTES][1]),
-    "power_limit_w": (_NO_ZERO, _BY_UNIT[WATTS][1]),
-    "sm_clock_max_hz": (_NO_ZERO, _BY_UNIT[HERTZ][1]),
-    "memory_clock_max_hz": (_NO_ZERO, _BY_UNIT[HERTZ][1]),
-    "temperature_slowdown_c": (_NO_ZERO, _BY_UNIT[CELSIUS][1]),
+    "memory_total_bytes": (_ABOVE_ZERO, _BY_UNIT[BYTES][1]),
+    "power_limit_w": (_ABOVE_ZERO, _BY_UNIT[WATTS][1]),
+    "sm_clock_max_hz": (_ABOVE_ZERO, _BY_UNIT[HERTZ][1]),
+    "memory_clock_max_hz": (_ABOVE_ZERO, _BY_UNIT[HERTZ][1]),
+    "temperature_slowdown_c": (_ABOVE_ZERO, _BY_UNIT[CELSIUS][1]),
     "pcie_gen": (0.0, 16.0),
     "pcie_width": (0.0, 64.0),
     "row_remap_pending": (0.0, 1.0),
@@ -39,24 +39,24 @@ _BY_METRIC: dict[str, tuple[float, float]] = {
 _LIMITS = {metric.id: _BY_METRIC.get(metric.id, _BY_UNIT[metric.unit]) for metric in GPU_METRICS.values()}
 
 
-def implausible(metric: str, value: float) -> str | None:
+def implausible_reason(metric: str, value: float) -> str | None:
     """Why ``value``, in the metric's unit, cannot be what the driver measured; None if it can."""
     low, high = _LIMITS[metric]
-    if low <= value <= high and not 0 < value < _TRACE:  # the first is false for NaN
+    if low <= value <= high and not 0 < value < _SMALLEST_NONZERO:  # the first is false for NaN
         return None
-    return impossible(value, GPU_METRICS[metric].unit)
+    return implausible_text(value, GPU_METRICS[metric].unit)
 
 
-def believed(metric: str, value: float, source: str, coarse: bool = False) -> Reading:
+def plausible_reading(metric: str, value: float, source: str, coarse: bool = False) -> Reading:
     """The reading of a value that the driver gave: missing, with the reason, if it cannot be."""
     unit = GPU_METRICS[metric].unit
-    why = implausible(metric, value)
+    why = implausible_reason(metric, value)
     if why is not None:
         return Reading.missing(unit, why, source)
     return Reading(min(value, 1.0) if unit == RATIO else value, unit, source, None, coarse)
 
 
-def impossible(value: float, unit: str) -> str:
+def implausible_text(value: float, unit: str) -> str:
     """What a reader is told in place of such a value."""
     if unit == RATIO:
         value, unit = value * 100, "%"

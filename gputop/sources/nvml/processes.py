@@ -9,15 +9,15 @@ from typing import Any
 from gputop.core.metrics import BYTES, RATIO
 from gputop.core.samples import GpuProcess, Reading
 from gputop.sources.nvml import status
-from gputop.sources.nvml.plausibility import MAX_PID, implausible
+from gputop.sources.nvml.plausibility import MAX_PID, implausible_reason
 
 LIST_PERIOD_S = 1.9  # 0.3 ms a call; a little under two ticks of 1 s, so that jitter does not make it three
 SHARE_PERIOD_S = 2.9  # 1.7 ms a call
 _NOT_AVAILABLE = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 _SHARE_CALL = "nvmlDeviceGetProcessUtilization"
-_MAX_ROOM = 4096  # more processes than a GPU can serve: a driver that asks for more room than this is out of order
+_MAX_CAPACITY = 4096  # more processes than a GPU can serve: a driver that asks for more room than this is out of order
 _CLOCK_ERROR_S = 60.0  # the driver's time stamps may be ahead of ours by so much
-_GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, spread evenly
+_GOLDEN_RATIO = 0.6180339887498949  # multiples of it, modulo 1, spread evenly
 _NO_MEMORY = Reading.missing(BYTES, "the driver does not tell it for this process", "NVML")
 _NO_NEW_SHARE = Reading.missing(RATIO, "the driver has no new value for this process", "NVML")
 _NOT_ASKED = Reading.missing(RATIO, "not sampled yet", "NVML")
@@ -53,7 +53,7 @@ class _Share(ctypes.Structure):
     )
 
 
-class _Impossible(ValueError):
+class _ImplausibleList(ValueError):
     """A list that cannot be what the driver found."""
 
 
@@ -68,7 +68,7 @@ class ProcessReader:
         self._handle = handle
         self._clock = clock
         self._list_due_s = self._share_due_s = clock()
-        self._shift = phase * _GOLDEN % 0.5  # how much of a period the first one is shorter
+        self._shift = phase * _GOLDEN_RATIO % 0.5  # how much of a period the first one is shorter
         self._wall_clock = wall_clock
         # Asking "since ever" returns stale samples of processes long gone.
         self._share_seen_us = int((wall_clock() - SHARE_PERIOD_S) * 1e6)
@@ -84,7 +84,7 @@ class ProcessReader:
             ]
             for kind in ("Compute", "Graphics")
         }
-        self._room = 32
+        self._capacity = 32
         self._refused: dict[str, str] = {}
         self._processes: tuple[GpuProcess, ...] = ()
         self._reason: str | None = None
@@ -136,7 +136,7 @@ class ProcessReader:
                 code = error.value
                 if code in status.DEVICE_GONE:
                     raise
-            except _Impossible as error:
+            except _ImplausibleList as error:
                 if kind == "Compute":
                     self._reason = str(error)
                 return []
@@ -151,31 +151,31 @@ class ProcessReader:
             return []
 
     def _call(self, symbol: str, structure: type[ctypes.Structure]) -> list[tuple[int, int | None]]:
-        found = self._fill(symbol, structure)
+        found = self._fetch_list(symbol, structure)
         wrong = next((entry.pid for entry in found if not 0 < entry.pid <= MAX_PID), None)
         if wrong is not None:
-            raise _Impossible(f"the driver listed a process {wrong}, which cannot be ({symbol})")
+            raise _ImplausibleList(f"the driver listed a process {wrong}, which cannot be ({symbol})")
         return [(entry.pid, None if entry.used_bytes == _NOT_AVAILABLE else entry.used_bytes) for entry in found]
 
-    def _fill(self, symbol: str, structure: type[ctypes.Structure], *args: Any) -> list[Any]:
+    def _fetch_list(self, symbol: str, structure: type[ctypes.Structure], *args: Any) -> list[Any]:
         """What the driver puts into a list of ``structure``; one call where there is room enough."""
         nvml = self._nvml
         function = nvml._nvmlGetFunctionPointer(symbol)
         while True:
-            room = self._room
-            count = ctypes.c_uint(room)
-            found = (structure * room)()
+            capacity = self._capacity
+            count = ctypes.c_uint(capacity)
+            found = (structure * capacity)()
             # The list comes before its length where there is a third argument, and else after it.
             order = (found, ctypes.byref(count)) if args else (ctypes.byref(count), found)
             code = function(self._handle, *order, *args)
             if code not in (status.SUCCESS, status.INSUFFICIENT_SIZE):
                 raise nvml.NVMLError(code)
             enough = code == status.SUCCESS
-            if count.value > (room if enough else _MAX_ROOM) or (not enough and count.value <= room):
-                raise _Impossible(f"the driver gave {count.value} as the length of the list ({symbol})")
+            if count.value > (capacity if enough else _MAX_CAPACITY) or (not enough and count.value <= capacity):
+                raise _ImplausibleList(f"the driver gave {count.value} as the length of the list ({symbol})")
             if enough:
                 return found[: count.value]
-            self._room = count.value + 16  # some may start meanwhile
+            self._capacity = count.value + 16  # some may start meanwhile
 
     def _read_shares(self) -> None:
         """SM share by PID, of the driver's samples since the last look."""
@@ -184,7 +184,7 @@ class ProcessReader:
         nvml = self._nvml
         self._shares = {}
         try:
-            samples = self._fill(_SHARE_CALL, _Share, ctypes.c_ulonglong(self._share_seen_us))
+            samples = self._fetch_list(_SHARE_CALL, _Share, ctypes.c_ulonglong(self._share_seen_us))
         except nvml.NVMLError as error:
             code = error.value
             if code in status.DEVICE_GONE:
@@ -196,7 +196,7 @@ class ProcessReader:
                 self._default_share = missing
                 return
             samples = []
-        except _Impossible as error:
+        except _ImplausibleList as error:
             self._default_share = Reading.missing(RATIO, str(error), "NVML")
             return
         self._default_share = _NO_NEW_SHARE
@@ -214,5 +214,5 @@ class ProcessReader:
 def _memory(used: int | None) -> Reading:
     if used is None:
         return _NO_MEMORY
-    why = implausible("memory_used_bytes", used)
+    why = implausible_reason("memory_used_bytes", used)
     return Reading(float(used), BYTES, "NVML") if why is None else Reading.missing(BYTES, why, "NVML")

@@ -18,13 +18,13 @@ from typing import Any
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
 from gputop.sources.nvml import status
-from gputop.sources.nvml.calls import start_in_driver
-from gputop.sources.nvml.plausibility import implausible
+from gputop.sources.nvml.calls import start_nvml_thread
+from gputop.sources.nvml.plausibility import implausible_reason
 
 DEADLINE_S = 0.3  # for all GPUs together: one that hangs is left out
-LONGEST_S = 60.0  # older stamps than that are another clock's
+MAX_AGE_S = 60.0  # older stamps than that are another clock's
 SOURCE = "NVML samples"
-BEFORE = "before gputop was started"
+BEFORE_START = "before gputop was started"
 
 # Metric, NVML's number of the samples (nvmlSamplingType_t), factor to the metric's unit, coarse.
 _KINDS = (("power_w", 0, 1e-3, False), ("gpu_util", 1, 1e-2, True))
@@ -51,7 +51,7 @@ def read_sample_buffers(
     asked = 0
     for uuid, handle in handles.items():
         try:
-            start_in_driver(nvml, "past", ask(uuid, handle))
+            start_nvml_thread(nvml, "past", ask(uuid, handle))
         except nvml.NVMLError:
             continue
         asked += 1
@@ -78,7 +78,7 @@ def _samples(nvml: Any, handle: Any, now_s: float) -> dict[str, Samples]:
         good = [
             (stamp_us / 1e6, value * factor)
             for stamp_us, value in values
-            if now_s - LONGEST_S < stamp_us / 1e6 <= now_s and implausible(metric, value * factor) is None
+            if now_s - MAX_AGE_S < stamp_us / 1e6 <= now_s and implausible_reason(metric, value * factor) is None
         ]
         if good:
             found[metric] = sorted(good)
@@ -130,21 +130,22 @@ def backfill_samples(
         return []
     count = int((now_s - min(one.since_s for one in series.values())) / interval_s)
     host = HostSample(
-        hostname, {metric.id: Reading.missing(metric.unit, BEFORE) for metric in HOST_METRICS.values()}
+        hostname, {metric.id: Reading.missing(metric.unit, BEFORE_START) for metric in HOST_METRICS.values()}
     )
-    looks: list[NodeSample] = []
+    samples: list[NodeSample] = []
     for place in range(count, 0, -1):
         end_s = now_s - place * interval_s
         gpus = tuple(
-            _look(info, {m: one.mean(end_s - interval_s, end_s) for (u, m), one in series.items() if u == info.uuid})
+            _gpu_sample(info, {metric: one.mean(end_s - interval_s, end_s)
+                               for (uuid, metric), one in series.items() if uuid == info.uuid})
             for info in infos
             if info.uuid in known
         )
-        if looks or any(reading.value is not None for gpu in gpus for reading in gpu.readings.values()):
-            looks.append(
-                NodeSample(end_s, gpus, host, (), interval_s if looks else None, label, gpus_present=gpus_present)
+        if samples or any(reading.value is not None for gpu in gpus for reading in gpu.readings.values()):
+            samples.append(
+                NodeSample(end_s, gpus, host, (), interval_s if samples else None, label, gpus_present=gpus_present)
             )
-    return looks
+    return samples
 
 
 class _Series:
@@ -165,7 +166,7 @@ class _Series:
         return sum(self.values[first:last]) / (last - first)
 
 
-def _look(info: GpuInfo, values: Mapping[str, float | None]) -> GpuSample:
+def _gpu_sample(info: GpuInfo, values: Mapping[str, float | None]) -> GpuSample:
     readings = {}
     for metric, value in values.items():
         unit = GPU_METRICS[metric].unit
@@ -175,5 +176,6 @@ def _look(info: GpuInfo, values: Mapping[str, float | None]) -> GpuSample:
             else Reading(value, unit, SOURCE, None, metric in _COARSE)
         )
     return GpuSample(
-        info, readings, processes_reason=BEFORE, clock_events_reason=BEFORE, message=BEFORE, xids_reason=BEFORE
+        info, readings, processes_reason=BEFORE_START, clock_events_reason=BEFORE_START, message=BEFORE_START,
+        xids_reason=BEFORE_START,
     )

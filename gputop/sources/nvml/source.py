@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from gputop.core.samples import NodeSample
 from gputop.sources.nvml import status
-from gputop.sources.nvml.calls import text
+from gputop.sources.nvml.calls import nvml_text
 from gputop.sources.selection import select_gpus
 
 if TYPE_CHECKING:
     from gputop.sources.host.source import PsutilHost
-    from gputop.sources.nvml.open import Device, Opening
+    from gputop.sources.nvml.devices import Device, PendingDevice
     from gputop.sources.nvml.xid_watch import XidWatch
 
 OPEN_DEADLINE_S = 2.0  # for all GPUs together; without persistence mode the first call also starts the GPU
@@ -70,7 +70,7 @@ class NvmlSource:
         """
         import pynvml as nvml
 
-        from gputop.sources.nvml.open import Device, Opening
+        from gputop.sources.nvml.devices import Device, PendingDevice
         from gputop.sources.nvml.xid_watch import XidWatch
 
         try:
@@ -79,35 +79,35 @@ class NvmlSource:
             raise status.open_error(error.value) from error
         self._nvml = nvml
         try:
-            self._driver = text(nvml.nvmlSystemGetDriverVersion)
+            self._driver = nvml_text(nvml.nvmlSystemGetDriverVersion)
             count = nvml.nvmlDeviceGetCount()
             self._watch = watch = XidWatch(nvml, self._wall_clock)
-            openings = [
-                Opening(nvml, index, self._clock, self._wall_clock, watch, self._root) for index in range(count)
+            pending_devices = [
+                PendingDevice(nvml, index, self._clock, self._wall_clock, watch, self._root) for index in range(count)
             ]
-            for opening in openings:
-                opening.start()
+            for pending in pending_devices:
+                pending.start()
         except nvml.NVMLError as error:
             raise status.open_error(error.value) from error
         if not count:
             raise status.no_gpus()
         self._present = count
-        self._await(openings)
-        found = {info.uuid: (opening, i) for opening in openings for i, info in enumerate(opening.infos)}
-        present = [info for opening in openings for info in opening.infos]
+        self._await(pending_devices)
+        found = {info.uuid: (pending, i) for pending in pending_devices for i, info in enumerate(pending.infos)}
+        present = [info for pending in pending_devices for info in pending.infos]
         chosen = select_gpus(self._wanted, present, self._environ)
         self._devices = tuple(Device(*found[info.uuid], watch) for info in chosen)
-        for opening in openings:
-            for probe in opening.probes:
+        for pending in pending_devices:
+            for probe in pending.probes:
                 if probe.info not in chosen:
                     probe.close()
         watch.start()
 
-    def _await(self, openings: Sequence[Opening]) -> None:
+    def _await(self, pending_devices: Sequence[PendingDevice]) -> None:
         """Wait for the GPUs to open, but not for ever."""
         until_s = self._clock() + self._open_deadline_s
-        for opening in openings:
-            opening.late = not opening.done.wait(max(0.0, until_s - self._clock()))
+        for pending in pending_devices:
+            pending.opened_too_late = not pending.done.wait(max(0.0, until_s - self._clock()))
 
     @property
     def gpus(self) -> Sequence[Device]:
@@ -146,7 +146,7 @@ class NvmlSource:
         nvml, self._nvml = self._nvml, None
         try:
             if self._watch is not None:
-                self._watch.end()
+                self._watch.stop()
             for device in self._devices:
                 device.close()
             nvml.nvmlShutdown()

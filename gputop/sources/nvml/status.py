@@ -99,7 +99,7 @@ def lost_message(code: int, index: int) -> str:
     )
 
 
-def silent_message(why: str, index: int) -> str:
+def unreadable_message(why: str, index: int) -> str:
     """For a GPU of which nothing can be read although it is there; ``why`` is that of one reading."""
     return (
         f"GPU {index} tells nothing: {why}. gputop goes on asking. See whether `nvidia-smi -i {index}` tells more; "

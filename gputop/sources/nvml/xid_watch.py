@@ -10,12 +10,12 @@ from typing import Any
 
 from gputop.core.samples import XidEvent
 from gputop.sources.nvml import status
-from gputop.sources.nvml.calls import start_in_driver
+from gputop.sources.nvml.calls import start_nvml_thread
 
 WAIT_S = 1.0  # one wait in the driver: how long the thread may outlive end()
-BACK_OFF_S = 5.0  # after an error of the wait; then twice as long each time
-LONGEST_BACK_OFF_S = 60.0
-KEPT = 16  # of one GPU: a sick one can report thousands
+BACKOFF_S = 5.0  # after an error of the wait; then twice as long each time
+MAX_BACKOFF_S = 60.0
+MAX_EVENTS = 16  # of one GPU: a sick one can report thousands
 
 _NO_INSTANCE = (1 << 32) - 1
 _NOT_ASKED = "the driver was not asked to report them"
@@ -47,7 +47,7 @@ class XidWatch:
         self._gpus: dict[str, _Gpu] = {}
         self._events: Any = None
         self._reason: str | None = None  # why nothing is reported of any GPU
-        self._wanted = self._running = self._ended = False
+        self._wanted = self._running = self._stopped = False
         try:
             self._events = nvml.nvmlEventSetCreate()
         except nvml.NVMLError as error:
@@ -73,11 +73,11 @@ class XidWatch:
         nvml = self._nvml
         with self._changed:
             self._wanted = True
-            if self._running or self._ended or not self._registered():
+            if self._running or self._stopped or not self._registered():
                 return
             self._running = True
         try:
-            start_in_driver(nvml, "xid", self._run)
+            start_nvml_thread(nvml, "xid", self._run)
         except nvml.NVMLError as error:
             self._reason = status.reason(error.value, "nvmlInit")
 
@@ -91,10 +91,10 @@ class XidWatch:
         gpu = self._gpus.get(uuid)
         return self._reason or (_NOT_ASKED if gpu is None else gpu.reason)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Let the thread go; returns at once."""
         with self._changed:
-            self._ended = True
+            self._stopped = True
             self._changed.notify_all()
 
     def _registered(self) -> frozenset[str]:
@@ -130,10 +130,10 @@ class XidWatch:
         while self._wait():
             # A GPU is lost, and the set that holds it of no more use: the others get a new one. It is not
             # freed, because a GPU that opens late may be on its way into it: that is left to NVML's end.
-            self._pause(BACK_OFF_S)  # in which the GPU's own thread finds out which one it is
+            self._pause(BACKOFF_S)  # in which the GPU's own thread finds out which one it is
             with self._changed:
                 before, live = live, self._registered()
-            if live == before or not self._renew(live):
+            if live == before or not self._recreate_event_set(live):
                 self._reason = "the driver stopped to report them when a GPU was lost; restart gputop"
                 return
 
@@ -143,28 +143,28 @@ class XidWatch:
         if wait is None:
             self._reason = status.reason(status.FUNCTION_NOT_FOUND, "nvmlEventSetWait")
             return False
-        back_off_s = BACK_OFF_S
+        backoff_s = BACKOFF_S
         while True:
             with self._changed:
-                if self._ended or not self._registered():
+                if self._stopped or not self._registered():
                     self._running = False  # a GPU that comes later starts it again
                     return False
             data.gpuInstanceId = _NO_INSTANCE  # a driver from before MIG leaves it alone
             code = wait(self._events, ctypes.byref(data), ctypes.c_uint(int(1000 * WAIT_S)))
             if code in (status.SUCCESS, status.TIMEOUT):
                 if code == status.SUCCESS:
-                    self._take(data)
-                self._reason, back_off_s = None, BACK_OFF_S
+                    self._record(data)
+                self._reason, backoff_s = None, BACKOFF_S
                 continue
             if code in status.DEVICE_GONE:
                 return True
             self._reason = status.reason(code, "nvmlEventSetWait")
             if code == status.UNINITIALIZED:
                 return False
-            self._pause(back_off_s)
-            back_off_s = min(2 * back_off_s, LONGEST_BACK_OFF_S)
+            self._pause(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
-    def _renew(self, live: frozenset[str]) -> bool:
+    def _recreate_event_set(self, live: frozenset[str]) -> bool:
         nvml = self._nvml
         try:
             self._events = events = nvml.nvmlEventSetCreate()
@@ -177,7 +177,7 @@ class XidWatch:
 
     def _pause(self, seconds: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._ended, seconds)
+            self._changed.wait_for(lambda: self._stopped, seconds)
 
     def _wait_call(self) -> Callable[..., int] | None:
         nvml = self._nvml
@@ -187,7 +187,7 @@ class XidWatch:
                 return nvml._nvmlGetFunctionPointer(name)
         return None
 
-    def _take(self, data: Any) -> None:
+    def _record(self, data: Any) -> None:
         address = ctypes.cast(data.device, ctypes.c_void_p).value
         with self._changed:
             gpu = next((gpu for gpu in self._gpus.values() if gpu.address == address), None)
@@ -195,4 +195,4 @@ class XidWatch:
             return
         instance = None if data.gpuInstanceId == _NO_INSTANCE else int(data.gpuInstanceId)
         event = XidEvent(self._wall_clock(), int(data.eventData))
-        gpu.log = (*gpu.log, (event, instance))[-KEPT:]
+        gpu.log = (*gpu.log, (event, instance))[-MAX_EVENTS:]

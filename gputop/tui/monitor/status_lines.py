@@ -219,7 +219,14 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
     shorter ones."""
     if step_period is None or step_period.interval_s is None or step_period.shortest_s is None:
         return []
-    from gputop.telemetry.step_period import MIN_SAMPLES, TOO_FAST, UNMEASURED, interval_for, steps_in, too_short
+    from gputop.telemetry.step_period import (
+        MIN_SAMPLES,
+        TOO_FAST,
+        UNMEASURED,
+        is_undersampled,
+        max_interval_for,
+        steps_per_period,
+    )
 
     if step_period.reason == UNMEASURED:
         return []
@@ -232,16 +239,16 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
         few = f" on {gpus} of {varying} GPUs" if gpus < varying else ""
         if step_s is None:
             most, short = f", if steps take over {2 * step_period.interval_s:.2g} s", ""
-        elif too_short(step_s, step_period.interval_s):
+        elif is_undersampled(step_s, step_period.interval_s):
             # Shorter than that it must not be said.
             return [[*found, (text + "  ", DIM)] for text in (
                 f"{sure}, but steps too short for {every}: an alias?", f"{sure}, alias?", ", alias?")]
         else:
-            count = steps_in(step_period, step_s)
+            count = steps_per_period(step_period, step_s)
             most = short = f" ≈ {count} step{'s' if count != 1 else ''}" if count is not None else ""
         return [[*found, (sure + text + "  ", DIM)] for text in (few + most, few + short, short, "")]
     if step_s is not None and step_s < step_period.shortest_s:
-        interval_s = interval_for(step_s)
+        interval_s = max_interval_for(step_s)
         why = f"steps too short for {every}"
         cure = "" if interval_s is None else f" (+ or --interval {interval_s:g})"
         return [[(f"no period: {why}{cure}  ", DIM)], [("no period  ", DIM)], []]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.sources.dcgm import fields
-from gputop.sources.dcgm.client import HANG_TIMEOUT_S, LONGEST_RETRY_S, QUIET_S, DcgmClient
+from gputop.sources.dcgm.client import HANG_TIMEOUT_S, MAX_RETRY_S, UNWATCHED_RETRY_S, DcgmClient
 from gputop.sources.dcgm.connection import Address, parse_address
 from gputop.sources.dcgm.fields import PROFILING_IDS
 from gputop.sources.dcgm.staleness import clock_text
@@ -21,7 +21,7 @@ from tests.dcgm_double.scene import Scene
 @pytest.fixture
 def scene(make_scene: Callable[..., Scene]) -> Scene:
     scene = make_scene()
-    scene.client.want([1002, 1009], None)
+    scene.client.subscribe([1002, 1009], None)
     return scene
 
 
@@ -71,7 +71,7 @@ def test_something_else_that_listens_is_no_host_engine(scene: Scene) -> None:
 
 def test_an_older_engine_gets_the_older_bindings_and_keeps_them(make_scene: Callable[..., Scene]) -> None:
     scene = make_scene(4, 3, version="3.3.9")
-    scene.client.want([155], None)
+    scene.client.subscribe([155], None)
     scene.engine.watched_by_others([155])
     scene.client.step()
     assert scene.client.snapshot().error is None and scene.client.snapshot().version == "3.3.9"
@@ -107,7 +107,7 @@ def test_bindings_that_break_give_way_to_the_next(make_scene: Callable[..., Scen
 
 
 def test_an_engine_that_restarts_is_found_again_with_new_watches(scene: Scene) -> None:
-    scene.client.want([1002], None, profiling=True)
+    scene.client.subscribe([1002], None, profiling=True)
     for _ in range(3):
         scene.step()
     assert scene.value(1002) == 0.5
@@ -137,7 +137,7 @@ def test_a_lost_engine_is_tried_again_more_and_more_rarely(scene: Scene) -> None
         for _ in range(400):
             scene.step(0.5)
     gaps = [round(b - a) for a, b in itertools.pairwise(tries)]
-    assert gaps == [2, 4, 8, 16, 32, 60, 60] and gaps[-1] == LONGEST_RETRY_S
+    assert gaps == [2, 4, 8, 16, 32, 60, 60] and gaps[-1] == MAX_RETRY_S
 
 
 def test_a_steady_connection_forgets_the_back_off(scene: Scene) -> None:
@@ -169,7 +169,7 @@ def test_errors_of_a_read_end_in_a_new_connection(scene: Scene, code: int) -> No
 
 
 def test_a_connection_that_is_gone_is_not_asked_to_undo_its_watches(scene: Scene) -> None:
-    scene.client.want([1002], None, profiling=True)
+    scene.client.subscribe([1002], None, profiling=True)
     scene.step()
     scene.engine.fails["dcgmEntitiesGetLatestValues"] = fields.TIMEOUT
     scene.step()
@@ -186,7 +186,7 @@ def test_without_consent_nothing_is_watched_and_the_engine_is_spared(scene: Scen
     assert not scene.engine.watched() and not scene.engine.calls["dcgmProfGetSupportedMetricGroups"]
     assert len(scene.engine.read_ids) == 1  # each such read is an error line in the engine's log
     scene.engine.watched_by_others([1002])
-    scene.step(QUIET_S)
+    scene.step(UNWATCHED_RETRY_S)
     scene.step()
     assert scene.value(1002) == 0.5
 
@@ -195,7 +195,7 @@ def test_consent_watches_what_each_gpu_has(make_scene: Callable[..., Scene]) -> 
     scene = make_scene(gpus=3)
     scene.engine.gpus[1].profiling = frozenset((1001, 1002))
     scene.engine.gpus[2].profiling = None
-    scene.client.want(PROFILING_IDS, None, profiling=True)
+    scene.client.subscribe(PROFILING_IDS, None, profiling=True)
     scene.step()
     assert scene.engine.watched() == {(0, i) for i in PROFILING_IDS} | {(1, 1001), (1, 1002)}
     scene.step()
@@ -204,7 +204,7 @@ def test_consent_watches_what_each_gpu_has(make_scene: Callable[..., Scene]) -> 
     assert "-16" in str(scene.value(1004, 1)) or "watch" in str(scene.value(1004, 1))
     assert "cannot be watched: its profiling module is not loaded" in str(scene.value(1002, 2))
     scene.client.close()
-    scene.client._drop()
+    scene.client._disconnect()
     assert not scene.engine.watched()
 
 
@@ -214,7 +214,7 @@ def test_consent_watches_what_each_gpu_has(make_scene: Callable[..., Scene]) -> 
 ])
 def test_a_refused_profiling_watch_says_why_and_the_rest_goes_on(scene: Scene, code: int, words: str) -> None:
     scene.engine.watched_by_others([155])
-    scene.client.want([155], None, profiling=True)
+    scene.client.subscribe([155], None, profiling=True)
     scene.engine.fails["dcgmWatchFields"] = code
     scene.step()
     scene.step()
@@ -225,16 +225,16 @@ def test_a_refused_profiling_watch_says_why_and_the_rest_goes_on(scene: Scene, c
 
 def test_only_gpus_that_are_wanted_are_watched(scene: Scene) -> None:
     client = scene.client = scene.new_client()
-    client.want([1002], ["GPU-1"], profiling=True)
+    client.subscribe([1002], ["GPU-1"], profiling=True)
     scene.step()
     assert scene.engine.watched() == {(1, i) for i in PROFILING_IDS}
-    client.want([1002], ["GPU-0"])
+    client.subscribe([1002], ["GPU-0"])
     scene.step()
     assert {gpu for gpu, _ in scene.engine.watched()} == {0, 1}
 
 
 def test_watches_follow_the_pace_of_the_ticks(scene: Scene) -> None:
-    scene.client.want([1002], None, profiling=True)
+    scene.client.subscribe([1002], None, profiling=True)
     scene.step()
 
     def period_s() -> float:
@@ -325,7 +325,7 @@ def test_a_snapshot_that_got_old_is_an_error(scene: Scene) -> None:
 def test_one_question_per_tick(scene: Scene) -> None:
     scene.engine.watched_by_others([1002, 1009])
     for tick in (1.0, 1.0, 2.0):
-        scene.client.ask(tick)
+        scene.client.request_update(tick)
         assert scene.client.wait(10.0)
     assert len(scene.engine.read_ids) == 2
     scene.client.close()
@@ -333,17 +333,17 @@ def test_one_question_per_tick(scene: Scene) -> None:
 
 
 def test_an_engine_that_hangs_holds_up_nobody_and_is_named(scene: Scene) -> None:
-    scene.client.ask(1.0)
+    scene.client.request_update(1.0)
     assert scene.client.wait(10.0)
     scene.engine.hang("dcgmEntitiesGetLatestValues")
     scene.now_s += 60.0
-    scene.client.ask(2.0)
+    scene.client.request_update(2.0)
     assert scene.engine.await_hanging()
     assert not scene.client.wait(0.0)
     scene.now_s += HANG_TIMEOUT_S + 1
     since = clock_text(scene.now_s - HANG_TIMEOUT_S - 1)
     assert f"does not respond: a call has hung since {since}" in (scene.client.snapshot().error or "")
-    scene.client.ask(3.0)  # returns at once, as all the others do
+    scene.client.request_update(3.0)  # returns at once, as all the others do
     scene.client.close(0.0)
     scene.engine.release()
     assert scene.client._thread is not None
@@ -353,6 +353,6 @@ def test_an_engine_that_hangs_holds_up_nobody_and_is_named(scene: Scene) -> None
 
 def test_a_fault_of_gputop_itself_is_said(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scene.client, "_poll", lambda engine: 1 / 0)
-    scene.client.ask(1.0)
+    scene.client.request_update(1.0)
     assert scene.client.wait(10.0)
     assert "ZeroDivisionError" in (scene.client.snapshot().error or "")

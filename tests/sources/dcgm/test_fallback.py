@@ -49,7 +49,7 @@ class Node:
         self.made += 1
         return self.scene.client
 
-    def look(self, gpu: int = 0) -> GpuSample:
+    def sample(self, gpu: int = 0) -> GpuSample:
         """A tick: the engine reads what is watched; the answer to the question of this tick is awaited."""
         self.clock.advance(1.0)
         self.scene.now_s += 1.0
@@ -79,17 +79,17 @@ def node(fake: FakeNvml, tmp_path: Path) -> Iterator[Callable[..., Node]]:
 def test_with_gpm_dcgm_is_never_contacted(node: Callable[..., Node]) -> None:
     one = node()
     for _ in range(6):
-        one.look()
-    assert one.look()["sm_active"].source == "GPM" and not one.made
+        one.sample()
+    assert one.sample()["sm_active"].source == "GPM" and not one.made
     assert one.source.label.startswith("NVML + GPM, driver")
 
 
 def test_without_gpm_what_somebody_watches_is_shown(node: Callable[..., Node]) -> None:
     one = node("gpm 0")
     one.scene.engine.watched_by_others(PROFILING)
-    one.look()
-    one.look()
-    sample = one.look()
+    one.sample()
+    one.sample()
+    sample = one.sample()
     assert sample["sm_active"] == Reading(0.5, "ratio", "DCGM")
     assert sample["fp16_active"] == Reading(0.5, "ratio", "DCGM")
     assert sample["power_w"].source.startswith("NVML"), "what NVML has is not replaced"
@@ -109,7 +109,7 @@ def test_the_first_frame_waits_for_nothing(node: Callable[..., Node]) -> None:
 
 def test_nobody_watches_names_both_ways_out(node: Callable[..., Node]) -> None:
     one = node("gpm 0")
-    assert one.look()["sm_active"].reason == (
+    assert one.sample()["sm_active"].reason == (
         "this GPU has no GPM: needs Hopper or newer; "
         "DCGM: nobody watches field 1002: start gputop with --dcgm-watch, or dcgm-exporter")
     assert not one.scene.engine.watched() and "DCGM" not in one.source.label
@@ -118,7 +118,7 @@ def test_nobody_watches_names_both_ways_out(node: Callable[..., Node]) -> None:
 def test_with_consent_the_fields_are_watched_and_released(node: Callable[..., Node]) -> None:
     one = node("gpm 0", watch=True)
     for _ in range(4):
-        sample = one.look(1)
+        sample = one.sample(1)
     assert sample["tensor_active"] == Reading(0.5, "ratio", "DCGM")
     assert {i for _, i in one.scene.engine.watched()} == PROFILING
     one.source.close()
@@ -129,15 +129,15 @@ def test_no_engine_is_said_beside_no_gpm(node: Callable[..., Node]) -> None:
     one = node("gpm 0")
     one.scene.engine.stop()
     address = one.scene.engine.address
-    assert (one.look()["dram_active"].reason or "").endswith(f"; DCGM: no host engine answers at {address}")
-    assert one.look()["power_w"].value is not None
+    assert (one.sample()["dram_active"].reason or "").endswith(f"; DCGM: no host engine answers at {address}")
+    assert one.sample()["power_w"].value is not None
 
 
 def test_an_engine_of_another_machine_is_not_mixed_in(node: Callable[..., Node]) -> None:
     one = node("gpm 0", listed=False)
     one.scene.engine.watched_by_others(PROFILING)
     for _ in range(3):
-        sample = one.look()
+        sample = one.sample()
     assert (sample["sm_active"].reason or "").endswith("DCGM: the host engine does not list this GPU")
 
 
@@ -146,37 +146,37 @@ def test_a_gpu_that_was_not_yet_asked_for_is_not_called_unlisted(node: Callable[
     one.source.gpus[0].read(1.0)
     assert one.scene.client.wait(10.0)  # an answer for GPU 0 alone
     assert (one.source.gpus[1].read(1.0)["sm_active"].reason or "").endswith("DCGM: not asked yet")
-    assert (one.look(1)["sm_active"].reason or "").endswith("or dcgm-exporter")
+    assert (one.sample(1)["sm_active"].reason or "").endswith("or dcgm-exporter")
 
 
 def test_gpm_that_is_refused_later_is_replaced(node: Callable[..., Node], fake: FakeNvml) -> None:
     one = node()
     one.scene.engine.watched_by_others(PROFILING)
     for _ in range(3):
-        one.look()
-    assert one.look()["sm_active"].source == "GPM"
+        one.sample()
+    assert one.sample()["sm_active"].source == "GPM"
     fake.change("refuse nvmlGpmSampleGet 4")
     for _ in range(4):
-        sample = one.look()
+        sample = one.sample()
     assert sample["sm_active"].source == "DCGM"
 
 
 def test_gpm_that_misses_a_tick_or_two_is_waited_for(node: Callable[..., Node], fake: FakeNvml) -> None:
     one = node()
-    one.look()
-    one.look()
+    one.sample()
+    one.sample()
     assert not one.made  # both were without a value
-    assert one.look()["sm_active"].source == "GPM"
+    assert one.sample()["sm_active"].source == "GPM"
 
 
 def test_pcie_prefers_dcgm_to_the_20_ms_window(node: Callable[..., Node]) -> None:
     one = node("gpm 0", "refuse field:197 3", "refuse field:198 3")
     for _ in range(3):
-        coarse = one.look()[RX]
+        coarse = one.sample()[RX]
     assert coarse.coarse and coarse.value is not None and coarse.source != "DCGM"
     one.scene.engine.watched_by_others(PROFILING)
     for _ in range(13):
-        sample = one.look()
+        sample = one.sample()
     assert sample[RX] == Reading(3.0, "bytes/s", "DCGM") == sample[TX]
 
 
@@ -184,7 +184,7 @@ def test_pcie_counters_are_kept(node: Callable[..., Node]) -> None:
     one = node("gpm 0")
     one.scene.engine.watched_by_others(PROFILING)
     for _ in range(4):
-        sample = one.look()
+        sample = one.sample()
     assert sample[RX].source == "NVML counter"
 
 
@@ -192,10 +192,10 @@ def test_a_stale_value_is_not_shown(node: Callable[..., Node]) -> None:
     one = node("gpm 0")
     one.scene.engine.watched_by_others(PROFILING)
     for _ in range(3):
-        one.look()
+        one.sample()
     one.scene.engine.others.clear()
     for _ in range(6):
-        sample = one.look()
+        sample = one.sample()
     assert sample["sm_active"].value is None and "was last updated" in (sample["sm_active"].reason or "")
     assert "DCGM" not in one.source.label
 
@@ -204,18 +204,18 @@ def test_a_lost_gpu_stays_lost(node: Callable[..., Node], fake: FakeNvml) -> Non
     one = node("gpm 0")
     one.scene.engine.watched_by_others(PROFILING)
     for _ in range(3):
-        one.look()
+        one.sample()
     fake.lose(0)
-    assert one.look(0).state == "lost" and not one.look(0).readings
-    assert one.look(1)["sm_active"].source == "DCGM"
+    assert one.sample(0).state == "lost" and not one.sample(0).readings
+    assert one.sample(1)["sm_active"].source == "DCGM"
 
 
 def test_what_nvml_refuses_dcgm_may_have(node: Callable[..., Node]) -> None:
     one = node("gpm 0", "refuse nvmlDeviceGetPowerUsage 4", "refuse field:186 4", "refuse field:185 4")
-    assert "DCGM" not in (one.look()["power_w"].reason or "DCGM"), "no clutter where DCGM has it not"
+    assert "DCGM" not in (one.sample()["power_w"].reason or "DCGM"), "no clutter where DCGM has it not"
     one.scene.engine.watched_by_others([155])
     for _ in range(12):
-        sample = one.look()
+        sample = one.sample()
     assert sample["power_w"] == Reading(3.0, "W", "DCGM")
 
 
@@ -227,7 +227,7 @@ def test_mig_instances_have_dcgm_s_values_of_their_own(node: Callable[..., Node]
     one.scene.engine.figures |= {(1004, 1002): 0.2, (1005, 1002): 0.9, (1, 1002): 0.5}
     one.scene.engine.watched_by_others([1002], [1, 1004, 1005])
     for _ in range(3):
-        samples = [one.look(place) for place in range(4)]
+        samples = [one.sample(place) for place in range(4)]
     assert [sample["sm_active"].value for sample in samples] == [None, 0.9, 0.2, 0.5]
     assert "0:0" in (samples[0]["sm_active"].reason or "") and "DCGM" not in (samples[0]["sm_active"].reason or "")
 
@@ -241,7 +241,7 @@ def test_numbers_of_mig_instances_mean_nothing_on_another_machine(
     one.scene.engine.figures[1005, 1002] = 0.9
     one.scene.engine.watched_by_others([1002], [1005])
     for _ in range(3):
-        sample = one.look(1)
+        sample = one.sample(1)
     assert sample["sm_active"].value is None and "does not list this GPU" in (sample["sm_active"].reason or "")
 
 

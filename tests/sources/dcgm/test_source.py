@@ -26,12 +26,12 @@ class Node(Scene):
         self.source = DcgmSource(self.client, gpus, watch=watch, root=self.root)
         self.source.open()
 
-    def look(self, gpu: int = 0, after_s: float = 1.0) -> GpuSample:
+    def sample(self, gpu: int = 0, after_s: float = 1.0) -> GpuSample:
         """A tick, the answer of the engine awaited."""
         self.now_s += after_s
         if self.engine.alive:
             self.engine.update()
-        self.client.ask(self.now_s)
+        self.client.request_update(self.now_s)
         assert self.client.wait(10.0)
         return self.source.gpus[gpu].read(self.now_s)
 
@@ -66,8 +66,8 @@ def test_every_field_in_the_unit_of_its_metric(node: Node) -> None:
                207: 4, 237: 4, 238: 16, 252: 1024, 253: 600, 250: 81920, 310: 5, 311: 1, 313: 2, 393: 3, 394: 4,
                395: 0, 396: 1, 1002: 0.44, 1003: 1.002, 1009: 12_000_000, 1010: 34_000_000})
     node.open()
-    node.look()
-    sample = node.look()
+    node.sample()
+    sample = node.sample()
     expected = {
         "sm_clock_hz": 1.41e9, "memory_clock_hz": 1.593e9, "sm_clock_max_hz": 1.98e9, "temperature_c": 61,
         "memory_temperature_c": 70, "power_w": 312.5, "temperature_slowdown_c": 87, "power_limit_w": 400,
@@ -111,7 +111,7 @@ def test_a_choice_of_gpus(node: Node) -> None:
 def test_ordinary_fields_are_watched_profiling_ones_only_with_consent(node: Node) -> None:
     node.open()
     assert {i for _, i in node.engine.watched()} == {*fields.FAST_IDS, *fields.SLOW_IDS}
-    assert "nobody watches field 1002: start gputop with --dcgm-watch" in (node.look()["sm_active"].reason or "")
+    assert "nobody watches field 1002: start gputop with --dcgm-watch" in (node.sample()["sm_active"].reason or "")
     node.source.close()
     assert not node.engine.watched() and not node.engine.clients
 
@@ -119,10 +119,10 @@ def test_ordinary_fields_are_watched_profiling_ones_only_with_consent(node: Node
 def test_with_consent_profiling_fields_go_in_a_group_of_their_own(node: Node) -> None:
     node.engine.gpus[1].profiling = None
     node.open(watch=True)
-    node.look()
-    sample = node.look()
+    node.sample()
+    sample = node.sample()
     assert sample["sm_active"].value == 0.5 and sample["power_w"].value == 3
-    other = node.look(1)
+    other = node.sample(1)
     assert other["power_w"].value == 3 and "profiling is not supported here" in (other["sm_active"].reason or "")
     groups = [set(ids) for _, ids in node.engine.clients[0].field_groups.values()]
     assert PROFILING in groups and all(group <= PROFILING or not group & PROFILING for group in groups)
@@ -141,10 +141,10 @@ def test_limits_and_counters_are_watched_slowly(node: Node) -> None:
 def test_clock_event_reasons_are_decoded_as_nvml_s(node: Node) -> None:
     node.show({112: 0x4 | 0x20})
     node.open()
-    assert node.look().clock_event_reasons == ("power cap", "thermal")
+    assert node.sample().clock_event_reasons == ("power cap", "thermal")
     node.engine.stuck |= {(0, 112)}
     for _ in range(4):
-        sample = node.look()
+        sample = node.sample()
     assert sample.clock_event_reasons == () and "field 112 was last updated" in (sample.clock_events_reason or "")
 
 
@@ -155,22 +155,22 @@ def test_xids_are_those_since_gputop_watches(node: Node, skew_s: float) -> None:
     node.engine.xid(0, 13)
     node.now_s += 5
     node.open()
-    assert node.look().xids == () and node.look().xids_reason is None
+    assert node.sample().xids == () and node.sample().xids_reason is None
     node.engine.xid(0, 79)
     first_s = node.engine.clock()
-    node.look()
+    node.sample()
     node.engine.xid(0, 79)
-    sample = node.look()
-    assert sample.xids == (XidEvent(first_s, 79), XidEvent(first_s + 1, 79)) and node.look(1).xids == ()
+    sample = node.sample()
+    assert sample.xids == (XidEvent(first_s, 79), XidEvent(first_s + 1, 79)) and node.sample(1).xids == ()
     node.engine.stop()
-    lost = node.look()
+    lost = node.sample()
     assert len(lost.xids) == 2 and lost.xids_reason
     assert node.source.gpus[0].xids()[0] == lost.xids
 
 
 def test_processes_are_not_made_up(node: Node) -> None:
     node.open()
-    sample = node.look()
+    sample = node.sample()
     assert sample.processes == () and "DCGM does not list processes" in (sample.processes_reason or "")
 
 
@@ -180,20 +180,20 @@ def test_a_gpu_that_is_lost(node: Node) -> None:
         node.engine.samples.pop((0, i), None)
     node.engine.samples[0, 155] = type(node.engine.samples[1, 155])(0, 0, fields.GPU_IS_LOST)
     node.engine.stuck |= {(0, i) for i in fields.FAST_IDS}
-    sample = node.look(0)
+    sample = node.sample(0)
     assert sample.state == LOST and "no longer answers on the PCIe bus" in sample.message
-    assert node.look(1).state == OK
+    assert node.sample(1).state == OK
 
 
 def test_an_engine_that_restarts(node: Node) -> None:
     node.open()
-    node.look()
+    node.sample()
     node.engine.stop()
-    sample = node.look()
+    sample = node.sample()
     assert sample.state == FAILED and "the connection broke" in sample.message and not sample.readings
     node.engine.start()
-    assert node.look(0, 2.0).state == OK
-    assert node.look()["power_w"].value == 3
+    assert node.sample(0, 2.0).state == OK
+    assert node.sample()["power_w"].value == 3
 
 
 def test_an_engine_without_gpus(node: Node) -> None:
@@ -258,12 +258,12 @@ def test_an_address_of_another_machine(node: Node, monkeypatch: pytest.MonkeyPat
 def test_slow_watches_are_named_as_the_source(node: Node) -> None:
     node.engine.watched_by_others([1002])
     node.open()
-    sample = node.look()
+    sample = node.sample()
     for _ in range(7):
         for _ in range(10):
             stuck = {(gpu, 1002) for gpu in node.engine.gpus}
             node.engine.stuck |= stuck
-            sample = node.look()
+            sample = node.sample()
         node.engine.stuck -= stuck
-        sample = node.look()
+        sample = node.sample()
     assert sample["sm_active"] == Reading(0.5, "ratio", "DCGM, every 11 s")

@@ -12,12 +12,12 @@ import pytest
 from gputop.core.samples import ProcessSample
 from gputop.sources.host import gpu_processes as hp
 from gputop.sources.host import proc_files
-from gputop.sources.host.gpu_processes import ProcessTable
+from gputop.sources.host.gpu_processes import GpuProcessTable
 from gputop.sources.host.proc_files import DENIED, ENDED
 from tests.sources.host.proc_tree import ProcTree, Ticking, on_gpus
 
 EIO = "it could not be read: Input/output error"
-GARBLED = "/proc tells nothing that makes sense"
+UNPARSABLE = "/proc tells nothing that makes sense"
 SICK, CHILD, WELL = 4_194_301, 4_194_302, 4_194_303  # the highest PIDs: no process here is likely to have them
 
 Read = Callable[[str, int], bytes]
@@ -42,11 +42,11 @@ STAT = {"missing": ENDED, "ended": ENDED, "denied": ENDED, "refused": ENDED, "br
 REASON = {"missing": ENDED, "ended": ENDED, "denied": DENIED, "refused": DENIED, "broken": EIO}
 
 
-def table_with(tree: ProcTree, ticking: Ticking, read: Read) -> ProcessTable:
+def table_with(tree: ProcTree, ticking: Ticking, read: Read) -> GpuProcessTable:
     tree.add(SICK, environ=b"CUDA_VISIBLE_DEVICES=0\0")
     tree.add(CHILD, parent=SICK)
     tree.add(WELL, environ=b"CUDA_VISIBLE_DEVICES=1\0")
-    return ProcessTable(ticking, tree.root, read=read)
+    return GpuProcessTable(ticking, tree.root, read=read)
 
 
 def assert_well(well: ProcessSample) -> None:
@@ -71,12 +71,12 @@ def test_a_file_in_a_bad_state(tmp_path: Path, file: str, fault: str) -> None:
     shown = f"{sick.user}{sick.command}{sick.reason}{sick.container}{sick.cuda_visible_devices}{sick.reasons}"
     assert "\x1b" not in shown and len(shown) < 10_000
     if file == "stat":
-        assert sick.reason == sick.cpu_cores.reason == sick.io_read_bytes_per_s.reason == STAT.get(fault, GARBLED)
+        assert sick.reason == sick.cpu_cores.reason == sick.io_read_bytes_per_s.reason == STAT.get(fault, UNPARSABLE)
         assert (sick.user, sick.command, sick.rss_bytes.value) == (None, None, None)
         return
     assert sick.cpu_cores.value == 0.0 and sick.rss_bytes.value is not None
     if file == "status":
-        assert (sick.user, sick.reasons["user"]) == (None, REASON.get(fault, GARBLED))
+        assert (sick.user, sick.reasons["user"]) == (None, REASON.get(fault, UNPARSABLE))
     elif file == "cmdline":
         assert sick.reason == REASON.get(fault)
         assert (sick.command is None) == (fault in REASON)
@@ -87,7 +87,7 @@ def test_a_file_in_a_bad_state(tmp_path: Path, file: str, fault: str) -> None:
     elif file == "environ":
         assert (sick.cuda_visible_devices, sick.reasons.get("cuda_visible_devices")) == (None, REASON.get(fault))
     else:
-        assert sick.io_read_bytes_per_s.reason == sick.io_write_bytes_per_s.reason == REASON.get(fault, GARBLED)
+        assert sick.io_read_bytes_per_s.reason == sick.io_write_bytes_per_s.reason == REASON.get(fault, UNPARSABLE)
 
 
 @pytest.mark.parametrize("victim", [SICK, CHILD])
@@ -150,14 +150,14 @@ def test_the_states_of_a_process_that_has_ended(tmp_path: Path) -> None:
     tree = ProcTree(tmp_path)
     for state, reason in (("Z", proc_files.ZOMBIE), ("X", proc_files.ZOMBIE), ("D", None), ("t", None)):
         tree.add(SICK, state=state)
-        (sample,) = ProcessTable(Ticking(), tree.root).read(on_gpus(SICK))
+        (sample,) = GpuProcessTable(Ticking(), tree.root).read(on_gpus(SICK))
         assert sample.reason == reason
         assert (sample.rss_bytes.value is None) == (reason is not None)
 
 
 @pytest.mark.parametrize(("pid", "reason"), [(0, hp.NO_PID), (2**31, ENDED), (2**32 - 1, ENDED)])
 def test_pids_that_no_process_can_have(tmp_path: Path, pid: int, reason: str) -> None:
-    (sample,) = ProcessTable(Ticking(), ProcTree(tmp_path).root).read(on_gpus(pid))
+    (sample,) = GpuProcessTable(Ticking(), ProcTree(tmp_path).root).read(on_gpus(pid))
     assert sample.reason == reason
 
 
@@ -166,7 +166,7 @@ def test_without_a_boot_time_the_start_is_not_known(tmp_path: Path) -> None:
         tree = ProcTree(tmp_path / content.strip().replace(" ", ""))
         (tree.root / "stat").write_text(content)
         tree.add(SICK)
-        (sample,) = ProcessTable(Ticking(), tree.root).read(on_gpus(SICK))
+        (sample,) = GpuProcessTable(Ticking(), tree.root).read(on_gpus(SICK))
         assert sample.started_s is None and "boot" in sample.reasons["started_s"]
         assert sample.command == "python train.py"
 
@@ -174,6 +174,6 @@ def test_without_a_boot_time_the_start_is_not_known(tmp_path: Path) -> None:
 def test_a_sick_gpu_lists_the_same_process_with_others(tmp_path: Path) -> None:
     tree = ProcTree(tmp_path)
     tree.add(WELL)
-    hidden, well = ProcessTable(Ticking(), tree.root).read(on_gpus(1, WELL, gpus=[2, 5]))
+    hidden, well = GpuProcessTable(Ticking(), tree.root).read(on_gpus(1, WELL, gpus=[2, 5]))
     assert hidden.reason == hp.HIDDEN  # PID 1 exists, and this /proc does not show it
     assert sorted(well.gpus) == [2, 5]

@@ -14,7 +14,7 @@ import pytest
 
 from gputop.core.samples import Reading
 from gputop.sources.host import gpu_processes as hp
-from gputop.sources.host.gpu_processes import ProcessTable, missing_process
+from gputop.sources.host.gpu_processes import GpuProcessTable, missing_process
 from gputop.sources.host.proc_files import DENIED, ENDED, ZOMBIE, parse_io, parse_stat
 from gputop.sources.host.process_rates import FIRST
 from tests.sources.host.proc_tree import SOME_NAMESPACE, TICKS_PER_S, ProcTree, Ticking, on_gpus
@@ -65,7 +65,7 @@ def burnt_ticks(pid: int) -> int:
 
 def test_a_real_process_with_a_worker(child: subprocess.Popen[bytes], ticking: Ticking) -> None:
     worker = worker_of(child)
-    table = ProcessTable(ticking)
+    table = GpuProcessTable(ticking)
     (sample,) = table.read(on_gpus(child.pid))
     assert sample.command is not None and sample.command.endswith("train\ufffd[31m.py")
     assert sample.user == psutil.Process().username()
@@ -88,7 +88,7 @@ def test_a_real_process_with_a_worker(child: subprocess.Popen[bytes], ticking: T
 
 def test_a_worker_with_a_gpu_of_its_own_is_not_counted_twice(child: subprocess.Popen[bytes], ticking: Ticking) -> None:
     worker = worker_of(child)
-    table = ProcessTable(ticking)
+    table = GpuProcessTable(ticking)
     table.read(on_gpus(child.pid, worker))
     before = burnt_ticks(worker)
     while burnt_ticks(worker) < before + 5:
@@ -128,7 +128,7 @@ def test_what_a_real_child_wrote_is_its_parents_once(tmp_path: Path, ticking: Ti
         return sample.io_write_bytes_per_s.value
 
     assert process.stdout.readline() == b"on\n"
-    table = ProcessTable(ticking)
+    table = GpuProcessTable(ticking)
     look()
     process.stdin.write(b"\n")
     process.stdin.flush()
@@ -147,14 +147,14 @@ def test_what_a_real_child_wrote_is_its_parents_once(tmp_path: Path, ticking: Ti
 
 
 def test_one_process_on_several_gpus_is_one_row(ticking: Ticking) -> None:
-    (sample,) = ProcessTable(ticking).read(on_gpus(os.getpid(), gpus=3))
+    (sample,) = GpuProcessTable(ticking).read(on_gpus(os.getpid(), gpus=3))
     assert sorted(sample.gpus) == [0, 1, 2]
 
 
 def test_an_ended_process_and_a_zombie(ticking: Ticking) -> None:
     process = subprocess.Popen([sys.executable, "-c", "pass"], stdin=subprocess.DEVNULL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, not collected: a zombie
-    table = ProcessTable(ticking)
+    table = GpuProcessTable(ticking)
     (sample,) = table.read(on_gpus(process.pid))
     assert sample.reason == ZOMBIE
     assert sample.rss_bytes.value is None
@@ -178,7 +178,7 @@ def test_grandchildren_count_and_newcomers_only_from_then_on(proc: ProcTree, tic
     proc.add(10)
     proc.add(20, parent=10, ticks=5 * hz, io=(10**6, 0))
     proc.add(30, parent=20)
-    table = ProcessTable(ticking, proc.root)
+    table = GpuProcessTable(ticking, proc.root)
     table.read(on_gpus(10))
     ticking.now_s += 2.0
     proc.add(10, ticks=hz, io=(0, 4000))
@@ -202,7 +202,7 @@ def test_grandchildren_count_and_newcomers_only_from_then_on(proc: ProcTree, tic
 
 def test_a_pid_that_now_belongs_to_another_process(proc: ProcTree, ticking: Ticking) -> None:
     proc.add(10, ticks=100_000, start=500, environ=b"CUDA_VISIBLE_DEVICES=0\0")
-    table = ProcessTable(ticking, proc.root)
+    table = GpuProcessTable(ticking, proc.root)
     table.read(on_gpus(10))
     ticking.now_s += 1.0
     proc.add(10, ticks=3, start=900, cmdline=b"other\0")
@@ -216,7 +216,7 @@ def test_who_a_process_is(proc: ProcTree, ticking: Ticking) -> None:
     proc.add(10, cgroup=docker, pids=(10, 7), environ=b"A=1\0CUDA_VISIBLE_DEVICES=\0NVIDIA_VISIBLE_DEVICES=all\0")
     proc.add(14, cmdline=b"", name=b"kworker")
     proc.add(15, uid=0)
-    plain, kernel, root = ProcessTable(ticking, proc.root).read(on_gpus(10, 14, 15))
+    plain, kernel, root = GpuProcessTable(ticking, proc.root).read(on_gpus(10, 14, 15))
     assert (plain.user, plain.command, plain.reason) == ("4711", "python train.py", None)  # a uid without a name
     assert (plain.container, plain.container_pid) == ("docker 0123456789ab", 7)
     assert plain.cuda_visible_devices == ""  # set to nothing: it sees no GPU
@@ -227,7 +227,7 @@ def test_who_a_process_is(proc: ProcTree, ticking: Ticking) -> None:
 
 def test_the_environment_is_read_again_only_after_another_program_was_started(proc: ProcTree, ticking: Ticking) -> None:
     proc.add(10, environ=b"CUDA_VISIBLE_DEVICES=0\0")
-    table = ProcessTable(ticking, proc.root)
+    table = GpuProcessTable(ticking, proc.root)
     table.read(on_gpus(10))
     proc.add(10, environ=b"CUDA_VISIBLE_DEVICES=1\0")
     ticking.now_s += hp.TABLE_PERIOD_S
@@ -240,10 +240,10 @@ def test_the_environment_is_read_again_only_after_another_program_was_started(pr
 def test_between_the_looks_only_the_gpus_are_new(proc: ProcTree, ticking: Ticking) -> None:
     proc.add(10)
     reads: list[str] = []
-    table = ProcessTable(ticking, proc.root, read=lambda path, limit: reads.append(path) or Path(path).read_bytes())
+    table = GpuProcessTable(ticking, proc.root, read=lambda path, limit: reads.append(path) or Path(path).read_bytes())
     table.read(on_gpus(10))
     reads.clear()
-    ticking.now_s += hp.LOOK_PERIOD_S / 2
+    ticking.now_s += hp.UPDATE_PERIOD_S / 2
     (gpu,) = on_gpus(10)
     busy = replace(gpu, processes=(replace(gpu.processes[0], sm_ratio=Reading(0.5, "ratio")),))
     (sample,) = table.read([busy])
@@ -263,7 +263,7 @@ def test_looks_that_cost_much_come_less_often(proc: ProcTree, ticking: Ticking) 
         return Path(path).read_bytes()
 
     # Each read takes 5 ms of CPU: 10 ms for the two of a look, 45 ms for the nine of the process table.
-    table = ProcessTable(ticking, proc.root, read=read, cpu_clock=lambda: 0.005 * len(reads))
+    table = GpuProcessTable(ticking, proc.root, read=read, cpu_clock=lambda: 0.005 * len(reads))
     table.read(on_gpus(10))
     for at_s, known, bystander in ((1.9, False, 1), (2.1, True, 1), (8.9, True, 1), (11.0, True, 2)):
         ticking.now_s = 100.0 + at_s
@@ -278,7 +278,7 @@ def test_a_mig_instance_knows_more_than_the_gpu_it_is_part_of(proc: ProcTree, ti
     part = replace(whole, info=replace(whole.info, uuid="MIG-1", mig=1),
                    processes=(replace(whole.processes[0], mig=1),))
     for gpus in ([whole, part], [part, whole]):
-        (sample,) = ProcessTable(ticking, proc.root).read(gpus)
+        (sample,) = GpuProcessTable(ticking, proc.root).read(gpus)
         assert sample.gpus[0].mig == 1
 
 
@@ -287,7 +287,7 @@ def test_host_pids_in_a_container(tmp_path: Path, ticking: Ticking) -> None:
     proc.add(10)  # the same number, some other process
     proc.add(11)
     proc.open_device(11)
-    other, absent, same = ProcessTable(ticking, proc.root).read(on_gpus(10, 12, 11))
+    other, absent, same = GpuProcessTable(ticking, proc.root).read(on_gpus(10, 12, 11))
     assert other.reason == absent.reason == hp.OTHER_NAMESPACE
     assert other.command is None
     assert (same.command, same.local_pid, same.note) == ("python train.py", None, None)
@@ -302,7 +302,7 @@ def test_in_a_container_another_users_process_may_be_it_or_not(
     monkeypatch.setattr(hp.process_match, "opens_gpu", deny)  # as root no file of a test refuses to be read
     proc = ProcTree(tmp_path, SOME_NAMESPACE)
     proc.add(10)
-    (sample,) = ProcessTable(ticking, proc.root).read(on_gpus(10))
+    (sample,) = GpuProcessTable(ticking, proc.root).read(on_gpus(10))
     assert (sample.command, sample.reason) == (None, hp.OTHER_USERS)
 
 
@@ -312,7 +312,7 @@ def test_a_host_pid_is_matched_by_the_device_its_process_maps(tmp_path: Path, ti
     proc.add(10)  # the host's number is some other process's here
     proc.add(20, io=(0, 0))
     proc.map_device(20, 3)
-    table = ProcessTable(ticking, proc.root)
+    table = GpuProcessTable(ticking, proc.root)
     (sample,) = table.read(on_gpus(10))
     assert (sample.pid, sample.local_pid, sample.command) == (10, 20, "python train.py")
     assert sample.note == hp.MATCHED.format(10, 3)
@@ -330,19 +330,19 @@ def test_no_match_is_guessed(tmp_path: Path, ticking: Ticking) -> None:
     proc = ProcTree(tmp_path, SOME_NAMESPACE)
     proc.add(20)
     proc.map_device(20, 0)
-    (sample,) = ProcessTable(ticking, proc.root).read(on_gpus(10))
+    (sample,) = GpuProcessTable(ticking, proc.root).read(on_gpus(10))
     assert sample.reason == hp.OTHER_NAMESPACE, "without the driver's word which device is which"
     proc.add_driver([0, 1])
-    two = ProcessTable(ticking, proc.root).read(on_gpus(10, 11))
+    two = GpuProcessTable(ticking, proc.root).read(on_gpus(10, 11))
     assert [p.local_pid for p in two] == [None, None], "one of them is in another container"
     proc.add(21)
     proc.map_device(21, 0)
-    (sample,) = ProcessTable(ticking, proc.root).read(on_gpus(10))
+    (sample,) = GpuProcessTable(ticking, proc.root).read(on_gpus(10))
     assert sample.local_pid is None, "two processes here could be it"
 
 
 def test_a_process_hidden_by_hidepid(proc: ProcTree, ticking: Ticking) -> None:
-    (sample,) = ProcessTable(ticking, proc.root).read(on_gpus(os.getpid()))  # exists, but not in this /proc
+    (sample,) = GpuProcessTable(ticking, proc.root).read(on_gpus(os.getpid()))  # exists, but not in this /proc
     assert sample.reason == hp.HIDDEN
 
 

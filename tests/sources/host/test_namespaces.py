@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gputop.sources.host import gpu_processes as hp
-from gputop.sources.host.gpu_processes import ProcessTable
+from gputop.sources.host.gpu_processes import GpuProcessTable
 from tests.sources.host.proc_tree import Ticking, on_gpus
 
 REPO = Path(__file__).resolve().parents[3]
@@ -29,13 +29,13 @@ def may_unshare() -> bool:
 
 needs_unshare = pytest.mark.skipif(not may_unshare(), reason="this user may not make PID namespaces")
 
-# Asks a ProcessTable about the PIDs that it gets as JSON and answers in JSON.
+# Asks a GpuProcessTable about the PIDs that it gets as JSON and answers in JSON.
 ASK = """
 import json, os, sys
 from dataclasses import asdict
 from tests.sources.host.proc_tree import Ticking, on_gpus
-from gputop.sources.host.gpu_processes import ProcessTable
-print(json.dumps([asdict(p) for p in ProcessTable(Ticking()).read(on_gpus(*json.loads(sys.argv[1])))]))
+from gputop.sources.host.gpu_processes import GpuProcessTable
+print(json.dumps([asdict(p) for p in GpuProcessTable(Ticking()).read(on_gpus(*json.loads(sys.argv[1])))]))
 """
 
 
@@ -61,7 +61,7 @@ def test_seen_from_the_host_a_process_in_a_container_has_two_numbers() -> None:
     assert outer.stdin is not None and outer.stdout is not None
     assert outer.stdout.readline() == b"1\n"
     inner = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
-    outside, inside = ProcessTable(Ticking()).read(on_gpus(outer.pid, inner))
+    outside, inside = GpuProcessTable(Ticking()).read(on_gpus(outer.pid, inner))
     outer.communicate(b"\n", timeout=30)
     assert (outside.container_pid, inside.container_pid) == (None, 1)
     assert (inside.local_pid, inside.parent_pid) == (None, outer.pid)
@@ -74,9 +74,9 @@ def test_hidepid_hides_other_users_processes() -> None:
     before = (
         "import json, os, subprocess, sys\n"
         "from pathlib import Path\n"
-        "from gputop.sources.base import host_processes\n"
+        "from gputop.sources.host import gpu_processes\n"
         "subprocess.run(['mount', '-o', 'remount,hidepid=2', '/proc'], check=True)\n"
-        "host_processes._FIRST_PID_NAMESPACE = os.readlink('/proc/self/ns/pid')\n"
+        "gpu_processes._FIRST_PID_NAMESPACE = os.readlink('/proc/self/ns/pid')\n"
         "if pid := os.fork():\n"
         "    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
         "import tests.sources.host.proc_tree\n"

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from gputop.core.metrics import HOST_METRICS
-from gputop.sources.host.process_table import NOT_YET
+from gputop.sources.host.process_table import NOT_SCANNED_YET
 from gputop.sources.host.process_table import PERIOD_S as TABLE_PERIOD_S
 from gputop.sources.host.source import CORES_PERIOD_S, FIRST, PERIOD_S, PsutilHost
 from tests.sources.host.proc_tree import TICKS_PER_S, ProcTree, Ticking
@@ -216,7 +216,7 @@ def test_the_processes_that_use_most(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     host.read(0.0)
     assert host.processes(0.0, ()) == ()
     looked = host.read(0.0)
-    assert looked.top_processes == () and looked.top_reason == NOT_YET, "not at the first tick"
+    assert looked.top_processes == () and looked.top_reason == NOT_SCANNED_YET, "not at the first tick"
     tree = ProcTree(tmp_path / "proc")
     for pid in range(10, 40):
         tree.add(pid, start=pid, ticks=0, cmdline=b"worker\0%d\0" % pid)

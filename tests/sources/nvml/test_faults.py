@@ -22,7 +22,7 @@ from gputop.core.samples import FAILED, LOST, NOT_RESPONDING, OK, GpuInfo, GpuSa
 from gputop.sources.base import GpuProbe
 from gputop.sources.nvml import status
 from gputop.sources.nvml.gpu import NvmlGpu
-from gputop.sources.nvml.plausibility import implausible
+from gputop.sources.nvml.plausibility import implausible_reason
 from gputop.sources.nvml.source import NvmlSource
 from gputop.telemetry.sampler import Sampler
 from gputop.text.units import printable
@@ -96,7 +96,7 @@ class Node:
             gpu.close()  # type: ignore[attr-defined]
         pynvml.nvmlShutdown()
 
-    def look(self, after_s: float) -> list[GpuSample]:
+    def sample(self, after_s: float) -> list[GpuSample]:
         self.clock.advance(after_s)
         return [probe.read(self.clock()) for probe in self.gpus]
 
@@ -120,11 +120,11 @@ def _healthy(fake: FakeNvml, kind: str) -> Healthy:
     fake.configure(*NODES[kind])
     with Node(fake, kind, opened=True) as node:
         for after_s in (*SICK_S, *HEALED_S):
-            node.look(after_s)
+            node.sample(after_s)
         of_readings = set(fake.functions()) - set(OPENING)
     with Node(fake, kind) as node:
         for after_s in (*SICK_S, *HEALED_S):
-            samples = node.look(after_s)
+            samples = node.sample(after_s)
         values = [{m: (r.value, r.source) for m, r in s.readings.items() if r.value is not None} for s in samples]
         assert all(v.keys() == values[0].keys() for v in values)
         return Healthy(sorted(fake.functions()), of_readings, values[0])
@@ -146,7 +146,7 @@ def right(sample: GpuSample, expected: dict[str, tuple[float, str]]) -> None:
         if reading.value is None:
             assert reading.reason, metric
             continue
-        assert implausible(metric, reading.value) is None
+        assert implausible_reason(metric, reading.value) is None
         if metric in WAVES:
             assert reading.value > 0, metric
         elif metric in expected:
@@ -175,7 +175,7 @@ def codes(fake: FakeNvml, kind: str, function: str, healthy: Healthy) -> None:
             for after_s in SICK_S:
                 if after_s == SICK_S[-1]:
                     asked = fake.calls(function, SICK)
-                samples = node.look(after_s)
+                samples = node.sample(after_s)
                 right(samples[SICK], healthy.values)
             untouched(samples, healthy.values)
             sick = samples[SICK]
@@ -189,7 +189,7 @@ def codes(fake: FakeNvml, kind: str, function: str, healthy: Healthy) -> None:
             else:
                 node.heal()
                 for after_s in HEALED_S:
-                    samples = node.look(after_s)
+                    samples = node.sample(after_s)
                 right(samples[SICK], healthy.values)
                 # The older call, which has stood in since, does not tell the reserve.
                 lacks = healthy.values.keys() - valued(samples[SICK]) - {"memory_reserved_bytes"}
@@ -203,7 +203,7 @@ def garbage(fake: FakeNvml, kind: str, function: str, healthy: Healthy) -> None:
     for pattern in ("ff", "a5", "random"):
         with Node(fake, kind, f"fault {function} {SICK} 1 1 garbage {pattern}") as node:
             for after_s in SICK_S:
-                samples = node.look(after_s)
+                samples = node.sample(after_s)
                 sick = samples[SICK]
                 right(sick, healthy.values)
                 assert printable(sick.info.name) == sick.info.name
@@ -232,15 +232,15 @@ def test_a_gpu_that_answers_nothing_says_so_and_is_asked_again(
     fake: FakeNvml, healthy: dict[str, Healthy], code: int
 ) -> None:
     with Node(fake, "Hopper") as node:
-        node.look(0.0)
+        node.sample(0.0)
         fake.change(f"fault * {SICK} 1 1 code {code}")
         for _ in range(3):
-            samples = node.look(1.0)
+            samples = node.sample(1.0)
         untouched(samples, healthy["Hopper"].values)
         assert samples[SICK].state == FAILED
         assert status.reason(code, "").rstrip("() ") in samples[SICK].message
         fake.allow_everything()
-        assert node.look(31.0)[SICK].state == (FAILED if code in status.REFUSED else OK)
+        assert node.sample(31.0)[SICK].state == (FAILED if code in status.REFUSED else OK)
 
 
 def test_garbage_is_named_with_its_value(fake: FakeNvml) -> None:
@@ -249,8 +249,8 @@ def test_garbage_is_named_with_its_value(fake: FakeNvml) -> None:
         f"fault field:186 {SICK} 1 1 garbage ff", f"fault gpm:2 {SICK} 1 1 garbage ff",
         f"fault nvmlDeviceGetCurrentClocksEventReasons {SICK} 1 1 garbage ff",
     ) as node:  # fmt: skip
-        node.look(0.0)
-        sick = node.look(1.0)[SICK]
+        node.sample(0.0)
+        sick = node.sample(1.0)[SICK]
     assert sick["gpu_util"].reason == "the driver gave 4294967295 %, which cannot be"
     assert sick["power_w"].reason == "the driver gave 4294967.295 W, which cannot be"
     assert sick["sm_active"].reason == "the driver gave nan %, which cannot be"
@@ -266,7 +266,7 @@ def test_garbage_of_a_gpu_in_mig_mode(fake: FakeNvml, healthy: dict[str, Healthy
     settings = (f"set mig 1 {SICK}", f"mig {SICK} 0 9 1g.10gb 9728", f"fault {function} {SICK} 1 1 garbage ff")
     with Node(fake, "Hopper", *settings) as node:
         for after_s in SICK_S:
-            samples = node.look(after_s)
+            samples = node.sample(after_s)
             for sample in samples:
                 if sample.info.index == SICK and sample.info.mig is None:
                     right(sample, healthy["Hopper"].values)

@@ -6,7 +6,7 @@ import pytest
 
 from gputop.core.samples import GpuSample, Reading
 from gputop.sources.nvml import gpm, pcie
-from gputop.sources.nvml.gpm import ONLY_GPM
+from gputop.sources.nvml.gpm import GPM_ONLY_METRICS
 from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
@@ -24,7 +24,7 @@ class Node:
         self.source = NvmlSource(clock=self.clock, wall_clock=self.clock)
         self.source.open()
 
-    def look(self, after_s: float = 0.0) -> GpuSample:
+    def sample(self, after_s: float = 0.0) -> GpuSample:
         self.clock.advance(after_s)
         return self.source.gpus[0].read(0.0)
 
@@ -34,7 +34,7 @@ def near(reading: Reading, value: float) -> bool:
 
 
 def test_first_look_has_no_value_and_says_why(fake: FakeNvml) -> None:
-    sample = Node(fake).look()
+    sample = Node(fake).sample()
     for _, metric, _ in gpm.METRICS:
         assert sample[metric].reason == gpm.FIRST
 
@@ -48,8 +48,8 @@ def test_units_and_directions(fake: FakeNvml) -> None:
         "set nvlink_tx_mib 3000",
         "set nvlink_rx_mib 4000",
     )
-    node.look()
-    sample = node.look(after_s=1.0)
+    node.sample()
+    sample = node.sample(after_s=1.0)
     assert near(sample["sm_active"], 0.625)
     assert near(sample[TX], 100 * MIB)
     assert near(sample[RX], 2000 * MIB)
@@ -62,31 +62,31 @@ def test_units_and_directions(fake: FakeNvml) -> None:
 def test_each_look_covers_the_time_since_the_last(fake: FakeNvml) -> None:
     node = Node(fake, "set pcie_rx_mib 1000")
     for after_s in (0.0, 1.0, 0.5, 2.0):
-        sample = node.look(after_s)
+        sample = node.sample(after_s)
     assert near(sample[RX], 1000 * MIB)
     assert fake.calls("nvmlGpmSampleGet") == 4
 
 
 def test_looks_closer_than_100_ms_repeat_the_last_value_instead_of_0(fake: FakeNvml) -> None:
     node = Node(fake, "set pcie_rx_mib 1000")
-    node.look()
-    value = node.look(after_s=1.0)[RX]
-    assert node.look(after_s=0.05)[RX] == value
+    node.sample()
+    value = node.sample(after_s=1.0)[RX]
+    assert node.sample(after_s=0.05)[RX] == value
     assert fake.calls("nvmlGpmSampleGet") == 2
-    assert near(node.look(after_s=0.06)[RX], 1000 * MIB)
+    assert near(node.sample(after_s=0.06)[RX], 1000 * MIB)
 
 
 def test_rounding_above_100_percent_is_capped(fake: FakeNvml) -> None:
     node = Node(fake, "set sm_active 100.3")
-    node.look()
-    assert node.look(after_s=1.0)["sm_active"].value == 1.0
+    node.sample()
+    assert node.sample(after_s=1.0)["sm_active"].value == 1.0
 
 
 def test_a_refused_metric_is_pruned_alone(fake: FakeNvml) -> None:
     node = Node(fake, "refuse gpm:5 3", "set sm_active 50")
-    node.look()
+    node.sample()
     for _ in range(2):
-        sample = node.look(after_s=1.0)
+        sample = node.sample(after_s=1.0)
         assert "not supported" in (sample["tensor_active"].reason or "")
         assert near(sample["sm_active"], 0.5)
     assert fake.calls("gpm:5") == 1
@@ -96,7 +96,7 @@ def test_a_refused_metric_is_pruned_alone(fake: FakeNvml) -> None:
 def test_nvlink_without_gpm_comes_from_the_counters_of_all_links(fake: FakeNvml, settings: tuple[str, ...]) -> None:
     node = Node(fake, *settings, "set nvlink_tx_mib 30000", "set nvlink_rx_mib 40000")
     for _ in range(3):
-        sample = node.look(after_s=1.0)
+        sample = node.sample(after_s=1.0)
     assert near(sample["nvlink_tx_bytes_per_s"], 30000 * MIB)
     assert near(sample["nvlink_rx_bytes_per_s"], 40000 * MIB)
     assert sample["nvlink_rx_bytes_per_s"].source == pcie.COUNTER
@@ -105,7 +105,7 @@ def test_nvlink_without_gpm_comes_from_the_counters_of_all_links(fake: FakeNvml,
 def test_nvlink_that_nothing_gives_names_both_refusals_and_is_asked_for_once(fake: FakeNvml) -> None:
     node = Node(fake, "refuse gpm:60 3", "refuse gpm:61 3", "refuse field:138 3")
     for _ in range(4):
-        sample = node.look(after_s=1.0)
+        sample = node.sample(after_s=1.0)
     why = sample["nvlink_rx_bytes_per_s"].reason or ""
     assert "GPM metric 60" in why and "138/139" in why
     assert fake.calls("field:138") == 1
@@ -113,16 +113,16 @@ def test_nvlink_that_nothing_gives_names_both_refusals_and_is_asked_for_once(fak
 
 def test_a_damaged_answer_does_not_change_what_is_asked_for(fake: FakeNvml) -> None:
     node = Node(fake, "set sm_active 50", "fault nvmlGpmMetricsGet 0 1 2 garbage ff")
-    node.look()
+    node.sample()
     for _ in range(2):
-        assert node.look(after_s=1.0)["sm_active"].value is None
-        assert near(node.look(after_s=1.0)["sm_active"], 0.5)
+        assert node.sample(after_s=1.0)["sm_active"].value is None
+        assert near(node.sample(after_s=1.0)["sm_active"], 0.5)
 
 
 @pytest.mark.parametrize("pattern", ["ff", "a5", "random"])
 def test_a_counter_that_cannot_be_is_no_rate(fake: FakeNvml, pattern: str) -> None:
     node = Node(fake, "gpm 0", "set pcie_rx_mib 100", f"fault field:198 0 3 2 garbage {pattern}")
-    rates = [node.look(after_s=1.0)[RX] for _ in range(9)]
+    rates = [node.sample(after_s=1.0)[RX] for _ in range(9)]
     assert rates[1].value is not None
     assert all(rate.value is None or near(rate, 100 * MIB) for rate in rates)
     assert "which cannot be" in (rates[2].reason or "") or "restarted" in (rates[2].reason or "")
@@ -130,10 +130,10 @@ def test_a_counter_that_cannot_be_is_no_rate(fake: FakeNvml, pattern: str) -> No
 
 def test_a_metric_without_data_comes_back(fake: FakeNvml) -> None:
     node = Node(fake, "refuse gpm:2 21", "set sm_active 50")
-    node.look()
-    assert node.look(after_s=1.0)["sm_active"].reason
+    node.sample()
+    assert node.sample(after_s=1.0)["sm_active"].reason
     fake.allow_everything()
-    assert near(node.look(after_s=1.0)["sm_active"], 0.5)
+    assert near(node.sample(after_s=1.0)["sm_active"], 0.5)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_a_metric_without_data_comes_back(fake: FakeNvml) -> None:
 )
 def test_without_gpm_the_reason_says_what_would_give_it(fake: FakeNvml, settings: tuple[str, ...], word: str) -> None:
     node = Node(fake, *settings, "set util 80")
-    node.look()
-    sample = node.look(after_s=1.0)
-    for metric in ONLY_GPM:
+    node.sample()
+    sample = node.sample(after_s=1.0)
+    for metric in GPM_ONLY_METRICS:
         assert word in (sample[metric].reason or "")
     assert sample.activity() == ("gpu_util", Reading(0.8, "ratio", "NVML", coarse=True))
     assert "GPM" not in node.source.label
@@ -161,8 +161,8 @@ def test_without_gpm_the_reason_says_what_would_give_it(fake: FakeNvml, settings
 
 def test_counters_give_rates_in_their_directions(fake: FakeNvml) -> None:
     node = Node(fake, "gpm 0", "set pcie_tx_mib 100", "set pcie_rx_mib 2000")
-    assert "needs two" in (node.look()[RX].reason or "")
-    sample = node.look(after_s=2.0)
+    assert "needs two" in (node.sample()[RX].reason or "")
+    sample = node.sample(after_s=2.0)
     assert near(sample[TX], 100 * MIB)
     assert near(sample[RX], 2000 * MIB)
     assert fake.calls("nvmlDeviceGetPcieThroughput") == 0
@@ -173,16 +173,16 @@ def test_a_32_bit_counter_wraps(fake: FakeNvml) -> None:
     slow_link = ("set pcie_gen 1", "set pcie_width 1", "set pcie_tx_mib 10", "set pcie_rx_mib 100")
     node = Node(fake, "gpm 0", "set counter_bits 32", *slow_link)
     # 1000 s * 100 MiB/s: each 40.96 s are a wrap.
-    rates = [node.look(after_s=1.0)[RX] for _ in range(50)]
+    rates = [node.sample(after_s=1.0)[RX] for _ in range(50)]
     assert all(near(rate, 100 * MIB) for rate in rates[1:])
 
 
 def test_a_32_bit_counter_on_a_fast_link_is_not_trusted(fake: FakeNvml) -> None:
     node = Node(fake, "gpm 0", "set counter_bits 32", "set pcie_rx_mib 9000", "set pcie_tx_mib 1")
-    node.look()
-    sample = node.look(after_s=1.0)
+    node.sample()
+    sample = node.sample(after_s=1.0)
     assert sample[RX].value is None
-    sample = node.look(after_s=1.0)
+    sample = node.sample(after_s=1.0)
     assert sample[RX].source == pcie.WINDOW
     assert sample[RX].value == pytest.approx(9000 * MIB, rel=1e-3)
 
@@ -190,31 +190,31 @@ def test_a_32_bit_counter_on_a_fast_link_is_not_trusted(fake: FakeNvml) -> None:
 def test_32_bits_in_a_field_of_64_are_found_out(fake: FakeNvml) -> None:
     slow_link = ("set pcie_gen 1", "set pcie_width 1", "set pcie_tx_mib 10", "set pcie_rx_mib 100")
     node = Node(fake, "gpm 0", "set counter_bits 33", *slow_link)
-    rates = [node.look(after_s=1.0)[RX] for _ in range(100)]
+    rates = [node.sample(after_s=1.0)[RX] for _ in range(100)]
     assert all(near(rate, 100 * MIB) for rate in rates[1:])
 
 
 def test_traffic_faster_than_an_idle_link_of_unknown_maximum_is_believed(fake: FakeNvml) -> None:
     unknown = ("refuse nvmlDeviceGetMaxPcieLinkGeneration 3", "refuse nvmlDeviceGetMaxPcieLinkWidth 3")
     node = Node(fake, "gpm 0", *unknown, "set pcie_gen 1", "set pcie_width 1", "set pcie_rx_mib 9000")
-    node.look()
-    assert near(node.look(after_s=1.0)[RX], 9000 * MIB)
+    node.sample()
+    assert near(node.sample(after_s=1.0)[RX], 9000 * MIB)
 
 
 def test_a_restarted_counter_is_no_traffic(fake: FakeNvml) -> None:
     node = Node(fake, "gpm 0", "set counter_start 9007199254740992", "set pcie_rx_mib 100")
-    node.look()
+    node.sample()
     fake.change("set counter_start 0")
-    assert "restarted" in (node.look(after_s=1.0)[RX].reason or "")
-    assert near(node.look(after_s=1.0)[RX], 100 * MIB)
+    assert "restarted" in (node.sample(after_s=1.0)[RX].reason or "")
+    assert near(node.sample(after_s=1.0)[RX], 100 * MIB)
 
 
 def test_the_20_ms_call_is_the_last_resort_and_rare(fake: FakeNvml) -> None:
     node = Node(fake, "gpm 0", "refuse field:197 3", "refuse field:198 3", "set pcie_rx_mib 1500")
-    assert node.look()[RX].value is None
+    assert node.sample()[RX].value is None
     assert fake.calls("nvmlDeviceGetPcieThroughput") == 0, "the first frame must not wait for it"
     for _ in range(10):
-        sample = node.look(after_s=1.0)
+        sample = node.sample(after_s=1.0)
     assert sample[RX].source == pcie.WINDOW
     assert sample[RX].coarse
     assert sample[RX].value == pytest.approx(1500 * MIB, rel=1e-3)
@@ -225,16 +225,16 @@ def test_the_20_ms_call_is_the_last_resort_and_rare(fake: FakeNvml) -> None:
 def test_counters_are_read_once_a_second_however_fast_the_ticks(fake: FakeNvml) -> None:
     node = Node(fake, "gpm 0", "set pcie_rx_mib 2000")
     for _ in range(50):
-        sample = node.look(after_s=0.1)
+        sample = node.sample(after_s=0.1)
     assert near(sample[RX], 2000 * MIB)
     assert 5 <= fake.calls("field:198") <= 7
 
 
 def test_no_way_at_all_names_every_refusal(fake: FakeNvml) -> None:
     node = Node(fake, "gpm 0", "refuse nvmlDeviceGetFieldValues 13", "refuse nvmlDeviceGetPcieThroughput 3")
-    node.look()
-    node.look(after_s=1.0)
-    why = node.look(after_s=1.0)[RX].reason or ""
+    node.sample()
+    node.sample(after_s=1.0)
+    why = node.sample(after_s=1.0)[RX].reason or ""
     assert "197/198" in why
     assert "nvmlDeviceGetPcieThroughput" in why
     assert fake.calls("nvmlDeviceGetPcieThroughput") == 1

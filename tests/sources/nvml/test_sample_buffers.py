@@ -8,7 +8,7 @@ import pytest
 
 from gputop.core.samples import GpuInfo, NodeSample
 from gputop.sources.nvml import sample_buffers
-from gputop.sources.nvml.sample_buffers import BEFORE, Samples, backfill_samples
+from gputop.sources.nvml.sample_buffers import BEFORE_START, Samples, backfill_samples
 from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
@@ -50,8 +50,8 @@ def test_what_the_driver_does_not_keep_is_missing_with_the_reason(fake: FakeNvml
     oldest = next(iter(source.backfill(clock.now_s, 1.0))).gpus[0]
     assert oldest["gpu_util"].value is not None
     assert "no sample of this time" in (oldest["power_w"].reason or "")
-    assert oldest["memory_used_bytes"].reason == BEFORE
-    assert (oldest.processes_reason, oldest.clock_events_reason, oldest.xids_reason) == (BEFORE, BEFORE, BEFORE)
+    assert oldest["memory_used_bytes"].reason == BEFORE_START
+    assert {oldest.processes_reason, oldest.clock_events_reason, oldest.xids_reason} == {BEFORE_START}
 
 
 @pytest.mark.usefixtures("patient")
@@ -104,21 +104,21 @@ def test_lost_gpus_and_mig_instances_are_left_alone(fake: FakeNvml, clock: Clock
 
 # -- the raster --------------------------------------------------------------------------------------
 
-def looks(samples: Samples, interval_s: float = 1.0) -> list[NodeSample]:
+def past_samples(samples: Samples, interval_s: float = 1.0) -> list[NodeSample]:
     gpu = GpuInfo(0, "GPU-0", "H100")
     return backfill_samples({gpu.uuid: {"gpu_util": samples}}, [gpu], 100.0, interval_s, "node", "NVML", 1)
 
 
 def test_a_value_is_the_mean_of_the_interval_before_it() -> None:
-    past = looks([(97.5, 0.0), (98.0, 1.0), (98.5, 0.2), (99.0, 0.4), (99.5, 0.9), (100.0, 0.9)])
+    past = past_samples([(97.5, 0.0), (98.0, 1.0), (98.5, 0.2), (99.0, 0.4), (99.5, 0.9), (100.0, 0.9)])
     assert [(look.time_s, look.gpus[0]["gpu_util"].value) for look in past] == [
         (98.0, 0.5), (99.0, pytest.approx(0.3)),
     ]
 
 
 def test_an_interval_that_is_not_covered_from_its_beginning_is_left_out() -> None:
-    assert looks([(98.6, 0.5), (98.8, 0.5), (99.0, 0.5)]) == []
+    assert past_samples([(98.6, 0.5), (98.8, 0.5), (99.0, 0.5)]) == []
 
 
 def test_a_single_sample_is_no_mean() -> None:
-    assert looks([(98.6, 0.5)]) == []
+    assert past_samples([(98.6, 0.5)]) == []

@@ -28,7 +28,7 @@ def opened(clock: Clock, *gpus: str) -> NvmlSource:
     return source
 
 
-def look(source: NvmlSource) -> list[GpuSample]:
+def samples_of(source: NvmlSource) -> list[GpuSample]:
     return [probe.read(0.0) for probe in source.gpus]
 
 
@@ -36,7 +36,7 @@ def test_all_gpus_with_identity_and_units(fake: FakeNvml, clock: Clock) -> None:
     fake.configure("set power_w 431.5", "set memory_used_mib 1024", "set util 73", "set pcie_gen 4", "set reasons 4")
     clock.advance(0)
     source = opened(clock)
-    samples = look(source)
+    samples = samples_of(source)
     assert [s.info.index for s in samples] == list(range(8))
     assert len({s.info.uuid for s in samples}) == 8
     first = samples[0]
@@ -64,9 +64,9 @@ def test_all_gpus_with_identity_and_units(fake: FakeNvml, clock: Clock) -> None:
 
 def test_values_change_with_time_and_differ_between_gpus(fake: FakeNvml, clock: Clock) -> None:
     source = opened(clock)
-    before = look(source)
+    before = samples_of(source)
     clock.advance(3.0)
-    after = look(source)
+    after = samples_of(source)
     powers = [s["power_w"].value for s in before]
     assert len(set(powers)) == 8
     assert all(b["power_w"].value != a["power_w"].value for b, a in zip(before, after, strict=True))
@@ -77,7 +77,7 @@ def test_a_refused_field_is_pruned_with_its_reason_on_that_gpu_only(fake: FakeNv
     clock.advance(0)
     source = opened(clock)
     for _ in range(3):
-        samples = look(source)
+        samples = samples_of(source)
         clock.advance(LIMIT_PERIOD_S + 1)
     assert samples[2]["gpu_util"].value is None
     assert "not supported" in (samples[2]["gpu_util"].reason or "")
@@ -93,9 +93,9 @@ def test_no_data_is_missing_for_this_tick_only(fake: FakeNvml, clock: Clock, cod
     fake.configure("gpus 1", f"refuse nvmlDeviceGetTemperature {code}")
     clock.advance(0)
     source = opened(clock)
-    assert look(source)[0]["temperature_c"].reason
+    assert samples_of(source)[0]["temperature_c"].reason
     fake.allow_everything()
-    assert look(source)[0]["temperature_c"].value is not None
+    assert samples_of(source)[0]["temperature_c"].value is not None
 
 
 def test_older_calls_stand_in_for_newer_ones(fake: FakeNvml, clock: Clock) -> None:
@@ -109,7 +109,7 @@ def test_older_calls_stand_in_for_newer_ones(fake: FakeNvml, clock: Clock) -> No
     )
     clock.advance(0)
     source = opened(clock)
-    sample = look(source)[0]
+    sample = samples_of(source)[0]
     assert sample["memory_used_bytes"].value == (1024 + 600) * MIB
     assert "reserve" in sample["memory_used_bytes"].source
     assert sample["memory_reserved_bytes"].reason
@@ -125,8 +125,8 @@ def test_clock_events_that_cannot_be_read_are_not_shown_as_none(fake: FakeNvml, 
     fake.configure("gpus 1", "refuse nvmlDeviceGetCurrentClocksEventReasons 3")
     clock.advance(0)
     source = opened(clock)
-    look(source)
-    sample = look(source)[0]
+    samples_of(source)
+    sample = samples_of(source)[0]
     assert sample.clock_event_reasons == ()
     assert "not supported" in (sample.clock_events_reason or "")
     assert fake.calls("nvmlDeviceGetCurrentClocksEventReasons") == 1
@@ -141,16 +141,16 @@ def test_clock_event_names() -> None:
 @pytest.mark.parametrize(("code", "word"), [(15, "Xid"), (16, "--gpu-reset -i 3")])
 def test_a_lost_gpu_is_dropped_and_the_others_go_on(fake: FakeNvml, clock: Clock, code: int, word: str) -> None:
     source = opened(clock)
-    look(source)
+    samples_of(source)
     fake.change(f"refuse nvmlDeviceGetUtilizationRates {code} 3")
     clock.advance(1)
-    samples = look(source)
+    samples = samples_of(source)
     assert [s.state for s in samples] == [OK] * 3 + [LOST] + [OK] * 4
     assert word in samples[3].message
     assert samples[3]["power_w"].reason == samples[3].message
     fake.lose(3)
     clock.advance(1)
-    assert [s.state for s in look(source)][3] == LOST
+    assert [s.state for s in samples_of(source)][3] == LOST
     source.close()
     assert fake.calls_after_lost(3) == 0, "the handle was used again"
 
@@ -161,7 +161,7 @@ def test_a_gpu_lost_in_the_middle_of_the_run(fake: FakeNvml, clock: Clock) -> No
     source = opened(clock)
     states = []
     for _ in range(10):
-        states.append(tuple(s.state for s in look(source)))
+        states.append(tuple(s.state for s in samples_of(source)))
         clock.advance(1)
     assert states[0] == (OK, OK)
     assert states[-1] == (OK, LOST)
@@ -172,7 +172,7 @@ def test_a_gpu_lost_before_the_start_is_shown(fake: FakeNvml, clock: Clock) -> N
     fake.configure("gpus 3", "lost_after 0 1", "refuse nvmlDeviceGetHandleByIndex_v2 4 2")
     clock.advance(0)
     source = opened(clock)
-    samples = look(source)
+    samples = samples_of(source)
     assert [s.state for s in samples] == [OK, LOST, FAILED]
     assert "/dev/nvidia2" in samples[2].message
 
@@ -231,7 +231,7 @@ def test_a_driver_without_gpus(fake: FakeNvml, clock: Clock) -> None:
 def test_mig_mode_is_named_as_the_reason(fake: FakeNvml, clock: Clock) -> None:
     fake.configure("gpus 1", "set mig 1", "refuse nvmlDeviceGetUtilizationRates 3")
     clock.advance(0)
-    assert "MIG" in (look(opened(clock))[0]["gpu_util"].reason or "")
+    assert "MIG" in (samples_of(opened(clock))[0]["gpu_util"].reason or "")
 
 
 OPEN = """

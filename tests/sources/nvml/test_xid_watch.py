@@ -10,7 +10,7 @@ import pytest
 from gputop.core.samples import LOST, OK, XidEvent
 from gputop.sources.nvml import xid_watch
 from gputop.sources.nvml.source import NvmlSource
-from gputop.sources.nvml.xid_watch import KEPT, XidWatch
+from gputop.sources.nvml.xid_watch import MAX_EVENTS, XidWatch
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
 
@@ -79,9 +79,9 @@ def test_a_gpu_that_is_lost_when_it_is_to_be_watched_is_lost(fake: FakeNvml, clo
 def test_a_flood_keeps_the_last_ones(fake: FakeNvml, clock: Clock) -> None:
     source = opened(fake, clock, "gpus 1")
     assert fake.await_registered(0)
-    for number in range(KEPT + 5):
+    for number in range(MAX_EVENTS + 5):
         fake.xid(0, 100 + number)
-    until(lambda: [e.xid for e in source.gpus[0].read(0.0).xids] == list(range(105, 105 + KEPT)))
+    until(lambda: [e.xid for e in source.gpus[0].read(0.0).xids] == list(range(105, 105 + MAX_EVENTS)))
 
 
 def test_events_of_a_mig_instance(fake: FakeNvml, clock: Clock) -> None:
@@ -118,7 +118,7 @@ def test_a_driver_that_has_no_events_at_all(fake: FakeNvml, clock: Clock) -> Non
 def test_an_unknown_error_of_the_wait_backs_off_and_recovers(
     fake: FakeNvml, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(xid_watch, "BACK_OFF_S", 0.01)
+    monkeypatch.setattr(xid_watch, "BACKOFF_S", 0.01)
     source = opened(fake, clock, "gpus 1", "refuse nvmlEventSetWait_v2 999 0")
     until(lambda: "unknown error" in (source.gpus[0].read(0.0).xids_reason or ""))
     until(lambda: fake.calls("nvmlEventSetWait_v2") >= 3)
@@ -131,7 +131,7 @@ def test_an_unknown_error_of_the_wait_backs_off_and_recovers(
 def test_a_lost_gpu_leaves_the_others_watched(
     fake: FakeNvml, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(xid_watch, "BACK_OFF_S", 0.05)
+    monkeypatch.setattr(xid_watch, "BACKOFF_S", 0.05)
     source = opened(fake, clock, "gpus 2")
     assert fake.await_registered(0) and fake.await_registered(1)
     fake.lose(0)
@@ -148,7 +148,7 @@ def test_a_lost_gpu_leaves_the_others_watched(
 def test_a_loss_that_no_gpu_admits_ends_the_watch_instead_of_spinning(
     fake: FakeNvml, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(xid_watch, "BACK_OFF_S", 0.01)
+    monkeypatch.setattr(xid_watch, "BACKOFF_S", 0.01)
     source = opened(fake, clock, "gpus 1", "refuse nvmlEventSetWait_v2 15 0")
     until(lambda: threads() == [])
     assert fake.calls("nvmlEventSetWait_v2") == 1

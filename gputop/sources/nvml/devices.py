@@ -1,4 +1,4 @@
-"""Opening GPUs: each in a thread of its own, so that one that hangs holds up no other."""
+"""PendingDevice GPUs: each in a thread of its own, so that one that hangs holds up no other."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 from gputop.core.samples import GpuInfo, GpuSample, XidEvent
 from gputop.sources.nvml import status
-from gputop.sources.nvml.calls import start_in_driver, text
+from gputop.sources.nvml.calls import nvml_text, start_nvml_thread
 from gputop.sources.nvml.gpu import NvmlGpu
 from gputop.sources.nvml.mig import MigInstance, divided_reason, in_mig_mode, mig_devices
-from gputop.sources.nvml.plausibility import implausible
+from gputop.sources.nvml.plausibility import implausible_reason
 from gputop.sources.nvml.xid_watch import Log, XidWatch
 from gputop.sources.selection import placeholder_uuid
 from gputop.text.units import printable
 
-_LATE = "the GPU answered after gputop had started: restart it to see its MIG instances"
+_OPENED_TOO_LATE = "the GPU answered after gputop had started: restart it to see its MIG instances"
 
 
-class Opening:
+class PendingDevice:
     """A GPU that is being opened. ``done`` is set when ``gpu`` or ``error`` is there."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Opening:
     ) -> None:
         self.index = index
         self.done = threading.Event()
-        self.late = False  # not there in time: nobody asks for its MIG instances any more
+        self.opened_too_late = False  # not there in time: nobody asks for its MIG instances any more
         self.gpu: NvmlGpu | None = None
         self.instances: tuple[MigInstance, ...] = ()
         self.error: Exception | None = None
@@ -47,7 +47,7 @@ class Opening:
         self._root = root
 
     def start(self) -> None:
-        start_in_driver(self._nvml, f"open{self.index}", self._run)
+        start_nvml_thread(self._nvml, f"open{self.index}", self._run)
 
     @property
     def probes(self) -> tuple[NvmlGpu | MigInstance, ...]:
@@ -57,7 +57,7 @@ class Opening:
     @property
     def infos(self) -> list[GpuInfo]:
         """What the GPU and its instances are; as long as it has not answered, a name for it."""
-        return [probe.info for probe in self.probes] or [_unknown(self.index)]
+        return [probe.info for probe in self.probes] or [_placeholder_info(self.index)]
 
     def _run(self) -> None:
         try:
@@ -69,10 +69,10 @@ class Opening:
 
     def _open(self) -> None:
         nvml, index = self._nvml, self.index
-        info = _unknown(index)
+        info = _placeholder_info(index)
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            info = replace(info, uuid=text(nvml.nvmlDeviceGetUUID, handle))
+            info = replace(info, uuid=nvml_text(nvml.nvmlDeviceGetUUID, handle))
             info = self._describe(handle, info)
             gpu, instances = self._make(handle, info)
             self._watch.add(info.uuid, lambda: gpu.handle)
@@ -85,10 +85,10 @@ class Opening:
         bus_id = self._ask(nvml.nvmlDeviceGetPciInfo, handle, "", lambda call, gpu: printable(call(gpu).busId))
         return replace(
             info,
-            name=self._ask(nvml.nvmlDeviceGetName, handle, info.name, text),
+            name=self._ask(nvml.nvmlDeviceGetName, handle, info.name, nvml_text),
             pci_bus_id=bus_id,
-            pcie_gen_max=self._ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle, None, _believable("pcie_gen")),
-            pcie_width_max=self._ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle, None, _believable("pcie_width")),
+            pcie_gen_max=self._ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle, None, _if_plausible("pcie_gen")),
+            pcie_width_max=self._ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle, None, _if_plausible("pcie_width")),
             numa_node=numa_node(bus_id, self._root),
             mig_mode=in_mig_mode(nvml, handle),
         )
@@ -111,7 +111,7 @@ class Opening:
         if not info.mig_mode:
             return NvmlGpu(nvml, handle, info, clock, wall_clock), ()
         devices = mig_devices(nvml, handle, info)
-        why = _LATE if self.late else divided_reason([device.info.label for device in devices])
+        why = _OPENED_TOO_LATE if self.opened_too_late else divided_reason([device.info.label for device in devices])
         gpu = NvmlGpu(nvml, handle, info, clock, wall_clock, why)
         return gpu, tuple(MigInstance(nvml, handle, device, clock, wall_clock) for device in devices)
 
@@ -122,8 +122,8 @@ class Device:
     Until the GPU is open :meth:`read` blocks, as a call in the driver does.
     """
 
-    def __init__(self, opening: Opening, place: int, watch: XidWatch) -> None:
-        self._opening = opening
+    def __init__(self, pending: PendingDevice, place: int, watch: XidWatch) -> None:
+        self._pending = pending
         self._place = place
         self._watch = watch
         self._log: Log = ()
@@ -131,13 +131,13 @@ class Device:
 
     @property
     def info(self) -> GpuInfo:
-        return self._opening.infos[self._place]
+        return self._pending.infos[self._place]
 
     @property
     def probe(self) -> NvmlGpu | MigInstance | None:
         """What reads the device, once the GPU is open."""
-        opening = self._opening
-        return opening.probes[self._place] if opening.done.is_set() and opening.probes else None
+        pending = self._pending
+        return pending.probes[self._place] if pending.done.is_set() and pending.probes else None
 
     @property
     def has_gpm(self) -> bool:
@@ -151,10 +151,10 @@ class Device:
         return probe.handle if isinstance(probe, NvmlGpu) else None
 
     def read(self, now_s: float) -> GpuSample:
-        self._opening.done.wait()
+        self._pending.done.wait()
         probe = self.probe
         if probe is None:
-            raise self._opening.error or RuntimeError("the GPU was not opened")
+            raise self._pending.error or RuntimeError("the GPU was not opened")
         sample = probe.read(now_s)
         xids, reason = self.xids()
         return replace(sample, xids=xids, xids_reason=reason) if xids or reason else sample
@@ -162,7 +162,7 @@ class Device:
     def xids(self) -> tuple[tuple[XidEvent, ...], str | None]:
         """The Xids so far, or why they are not known. From any thread, also while :meth:`read` hangs."""
         probe = self.probe
-        uuid = self._opening.infos[0].uuid
+        uuid = self._pending.infos[0].uuid
         log = self._watch.log(uuid)
         if log is not self._log:
             # An instance has what happened to it and to the whole GPU, the GPU everything.
@@ -187,13 +187,13 @@ def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
     return None
 
 
-def _believable(metric: str) -> Callable[[Callable[..., Any], Any], int | None]:
+def _if_plausible(metric: str) -> Callable[[Callable[..., Any], Any], int | None]:
     def read(call: Callable[..., Any], handle: Any) -> int | None:
         number: int = call(handle)
-        return number if implausible(metric, number) is None else None
+        return number if implausible_reason(metric, number) is None else None
 
     return read
 
 
-def _unknown(index: int) -> GpuInfo:
+def _placeholder_info(index: int) -> GpuInfo:
     return GpuInfo(index, placeholder_uuid(index), f"GPU {index}")

@@ -1,4 +1,4 @@
-"""Opening GPUs: one that hangs, what becomes of it, and what is known of the others meanwhile."""
+"""PendingDevice GPUs: one that hangs, what becomes of it, and what is known of the others meanwhile."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.core.samples import OK, GpuSample
-from gputop.sources.nvml import open as nvml_open
+from gputop.sources.nvml import devices as nvml_devices
 from gputop.sources.nvml import xid_watch
-from gputop.sources.nvml.open import Device, numa_node
+from gputop.sources.nvml.devices import Device, numa_node
 from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml
 from tests.sources.conftest import Clock
@@ -110,14 +110,14 @@ def test_a_divided_gpu_that_answers_late_shows_its_instances_after_a_restart(hun
 def test_a_fault_of_gputop_while_opening_is_that_gpus_alone(
     fake: FakeNvml, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = nvml_open.NvmlGpu
+    make = nvml_devices.NvmlGpu
 
-    def broken(nvml: object, handle: object, info: nvml_open.GpuInfo, *args: object) -> object:
+    def broken(nvml: object, handle: object, info: nvml_devices.GpuInfo, *args: object) -> object:
         if info.index == 1:
             raise ZeroDivisionError("a fault")
         return make(nvml, handle, info, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(nvml_open, "NvmlGpu", broken)
+    monkeypatch.setattr(nvml_devices, "NvmlGpu", broken)
     source = opened(fake, clock, "gpus 3")
     assert source.gpus[0].probe is not None
     assert isinstance(read_in_thread(source.gpus[1]).get(timeout=PATIENCE_S), ZeroDivisionError)
