@@ -36,7 +36,7 @@ def at_rate(seconds: float, wanted_s: float, exposed: float, step_s: float) -> f
     return removed(max(seconds - wanted_s, 0.0) * exposed, step_s)
 
 
-def equalised(work_s: Mapping[int, float], step_s: float) -> float:
+def equalized(work_s: Mapping[int, float], step_s: float) -> float:
     """The same work spread evenly over the GPUs, where the step follows its slowest GPU."""
     return removed(max(work_s.values(), default=0.0) - mean(work_s.values()), step_s) if work_s else 0.0
 

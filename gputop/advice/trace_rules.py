@@ -55,7 +55,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="replica_imbalance", also=("gpu0_oversubscribed",), module="trace.balance", origin="trace",
+        id="replica_imbalance", also=("gpu0_oversubscribed",), module="trace.multi_gpu", origin="trace",
         severity="by_share", needs=("gpu_activity",),
         parts=("idle", "collectives"), idle_gaps={"other_gpu": 3, "collective_wait": 2}, events=_COMPUTE,
         follows_from=(Cause("serial_gpus"),),
@@ -69,7 +69,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="serial_gpus", module="trace.replicas", origin="trace", severity="by_share_capped",
+        id="serial_gpus", module="trace.multi_gpu", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("replica_imbalance.took_part",),
         parts=("launch", "host", "idle"), idle_gaps={"other_gpu": 1, "collective_wait": 4},
         limits=(
@@ -79,7 +79,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="staggered_launch", module="trace.replicas", origin="trace", severity="by_share_capped",
+        id="staggered_launch", module="trace.multi_gpu", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), shared_limits=("replica_imbalance.took_part",),
         parts=("launch", "host", "idle", "collectives"),
         idle_gaps={"dispatch": 2, "other_gpu": 2, "collective_wait": 3},
@@ -199,7 +199,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="loss_scaling", module="trace.kernels", origin="trace", severity="by_share_capped",
+        id="loss_scaling", module="trace.loss_scaling", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), training_only=True,
         parts=("launch", "host"), idle_gaps={"after_copy": 2},
         limits=(

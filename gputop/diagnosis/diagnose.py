@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from gputop.advice.trace.advise import advise
+from gputop.advice.trace.advise import trace_advice
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.breakdown import breakdown
 from gputop.analysis.gpu.collective_waits import collective_waits
@@ -85,7 +85,7 @@ def examine(trace: Trace, params: int | None = None) -> TraceFacts:
         typical_step=one_step.result(),
     )
     facts = TraceFacts.of(trace, gpu_timelines, analysis, waits.result(), causes.result(), params)
-    advice = advise(facts)
+    advice = trace_advice(facts)
     analysis.findings, analysis.abstained = advice.findings, advice.abstained
     return facts
 

@@ -24,6 +24,7 @@ from gputop.advice.registry import (
     source,
 )
 from gputop.advice.rule import Rule
+from gputop.advice.trace.inputs import MISSING as TRACE_INPUTS
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.render.step_parts import PART_BY_ID
 from gputop.timeline.model import CAUSES
@@ -55,6 +56,12 @@ def test_a_record_is_complete(rule: Rule) -> None:
     assert set(rule.parts) <= set(PART_BY_ID) and set(rule.idle_gaps) <= GAPS
     assert rule.parts or rule.id == "memory_pressure"
     assert rule.idle_gaps or rule.events or rule.id in NO_PLACE
+
+
+@pytest.mark.parametrize("rule", TRACE_RULES, ids=name)
+def test_a_record_names_its_functions_and_inputs(rule: Rule) -> None:
+    assert callable(rule.function("judge")) and callable(rule.function("describe"))
+    assert set(rule.needs) <= set(TRACE_INPUTS)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=name)

@@ -34,8 +34,8 @@ def test_a_transfer_at_the_wanted_rate():
 
 
 def test_equal_work_is_the_mean():
-    assert savings.equalised({0: 0.09, 1: 0.03}, 0.1) == pytest.approx(0.3)
-    assert savings.equalised({}, 0.1) == 0
+    assert savings.equalized({0: 0.09, 1: 0.03}, 0.1) == pytest.approx(0.3)
+    assert savings.equalized({}, 0.1) == 0
 
 
 def test_side_by_side_leaves_the_longest():

@@ -1,42 +1,40 @@
-"""The advice from a trace: all rules over its analysis. Pure: no clock, no files.
+"""The advice from a trace: all its rules over one analysis. Pure: no clock, no files.
 
-A new rule is one function here in RULES and its record in ``trace_rules.py``. It returns a
-finding, an abstention where its inputs are missing, or None where it sees nothing wrong.
+A new rule is a record in :mod:`gputop.advice.trace_rules` and two functions in a module of this package:
+``judge_<id>`` takes :class:`TraceFacts` and returns a verdict, what is missing, or None where nothing is wrong;
+``describe_<id>`` writes the words of the finding from the verdict and the :class:`Job`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gputop.advice.causes import fold_consequences
 from gputop.advice.evaluation_caveats import with_evaluation_caveat
-from gputop.advice.trace.balance import replica_imbalance
-from gputop.advice.trace.blocking_copies import copies_pageable, sync_copies
-from gputop.advice.trace.collectives import allreduce_count, allreduce_slow, collective_waiting, communication_exposed
-from gputop.advice.trace.compilation import eager_execution, retracing, xla_off
-from gputop.advice.trace.copies import copies_excessive
+from gputop.advice.rule import Rule
 from gputop.advice.trace.facts import TraceFacts
-from gputop.advice.trace.host_work import host_placement, step_gap_host
-from gputop.advice.trace.input_wait import input_bound
-from gputop.advice.trace.kernels import loss_scaling, small_kernels
-from gputop.advice.trace.launch import launch_bound
-from gputop.advice.trace.memory import batch_size_headroom, memory_pressure
-from gputop.advice.trace.precision import dims_unaligned, fp16_fallback, tensor_cores_unused
-from gputop.advice.trace.replicas import serial_gpus, staggered_launch
-from gputop.advice.trace.thread_contention import thread_contention
+from gputop.advice.trace.inputs import MISSING
+from gputop.advice.trace.job import Job
+from gputop.advice.trace_rules import TRACE_RULES
+from gputop.advice.verdict import Missing, finding
 from gputop.core.findings import Abstained, Advice, Finding, collect
 
-RULES: tuple[Callable[[TraceFacts], Finding | Abstained | None], ...] = (
-    input_bound, launch_bound, small_kernels, replica_imbalance, serial_gpus, staggered_launch,
-    communication_exposed, allreduce_count, allreduce_slow, collective_waiting,
-    copies_excessive, copies_pageable, sync_copies,
-    tensor_cores_unused, fp16_fallback, dims_unaligned, loss_scaling,
-    batch_size_headroom, memory_pressure,
-    step_gap_host, thread_contention, eager_execution, retracing, xla_off, host_placement,
-)
 
-
-def advise(facts: TraceFacts) -> Advice:
+def trace_advice(facts: TraceFacts) -> Advice:
     """What all rules have to say about one trace, what follows from another finding under it."""
-    advice = collect(with_evaluation_caveat(rule(facts), facts.analysis.steps) for rule in RULES)
+    job, steps = Job.of(facts), facts.analysis.steps
+    advice = collect(with_evaluation_caveat(_outcome(rule, facts, job), steps) for rule in TRACE_RULES)
     return Advice(fold_consequences(advice.findings), advice.abstained)
+
+
+def _outcome(rule: Rule, facts: TraceFacts, job: Job) -> Finding | Abstained | None:
+    if facts.framework in rule.silent_for:
+        return None
+    for need in rule.needs:
+        missing = MISSING[need](facts)
+        if missing is not None:
+            return Abstained(rule.id, missing)
+    verdict = rule.function("judge")(facts)
+    if verdict is None:
+        return None
+    if isinstance(verdict, Missing):
+        return Abstained(rule.id, verdict.what)
+    return finding(rule, verdict, rule.function("describe")(verdict, job), facts.small_sample_caveat)

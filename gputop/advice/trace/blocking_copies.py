@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.job import Job
+from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.device_time import idle_after
 from gputop.analysis.host.input_pipeline import loops
 from gputop.analysis.steps.membership import in_steps
-from gputop.core.findings import Abstained, Finding, Gain
 from gputop.text.units import percent
 from gputop.trace.intervals import EMPTY, intersect, merge, subtract, union
 from gputop.trace.lookups import host_rows
@@ -30,112 +33,126 @@ _FETCH = {
     "pytorch": "running += loss.detach()  # no .item(), .cpu(), print(loss) or Python if on a tensor in the loop",
 }
 _LARGE_BYTES = 1_000_000  # copies that run at the link's rate
-_SYNCHRONISE = r"(cu|cuda|hip)(Stream|Event|Device|Ctx)Synchronize|(cu|cuda|hip)Memcpy(?!.*Async)"
+_SYNCHRONIZE = r"(cu|cuda|hip)(Stream|Event|Device|Ctx)Synchronize|(cu|cuda|hip)Memcpy(?!.*Async)"
 
 
-def copies_pageable(facts: TraceFacts) -> Finding | Abstained | None:
+# -- copies_pageable --------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesPageable(Verdict):
+    pageable_s: float  # per step and GPU, with nothing beside the copies
+    pageable_of_copies: float  # share of the time of all copies with the host that nothing hides
+    bytes_per_s: float
+    pinned_bytes_per_s: float | None  # of this trace's large pinned copies; None: it has none
+
+
+def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     """Copies from or to pageable memory, which the driver stages: slower than the link and not beside compute."""
-    if not facts.active or facts.shares is None:
-        return Abstained("copies_pageable", "GPU activity in the trace")
-    device = facts.trace.device
-    with_host = facts.shares["h2d"] + facts.shares["d2h"]
-    if with_host < limit("copies_pageable.share"):
+    assert facts.shares is not None
+    if facts.shares["h2d"] + facts.shares["d2h"] < limit("copies_pageable.share"):
         return None
     if all(gpu.copies_pageable_s is None for gpu in facts.active):
-        return Abstained("copies_pageable", "the kind of memory at the copies' ends (kind_src, kind_dst: from "
-                                            "TensorFlow 2.11 on)")
+        return Missing("the kind of memory at the copies' ends (kind_src, kind_dst: from TensorFlow 2.11 on)")
+    device, judged = facts.trace.device, facts.judged_spans
     exposed = whole = moved = pageable_ns = pinned_ns = pinned_bytes = 0
-    within = facts.judged_spans
     for timeline in facts.gpu_timelines:
         kind, src, dst = (column[timeline.rows] for column in (device.kind, device.src, device.dst))
         host_end = np.where(kind == Kind.H2D, src, np.where(kind == Kind.D2H, dst, MemoryKind.UNKNOWN))
         large = device.bytes[timeline.rows] > limit("copies_pageable.bytes")
         own = timeline.rows[(host_end == MemoryKind.PAGEABLE) & large]
         hidden = merge(timeline.compute, timeline.collectives)
-        exposed += intersect(subtract(union(device.start_ns[own], device.end_ns[own]), hidden), within).total
-        whole += intersect(subtract(merge(timeline.h2d, timeline.d2h), hidden), within).total
+        exposed += intersect(subtract(union(device.start_ns[own], device.end_ns[own]), hidden), judged).total
+        whole += intersect(subtract(merge(timeline.h2d, timeline.d2h), hidden), judged).total
         moved += int(device.bytes[own].sum())
         pageable_ns += int((device.end_ns[own] - device.start_ns[own]).sum())
         pinned = timeline.rows[(host_end == MemoryKind.PINNED) & (device.bytes[timeline.rows] >= _LARGE_BYTES)]
         pinned_ns += int((device.end_ns[pinned] - device.start_ns[pinned]).sum())
         pinned_bytes += int(device.bytes[pinned].sum())
-    seconds = exposed / len(facts.gpu_timelines) / facts.steps_or_window / 1e9
-    share = savings.removed(seconds, facts.period_s)
+    exposed_s = exposed / len(facts.gpu_timelines) / facts.steps_or_window / 1e9
+    share = savings.removed(exposed_s, facts.period_s)
     if share < limit("copies_pageable.share") or exposed < limit("copies_pageable.part") * whole:
         return None
-    rate = moved / pageable_ns * 1e9
-    evidence = {"pageable_s": seconds, "share_ratio": share, "pageable_of_copies_ratio": exposed / whole,
-                "pageable_bytes_per_s": rate}
-    why = (f"For {percent(share)} of the {facts.basis} the GPUs do nothing but copy from or to pageable memory, at "
-           f"{rate / 1e9:.1f} GB/s: the driver stages such copies through a buffer of its own and holds the host "
-           "meanwhile.")
-    if pinned_ns:
-        evidence["pinned_bytes_per_s"] = pinned_bytes / pinned_ns * 1e9
-        why += f" Pinned copies in this trace run at {pinned_bytes / pinned_ns:.1f} GB/s."
-    return Finding(
-        id="copies_pageable", severity=facts.capped_severity(share),
-        title=f"Copies with pageable memory take {percent(share)} of the {facts.basis}", why=facts.with_caveat(why),
-        evidence=evidence,
+    return CopiesPageable(
+        gpus=facts.active_numbers, share=share, pageable_s=exposed_s, pageable_of_copies=exposed / whole,
+        bytes_per_s=moved / pageable_ns * 1e9, pinned_bytes_per_s=pinned_bytes / pinned_ns * 1e9 if pinned_ns else None,
+    )
+
+
+def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
+    evidence = {"pageable_s": v.pageable_s, "share_ratio": v.share, "pageable_of_copies_ratio": v.pageable_of_copies,
+                "pageable_bytes_per_s": v.bytes_per_s}
+    why = (f"For {percent(v.share)} of the {job.basis} the GPUs do nothing but copy from or to pageable memory, at "
+           f"{v.bytes_per_s / 1e9:.1f} GB/s: the driver stages such copies through a buffer of its own and holds the "
+           "host meanwhile.")
+    if v.pinned_bytes_per_s is not None:
+        evidence["pinned_bytes_per_s"] = v.pinned_bytes_per_s
+        why += f" Pinned copies in this trace run at {v.pinned_bytes_per_s / 1e9:.1f} GB/s."
+    return Explanation(
+        title=f"Copies with pageable memory take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action="Feed from pinned memory (tf.data's own buffers, a pinned DataLoader) and copy the next batch while "
                "this one computes.",
-        snippet=_PIN.get(facts.framework),
-        gain=Gain(share, "at most: pinned copies run at the link's rate and beside compute"),
-        gpus=tuple(gpu.gpu for gpu in facts.active),
+        snippet=_PIN.get(job.framework),
+        gain="at most: pinned copies run at the link's rate and beside compute",
         source=source("copies_pageable.share", "copies_pageable.bytes"),
     )
 
 
-def sync_copies(facts: TraceFacts) -> Finding | Abstained | None:
+# -- sync_copies ------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncCopies(Verdict):
+    idle_s: float  # after the copies, per step and GPU
+    count: float  # copies per step and GPU
+    mean_bytes: float
+
+
+def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
     """The host waits for copies in the midst of the step, so the GPU runs out of work each time."""
-    if not facts.active or facts.shares is None:
-        return Abstained("sync_copies", "GPU activity in the trace")
-    device = facts.trace.device
+    device, steps = facts.trace.device, facts.analysis.steps
     copies = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER)
     if not copies.any():
         return None
     if not (device.launch_ns[copies] >= 0).any():
-        return Abstained("sync_copies", "the host calls that made the copies (correlation ids); capture with host "
-                                        "tracing on")
+        return Missing("the host calls that made the copies (correlation ids); capture with host tracing on")
     held = held_copies(facts.trace, np.flatnonzero(copies))
     idle_ns, count, size = 0, 0, 0
-    within = facts.judged_spans
+    judged = facts.judged_spans
     input_waits = merge(EMPTY, *(loop.waits for loop in loops(facts.trace)))
     for timeline in facts.gpu_timelines:
         own = timeline.rows[np.isin(timeline.rows, held)]
-        after = idle_after(facts.trace, timeline, device.end_ns[own], facts.analysis.steps)
-        lost = subtract(intersect(after, within), input_waits)
-        idle_ns += lost.total
+        after = idle_after(facts.trace, timeline, device.end_ns[own], steps)
+        idle_ns += subtract(intersect(after, judged), input_waits).total
         blocking = own[np.isin(device.end_ns[own], after.start)]
-        inside = blocking if facts.analysis.steps is None else blocking[in_steps(
-            device.start_ns[blocking], facts.analysis.steps)]
+        inside = blocking if steps is None else blocking[in_steps(device.start_ns[blocking], steps)]
         count += len(inside)
         size += int(np.maximum(device.bytes[inside], 0).sum())
     per = len(facts.gpu_timelines) * facts.steps_or_window
-    seconds = idle_ns / per / 1e9
-    share = savings.removed(seconds, facts.period_s)
+    idle_s = idle_ns / per / 1e9
+    share = savings.removed(idle_s, facts.period_s)
     if share < limit("sync_copies.share"):
         return None
-    return Finding(
-        id="sync_copies", severity=facts.capped_severity(share),
-        title=f"Waiting for copies in the midst of the step costs {percent(share)} of the {facts.basis}",
-        why=facts.with_caveat(
-            f"{count / per:.3g} copies per {facts.basis} and GPU ({size / max(count, 1):,.0f} bytes each on "
-            "average) make the host wait for all work before them; it launches on only then, and the GPU stands still "
-            f"for {percent(share)} of the "
-            f"{facts.basis}."),
-        evidence={"idle_after_copies_s": seconds, "share_ratio": share, f"copies_per_{facts.basis}": count / per,
-                  "mean_bytes": size / max(count, 1)},
+    return SyncCopies(gpus=facts.active_numbers, share=share, idle_s=idle_s, count=count / per,
+                      mean_bytes=size / max(count, 1))
+
+
+def describe_sync_copies(v: SyncCopies, job: Job) -> Explanation:
+    return Explanation(
+        title=f"Waiting for copies in the midst of the step costs {percent(v.share)} of the {job.basis}",
+        why=f"{v.count:.3g} copies per {job.basis} and GPU ({v.mean_bytes:,.0f} bytes each on average) make the host "
+            f"wait for all work before them; it launches on only then, and the GPU stands still for "
+            f"{percent(v.share)} of the {job.basis}.",
+        evidence={"idle_after_copies_s": v.idle_s, "share_ratio": v.share, f"copies_per_{job.basis}": v.count,
+                  "mean_bytes": v.mean_bytes},
         action="Do not read values back within the step: keep losses, metrics and conditions on the GPU, and fetch "
                "them every so many steps.",
-        snippet=_FETCH.get(facts.framework),
-        gain=Gain(share, "at most: the idle time after these copies, if the host launched on without waiting"),
-        gpus=tuple(gpu.gpu for gpu in facts.active),
+        snippet=_FETCH.get(job.framework),
+        gain="at most: the idle time after these copies, if the host launched on without waiting",
         source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls",
     )
 
 
 def held_copies(trace: Trace, copies: I64) -> I64:
-    """The copies that the host waited for: their call lasts until they end, or the thread synchronises then.
+    """The copies that the host waited for: their call lasts until they end, or the thread synchronizes then.
 
     Large copies with pageable memory are left out: they wait by nature (copies_pageable).
     """
@@ -145,7 +162,7 @@ def held_copies(trace: Trace, copies: I64) -> I64:
     held = np.zeros(len(copies), bool)
     if len(device.launch_end_ns) == len(device):
         held |= device.launch_end_ns[copies] >= device.end_ns[copies]
-    rows = host_rows(trace, _SYNCHRONISE)
+    rows = host_rows(trace, _SYNCHRONIZE)
     for thread in np.unique(host.line[rows]).tolist():
         own = rows[host.line[rows] == thread]
         begin, end = host.start_ns[own], np.maximum.accumulate(host.end_ns[own])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,8 +11,10 @@ from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.blocking_copies import pinned_rate
 from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.job import Job
+from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.results_device import CollectiveOp
-from gputop.core.findings import Abstained, Finding, Gain
 from gputop.text.units import percent, ranges, seconds
 
 _OVERLAP = {
@@ -29,53 +32,71 @@ _MERGE = {
     "pytorch": "model = DistributedDataParallel(model, bucket_cap_mb=100)",
 }
 _DEBUG = "NCCL_DEBUG=INFO python train.py 2>&1 | grep ' via '  # P2P or NVLS is wanted; SHM and NET/Socket are slow"
+_NUMA = ("numactl --cpunodebind=0 --membind=0 python train.py  # per process: the node `nvidia-smi topo -m` "
+         "names")
 
 
-def _missing(facts: TraceFacts, id_: str) -> Abstained | None:
-    """Why the rule cannot judge collectives that do take time; None where there is nothing to judge."""
+# -- what is judged -----------------------------------------------------------------------------------
+
+def _missing(facts: TraceFacts) -> Missing | None:
+    """Why collectives that do take time cannot be judged; None where there is nothing to judge."""
     unmatched = facts.waits.unmatched if facts.waits else {}
     reason = next(iter(unmatched.values()), "")
-    return Abstained(id_, (
+    return Missing(
         f"the collectives of all GPUs of the job, to tell waiting from transfer: {reason} (several ranks' files can be "
-        "analysed together)")) if reason else None
+        "analysed together)") if reason else None
 
 
-def _judged(facts: TraceFacts, id_: str) -> Abstained | bool | None:
-    """True where exposed collectives take enough of the step and can be judged."""
-    if not facts.active or facts.shares is None:
-        return Abstained(id_, "GPU activity in the trace")
+def _judged(facts: TraceFacts) -> CollectiveWaits | Missing | None:
+    """The waits, where exposed collectives take enough of the step and can be judged."""
+    assert facts.shares is not None
     if facts.waits is None or facts.shares["collectives"] < limit("collectives.share"):
         return None
-    return True if facts.waits.count else _missing(facts, id_)
+    return facts.waits if facts.waits.count else _missing(facts)
 
 
-def communication_exposed(facts: TraceFacts) -> Finding | Abstained | None:
-    """Transfers that all GPUs have joined, with nothing computed meanwhile."""
-    judged = _judged(facts, "communication_exposed")
-    if judged is not True:
-        return judged or None
-    waits, gpus = facts.waits, facts.active
-    assert waits is not None
-    exposed = waits.bare_s
-    free = _free_compute(facts)
-    share = savings.overlapped(exposed, free, facts.period_s)
-    if exposed < limit("collectives.share") * facts.period_s:
+def _allreduce(facts: TraceFacts) -> CollectiveOp | None:
+    found = facts.analysis.collectives
+    return next((op for op in found.operations if op.operation == "AllReduce"), None) if found is not None else None
+
+
+def _bytes(facts: TraceFacts, op: CollectiveOp, gpus: int) -> float | None:
+    """What a GPU reduces per step (or in the window): as the trace tells, else four bytes for each parameter."""
+    steps = facts.analysis.steps
+    if op.bytes is not None:
+        per_call = op.bytes / op.count
+        return per_call * (op.count / gpus if op.count_per_step is None else op.count_per_step)
+    if facts.params is None or steps is None:
         return None
-    waiting = sum(waits.waiting_s.values()) / len(waits.waiting_s)
-    return Finding(
-        id="communication_exposed", severity=facts.capped_severity(share),
-        title=f"Communication that nothing hides takes {percent(exposed / facts.period_s)} of the {facts.basis}",
-        why=facts.with_caveat(
-            f"For {percent(exposed / facts.period_s)} of the {facts.basis} the GPUs exchange data, all of them "
-            f"having arrived, and compute nothing; {free * 1e3:.3g} ms of compute per {facts.basis} have no "
-            "communication beside them."),
-        evidence={"exposed_transfer_s": exposed, "share_ratio": exposed / facts.period_s, "exposed_waiting_s": waiting,
-                  "free_compute_s": free, **_per_step(facts)},
-        action="Reduce gradients in a few packs while the backward pass is still running, or communicate less often by "
-               "accumulating gradients.",
-        snippet=_OVERLAP.get(facts.framework),
-        gain=Gain(share, "at most: the exposed transfer, as far as there is compute to hide it behind"),
-        gpus=tuple(gpu.gpu for gpu in gpus), source=source("collectives.share") + "; nsys-ai: overlap below 30 %",
+    return 4.0 * facts.params * steps.iterations_per_step
+
+
+# -- communication_exposed --------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationExposed(Verdict):
+    """``share`` is what overlap can save: no more than there is compute to hide it behind."""
+
+    exposed_s: float  # per step: transfers that all GPUs have joined, with nothing computed meanwhile
+    waiting_s: float  # per step and GPU: exposed waiting for the last GPU
+    free_compute_s: float  # per step: compute without communication beside it
+    per_step: float | None  # collectives
+
+
+def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Missing | None:
+    """Transfers that all GPUs have joined, with nothing computed meanwhile."""
+    waits = _judged(facts)
+    if not isinstance(waits, CollectiveWaits):
+        return waits
+    free = _free_compute(facts)
+    share = savings.overlapped(waits.bare_s, free, facts.period_s)
+    if waits.bare_s < limit("collectives.share") * facts.period_s:
+        return None
+    found = facts.analysis.collectives
+    return CommunicationExposed(
+        gpus=facts.active_numbers, share=share, saving=share, exposed_s=waits.bare_s,
+        waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s), free_compute_s=free,
+        per_step=None if found is None else found.count_per_step,
     )
 
 
@@ -86,85 +107,112 @@ def _free_compute(facts: TraceFacts) -> float:
     return max(sum(own), 0.0) / sum(windows) * facts.period_s
 
 
-def _per_step(facts: TraceFacts) -> dict[str, float]:
-    found = facts.analysis.collectives
-    return {} if found is None or found.count_per_step is None else {"collectives_per_step": found.count_per_step}
+def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explanation:
+    exposed = v.exposed_s / job.period_s
+    return Explanation(
+        title=f"Communication that nothing hides takes {percent(exposed)} of the {job.basis}",
+        why=f"For {percent(exposed)} of the {job.basis} the GPUs exchange data, all of them having arrived, and "
+            f"compute nothing; {v.free_compute_s * 1e3:.3g} ms of compute per {job.basis} have no communication beside "
+            "them.",
+        evidence={"exposed_transfer_s": v.exposed_s, "share_ratio": exposed, "exposed_waiting_s": v.waiting_s,
+                  "free_compute_s": v.free_compute_s,
+                  **({} if v.per_step is None else {"collectives_per_step": v.per_step})},
+        action="Reduce gradients in a few packs while the backward pass is still running, or communicate less often by "
+               "accumulating gradients.",
+        snippet=_OVERLAP.get(job.framework),
+        gain="at most: the exposed transfer, as far as there is compute to hide it behind",
+        source=source("collectives.share") + "; nsys-ai: overlap below 30 %",
+    )
 
 
-def collective_waiting(facts: TraceFacts) -> Finding | Abstained | None:
+# -- collective_waiting -----------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveWaiting(Verdict):
+    late_s: float  # per step, by which the last GPUs were late
+    waiting_s: float  # per step and GPU: exposed waiting inside collectives
+    latest: int  # the GPU that causes most of the wait
+    latest_part: float  # its share of it
+    alone: bool  # it causes so much of it that it is named alone
+    late_by_host: float  # share of the lateness in which the late GPU had no launch
+    last_to_arrive: int  # collectives to which it came last
+    collectives: int
+    waiting_gpus: int
+    of_collectives: float | None  # share of all time in collectives that is waiting
+
+
+def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing | None:
     """Inside their collectives the GPUs wait for one that arrives late."""
-    judged = _judged(facts, "collective_waiting")
-    if judged is not True:
-        return judged or None
-    waits = facts.waits
-    assert waits is not None
+    waits = _judged(facts)
+    if not isinstance(waits, CollectiveWaits):
+        return waits
     late = sum(waits.late_s.values())
     share = savings.removed(late, facts.period_s)
     if share < limit("collectives.share"):
         return None
-    names = sorted(waits.late_s, key=lambda gpu: -waits.late_s[gpu])
-    main = names[0]
-    alone = waits.late_s[main] >= limit("collective_waiting.one") * late
-    gpus = (main,) if alone else tuple(sorted(gpu for gpu in names if waits.late_s[gpu] >= 0.1 * late))
-    waiting = sum(waits.waiting_s.values()) / len(waits.waiting_s)
-    told = facts.analysis.collectives
-    who = f"GPU {main} arrives last" if alone else f"GPUs {ranges(gpus)} take turns to arrive last"
-    others = "other GPU waits" if len(waits.waiting_s) == 2 else "others wait"
-    why = (f"{who}{f' at {waits.late_times.get(main, 0)} of {waits.count} collectives' if alone else ''}, and the "
-           f"{others} inside them: {seconds(waiting)} per {facts.basis} and GPU that nothing hides.")
-    if told is not None and told.waiting is not None:
-        why += f" Of all time in collectives {percent(told.waiting)} is waiting."
-    return Finding(
-        id="collective_waiting", severity=facts.capped_severity(share),
-        title=(f"The {others} {percent(share)} of the {facts.basis} for GPU {main} in collectives" if alone else
-               f"GPUs wait {percent(share)} of the {facts.basis} for each other in collectives"),
-        why=facts.with_caveat(why),
-        evidence={"late_s": late, "share_ratio": share, "exposed_waiting_s": waiting, "late_gpu": float(main),
-                  "late_gpu_part_ratio": waits.late_s[main] / late, "late_by_host_ratio": waits.late_by_host_s / late,
-                  "last_to_arrive_count": float(waits.late_times.get(main, 0)),
-                  "collectives": float(waits.count),
-                  **({} if told is None or told.waiting is None else {"waiting_of_collectives_ratio": told.waiting})},
-        action=f"Find what delays GPU {main} before its collectives: its process's launches, its share of input, "
-               "its CPU cores and NUMA node." if alone else
-               "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
-               "process that the others do not have.",
-        snippet="numactl --cpunodebind=0 --membind=0 python train.py  # per process: the node `nvidia-smi topo -m` "
-                "names"
-                if alone else None,
-        gain=Gain(share, "if the last GPU came to each collective when the others did (their median); a faster network "
-                         "saves nothing of it"),
-        gpus=gpus, source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the "
-                                                        "shortest duration over the GPUs",
+    by_lateness = sorted(waits.late_s, key=lambda gpu: -waits.late_s[gpu])
+    latest = by_lateness[0]
+    alone = waits.late_s[latest] >= limit("collective_waiting.one") * late
+    gpus = (latest,) if alone else tuple(sorted(gpu for gpu in by_lateness if waits.late_s[gpu] >= 0.1 * late))
+    found = facts.analysis.collectives
+    return CollectiveWaiting(
+        gpus=gpus, share=share, late_s=late, waiting_s=sum(waits.waiting_s.values()) / len(waits.waiting_s),
+        latest=latest, latest_part=waits.late_s[latest] / late, alone=alone,
+        late_by_host=waits.late_by_host_s / late, last_to_arrive=waits.late_times.get(latest, 0),
+        collectives=waits.count, waiting_gpus=len(waits.waiting_s),
+        of_collectives=None if found is None else found.waiting,
     )
 
 
-def _allreduce(facts: TraceFacts) -> CollectiveOp | None:
-    found = facts.analysis.collectives
-    return next((op for op in found.operations if op.operation == "AllReduce"), None) if found is not None else None
+def describe_collective_waiting(v: CollectiveWaiting, job: Job) -> Explanation:
+    who = f"GPU {v.latest} arrives last" if v.alone else f"GPUs {ranges(v.gpus)} take turns to arrive last"
+    others = "other GPU waits" if v.waiting_gpus == 2 else "others wait"
+    why = (f"{who}{f' at {v.last_to_arrive} of {v.collectives} collectives' if v.alone else ''}, and the {others} "
+           f"inside them: {seconds(v.waiting_s)} per {job.basis} and GPU that nothing hides.")
+    if v.of_collectives is not None:
+        why += f" Of all time in collectives {percent(v.of_collectives)} is waiting."
+    return Explanation(
+        title=(f"The {others} {percent(v.share)} of the {job.basis} for GPU {v.latest} in collectives" if v.alone else
+               f"GPUs wait {percent(v.share)} of the {job.basis} for each other in collectives"),
+        why=why,
+        evidence={"late_s": v.late_s, "share_ratio": v.share, "exposed_waiting_s": v.waiting_s,
+                  "late_gpu": float(v.latest), "late_gpu_part_ratio": v.latest_part,
+                  "late_by_host_ratio": v.late_by_host, "last_to_arrive_count": float(v.last_to_arrive),
+                  "collectives": float(v.collectives),
+                  **({} if v.of_collectives is None else {"waiting_of_collectives_ratio": v.of_collectives})},
+        action=f"Find what delays GPU {v.latest} before its collectives: its process's launches, its share of input, "
+               "its CPU cores and NUMA node." if v.alone else
+               "Make the GPUs arrive together: equal shapes and batches, input ready on all of them, no work on one "
+               "process that the others do not have.",
+        snippet=_NUMA if v.alone else None,
+        gain="if the last GPU came to each collective when the others did (their median); a faster network saves "
+             "nothing of it",
+        source=source("collectives.share") + "; HTA: stragglers by late start; true transfer is the shortest duration "
+                                             "over the GPUs",
+    )
 
 
-def _bytes(facts: TraceFacts, op: CollectiveOp, gpus: int) -> float | None:
-    """What a GPU reduces per step (or in the window): told by the trace, else four bytes for each parameter."""
-    steps = facts.analysis.steps
-    if op.bytes is not None:
-        per_call = op.bytes / op.count
-        return per_call * (op.count / gpus if op.count_per_step is None else op.count_per_step)
-    if facts.params is None or steps is None:
-        return None
-    return 4.0 * facts.params * steps.iterations_per_step
+# -- allreduce_count --------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduceCount(Verdict):
+    count: float  # per step
+    needed: int
+    median_s: float
+    shortest_s: float  # 10th percentile: next to nothing but latency
+    exposed: float  # share of their time
+    message_bytes: float | None  # mean; None: not known
 
 
-def allreduce_count(facts: TraceFacts) -> Finding | Abstained | None:
+def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     """Many small AllReduces per step where a few would do: each costs its latency."""
-    judged = _judged(facts, "allreduce_count")
-    if judged is not True:
-        return judged or None
-    waits, op = facts.waits, _allreduce(facts)
-    steps = facts.analysis.steps
-    if waits is None or op is None or not waits.durations_s:
+    waits, op, steps = _judged(facts), _allreduce(facts), facts.analysis.steps
+    if not isinstance(waits, CollectiveWaits):
+        return waits
+    if op is None or not waits.durations_s:
         return None
     if steps is None or op.count_per_step is None:
-        return Abstained("allreduce_count", "training steps, to count AllReduces per step")
+        return Missing("training steps, to count AllReduces per step")
     count = op.count_per_step / steps.iterations_per_step
     if count <= limit("allreduce_count.many"):
         return None
@@ -176,80 +224,92 @@ def allreduce_count(facts: TraceFacts) -> Finding | Abstained | None:
             return None
         needed = max(1, math.ceil(moved / steps.iterations_per_step / limit("allreduce_count.bucket_bytes")))
     elif typical > limit("allreduce_count.latency_s"):
-        return Abstained("allreduce_count", f"the model's parameters (--params N): whether {count:.0f} AllReduces "
-                                            f"per step of {typical * 1e3:.2g} ms are too small is not known")
+        return Missing(f"the model's parameters (--params N): whether {count:.0f} AllReduces per step of "
+                       f"{typical * 1e3:.2g} ms are too small is not known")
     else:
         per, needed = None, 1
-    share = savings.merged(count, needed, least, waits.allreduce_exposed,
-                           facts.period_s / steps.iterations_per_step)
+    share = savings.merged(count, needed, least, waits.allreduce_exposed, facts.period_s / steps.iterations_per_step)
     if share < limit("collectives.share"):
         return None
-    evidence = {"allreduces_per_step": count, "needed_per_step": float(needed), "median_transfer_s": typical,
-                "latency_s": least, "exposed_ratio": waits.allreduce_exposed, "share_ratio": share}
-    if per is not None:
-        evidence["mean_message_bytes"] = per
-    size = "" if per is None else f" of {per / 1e6:.2g} MB on average"
-    return Finding(
-        id="allreduce_count", severity=facts.capped_severity(share),
-        title=f"{count:.0f} AllReduces per step, where {needed} would do",
-        why=facts.with_caveat(
-            f"Each step runs {count:.0f} AllReduces{size}, {typical * 1e6:.3g} µs each (median), which is mostly their "
-            f"latency; packed into {needed} the same gradients pay it {needed} time{'' if needed == 1 else 's'}."),
+    return AllReduceCount(gpus=facts.active_numbers, share=share, count=count, needed=needed, median_s=typical,
+                          shortest_s=least, exposed=waits.allreduce_exposed, message_bytes=per)
+
+
+def describe_allreduce_count(v: AllReduceCount, job: Job) -> Explanation:
+    evidence = {"allreduces_per_step": v.count, "needed_per_step": float(v.needed), "median_transfer_s": v.median_s,
+                "latency_s": v.shortest_s, "exposed_ratio": v.exposed, "share_ratio": v.share}
+    size = ""
+    if v.message_bytes is not None:
+        evidence["mean_message_bytes"] = v.message_bytes
+        size = f" of {v.message_bytes / 1e6:.2g} MB on average"
+    return Explanation(
+        title=f"{v.count:.0f} AllReduces per step, where {v.needed} would do",
+        why=f"Each step runs {v.count:.0f} AllReduces{size}, {v.median_s * 1e6:.3g} µs each (median), which is mostly "
+            f"their latency; packed into {v.needed} the same gradients pay it {v.needed} "
+            f"time{'' if v.needed == 1 else 's'}.",
         evidence=evidence,
         action="Pack gradients so that each AllReduce carries tens of megabytes.",
-        snippet=_MERGE.get(facts.framework),
-        gain=Gain(share, "assumes that each AllReduce less saves the time of the shortest ones, as far as it is "
-                         "exposed"),
-        gpus=tuple(gpu.gpu for gpu in facts.active),
+        snippet=_MERGE.get(job.framework),
+        gain="assumes that each AllReduce less saves the time of the shortest ones, as far as it is exposed",
         source=source("allreduce_count.many", "allreduce_count.bucket_bytes", "allreduce_count.latency_s"),
     )
 
 
-def allreduce_slow(facts: TraceFacts) -> Finding | Abstained | None:
+# -- allreduce_slow ---------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduceSlow(Verdict):
+    transfer_s: float  # per step, waiting left out
+    wanted_s: float  # what a ring over the node's slowest link would take
+    moved_bytes: float  # per step
+    link_bytes_per_s: float
+    exposed: float  # share of the transfer
+
+
+def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
     """The transfer itself, waiting left out, takes far longer than its bytes need even over the node's slowest link."""
-    judged = _judged(facts, "allreduce_slow")
-    if judged is not True:
-        return judged or None
-    waits, op = facts.waits, _allreduce(facts)
-    if waits is None or op is None or op.transfer_s is None:
-        return None if op is None else _missing(facts, "allreduce_slow")
-    gpus = len(op.exposed_s)
-    steps = facts.analysis.steps
-    seconds = sum(waits.durations_s) / (steps.count if steps else 1)
-    if seconds * waits.allreduce_exposed < limit("collectives.share") * facts.period_s:
+    waits, op = _judged(facts), _allreduce(facts)
+    if not isinstance(waits, CollectiveWaits):
+        return waits
+    if op is None or op.transfer_s is None:
+        return None if op is None else _missing(facts)
+    gpus, steps = len(op.exposed_s), facts.analysis.steps.count if facts.analysis.steps else 1
+    transfer_s = sum(waits.durations_s) / steps
+    if transfer_s * waits.allreduce_exposed < limit("collectives.share") * facts.period_s:
         return None
     moved = _bytes(facts, op, gpus)
     if moved is None:
-        return Abstained("allreduce_slow", "the model's parameters (--params N): how long an AllReduce of them "
-                                           "should take")
+        return Missing("the model's parameters (--params N): how long an AllReduce of them should take")
     if len({gpu.host for gpu in facts.trace.gpus}) > 1:
-        return Abstained("allreduce_slow", "the bandwidth between the hosts of this job")
+        return Missing("the bandwidth between the hosts of this job")
     rate = pinned_rate(facts)
     if rate is None:
-        return Abstained("allreduce_slow", "the links' bandwidth: the trace has no large pinned copy to measure "
-                                           "PCIe by")
-    count = len(waits.durations_s) / (steps.count if steps else 1)
-    wanted = 2 * (gpus - 1) / gpus * moved / rate + count * limit("allreduce_slow.latency_s")
-    if seconds < limit("allreduce_slow.factor") * wanted:
+        return Missing("the links' bandwidth: the trace has no large pinned copy to measure PCIe by")
+    count = len(waits.durations_s) / steps
+    wanted_s = 2 * (gpus - 1) / gpus * moved / rate + count * limit("allreduce_slow.latency_s")
+    if transfer_s < limit("allreduce_slow.factor") * wanted_s:
         return None
-    share = savings.at_rate(seconds, wanted, waits.allreduce_exposed, facts.period_s)
+    share = savings.at_rate(transfer_s, wanted_s, waits.allreduce_exposed, facts.period_s)
     if share < limit("collectives.share"):
         return None
-    return Finding(
-        id="allreduce_slow", severity=facts.capped_severity(share),
-        title=f"AllReduce takes {seconds / wanted:.1f}× what its bytes need",
-        why=facts.with_caveat(
-            f"{moved / 1e6:,.0f} MB per {facts.basis} are reduced in {seconds * 1e3:.3g} ms, waiting left out: "
-            f"{moved / seconds / 1e9:.2g} GB/s. Even over PCIe, at the {rate / 1e9:.1f} GB/s of this trace's pinned "
-            f"copies, a ring would take {wanted * 1e3:.3g} ms."),
-        evidence={"transfer_s": seconds, "wanted_s": wanted, f"bytes_per_{facts.basis}": moved,
-                  "bytes_per_s": moved / seconds,
-                  "link_bytes_per_s": rate, "exposed_ratio": waits.allreduce_exposed, "share_ratio": share},
+    return AllReduceSlow(gpus=facts.active_numbers, share=share, transfer_s=transfer_s, wanted_s=wanted_s,
+                         moved_bytes=moved, link_bytes_per_s=rate, exposed=waits.allreduce_exposed)
+
+
+def describe_allreduce_slow(v: AllReduceSlow, job: Job) -> Explanation:
+    return Explanation(
+        title=f"AllReduce takes {v.transfer_s / v.wanted_s:.1f}× what its bytes need",
+        why=f"{v.moved_bytes / 1e6:,.0f} MB per {job.basis} are reduced in {v.transfer_s * 1e3:.3g} ms, waiting left "
+            f"out: {v.moved_bytes / v.transfer_s / 1e9:.2g} GB/s. Even over PCIe, at the "
+            f"{v.link_bytes_per_s / 1e9:.1f} GB/s of this trace's pinned copies, a ring would take "
+            f"{v.wanted_s * 1e3:.3g} ms.",
+        evidence={"transfer_s": v.transfer_s, "wanted_s": v.wanted_s, f"bytes_per_{job.basis}": v.moved_bytes,
+                  "bytes_per_s": v.moved_bytes / v.transfer_s, "link_bytes_per_s": v.link_bytes_per_s,
+                  "exposed_ratio": v.exposed, "share_ratio": v.share},
         action="See which transport NCCL uses: direct GPU-to-GPU (NVLink, PCIe P2P) is wanted, not sockets or "
                "copies through host memory; check NCCL_P2P_DISABLE, ACS/IOMMU settings and the container's /dev/shm.",
         snippet=_DEBUG,
-        gain=Gain(share, "if it ran at the rate of the PCIe link, as far as it is exposed; NVLink is faster still"),
-        gpus=tuple(gpu.gpu for gpu in facts.active),
-        source=source("allreduce_slow.factor", "allreduce_slow.latency_s") + "; a ring moves 2(n-1)/n of the bytes "
-                                                                             "over each link",
+        gain="if it ran at the rate of the PCIe link, as far as it is exposed; NVLink is faster still",
+        source=source("allreduce_slow.factor", "allreduce_slow.latency_s")
+        + "; a ring moves 2(n-1)/n of the bytes over each link",
     )

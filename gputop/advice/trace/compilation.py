@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
-from gputop.advice.trace.training_loop import EAGER, JAX, KERAS2, KERAS3, training_loop
+from gputop.advice.trace.job import Job
+from gputop.advice.trace.training_loop import JAX, KERAS2, KERAS3
+from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.results_host import Functions
-from gputop.core.findings import Abstained, Finding, Gain, at_most, severity_of
+from gputop.core.findings import at_most, severity_of
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import Mask, name_mask
 from gputop.trace.model import I64, Kind, Trace
@@ -30,57 +33,74 @@ _RETRACED_CUSTOM = (
     "train_step(batch, tf.constant(rate))")
 
 
-def retracing(facts: TraceFacts) -> Finding | Abstained | None:
+# -- retracing --------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retracing(Verdict):
+    function: str
+    tracing_s: float  # per step
+    count: int  # times it was traced or compiled anew in the window
+    calls: int  # 0: not known
+    ever: int | None  # times it was traced since the job began
+    compilations: int  # by XLA
+    compile_s: float
+
+
+def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     """The step's function is traced or compiled again and again, and the GPU waits for it."""
-    functions, host = facts.analysis.functions, facts.host
-    if facts.framework == "pytorch":
-        return None
+    functions, host, steps = facts.analysis.functions, facts.host, facts.analysis.steps
     if functions is None or host is None:
         if facts.analysis.ops is not None and facts.analysis.ops.eager_share == 1.0:
             return None  # nothing is a function
-        return Abstained("retracing", (
-            f"calls of tf.functions, which say whether they traced, or of jitted ones{HOST_EVENTS}"))
-    steps = facts.analysis.steps
+        return Missing(f"calls of tf.functions, which say whether they traced, or of jitted ones{HOST_EVENTS}")
     if steps is None or steps.count < limit("host.steps"):
-        return Abstained("retracing", "two whole steps: one tracing may be the first of all; capture longer")
+        return Missing("two whole steps: one tracing may be the first of all; capture longer")
     name, count, calls = _most_traced(functions, host.compiled)
     if count < limit("retracing.count") or host.tracing_s < limit("retracing.share") * facts.period_s:
         return None
-    share = host.tracing_s / facts.period_s
-    evidence = {"tracing_s": host.tracing_s, "share_ratio": share, "retracings_count": float(count)}
-    told = [use.tracing_count for use in functions.functions if use.name == name and use.tracing_count is not None]
-    if told:
-        evidence["tracings_ever_count"] = float(max(told))
-    if functions.xla_compilations:
-        evidence["compilations_count"] = float(functions.xla_compilations)
-        evidence["compile_s"] = functions.xla_compile_s
-    if calls:
-        evidence["calls_count"] = float(calls)
-    traced = "compiled" if facts.framework == "jax" else "traced"
-    why = (f"{name} was {traced} anew {count} times in the window"
-           + (f", in {count} of {calls} calls" if calls else "")
-           + f"; that takes {seconds(host.tracing_s)} of the mean step, {percent(share)}"
-           + (", while the GPUs wait." if facts.active else "."))
-    return Finding(
-        id="retracing", severity=facts.capped_severity(share),
-        title=f"{name} is {traced} again and again: {percent(share)} of the step",
-        why=facts.with_caveat(why), evidence=evidence,
-        action="Call the function with the same shapes and types each time: pad or drop the last batch, pass Python "
-               "values as tensors, and create the function once.",
-        snippet=_RETRACED.get(training_loop(facts), _RETRACED_CUSTOM),
-        gain=Gain(share, "the time from such a call to its first op, if all calls used a function made before"),
-        gpus=tuple(gpu.gpu for gpu in facts.active), source=source("retracing.share", "retracing.count"),
+    ever = [use.tracing_count for use in functions.functions if use.name == name and use.tracing_count is not None]
+    return Retracing(
+        gpus=facts.active_numbers, share=host.tracing_s / facts.period_s, function=name, tracing_s=host.tracing_s,
+        count=count, calls=calls, ever=max(ever) if ever else None, compilations=functions.xla_compilations,
+        compile_s=functions.xla_compile_s,
     )
 
 
 def _most_traced(functions: Functions, compiled: Mapping[str, int]) -> tuple[str, int, int]:
-    """The function traced or compiled anew most often in the window, how often, and its calls (0: not told)."""
+    """The function traced or compiled anew most often in the window, how often, and its calls (0: not known)."""
     found = [(use.name, max(use.retracings, compiled.get(use.name, 0)), use.calls) for use in functions.functions]
     known = {name for name, _, _ in found}
     found += [(name, count, 0) for name, count in compiled.items() if name not in known]
     name, count, calls = max(found, key=lambda item: (item[1], item[0]), default=("", 0, 0))
     return re.sub(r"^PjitFunction\((.*)\)$", r"\1", name), count, calls
 
+
+def describe_retracing(v: Retracing, job: Job) -> Explanation:
+    evidence = {"tracing_s": v.tracing_s, "share_ratio": v.share, "retracings_count": float(v.count)}
+    if v.ever is not None:
+        evidence["tracings_ever_count"] = float(v.ever)
+    if v.compilations:
+        evidence["compilations_count"] = float(v.compilations)
+        evidence["compile_s"] = v.compile_s
+    if v.calls:
+        evidence["calls_count"] = float(v.calls)
+    traced = "compiled" if job.framework == "jax" else "traced"
+    return Explanation(
+        title=f"{v.function} is {traced} again and again: {percent(v.share)} of the step",
+        why=f"{v.function} was {traced} anew {v.count} times in the window"
+            + (f", in {v.count} of {v.calls} calls" if v.calls else "")
+            + f"; that takes {seconds(v.tracing_s)} of the mean step, {percent(v.share)}"
+            + (", while the GPUs wait." if v.gpus else "."),
+        evidence=evidence,
+        action="Call the function with the same shapes and types each time: pad or drop the last batch, pass Python "
+               "values as tensors, and create the function once.",
+        snippet=_RETRACED.get(job.loop, _RETRACED_CUSTOM),
+        gain="the time from such a call to its first op, if all calls used a function made before",
+        source=source("retracing.share", "retracing.count"),
+    )
+
+
+# -- eager_execution --------------------------------------------------------------------------------
 
 _EAGER_SNIPPETS = {
     KERAS2: "model.compile(optimizer, loss, run_eagerly=False)\ntf.config.run_functions_eagerly(False)",
@@ -92,41 +112,49 @@ _EAGER_CUSTOM = (
     "# Keras: model.compile(..., run_eagerly=False)")
 
 
-def eager_execution(facts: TraceFacts) -> Finding | Abstained | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagerExecution(Verdict):
+    wait_s: float  # per step: the GPU, or without one the step, waits for Python
+    eager_ratio: float  # share of the ops' time that is run eagerly
+    ops_per_step: float | None
+    names: tuple[str, ...]  # of the ops that take longest
+
+
+def judge_eager_execution(facts: TraceFacts) -> EagerExecution | None:
     """The model runs op by op from Python, which takes longer to start an op than the GPU to run it."""
     ops, host = facts.analysis.ops, facts.host
-    if facts.framework in ("jax", "pytorch"):
-        return None
-    if ops is None or host is None or ops.eager_share is None:
-        return Abstained("eager_execution", (
-            "ops run eagerly and calls of tf.functions (EagerExecute); capture with host_tracer_level 2, as gputop "
-            "does"))
+    assert ops is not None and host is not None and ops.eager_share is not None
     if ops.eager_share < limit("eager_execution.share") or facts.period_s <= 0:
         return None
     share = host.eager_s / facts.period_s
     if share < limit("eager_execution.cost"):
         return None
-    evidence = {"eager_wait_s": host.eager_s, "share_ratio": share, "eager_ratio": ops.eager_share}
-    if ops.eager_ops_per_step is not None:
-        evidence["eager_ops_per_step"] = ops.eager_ops_per_step
-    names = ", ".join(dict.fromkeys(op.name for op in ops.eager[:4]))
-    each = f"{ops.eager_ops_per_step:.0f} ops a step" if ops.eager_ops_per_step is not None else "Ops"
-    waits = "the GPU waits for Python" if facts.active else "Python takes"
-    why = f"{each} ({names}, …) are run one by one from Python; {waits} {percent(share)} of the {facts.basis}."
-    return Finding(
-        id="eager_execution", severity=facts.capped_severity(share),
-        title=f"Ops run eagerly cost {percent(share)} of the {facts.basis}",
-        why=facts.with_caveat(why), evidence=evidence,
-        action="Put the whole training step into a tf.function.",
-        snippet=_EAGER_SNIPPETS.get(_loop(facts), _EAGER_CUSTOM),
-        gain=Gain(share, "at most: all of Python's time from op to op, if a function launched them ahead of the GPU"),
-        gpus=tuple(gpu.gpu for gpu in facts.active), source=source("eager_execution.share"),
+    return EagerExecution(
+        gpus=facts.active_numbers, share=share, wait_s=host.eager_s, eager_ratio=ops.eager_share,
+        ops_per_step=ops.eager_ops_per_step, names=tuple(dict.fromkeys(op.name for op in ops.eager[:4])),
     )
 
 
-def _loop(facts: TraceFacts) -> str:
-    return training_loop(facts) if training_loop(facts) != EAGER else ""
+def describe_eager_execution(v: EagerExecution, job: Job) -> Explanation:
+    evidence = {"eager_wait_s": v.wait_s, "share_ratio": v.share, "eager_ratio": v.eager_ratio}
+    each = "Ops"
+    if v.ops_per_step is not None:
+        evidence["eager_ops_per_step"] = v.ops_per_step
+        each = f"{v.ops_per_step:.0f} ops a step"
+    waits = "the GPU waits for Python" if v.gpus else "Python takes"
+    return Explanation(
+        title=f"Ops run eagerly cost {percent(v.share)} of the {job.basis}",
+        why=f"{each} ({', '.join(v.names)}, …) are run one by one from Python; {waits} {percent(v.share)} of the "
+            f"{job.basis}.",
+        evidence=evidence,
+        action="Put the whole training step into a tf.function.",
+        snippet=_EAGER_SNIPPETS.get(job.loop, _EAGER_CUSTOM),
+        gain="at most: all of Python's time from op to op, if a function launched them ahead of the GPU",
+        source=source("eager_execution.share"),
+    )
 
+
+# -- xla_off ----------------------------------------------------------------------------------------
 
 # Ops whose kernels read and write each element once.
 _ELEMENTWISE = (
@@ -139,43 +167,43 @@ _BY_NAME = rf"{_ELEMENTWISE}_GPU_DT_\w+_kernel|.*(?:EigenMetaKernel|BiasNHWCKern
 _XLA_KERNEL = r"(?:\w*_)?fusion(?:_\d+)?$|\w*(?:loop|input|wrapped)_\w*fusion|triton_"
 
 
-def xla_off(facts: TraceFacts) -> Finding | Abstained | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XlaOff(Verdict):
+    chained_s: float  # per step and GPU, in rows of element-wise kernels
+    chains: float  # rows per step and GPU
+
+
+def judge_xla_off(facts: TraceFacts) -> XlaOff | None:
     """Element-wise kernels in a row, each of which reads and writes its whole tensor; XLA would make them one."""
-    if facts.framework in ("jax", "pytorch"):
+    if _sees_xla(facts.trace, facts.analysis.functions):
         return None
-    if not facts.active or facts.shares is None:
-        return Abstained("xla_off", "GPU activity in the trace")
-    functions = facts.analysis.functions
-    if facts.framework != "tensorflow" or (functions is None and facts.analysis.ops is None):
-        return Abstained("xla_off", (
-            f"TensorFlow's functions or ops on the host, which say whether XLA compiled them{HOST_EVENTS}"))
-    if _sees_xla(facts.trace, functions):
+    saved_s, chained_s, chains = _chains(facts)
+    if facts.period_s <= 0 or saved_s < limit("xla_off.share") * facts.period_s:
         return None
-    saved, chained, chains = _chains(facts)
-    if facts.period_s <= 0 or saved < limit("xla_off.share") * facts.period_s:
-        return None
-    share = saved / facts.period_s
-    how = training_loop(facts)
-    several = len(facts.active) > 1
-    if how in (KERAS2, KERAS3) and not several:
-        snippet = "model.compile(optimizer, loss, jit_compile=True)"
-    elif several:
+    share = saved_s / facts.period_s
+    return XlaOff(gpus=facts.active_numbers, share=share, severity=at_most(severity_of(share), "medium"),
+                  chained_s=chained_s, chains=chains)
+
+
+def describe_xla_off(v: XlaOff, job: Job) -> Explanation:
+    chained = v.chained_s / job.period_s
+    if len(v.gpus) > 1:
         snippet = "# compiles clusters, leaves the collectives out\nTF_XLA_FLAGS=--tf_xla_auto_jit=2 python train.py"
+    elif job.loop in (KERAS2, KERAS3):
+        snippet = "model.compile(optimizer, loss, jit_compile=True)"
     else:
         snippet = ("@tf.function(jit_compile=True)  # shapes must stay the same\n"
                    "def train_step(x, y): ...")
-    return Finding(
-        id="xla_off", severity=at_most(severity_of(share), "medium"),
-        title=f"XLA is off and could fuse kernels: up to {percent(share)} of the {facts.basis}",
-        why=f"No function is compiled by XLA, and {percent(chained / facts.period_s)} of the {facts.basis} goes into "
-            f"{chains:.0f} rows of element-wise kernels, one after the other over the same tensors. Fused they might "
-            f"save up to {percent(share)}; whether XLA does so for this model only a try can tell.",
-        evidence={"chained_s": chained, "chained_ratio": chained / facts.period_s, "chains_count": chains,
-                  "share_ratio": share},
+    return Explanation(
+        title=f"XLA is off and could fuse kernels: up to {percent(v.share)} of the {job.basis}",
+        why=f"No function is compiled by XLA, and {percent(chained)} of the {job.basis} goes into {v.chains:.0f} rows "
+            "of element-wise kernels, one after the other over the same tensors. Fused they might save up to "
+            f"{percent(v.share)}; whether XLA does so for this model only a try can tell.",
+        evidence={"chained_s": v.chained_s, "chained_ratio": chained, "chains_count": v.chains,
+                  "share_ratio": v.share},
         action="Try XLA on the step: compile it and compare the step time after the first, slow step.",
         snippet=snippet,
-        gain=Gain(share, "at most, not sure: fused, a row reads two tensors and writes one; now each kernel does both"),
-        gpus=tuple(gpu.gpu for gpu in facts.active),
+        gain="at most, not sure: fused, a row reads two tensors and writes one; now each kernel does both",
         source=source("xla_off.share", "xla_off.chain") + "; DLProf: XLA off",
     )
 

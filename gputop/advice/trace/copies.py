@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.job import Job
+from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.results import GpuUse
-from gputop.core.findings import Abstained, Finding, Gain, severity_of
 from gputop.text.units import percent
 
 _H2D = (
@@ -26,53 +30,65 @@ _SNIPPETS = {
 }
 
 
-def copies_excessive(facts: TraceFacts) -> Finding | Abstained | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesExcessive(Verdict):
+    ways: Mapping[str, float]  # h2d, d2h: share of the step; d2d: of the device window
+    worst: str  # the way that takes most
+    rates: Mapping[str, float]  # number, bytes and rate of the copies of that way, by their names in the evidence
+    pageable: float | None  # share of the time of copies with the host; None: not known
+    compute: float  # share of the step
+
+
+def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | None:
     """Copies take a large part of the time with no compute and no collective beside them.
 
     Copies from and to the host are judged together, as shares of the step. Those within the GPU
     count as its own work in the breakdown: what they take is a share of the device window, from
     a GPU's first event to its last.
     """
+    assert facts.shares is not None
     gpus = [gpu for gpu in facts.analysis.gpus if gpu.busy]
-    if not gpus or facts.shares is None:
-        return Abstained("copies_excessive", "GPU activity in the trace")
-    shares = {"h2d": facts.shares["h2d"], "d2h": facts.shares["d2h"], "d2d": _within_gpu(gpus)}
-    worst = max(shares, key=lambda way: shares[way])
-    with_host = shares["h2d"] + shares["d2h"]
-    share, basis = (shares["d2d"], "device window") if worst == "d2d" else (with_host, facts.basis)
+    ways = {"h2d": facts.shares["h2d"], "d2h": facts.shares["d2h"], "d2d": _within_gpu(gpus)}
+    worst = max(ways, key=lambda way: ways[way])
+    share = ways["d2d"] if worst == "d2d" else ways["h2d"] + ways["d2h"]
     if share < limit("copies_excessive.share"):
         return None
-    evidence = {f"{way}_of_{'window' if way == 'd2d' else facts.basis}_ratio": value
-                for way, value in shares.items() if value}
-    evidence.update(_rates(gpus, worst, facts))
-    pageable = _pageable(gpus)
-    if pageable is not None and worst != "d2d":
-        evidence["pageable_ratio"] = pageable
-    action = {"h2d": _H2D, "d2h": _D2H, "d2d": _D2D}[worst]
-    pinned = ""
-    if worst == "h2d" and pageable is not None:
-        if pageable >= limit("copies_excessive.pageable"):
+    return CopiesExcessive(
+        gpus=tuple(gpu.gpu for gpu in gpus), share=share, ways=ways, worst=worst, rates=_rates(gpus, worst, facts),
+        pageable=_pageable(gpus), compute=facts.shares["compute"],
+    )
+
+
+def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
+    within = v.worst == "d2d"
+    basis = "device window" if within else job.basis
+    evidence = {f"{way}_of_{'window' if way == 'd2d' else job.basis}_ratio": value
+                for way, value in v.ways.items() if value}
+    evidence.update(v.rates)
+    if v.pageable is not None and not within:
+        evidence["pageable_ratio"] = v.pageable
+    action, pinned = {"h2d": _H2D, "d2h": _D2H, "d2d": _D2D}[v.worst], ""
+    if v.worst == "h2d" and v.pageable is not None:
+        if v.pageable >= limit("copies_excessive.pageable"):
             action = _PAGEABLE
         else:
             pinned = " The memory is pinned already, so only fewer bytes or overlap help."
-    rate = evidence.get(f"{worst}_bytes_per_s")
-    name = {"h2d": "to the GPU", "d2h": "back to the host", "d2d": "within the GPU"}[worst]
-    why = f"For {percent(share)} of the {basis} the GPUs copy data and do nothing else, "
-    why += name if worst == "d2d" else f"most of it {name}"
+    rate = v.rates.get(f"{v.worst}_bytes_per_s")
+    name = {"h2d": "to the GPU", "d2h": "back to the host", "d2d": "within the GPU"}[v.worst]
+    why = f"For {percent(v.share)} of the {basis} the GPUs copy data and do nothing else, "
+    why += name if within else f"most of it {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
-    if worst == "d2d":
+    if within:
         how = " or overlapped with compute; the share of the device window stands for that of the step"
     else:  # copies hide behind no more compute than there is
-        hides = facts.shares["compute"]
-        how = " or overlapped with compute" if hides >= share else (
-            f"; overlap with the compute there is saves {percent(hides)}")
-    return Finding(
-        id="copies_excessive", severity=severity_of(share),
-        title=f"Copies{' within the GPU' if worst == 'd2d' else ''} take {percent(share)} of the {basis}",
+        how = " or overlapped with compute" if v.compute >= v.share else (
+            f"; overlap with the compute there is saves {percent(v.compute)}")
+    return Explanation(
+        title=f"Copies{' within the GPU' if within else ''} take {percent(v.share)} of the {basis}",
         why=why + pinned, evidence=evidence, action=action,
-        snippet=_SNIPPETS[worst] if facts.framework == "tensorflow" else None,
-        gain=Gain(share, "at most: all copying that nothing hides, if it were avoided" + how),
-        gpus=tuple(gpu.gpu for gpu in gpus), source=source("copies_excessive.share"),
+        snippet=_SNIPPETS[v.worst] if job.framework == "tensorflow" else None,
+        gain="at most: all copying that nothing hides, if it were avoided" + how,
+        source=source("copies_excessive.share"),
     )
 
 
@@ -90,14 +106,14 @@ def _rates(gpus: list[GpuUse], way: str, facts: TraceFacts) -> dict[str, float]:
     scale = facts.period_s / windows if windows else 0.0
     per = "per_step" if facts.basis == "step" else "in_window"
     out = {f"{way}_count_{per}": sum(gpu.copies_count.get(way, 0) for gpu in gpus) * scale}
-    told = [size for size in sizes if size is not None]
-    if told and len(told) == len(sizes) and seconds:
-        out[f"{way}_bytes_{per}"] = sum(told) * scale
-        out[f"{way}_bytes_per_s"] = sum(told) / seconds
+    known = [size for size in sizes if size is not None]
+    if known and len(known) == len(sizes) and seconds:
+        out[f"{way}_bytes_{per}"] = sum(known) * scale
+        out[f"{way}_bytes_per_s"] = sum(known) / seconds
     return out
 
 
 def _pageable(gpus: list[GpuUse]) -> float | None:
-    told = [gpu for gpu in gpus if gpu.copies_pageable_s is not None]
-    seconds = sum(gpu.copies_s.get(way, 0.0) for gpu in told for way in ("h2d", "d2h"))
-    return sum(gpu.copies_pageable_s or 0.0 for gpu in told) / seconds if seconds else None
+    known = [gpu for gpu in gpus if gpu.copies_pageable_s is not None]
+    seconds = sum(gpu.copies_s.get(way, 0.0) for gpu in known for way in ("h2d", "d2h"))
+    return sum(gpu.copies_pageable_s or 0.0 for gpu in known) / seconds if seconds else None

@@ -11,7 +11,6 @@ from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.host_causes import HostCauses
 from gputop.analysis.results import Analysis, GpuUse
-from gputop.core.findings import Severity, at_most, severity_of
 from gputop.trace.intervals import EMPTY, Spans, union
 from gputop.trace.lookups import detect_framework
 from gputop.trace.model import Trace
@@ -46,6 +45,10 @@ class TraceFacts:
         return [gpu for gpu in self.analysis.gpus if gpu.kernels]
 
     @property
+    def active_numbers(self) -> tuple[int, ...]:
+        return tuple(gpu.gpu for gpu in self.active)
+
+    @property
     def small_sample_caveat(self) -> str | None:
         """What a finding rests on, in a sentence, where that is too little for a high severity; else None."""
         steps = self.analysis.steps.count if self.analysis.steps else 0
@@ -70,14 +73,6 @@ class TraceFacts:
             return EMPTY
         begins, ends = zip(*(timeline.window_ns for timeline in self.gpu_timelines), strict=True)
         return union([min(begins)], [max(ends)])
-
-    def capped_severity(self, share: float) -> Severity:
-        """Severity of a cause that costs this share, no more than medium where the trace holds too little."""
-        return at_most(severity_of(share), "medium") if self.small_sample_caveat else severity_of(share)
-
-    def with_caveat(self, why: str) -> str:
-        """``why`` with what it rests on, where that is little."""
-        return f"{why} {self.small_sample_caveat}" if self.small_sample_caveat else why
 
     @classmethod
     def of(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
-from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH, training_loop
+from gputop.advice.trace.job import Job
+from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH
+from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.results_host import GapWork
-from gputop.core.findings import Abstained, Finding, Gain
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import how_to_mark_steps
 
@@ -49,80 +51,88 @@ _WORK: tuple[tuple[str, str, str, dict[str, str | None]], ...] = (
 )
 
 
-def step_gap_host(facts: TraceFacts) -> Finding | Abstained | None:
+# -- step_gap_host ----------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGapHost(Verdict):
+    gap_s: float  # per step
+    silent_s: float | None  # of it, without any event on the host
+    work: Sequence[GapWork]  # of the main thread, longest first
+    executor_work: Sequence[GapWork]  # of TensorFlow's executors
+
+
+def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     """The GPUs stand still while the host is between two calls of the step (PyTorch: runs no op): callbacks, metrics,
     logging, Python.
 
     Waiting for input, tracing and compiling, and ops run one by one as the model are not in these seconds.
     """
-    host = facts.host
-    if host is None or host.gap_s is None:
-        return Abstained("step_gap_host", (
-            "calls of the step's function on the host and, on a GPU, what ran there; TensorFlow and JAX record them at "
-            "host_tracer_level 2, as gputop captures"))
-    steps = facts.analysis.steps
+    host, steps = facts.host, facts.analysis.steps
+    assert host is not None and host.gap_s is not None
     if steps is None or steps.count < limit("host.steps"):
-        return Abstained("step_gap_host", (
-            "two whole steps: what lies between them is the gap; capture longer, or mark steps with "
-            f"{how_to_mark_steps(facts.trace)}"))
+        return Missing("two whole steps: what lies between them is the gap; capture longer, or mark steps with "
+                       f"{how_to_mark_steps(facts.trace)}")
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
-    share = host.gap_s / facts.period_s
-    evidence = {"gap_s": host.gap_s, "share_ratio": share}
-    if host.gap_silent_s is not None:
-        evidence["no_event_s"] = host.gap_silent_s
-    for work in host.gap_main[:4]:
+    return StepGapHost(gpus=facts.active_numbers, share=host.gap_s / facts.period_s, gap_s=host.gap_s,
+                       silent_s=host.gap_silent_s, work=host.gap_main, executor_work=host.gap_executor)
+
+
+def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
+    evidence = {"gap_s": v.gap_s, "share_ratio": v.share}
+    if v.silent_s is not None:
+        evidence["no_event_s"] = v.silent_s
+    for work in v.work[:4]:
         evidence[f"{work.name}_s"] = work.s_per_step
-    what, action, snippet = _gap_cure(facts)
-    where = "Python runs no op" if facts.framework == "pytorch" else "the host is between two calls of the step"
-    if facts.active:
+    what, action, snippet = _gap_fix(v, job.loop)
+    where = "Python runs no op" if job.framework == "pytorch" else "the host is between two calls of the step"
+    if v.gpus:
         where += " and no GPU has work"
-    why = f"For {seconds(host.gap_s)} of each step, {percent(share)}, {where}: {what}."
-    return Finding(
-        id="step_gap_host", severity=facts.capped_severity(share),
-        title=f"Host work between steps takes {percent(share)} of the step",
-        why=facts.with_caveat(why), evidence=evidence,
-        action=action, snippet=snippet,
-        gain=Gain(share, "at most: the host's time between two calls, if its work went on behind the GPUs or not at "
-                         "all"),
-        gpus=tuple(gpu.gpu for gpu in facts.active), source=source("step_gap_host.share"),
+    return Explanation(
+        title=f"Host work between steps takes {percent(v.share)} of the step",
+        why=f"For {seconds(v.gap_s)} of each step, {percent(v.share)}, {where}: {what}.",
+        evidence=evidence, action=action, snippet=snippet,
+        gain="at most: the host's time between two calls, if its work went on behind the GPUs or not at all",
+        source=source("step_gap_host.share"),
     )
 
 
-def _gap_cure(facts: TraceFacts) -> tuple[str, str, str | None]:
+def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
     """What fills the gap, what to do, and the code."""
-    host = facts.host
-    assert host is not None and host.gap_s is not None
-    how = training_loop(facts)
-    most = limit("step_gap_host.told") * host.gap_s
+    most = limit("step_gap_host.told") * v.gap_s
     for pattern, what, action, snippets in _WORK:
-        named = [work for work in (*host.gap_main, *host.gap_executor) if re.match(pattern, work.name)]
+        named = [work for work in (*v.work, *v.executor_work) if re.match(pattern, work.name)]
         if sum(work.s_per_step for work in named) >= most:
-            return f"{what} ({_named(named)})", action, snippets.get(how)
-    silent = host.gap_silent_s or 0.0
-    shown = _named(host.gap_main)
-    if silent >= most or not shown:
-        what = f"{seconds(silent)} of it without any event, which is Python (callbacks, logging, data handling)"
-        what += f"; else {shown}" if shown else ""
-    else:
-        what = f"mostly {shown}"
-        what += f", and {seconds(silent)} without any event, which is Python" if silent >= 0.1 * host.gap_s else ""
-    if how in _KERAS:
+            return f"{what} ({_named(named)})", action, snippets.get(loop)
+    what = _gap_content(v, most)
+    if loop in _KERAS:
         return what, ("Run several steps per call of Python, and take work out of on_train_batch_* callbacks and "
                       "metrics (.numpy(), get_weights(), print)."), _FEWER
-    if how == PYTORCH:
+    if loop == PYTORCH:
         return what, ("Take it out of the loop or do it every hundred steps: logging, metrics, gc.collect(), saving; "
                       "prepare data in the DataLoader's workers; read no result at each step."), _SELDOM
-    if how in (CUSTOM, EAGER, JAX):
+    if loop in (CUSTOM, EAGER, JAX):
         return what, ("Do what is between the steps inside the step's function or every hundred steps, and read no "
                       "result at each step, so that the loop runs ahead of the GPU."), _SELDOM
     return what, "Find out what Python does between the steps and take it out of the loop.", _MEASURED
+
+
+def _gap_content(v: StepGapHost, most: float) -> str:
+    """What fills a gap of which no known kind of work fills most."""
+    silent, shown = v.silent_s or 0.0, _named(v.work)
+    if silent >= most or not shown:
+        what = f"{seconds(silent)} of it without any event, which is Python (callbacks, logging, data handling)"
+        return what + (f"; else {shown}" if shown else "")
+    return f"mostly {shown}" + (
+        f", and {seconds(silent)} without any event, which is Python" if silent >= 0.1 * v.gap_s else "")
 
 
 def _named(work: Iterable[GapWork]) -> str:
     return ", ".join(f"{w.name} {seconds(w.s_per_step)}"
                      + (f" ({w.count_per_step:.0f}×)" if w.count_per_step >= 1.5 else "") for w in list(work)[:3])
 
+
+# -- host_placement ---------------------------------------------------------------------------------
 
 _IN_INPUT = ("# in the input pipeline, not in the model:\n"
              "ds = ds.map(fn, num_parallel_calls=tf.data.AUTOTUNE)\n"
@@ -152,42 +162,50 @@ _HAS_KERNEL = re.compile(
     r"Sigmoid|Square|Sqrt|Rsqrt|Pow|OneHot|TopKV2|ArgMax|Cumsum|Random\w+|StatelessRandom\w+|Einsum$")
 
 
-def host_placement(facts: TraceFacts) -> Finding | Abstained | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPlacement(Verdict):
+    wait_s: float  # per step: ops on the host while the GPU has nothing to do
+    work: Sequence[GapWork]  # those ops, longest first
+
+
+def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     """Ops of the step's function run on the CPU, long enough that the GPU stands still: no kernel, or put there."""
-    host, how = facts.host, _NOT_TENSORFLOW.get(facts.framework)
-    if how is not None and (host is None or host.placement_s is None):
+    host = facts.host
+    if facts.framework in _NOT_TENSORFLOW and (host is None or host.placement_s is None):
         return None
     if not facts.active:
-        return Abstained("host_placement", "GPU activity in the trace: without a GPU all ops are on the host")
+        return Missing("GPU activity in the trace: without a GPU all ops are on the host")
     if host is None or host.placement_s is None:
-        return Abstained("host_placement", f"TensorFlow's ops on the host's threads{HOST_EVENTS}")
+        return Missing(f"TensorFlow's ops on the host's threads{HOST_EVENTS}")
     if facts.period_s <= 0 or host.placement_s < limit("host_placement.share") * facts.period_s or not host.placement:
         return None
-    share = host.placement_s / facts.period_s
-    evidence = {"host_ops_s": host.placement_s, "share_ratio": share}
-    for work in host.placement[:4]:
+    return HostPlacement(gpus=facts.active_numbers, share=host.placement_s / facts.period_s, wait_s=host.placement_s,
+                         work=host.placement)
+
+
+def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
+    evidence = {"host_ops_s": v.wait_s, "share_ratio": v.share}
+    for work in v.work[:4]:
         evidence[f"{work.name}_s"] = work.s_per_step
-    names = ", ".join(f"{w.name.rsplit('/', 1)[-1]} {seconds(w.s_per_step)}" for w in host.placement[:3])
-    why = (f"For {percent(share)} of the {facts.basis} the GPU waits while ops run on the CPU in the midst of it: "
+    names = ", ".join(f"{w.name.rsplit('/', 1)[-1]} {seconds(w.s_per_step)}" for w in v.work[:3])
+    why = (f"For {percent(v.share)} of the {job.basis} the GPU waits while ops run on the CPU in the midst of it: "
            f"{names}.")
-    if how is not None:
-        kind, action, snippet = how
+    if job.framework in _NOT_TENSORFLOW:
+        kind, action, snippet = _NOT_TENSORFLOW[job.framework]
     else:
         kind = "TF ops"
         why += " Their inputs come down from the GPU and their results go up again."
-        action, snippet = _placement_cure(host.placement[0].name.rsplit(":", 1)[-1])
-    return Finding(
-        id="host_placement", severity=facts.capped_severity(share),
-        title=f"{kind} on the host hold the GPU up {percent(share)} of the {facts.basis}",
-        why=facts.with_caveat(why),
-        evidence=evidence, action=action, snippet=snippet,
-        gain=Gain(share, "the time of ops on the host while the GPU has nothing to do, if they ran in the input "
-                         "pipeline or took no longer on the GPU than launching them"),
-        gpus=tuple(gpu.gpu for gpu in facts.active), source=source("host_placement.share"),
+        action, snippet = _placement_fix(v.work[0].name.rsplit(":", 1)[-1])
+    return Explanation(
+        title=f"{kind} on the host hold the GPU up {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
+        action=action, snippet=snippet,
+        gain="the time of ops on the host while the GPU has nothing to do, if they ran in the input pipeline or took "
+             "no longer on the GPU than launching them",
+        source=source("host_placement.share"),
     )
 
 
-def _placement_cure(kind: str) -> tuple[str, str]:
+def _placement_fix(kind: str) -> tuple[str, str]:
     if _PYTHON_OPS.match(kind):
         return ("Write the tf.py_function or numpy_function in TensorFlow ops, or move it to the input pipeline.",
                 _IN_INPUT)

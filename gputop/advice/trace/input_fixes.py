@@ -1,7 +1,7 @@
 """Which change of a tf.data pipeline lets it keep up, the code for it, and the step time to expect then.
 
 tf.data runs a pipeline's segments at the same time: what lies between two stages with threads of their own
-(Prefetch and the parallel ones). The slowest segment bounds it. A cure changes one stage; the step then takes as long
+(Prefetch and the parallel ones). The slowest segment bounds it. A fix changes one stage; the step then takes as long
 as the slowest segment that is left, or as the rest of the step. Functions run on as many threads as tf.data has CPUs,
 whatever ``num_parallel_calls`` says.
 """
@@ -78,7 +78,7 @@ class InputFix:
 
 
 def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, cpus: int | None) -> InputFix | None:
-    """The cure for one pipeline; None where nothing says which stage bounds it.
+    """The fix for one pipeline; None where nothing says which stage bounds it.
 
     ``wait_s`` is what a step waits for its batches, ``per_step`` the batches of a step, ``cpus`` tf.data's CPU budget.
     """

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gputop.advice.registry import limit, source
-from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
+from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.input_fixes import InputFix, suggest_fix, suggest_fix_by_name
+from gputop.advice.trace.job import Job
+from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.launch_threads import cpu_budget
-from gputop.core.findings import Abstained, Finding, Gain
 from gputop.text.units import percent
 
 _LOADER = InputFix(
@@ -14,44 +17,28 @@ _LOADER = InputFix(
     "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)", None, "")
 
 
-def input_bound(facts: TraceFacts) -> Finding | Abstained | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputBound(Verdict):
+    wait_ratio: float  # share of the loop's time in its calls for a batch, whether GPUs work meanwhile or not
+    fix: InputFix
+    slowest_stage: tuple[str, float] | None  # where the fix knows no costs: tf.data's longest stage and its seconds
+
+
+def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     """The GPUs stand still while the training loop waits for a batch."""
-    waited = facts.analysis.input
-    if waited is None:
-        return Abstained("input_bound", "the training loop's calls for a batch " + (
-            "(enumerate(DataLoader)), which torch.profiler records with ProfilerActivity.CPU"
-            if facts.framework == "pytorch" else
-            f"(tf.data's IteratorGetNext){HOST_EVENTS}"))
-    if facts.shares is None:
-        return Abstained("input_bound", (
-            "GPU activity: whether the GPUs stand still while the loop waits for a batch; see `gputop doctor` for the "
-            "right to profile"))
-    steps = facts.analysis.steps
+    waited, steps = facts.analysis.input, facts.analysis.steps
+    assert waited is not None and facts.shares is not None
     if steps is not None and steps.count < limit("input_bound.steps"):
-        return Abstained("input_bound", "a second whole step: one wait can be an accident; capture longer")
+        return Missing("a second whole step: one wait can be an accident; capture longer")
     share = facts.shares["input"]
     if share < limit("input_bound.share"):
         return None
-    wait_s = share * facts.period_s
-    evidence = {"wait_s": wait_s, "share_ratio": share, "get_next_ratio": waited.wait_ratio}
-    why = f"For {percent(share)} of the {facts.basis} the training loop waits for its next batch"
-    why += " and no GPU has work." if facts.active else "; the trace has no GPU."
-    found = _input_fix(facts, wait_s)
-    if found.tells:
-        why += found.tells
-    elif stage := next(iter(waited.stages), None):
-        evidence["slowest_stage_s"] = waited.stages[stage]
-        why += f" Most of tf.data's time goes into its stage {stage}."
-    evidence.update(found.numbers or {})
-    gain, how = share, "all waiting for input while no GPU works, if every batch were ready when asked for"
-    if found.step_s is not None:
-        gain = min(max(1 - found.step_s / facts.period_s, 0.0), share)
-        how = f"the step follows its slowest part that is left, assuming that {found.how}"
-    return Finding(
-        id="input_bound", severity=facts.capped_severity(share),
-        title=f"Waits for input {percent(share)} of the {facts.basis}",
-        why=facts.with_caveat(why), evidence=evidence, action=found.action, snippet=found.snippet, gain=Gain(gain, how),
-        gpus=tuple(gpu.gpu for gpu in facts.active), source=source("input_bound.share"),
+    fix = _input_fix(facts, share * facts.period_s)
+    saving = None if fix.step_s is None else min(max(1 - fix.step_s / facts.period_s, 0.0), share)
+    stage = next(iter(waited.stages), None) if not fix.tells else None
+    return InputBound(
+        gpus=facts.active_numbers, share=share, saving=saving, wait_ratio=waited.wait_ratio, fix=fix,
+        slowest_stage=None if stage is None else (stage, waited.stages[stage]),
     )
 
 
@@ -67,3 +54,21 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     if pipeline is not None and steps is not None:
         found = suggest_fix(pipeline, facts.period_s, wait_s, steps.iterations_per_step, cpu_budget(facts.trace))
     return found or suggest_fix_by_name(next(iter(waited.stages), None))
+
+
+def describe_input_bound(v: InputBound, job: Job) -> Explanation:
+    evidence = {"wait_s": v.share * job.period_s, "share_ratio": v.share, "get_next_ratio": v.wait_ratio}
+    why = f"For {percent(v.share)} of the {job.basis} the training loop waits for its next batch"
+    why += " and no GPU has work." if v.gpus else "; the trace has no GPU."
+    why += v.fix.tells
+    if v.slowest_stage is not None:
+        evidence["slowest_stage_s"] = v.slowest_stage[1]
+        why += f" Most of tf.data's time goes into its stage {v.slowest_stage[0]}."
+    evidence.update(v.fix.numbers or {})
+    gain = "all waiting for input while no GPU works, if every batch were ready when asked for"
+    if v.fix.step_s is not None:
+        gain = f"the step follows its slowest part that is left, assuming that {v.fix.how}"
+    return Explanation(
+        title=f"Waits for input {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
+        action=v.fix.action, snippet=v.fix.snippet, gain=gain, source=source("input_bound.share"),
+    )

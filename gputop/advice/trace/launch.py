@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import median
+
+import numpy as np
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
-from gputop.advice.trace.kernels import launch_pace_s
-from gputop.core.findings import Abstained, Finding, Gain, at_most, severity_of
+from gputop.advice.trace.job import Job
+from gputop.advice.verdict import Explanation, Verdict
+from gputop.analysis.host.launch_threads import by_line
 from gputop.text.units import percent, seconds
+from gputop.trace.model import Kind
 
 _SNIPPETS = {
     "tensorflow": "model.compile(optimizer, loss, jit_compile=True)  # custom loop: @tf.function(jit_compile=True)",
@@ -19,53 +24,67 @@ _SNIPPETS = {
 }
 
 
-def launch_bound(facts: TraceFacts) -> Finding | Abstained | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchBound(Verdict):
+    kernel_median_s: float
+    kernels_per_s: float
+    launch_delay_s: float | None  # from a launch to its kernel's start, median
+    idle_host_fault: float | None  # share of the idle time in which the next kernel was not launched yet
+    pace_s: float | None  # from one launch to the next
+
+
+def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
     """The GPU runs out of work while the host is busy launching more.
 
-    Idle time that another cause explains (input wait, waiting for another GPU, copies, host
-    work between launches) is not in the share ``launch``, so this fires for launches alone.
+    Idle time that another cause explains (input wait, waiting for another GPU, copies, host work between launches) is
+    not in the share ``launch``, so this fires for launches alone.
     """
-    gpus = facts.active
-    if not gpus or facts.shares is None:
-        return Abstained("launch_bound", "GPU activity in the trace")
-    if all(gpu.idle_host_fault is None for gpu in gpus) and min(gpu.busy for gpu in gpus) < 1:
-        return Abstained("launch_bound", (
-            "the host calls that launched the kernels (correlation ids); capture with host tracing on"))
-    share = facts.shares["launch"]
+    assert facts.shares is not None
+    gpus, share = facts.active, facts.shares["launch"]
     delays = [gpu.launch_delay_median_s for gpu in gpus if gpu.launch_delay_median_s is not None]
     if share < limit("launch_bound.share") or (delays and min(delays) >= limit("launch_bound.deep_queue_s")):
         return None
-    kernel_s = median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None)
-    evidence = {
-        "launch_wait_s": share * facts.period_s, "share_ratio": share, "kernel_median_s": kernel_s,
-        "kernels_per_s": sum(gpu.kernels_per_s for gpu in gpus) / len(gpus),
-    }
-    if delays:
-        evidence["launch_delay_median_s"] = median(delays)
     faults = [gpu.idle_host_fault for gpu in gpus if gpu.idle_host_fault is not None]
-    if faults:
-        evidence["idle_host_fault_ratio"] = sum(faults) / len(faults)
-    short = kernel_s < limit("launch_bound.short_kernel_s")
-    why = f"For {percent(share)} of the {facts.basis} a GPU is idle and its next kernel is not launched yet."
-    pace_s = launch_pace_s(facts)
-    if pace_s is not None:
-        evidence["launch_pace_s"] = pace_s
-    if short:
-        why += f" Half of the kernels run for less than {seconds(kernel_s)}, while "
-        why += (f"the host launches one every {seconds(pace_s)}." if pace_s is not None and pace_s > kernel_s else
-                "launching one takes 20-40 µs.")
-    severity = severity_of(share)
-    if facts.small_sample_caveat:
-        severity = at_most(severity, "medium")
-        why += f" {facts.small_sample_caveat}"
-    return Finding(
-        id="launch_bound", severity=severity,
-        title=f"GPU waits for launches {percent(share)} of the {facts.basis}", why=why, evidence=evidence,
+    return LaunchBound(
+        gpus=facts.active_numbers, share=share,
+        kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
+        kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus),
+        launch_delay_s=median(delays) if delays else None,
+        idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=launch_pace_s(facts),
+    )
+
+
+def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
+    evidence = {"launch_wait_s": v.share * job.period_s, "share_ratio": v.share, "kernel_median_s": v.kernel_median_s,
+                "kernels_per_s": v.kernels_per_s}
+    if v.launch_delay_s is not None:
+        evidence["launch_delay_median_s"] = v.launch_delay_s
+    if v.idle_host_fault is not None:
+        evidence["idle_host_fault_ratio"] = v.idle_host_fault
+    if v.pace_s is not None:
+        evidence["launch_pace_s"] = v.pace_s
+    why = f"For {percent(v.share)} of the {job.basis} a GPU is idle and its next kernel is not launched yet."
+    if v.kernel_median_s < limit("launch_bound.short_kernel_s"):
+        why += f" Half of the kernels run for less than {seconds(v.kernel_median_s)}, while "
+        why += (f"the host launches one every {seconds(v.pace_s)}."
+                if v.pace_s is not None and v.pace_s > v.kernel_median_s else "launching one takes 20-40 µs.")
+    return Explanation(
+        title=f"GPU waits for launches {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action="Launch fewer, larger kernels: compile the step so that kernels are fused; then raise the batch size "
                "if memory allows.",
-        snippet=_SNIPPETS.get(f"{facts.framework}, several GPUs" if len(gpus) > 1 else facts.framework,
-                              _SNIPPETS.get(facts.framework)),
-        gain=Gain(share, "at most: all gaps between launches, if kernels were always queued ahead"),
-        gpus=tuple(gpu.gpu for gpu in gpus),
+        snippet=_SNIPPETS.get(f"{job.framework}, several GPUs" if len(v.gpus) > 1 else job.framework,
+                              _SNIPPETS.get(job.framework)),
+        gain="at most: all gaps between launches, if kernels were always queued ahead",
         source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle by fault of the host",
     )
+
+
+def launch_pace_s(facts: TraceFacts) -> float | None:
+    """Median time from one launch to the next on a thread; None where launches are not known."""
+    device = facts.trace.device
+    known = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
+    if len(known) < 2:
+        return None
+    apart = np.concatenate([np.diff(np.sort(device.launch_ns[known[at]])) for at in
+                            by_line(device.launch_line[known]).values()])
+    return float(np.median(apart)) / 1e9 if len(apart) else None

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.job import Job
+from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.results_device import KernelRow
-from gputop.core.findings import Abstained, Finding, Gain
 from gputop.text.units import percent
 
 _HAVE_TENSOR_CORES = (7, 0)
@@ -53,7 +54,7 @@ class _Matmuls:
     tensor: float
     sixteen_bit: float  # any 16-bit kernel
     unaligned: float
-    told: float  # tensor-core kernels whose name tells how operands are aligned
+    known: float  # tensor-core kernels whose name tells how operands are aligned
     least_bytes: int | None
 
 
@@ -63,7 +64,7 @@ def _matmuls(facts: TraceFacts) -> _Matmuls | None:
     whole = sum(row.time_s for row in rows)
     if whole <= 0:
         return None
-    plain_fp32 = plain_16 = tensor = sixteen = unaligned = told = 0.0
+    plain_fp32 = plain_16 = tensor = sixteen = unaligned = known = 0.0
     least: int | None = None
     for row in rows:
         kept = row.types.get("fp16", 0.0) + row.types.get("bf16", 0.0)
@@ -78,12 +79,12 @@ def _matmuls(facts: TraceFacts) -> _Matmuls | None:
             tensor += row.time_s
             aligned = _aligned_bytes(row, dtype)
             if aligned is not None:
-                told += row.time_s
+                known += row.time_s
                 if aligned <= limit("dims_unaligned.bytes"):
                     unaligned += row.time_s
                     least = aligned if least is None else min(least, aligned)
     return _Matmuls(plain_fp32 / whole, plain_16 / whole, tensor / whole, sixteen / whole, unaligned / whole,
-                    told / whole, least)
+                    known / whole, least)
 
 
 def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:
@@ -115,10 +116,29 @@ def _compute_s(facts: TraceFacts) -> float:
     return min(own, facts.shares["compute"] * facts.period_s) if facts.shares is not None else own
 
 
-def tensor_cores_unused(facts: TraceFacts) -> Finding | Abstained | None:
+def _mixed(matmuls: _Matmuls) -> bool:
+    return matmuls.sixteen_bit >= limit("precision.sixteen_bit")
+
+
+def _assumes(what: str, speedup: str = "precision.speedup") -> str:
+    """What the estimated saving assumes."""
+    return f"assumes that {what} take 1/{limit(speedup):g} of their time; memory-bound ones gain less"
+
+
+# -- tensor_cores_unused ----------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorCoresUnused(Verdict):
+    """``share`` is what tensor cores would save."""
+
+    fp32_part: float  # share of the kernels' time: matrix kernels in FP32 on the ordinary cores
+    fp32_s: float  # their seconds per step
+    tensor_part: float  # share of the kernels' time on tensor cores
+    tf32: bool  # the GPUs have TF32
+
+
+def judge_tensor_cores_unused(facts: TraceFacts) -> TensorCoresUnused | Missing | None:
     """Matmuls and convolutions run in FP32 on the ordinary cores of GPUs that have tensor cores."""
-    if not facts.active or facts.shares is None:
-        return Abstained("tensor_cores_unused", "GPU activity in the trace")
     matmuls = _matmuls(facts)
     if matmuls is None or not matmuls.plain_fp32 or _mixed(matmuls):
         return None
@@ -126,36 +146,32 @@ def tensor_cores_unused(facts: TraceFacts) -> Finding | Abstained | None:
     if capability is False:
         return None
     if capability is None:
-        return Abstained("tensor_cores_unused", "the GPUs' compute capability, which neither the trace nor a kernel's "
-                                                "name tells")
+        return Missing("the GPUs' compute capability, which neither the trace nor a kernel's name tells")
     assert not isinstance(capability, bool)
-    seconds = matmuls.plain_fp32 * _compute_s(facts)
-    share = savings.faster(seconds, limit("precision.speedup"), facts.period_s)
     part = matmuls.plain_fp32
+    fp32_s = part * _compute_s(facts)
+    share = savings.faster(fp32_s, limit("precision.speedup"), facts.period_s)
     # What little compute there is may still be wholly on the wrong cores: worth knowing, if not worth much.
     if share < limit("precision.share") and part < 0.5:
         return None
-    tf32 = capability >= _TF32
-    why = (f"{percent(part)} of the kernel time is matrix multiplication in FP32 on the ordinary cores (FFMA); "
-           f"these GPUs' tensor cores do it {'as TF32 or BF16' if tf32 else 'in FP16'} at a multiple of the rate.")
-    if tf32 and facts.framework == "tensorflow":
+    return TensorCoresUnused(gpus=facts.active_numbers, share=share, saving=share, fp32_part=part, fp32_s=fp32_s,
+                             tensor_part=matmuls.tensor, tf32=capability >= _TF32)
+
+
+def describe_tensor_cores_unused(v: TensorCoresUnused, job: Job) -> Explanation:
+    why = (f"{percent(v.fp32_part)} of the kernel time is matrix multiplication in FP32 on the ordinary cores (FFMA); "
+           f"these GPUs' tensor cores do it {'as TF32 or BF16' if v.tf32 else 'in FP16'} at a multiple of the rate.")
+    if v.tf32 and job.framework == "tensorflow":
         why += " TensorFlow uses TF32 by default, so something has turned it off or the type is forced."
-    return Finding(
-        id="tensor_cores_unused", severity=facts.capped_severity(share),
-        title=f"FP32 without tensor cores takes {percent(part)} of the kernel time", why=facts.with_caveat(why),
-        evidence={"fp32_matmul_of_kernels_ratio": part, "fp32_matmul_s": seconds,
-                  "share_ratio": seconds / facts.period_s,
-                  "tensor_core_of_kernels_ratio": matmuls.tensor},
+    return Explanation(
+        title=f"FP32 without tensor cores takes {percent(v.fp32_part)} of the kernel time", why=why,
+        evidence={"fp32_matmul_of_kernels_ratio": v.fp32_part, "fp32_matmul_s": v.fp32_s,
+                  "share_ratio": v.fp32_s / job.period_s, "tensor_core_of_kernels_ratio": v.tensor_part},
         action="Let FP32 matmuls run as TF32 and train in mixed precision with BF16, which needs no loss scaling."
-               if tf32 else "Train in mixed precision with FP16 and dynamic loss scaling; keep the softmax in FP32.",
-        snippet=_precision_snippet(facts.framework, tf32),
-        gain=_speedup_gain(share, "matmuls now in FP32"), gpus=tuple(gpu.gpu for gpu in facts.active),
-        source=source("precision.share", "precision.speedup"),
+               if v.tf32 else "Train in mixed precision with FP16 and dynamic loss scaling; keep the softmax in FP32.",
+        snippet=_precision_snippet(job.framework, v.tf32),
+        gain=_assumes("matmuls now in FP32"), source=source("precision.share", "precision.speedup"),
     )
-
-
-def _speedup_gain(share: float, what: str, threshold: str = "precision.speedup") -> Gain:
-    return Gain(share, f"assumes that {what} take 1/{limit(threshold):g} of their time; memory-bound ones gain less")
 
 
 def _precision_snippet(framework: str, tf32: bool) -> str | None:
@@ -168,72 +184,95 @@ def _precision_snippet(framework: str, tf32: bool) -> str | None:
     return None
 
 
-def _mixed(matmuls: _Matmuls) -> bool:
-    return matmuls.sixteen_bit >= limit("precision.sixteen_bit")
+# -- fp16_fallback ----------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp16Fallback(Verdict):
+    """``share`` is what tensor cores would save; the rest are shares of the kernels' time."""
+
+    plain_16: float  # matrix kernels in 16 bits on the ordinary cores
+    plain_fp32: float  # and in FP32
+    sixteen_bit: float  # all kernels in 16 bits
+    fallback_s: float  # seconds per step of those that fall back
+
+    @property
+    def fallback_part(self) -> float:
+        return self.plain_16 + self.plain_fp32
 
 
-def fp16_fallback(facts: TraceFacts) -> Finding | Abstained | None:
+def judge_fp16_fallback(facts: TraceFacts) -> Fp16Fallback | None:
     """Mixed precision is on, yet matrix kernels run on the ordinary cores: in 16 bits or back in FP32."""
-    if not facts.active or facts.shares is None:
-        return Abstained("fp16_fallback", "GPU activity in the trace")
     matmuls = _matmuls(facts)
     if matmuls is None or not _mixed(matmuls) or tensor_cores(facts) is False:
         return None
-    part = matmuls.plain_16 + matmuls.plain_fp32
-    seconds = part * _compute_s(facts)
-    share = savings.faster(seconds, limit("precision.speedup"), facts.period_s)
+    fallback_s = (matmuls.plain_16 + matmuls.plain_fp32) * _compute_s(facts)
+    share = savings.faster(fallback_s, limit("precision.speedup"), facts.period_s)
     if share < limit("precision.share"):
         return None
-    return Finding(
-        id="fp16_fallback", severity=facts.capped_severity(share),
+    return Fp16Fallback(gpus=facts.active_numbers, share=share, plain_16=matmuls.plain_16,
+                        plain_fp32=matmuls.plain_fp32, sixteen_bit=matmuls.sixteen_bit, fallback_s=fallback_s)
+
+
+def describe_fp16_fallback(v: Fp16Fallback, job: Job) -> Explanation:
+    part = v.fallback_part
+    return Explanation(
         title=f"Mixed precision is on, but {percent(part)} of the kernel time falls back from tensor cores",
-        why=facts.with_caveat(
-            f"{percent(matmuls.sixteen_bit)} of the kernel time is in 16 bits, and matrix kernels for "
-            f"{percent(part)} of it ({percent(matmuls.plain_16)} in 16 bits, {percent(matmuls.plain_fp32)} in FP32) "
-            "run on the ordinary cores."),
-        evidence={"fallback_of_kernels_ratio": part, "fallback_16_bit_ratio": matmuls.plain_16,
-                  "fallback_fp32_ratio": matmuls.plain_fp32, "sixteen_bit_ratio": matmuls.sixteen_bit,
-                  "share_ratio": seconds / facts.period_s},
+        why=f"{percent(v.sixteen_bit)} of the kernel time is in 16 bits, and matrix kernels for {percent(part)} of it "
+            f"({percent(v.plain_16)} in 16 bits, {percent(v.plain_fp32)} in FP32) run on the ordinary cores.",
+        evidence={"fallback_of_kernels_ratio": part, "fallback_16_bit_ratio": v.plain_16,
+                  "fallback_fp32_ratio": v.plain_fp32, "sixteen_bit_ratio": v.sixteen_bit,
+                  "share_ratio": v.fallback_s / job.period_s},
         action="Find the layers behind these kernels: give them channels and units in multiples of 8, NHWC layout, "
                "ordinary instead of depthwise convolutions, and inputs in the compute type.",
         snippet="layer = keras.layers.Dense(units=-(-units // 8) * 8)  # multiples of 8; convolutions: filters "
                 "likewise\n"
                 "print(layer.compute_dtype)  # float16 or bfloat16 under the policy"
-                if facts.framework == "tensorflow" else None,
-        gain=_speedup_gain(share, "these kernels on tensor cores"), gpus=tuple(gpu.gpu for gpu in facts.active),
-        source=source("precision.share", "precision.sixteen_bit", "precision.speedup") + "; DLProf: eligible ops "
-                                                                                         "without tensor cores",
+                if job.framework == "tensorflow" else None,
+        gain=_assumes("these kernels on tensor cores"),
+        source=source("precision.share", "precision.sixteen_bit", "precision.speedup")
+        + "; DLProf: eligible ops without tensor cores",
     )
 
 
-def dims_unaligned(facts: TraceFacts) -> Finding | Abstained | None:
+# -- dims_unaligned ---------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DimsUnaligned(Verdict):
+    """``share`` is what aligned dimensions would save."""
+
+    unaligned_part: float  # share of the kernels' time
+    unaligned_s: float  # per step
+    least_bytes: int | None  # the worst alignment
+    tensor_part: float  # share of the kernels' time on tensor cores
+
+
+def judge_dims_unaligned(facts: TraceFacts) -> DimsUnaligned | Missing | None:
     """Tensor-core kernels that load one or two values at a time, since dimensions are no multiples of 8."""
-    if not facts.active or facts.shares is None:
-        return Abstained("dims_unaligned", "GPU activity in the trace")
     matmuls = _matmuls(facts)
     if matmuls is None or not matmuls.tensor:
         return None
-    if not matmuls.told:
-        return Abstained("dims_unaligned", "kernel names that tell the operands' alignment (CUTLASS: align8, align1)")
-    seconds = matmuls.unaligned * _compute_s(facts)
-    share = savings.faster(seconds, limit("dims_unaligned.speedup"), facts.period_s)
+    if not matmuls.known:
+        return Missing("kernel names that tell the operands' alignment (CUTLASS: align8, align1)")
+    unaligned_s = matmuls.unaligned * _compute_s(facts)
+    share = savings.faster(unaligned_s, limit("dims_unaligned.speedup"), facts.period_s)
     if share < limit("precision.share"):
         return None
-    return Finding(
-        id="dims_unaligned", severity=facts.capped_severity(share),
-        title=f"Unaligned dimensions slow down {percent(matmuls.unaligned)} of the kernel time",
-        why=facts.with_caveat(
-            f"Matrix kernels for {percent(matmuls.unaligned)} of the kernel time use tensor cores by variants for "
-            f"operands aligned to {matmuls.least_bytes} bytes only, because a dimension is no multiple of 8 (16 "
-            "bytes)."),
-        evidence={"unaligned_of_kernels_ratio": matmuls.unaligned, "unaligned_s": seconds,
-                  "aligned_bytes": float(matmuls.least_bytes or 0), "tensor_core_of_kernels_ratio": matmuls.tensor,
-                  "share_ratio": seconds / facts.period_s},
+    return DimsUnaligned(gpus=facts.active_numbers, share=share, unaligned_part=matmuls.unaligned,
+                         unaligned_s=unaligned_s, least_bytes=matmuls.least_bytes, tensor_part=matmuls.tensor)
+
+
+def describe_dims_unaligned(v: DimsUnaligned, job: Job) -> Explanation:
+    return Explanation(
+        title=f"Unaligned dimensions slow down {percent(v.unaligned_part)} of the kernel time",
+        why=f"Matrix kernels for {percent(v.unaligned_part)} of the kernel time use tensor cores by variants for "
+            f"operands aligned to {v.least_bytes} bytes only, because a dimension is no multiple of 8 (16 bytes).",
+        evidence={"unaligned_of_kernels_ratio": v.unaligned_part, "unaligned_s": v.unaligned_s,
+                  "aligned_bytes": float(v.least_bytes or 0), "tensor_core_of_kernels_ratio": v.tensor_part,
+                  "share_ratio": v.unaligned_s / job.period_s},
         action="Pad batch size, vocabulary, units and channels to multiples of 8 (64 is better still) for 16-bit "
                "types.",
         snippet="vocabulary = -(-vocabulary // 64) * 64  # pad; likewise units, channels and the batch size, to 8 "
                 "at least",
-        gain=_speedup_gain(share, "these kernels, aligned,", "dims_unaligned.speedup"),
-        gpus=tuple(gpu.gpu for gpu in facts.active),
+        gain=_assumes("these kernels, aligned,", "dims_unaligned.speedup"),
         source=source("precision.share", "dims_unaligned.bytes", "dims_unaligned.speedup"),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.advice.trace.advise import RULES
+from gputop.advice.trace_rules import TRACE_RULES
 from gputop.analysis.results import Analysis
 from gputop.core.findings import Finding
 from gputop.diagnosis.diagnose import analyze_trace
@@ -76,7 +76,7 @@ def test_input_on_the_cpu_alone():
         b.host("IteratorGetNextOp::DoCompute", i * 100 + 10, 50, line="tf_data_iterator_get_next/1")
     a = analyze_trace(b.build())
     assert [f.id for f in a.findings] == ["input_bound"]
-    assert {rule.__name__ for rule in RULES} - set(abstained(a)) == {"input_bound"}
+    assert {rule.id for rule in TRACE_RULES} - set(abstained(a)) == {"input_bound"}
 
 
 def test_input_abstains_without_its_events_without_gpu_data_and_on_a_single_step():

@@ -1,0 +1,94 @@
+"""The inputs that records of trace rules name under ``needs``, and what an abstention says where one is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
+from gputop.analysis.results import AllocatorUse
+
+_GPU_ACTIVITY = "GPU activity in the trace"
+_GPU_ALLOCATOR = re.compile(r"GPU_(\d+)_bfc$", re.IGNORECASE)
+ALLOCATOR_RECORDS = ("the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's own "
+                     "captures hold them, other tools' do not")
+
+
+def gpu_allocators(facts: TraceFacts, gpus: set[int]) -> dict[int, AllocatorUse]:
+    """The allocators of these GPUs that tell their capacity."""
+    used = {}
+    for use in facts.analysis.memory:
+        match = _GPU_ALLOCATOR.match(use.allocator)
+        if match and int(match[1]) in gpus and use.capacity_bytes > 0:
+            used[int(match[1])] = use
+    return used
+
+
+def _gpu_activity(facts: TraceFacts) -> str | None:
+    return None if facts.active and facts.shares is not None else _GPU_ACTIVITY
+
+
+def _busy_gpus(facts: TraceFacts) -> str | None:
+    return None if facts.shares is not None and any(gpu.busy for gpu in facts.analysis.gpus) else _GPU_ACTIVITY
+
+
+def _batch_waits(facts: TraceFacts) -> str | None:
+    if facts.analysis.input is not None:
+        return None
+    return "the training loop's calls for a batch " + (
+        "(enumerate(DataLoader)), which torch.profiler records with ProfilerActivity.CPU"
+        if facts.framework == "pytorch" else f"(tf.data's IteratorGetNext){HOST_EVENTS}")
+
+
+def _idle_gpus_in_waits(facts: TraceFacts) -> str | None:
+    return None if facts.shares is not None else (
+        "GPU activity: whether the GPUs stand still while the loop waits for a batch; see `gputop doctor` for the "
+        "right to profile")
+
+
+def launch_calls(facts: TraceFacts) -> str | None:
+    if any(gpu.idle_host_fault is not None for gpu in facts.active) or min(gpu.busy for gpu in facts.active) >= 1:
+        return None
+    return "the host calls that launched the kernels (correlation ids); capture with host tracing on"
+
+
+def _allocators(facts: TraceFacts) -> str | None:
+    return None if gpu_allocators(facts, {gpu.gpu for gpu in facts.analysis.gpus}) else ALLOCATOR_RECORDS
+
+
+def _step_calls(facts: TraceFacts) -> str | None:
+    return None if facts.host is not None and facts.host.gap_s is not None else (
+        "calls of the step's function on the host and, on a GPU, what ran there; TensorFlow and JAX record them at "
+        "host_tracer_level 2, as gputop captures")
+
+
+def _launch_threads(facts: TraceFacts) -> str | None:
+    return None if facts.analysis.launch_threads is not None and facts.host is not None else (
+        f"the host's threads and the launches on them{HOST_EVENTS}")
+
+
+def _eager_ops(facts: TraceFacts) -> str | None:
+    ops = facts.analysis.ops
+    return None if ops is not None and facts.host is not None and ops.eager_share is not None else (
+        "ops run eagerly and calls of tf.functions (EagerExecute); capture with host_tracer_level 2, as gputop does")
+
+
+def _xla_events(facts: TraceFacts) -> str | None:
+    known = facts.analysis.functions is not None or facts.analysis.ops is not None
+    return None if facts.framework == "tensorflow" and known else (
+        f"TensorFlow's functions or ops on the host, which say whether XLA compiled them{HOST_EVENTS}")
+
+
+# By the name of an input: what is missing of it, None where nothing is.
+MISSING: Mapping[str, Callable[[TraceFacts], str | None]] = {
+    "gpu_activity": _gpu_activity,
+    "busy_gpus": _busy_gpus,
+    "batch_waits": _batch_waits,
+    "idle_gpus_in_waits": _idle_gpus_in_waits,
+    "launch_calls": launch_calls,
+    "allocators": _allocators,
+    "step_calls": _step_calls,
+    "launch_threads": _launch_threads,
+    "eager_ops": _eager_ops,
+    "xla_events": _xla_events,
+}

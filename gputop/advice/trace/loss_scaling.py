@@ -1,0 +1,96 @@
+"""Kernels and waits that dynamic loss scaling adds to a step in mixed precision."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from gputop.advice import savings
+from gputop.advice.registry import limit, source
+from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.job import Job
+from gputop.advice.verdict import Explanation, Verdict
+from gputop.analysis.gpu.device_time import idle_after
+from gputop.text.units import percent
+from gputop.trace.intervals import intersect, union
+from gputop.trace.lookups import Mask
+from gputop.trace.model import Kind
+
+_CHECK = re.compile(r"loss_?scal|amp_update_scale|amp_non_finite|multi_tensor_unscale", re.IGNORECASE)
+_FINITE = re.compile(r"is_?(all_)?finite|all_?finite", re.IGNORECASE)
+_HAVE_BF16 = (8, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScaling(Verdict):
+    checks_s: float  # scaling, unscaling and checking gradients on the GPU, per step and GPU
+    verdict_wait_s: float  # the GPU idle until the host knows whether all gradients are finite
+    kernels: int
+    has_bf16: bool | None  # None: the compute capability is not known
+
+
+def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
+    """Dynamic loss scaling checks and scales every gradient, and makes the host wait for the verdict."""
+    hit = _scaling_events(facts)
+    if not hit.any():
+        return None
+    device, judged = facts.trace.device, facts.judged_spans
+    checks_ns, waits_ns, kernels = 0, 0, 0
+    for timeline in facts.gpu_timelines:
+        own = timeline.rows[hit[timeline.rows]]
+        checks_ns += intersect(union(device.start_ns[own], device.end_ns[own]), judged).total
+        # The predicate's copy: what the GPU stands still for after it, until the host launches on.
+        copied = own[(device.kind[own] >= Kind.H2D) & (device.kind[own] <= Kind.COPY_OTHER)]
+        idle = idle_after(facts.trace, timeline, device.end_ns[copied], facts.analysis.steps)
+        waits_ns += intersect(idle, judged).total
+        kernels += int((device.kind[own] == Kind.COMPUTE).sum())
+    per = 1e9 * len(facts.gpu_timelines) * facts.steps_or_window
+    share = savings.removed((checks_ns + waits_ns) / per, facts.period_s)
+    if share < limit("loss_scaling.share"):
+        return None
+    capability = min((gpu.compute_capability for gpu in facts.trace.gpus if gpu.compute_capability), default=None)
+    return LossScaling(gpus=facts.active_numbers, share=share, checks_s=checks_ns / per, verdict_wait_s=waits_ns / per,
+                       kernels=kernels, has_bf16=None if capability is None else capability >= _HAVE_BF16)
+
+
+def _scaling_events(facts: TraceFacts) -> Mask:
+    """The device events of loss scaling, by their names and their ops' names."""
+    device, names = facts.trace.device, facts.trace.names
+    named = np.array([_CHECK.search(name) is not None for name in names] + [False])
+    finite = np.array([_FINITE.search(name) is not None for name in names] + [False])
+    table = facts.analysis.kernels
+    half = table is not None and any(row.types.get("fp16") for row in table.by_name)
+    mask = named | finite if half or named[device.tf_op].any() else named
+    return np.asarray(mask[device.tf_op] | mask[device.name], bool)
+
+
+def describe_loss_scaling(v: LossScaling, job: Job) -> Explanation:
+    why = (f"Scaling, unscaling and checking gradients takes {percent(v.checks_s / job.period_s)} of the "
+           f"{job.basis} on the GPU")
+    why += (f", and waiting for the verdict on the host {percent(v.verdict_wait_s / job.period_s)}."
+            if v.verdict_wait_s else ".")
+    action = {
+        True: "Train in BF16, whose range needs no loss scaling.",
+        False: "Use a static loss scale once a value is known to hold, and let XLA fuse the checks.",
+        None: "Train in BF16, which needs no loss scaling (Ampere and newer), or use a static loss scale.",
+    }[v.has_bf16]
+    return Explanation(
+        title=f"Dynamic loss scaling takes {percent(v.share)} of the {job.basis}", why=why,
+        evidence={"checks_s": v.checks_s, "verdict_wait_s": v.verdict_wait_s, "share_ratio": v.share,
+                  "kernels": float(v.kernels)},
+        action=action, snippet=_snippet(job.framework, bool(v.has_bf16)),
+        gain="all of it: BF16 needs none, a static scale fused by XLA next to none",
+        source=source("loss_scaling.share") + "; TensorFlow mixed-precision guide",
+    )
+
+
+def _snippet(framework: str, bf16: bool) -> str | None:
+    if framework == "tensorflow":
+        return ("keras.mixed_precision.set_global_policy('mixed_bfloat16')" if bf16 else
+                "loss = compute_loss(y, model(x, training=True)) * 1024.0  # a static scale, in a custom loop\n"
+                "grads = [g / 1024.0 for g in tape.gradient(loss, model.trainable_variables)]")
+    if framework == "pytorch" and bf16:
+        return "with torch.autocast('cuda', dtype=torch.bfloat16):  # no GradScaler"
+    return None

@@ -1,0 +1,232 @@
+"""Several GPUs: one does more work than the others, they work by turns, or begin by turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from gputop.advice import savings
+from gputop.advice.registry import limit, source
+from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.job import Job
+from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.results_device import LaunchOrder, Replicas, ReplicaWork
+from gputop.text.units import percent, ranges
+
+_GPU0 = (
+    "Keep metrics, evaluation and variables off it and give every replica the same share of the batch "
+    "(a global batch divisible by the number of GPUs)."
+)
+_OTHER = "Give every replica the same share of the work: equal batches, and equally long sequences or graphs in them."
+_EVEN_BATCHES = (
+    "strategy = tf.distribute.MirroredStrategy()\n"
+    "with strategy.scope():  # model, optimizer and metrics\n"
+    "    model = build_model()\n"
+    "ds = ds.batch(per_gpu_batch * strategy.num_replicas_in_sync, drop_remainder=True)"
+)
+_PARALLEL = (
+    "strategy = tf.distribute.MirroredStrategy()  # every GPU has the whole model and its part of the batch\n"
+    "with strategy.scope():\n"
+    "    model = build_model()"
+)
+_THREADS = (
+    "strategy = tf.distribute.MirroredStrategy()  # one thread per replica inside a tf.function\n"
+    "@tf.function\n"
+    "def train_step(batch):\n"
+    "    strategy.run(replica_step, args=(batch,))  # not a Python loop over tf.device('/GPU:i')"
+)
+
+
+# -- replica_imbalance, gpu0_oversubscribed ---------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imbalance(Verdict):
+    heavy: int  # the GPU with most work
+    compute_s: float  # its compute per step, or in the window
+    others_compute_s: float  # median of the others
+    kernels_ratio: float  # how many times as many kernels it runs
+    own_work: bool  # more kernels: work that the others do not have, so it cannot be dealt out
+
+
+def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
+    """One GPU computes longer per step than the others, who wait for it.
+
+    The finding is ``gpu0_oversubscribed`` where that GPU is 0. Only compute counts: a GPU
+    that waits inside a collective is busy without doing work.
+    """
+    gpus = facts.active
+    work = {gpu.gpu: gpu.compute * gpu.window_s if gpu.compute_s_per_step is None else gpu.compute_s_per_step
+            for gpu in gpus}
+    heavy = max(work, key=lambda gpu: work[gpu])
+    if not work[heavy]:
+        return None  # collectives and copies only
+    work = {gpu: s for gpu, s in work.items() if s >= limit("replica_imbalance.took_part") * work[heavy]}
+    if len(work) < 2:
+        return None
+    others = median(s for gpu, s in work.items() if gpu != heavy)
+    ratio = work[heavy] / others
+    launches = {gpu.gpu: gpu.kernels for gpu in gpus if gpu.gpu in work}
+    more = launches[heavy] / median(n for gpu, n in launches.items() if gpu != heavy)
+    # Longer kernels are a larger share of the batch, which can be dealt out; more of them are work of its own.
+    own = more - 1 >= limit("replica_imbalance.own_kernels") * (ratio - 1)
+    share = (savings.removed(work[heavy] - others, facts.period_s) if own else
+             savings.equalized(work, facts.period_s))
+    if ratio < limit("replica_imbalance.ratio") or share < limit("replica_imbalance.share"):
+        return None
+    return Imbalance(
+        id="gpu0_oversubscribed" if heavy == 0 else "replica_imbalance", gpus=(heavy,), share=share, heavy=heavy,
+        compute_s=work[heavy], others_compute_s=others, kernels_ratio=more, own_work=own,
+    )
+
+
+def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
+    ratio = v.compute_s / v.others_compute_s
+    why = (f"GPU {v.heavy}, as the job numbers them, computes {v.compute_s * 1e3:.3g} ms per {job.basis}, the others "
+           f"{v.others_compute_s * 1e3:.3g} ms (median); they wait for it at every synchronisation.")
+    if v.own_work:
+        why += f" It runs {v.kernels_ratio:.2g}× as many kernels: work that the others do not have."
+    return Explanation(
+        title=f"GPU {v.heavy} of the job does {ratio:.1f}× the others' work", why=why,
+        evidence={"compute_s": v.compute_s, "others_compute_s": v.others_compute_s, "ratio": ratio,
+                  "kernels_count_ratio": v.kernels_ratio, "share_ratio": v.share, f"{job.basis}_s": job.period_s},
+        action=_GPU0 if v.heavy == 0 else _OTHER,
+        snippet=_EVEN_BATCHES if job.framework == "tensorflow" else None,
+        gain="at most: if it had as little to do as the others, and the step follows its slowest GPU" if v.own_work
+        else "if the same work were spread evenly and the step follows its slowest GPU",
+        source=source("replica_imbalance.ratio", "replica_imbalance.share"),
+    )
+
+
+# -- serial_gpus ------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SerialGpus(Verdict):
+    one_alone: float  # share of the time with any compute in which only one GPU computes
+    one_alone_by_chance: float  # the same, were the GPUs independent
+    any_active: float  # share of the step in which any GPU computes
+    most_work_s: float
+
+
+def _taking_part(replicas: Replicas | None) -> list[ReplicaWork]:
+    """GPUs with a tenth of the heaviest one's work and more."""
+    work = list(replicas.work or ()) if replicas is not None else []
+    most = max((w.compute_s for w in work), default=0.0)
+    return [w for w in work if most and w.compute_s >= limit("replica_imbalance.took_part") * most]
+
+
+def judge_serial_gpus(facts: TraceFacts) -> SerialGpus | Missing | None:
+    """The GPUs work by turns: hardly ever two of them at once, far less than by chance."""
+    replicas = facts.analysis.replicas
+    work = _taking_part(replicas)
+    if replicas is None or len(work) < 2:
+        return None
+    found = replicas.compute
+    if found is None:
+        return Missing(f"the GPUs' work on one clock: {replicas.missing.get('compute', 'not known')}")
+    if found.serial is None or found.serial_by_chance is None or found.serial_by_chance >= 1:
+        return None
+    overlap = (1 - found.serial) / (1 - found.serial_by_chance)
+    period = facts.period_s
+    share = savings.side_by_side((1 - found.exactly[0]) * period, [w.compute_s for w in work], period)
+    if overlap > limit("serial_gpus.overlap") or share < limit("serial_gpus.share"):
+        return None
+    return SerialGpus(
+        gpus=tuple(w.gpu for w in work), share=share, one_alone=found.serial,
+        one_alone_by_chance=found.serial_by_chance, any_active=1 - found.exactly[0],
+        most_work_s=max(w.compute_s for w in work),
+    )
+
+
+def describe_serial_gpus(v: SerialGpus, job: Job) -> Explanation:
+    return Explanation(
+        title=f"GPUs {ranges(v.gpus)} work one after the other",
+        why=f"For {percent(v.one_alone)} of the time in which any GPU computes only one does; were they independent it "
+            f"would be {percent(v.one_alone_by_chance)}. Each waits for the one before it.",
+        evidence={"one_alone_ratio": v.one_alone, "one_alone_by_chance_ratio": v.one_alone_by_chance,
+                  "any_active_ratio": v.any_active, "share_ratio": v.share, "most_work_s": v.most_work_s},
+        action="Give every GPU the whole model and a part of each batch; where the model does not fit one GPU, "
+               "pipeline micro-batches through its parts.",
+        snippet=_PARALLEL if job.framework == "tensorflow" else None,
+        gain="if the same work ran side by side and the step followed the GPU with most of it",
+        source=source("serial_gpus.overlap", "serial_gpus.share"),
+    )
+
+
+# -- staggered_launch -------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaggeredLaunch(Verdict):
+    first: int
+    last: int
+    last_launched_s: float  # after the first GPU's launch, median
+    late_s: float  # how late the last GPU begins
+    per_gpu_s: float
+    in_turns: bool  # one thread launches a GPU's step before it turns to the next GPU
+    shared_launches: float
+    steps: int
+    launches_per_turn: float | None
+
+
+def judge_staggered_launch(facts: TraceFacts) -> StaggeredLaunch | Missing | None:
+    """The host launches to the GPUs one after the other, so the last one begins its step late."""
+    replicas = facts.analysis.replicas
+    work = _taking_part(replicas)
+    if replicas is None or len(work) < 2:
+        return None
+    launches = replicas.launches
+    if launches is None or launches.delay_median_s is None or launches.span_median_s is None:
+        reason = (replicas.missing.get("launches") or replicas.missing.get("first_kernel")
+                  or "launches by step are not known")
+        return Missing(f"when each GPU's work was launched in each step: {reason}")
+    delay = {w.gpu: launches.delay_median_s[w.gpu] for w in work if w.gpu in launches.delay_median_s}
+    ordered = sorted(delay, key=lambda gpu: delay[gpu])
+    if len(ordered) < 2:
+        return None
+    last = ordered[-1]
+    first_kernel = replicas.first_kernel.behind_median_s.get(last, 0.0) if replicas.first_kernel else 0.0
+    worst = min(delay[last], first_kernel)
+    # In the end the last GPU may catch up: what it stands still for bounds what an earlier begin would save.
+    busy = {gpu.gpu: gpu.busy for gpu in facts.active}
+    share = savings.started_together(worst, (1 - busy[last]) * facts.period_s, facts.period_s)
+    in_turns = _one_by_one(launches, work)
+    if share < limit("staggered_launch.share") or not (in_turns or _even(delay, launches)):
+        return None
+    return StaggeredLaunch(
+        gpus=tuple(ordered[1:]), share=share, first=ordered[0], last=last, last_launched_s=delay[last], late_s=worst,
+        per_gpu_s=worst / (len(ordered) - 1), in_turns=in_turns, shared_launches=launches.shared_launches,
+        steps=launches.steps, launches_per_turn=launches.launches_per_turn,
+    )
+
+
+def _one_by_one(launches: LaunchOrder, work: list[ReplicaWork]) -> bool:
+    """One thread serves several GPUs, with most of a step's launches to one before it turns to another."""
+    kernels = sorted(w.kernels for w in work)[len(work) // 2]
+    return (launches.shared_launches >= 0.5 and launches.launches_per_turn is not None
+            and launches.launches_per_turn >= limit("staggered_launch.turn") * kernels)
+
+
+def _even(delay: dict[int, float], launches: LaunchOrder) -> bool:
+    """Three GPUs and more begin at equal distances, always in the same order: their threads wait for each other."""
+    if len(delay) < 3 or launches.order_share is None or launches.order_share < 0.8:
+        return False
+    values = sorted(delay.values())
+    return max(b - a for a, b in pairwise(values)) <= limit("staggered_launch.jump") * values[-1]
+
+
+def describe_staggered_launch(v: StaggeredLaunch, job: Job) -> Explanation:
+    why = (f"GPU {v.last}'s first kernel of a step is launched {v.last_launched_s * 1e3:.3g} ms after GPU {v.first}'s "
+           f"(median), each GPU about {v.per_gpu_s * 1e3:.3g} ms after the one before.")
+    if v.in_turns:
+        why += " One thread launches a GPU's step before it turns to the next GPU."
+    evidence = {"last_begins_late_s": v.late_s, "share_ratio": v.share, "per_gpu_s": v.per_gpu_s,
+                "shared_launches_ratio": v.shared_launches, "steps": float(v.steps)}
+    if v.launches_per_turn is not None:
+        evidence["launches_per_turn"] = float(v.launches_per_turn)
+    return Explanation(
+        title=f"GPU {v.last} begins its step {v.late_s * 1e3:.3g} ms after GPU {v.first}", why=why, evidence=evidence,
+        action="Launch to all GPUs at once, from a thread or a process of each, instead of looping over them.",
+        snippet=_THREADS if job.framework == "tensorflow" else None,
+        gain="if the last GPU began when the first one does, as far as it stands still",
+        source=source("staggered_launch.share", "staggered_launch.turn", "staggered_launch.jump"),
+    )
