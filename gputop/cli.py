@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from gputop.commands.arguments import parse
 from gputop.commands.common import say
-from gputop.commands.settings import config_path, load, settle
+from gputop.commands.settings import apply_settings, config_path, load
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
 
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = load(config_path())
     for warning in settings.warnings:
         say(warning)
-    settle(args, settings)
+    apply_settings(args, settings)
     try:
         if getattr(args, "demo", None) == "list":
             from gputop.simulation.scenarios import describe

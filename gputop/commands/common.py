@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from gputop.commands.arguments import SIMULATED_DEFAULT
-from gputop.commands.settings import remember
+from gputop.commands.settings import save_setting
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.samples import OK
 
@@ -72,7 +72,7 @@ def preferences_of(args: argparse.Namespace) -> Preferences:
         glyphs=terminal_glyphs() if args.ascii == "auto" else "ascii" if args.ascii else "unicode",
         low_bandwidth=None if args.low_bandwidth == "auto" else args.low_bandwidth,
         metric=str(config["metric"]), span_s=float(config["span"]), warnings=config.warnings,
-        keep_theme=lambda name: remember(config.path, "theme", name))
+        keep_theme=lambda name: save_setting(config.path, "theme", name))
 
 
 def _attached(args: argparse.Namespace) -> tuple[str, ...]:

@@ -1,19 +1,18 @@
-"""The user's settings: ``$XDG_CONFIG_HOME/gputop/config.toml``, read without a TOML library.
+"""The user's settings: ``$XDG_CONFIG_HOME/gputop/config.toml``.
 
-A line is a key and a value, ``interval = 0.5``: that much of TOML, whose strings, numbers, booleans and
-arrays on one line are those of JSON, can be read on every Python without a dependency (tomllib came with
-3.11), tells the line of what is wrong, and stays a file that editors and other tools know.
+A value that cannot be used is left out with a warning that names file and line, and what is used in its place: a
+file must never keep the monitor from starting. The command line overrides the file.
 
-A value that cannot be used is left out with a warning that names file and line, and what is used in its
-place: a file must never keep the monitor from starting. What the command line says comes first.
+The file is parsed as a whole. Where that fails it is parsed line by line, so that one mistake costs one line.
+The TOML parser is imported only where there is a file: the first frame does not wait for it.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +22,8 @@ from gputop.core.metrics import LANE_METRICS
 from gputop.text.units import printable
 
 Value = float | str | bool | tuple[str, ...]
-_LINE = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=\s*(.*)", re.S)
-_LARGEST_BYTES = 1 << 20  # more is not a file of settings
+_ASSIGNMENT = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=\s*(.*)", re.S)
+_MAX_BYTES = 1 << 20  # more is not a file of settings
 
 
 def _number(low: float, high: float) -> Callable[[object], Value]:
@@ -39,7 +38,7 @@ def _one_of(*choices: str | bool) -> Callable[[object], Value]:
     def check(value: object) -> Value:
         if any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
             return value  # type: ignore[return-value]
-        raise ValueError("is not one of " + ", ".join(map(_written, choices)))
+        raise ValueError("is not one of " + ", ".join(map(_toml, choices)))
     return check
 
 
@@ -63,15 +62,18 @@ def _addresses(value: object) -> Value:
     return tuple(texts)
 
 
+_NO_VALUE = object()  # stands for a value that TOML cannot parse
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key: its value where nothing else is said, how to check one, and what it is for."""
+    """One key: its default, how a value is checked, and what it is for."""
 
     key: str
     default: Value
     check: Callable[[object], Value]
     help: str
-    option: str = ""  # the command line's, where there is one
+    option: str = ""  # of the command line, where there is one
 
 
 SETTINGS = {s.key: s for s in (
@@ -122,9 +124,9 @@ def load(path: Path | None) -> Config:
         return Config(None)
     try:
         with path.open("rb") as file:
-            data = file.read(_LARGEST_BYTES + 1)
-        if len(data) > _LARGEST_BYTES:
-            return Config(path, warnings=(f"{path} is no file of settings: it is larger than 1 MiB; "
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            return Config(path, warnings=(f"{path} is larger than 1 MiB, so it is no settings file; "
                                           "the defaults are used",))
         text = data.decode("utf-8-sig")
     except FileNotFoundError:
@@ -132,65 +134,81 @@ def load(path: Path | None) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         return Config(path, warnings=(f"{path} cannot be read: {why}; the defaults are used",))
-    config = Config(path)
-    warnings: list[str] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        problem = _take(line, number, config)
-        if problem:
-            warnings.append(f"{path}:{number}: {problem}")
-    return Config(path, config.values, config.lines, tuple(warnings))
+    return _checked(path, text.splitlines(), *_parse(text))
 
 
-def _take(line: str, number: int, config: Config) -> str:
-    """One line into ``config``; returns what is wrong with it, or nothing."""
-    stripped = line.strip()
-    if not stripped or stripped.startswith("#"):
-        return ""
-    match = _LINE.fullmatch(stripped)
-    if match is None:
-        return f"{_shown(stripped)} is not KEY = VALUE; the line is left out"
-    key, text = match.groups()
-    setting = SETTINGS.get(key.replace("-", "_"))
-    if setting is None:
-        from difflib import get_close_matches
-
-        near = get_close_matches(key, SETTINGS, 1)
-        return f"there is no setting {_shown(key)}{f'; {near[0]} is meant?' if near else ''} The line is left out"
-    used = config[setting.key]
+def _parse(text: str) -> tuple[list[tuple[int, str, object]], list[tuple[int, str]]]:
+    """(line, key, value) of each setting, and (line, what is wrong with it) of each line that is none."""
+    lines = text.splitlines()
     try:
-        value = _parse(text)
-        config.values[setting.key] = setting.check(value)
-    except ValueError as error:
-        return f"{setting.key} = {_shown(text)} {error}; {_written(used)} is used"
-    twice = config.lines.get(setting.key)
-    config.lines[setting.key] = number
-    return f"{setting.key} was set in line {twice} already; this line counts" if twice else ""
+        settings = _parse_toml(text)
+    except ValueError:
+        return _parse_lines(lines)
+    at = {match[1]: number for number, line in enumerate(lines, 1) if (match := _ASSIGNMENT.fullmatch(line))}
+    return [(at.get(key, 1), key, value) for key, value in settings.items()], []
 
 
-def _parse(text: str) -> object:
-    """A value as TOML writes it on one line; ValueError for what is none."""
-    import json  # only where there is a file: the first frame need not wait for it
-
-    if text.startswith("'"):
-        inside, quote, rest = text[1:].partition("'")
-        value: object = inside
-        if not quote:
-            raise ValueError("has no closing quote")
-    else:
+def _parse_lines(lines: list[str]) -> tuple[list[tuple[int, str, object]], list[tuple[int, str]]]:
+    found: list[tuple[int, str, object]] = []
+    problems: list[tuple[int, str]] = []
+    for number, line in enumerate(lines, 1):
         try:
-            value, end = json.JSONDecoder(parse_constant=_no_constant).raw_decode(text)
-        except (ValueError, RecursionError):
-            raise ValueError('is no value: texts stand in "quotes"') from None
-        rest = text[end:]
-    if rest.strip() and not rest.lstrip().startswith("#"):
-        raise ValueError("goes on after its value")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("is no number")
-    return value
+            found += [(number, key, value) for key, value in _parse_toml(line).items()]
+        except ValueError:
+            match = _ASSIGNMENT.fullmatch(line.strip())
+            if match is None:
+                problems.append((number, f"{_shown(line.strip())} is not KEY = VALUE; the line is left out"))
+            else:
+                found.append((number, match[1], _NO_VALUE))
+    return found, problems
 
 
-def _no_constant(name: str) -> object:
-    raise ValueError(name)
+def _parse_toml(text: str) -> dict[str, object]:
+    """Raises ValueError for what is not TOML, or has tables: no setting is one."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    try:
+        settings = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if any(isinstance(value, dict) for value in settings.values()):
+        raise ValueError("a table")
+    return settings
+
+
+def _checked(path: Path, lines: list[str], found: list[tuple[int, str, object]],
+             problems: list[tuple[int, str]]) -> Config:
+    """The settings that can be used; a warning for each of the others, and for each of the ``problems``."""
+    config = Config(path)
+    problems = [*problems]
+    for number, key, value in found:
+        setting = SETTINGS.get(key.replace("-", "_"))
+        if setting is None:
+            from difflib import get_close_matches
+
+            near = get_close_matches(key, SETTINGS, 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            problems.append((number, f"there is no setting {_shown(key)}{hint}; the line is left out"))
+            continue
+        try:
+            checked = _no_value() if value is _NO_VALUE else setting.check(value)
+        except ValueError as error:
+            text = lines[number - 1].partition("=")[2].strip()
+            problems.append((number, f"{setting.key} = {_shown(text)} {error}; {_toml(config[setting.key])} is used"))
+            continue
+        if setting.key in config.lines:
+            problems.append((number, f"{setting.key} was set in line {config.lines[setting.key]} already; "
+                                     "this line counts"))
+        config.values[setting.key], config.lines[setting.key] = checked, number
+    return Config(path, config.values, config.lines,
+                  tuple(f"{path}:{number}: {problem}" for number, problem in sorted(problems)))
+
+
+def _no_value() -> Value:
+    raise ValueError('is no value: texts stand in "quotes"')
 
 
 def _shown(text: str) -> str:
@@ -198,7 +216,7 @@ def _shown(text: str) -> str:
     return shown if len(shown) <= 60 else shown[:59] + "…"
 
 
-def _written(value: Value) -> str:
+def _toml(value: Value) -> str:
     """A value as it stands in the file."""
     import json
 
@@ -209,22 +227,22 @@ def _written(value: Value) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def settle(args: argparse.Namespace, config: Config) -> None:
-    """Fill what the command line left open from the file, and from the defaults after that."""
+def apply_settings(args: argparse.Namespace, config: Config) -> None:
+    """Set the options that the command line leaves open, from the file or else from the defaults."""
     for key in ("interval", "theme", "low_bandwidth", "color", "ascii"):
         if getattr(args, key, None) is None:
             setattr(args, key, config[key])
     if args.logdir is None:
         logdir = Path(str(config["logdir"]))
-        args.logdir = _home(logdir)
-    # Machines of a job, by its port, are another way to say where to attach.
+        args.logdir = _expand_home(logdir)
+    # --profiler-port names the machines of a job: another way to say where to attach.
     if not args.attach and getattr(args, "profiler_port", None) is None:
         attach = config["attach"]
         args.attach = list(attach) if isinstance(attach, tuple) else []
     args.config = config
 
 
-def _home(path: Path) -> Path:
+def _expand_home(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError:  # ~nobody
@@ -236,22 +254,22 @@ def document(config: Config) -> str:
     out = [f"# {config.path or 'a user without a home has no file of settings'}"]
     for setting in SETTINGS.values():
         option = f" ({setting.option})" if setting.option else ""
-        line = f"{setting.key} = {_written(config[setting.key])}"
+        line = f"{setting.key} = {_toml(config[setting.key])}"
         out += ["", f"# {setting.help}{option}", line if setting.key in config.values else f"# {line}"]
     return "\n".join(out) + "\n"
 
 
-def remember(path: Path | None, key: str, value: str) -> str:
+def save_setting(path: Path | None, key: str, value: str) -> str:
     """Write one setting into the file, leaving all else in it as it is; what went wrong, or nothing."""
     from gputop.export.files import write_private
 
     if path is None:
         return "There is no home folder to remember this in."
     path = Path(os.path.realpath(path))  # kept among other dotfiles, it is a link
-    line = f"{key} = {_written(value)}"
+    line = f"{key} = {_toml(value)}"
     try:
         lines = path.read_text("utf-8").splitlines() if path.exists() else []
-        at = [i for i, old in enumerate(lines) if (m := _LINE.fullmatch(old)) and m[1].replace("-", "_") == key]
+        at = [i for i, old in enumerate(lines) if (m := _ASSIGNMENT.fullmatch(old)) and m[1].replace("-", "_") == key]
         if at:
             lines[at[-1]] = line
         else:

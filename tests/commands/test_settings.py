@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gputop.cli import main
 from gputop.commands.arguments import parser
-from gputop.commands.settings import SETTINGS, Config, config_path, document, load, remember, settle
+from gputop.commands.settings import SETTINGS, Config, apply_settings, config_path, document, load, save_setting
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def settled(file: Path, *arguments: str) -> argparse.Namespace:
     args = parser().parse_args(list(arguments))
-    settle(args, load(file))
+    apply_settings(args, load(file))
     return args
 
 
@@ -77,13 +77,14 @@ def test_without_a_file_everything_is_as_ever(tmp_path: Path) -> None:
     ("interval = 0", "interval = 0 is not a number of seconds from 0.1 to 3600; 1 is used"),
     ("interval = true", "interval = true is not a number"), ("interval = NaN", "interval = NaN is no value"),
     ("interval = 1e999", "interval = 1e999 is no"), ("interval =", "interval =  is no value"),
-    ("intervall = 2", "there is no setting intervall; interval is meant?"), ("zzz = 2", "there is no setting zzz The"),
+    ("intervall = 2", "there is no setting intervall (did you mean interval?)"),
+    ("zzz = 2", "there is no setting zzz; the"),
     ("[monitor]", "[monitor] is not KEY = VALUE"), ("interval 2", "interval 2 is not KEY = VALUE"),
     ('color = "blue"', 'is not one of "auto", "truecolor", "256", "16", "none"; "auto" is used'),
     ("color = 256", "is not one of"), ("low_bandwidth = 1", 'is not one of "auto", true, false; "auto" is used'),
     ('attach = ["no:port"]', "holds what is no HOST:PORT"), ("attach = 6009", "is not an array"),
     ("attach = [1]", "is not an array"), ('metric = "speed"', "is not one of"), ('logdir = ""', "is not a text"),
-    ("theme = 'open", "has no closing quote"), ("interval = 1 2", "goes on after its value"),
+    ("theme = 'open", "is no value"), ("interval = 1 2", "is no value"),
     ("span = " + "[" * 5000, "is no value"), ("\x1b[2J = 1", "\ufffd[2J = 1 is not KEY = VALUE"),
 ])
 def test_what_cannot_be_used_is_said_with_its_line_and_what_is_used_instead(file: Path, line: str, said: str) -> None:
@@ -93,6 +94,24 @@ def test_what_cannot_be_used_is_said_with_its_line_and_what_is_used_instead(file
     assert warning.startswith(f"{file}:3: ") and said in warning and "\x1b" not in warning and len(warning) < 400
     assert config["span"] == 120.0, "the other lines count"
     assert config["interval"] == 1.0
+
+
+def test_an_array_may_take_several_lines(file: Path) -> None:
+    file.write_text('attach = [\n  "a:1",  # one\n  "b:2",\n]\n"theme" = "nord"\n')
+    config = load(file)
+    assert config.warnings == () and config.values == {"attach": ("a:1", "b:2"), "theme": "nord"}
+
+
+def test_the_parser_is_imported_only_for_a_file(tmp_path: Path) -> None:
+    code = "import sys; from gputop.commands.settings import config_path, load; load(config_path()); "
+    for exists in (False, True):
+        if exists:
+            (tmp_path / "gputop").mkdir()
+            (tmp_path / "gputop" / "config.toml").write_text("interval = 2\n")
+        done = subprocess.run([sys.executable, "-c", f"{code}print(bool({{'tomllib', 'tomli'}} & {{*sys.modules}}))"],
+                              capture_output=True, text=True, timeout=60, check=True,
+                              env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)})
+        assert done.stdout.strip() == str(exists)
 
 
 def test_a_setting_made_twice_counts_once_and_is_told(file: Path) -> None:
@@ -148,31 +167,31 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_theme_is_remembered_and_all_else_in_the_file_stays(file: Path) -> None:
-    assert remember(file, "theme", "gputop-light") == ""
+    assert save_setting(file, "theme", "gputop-light") == ""
     assert file.read_text() == 'theme = "gputop-light"\n'
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.write_text('# mine\ninterval = 2 # slow\ntheme = "nord"\n\n# end')
-    assert remember(file, "theme", 'say "hi"') == ""
+    assert save_setting(file, "theme", 'say "hi"') == ""
     assert file.read_text() == '# mine\ninterval = 2 # slow\ntheme = "say \\"hi\\""\n\n# end\n'
     assert load(file)["theme"] == 'say "hi"'
 
 
 def test_a_link_to_it_stays_a_link_and_a_folder_is_made(tmp_path: Path) -> None:
     real, link = tmp_path / "dotfiles.toml", tmp_path / "new" / "gputop" / "config.toml"
-    assert remember(link, "theme", "nord") == "" and link.exists()
+    assert save_setting(link, "theme", "nord") == "" and link.exists()
     link.unlink()
     link.symlink_to(real)
-    assert remember(link, "theme", "dracula") == ""
+    assert save_setting(link, "theme", "dracula") == ""
     assert link.is_symlink() and real.read_text() == 'theme = "dracula"\n'
 
 
 def test_what_cannot_be_remembered_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    assert "is not remembered" in remember(tmp_path / "file" / "config.toml", "theme", "nord") or os.name == "nt"
+    assert "is not remembered" in save_setting(tmp_path / "file" / "config.toml", "theme", "nord") or os.name == "nt"
     (tmp_path / "latin").write_bytes(b"\xff\n")
-    assert "not written" in remember(tmp_path / "latin", "theme", "nord")
+    assert "not written" in save_setting(tmp_path / "latin", "theme", "nord")
     assert (tmp_path / "latin").read_bytes() == b"\xff\n", "what was there is not lost"
-    assert "no home" in remember(None, "theme", "nord")
+    assert "no home" in save_setting(None, "theme", "nord")
 
 
 def test_each_command_says_what_is_wrong_and_goes_on(file: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gputop.commands.settings import load, remember
+from gputop.commands.settings import load, save_setting
 from gputop.core.findings import Advice
 from gputop.core.samples import GpuSample, NodeSample
 from gputop.render.palette import SCHEMES
@@ -84,7 +84,7 @@ async def test_levels_are_told_apart_without_colour(form: str) -> None:
 
 async def test_a_theme_chosen_in_the_palette_is_remembered_and_all_of_the_screen_follows(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    app = GputopApp(FoundSession(), Preferences(keep_theme=lambda name: remember(file, "theme", name)))
+    app = GputopApp(FoundSession(), Preferences(keep_theme=lambda name: save_setting(file, "theme", name)))
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         before = app.export_screenshot()
