@@ -1,4 +1,4 @@
-"""The monitor. It reads the session and asks it for actions; it never reads hardware."""
+"""The monitor: its main screen, and what each key does. It shows the session and asks it for actions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from gputop.text.units import printable
 from gputop.tui import open_screens
 from gputop.tui.keys import MAIN_VIEW_ACTIONS, MONITOR, commands
 from gputop.tui.monitor import messages, status_lines
-from gputop.tui.monitor.columns import METRICS, has_axis, lines_per_gpu
+from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.monitor.gpu_table import GpuTable
+from gputop.tui.monitor.layout import SIZE_CLASSES, layout
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.terminal.first_frame import ENDING_SIGNALS, FirstFrame
 from gputop.tui.terminal.preferences import Preferences
@@ -33,7 +34,7 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 if TYPE_CHECKING:
     from gputop.tui.timeline.trace_file import TraceFile
 
-FAILURE_SHOWN_S = 30.0
+FAILURE_SHOWN_S = 30.0  # how long the job line names a failed capture
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -46,7 +47,7 @@ class GputopApp(TerminalApp):
     BINDINGS: ClassVar[list[BindingType]] = MONITOR
 
     class Changed(Message):
-        """Something in the session is new; posted from the thread that made it."""
+        """Something in the session has changed; posted from the thread that changed it."""
 
         def __init__(self, change: Change) -> None:
             super().__init__()
@@ -58,13 +59,13 @@ class GputopApp(TerminalApp):
         self.session = session
         self.paused = False
         self._quitting = False
-        self._terminal = self.size
+        self._terminal_size = self.size
         self._attaching: str | None = None
-        self._warned = ""  # what to beware of, as it was told last
+        self._shown_warning = ""  # of the running capture
         self.error: GputopError | None = None
-        self.trace: TraceFile | None = None  # of the last capture, once it has been looked at
-        self._queued: set[str] = set()
-        # Kept at hand: to look for them by name at each tick costs as much as to draw some of them.
+        self.trace: TraceFile | None = None  # of the last capture, once its timeline has been opened
+        self._queued_changes: set[Change] = set()
+        # Attributes, because a query by name for each sample costs as much as drawing some of them.
         self._header, self._host, self._job = (LinesWidget(id=name) for name in ("header", "host", "job"))
         self._table = GpuTable(id="gpus")
         self._actions, self._processes = ActionsPanel(id="actions"), ProcessPanel(id="processes")
@@ -82,7 +83,7 @@ class GputopApp(TerminalApp):
             yield self._processes
 
     def on_mount(self) -> None:
-        # asyncio's own answer to SIGINT, to cancel the app wherever it is, can leave Textual hanging.
+        # asyncio handles SIGINT by canceling the app wherever it is, which can leave Textual hanging.
         loop = asyncio.get_running_loop()
         for number in ENDING_SIGNALS:
             with contextlib.suppress(RuntimeError):  # only the main thread may
@@ -97,86 +98,79 @@ class GputopApp(TerminalApp):
         self.call_after_refresh(self._after_first_frame)
 
     async def _after_first_frame(self) -> None:
-        # What costs time and is not needed to draw comes after the first frame.
+        # What takes time and is not needed for the first frame comes after it.
         from textual.widgets import Footer
 
         if not self.screen_stack or not self.screen_stack[0].is_attached:
-            return  # quit before it was drawn
+            return  # the user has quit before it was drawn
         await self.mount(Footer(show_command_palette=False))
         self._actions.focus()
         self._refresh_all()
         self.show_preference_warnings()
-        # What exists by now stays until the end: the collector need not look at it every few seconds.
+        # What exists now stays until the end, so the garbage collector need not search it every few seconds.
         gc.collect()
         gc.freeze()
 
     def _session_changed(self, change: Change) -> None:
-        # One message of a kind at a time: a stalled terminal must not pile them up.
-        if change not in self._queued:
-            self._queued.add(change)
+        # At most one message of a kind is queued, so that they do not pile up while the terminal is stalled.
+        if change not in self._queued_changes:
+            self._queued_changes.add(change)
             self.post_message(self.Changed(change))
 
     def on_gputop_app_changed(self, message: Changed) -> None:
-        self._queued.discard(message.change)
+        self._queued_changes.discard(message.change)
         if message.change == "failed":
             self.error = self.session.failure
             self.exit(self.error.exit_code if self.error else 1)
         elif not self._header.is_attached:
-            pass  # the screen is being taken down
+            pass  # the screen is being closed
         elif message.change == "sample":
             if self.frame_due():
                 self._refresh_all()
         else:
             self._refresh_job()
             if message.change == "capture":
-                self._tell_capture()
+                self._show_capture_progress()
             elif message.change == "servers":
-                self._tell_attached()
+                self._show_attached()
 
     # -- drawing ------------------------------------------------------------------------------
 
     def on_resize(self, event: events.Resize) -> None:
-        self._terminal = event.size  # the app's own size changes only after this event, and its widgets' later
+        self._terminal_size = event.size  # the app's own size changes after this event, and its widgets' later still
         self._fit()
         self._refresh_all()
 
     def _fit(self) -> None:
-        """Lines per GPU and which panels there are, from the size of the terminal."""
-        width, height = self._terminal
-        base = self.screen_stack[0]
-        base.set_class(width < 120, "narrow")
-        base.set_class(height < 20, "short")
-        base.set_class(height < 14, "low")
-        base.set_class(height < 12 or width < 40, "tiny")
-        gpus = len(self.session.known_gpus.gpus) if self.session.known_gpus else 8
-        self._table.resize_rows(lines_per_gpu(height, gpus), has_axis(height))
-        held = len(self.session.sample.processes) if self.session.sample else 1
-        # Stacked, the processes take what they need and no more than two fifths.
-        rows_of_processes = min(max(1, held) + 3, max(4, (height - 13) * 2 // 5))
-        self._processes.styles.height = rows_of_processes if base.has_class("narrow") else None
-        box = self.query_one("#gpus-box")
-        # What to do is seen on all but the tiniest: a GPU that is not can be scrolled to.
-        reserve = 1 if base.has_class("tiny") else 5 if height < 14 else 7 if height < 20 else 13
-        box.styles.max_height = max(2, height - reserve)
+        """Lay the main screen out for the size of the terminal."""
+        session = self.session
+        fitted = layout(*self._terminal_size, gpus=len(session.known_gpus.gpus) if session.known_gpus else 8,
+                        processes=len(session.sample.processes) if session.sample else 1)
+        for size in SIZE_CLASSES:
+            self.screen_stack[0].set_class(size.name in fitted.classes, size.name)
+        self._table.resize_rows(fitted.lines_per_gpu, fitted.has_axis)
+        self._processes.styles.height = fitted.process_lines
+        self.query_one("#gpus-box").styles.max_height = fitted.max_table_lines
 
     def _refresh_all(self) -> None:
         session = self.session
         sample = session.known_gpus
         replay = (session.player.badge, session.player.state()) if session.player is not None else None
-        self._header.show([status_lines.header(sample, session.interval_s, self.paused, self._terminal.width, replay,
-                                       self.drawn_every_s)])
+        width = self._terminal_size.width
+        self._header.show([
+            status_lines.header(sample, session.interval_s, self.paused, width, replay, self.drawn_every_s)])
         self._refresh_job()
         if self.paused or sample is None:
             return
-        update_box = getattr(self.screen, "update_view", None)  # a box that goes with the samples
-        if update_box is not None:
-            update_box()
+        update_screen = getattr(self.screen, "update_view", None)  # of a box over the monitor that shows live figures
+        if update_screen is not None:
+            update_screen()
         if self._table.sample is None:
             self._fit()
         self._table.update_view(sample, session.history, session.events)
         if session.sample is None:
             return  # the host and its processes have not answered yet
-        self._host.show([status_lines.host(sample, self._terminal.width)])
+        self._host.show([status_lines.host(sample, width)])
         attached = frozenset(s.pid for s in session.servers if s.pid is not None)
         reasons = {g.processes_reason for g in sample.gpus if g.processes_reason}
         self._processes.update_view(sample.processes, attached, "; ".join(sorted(reasons)))
@@ -191,52 +185,49 @@ class GputopApp(TerminalApp):
         breakdown = record.analysis.get("breakdown") if record is not None and record.analysis else None
         panel = self._actions
         panel.numbers = session.gpu_numbers
-        panel.update_view(session.findings, title, messages.panel_intro(session, self._no_server()), breakdown)
+        panel.update_view(session.findings, title, messages.panel_intro(session, self.no_server_hint()), breakdown)
 
-    def _no_server(self) -> tuple[str, ...]:
+    def no_server_hint(self) -> tuple[str, ...]:
+        """What to do while no profiler server is known."""
         return messages.NO_SERVER
 
     def _refresh_job(self) -> None:
         session = self.session
         job = self._job
         if session.player is not None:
-            job.show([status_lines.replay_keys(self._terminal.width, session.replayed_snapshot is not None,
+            job.show([status_lines.replay_keys(self._terminal_size.width, session.replayed_snapshot is not None,
                                                session.step_period)])
             return
         status = session.status
         if status is not None and status.phase == "failed" and session.clock() - status.time_s > FAILURE_SHOWN_S:
-            status = None  # said long enough; what matters now is whether there is a server
+            status = None  # shown for long enough; from now on it matters whether there is a server
         job.show([status_lines.job(session.servers, session.servers_known, status, session.last_capture,
-                           session.clock(), self._terminal.width, session.step_period,
+                           session.clock(), self._terminal_size.width, session.step_period,
                            session.auto_capture.state() if session.auto_capture is not None else "")])
 
-    def _tell_attached(self) -> None:
-        """What came of the address given last."""
+    def _show_attached(self) -> None:
+        """Whether there is a server at the address that was entered last."""
         for server in self.session.servers:
             if server.address == self._attaching:
                 self._attaching = None
-                if server.problem is None:
-                    self.notify(f"Attached to {server.address}: c captures from it.", timeout=5, markup=False)
-                else:
-                    self.notify(printable(server.problem), title=f"No profiler server at {server.address}",
-                                severity="error", timeout=12, markup=False)
+                self._show_notice(messages.attached(server))
 
-    def _tell_capture(self) -> None:
+    def _show_capture_progress(self) -> None:
         status = self.session.status
         if status is None or status.running:
-            if status is not None and status.message and status.message != self._warned:
-                self._warned = status.message
-                self.notify(printable(status.message), severity="warning", timeout=15, markup=False)
+            if status is not None and status.message and status.message != self._shown_warning:
+                self._shown_warning = status.message
+                self._show_notice(messages.Notice(printable(status.message), "", "warning", 15))
             return
         if self._quitting:
             self.exit(EXIT_OK)
             return
-        if status.phase == "failed":
-            self.notify(f"{printable(status.message)}\n{printable(status.fix)}", title="Capture failed",
-                        severity="error", timeout=15, markup=False)
-        else:
-            self.notify(messages.capture_summary(self.session), title="Trace captured", timeout=10, markup=False)
+        self._show_notice(messages.capture_ended(self.session, status))
+        if status.phase != "failed":
             self._refresh_actions()
+
+    def _show_notice(self, notice: messages.Notice) -> None:
+        self.notify(notice.text, title=notice.title, severity=notice.severity, timeout=notice.timeout_s, markup=False)
 
     # -- actions ------------------------------------------------------------------------------
 
@@ -247,7 +238,7 @@ class GputopApp(TerminalApp):
             open_screens.show_error(self, error)
 
     async def action_quit(self) -> None:
-        """Quit; a running capture is ended first and its data kept, unless asked twice."""
+        """Quit; a running capture is ended first and its data kept, unless the user quits a second time."""
         status = self.session.status
         if status is None or not status.running or self._quitting:
             self.exit(EXIT_OK)
@@ -336,7 +327,7 @@ class GputopApp(TerminalApp):
         self._refresh_all()
 
     def action_seek(self, by_s: float) -> None:
-        """Go through a recording; a live session has nothing to seek in."""
+        """Move in a recording; a live session has none."""
         if self.session.player is not None:
             self.session.player.seek(by_s)
 
@@ -357,19 +348,19 @@ class GputopApp(TerminalApp):
         self._table.zoom(by)
 
     def action_cursor(self, by: int = 0) -> None:
-        """Move the cursor in time; with 0, put it there or take it away."""
+        """Move the time cursor; with 0, switch it on or off."""
         self._table.cursor(by)
 
     def _redraw_table(self) -> None:
         self._table.update_view(self._table.sample, self.session.history, self.session.events)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The keys of the picture work where it is seen."""
+        """Keys that change the main screen have no effect while another screen covers it."""
         return action not in MAIN_VIEW_ACTIONS or all(screen.is_modal for screen in self.screen_stack[1:])
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
         own = list(commands(screen))
-        titles = {command.title for command in own} | {"Keys"}  # Textual's list of keys: the help is that here
+        titles = {command.title for command in own} | {"Keys"}  # Textual's list of keys; the help replaces it
         yield from (command for command in super().get_system_commands(screen) if command.title not in titles)
         yield from own
 

@@ -37,27 +37,27 @@ class RunApp(GputopApp):
         key("l", "output", "output", "the end of what the started job has written", footer=True)]
 
     class JobChanged(Message):
-        """The job ended, or told of its profiler server."""
+        """The job has ended, or its profiler server has started."""
 
     def __init__(self, session: Session, job: Job, preferences: Preferences | None = None) -> None:
         super().__init__(session, preferences)
         self.job = job
-        self._told_server = self._told_end = False
+        self._server_known = self._end_shown = False
 
     async def _after_first_frame(self) -> None:
         await super()._after_first_frame()
         loop = asyncio.get_running_loop()
         for number in FORWARDED:
             with contextlib.suppress(RuntimeError):  # only the main thread may
-                loop.add_signal_handler(number, self._signalled, number)
-        self.job.watch(self._job_told)
+                loop.add_signal_handler(number, self._on_signal, number)
+        self.job.watch(self._post_job_changed)
         self._job_changed()
 
-    def _job_told(self) -> None:
+    def _post_job_changed(self) -> None:
         self.post_message(self.JobChanged())
 
-    def _signalled(self, number: int) -> None:
-        """Meant for the job; those that end gputop too give the terminal back."""
+    def _on_signal(self, number: int) -> None:
+        """Pass a signal on to the job; one that ends gputop as well restores the terminal first."""
         self.job.send(number)
         if number not in (signal.SIGUSR1, signal.SIGUSR2):
             self.exit()
@@ -67,11 +67,11 @@ class RunApp(GputopApp):
 
     def _job_changed(self) -> None:
         job = self.job
-        if job.server is not None and not self._told_server:
-            self._told_server = True
-            self._attaching = job.server  # the base tells what comes of it
-        if job.ended.is_set() and not self._told_end:
-            self._told_end = True
+        if job.server is not None and not self._server_known:
+            self._server_known = True
+            self._attaching = job.server  # the base class shows whether there is a server
+        if job.ended.is_set() and not self._end_shown:
+            self._end_shown = True
             last = job.tail(1)[0] if job.returncode else []  # an exception's name, mostly
             self.notify("\n".join([f"The job {job.state()}. l: its output, q: quit.", *last]), timeout=15, markup=False,
                         severity="error" if job.returncode else "information")
@@ -79,7 +79,7 @@ class RunApp(GputopApp):
             self._refresh_job()
             self._refresh_actions()
 
-    def _no_server(self) -> tuple[str, ...]:
+    def no_server_hint(self) -> tuple[str, ...]:
         if self.job.ended.is_set():
             return ("The job has ended: l shows its output.",)
         if self.job.problem is not None:
@@ -94,14 +94,14 @@ class RunApp(GputopApp):
             super()._refresh_job()
         else:
             line = self.query_one("#job", LinesWidget)
-            line.show([job_line(self.job, self._terminal.width)])
+            line.show([job_line(self.job, self._terminal_size.width)])
 
     def action_output(self) -> None:
         if not isinstance(self.screen, Output):
             self.push_screen(Output(self.job))
 
     async def action_quit(self) -> None:
-        """Quit; while the job runs, only once it is said what is to become of it."""
+        """Quit; while the job runs, ask first what is to become of it."""
         if self.job.ended.is_set() or isinstance(self.screen, Leave):
             await super().action_quit()
             return
@@ -116,7 +116,7 @@ class RunApp(GputopApp):
 
 
 def job_line(job: Job, width: int) -> list[StyledText]:
-    """The started job where there is no profiler server to speak of: whether it runs, or how it ended."""
+    """The state of the started job while it has no profiler server that answers."""
     left: list[StyledText] = [(" Job  ", BOLD)]
     right: list[StyledText] = [("l: its output ", ACCENT)]
     if job.ended.is_set():
@@ -163,7 +163,7 @@ class Output(ModalScreen[None]):
 
 
 class Leave(ModalScreen[str | None]):
-    """What is to become of the job when the monitor goes: "stay", "end", or None: do not quit."""
+    """The question what is to become of the job: "stay" (it goes on), "end", or None (do not quit)."""
 
     DEFAULT_CSS = "Leave { align: center middle; background: $background 55%; }"
 

@@ -1,8 +1,11 @@
-"""What the monitor says in words: before the findings, and when a capture or an attach has come to its end."""
+"""The monitor's messages: above the findings, and when a capture or an attach has ended."""
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 from gputop.advice.registry import EXPLANATIONS
+from gputop.profiler.capture.records import CaptureStatus, Server
 from gputop.session.session import Session
 from gputop.text.units import printable, seconds
 
@@ -12,7 +15,7 @@ NO_SERVER = ("A trace tells more, but no profiler server was found.",
 
 
 def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str, ...]:
-    """What to say before the findings: that nothing is wrong and what the limit is, or how to learn more."""
+    """The lines above the findings: that nothing is wrong and what limits the job, or how to learn more."""
     record = session.last_capture
     if record is not None and record.analysis is None:
         return ("The trace could not be analysed; it is kept on disk. Press t for why.",)
@@ -24,7 +27,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     if all(f.id in EXPLANATIONS for f in session.findings):
         nothing = (f"Nothing found in the live figures so far that costs time. {session.live.limit}".rstrip(),)
     if session.player is not None:
-        return nothing  # a recording has no job that could be asked for more
+        return nothing  # there is no job to capture from
     if _under_way(session):
         return (*nothing, "A capture is under way: what it tells of the step's time comes here.")
     if any(s.problem is None for s in session.servers):
@@ -32,8 +35,30 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     return (*nothing, *no_server)
 
 
+class Notice(NamedTuple):
+    """A message over the screen."""
+
+    text: str
+    title: str = ""
+    severity: Literal["information", "warning", "error"] = "information"
+    timeout_s: float = 5
+
+
+def attached(server: Server) -> Notice:
+    """The answer to an address that the user entered."""
+    if server.problem is None:
+        return Notice(f"Attached to {server.address}: c captures from it.")
+    return Notice(printable(server.problem), f"No profiler server at {server.address}", "error", 12)
+
+
+def capture_ended(session: Session, status: CaptureStatus) -> Notice:
+    if status.phase == "failed":
+        return Notice(f"{printable(status.message)}\n{printable(status.fix)}", "Capture failed", "error", 15)
+    return Notice(capture_summary(session), "Trace captured", timeout_s=10)
+
+
 def capture_summary(session: Session) -> str:
-    """A capture has come to its good end. Over the panel it is to be short: what is as asked, and the path, t tells."""
+    """A successful capture in few lines, as they cover a panel; details as the path and the plan are behind t and J."""
     record = session.last_capture
     of_note: tuple[str, ...] = ()
     if record is not None:
@@ -46,7 +71,7 @@ def capture_summary(session: Session) -> str:
 
 
 def compared_to_baseline(session: Session) -> tuple[str, ...]:
-    """After a capture: its step time beside A's; nothing where there is no A."""
+    """After a capture: its step time beside that of A, the baseline; nothing where no capture is A."""
     before, record = session.baseline, session.last_capture
     if before is None or record is None or record is before or before.step_s is None or record.step_s is None:
         return ()
@@ -54,7 +79,7 @@ def compared_to_baseline(session: Session) -> tuple[str, ...]:
 
 
 def no_capture(session: Session, then: str = "") -> str:
-    """Why what is made of a capture is not there, and what to do; ``then`` is what it is good for."""
+    """There is no capture: why, and how to take one; ``then`` says what it is needed for."""
     first = "The first capture is under way." if _under_way(session) else "No capture yet: press c."
     return f"{first} {then}".rstrip()
 

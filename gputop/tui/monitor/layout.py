@@ -1,0 +1,52 @@
+"""What of the monitor fits a terminal of which size. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gputop.tui.monitor.columns import has_axis, lines_per_gpu
+
+
+class SizeClass(NamedTuple):
+    """A class of the style sheet that the main screen has below a size; it hides panels or puts them differently."""
+
+    name: str
+    below_columns: int
+    below_lines: int
+    reserved_lines: int | None  # kept below the GPU table, so that the recommendations stay on the screen
+
+
+# From the smallest on: the first one that applies says how many lines are reserved.
+SIZE_CLASSES = (
+    SizeClass("tiny", 40, 12, 1),
+    SizeClass("low", 0, 14, 5),
+    SizeClass("short", 0, 20, 7),
+    SizeClass("narrow", 120, 0, None),
+)
+RESERVED_LINES = 13
+# Of the process panel where it is below the recommendations: what it needs, and at most this share of the lines left.
+_PROCESS_FRAME_LINES, _MIN_PROCESS_LINES, _MAX_PROCESS_SHARE = 3, 4, 2 / 5
+
+
+class Layout(NamedTuple):
+    """The main screen at one size."""
+
+    classes: frozenset[str]
+    lines_per_gpu: int
+    has_axis: bool
+    max_table_lines: int  # of the GPU table; the GPUs beyond them can be scrolled to
+    process_lines: int | None  # None: as high as the recommendations beside it
+
+
+def layout(columns: int, lines: int, gpus: int, processes: int) -> Layout:
+    """The layout for a terminal of this size on a node with so many GPUs and processes on them."""
+    found = [size for size in SIZE_CLASSES if columns < size.below_columns or lines < size.below_lines]
+    reserved = next((size.reserved_lines for size in found if size.reserved_lines is not None), RESERVED_LINES)
+    classes = frozenset(size.name for size in found)
+    return Layout(classes, lines_per_gpu(lines, gpus), has_axis(lines), max(2, lines - reserved),
+                  _process_lines(lines, processes) if "narrow" in classes else None)
+
+
+def _process_lines(lines: int, processes: int) -> int:
+    most = max(_MIN_PROCESS_LINES, int((lines - RESERVED_LINES) * _MAX_PROCESS_SHARE))
+    return min(max(1, processes) + _PROCESS_FRAME_LINES, most)

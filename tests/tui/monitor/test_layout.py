@@ -1,0 +1,28 @@
+"""What fits a terminal of which size."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.tui.monitor.layout import layout
+
+
+@pytest.mark.parametrize(("columns", "lines", "classes", "table_lines", "process_lines"), [
+    (200, 60, set(), 47, None),
+    (119, 60, {"narrow"}, 47, 6),
+    (200, 19, {"short"}, 12, None),
+    (200, 13, {"short", "low"}, 8, None),
+    (80, 24, {"narrow"}, 11, 4),
+    (200, 11, {"short", "low", "tiny"}, 10, None),
+    (39, 60, {"narrow", "tiny"}, 59, 6),
+    (20, 2, {"narrow", "short", "low", "tiny"}, 2, 4),
+])
+def test_smaller_terminals_hide_panels_and_leave_the_table_fewer_lines(
+        columns: int, lines: int, classes: set[str], table_lines: int, process_lines: int | None) -> None:
+    found = layout(columns, lines, gpus=8, processes=3)
+    assert (found.classes, found.max_table_lines, found.process_lines) == (classes, table_lines, process_lines)
+
+
+def test_the_processes_take_what_they_need_and_at_most_two_fifths() -> None:
+    assert layout(100, 60, gpus=8, processes=0).process_lines == 4
+    assert layout(100, 60, gpus=8, processes=100).process_lines == 18
