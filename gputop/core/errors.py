@@ -1,4 +1,4 @@
-"""The one exception gputop raises on purpose: what is wrong, and what mends it."""
+"""The exceptions gputop raises on purpose: the cause and the fix, in words for the user."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ EXIT_NO_DATA = 3
 class GputopError(Exception):
     """Something failed for a reason the user can act on.
 
-    ``message`` names the cause, ``fix`` what to do about it (may be empty), and
-    ``exit_code`` the status the command ends with (1 failed, 2 wrong usage, 3 nothing
-    to look at).
+    ``message`` names the cause, ``fix`` what to do about it (may be empty), ``exit_code``
+    the status of the command (1 failed, 2 wrong usage, 3 no data).
     """
 
     def __init__(self, message: str, fix: str = "", exit_code: int = EXIT_FAILED) -> None:
@@ -27,7 +26,7 @@ class GputopError(Exception):
 
 
 class NoDataError(GputopError):
-    """There is no GPU, no profiler server or no trace event to look at (exit status 3)."""
+    """There is no GPU, no profiler server or no trace event (exit status 3)."""
 
     def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(message, fix, EXIT_NO_DATA)

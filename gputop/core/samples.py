@@ -1,7 +1,7 @@
-"""One look at the node, as immutable values. Sources make these; everything else reads them.
+"""One sample of the node, as immutable values. Sources make these; everything else reads them.
 
 Every figure is a :class:`Reading`: a value with unit and source, or the reason why there
-is none. Nothing here imports more than the standard library.
+is none. Only the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Reading:
     """A measured value, or why there is none: ``value`` and ``reason`` are never both set.
 
     ``source`` is what was asked ("GPM", "NVML", "psutil", "simulated"); ``coarse`` marks
-    a stand-in that measures less than its name suggests to a reader.
+    a substitute that measures less than its name suggests.
     """
 
     value: float | None
@@ -49,21 +49,21 @@ class GpuInfo:
     pci_bus_id: str = ""
     pcie_gen_max: int | None = None
     pcie_width_max: int | None = None
-    numa_node: int | None = None  # the host memory next to it; None: not told, or the node has one only
+    numa_node: int | None = None  # the host memory next to it; None: not known, or the node has only one
     mig: int | None = None
     mig_mode: bool = False  # a whole GPU that is divided into MIG instances
 
     @property
     def label(self) -> str:
-        """How the device is called on screen: "3", MIG instance 1 of GPU 3 "3:1"."""
+        """The device's name on screen: "3"; for MIG instance 1 of GPU 3 "3:1"."""
         return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
 
 
-FULL_CORE_RATIO = 0.95  # a core this busy has a thread that could use more: a Python process that holds up the GPUs
+FULL_CORE_RATIO = 0.95  # a core this busy limits its thread, such as a Python process that launches kernels
 OK = "ok"
 LOST = "lost"
 NOT_RESPONDING = "not responding"
-FAILED = "failed"  # it could not be opened or read; the message says why
+FAILED = "failed"  # the GPU could not be opened or read; the message says why
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class XidEvent:
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One look at one GPU. A metric that was not asked for reads as missing, never as 0."""
+    """One sample of one GPU. A metric that was not read is missing, never 0."""
 
     info: GpuInfo
     readings: Mapping[str, Reading]
@@ -97,7 +97,7 @@ class GpuSample:
     clock_events_reason: str | None = None  # why the throttle reasons could not be read
     state: str = OK
     message: str = ""  # with a state other than ok: the cause and the fix
-    xids: tuple[XidEvent, ...] = ()  # all since gputop watches, oldest first, the last few of a flood
+    xids: tuple[XidEvent, ...] = ()  # all since gputop started, oldest first; the last few of a flood
     xids_reason: str | None = None  # why the driver does not report them
 
     def __getitem__(self, metric_id: str) -> Reading:
@@ -120,9 +120,9 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class CgroupSample:
-    """What the control groups of a process (a container, a batch job) grant it, and what of that is used.
+    """What the control groups of a process (a container, a batch job) grant it, and how much of that is used.
 
-    A limit that there is none of reads as missing, with the reason :data:`NO_LIMIT`.
+    A limit that does not exist is missing, with the reason :data:`NO_LIMIT`.
     """
 
     name: str  # runtime and id of the container or job, or else the group's path
@@ -140,7 +140,7 @@ NO_LIMIT = "no limit"
 class ProcessSample:
     """A process that holds a GPU, as the host sees it, joined with what its GPUs say.
 
-    ``pid`` is what NVML lists, the host's; in a container the process has another one, ``local_pid``.
+    ``pid`` is the host's, which NVML lists; in a container the process has another one, ``local_pid``.
     """
 
     pid: int
@@ -153,16 +153,16 @@ class ProcessSample:
     reason: str | None = None
     parent_pid: int | None = None  # None: not known
     started_s: float | None = None  # Unix time; None: not known
-    local_pid: int | None = None  # its number where gputop runs, if that is another one
+    local_pid: int | None = None  # its PID where gputop runs, if that differs
     container: str | None = None  # the container it runs in: runtime and short id; None: none, or not known
     cuda_visible_devices: str | None = None  # of its environment; None: not set or not readable
-    # From and to storage, child processes included; what the page cache answers is not in it.
+    # From and to storage, child processes included, page cache hits excluded.
     io_read_bytes_per_s: Reading = field(default_factory=lambda: Reading.missing(BYTES_PER_S, "not sampled"))
     io_write_bytes_per_s: Reading = field(default_factory=lambda: Reading.missing(BYTES_PER_S, "not sampled"))
-    container_pid: int | None = None  # its number inside of its container, if that is another one
-    note: str | None = None  # how sure it is that this is the process the driver means, where that was inferred
-    reasons: Mapping[str, str] = field(default_factory=dict)  # by field: why it is None although there may be a value
-    cuda_device_order: str | None = None  # as cuda_visible_devices, and its reason is that one's
+    container_pid: int | None = None  # its PID inside its container, if that differs
+    note: str | None = None  # how the process was matched with the driver's PID, where that was inferred
+    reasons: Mapping[str, str] = field(default_factory=dict)  # by field: why it is None although a value may exist
+    cuda_device_order: str | None = None  # of its environment; the reason is that of cuda_visible_devices
     cgroup: CgroupSample | None = None  # None: not known, and the reason is that of ``container``
 
     @property
@@ -186,18 +186,18 @@ class ProcessSample:
 
 @dataclass(frozen=True, slots=True)
 class HostProcess:
-    """A process that uses much of the node's CPU or memory, with a GPU or without. Its children are not in it."""
+    """A process that uses much of the node's CPU or memory, with or without a GPU; children not counted."""
 
     pid: int
     user: str | None
     command: str | None  # None: it vanished or may not be read
-    cpu_cores: Reading  # over the time since the process table was looked at before
+    cpu_cores: Reading  # since the scan of the process table before
     rss_bytes: Reading
 
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """One look at the host. ``cpu_count`` is logical cores that are online."""
+    """One sample of the host. ``cpu_count`` is the number of logical cores online."""
 
     hostname: str
     readings: Mapping[str, Reading]
@@ -205,13 +205,13 @@ class HostSample:
     core_ratios: tuple[float, ...] = ()  # busy share of each logical core, in their order; empty: not known
     cpu_limit_cores: float | None = None  # what gputop's container or cpuset grants; None: all, or not known
     cgroup: CgroupSample | None = None  # gputop's own; None: not sampled
-    # Those with most CPU and those with most memory, in no order; looked for every few seconds.
+    # Those with most CPU and those with most memory, in no order; refreshed every few seconds.
     top_processes: tuple[HostProcess, ...] = ()
     top_reason: str | None = "not sampled"  # why there are none
 
     @property
     def full_cores(self) -> int:
-        """How many cores have next to no time left."""
+        """How many cores are busy at least :data:`FULL_CORE_RATIO` of the time."""
         return sum(core >= FULL_CORE_RATIO for core in self.core_ratios)
 
     def __getitem__(self, metric_id: str) -> Reading:
@@ -224,7 +224,7 @@ class NodeSample:
     """One tick: all GPUs, the host and the processes that hold GPUs.
 
     ``time_s`` is Unix time; ``interval_s`` the time since the tick before (None at the first).
-    ``source`` names where it comes from for the header ("NVML + GPM, driver 580.65").
+    ``source`` is the source's label for the header ("NVML + GPM, driver 580.65").
     ``gpus_present`` is how many GPUs the node has, watched or not; None: ``gpus`` are all.
     """
 

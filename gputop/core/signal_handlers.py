@@ -10,7 +10,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def signal_handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
-    """Within the block these signals have these handlers, afterwards those they had; in the main thread only."""
+    """Install ``handlers`` for the block and restore the former ones after it; in the main thread only."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
@@ -20,7 +20,7 @@ def signal_handlers(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
 
 
 def termination_handlers(handler: Any) -> dict[signal.Signals, Any]:
-    """``handler`` for ctrl-c, a job scheduler's and a closed line's signal; those ignored from the start, as under
-    nohup, stay ignored."""
+    """``handler`` for the signals that end a program: SIGINT (ctrl-c), SIGTERM (a scheduler) and SIGHUP (a closed
+    line). A signal that was ignored from the start, as under nohup, stays ignored."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     return {number: handler for number in numbers if signal.getsignal(number) != signal.SIG_IGN}

@@ -1,4 +1,4 @@
-"""What the numbers mean that NVIDIA's driver gives to GPU faults ("Xid").
+"""What the numbers of NVIDIA's GPU faults ("Xid") mean.
 
 The numbers and the kind of fault follow NVIDIA's Xid documentation
 (docs.nvidia.com/deploy/xid-errors); the words are ours. A number names a symptom: one fault
@@ -80,7 +80,7 @@ _KNOWN = {
         (136, "an NVLink could not be trained", HARDWARE, _LINK),
         (137, "an access to another GPU's memory over NVLink was not allowed", APPLICATION, _DEBUG),
         (140, "uncorrectable memory errors kept the driver from setting the bad rows aside", HARDWARE, _RESET),
-        (143, "the GPU could not be initialised", HARDWARE, _SERVICE),
+        (143, "the GPU could not be initialized", HARDWARE, _SERVICE),
         *(
             (number, "an NVLink reported an error", HARDWARE, _LINK)
             for number in (144, 145, 146, 147, 148, 149, 150)
@@ -99,7 +99,7 @@ _KNOWN = {
 
 
 def explain(number: int) -> Xid:
-    """What is known of an Xid; one that is not in the table says so, with where to look."""
+    """The entry of an Xid; for one that is not in the table, an entry that says so and where to look it up."""
     known = _KNOWN.get(number)
     if known is not None:
         return known

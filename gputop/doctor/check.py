@@ -1,4 +1,4 @@
-"""One capability of this node, and how many are looked at at once without waiting for one that hangs."""
+"""One check of this node, and tasks that run many checks at once so that none waits for one that hangs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was found of one capability.
+    """The result for one capability.
 
-    ``fail``: gputop or a part of it does not work; ``warn``: it works with less than it could;
-    ``unknown``: it could not be found out. ``fix`` are lines to paste, shell unless they are
-    Python for the training job; None where nothing is to be mended or nobody can.
+    ``fail``: gputop or a part of it does not work; ``warn``: it works, but with less than possible;
+    ``unknown``: it could not be determined. ``fix`` are lines to paste, shell unless they are
+    Python for the training job; None where there is nothing to repair or no way to.
     """
 
     id: str
@@ -35,7 +35,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A look to take: ``look`` may block, and may raise what it likes."""
+    """Makes one check or several: ``run`` may block and may raise anything."""
 
     id: str
     title: str
@@ -43,7 +43,7 @@ class Task:
 
 
 class RunningTasks:
-    """Tasks under way, each in its own daemon thread, so that none waits for another."""
+    """Tasks that run, each in its own daemon thread, so that none waits for another."""
 
     def __init__(self, tasks: Sequence[Task], deadline_s: float = DEADLINE_S) -> None:
         self._tasks = tasks
@@ -66,7 +66,7 @@ class RunningTasks:
             self._results[place] = [Check(task.id, "unknown", task.title, problem)]
 
     def results(self) -> list[Check]:
-        """All checks in the order of the tasks; a task that is not done by the deadline is said to hang."""
+        """All checks in the order of the tasks; a task not done by the deadline is reported as hanging."""
         found: list[Check] = []
         for place, (task, thread) in enumerate(zip(self._tasks, self._threads, strict=True)):
             thread.join(max(0.0, self._ends_s - time.monotonic()))

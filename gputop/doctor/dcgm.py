@@ -1,4 +1,4 @@
-"""DCGM on this node: its Python bindings, its library, and its host engine, which is really asked."""
+"""DCGM on this node: its Python bindings, its library, and its host engine, which is contacted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder:
         if not facts.gpus:
             return Check(id_, "unknown", title, "not installed; whether it is needed depends on the GPUs")
         cuda = facts.cuda or 12
-        return Check(id_, "warn", title, "not installed. On data-centre GPUs without GPM it is what reads SM activity.",
+        return Check(id_, "warn", title, "not installed. On data-center GPUs without GPM it is what reads SM activity.",
                      f"sudo apt-get install --install-recommends datacenter-gpu-manager-4-cuda{cuda}   "
                      "# from NVIDIA's CUDA repository; dnf on RHEL\nsudo systemctl --now enable nvidia-dcgm")
     parts = [f"bindings of DCGM {m} in {p}" for m, p in python.items()] or ["no Python bindings"]
@@ -50,7 +50,7 @@ def installation(facts: DriverFacts, root: Path, env: Mapping[str, str], folder:
 
 def engine(facts: DriverFacts, root: Path, env: Mapping[str, str], address: str = DEFAULT_ADDRESS,
            folder: Path | None = None, wall_clock: Callable[[], float] = time.time) -> Check:
-    """Whether a host engine answers, and what gputop gets from it. Nothing is watched for this."""
+    """Whether a host engine answers, and what gputop gets from it. No field is watched for this."""
     id_, title = "dcgm_engine", "DCGM host engine"
     place = parse_address(address)
     try:
@@ -93,7 +93,7 @@ def _unreachable(error: OSError, place: Address, root: Path, env: Mapping[str, s
 
 
 def _answers(connection: Engine, place: Address, facts: DriverFacts, now_s: float) -> Check:
-    """What an engine that answers gives."""
+    """What an engine that answers provides."""
     id_, title = "dcgm_engine", "DCGM host engine"
     entities = [gpu.entity for gpu in (*connection.gpus, *connection.instances)]
     detail = f"DCGM {connection.version or 'of unknown version'} answers at {place}, with {len(connection.gpus)} GPUs"

@@ -1,4 +1,4 @@
-"""The NVIDIA driver and its GPUs: judged from what the driver said and what the system shows."""
+"""The NVIDIA driver and its GPUs, from the driver's facts and what the system shows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _GPU_ACCESS = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utili
 
 
 def no_gpu(facts: DriverFacts) -> bool:
-    """Whether there is nothing to look at: no driver, or none of its GPUs here."""
+    """Whether there is no GPU to monitor: no driver, or none of its GPUs here."""
     return bool(facts.load_error) or facts.init_code in _NOTHING or facts.count == 0
 
 
@@ -143,7 +143,7 @@ def _group(path: Path) -> str:
 
 
 def nvml(facts: DriverFacts, root: Path) -> Check:
-    """Whether the driver can be talked to, and that library and module belong together."""
+    """Whether the driver answers, and whether library and module are of the same version."""
     id_, title = "nvml", "NVML"
     if facts.load_error:
         return Check(id_, "unknown", title, "not asked: there is no driver library")
@@ -211,7 +211,7 @@ def _faulty(gpu: GpuFacts) -> Check:
 
 
 def sm_activity(facts: DriverFacts) -> Check:
-    """Of which GPUs SM activity can really be read, and what would give it for the others."""
+    """Which GPUs really deliver SM activity, and what would provide it for the others."""
     id_, title = "sm_activity", "SM activity"
     asked = [gpu for gpu in facts.gpus if gpu.code == status.SUCCESS]
     if not asked:
@@ -228,7 +228,7 @@ def sm_activity(facts: DriverFacts) -> Check:
     detail = "; ".join(filter(None, (have, lack))) + ". There gputop shows coarse utilization, labelled so."
     if "no permission" in lack:
         return Check(id_, "warn", title, detail, f"sudo {shlex.quote(sys.executable)} -m gputop")
-    detail += " On data-centre GPUs from Volta on a DCGM host engine can give it: see DCGM."
+    detail += " On data-center GPUs from Volta on a DCGM host engine can give it: see DCGM."
     return Check(id_, "warn", title, detail, "gputop --dcgm-watch   # its price before Hopper: see gputop --help")
 
 

@@ -1,9 +1,9 @@
-"""What the NVIDIA driver says of itself, asked in a process of its own.
+"""What the NVIDIA driver reports about itself, read by a child process.
 
-A call into a wedged driver can be neither cancelled nor killed, and a process waits for all
-its threads when it ends; a broken library can crash the one that loads it. So a child asks,
-one thread per GPU, writes each fact as a line of JSON as soon as it has it, and is left
-behind where it does not answer.
+A call into a wedged driver can be neither canceled nor killed, a process waits for all its
+threads when it ends, and a broken library can crash the process that loads it. So a child
+reads the facts, with one thread per GPU, and writes each as a line of JSON as soon as it has
+it; a child that does not answer is abandoned.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
-    """What was learnt until the child ended or the deadline came."""
+    """What was learned before the child ended or the deadline passed."""
 
     nvml_path: str = ""  # the file that was loaded, links resolved
     load_error: str = ""
@@ -82,7 +82,7 @@ class DriverFacts:
 
 
 def ask_driver(deadline_s: float = DEADLINE_S, env: Mapping[str, str] | None = None) -> DriverFacts:
-    """Ask the driver; returns within about ``deadline_s`` whatever it does."""
+    """Ask the driver; returns within about ``deadline_s`` whatever the driver does."""
     command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2])]
     # Not in a `with` block: that waits for the child, and one inside a wedged driver never ends.
     try:
@@ -153,7 +153,7 @@ def facts_from(lines: list[str], *, hung: bool = False, died: str = "") -> Drive
             known.update(entry)
     every = range(known.get("count") or 0)
     if died and finished:
-        died = ""  # what happens after the last fact is of no interest
+        died = ""  # an end after the last fact does not matter
     return DriverFacts(
         **known, hung_in=calling if hung else "", died=died,
         gpus=tuple(GpuFacts(index, **gpus.get(index, {})) for index in every),
@@ -233,7 +233,7 @@ def _mode(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def _sm_active(nvml: Any, handle: Any) -> dict[str, Any]:
-    """Really read SM activity once: that a GPU has GPM does not say that this user may read it."""
+    """Read SM activity once: that a GPU has GPM does not mean that this user may read it."""
     from gputop.sources.nvml import gpm
     from gputop.sources.nvml import status as nvml_status
 

@@ -1,4 +1,4 @@
-"""What the training jobs of this node allow: the right to be profiled, a server to capture from."""
+"""The training jobs of this node: whether they may be profiled, and whether they have a profiler server."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def container(root: Path, env: Mapping[str, str]) -> Check:
 
 
 def host(root: Path, euid: int | None = None) -> Check:
-    """Whether /proc tells of the host and of other users' processes, and psutil reads it."""
+    """Whether /proc shows the host and other users' processes, and psutil reads it."""
     id_, title = "host", "Host figures"
     unreadable = []
     for name in ("stat", "meminfo", "self/stat"):
@@ -112,16 +112,16 @@ def host(root: Path, euid: int | None = None) -> Check:
 
 def terminal(env: Mapping[str, str], size: Callable[[], os.terminal_size | None] | None = None,
              encoding: str | None = None) -> Check:
-    """Whether the monitor can be drawn here: UTF-8, colours, room."""
+    """Whether the monitor can be drawn here: UTF-8, colors, room."""
     id_, title = "terminal", "Terminal"
     encoding = encoding or locale.getpreferredencoding(False)
     term = env.get("TERM", "")
-    colours = "truecolor" if env.get("COLORTERM") in ("truecolor", "24bit") else \
-        "256 colours" if term.endswith(("256color", "kitty")) else "16 colours or fewer"
+    colors = "truecolor" if env.get("COLORTERM") in ("truecolor", "24bit") else \
+        "256 colors" if term.endswith(("256color", "kitty")) else "16 colors or fewer"
     room = (size or _terminal_size)()
-    detail = f"TERM={term or 'unset'}, {encoding}, {colours}"
+    detail = f"TERM={term or 'unset'}, {encoding}, {colors}"
     if env.get("NO_COLOR"):
-        detail += ", NO_COLOR set: drawn without colours"
+        detail += ", NO_COLOR set: drawn without colors"
     problems, fixes = [], []
     if encoding.upper().replace("-", "").replace("_", "") not in ("UTF8", "CP65001"):
         problems.append("the blocks of the spectrogram need UTF-8")
@@ -130,9 +130,9 @@ def terminal(env: Mapping[str, str], size: Callable[[], os.terminal_size | None]
         problems.append("this terminal type cannot be drawn on")
         fixes.append("export TERM=xterm-256color")
     elif term == "linux":
-        problems.append("the Linux console has 16 colours and lacks glyphs: use a terminal emulator over SSH")
-    elif colours.startswith("16"):
-        problems.append("few colours: the levels are told apart less well")
+        problems.append("the Linux console has 16 colors and lacks glyphs: use a terminal emulator over SSH")
+    elif colors.startswith("16"):
+        problems.append("few colors: the levels are told apart less well")
         fixes.append("export TERM=xterm-256color COLORTERM=truecolor   # if your terminal has them; most do")
     if room is None:
         return Check(id_, "warn" if problems else "unknown", title,
@@ -162,7 +162,7 @@ def _existing(path: Path) -> Path:
 
 
 def logdir(path: Path) -> Check:
-    """Whether traces can be written there: really writes a file without a name."""
+    """Whether traces can be written there: writes a file without a name."""
     id_, title = "logdir", "Trace folder"
     there = _existing(path)
     shown = printable(str(path.absolute()))

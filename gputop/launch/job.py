@@ -23,7 +23,7 @@ from gputop.text.units import printable
 
 TAIL_BYTES = 64 * 1024
 FOLLOW_PERIOD_S = 0.2
-# Colours, and where progress bars have the cursor go: ECMA-48's control sequences, and titles and links (OSC).
+# Colors, and where progress bars have the cursor go: ECMA-48's control sequences, and titles and links (OSC).
 _SEQUENCE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 # What a terminal sends goes to all of the job, what a person or scheduler sends to its first process.
 _TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
@@ -112,7 +112,7 @@ class Job:
             os.killpg(self.pid, signal.SIGTERM)
 
     def tail(self, lines: int) -> tuple[list[str], int]:
-        """The last lines of its output, without colours and control characters, and the offset they end at, in
+        """The last lines of its output, without colors and control characters, and the offset they end at, in
         bytes."""
         try:
             with self.log.open("rb") as file:

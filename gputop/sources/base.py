@@ -1,10 +1,15 @@
-"""Where samples come from. Each way to look at a node is one module with one class that
-satisfies :class:`Source`; the sampler (``gputop.telemetry.sampler``) does the threads and the clock.
+"""The interface of a source of samples. Each way to read a node is one class that satisfies :class:`Source`.
 
-A source is opened once, from a background thread. Its probes are then called from one
-thread each, never from two at once, so a probe may keep state without locks. A probe
-never raises for a sick device: it returns a :class:`~gputop.core.samples.GpuSample` whose state
-says what is wrong.
+A source is opened once, from a background thread. Each of its probes is then called from one thread at a time,
+so a probe may keep state without locks. The sampler (:mod:`gputop.telemetry.sampler`) owns the threads and the
+clock.
+
+Units are those of :mod:`gputop.core.metrics`: ratios 0-1, bytes, bytes/s, W, °C, Hz. A value that cannot be read
+is a :class:`~gputop.core.samples.Reading` with the reason, never 0. All times named ``now_s`` are Unix time in
+seconds.
+
+Errors: :meth:`Source.open` alone raises (:class:`~gputop.core.errors.GputopError`, with cause and fix). A probe
+never raises for a sick device: it returns a sample whose ``state`` and ``message`` say what is wrong.
 """
 
 from __future__ import annotations
@@ -16,45 +21,59 @@ from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Proc
 
 
 class GpuProbe(Protocol):
-    """Reads one GPU."""
+    """Reads one GPU, or one MIG instance."""
 
     @property
-    def info(self) -> GpuInfo: ...
+    def info(self) -> GpuInfo:
+        """What does not change while gputop runs; from any thread."""
+        ...
 
     def read(self, now_s: float) -> GpuSample:
-        """One look. May block for as long as the driver does; ``now_s`` is Unix time."""
+        """One sample. Blocks for as long as the driver does."""
         ...
 
     def xids(self) -> tuple[tuple[XidEvent, ...], str | None]:
-        """The faults reported so far, or why they are not known. Never blocks; from any thread, also
-        while :meth:`read` hangs: the driver says why it does by just these."""
+        """The Xid events reported so far, oldest first, or why they are not known.
+
+        Never blocks. May be called from any thread, also while :meth:`read` hangs: these events say why it does.
+        """
         ...
 
 
 class HostProbe(Protocol):
     """Reads the host and the processes that hold GPUs."""
 
-    def read(self, now_s: float) -> HostSample: ...
+    def read(self, now_s: float) -> HostSample:
+        """One sample. Rates cover the time since the sample before and are missing in the first."""
+        ...
 
     def processes(self, now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
-        """Join the processes named by ``gpus`` with what the host knows of them."""
+        """One entry for each PID that ``gpus`` list, joined with what the host knows about it."""
         ...
 
 
 class Source(Protocol):
-    """A way to get samples. ``label`` is for the header; ``simulated`` marks every export."""
+    """A way to get samples. ``simulated`` marks every export."""
 
     simulated: bool
 
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        """What is read, for the header: "NVML + GPM, driver 580.65"."""
+        ...
 
     def open(self) -> None:
-        """Connect. Raises :class:`gputop.core.errors.GputopError` with the cause and the fix."""
+        """Connect and find the GPUs; may block for seconds.
+
+        Raises :class:`~gputop.core.errors.GputopError` with cause and fix: :class:`~gputop.core.errors.NoDataError`
+        where there is no GPU.
+        """
         ...
 
     @property
-    def gpus(self) -> Sequence[GpuProbe]: ...
+    def gpus(self) -> Sequence[GpuProbe]:
+        """The probes of the GPUs to watch, a GPU before its MIG instances; empty before :meth:`open`."""
+        ...
 
     @property
     def gpus_present(self) -> int | None:
@@ -62,17 +81,21 @@ class Source(Protocol):
         ...
 
     @property
-    def host(self) -> HostProbe: ...
+    def host(self) -> HostProbe:
+        """The host's probe, after :meth:`open`. The first access may import what it needs."""
+        ...
 
     def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
-        """Samples of the time before ``now_s``, oldest first, where the source knows them.
+        """Samples of the time before ``now_s``, ``interval_s`` apart, oldest first, where the source has them.
 
-        Called once, from a thread of its own while the probes are already read; may block.
+        Called once, on a thread of its own while the probes are already read; may block.
         """
         ...
 
     def profiler_endpoints(self) -> Mapping[str, str]:
-        """Profiler servers this source itself brings, ``{"127.0.0.1:6009": description}``."""
+        """Profiler servers that this source itself provides: ``{"127.0.0.1:6009": description}``."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the driver or connection. Called only while no probe is in a call."""
+        ...

@@ -1,8 +1,8 @@
-"""What the node did: samples go in, slices of time and windows of readings come out.
+"""The history of the node: samples go in, slices of time and windows of readings come out.
 
 Fixed memory per GPU (about 3 MB when full, see ``benchmarks/history.py``), from single
-samples of the last minutes to minutes of the last day. One thread appends; any thread may
-read meanwhile: a short lock keeps each answer whole.
+samples of the last minutes to one slice per minute of the last day. One thread appends; any
+thread may read meanwhile: a short lock keeps each result consistent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIERS = ((1.0, 3600), (10.0, 2160), (60.0, 1440))  # seconds, slices kept: 1 h, 
 HOST_HISTORY_POINTS = 3000  # 5 minutes at 10 Hz
 
 _REASONS_KNOWN = np.uint32(1)  # flag: the clock event reasons of this sample could be read
-_REASONS = 31  # clock event reasons that can be told apart: one bit each
+_REASONS = 31  # clock event reasons that can be stored: one bit each
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class _RingSlot:
 
 @dataclass(frozen=True, slots=True)
 class HostHistoryPoint:
-    """What is kept of the host: None where a figure could not be read. ``process_…`` by PID."""
+    """What is kept of one host sample: None where a figure could not be read. ``process_…`` by PID."""
 
     time_s: float
     cpu_ratio: float | None
-    full_cores: int | None  # cores with next to no time left
+    full_cores: int | None  # see HostSample.full_cores
     cpu_limit_cores: float | None
     process_cores: Mapping[int, float]
-    # Of the control groups of each process that are limited: what is used of the cores granted, how often the quota
-    # ran out.
+    # For processes whose control group has a CPU limit: cores used / cores granted, and the share of scheduler
+    # periods in which the quota ran out.
     process_granted_ratio: Mapping[int, float] = field(default_factory=dict)
     process_throttled_ratio: Mapping[int, float] = field(default_factory=dict)
 
@@ -54,12 +54,12 @@ class HostHistoryPoint:
 class History:
     """Readings of all GPUs over time.
 
-    ``metrics`` are the ids kept. ``raw_samples`` single samples are kept, and ``tiers``,
-    pairs of slice length in seconds and number of slices, finest first. A GPU is named by
-    its uuid or by its place in :attr:`uuids`; one that was never seen has no readings.
+    ``metrics`` are the ids kept, ``raw_samples`` the number of single samples kept, ``tiers``
+    pairs of slice length in seconds and number of slices, finest first. A GPU is addressed by
+    its uuid or its index in :attr:`uuids`; one that was never seen has no readings.
 
-    A missing reading is NaN, never 0. When the clock is set back, what lies in the future
-    of the new time is forgotten.
+    A missing reading is NaN, never 0. When the clock is set back, samples later than the new
+    time are dropped.
     """
 
     def __init__(self, metrics: Sequence[str] = LANE_METRICS, raw_samples: int = RAW_SAMPLES,
@@ -88,7 +88,7 @@ class History:
     # -- writing ------------------------------------------------------------------------------
 
     def append(self, sample: NodeSample) -> None:
-        """Add one look at the node. Raises ValueError for a time that is not finite."""
+        """Add one sample. Raises ValueError for a time that is not finite."""
         if not math.isfinite(sample.time_s):
             raise ValueError(f"a sample needs a finite time, not {sample.time_s}")
         with self._lock:
@@ -104,7 +104,7 @@ class History:
             self._version += 1
 
     def _add_new_gpus(self, sample: NodeSample) -> None:
-        """Make room for GPUs not seen before: rings of their own, so that no old array is copied."""
+        """Allocate rings for GPUs not seen before; rings of their own, so that no old array is copied."""
         new = list(dict.fromkeys(g.info.uuid for g in sample.gpus if g.info.uuid not in self._slots))
         if new:
             rings = Rings(len(new), self._columns, self._raw_samples, self._tiers)
@@ -139,7 +139,7 @@ class History:
 
     def _track_processes(self, gpu: GpuSample, time_s: float) -> None:
         if gpu.processes_reason is not None:
-            return  # not seen is not the same as gone
+            return  # a list that cannot be read does not mean that the processes are gone
         before = self._held_since.get(gpu.info.uuid, {})
         pids: list[int | None] = [p.pid for p in gpu.processes if "C" in p.kind]
         self._held_since[gpu.info.uuid] = {pid: min(before.get(pid, time_s), time_s) for pid in pids or [None]}
@@ -165,7 +165,7 @@ class History:
 
     @property
     def version(self) -> int:
-        """Grows with each sample: tells a view whether anything changed."""
+        """Grows with each sample, so that a view knows whether anything changed."""
         return self._version
 
     @property
@@ -175,13 +175,13 @@ class History:
 
     @property
     def oldest_s(self) -> float | None:
-        """Unix time from which on there is anything at any resolution; None before the first sample."""
+        """Unix time of the oldest data at any resolution; None before the first sample."""
         with self._lock:
             return min((rings.oldest_s for rings in self._rings), default=None)
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """All GPUs ever seen, in the order in which they were."""
+        """All GPUs ever seen, in the order of their first appearance."""
         return tuple(self._slots)
 
     @property
@@ -199,14 +199,14 @@ class History:
 
     def lane(self, gpu: int | str, metric: str, *, end_s: float, slice_s: float, slices: int,
              full_scale: float | None = None) -> Lane:
-        """``slices`` slices of ``slice_s`` seconds, the last holding the moment just before ``end_s``.
+        """``slices`` slices of ``slice_s`` seconds; the last one holds the moment just before ``end_s``.
 
-        Slices start at whole multiples of ``slice_s`` (Unix time), so a picture that scrolls
-        moves by whole slices. The finest resolution that still has all of it is used, or a
-        coarser one where that gives the same numbers; a slice shorter than what is kept
-        shows the stored slice it lies in. ``full_scale`` sets 100 % for a metric that has
-        no scale of its own (default: the largest reading in view). Raises KeyError for a
-        metric that is not kept, ValueError for slices under 0.1 s or fewer than one.
+        Slices start at whole multiples of ``slice_s`` (Unix time), so a picture scrolls by
+        whole slices. The finest resolution that covers the whole range is used, or a coarser
+        one that gives the same numbers; a slice shorter than the stored ones shows the stored
+        slice it lies in. ``full_scale`` sets 100 % for a metric without a scale of its own
+        (default: the largest reading in view). Raises KeyError for a metric that is not kept,
+        ValueError for slices shorter than 0.1 s or fewer than one.
         """
         if not slice_s >= 0.1 or slices < 1:
             raise ValueError(f"cannot cut history into {slices} slices of {slice_s} s")
@@ -220,9 +220,9 @@ class History:
 
     def window(self, gpu: int | str, metric: str, seconds: float, *,
                end_s: float | None = None) -> tuple[F64, F32]:
-        """Times and readings of single samples of the last ``seconds`` before ``end_s`` (the newest).
+        """Times and readings of the single samples in the ``seconds`` before ``end_s`` (default: the newest).
 
-        Copies; NaN where a sample had no reading; shorter where single samples are gone.
+        Copies. NaN where a sample had no reading; shorter where single samples are no longer kept.
         """
         column = self._column[metric]
         slot = self._find(gpu)
@@ -236,17 +236,17 @@ class History:
     def windows(self, metric: str, seconds: float, *, end_s: float | None = None) -> tuple[F64, F32]:
         """As :meth:`window` for all GPUs at once: times[n], values[n, gpu] in the order of :attr:`uuids`.
 
-        ``metric`` may also be one that is kept as the full scale of another, as ``pcie_max_bytes_per_s``.
+        ``metric`` may also be the full scale of another one, such as ``pcie_max_bytes_per_s``.
         """
         scale = metric not in self._column
         if scale and metric not in self._columns.scale_ids:
             raise KeyError(metric)
         column = self._columns.scale_ids.index(metric) if scale else self._column[metric]
-        if self._newest_s is None or not self._rings:  # nothing yet, or no GPU
+        if self._newest_s is None or not self._rings:  # no sample yet, or no GPU
             return np.empty(0, np.float64), np.empty((0, 0), np.float32)
         end_s = self._newest_s if end_s is None else end_s
         with self._lock:
-            # Every ring has every sample since it began: a younger one has the last of these times.
+            # All rings got every sample since they began: a younger ring has the last of these times.
             times = self._rings[0].times(end_s - seconds, end_s)
             values = np.full((len(times), len(self._slots)), np.nan, np.float32)
             done = 0
@@ -258,7 +258,7 @@ class History:
         return times, values
 
     def host(self, seconds: float, *, end_s: float | None = None) -> list[HostHistoryPoint]:
-        """The looks at the host of the last ``seconds`` before ``end_s`` (the newest), oldest first."""
+        """The host history of the ``seconds`` before ``end_s`` (default: the newest), oldest first."""
         with self._lock:
             if end_s is None:
                 end_s = self._newest_s if self._newest_s is not None else -math.inf
@@ -295,22 +295,22 @@ class History:
             for rings in self._rings:
                 flags = rings.flags(slice(None), self._newest_s - seconds, self._newest_s)
                 known = ((flags & _REASONS_KNOWN) != 0).sum(axis=0)
-                active = ((flags & wanted) != 0).sum(axis=0)  # flags of what is not known are 0
+                active = ((flags & wanted) != 0).sum(axis=0)  # unknown flags are 0
                 np.divide(active, known, out=out[done: done + rings.gpus], where=known > 0)
                 done += rings.gpus
         return out
 
     def held_since(self, gpu: int | str, pid: int | None) -> float | None:
-        """Since when, without a break, compute process ``pid`` was seen on this GPU.
+        """Unix time since which compute process ``pid`` has been on this GPU without a break.
 
-        With None for ``pid``: since when no compute process was seen there. None if it is not so.
+        ``pid`` None: since when no compute process has been there. None where that is not the case now.
         """
         uuid = self._uuid(gpu)
         with self._lock:
             return self._held_since.get(uuid, {}).get(pid) if uuid is not None else None
 
     def last_ok_s(self, gpu: int | str) -> float | None:
-        """When the GPU last answered; None if it never did."""
+        """Unix time of the GPU's last good sample; None if it had none."""
         uuid = self._uuid(gpu)
         return self._last_ok_s.get(uuid) if uuid is not None else None
 

@@ -2,12 +2,12 @@
 
 One ring keeps every sample; each tier keeps count, sum, minimum, maximum and a histogram of
 levels per slice of time. A slice's number is ``floor(time / length)`` and its row that number
-modulo the ring's size, so nothing is ever shifted, and a gap in time costs nothing: a row
-whose stored number is not the one asked for is empty.
+modulo the ring's size, so nothing is shifted and a gap in time costs nothing: a row whose
+stored number differs from the requested one is empty.
 
 The rows of all tiers lie in common arrays, so that one sample updates every tier with one
-NumPy call per figure. The arrays are first touched when time reaches them: memory grows with
-what is kept, up to a fixed bound.
+NumPy call per figure. A page of the arrays takes memory when it is first written: memory grows
+with what is kept, up to a fixed bound.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 LEVELS = 8
 
-# Slice numbers of times like 0.3 / 0.1 may fall a rounding error beside the whole number.
-# At Unix times and slices of 0.1 s or more the error stays below this.
+# In slices. Slice numbers of times like 0.3 / 0.1 may miss the whole number by a rounding error,
+# which stays below this for Unix times and slices of at least 0.1 s.
 _SLICE_TOLERANCE = 1e-5
 
 _EMPTY = np.iinfo(np.int64).min  # the slot number of a row that holds nothing
@@ -39,12 +39,12 @@ Array = npt.NDArray[Any]
 class Lane:
     """One metric of one GPU over consecutive slices of time, oldest first.
 
-    ``count`` is the number of readings a slice rests on; ``mean``, ``min`` and ``max`` are in
-    the metric's unit, NaN where there is no reading. ``levels[i, k]`` is the share of the
-    readings of slice i between k/8 and (k+1)/8 of full scale; a row sums to 1, or to 0 where
-    no reading had a scale. ``full_scale`` is 100 % in the metric's unit, averaged over the
-    view (the largest reading in view for a metric without one); None where nothing is known.
-    ``resolution_s`` is the length of the stored slices it was made of, 0 for single samples.
+    ``count`` is the number of readings in each slice; ``mean``, ``min`` and ``max`` are in the
+    metric's unit, NaN where there is no reading. ``levels[i, k]`` is the share of the readings
+    of slice i between k/8 and (k+1)/8 of full scale; a row sums to 1, or to 0 where no reading
+    had a scale. ``full_scale`` is 100 % in the metric's unit, averaged over the view (for a
+    metric without one the largest reading in view); None where it is not known.
+    ``resolution_s`` is the length of the stored slices behind it, 0 for single samples.
     """
 
     start_s: F64
@@ -80,8 +80,8 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which metric sits in which column: those with a constant scale first, then those whose scale
-    is another reading, then those without. The histogram exists for the first two kinds."""
+    """The metric of each column: first those with a constant scale, then those whose scale is another
+    reading, then those without a scale. Only the first two kinds have a histogram."""
 
     ids: tuple[str, ...]
     constants: tuple[float, ...]  # full scale of the first columns
@@ -115,7 +115,7 @@ def _zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
 
 
 def level_of(ratio: Array) -> Array:
-    """Level 0 to LEVELS-1 of finite ratios; what exceeds full scale is at the highest level."""
+    """Level 0 to LEVELS-1 of finite ratios; a ratio above full scale has the highest level."""
     return np.clip(ratio * LEVELS, 0, LEVELS - 1).astype(np.intp)
 
 
@@ -175,7 +175,7 @@ class Rings:
         self._add_to_tiers(self._rows_at(time_s), values, scales)
 
     def _rows_at(self, time_s: float) -> list[int]:
-        """The row of each tier this time falls into, emptied if it held an older slice."""
+        """The row of each tier that this time falls into, cleared if it held an older slice."""
         rows = []
         for tier in self._tiers:
             slot = math.floor(time_s / tier.slice_s)
@@ -205,13 +205,13 @@ class Rings:
         known = ~np.isnan(ratio)
         places = self._level_base[known] + level_of(ratio[known])
         self._levels[np.array(rows)[:, None], places] += 1
-        # A scale counts where its metric does, so that both are means over the same samples.
+        # A scale is summed only where its metric has a value, so that both are means of the same samples.
         self._scale_sum[rows] += np.where(known[:, constants:], scales, np.float32(0))
 
     def _forget_from(self, time_s: float) -> None:
-        """The clock was set back to ``time_s``: what lies after it would hide what comes next.
+        """Drop what is later than ``time_s``, to which the clock was set back: it would hide the next samples.
 
-        Slices that began before ``time_s`` keep what they have.
+        Slices that began before ``time_s`` stay.
         """
         oldest = self._head - self._kept
         self._kept = sum(stop - start for start, stop in self._raw_parts(-math.inf, time_s))
@@ -224,7 +224,7 @@ class Rings:
     # -- reading ------------------------------------------------------------------------------
 
     def _raw_parts(self, begin_s: float, end_s: float, closed: bool = False) -> list[tuple[int, int]]:
-        """Where the ring holds begin_s <= time < end_s (<= with ``closed``), in order of time."""
+        """The index ranges with begin_s <= time < end_s (<= with ``closed``), in order of time."""
         size = len(self._times)
         oldest = (self._head - self._kept) % size
         stop = oldest + self._kept
@@ -243,27 +243,27 @@ class Rings:
         return _joined([self._times[a:b] for a, b in self._raw_parts(begin_s, end_s, closed=True)], np.float64)
 
     def values(self, gpu: int | slice, column: int, begin_s: float, end_s: float) -> F32:
-        """The readings that belong to :meth:`times`; with a slice of GPUs [time, gpu]."""
+        """The readings at :meth:`times`; with a slice of GPUs as [time, gpu]."""
         parts = self._raw_parts(begin_s, end_s, closed=True) or [(0, 0)]
         return _joined([self._values[a:b, gpu, column] for a, b in parts], np.float32)
 
     def scales(self, column: int, begin_s: float, end_s: float) -> F32:
-        """The readings of ``scale_ids[column]`` of all GPUs that belong to :meth:`times`: [time, gpu]."""
+        """The readings of ``scale_ids[column]`` of all GPUs at :meth:`times`: [time, gpu]."""
         parts = self._raw_parts(begin_s, end_s, closed=True) or [(0, 0)]
         return _joined([self._scales[a:b, :, column] for a, b in parts], np.float32)
 
     def flags(self, gpu: int | slice, begin_s: float, end_s: float) -> npt.NDArray[np.uint32]:
-        """The flags that belong to :meth:`times`; with a slice of GPUs [time, gpu]."""
+        """The flags at :meth:`times`; with a slice of GPUs as [time, gpu]."""
         parts = self._raw_parts(begin_s, end_s, closed=True) or [(0, 0)]
         return _joined([self._flags[a:b, gpu] for a, b in parts], np.uint32)
 
     @property
     def oldest_s(self) -> float:
-        """Start of the oldest slice that is still kept at any resolution, or the first sample."""
+        """Start of the oldest slice kept at any resolution, or the time of the first sample."""
         return max(self.first_s, min(self._reach_s(tier) for tier in self._tiers))
 
     def _reach_s(self, tier: Tier) -> float:
-        """The time from which on nothing of this tier is lost."""
+        """The time from which on this tier is complete."""
         return (math.floor(self.newest_s / tier.slice_s) - tier.rows + 1) * tier.slice_s
 
     def lane(self, gpu: int, column: int, grid: Grid, full_scale: float | None) -> Lane:
@@ -318,12 +318,12 @@ class Rings:
     def _lane_of_tier(self, gpu: int, column: int, grid: Grid, full_scale: float | None, tier: Tier) -> Lane:
         numbers = grid.first + np.arange(grid.slices + 1)
         if grid.slice_s > tier.slice_s * (1 - _SLICE_TOLERANCE):
-            # A stored slice belongs where it starts: exact where the lengths divide.
+            # A stored slice belongs to the slice it starts in: exact where the lengths divide.
             edges = np.ceil(numbers * (grid.slice_s / tier.slice_s) - _SLICE_TOLERANCE).astype(np.int64)
             slots = np.arange(edges[0], edges[-1])
             groups = edges[:-1] - edges[0]
         else:
-            # Finer than what is kept: each slice shows the stored one it lies in.
+            # Finer than the stored slices: each slice shows the stored one it lies in.
             slots = np.floor((numbers[:-1] + 0.5) * grid.slice_s / tier.slice_s).astype(np.int64)
             groups = np.arange(grid.slices)
         rows = tier.offset + slots % tier.rows
@@ -342,7 +342,7 @@ class Rings:
         constants, histogram_columns = self.columns.constants, self.columns.histogram_columns
         scale: float | None
         if column >= histogram_columns:
-            # No histogram is kept without a scale: each stored slice counts at its mean.
+            # A metric without a scale has no histogram: each stored slice counts at its mean.
             scale = full_scale or _largest(high)
             some = counts > 0
             place = np.repeat(np.arange(grid.slices), np.diff(groups, append=len(slots)))[some]
@@ -381,7 +381,7 @@ def _largest(values: F32) -> float | None:
 def _histogram(values: Array, scale: Array | float | None, place: Array, weight: Array, slices: int) -> F32:
     """Share of ``values`` (by ``weight``) at each level of ``scale``, per slice ``place``."""
     if scale is None:
-        scale = 1.0  # all zero, or nothing there
+        scale = 1.0  # all values are zero, or there are none
     ratio = values / np.asarray(scale, np.float32)
     known = ~np.isnan(ratio)
     cells = place[known] * LEVELS + level_of(ratio[known])
@@ -390,7 +390,7 @@ def _histogram(values: Array, scale: Array | float | None, place: Array, weight:
 
 
 def _shares(filled: F32) -> F32:
-    """Each row divided by its sum; rows of zeros stay."""
+    """Each row divided by its sum; rows of zeros stay zero."""
     total = filled.sum(axis=1, keepdims=True)
     total[total == 0] = 1
     filled /= total

@@ -1,8 +1,8 @@
-"""The clock and the threads: asks every probe once per tick and hands on whole samples.
+"""The clock and the threads: reads every probe once per tick and delivers whole samples.
 
 One thread per GPU, because a driver call can block and a wedged one never returns; one for
-the host; one that keeps time and puts samples together. All are daemon threads of our
-own: none is ever joined while it may be inside the driver.
+the host; and the scheduler thread, which keeps time and assembles samples. All are daemon
+threads: none is joined while it may be inside the driver.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ from gputop.telemetry.deadline_calls import Call, Worker
 MIN_INTERVAL_S = 0.1
 FIRST_DEADLINE_S = 1.0  # the first call of a GPU without persistence mode also starts it
 MAX_DEADLINE_S = 0.5
-# One GPU after the other as long as they answer at once: threads that all want the interpreter at the same time
-# hand it to and fro at every driver call, which costs twice the CPU (8 GPUs, 10 Hz: 3.5 % of a core against 1.8 %).
+# GPUs that answer at once are read one after the other: threads that compete for the interpreter switch at every
+# driver call, which costs twice the CPU (8 GPUs, 10 Hz: 3.5 % of a core instead of 1.8 %).
 STAGGER_S = 0.002
 CLOSE_DEADLINE_S = 0.2
 OPEN_DEADLINE_S = 15.0
-BACKFILL_TIMEOUT_S = 10.0  # the simulated node needs a third of a second for it where nothing else runs
+BACKFILL_TIMEOUT_S = 10.0  # the simulated node needs a third of a second on an idle machine
 
 _T = TypeVar("_T")
-_WAKEUP = object()  # a message to the coordinator that only ends its waiting
+_WAKEUP = object()  # a message that only ends the scheduler's wait
 
 
 class Sampler:
     """Samples ``source`` every ``interval_s`` seconds until stopped.
 
-    ``on_sample`` gets each :class:`NodeSample` and ``on_error`` what ended or prevents the
-    sampling. ``on_backfill``, where given, is called once, after the first sample or one of those
-    after it, with what the source knows of the time before the first, oldest first, which may be nothing.
-    All are called from the sampler's own thread; a callback that raises ends it. A GPU whose
-    driver call does not return is reported as not responding and holds up nothing but the
-    first tick in which it hangs, for as long as :func:`tick_timeout_s` says.
+    ``on_sample`` gets each :class:`NodeSample`, ``on_error`` the error that ended or prevents the
+    sampling. ``on_backfill``, where given, is called once, after the first sample or a later one,
+    with the samples of the time before the first, oldest first; they may be none. All are called
+    from the scheduler thread; a callback that raises ends the sampling. A GPU whose driver call
+    does not return is reported as not responding and delays only the first tick in which it
+    hangs, by at most :func:`tick_timeout_s`.
 
-    Without ``on_sample`` it opens the source, looks at the GPUs once (``first_gpus``) and waits for
-    :meth:`connect`: the GPUs can be on the screen before what the rest needs is imported.
+    Without ``on_sample`` it opens the source, reads the GPUs once (``first_gpus``) and waits for
+    :meth:`connect`: the GPUs can be on the screen before the rest is imported.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Sampler:
         self._source = source
         self._interval_s = max(MIN_INTERVAL_S, interval_s)
         self.first_gpus: NodeSample | None = None  # the GPUs, without the host, read before anybody was connected
-        self.failure: GputopError | None = None  # what ended or prevents the sampling
-        self.first_gpus_ready = threading.Event()  # one of these two is there
+        self.failure: GputopError | None = None  # the error that ended or prevents the sampling
+        self.first_gpus_ready = threading.Event()  # set once first_gpus or failure is there
         self._connected = threading.Event()
         if on_sample is not None and on_error is not None:
             self.connect(on_sample, on_error, on_backfill)
@@ -91,7 +91,7 @@ class Sampler:
         self._processes: Call | None = None
         self._opener: Call | None = None
         self._backfill: Call | None = None
-        self._backfill_deadline_s = 0.0  # by then it is to be there
+        self._backfill_deadline_s = 0.0  # monotonic: a backfill that arrives later is dropped
         self._hostname = os.uname().nodename
         self._last_s: float | None = None
         self._last_cpu_s = 0.0
@@ -102,7 +102,7 @@ class Sampler:
 
     def connect(self, on_sample: Callable[[NodeSample], None], on_error: Callable[[GputopError], None],
                 on_backfill: Callable[[Sequence[NodeSample]], None] | None = None) -> None:
-        """Hand samples, failures and the past to these, once."""
+        """Deliver samples, failures and the backfill to these callbacks from now on; once."""
         self._on_sample, self._on_error, self._on_backfill = on_sample, on_error, on_backfill
         self._connected.set()
 
@@ -116,7 +116,7 @@ class Sampler:
     def stop(self, timeout_s: float = 0.5) -> None:
         """End. Waits ``timeout_s`` at most; a hanging driver call is left to its thread.
 
-        After it returned in time no callback comes any more.
+        If it returns within that time, no callback follows.
         """
         self._stopping = True
         self._connected.set()
@@ -130,7 +130,7 @@ class Sampler:
         self._interval_s = max(MIN_INTERVAL_S, interval_s)
         self._results.put(_WAKEUP)
 
-    # -- the coordinator's thread -------------------------------------------------------------
+    # -- the scheduler thread -----------------------------------------------------------------
 
     def _schedule(self) -> None:
         try:
@@ -143,13 +143,13 @@ class Sampler:
         finally:
             self._end()
 
-    def _deliver(self, take: Callable[[_T], None], taken: _T) -> None:
+    def _deliver(self, callback: Callable[[_T], None], value: _T) -> None:
         try:
-            take(taken)
+            callback(value)
         except Exception as error:
-            said = error.message if isinstance(error, GputopError) else repr(error)
+            cause = error.message if isinstance(error, GputopError) else repr(error)
             raise GputopError(
-                f"gputop stopped sampling: it could not use the sample it had taken: {said}",
+                f"gputop stopped sampling: it could not use the sample it had taken: {cause}",
                 (error.fix if isinstance(error, GputopError) else "")
                 or "A fault of gputop, not of the driver: please report it.",
             ) from error
@@ -183,7 +183,7 @@ class Sampler:
         self._gpus = [(probe, Call(self._worker(f"gpu{probe.info.index}"), probe.read)) for probe in self._source.gpus]
         source, worker = self._source, self._worker("host")
 
-        # The host is asked for in its own thread: what reads it may have to be imported first.
+        # source.host is first accessed on the host's thread, because the access may import modules.
         def read(now_s: float) -> HostSample:
             return source.host.read(now_s)
 
@@ -211,22 +211,24 @@ class Sampler:
                 return
             tick_s = next_tick(tick_s, now_s, self._interval_s)
 
-    def _deliver_backfill(self, take: Callable[[Sequence[NodeSample]], None], time_s: float, until_s: float) -> None:
-        """Hand on what the source knows of the time before, if it is there by then; no sample must wait for it."""
-        opener, past = self._opener, self._backfill
+    def _deliver_backfill(self, callback: Callable[[Sequence[NodeSample]], None], time_s: float,
+                          until_s: float) -> None:
+        """Deliver the backfill as soon as it has arrived; waits for it until ``until_s``, the next tick, at most."""
+        opener, backfill = self._opener, self._backfill
         assert opener is not None
-        if past is None:
-            past = self._backfill = Call(opener.worker, lambda: tuple(self._source.backfill(time_s, self._interval_s)))
-            past.submit(BACKFILL_TIMEOUT_S)
+        if backfill is None:
+            source = self._source
+            backfill = self._backfill = Call(opener.worker, lambda: tuple(source.backfill(time_s, self._interval_s)))
+            backfill.submit(BACKFILL_TIMEOUT_S)
             self._backfill_deadline_s = self._clock() + BACKFILL_TIMEOUT_S
-        self._await([past], min(until_s, self._backfill_deadline_s) - self._clock())
-        if not self._stopping and (not past.pending or self._clock() >= self._backfill_deadline_s):
-            # Of a driver that does not tell its past in time, or fails, there is none: nobody misses it.
+        self._await([backfill], min(until_s, self._backfill_deadline_s) - self._clock())
+        if not self._stopping and (not backfill.pending or self._clock() >= self._backfill_deadline_s):
+            # A source that is late or fails has no backfill; sampling goes on without it.
             self._on_backfill = None
-            self._deliver(take, past.result if isinstance(past.result, tuple) else ())
+            self._deliver(callback, backfill.result if isinstance(backfill.result, tuple) else ())
 
     def _receive(self, until_s: float | None) -> bool:
-        """Take one message from the results; False if none came until then (None: wait for ever)."""
+        """Receive one result; False if none came by ``until_s`` (monotonic; None: wait forever)."""
         try:
             message = self._results.get(timeout=None if until_s is None else max(0.0, until_s - self._clock()))
         except queue.Empty:
@@ -269,7 +271,7 @@ class Sampler:
         gpus = gpus or self._gpu_samples()
         host_sample = self._host_sample(host.poll_or_last(host_awaited))
 
-        # Both calls of the host have one thread: behind a slow reading there is nothing to wait for.
+        # Both calls of the host share a thread: while its reading is pending, the processes cannot be read.
         processes_awaited = processes.submit(timeout_s, time_s, gpus) and not host.pending
         if processes_awaited:
             self._await([processes], timeout_s)
@@ -333,12 +335,12 @@ class Sampler:
         return tuple(missing_process(pid, on_gpus, why) for pid, on_gpus in held.items())
 
     def _end(self) -> None:
-        """Let idle workers go; close the source unless a call is under way in it."""
+        """Stop the workers; close the source unless a call in it is pending."""
         calls = [call for _, call in self._gpus]
         calls += [call for call in (self._host, self._processes, self._opener, self._backfill) if call is not None]
         for worker in {call.worker for call in calls}:
             worker.stop()
-        # The stop may have come in the middle of a tick, a moment before the last answers.
+        # The stop may have come in the middle of a tick, just before the last results.
         self._await(calls, CLOSE_DEADLINE_S, ending=True)
         if not any(call.pending for call in calls):
             self._source.close()
@@ -351,18 +353,17 @@ def _host_reason(result: object) -> str:
 
 
 def tick_timeout_s(interval_s: float | None) -> float:
-    """How long a tick waits for the readings, and then once more for the processes.
+    """How long a tick waits for the readings, and then again for the processes.
 
-    A second at the first tick (None); later 0.8 of an interval, half a second at most.
+    A second at the first tick (``interval_s`` None); later 0.8 of an interval, half a second at most.
     """
     return FIRST_DEADLINE_S if interval_s is None else min(MAX_DEADLINE_S, 0.8 * interval_s)
 
 
 def next_tick(tick_s: float, now_s: float, interval_s: float) -> float:
-    """When the tick that is due at ``now_s`` should have been: on the raster of ``tick_s``.
+    """The scheduled time of the tick due at ``now_s``: ``tick_s`` plus a whole number of intervals.
 
-    Keeping to the raster, ticks do not drift; those that a slow consumer made us miss are
-    left out rather than made up for.
+    So ticks do not drift. Ticks missed because of a slow consumer are skipped, not caught up.
     """
     missed = math.floor((now_s - tick_s) / interval_s)
     return tick_s + max(1, missed) * interval_s

@@ -16,8 +16,8 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.doctor import dcgm, driver, jobs, node
 from gputop.doctor.check import Check, RunningTasks, Task
-from gputop.doctor.checkup import SCHEMA, Report, to_json, to_text
 from gputop.doctor.driver_facts import DriverFacts, GpuFacts, facts_from
+from gputop.doctor.report import SCHEMA, Report, to_json, to_text
 from gputop.profiler.discovery import Discovery, ProfilerServer
 from tests import dcgm_double
 from tests.dcgm_double.scene import Scene
@@ -82,7 +82,7 @@ def test_text_is_aligned_and_fixes_stand_alone() -> None:
     starts = {line.index(word) for line in lines for word in ("word", "bad", "one", "two") if word in line}
     assert len(starts) == 1
     assert any(line.strip() == "one" for line in lines) and any(line.strip() == "two" for line in lines)
-    assert "\x1b" not in "".join(lines) and "\x1b[31mfail" in to_text(report, 80, colour=True)
+    assert "\x1b" not in "".join(lines) and "\x1b[31mfail" in to_text(report, 80, color=True)
     assert lines[-1] == "1 ok, 1 failed."
 
 
@@ -402,7 +402,7 @@ def test_host_tells_hidden_processes(tmp_path: Path) -> None:
     ({"TERM": "xterm-256color"}, (80, 24), "ANSI_X3.4-1968", "warn", "UTF-8"),
     ({"TERM": "dumb"}, (80, 24), "UTF-8", "warn", "cannot be drawn on"),
     ({"TERM": "linux"}, (80, 24), "UTF-8", "warn", "glyphs"),
-    ({"TERM": "xterm"}, (80, 24), "UTF-8", "warn", "few colours"),
+    ({"TERM": "xterm"}, (80, 24), "UTF-8", "warn", "few colors"),
     ({"TERM": "xterm-256color"}, (0, 0), "UTF-8", "warn", "smaller"),
     ({"TERM": "xterm-256color"}, None, "UTF-8", "unknown", "no terminal here"),
 ])

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from gputop.doctor import driver
-from gputop.doctor.checkup import SCHEMA, examine
 from gputop.doctor.driver_facts import ask_driver
+from gputop.doctor.examine import examine
+from gputop.doctor.report import SCHEMA
 from tests.nvml_fake import build, environment
 
 H100 = "NVIDIA H100 80GB HBM3"

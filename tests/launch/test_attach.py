@@ -108,7 +108,7 @@ def test_one_that_waits_in_c_is_let_be(python, packages, monkeypatch):
         assert process.stdin is not None and process.stdout is not None
         print("wait", file=process.stdin, flush=True)
         assert process.stdout.readline() == "waits\n"
-        with pytest.raises(GputopError, match="has not come to it within"):
+        with pytest.raises(GputopError, match="did not answer within"):
             attach.start_server(_target(process))
         assert _scripts() == before
         print("go on", file=process.stdin, flush=True)

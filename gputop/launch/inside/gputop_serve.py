@@ -79,7 +79,7 @@ def _start_tensorflow(module: Any, port: int) -> None:
 
 
 def _start_jax(_module: Any, port: int) -> None:
-    # Not jax.profiler.start_server: it initialises the devices, too early for jax.distributed.initialize(),
+    # Not jax.profiler.start_server: it initializes the devices, too early for jax.distributed.initialize(),
     # and allows one server, which is to be the job's own should it start one.
     try:
         native = importlib.import_module("jax._src.lib")._profiler

@@ -51,7 +51,7 @@ _MEANINGS = {
     NOT_SUPPORTED: "not supported by this GPU",
     -8: "NVML fails in it",
     -9: "still pending",
-    UNINITIALIZED: "it is not initialised",
+    UNINITIALIZED: "it is not initialized",
     TIMEOUT: "it did not answer in time",
     -12: "client and engine do not understand each other's version",
     -13: "it does not know the field",

@@ -20,7 +20,7 @@ from gputop.text.units import printable
 
 PERIOD_S = 1.9  # the kernel adds up the counters of all cores for a look; a little under 2 s, as ticks jitter
 LIMITS_PERIOD_S = 10.0  # a limit may change while a job runs
-FIRST = "first look: a rate needs two"
+FIRST = "first sample: a rate needs two"
 UNSEEN = "its control group cannot be seen from here: run gputop on the host, or with --cgroupns=host"
 NO_QUOTA = "no CPU quota"
 _UNCOUNTED = "the kernel does not count it here"

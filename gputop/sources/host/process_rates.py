@@ -9,7 +9,7 @@ from gputop.core.metrics import BYTES_PER_S, COUNT
 from gputop.core.samples import Reading
 
 SOURCE = "/proc, with child processes"
-FIRST = "first look: a rate needs two"
+FIRST = "first sample: a rate needs two"
 
 Member = tuple[int, int]  # PID and start: names a process for good
 

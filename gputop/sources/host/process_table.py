@@ -18,7 +18,7 @@ from gputop.text.units import printable
 SOURCE = "/proc"
 PERIOD_S = 5.0  # a look costs about 10 µs per process of the node
 MAX_COST = 0.005  # of a core: nodes of ten thousand processes are looked at less often
-FIRST = "first look: a rate needs two"
+FIRST = "first sample: a rate needs two"
 NOT_SCANNED_YET = "the process table has not been looked at yet"
 _FIRST_SCAN_S = 0.9  # not at the first tick, which the first picture waits for
 _TOP = 8  # by CPU, and as many by memory

@@ -16,7 +16,7 @@ from gputop.text.units import printable
 
 SOURCE = "psutil"
 CPU_SOURCE = "/proc/stat"
-FIRST = "first look: a rate needs two"
+FIRST = "first sample: a rate needs two"
 PERIOD_S = 0.45  # a look costs half a millisecond; a little under half a second, so that jitter does not skip one
 CORES_PERIOD_S = 0.9  # the kernel counts in ticks of 10 ms: over less time one core's share is mostly rounding
 _NO_DISK = "the kernel shows no disk counters here"

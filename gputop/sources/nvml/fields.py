@@ -29,7 +29,7 @@ _MEMORY_TEMPERATURE_PERIOD_S = 5.0
 
 _RESERVE_UNKNOWN = "this driver counts it as used and does not tell how much it is"
 _NO_ECC = "ECC is off or this board has none"
-_NO_REMAPPING = "this GPU has no row remapping: data-centre boards since Ampere have it"
+_NO_REMAPPING = "this GPU has no row remapping: data-center boards since Ampere have it"
 _MAX_FAILURES = 3  # so often a call may fail that never gave a value, before an older one stands in for it
 _GOLDEN_RATIO = 0.6180339887498949  # multiples of it, modulo 1, spread evenly however many there are
 
