@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Severity = Literal["high", "medium", "low"]
 
-# Share of the step a cure would save, from the contract in the README ("Findings").
+# Share of the step a cure would save, from the contract in docs/FINDINGS.md.
 HIGH_SHARE = 0.15
 MEDIUM_SHARE = 0.05
 

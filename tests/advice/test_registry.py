@@ -104,25 +104,15 @@ def test_what_others_read_from_the_records() -> None:
 # -- texts ------------------------------------------------------------------------------------------
 
 ID = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+")
-# Words of the findings section that are written like ids.
-NO_IDS = {"step_time", "trace_rules", "live_rules"}
-
-
 def documents() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def findings_section() -> str:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return re.split(r"^## ", text.split("## Findings", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
-
-
-def test_the_readme_names_all_rules_and_only_rules() -> None:
-    listed = findings_section()
-    assert {word for quoted in re.findall(r"`([^`]+)`", listed) for word in ID.findall(quoted)} - NO_IDS <= FINDING_IDS
-    trace, live = listed.split("From a trace:", 1)[1].split("Live:", 1)
-    assert set(re.findall(r"`(\w+)`", trace)) == TRACE_IDS
-    assert set(re.findall(r"`(\w+)`", live.split("From a trace,")[0])) == LIVE_IDS
+def test_the_table_of_findings_names_all_rules_and_only_rules() -> None:
+    text = (ROOT / "docs" / "FINDINGS.md").read_text(encoding="utf-8")
+    trace, live = text.split("## From a trace", 1)[1].split("## Live", 1)
+    assert re.findall(r"^\| `(\w+)`", trace, re.M) and set(re.findall(r"^\| `(\w+)`", trace, re.M)) == TRACE_IDS
+    assert set(re.findall(r"^\| `(\w+)`", live, re.M)) == LIVE_IDS
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)

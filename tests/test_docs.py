@@ -1,0 +1,64 @@
+"""What the documents point at exists: files, modules, names in them, links and headings."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+        path, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        file = (document.parent / path).resolve() if path else document
+        assert file.exists(), f"{_name(document)} links to {target}"
+        assert not anchor or anchor in _anchors(file), f"{_name(document)} links to {target}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
+def test_files_that_are_named_exist(document: Path) -> None:
+    named = re.findall(r"`((?:gputop|tests|benchmarks|screenshots|docs)/[\w./-]+)`", document.read_text())
+    absent = [path for path in named if not (ROOT / path).exists()]
+    assert not absent, f"{_name(document)} names {absent}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
+def test_modules_and_names_that_are_named_exist(document: Path) -> None:
+    for dotted in set(re.findall(r"`(gputop(?:\.\w+)+)", document.read_text())):
+        parts = dotted.split(".")
+        for length in range(len(parts), 0, -1):
+            try:
+                value = importlib.import_module(".".join(parts[:length]))
+            except ModuleNotFoundError:
+                continue
+            for attribute in parts[length:]:
+                assert hasattr(value, attribute), f"{_name(document)} names {dotted}"
+                value = getattr(value, attribute)
+            break
+
+
+def test_comments_cite_only_documents_that_exist() -> None:
+    for file in (ROOT / "gputop").rglob("*.py"):
+        for cited in re.findall(r"docs/[A-Z_]+\.md", file.read_text()):
+            assert (ROOT / cited).exists(), f"{_name(file)} cites {cited}"
+
+
+def test_the_readme_can_be_read_in_two_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
