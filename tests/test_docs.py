@@ -54,6 +54,15 @@ def test_modules_and_names_that_are_named_exist(document: Path) -> None:
             break
 
 
+def test_the_examples_of_the_python_api_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    examples = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "API.md").read_text(), re.M | re.S)
+    for example in examples:
+        exec(compile(example, "docs/API.md", "exec"), {})
+    said = capsys.readouterr().out
+    assert examples and "input_bound" in said
+
+
 def test_comments_cite_only_documents_that_exist() -> None:
     for file in (ROOT / "gputop").rglob("*.py"):
         for cited in re.findall(r"docs/[A-Z_]+\.md", file.read_text()):
