@@ -1,1 +1,5 @@
-"""One module per command, imported when it is asked for; each has ``run(args)``, which returns the exit status."""
+"""The commands, one file each: options (``add_arguments``) and what it does (``run``, which returns the exit status).
+
+A file is imported only where the command line names its command. Commands print and read the terminal; what they show
+is computed elsewhere.
+"""

@@ -28,7 +28,7 @@ SIMULATED_DEFAULT = "default"
 COMMANDS = {
     "snapshot": "one look, headless",
     "capture": "one trace, headless, with its findings",
-    "analyze": "analyse a trace that exists",
+    "analyze": "analyze a trace that exists",
     "compare": "two traces, analyses or snapshots: what changed beyond noise",
     "record": "telemetry into a file, until ctrl-c",
     "replay": "a recording, or a snapshot, in the monitor",
@@ -98,7 +98,7 @@ def dip_options(dips: argparse.ArgumentParser) -> None:
 def screen_options(screen: argparse.ArgumentParser) -> None:
     """How the monitor looks. What is left out here, the config file may say."""
     screen.add_argument("--theme", default=None, metavar="NAME",
-                        help="gputop-dark, gputop-light, gputop-contrast (colour-blind safe), or one of Textual's")
+                        help="gputop-dark, gputop-light, gputop-contrast (color-blind safe), or one of Textual's")
     screen.add_argument("--color", choices=("auto", "truecolor", "256", "16", "none"), default=None,
                         help="what the terminal can show (auto: what it says; none where NO_COLOR is set)")
     screen.add_argument("--ascii", action=argparse.BooleanOptionalAction, default=None,

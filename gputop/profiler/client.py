@@ -35,7 +35,7 @@ __all__ = ["CaptureResult", "EmptyTrace", "Progress", "ServerInfo", "TraceLost",
 
 Phase = Literal["connecting", "probing", "recording", "receiving", "saving"]
 
-_TICK_S = 0.125  # between two reports of progress
+_PROGRESS_PERIOD_S = 0.125  # between two reports of progress
 _TERMINATE_TIMEOUT_S = 5.0
 _MAX_SECONDS = 3600.0
 _TRACER_LEVELS = (2, 1, 0)  # host, device, Python: host 1 shows no steps, and the Python tracer slows the job down
@@ -129,7 +129,7 @@ def capture(
         try:
             response = call.run(report, stop or threading.Event())
         except TraceLost as error:
-            return _left_behind(address, folder, disk, call, error)
+            return _trace_on_server_disk(address, folder, disk, call, error)
         report(Progress("saving", call.took_s, seconds))
         return _save(address, folder, disk, call, response)
     finally:
@@ -202,7 +202,7 @@ class _Call:
         done = threading.Event()
         call.add_done_callback(lambda _call: done.set())
         hand_over_by = None
-        while not done.wait(_TICK_S):
+        while not done.wait(_PROGRESS_PERIOD_S):
             elapsed = time.monotonic() - started
             if stop.is_set() and hand_over_by is None and elapsed < self._until_s:
                 self._terminating = _terminate(channel, self.request.session_id)
@@ -211,7 +211,7 @@ class _Call:
             if hand_over_by is not None and elapsed > hand_over_by:
                 raise TraceLost(
                     f"{self.address} was told to stop recording but did not hand over its trace within "
-                    f"{grace:.0f} s; the call was cancelled and the data is lost",
+                    f"{grace:.0f} s; the call was canceled and the data is lost",
                     "The job may be short of CPU time or memory; capture fewer seconds.",
                 )
             recording = elapsed < self._until_s and hand_over_by is None
@@ -234,7 +234,7 @@ class _Call:
             )
         if code.name == "DEADLINE_EXCEEDED":
             return TraceLost(
-                f"{self.address} did not hand over its trace within {took_s:.0f} s and was cancelled",
+                f"{self.address} did not hand over its trace within {took_s:.0f} s and was canceled",
                 "Very many events take long to gather: capture fewer seconds.",
             )
         if self.request.repository_root in details:
@@ -270,7 +270,8 @@ def _save(address: str, run: RunFolder, disk: ServerDisk, call: _Call, response:
     if response.xspace:
         path = run.save(response.xspace)
         if path != run.file:
-            warnings.append(f"the disk of {run.file} does not hold the trace ({run.trouble}): it was saved as {path}")
+            warnings.append(f"the disk of {run.file} does not hold the trace ({run.save_error}): "
+                            f"it was saved as {path}")
         size, about = len(response.xspace), outline(response.xspace)
     else:
         delivered = "server disk"
@@ -307,7 +308,7 @@ def save_response(
     return _save(address, run, ServerDisk(str(run.path.parent), run.path.name, run.host, None, False), call, response)
 
 
-def _left_behind(
+def _trace_on_server_disk(
     address: str, run: RunFolder, disk: ServerDisk, call: _Call, lost: TraceLost,
 ) -> CaptureResult:
     """The trace a server wrote to its disk before it went away; raises ``lost`` where there is none."""

@@ -24,7 +24,7 @@ class ClockBounds:
     def width_s(self) -> float:
         return self.high_s - self.low_s
 
-    def best_s(self, latency_s: float = 0.0) -> float:
+    def estimate_s(self, latency_s: float = 0.0) -> float:
         """The likeliest: no difference where that is possible, as clocks are mostly kept; else that of a
         session which began ``latency_s`` after its request."""
         if self.low_s <= 0 <= self.high_s:
@@ -33,9 +33,9 @@ class ClockBounds:
 
     def clock(self, latency_s: float = 0.0) -> HostClock:
         """The same for the trace's folder."""
-        best_s = self.best_s(latency_s)
-        error_s = max(self.high_s - best_s, best_s - self.low_s)
-        return HostClock(round(best_s * 1e9), round(error_s * 1e9))
+        estimate_s = self.estimate_s(latency_s)
+        error_s = max(self.high_s - estimate_s, estimate_s - self.low_s)
+        return HostClock(round(estimate_s * 1e9), round(error_s * 1e9))
 
 
 SAME_MACHINE = ClockBounds(0.0, 0.0)
@@ -50,7 +50,7 @@ def bounds_of_call(sent_s: float, received_s: float, window_ns: tuple[int, int])
     return ClockBounds(low_s, high_s)
 
 
-def both(a: ClockBounds | None, b: ClockBounds | None) -> ClockBounds | None:
+def intersect(a: ClockBounds | None, b: ClockBounds | None) -> ClockBounds | None:
     """What holds if both do; the narrower one where they exclude each other: a clock was set between them."""
     if a is None or b is None:
         return a or b

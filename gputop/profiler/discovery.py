@@ -88,7 +88,7 @@ class Discovery:
 
 
 @dataclass(slots=True)
-class _Verdict:
+class _SocketState:
     """What is known of one listening socket."""
 
     holders: tuple[int, ...]  # pids, the oldest first
@@ -104,7 +104,7 @@ class Finder:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._lock = threading.Lock()
-        self._verdicts: dict[Listener, _Verdict] = {}
+        self._sockets: dict[Listener, _SocketState] = {}
 
     def find(self, pids: Iterable[int] | None = None) -> Discovery:
         """See :func:`find_servers`."""
@@ -114,17 +114,17 @@ class Finder:
             self._remember(listening)
             servers: dict[str, ProfilerServer] = {}
             for listener, reach in listening.items():
-                verdict = self._verdicts[listener]
-                if not verdict.holders or os.getpid() in verdict.holders:
+                state = self._sockets[listener]
+                if not state.holders or os.getpid() in state.holders:
                     continue
-                if wanted is not None and wanted.isdisjoint(verdict.holders):
+                if wanted is not None and wanted.isdisjoint(state.holders):
                     continue
-                if verdict.server is None and verdict.attempts_left > 0:
-                    self._judge(listener, verdict, reach, named=wanted is not None)
-                if verdict.server is not None:
-                    servers.setdefault(verdict.server.address, verdict.server)
-                elif verdict.note is not None:
-                    notes.append(verdict.note)
+                if state.server is None and state.attempts_left > 0:
+                    self._probe_listener(listener, state, reach, named=wanted is not None)
+                if state.server is not None:
+                    servers.setdefault(state.server.address, state.server)
+                elif state.note is not None:
+                    notes.append(state.note)
         ordered = sorted(servers.values(), key=lambda server: (server.pid, server.address))
         return Discovery(tuple(ordered), tuple(dict.fromkeys(notes)))
 
@@ -152,23 +152,23 @@ class Finder:
         return listening, notes
 
     def _remember(self, listening: dict[Listener, list[str]]) -> None:
-        for gone in self._verdicts.keys() - listening.keys():
-            del self._verdicts[gone]
-        new = listening.keys() - self._verdicts.keys()
+        for gone in self._sockets.keys() - listening.keys():
+            del self._sockets[gone]
+        new = listening.keys() - self._sockets.keys()
         if new:
             holders = sockets.holders(self._proc, {listener.inode for listener in new})
             for listener in new:
-                self._verdicts[listener] = _Verdict(tuple(holders[listener.inode]))
+                self._sockets[listener] = _SocketState(tuple(holders[listener.inode]))
 
-    def _judge(self, listener: Listener, verdict: _Verdict, hosts: list[str], *, named: bool) -> None:
+    def _probe_listener(self, listener: Listener, state: _SocketState, hosts: list[str], *, named: bool) -> None:
         """One attempt to find out whether a socket is a profiler server's."""
-        if verdict.relevant is False and not named:
+        if state.relevant is False and not named:
             return
-        pid = verdict.holders[0]
-        verdict.relevant, framework, version = self._libraries(pid)
-        if not verdict.relevant and not named:
+        pid = state.holders[0]
+        state.relevant, framework, version = self._libraries(pid)
+        if not state.relevant and not named:
             return
-        verdict.attempts_left -= 1
+        state.attempts_left -= 1
         problem = "its address is not known"
         for host in hosts:
             address = f"{host}:{listener.port}"
@@ -178,12 +178,12 @@ class Finder:
             except GputopError as error:
                 problem = error.message
                 continue
-            verdict.server = ProfilerServer(address, pid, self._user(pid), self._command(pid), framework, version,
+            state.server = ProfilerServer(address, pid, self._user(pid), self._command(pid), framework, version,
                                             rank_of(self._environ(pid)))
-            verdict.note = None
+            state.note = None
             return
-        if hosts is not _OWN_HOSTS and verdict.relevant:
-            verdict.note = (
+        if hosts is not _OWN_HOSTS and state.relevant:
+            state.note = (
                 f"process {pid} listens on port {listener.port} inside a container and cannot be reached from here "
                 f"({problem}). If that is its profiler server, publish the port or run the container with --net=host."
             )

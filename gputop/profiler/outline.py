@@ -28,7 +28,7 @@ class Outline:
 
 
 def outline(data: bytes) -> Outline:
-    """Outline a serialised XSpace (bytes, or a mapped file)."""
+    """Outline a serialized XSpace (bytes, or a mapped file)."""
     space = read_fields(data, 0, len(data), {_PLANES, _ERRORS, _WARNINGS})
 
     def texts(field: int) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ _UNIX, _ABSTRACT = "unix:", "unix-abstract:"
 _UNIX_BYTES = 107  # unix(7): sun_path less its zero
 # A protobuf message holds no more (https://protobuf.dev/programming-guides/proto-limits/): one that is announced as
 # larger is refused before it takes any memory here.
-_MOST_BYTES = 2**31 - 1
+_MAX_MESSAGE_BYTES = 2**31 - 1
 
 # RFC 9113: the client's preface, followed by an empty SETTINGS frame. The server's first
 # frame is SETTINGS too; gRPC's servers send it as soon as the connection stands.
@@ -262,7 +262,7 @@ def load_grpc() -> Any:
 def open_channel(address: str) -> grpc.Channel:
     """A plain channel to ``address`` that takes the largest answers there can be and never asks an HTTP proxy."""
     options = [
-        ("grpc.max_receive_message_length", _MOST_BYTES),
+        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
         ("grpc.enable_http_proxy", 0),  # clusters set http_proxy; it cannot reach the training nodes
         ("grpc.enable_retries", 0),
     ]

@@ -23,8 +23,8 @@ from pathlib import Path
 _NAME = re.compile(r"\.(?:gputop-probe-[0-9a-f]{8}|(?P<host>.+))"
                    r"\.(?P<place>[0-9a-f]{12})-(?P<pid>[0-9]+)-(?P<start>[0-9]+)(?(host)\.partial)")
 _PROC = Path("/proc")
-_AGE_S = 24 * 3600.0
-_MOST_RUNS = 256  # the newest are looked at: a look into each is a round trip on a network file system
+_FOREIGN_MAX_AGE_S = 24 * 3600.0
+_MAX_RUNS = 256  # the newest are looked at: a look into each is a round trip on a network file system
 
 
 def probe_name() -> str:
@@ -45,7 +45,7 @@ def remove_stale_files(logdir: Path) -> None:
         return
     here = _place()
     profiles = logdir / "plugins" / "profile"
-    newest = sorted(_names(profiles), reverse=True)[:_MOST_RUNS]
+    newest = sorted(_names(profiles), reverse=True)[:_MAX_RUNS]
     for folder in (logdir, *(profiles / run for run in newest)):
         for name in _names(folder):
             match = _NAME.fullmatch(name)
@@ -68,7 +68,7 @@ def _clear(path: Path, named: re.Match[str], here: str | None) -> None:
     if named["place"] == here:
         over = not _lives(int(named["pid"]), int(named["start"]))
     else:
-        over = time.time() - about.st_mtime > _AGE_S
+        over = time.time() - about.st_mtime > _FOREIGN_MAX_AGE_S
     if over and named["host"] is None:
         shutil.rmtree(path)
     elif over:

@@ -39,7 +39,7 @@ class RunFolder:
     host: str
     _temporary: Path
     _made: list[Path] = field(default_factory=list)  # folders this capture made, outermost first
-    trouble: str = ""  # why a trace was saved elsewhere
+    save_error: str = ""  # why a trace was saved elsewhere
 
     @classmethod
     def create(cls, logdir: str | Path, host: str, run: str | None = None) -> RunFolder:
@@ -92,19 +92,19 @@ class RunFolder:
         """Write the trace, whole or not at all, and say where; raises GputopError.
 
         The job has paid for it by now: where the logdir cannot take it any more, it goes to
-        another place, and ``trouble`` says why.
+        another place, and ``save_error`` says why.
         """
         try:
             return self._fill(io.BytesIO(data))  # shares the bytes, does not copy them
         except OSError as error:
-            self.trouble = error.strerror or str(error)
-        tried = _elsewhere(self.path, len(data))
+            self.save_error = error.strerror or str(error)
+        tried = _fallback_folders(self.path, len(data))
         for folder in tried:
             with contextlib.suppress(OSError, GputopError):
                 return _save_below(folder, self.host, data)
         nor = f", nor in {', '.join(map(str, tried))}" if tried else ""
         raise GputopError(
-            f"the trace ({len(data) / 1e6:.1f} MB) could not be saved as {self.file}: {self.trouble}{nor}",
+            f"the trace ({len(data) / 1e6:.1f} MB) could not be saved as {self.file}: {self.save_error}{nor}",
             "Make room or choose another --logdir, and capture again; nothing partial was left behind.",
         )
 
@@ -147,7 +147,7 @@ class RunFolder:
         return self.file
 
 
-def _elsewhere(full: Path, size: int) -> list[Path]:
+def _fallback_folders(full: Path, size: int) -> list[Path]:
     """Folders with room for ``size`` bytes where a trace can go instead, other file systems first."""
     found: dict[Path, bool] = {}
     for text in (os.environ.get("XDG_CACHE_HOME") or "~/.cache", tempfile.gettempdir(), "/var/tmp"):

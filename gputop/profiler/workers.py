@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from gputop.core.errors import EXIT_USAGE, GputopError
 from gputop.profiler.probe import parse_address, unix_name
 
-MOST_HOSTS = 4096  # a mistyped range must not become a million connections
+MAX_HOSTS = 4096  # a mistyped range must not become a million connections
 
 # A part of a Slurm hostlist in brackets; an IPv6 address in brackets has colons.
 _BRACKETS = re.compile(r"\[([0-9,-]*)\]")
@@ -46,8 +46,8 @@ def expand_hostlist(text: str) -> list[str]:
     for part in split_list(text):
         for host in _expand(part, text):
             hosts.append(host)
-            if len(hosts) > MOST_HOSTS:
-                raise _usage(text, f"it stands for more than {MOST_HOSTS} hosts")
+            if len(hosts) > MAX_HOSTS:
+                raise _usage(text, f"it stands for more than {MAX_HOSTS} hosts")
     return list(dict.fromkeys(hosts))
 
 
@@ -73,7 +73,7 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
         if match is None:
             raise _usage(text, f"{item!r} is not a number or a range")
         first, last = match[1], match[2] or match[1]
-        if int(last) < int(first) or int(last) - int(first) >= MOST_HOSTS:
+        if int(last) < int(first) or int(last) - int(first) >= MAX_HOSTS:
             raise _usage(text, f"the range {item} is empty or too long")
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))

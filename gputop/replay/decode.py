@@ -31,7 +31,7 @@ from gputop.replay.format import (
 
 _MAX_DEPTH = 8  # a sample has four levels
 _MAX_MADE = 64
-_MAX_WORK = 1 << 20  # items of all shapes used by one sample; 16 GPUs with 10 processes each need about 2000
+_MAX_WORK = 1 << 20  # items of all schemas used by one sample; 16 GPUs with 10 processes each need about 2000
 
 
 class Damaged(Exception):
@@ -43,7 +43,7 @@ _WRONG = (ValueError, TypeError, KeyError, IndexError, OverflowError, AttributeE
           zlib.error)
 
 
-class _Shape:
+class _Schema:
     """One object without its numbers: items by field, or rows of (metric, slot, unit, …) for readings."""
 
     def __init__(self, raw: list[Any]) -> None:
@@ -53,7 +53,7 @@ class _Shape:
         self.made: dict[tuple[float, ...], Any] = {}  # objects by their numbers, where those rarely change
         if self.name == READINGS:
             for metric, slot, *rest in raw[1]:
-                ready = _reading_shape([slot, *rest])
+                ready = _reading_schema([slot, *rest])
                 self.rows.append([metric, slot, rest[0], rest[1], rest[3], ready])
                 if not isinstance(metric, str):
                     raise Damaged(f"a metric is called {metric!r}")
@@ -61,7 +61,7 @@ class _Shape:
             self.constant = False
             return
         if not isinstance(self.name, str):
-            raise Damaged("a shape without a name")
+            raise Damaged("a schema without a name")
         known = _HINTS.get(self.name, {})
         for field, item in zip(raw[1], raw[2], strict=True):
             if field in known and not _fits(known[field], item):
@@ -83,7 +83,7 @@ def _inflate(data: bytes, limit: int) -> bytes:
     return out
 
 
-def _reading_shape(raw: list[Any]) -> Reading | None:
+def _reading_schema(raw: list[Any]) -> Reading | None:
     """Check slot, unit, source, reason, coarse; the reading itself where it has no value."""
     slot, unit, source, reason, coarse = raw
     texts = isinstance(unit, str) and isinstance(source, str) and isinstance(coarse, bool)
@@ -108,7 +108,7 @@ def _fits(hint: Any, item: Any) -> bool:
     if hint is str:
         return bool(item == TEXT)
     if hint is Reading:
-        return _is(item, "r") and (_reading_shape(item[1:]) is None or True)
+        return _is(item, "r") and (_reading_schema(item[1:]) is None or True)
     if origin is tuple:
         return _is(item, "t") and all(_fits(args[0], part) for part in item[1:])
     if origin is not None and issubclass(origin, Mapping):
@@ -130,24 +130,24 @@ class Decoder:
 
     def __init__(self) -> None:
         self._texts: list[str] = []
-        self._shapes: list[_Shape] = []
+        self._schemas: list[_Schema] = []
         self._previous: F64 = np.empty(0)
         self._numbers: list[float] = []
         self._at = 0
         self._work = 0
 
-    def words(self, payload: bytes) -> None:
-        """Learn strings and shapes. Raises :class:`Damaged`."""
+    def learn(self, payload: bytes) -> None:
+        """Learn strings and schemas. Raises :class:`Damaged`."""
         try:
-            words = json.loads(_inflate(payload, MAX_RECORD_BYTES))
-            if not all(isinstance(text, str) for text in words["texts"]):
+            dictionary = json.loads(_inflate(payload, MAX_RECORD_BYTES))
+            if not all(isinstance(text, str) for text in dictionary["texts"]):
                 raise Damaged("a text is recorded as something else")
-            self._texts += words["texts"]
-            self._shapes += [_Shape(shape) for shape in words["shapes"]]
+            self._texts += dictionary["texts"]
+            self._schemas += [_Schema(schema) for schema in dictionary["shapes"]]
         except _WRONG as error:
             raise Damaged(f"cannot be decoded: {error}") from error
 
-    def step(self, payload: bytes) -> None:
+    def advance(self, payload: bytes) -> None:
         """Take over the numbers of a sample; cheap, where the sample itself is not asked for."""
         try:
             _, count, deflated = SAMPLE_HEAD.unpack_from(payload)
@@ -157,7 +157,7 @@ class Decoder:
             raise Damaged(f"cannot be decoded: {error}") from error
 
     def sample(self) -> NodeSample:
-        """The sample of the last :meth:`step`."""
+        """The sample of the last :meth:`advance`."""
         self._numbers, self._at, self._work = self._previous.tolist(), 0, 0
         try:
             sample = self._part(NodeSample.__name__, 0)
@@ -172,22 +172,22 @@ class Decoder:
         return self._numbers[self._at - 1]
 
     def _part(self, name: str, depth: int) -> Any:
-        shape = self._shapes[int(self._next())]
-        self._work += shape.work
-        if shape.name != name or depth > _MAX_DEPTH or self._work > _MAX_WORK:
+        schema = self._schemas[int(self._next())]
+        self._work += schema.work
+        if schema.name != name or depth > _MAX_DEPTH or self._work > _MAX_WORK:
             raise Damaged("a sample is not made as samples are")
         if name == READINGS:
-            return self._readings(shape)
+            return self._readings(schema)
         start = self._at
-        if shape.constant:  # a GPU's name and address: the same at each look
-            end = start + sum(isinstance(item, str) for _, item in shape.fields)
-            made = shape.made.get(tuple(self._numbers[start:end]))
+        if schema.constant:  # a GPU's name and address: the same at each look
+            end = start + sum(isinstance(item, str) for _, item in schema.fields)
+            made = schema.made.get(tuple(self._numbers[start:end]))
             if made is not None:
                 self._at = end
                 return made
         known = FIELDS.get(name, ())
         values = {}
-        for field, item in shape.fields:
+        for field, item in schema.fields:
             value = self._item(item, depth + 1)
             if field in known:
                 values[field] = value
@@ -195,14 +195,14 @@ class Decoder:
         if cls is None:
             return None  # of a later gputop; its numbers are read past
         made = cls(**values)
-        if shape.constant and len(shape.made) < _MAX_MADE:
-            shape.made[tuple(self._numbers[start:self._at])] = made
+        if schema.constant and len(schema.made) < _MAX_MADE:
+            schema.made[tuple(self._numbers[start:self._at])] = made
         return made
 
-    def _readings(self, shape: _Shape) -> dict[str, Reading]:
+    def _readings(self, schema: _Schema) -> dict[str, Reading]:
         numbers, at = self._numbers, self._at
         out = {}
-        for row in shape.rows:
+        for row in schema.rows:
             metric, slot, unit, source, coarse, last = row
             if slot is not None:
                 value = numbers[at]

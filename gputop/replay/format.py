@@ -6,10 +6,10 @@ other and never changed::
     header   magic (8 bytes), version u16, reserved u16, CRC-32 of those 12 bytes
     record   kind u8, length u32, CRC-32 u32 of kind, length and payload; payload
     SEGMENT  a fixed mark: what follows needs nothing that stands before it
-    WORDS    strings and shapes used from here on (JSON, zlib)
+    DICTIONARY  strings and schemas used from here on (JSON, zlib)
     SAMPLE   time f64 (Unix s), count u32, deflated u8; the numbers of one sample
 
-All numbers are little-endian. A *shape* is one object without its numbers and texts: a GPU's
+All numbers are little-endian. A *schema* is one object without its numbers and texts: a GPU's
 readings, say, with metric, unit, source and reason of each. It is written once and then named
 by its number. What is left of a sample is a list of numbers, stored as what differs from the
 list before, each in the shortest form that gives back the very same float64. So equal samples
@@ -50,13 +50,13 @@ HEADER = struct.Struct("<8sHHI")
 RECORD = struct.Struct("<BII")
 SAMPLE_HEAD = struct.Struct("<dIB")  # time, count of numbers, whether they are deflated
 
-SEGMENT, WORDS, SAMPLE = 1, 2, 3
+SEGMENT, DICTIONARY, SAMPLE = 1, 2, 3
 SYNC = bytes.fromhex("f39b1d5a0ec84672b1a7e35c8846d209")  # payload of SEGMENT; random, so not met by chance
 MAX_RECORD_BYTES = 16 << 20
 MAX_NUMBERS = 1 << 20
 
 SEGMENT_SAMPLES = 600  # how much is lost with damage, and decoded for a seek
-SEGMENT_WORDS_BYTES = 4 << 20  # texts that never repeat must not fill memory
+SEGMENT_DICTIONARY_BYTES = 4 << 20  # texts that never repeat must not fill memory
 
 CLASSES: dict[str, Any] = {
     c.__name__: c for c in (NodeSample, GpuSample, GpuInfo, GpuProcess, HostSample, HostProcess, CgroupSample,
@@ -65,9 +65,9 @@ CLASSES: dict[str, Any] = {
 FIELDS: dict[str, tuple[str, ...]] = {
     name: tuple(field.name for field in dataclasses.fields(c)) for name, c in CLASSES.items()
 }
-READINGS = "readings"  # the shape of a mapping of metric ids to readings
+READINGS = "readings"  # the schema of a mapping of metric ids to readings
 
-# What stands in a shape for a value that comes from the sample's numbers.
+# What stands in a schema for a value that comes from the sample's numbers.
 FLOAT, INT, TEXT = "f", "i", "s"
 _EXACT_INT = 1 << 53  # the largest that a float64 holds exactly
 
@@ -90,27 +90,28 @@ class Encoder:
 
     def _begin(self) -> None:
         self._samples = 0
-        self._words_bytes = 0
+        self._dictionary_bytes = 0
         self._previous: F64 = np.empty(0)
         self._texts: dict[str, int] = {}
-        self._shapes: dict[tuple[Any, ...], int] = {}
+        self._schemas: dict[tuple[Any, ...], int] = {}
         self._new_texts: list[str] = []
-        self._new_shapes: list[list[Any]] = []
+        self._new_schemas: list[list[Any]] = []
         self._numbers: list[float] = []
 
     def encode(self, sample: NodeSample) -> bytes:
         """The records that add ``sample`` to the file. Raises TypeError for a value of no known type."""
         out = []
-        if self._samples % SEGMENT_SAMPLES == 0 or self._words_bytes > SEGMENT_WORDS_BYTES:
+        if self._samples % SEGMENT_SAMPLES == 0 or self._dictionary_bytes > SEGMENT_DICTIONARY_BYTES:
             self._begin()
             out.append(record(SEGMENT, SYNC))
         self._numbers = []
         self._part(sample)
-        if self._new_texts or self._new_shapes:
-            words = json.dumps({"texts": self._new_texts, "shapes": self._new_shapes}, separators=(",", ":")).encode()
-            self._words_bytes += len(words)
-            self._new_texts, self._new_shapes = [], []
-            out.append(record(WORDS, zlib.compress(words)))
+        if self._new_texts or self._new_schemas:
+            entries = {"texts": self._new_texts, "shapes": self._new_schemas}
+            dictionary = json.dumps(entries, separators=(",", ":")).encode()
+            self._dictionary_bytes += len(dictionary)
+            self._new_texts, self._new_schemas = [], []
+            out.append(record(DICTIONARY, zlib.compress(dictionary)))
         numbers = np.array(self._numbers, np.float64)
         packed = pack(numbers, self._previous)
         deflated = zlib.compress(packed, 1)
@@ -121,7 +122,7 @@ class Encoder:
         self._samples += 1
         return b"".join(out)
 
-    # Each of these appends the numbers of its value and returns what stands for it in the shape.
+    # Each of these appends the numbers of its value and returns what stands for it in the schema.
 
     def _item(self, value: Any) -> Any:
         if value is None or value is True or value is False:
@@ -158,13 +159,13 @@ class Encoder:
         place = self._place()
         names = FIELDS[name]
         items = tuple([self._item(getattr(value, field)) for field in names])
-        self._numbers[place] = self._shape((name, names, items))
+        self._numbers[place] = self._schema_number((name, names, items))
         return ("p", name)
 
     def _readings(self, readings: Mapping[str, Reading]) -> tuple[str, str]:
         place = self._place()
         items = tuple([(metric, *self._reading(r)) for metric, r in readings.items()])
-        self._numbers[place] = self._shape((READINGS, items))
+        self._numbers[place] = self._schema_number((READINGS, items))
         return ("p", READINGS)
 
     def _reading(self, reading: Reading) -> tuple[str | None, str, str, str | None, bool]:
@@ -175,15 +176,15 @@ class Encoder:
         return (slot, reading.unit, reading.source, reading.reason, reading.coarse)
 
     def _place(self) -> int:
-        """Room for the number of a shape, which stands before the numbers it needs."""
+        """Room for the number of a schema, which stands before the numbers it needs."""
         self._numbers.append(0)
         return len(self._numbers) - 1
 
-    def _shape(self, shape: tuple[Any, ...]) -> int:
-        number = self._shapes.get(shape)
+    def _schema_number(self, schema: tuple[Any, ...]) -> int:
+        number = self._schemas.get(schema)
         if number is None:
-            number = self._shapes[shape] = len(self._shapes)
-            self._new_shapes.append(list(shape))
+            number = self._schemas[schema] = len(self._schemas)
+            self._new_schemas.append(list(schema))
         return number
 
 

@@ -19,14 +19,14 @@ from gputop.core.samples import NodeSample
 
 MAX_SPEED = math.inf
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, MAX_SPEED)
-LONGEST_WAIT_S = 10.0  # recorded time in which nothing was sampled is passed over
+MAX_WAIT_S = 10.0  # recorded time in which nothing was sampled is passed over
 
 # What comes before the place where one begins fills the history, not all of it one by one.
-_RECENT_S, _RECENT_STEP_S = 600.0, 1.0
-_PAST_S, _PAST_STEP_S = 6 * 3600.0, 10.0
+_FINE_HISTORY_S, _FINE_STEP_S = 600.0, 1.0
+_COARSE_HISTORY_S, _COARSE_STEP_S = 6 * 3600.0, 10.0
 
 
-class Samples(Protocol):
+class SampleSequence(Protocol):
     """What is played: a :class:`gputop.replay.reader.Recording`, say."""
 
     @property
@@ -52,7 +52,7 @@ class Player:
 
     badge = "REPLAY"  # what the header calls it
 
-    def __init__(self, recording: Samples, *, start_s: float = 0.0, speed: float = 1.0,
+    def __init__(self, recording: SampleSequence, *, start_s: float = 0.0, speed: float = 1.0,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.recording = recording
         self.speed = speed
@@ -147,7 +147,7 @@ class Player:
     def _play(self) -> None:
         try:
             while (order := self._wait()) is not None:
-                for sample in self._to_show(*order):
+                for sample in self._samples_to_show(*order):
                     if self._stopping:
                         return
                     self._on_sample(sample)
@@ -188,18 +188,18 @@ class Player:
         if self.at_end:
             return 0.0
         gap_s = self.recording.times_s[self._index + 1] - self.recording.times_s[self._index]
-        return max(0.0, min(gap_s, max(LONGEST_WAIT_S, 2 * self.interval_s))) / self.speed
+        return max(0.0, min(gap_s, max(MAX_WAIT_S, 2 * self.interval_s))) / self.speed
 
-    def _to_show(self, before: int, index: int) -> Iterator[NodeSample]:
+    def _samples_to_show(self, before: int, index: int) -> Iterator[NodeSample]:
         """Sample ``index`` and, ahead of it, what history lacks between the one shown before and it."""
         times = self.recording.times_s
         now_s = last_s = times[index]
         past = []
         for i in range(index - 1, before, -1):
             ago_s = now_s - times[i]
-            if ago_s > _PAST_S:
+            if ago_s > _COARSE_HISTORY_S:
                 break
-            if last_s - times[i] >= 0.99 * (_RECENT_STEP_S if ago_s <= _RECENT_S else _PAST_STEP_S):
+            if last_s - times[i] >= 0.99 * (_FINE_STEP_S if ago_s <= _FINE_HISTORY_S else _COARSE_STEP_S):
                 past.append(i)
                 last_s = times[i]
         for i in (*reversed(past), index):

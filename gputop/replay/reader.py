@@ -14,6 +14,7 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.core.samples import NodeSample
 from gputop.replay.decode import Damaged, Decoder
 from gputop.replay.format import (
+    DICTIONARY,
     HEADER,
     MAGIC,
     MAX_RECORD_BYTES,
@@ -23,7 +24,6 @@ from gputop.replay.format import (
     SEGMENT,
     SYNC,
     VERSION,
-    WORDS,
 )
 from gputop.text.units import bytes_
 
@@ -104,10 +104,10 @@ class Recording:
         """Bring the decoder to its next sample."""
         while True:
             kind, payload, self._next = self._read(self._next)
-            if kind == WORDS:
-                self._decoder.words(payload)
+            if kind == DICTIONARY:
+                self._decoder.learn(payload)
             elif kind == SAMPLE:
-                self._decoder.step(payload)
+                self._decoder.advance(payload)
                 self._at += 1
                 return
 

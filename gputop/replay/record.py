@@ -17,7 +17,7 @@ from gputop.text import redaction
 from gputop.text.units import bytes_
 
 MAX_WAITING = 600  # samples; a disk that hangs for longer loses some rather than filling memory
-_LOOK_S = 0.2  # how soon a stop is noticed between two samples
+_STOP_POLL_S = 0.2  # how soon a stop is noticed between two samples
 
 
 def record(source: Source, interval_s: float, path: Path, seconds: float | None, stop: threading.Event,
@@ -28,36 +28,36 @@ def record(source: Source, interval_s: float, path: Path, seconds: float | None,
     GputopError where the source or the file fails; what was written until then can be replayed.
     """
     waiting: queue.Queue[NodeSample | GputopError] = queue.Queue()
-    lost = 0
+    dropped = 0
 
-    def take(letter: NodeSample | GputopError) -> None:
-        nonlocal lost
-        if isinstance(letter, NodeSample) and waiting.qsize() >= MAX_WAITING:
-            lost += 1
+    def enqueue(message: NodeSample | GputopError) -> None:
+        nonlocal dropped
+        if isinstance(message, NodeSample) and waiting.qsize() >= MAX_WAITING:
+            dropped += 1
         else:
-            waiting.put(letter)
+            waiting.put(message)
 
     with contextlib.closing(RecordingWriter(path)) as writer:
-        sampler = Sampler(source, interval_s, take, take)
+        sampler = Sampler(source, interval_s, enqueue, enqueue)
         sampler.start()
         try:
             say(f"recording to {path}; ctrl-c ends it")
             elapsed_s = 0.0
             while not (stop.is_set() and waiting.empty()):
                 try:
-                    letter = waiting.get(timeout=_LOOK_S)
+                    message = waiting.get(timeout=_STOP_POLL_S)
                 except queue.Empty:
                     continue
-                if isinstance(letter, GputopError):
-                    raise letter
-                writer.append(redaction.sample(letter))
-                elapsed_s += letter.interval_s or 0.0
+                if isinstance(message, GputopError):
+                    raise message
+                writer.append(redaction.sample(message))
+                elapsed_s += message.interval_s or 0.0
                 if seconds is not None and elapsed_s >= seconds:
                     break
         finally:
             sampler.stop()
-            if lost:
-                say(f"{lost} samples are missing: {path} was written too slowly")
+            if dropped:
+                say(f"{dropped} samples are missing: {path} was written too slowly")
             if writer.samples:
                 say(f"{writer.samples} samples, {bytes_(writer.size_bytes)} in {path}; see them: gputop replay {path}")
             else:

@@ -108,7 +108,7 @@ def read(path: Path) -> Snapshot:
     text = data.decode("utf-8", "replace")
     page = _PAGE.search(text) if text.lstrip()[:1] == "<" else None
     try:
-        document = json.loads(page[1] if page else text, parse_constant=_refuse)
+        document = json.loads(page[1] if page else text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise GputopError(f"{path} is no snapshot, or damaged: {error}", fix) from error
     return from_document(document, str(path))
@@ -133,7 +133,7 @@ def from_document(document: Any, name: str = "the snapshot") -> Snapshot:
 # -- checked values ------------------------------------------------------------------------------
 
 
-def _refuse(constant: str) -> float:
+def _reject_constant(constant: str) -> float:
     raise ValueError(f"{constant} is no number")
 
 
@@ -161,7 +161,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def _maybe(check: Callable[[Any], _T], value: Any) -> _T | None:
+def _optional(check: Callable[[Any], _T], value: Any) -> _T | None:
     return None if value is None else check(value)
 
 
@@ -192,20 +192,20 @@ def _snapshot(doc: dict[str, Any]) -> Snapshot:
         time_s=_time(doc["time_s"]), gpus=gpus, host=_host(doc["host"]),
         processes=tuple(_process(p, gpus) for p in _list(doc["processes"])), interval_s=number(doc["interval_s"]),
         source=_text(doc["source"]), simulated=_flag(doc["simulated"]),
-        own_cpu_ratio=_maybe(number, doc["own_cpu_ratio"]))
+        own_cpu_ratio=_optional(number, doc["own_cpu_ratio"]))
     abstained = tuple(Abstained(_text(a["id"]), _text(a["missing"])) for a in _list(doc["abstained"]))
     return Snapshot(
         sample=sample, interval_s=number(doc["interval_s"]), version=_text(doc["gputop"]),
-        history=_maybe(_grid, doc["history"]), spectrogram=_maybe(_spectrogram, doc.get("spectrogram")),
-        servers=tuple(_server(s) for s in _list(doc["servers"])), capture=_maybe(_capture, doc["capture"]),
+        history=_optional(_grid, doc["history"]), spectrogram=_optional(_spectrogram, doc.get("spectrogram")),
+        servers=tuple(_server(s) for s in _list(doc["servers"])), capture=_optional(_capture, doc["capture"]),
         remarks=tuple(_text(r) for r in _list((doc["capture"] or {}).get("remarks", []))),
         findings=tuple(_finding(f) for f in _list(doc["findings"])),
         live=Advice(abstained=abstained, limit=_text(doc.get("limit", ""))))
 
 
 def _reading(raw: Any) -> Reading:
-    return Reading(_maybe(number, raw["value"]), _text(raw["unit"]), _text(raw["source"] or ""),
-                   _maybe(_text, raw["reason"]), _flag(raw["coarse"]))
+    return Reading(_optional(number, raw["value"]), _text(raw["unit"]), _text(raw["source"] or ""),
+                   _optional(_text, raw["reason"]), _flag(raw["coarse"]))
 
 
 def _readings(raw: Any, known: Mapping[str, Any]) -> dict[str, Reading]:
@@ -216,24 +216,24 @@ def _readings(raw: Any, known: Mapping[str, Any]) -> dict[str, Reading]:
 def _gpu(raw: dict[str, Any]) -> GpuSample:
     info = GpuInfo(
         _whole(raw["index"]), _text(raw["uuid"]), _text(raw["name"]), _text(raw["pci_bus_id"]),
-        _maybe(_whole, raw["pcie_gen_max"]), _maybe(_whole, raw["pcie_width_max"]), _maybe(_whole, raw["numa_node"]),
-        _maybe(_whole, raw["mig"]), _flag(raw["mig_mode"]))
+        _optional(_whole, raw["pcie_gen_max"]), _optional(_whole, raw["pcie_width_max"]),
+        _optional(_whole, raw["numa_node"]), _optional(_whole, raw["mig"]), _flag(raw["mig_mode"]))
     return GpuSample(
         info, _readings(raw["readings"], GPU_METRICS),
         tuple(GpuProcess(_whole(p["pid"]), _text(p["kind"]), _reading(p["memory_bytes"]), _reading(p["sm_ratio"]),
-                         _maybe(_whole, p["mig"])) for p in _list(raw["processes"])),
-        _maybe(_text, raw["processes_reason"]), tuple(_text(r) for r in _list(raw["clock_event_reasons"])),
-        _maybe(_text, raw["clock_events_reason"]), _text(raw["state"]), _maybe(_text, raw["message"]) or "",
+                         _optional(_whole, p["mig"])) for p in _list(raw["processes"])),
+        _optional(_text, raw["processes_reason"]), tuple(_text(r) for r in _list(raw["clock_event_reasons"])),
+        _optional(_text, raw["clock_events_reason"]), _text(raw["state"]), _optional(_text, raw["message"]) or "",
         tuple(XidEvent(_time(x["time_s"]), _whole(x["xid"])) for x in _list(raw["xids"])),
-        _maybe(_text, raw["xids_reason"]))
+        _optional(_text, raw["xids_reason"]))
 
 
 def _host(raw: dict[str, Any]) -> HostSample:
     return HostSample(_text(raw["hostname"]), _readings(raw["readings"], HOST_METRICS),
-                      _maybe(_whole, raw["cpu_count"]), tuple(number(c) for c in _list(raw["core_ratios"] or [])),
-                      _maybe(number, raw["cpu_limit_cores"]), _maybe(_cgroup, raw.get("cgroup")),
+                      _optional(_whole, raw["cpu_count"]), tuple(number(c) for c in _list(raw["core_ratios"] or [])),
+                      _optional(number, raw["cpu_limit_cores"]), _optional(_cgroup, raw.get("cgroup")),
                       tuple(_top_process(p) for p in _list(raw.get("top_processes", []))),
-                      _maybe(_text, raw.get("top_reason", "not in this snapshot")))
+                      _optional(_text, raw.get("top_reason", "not in this snapshot")))
 
 
 def _cgroup(raw: dict[str, Any]) -> CgroupSample:
@@ -241,7 +241,7 @@ def _cgroup(raw: dict[str, Any]) -> CgroupSample:
 
 
 def _top_process(raw: dict[str, Any]) -> HostProcess:
-    return HostProcess(_whole(raw["pid"]), _maybe(_text, raw["user"]), _maybe(_text, raw["command"]),
+    return HostProcess(_whole(raw["pid"]), _optional(_text, raw["user"]), _optional(_text, raw["command"]),
                        _reading(raw["cpu_cores"]), _reading(raw["rss_bytes"]))
 
 
@@ -249,14 +249,14 @@ def _process(raw: dict[str, Any], gpus: Sequence[GpuSample]) -> ProcessSample:
     pid = _whole(raw["pid"])
     held = {g.info.index: p for g in gpus for p in g.processes if p.pid == pid}
     return ProcessSample(
-        pid, _maybe(_text, raw["user"]), _maybe(_text, raw["command"]), _reading(raw["cpu_cores"]),
-        _reading(raw["rss_bytes"]), _maybe(_whole, raw["threads"]), held, _maybe(_text, raw["reason"]),
-        _maybe(_whole, raw["parent_pid"]), _maybe(_time, raw["started_s"]), _maybe(_whole, raw["local_pid"]),
-        _maybe(_text, raw["container"]), _maybe(_text, raw["cuda_visible_devices"]),
+        pid, _optional(_text, raw["user"]), _optional(_text, raw["command"]), _reading(raw["cpu_cores"]),
+        _reading(raw["rss_bytes"]), _optional(_whole, raw["threads"]), held, _optional(_text, raw["reason"]),
+        _optional(_whole, raw["parent_pid"]), _optional(_time, raw["started_s"]), _optional(_whole, raw["local_pid"]),
+        _optional(_text, raw["container"]), _optional(_text, raw["cuda_visible_devices"]),
         _reading(raw["io_read_bytes_per_s"]), _reading(raw["io_write_bytes_per_s"]),
-        _maybe(_whole, raw["container_pid"]), _maybe(_text, raw["note"]),
+        _optional(_whole, raw["container_pid"]), _optional(_text, raw["note"]),
         {_text(k): _text(v) for k, v in _dict(raw["reasons"]).items()},
-        cuda_device_order=_maybe(_text, raw.get("cuda_device_order")), cgroup=_maybe(_cgroup, raw.get("cgroup")))
+        cuda_device_order=_optional(_text, raw.get("cuda_device_order")), cgroup=_optional(_cgroup, raw.get("cgroup")))
 
 
 def _grid(raw: dict[str, Any], tracks: Callable[[Any, int], tuple[Track, ...]] | None = None) -> Grid:
@@ -284,7 +284,7 @@ def _spectrogram(raw: dict[str, Any]) -> Grid:
 
 
 def _scale(lane: Mapping[str, Any]) -> float | None:
-    scale = _maybe(number, lane.get("full_scale"))
+    scale = _optional(number, lane.get("full_scale"))
     return scale if scale is not None and scale > 0 else None
 
 
@@ -298,12 +298,12 @@ def _shares(raw: Any) -> tuple[float, ...]:
 def _slices(raw: Any, slices: int, check: Callable[[Any], _T]) -> tuple[_T | None, ...]:
     if len(_list(raw)) != slices:
         raise ValueError(f"{len(raw)} of {slices} slices")
-    return tuple(_maybe(check, v) for v in raw)
+    return tuple(_optional(check, v) for v in raw)
 
 
 def _server(raw: dict[str, Any]) -> Server:
-    return Server(_text(raw["address"]), _text(raw["description"]), _maybe(_whole, raw["pid"]),
-                  _maybe(_text, raw["problem"]), _flag(raw["asked"]))
+    return Server(_text(raw["address"]), _text(raw["description"]), _optional(_whole, raw["pid"]),
+                  _optional(_text, raw["problem"]), _flag(raw["asked"]))
 
 
 def _finding(raw: dict[str, Any]) -> Finding:
@@ -313,8 +313,8 @@ def _finding(raw: dict[str, Any]) -> Finding:
     if finding.severity not in ("high", "medium", "low") or finding.origin not in ("trace", "live") \
             or finding.gain.per not in ("step", "sample"):
         raise ValueError(f"a finding that is {str(finding.severity)[:20]!r}, of {str(finding.origin)[:20]!r}")
-    _maybe(_text, finding.snippet)
-    _maybe(number, finding.gain.step_time)
+    _optional(_text, finding.snippet)
+    _optional(number, finding.gain.step_time)
     for name, value in _dict(finding.evidence).items():
         _text(name), number(value)
     for gpu in finding.gpus:
@@ -325,7 +325,7 @@ def _finding(raw: dict[str, Any]) -> Finding:
 
 
 def _capture(raw: dict[str, Any]) -> CaptureRecord:
-    analysis = _maybe(_dict, raw["analysis"])
+    analysis = _optional(_dict, raw["analysis"])
     if analysis is not None:
         for finding in _list(analysis["findings"]):
             _finding(finding)
@@ -333,8 +333,8 @@ def _capture(raw: dict[str, Any]) -> CaptureRecord:
         for value in (steps["median_s"], *_list(steps.get("durations_s", []), 1_000_000)):
             number(value)
         for value in _dict(analysis.get("breakdown") or {}).values():
-            _maybe(number, value)
-    told = _maybe(_dict, raw.get("problem"))
+            _optional(number, value)
+    told = _optional(_dict, raw.get("problem"))
     problem = None if told is None else GputopError(printable(_text(told["message"])), printable(_text(told["fix"])))
     return CaptureRecord(
         _text(raw["address"]), Path(_text(raw["path"])), _time(raw["time_s"]), number(raw["asked_s"]),

@@ -53,7 +53,7 @@ class SnapshotSamples:
         grid, at = self._snapshot.history, self._slices[index]
         assert grid is not None
         source = f"snapshot, mean of {grid.slice_s:g} s"
-        gpus = tuple(_past(g, grid.gpus.get(g.info.uuid, ()), at, source) for g in now.gpus)
+        gpus = tuple(_gpu_in_slice(g, grid.gpus.get(g.info.uuid, ()), at, source) for g in now.gpus)
         host = replace(now.host, readings={}, core_ratios=(), cgroup=None, top_processes=(),
                        top_reason="not in the history of a snapshot")
         return replace(now, time_s=self.times_s[index], gpus=gpus, host=host, processes=(), own_cpu_ratio=None)
@@ -62,7 +62,7 @@ class SnapshotSamples:
         """Nothing is open."""
 
 
-def _past(gpu: GpuSample, tracks: tuple[Track, ...], at: int, source: str) -> GpuSample:
+def _gpu_in_slice(gpu: GpuSample, tracks: tuple[Track, ...], at: int, source: str) -> GpuSample:
     readings = {}
     for track in tracks:
         value, metric = track.mean[at], GPU_METRICS[track.metric]

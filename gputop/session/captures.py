@@ -93,11 +93,11 @@ def servers_label(servers: Sequence[Server]) -> str:
 def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path, stop: threading.Event,
                         closing: threading.Event, on_status: Callable[[CaptureStatus], None],
                         force: bool = False) -> CaptureRecord:
-    """Capture, save and analyse; blocks. ``stop`` ends the recording early and keeps its data.
+    """Capture, save and analyze; blocks. ``stop`` ends the recording early and keeps its data.
 
     A probe may shorten it to what does not hurt the job, unless ``force``. Several servers are captured
     at once, as the workers of one job; those with a ``problem`` are named as missing. Raises GputopError
-    where there is no trace to keep. A trace that cannot be analysed is a record with its ``problem``:
+    where there is no trace to keep. A trace that cannot be analyzed is a record with its ``problem``:
     the file is safe on disk. ``closing`` gives up the analysis.
     """
     from gputop.profiler.capture.footprint import job_pid
@@ -153,7 +153,7 @@ def analyze(record: CaptureRecord, closing: threading.Event) -> CaptureRecord:
 
 def record_of_workers(name: str, asked_s: float, captured: MultiWorkerCapture,
                       missing: tuple[str, ...]) -> CaptureRecord:
-    """The record of several workers' capture, not analysed yet; ``missing`` are remarks on those that took no part."""
+    """The record of several workers' capture, not analyzed yet; ``missing`` are remarks on those that took no part."""
     results = [(o.address, o.result) for o in captured.captured if o.result is not None]
     notes = tuple(f"{address}: {note}" for address, r in results for note in (*r.errors, *r.warnings))
     costs = [o.cost for o in captured.captured if o.cost is not None]

@@ -15,9 +15,9 @@ from gputop.profiler.capture.records import CaptureRecord, CaptureStatus
 
 Kind = Literal["xid", "ecc", "lost", "thermal", "power", "capture", "finding"]
 
-KEPT = 8192  # marks that are over; the oldest go first
-GAP_S = 5.0  # what comes again within this time, or within three samples, went on
-FORGOTTEN_S = 60.0  # a finding that was away for so long appears anew
+MAX_ENDED_EVENTS = 8192  # marks that are over; the oldest go first
+MAX_GAP_S = 5.0  # what comes again within this time, or within three samples, went on
+REAPPEARANCE_S = 60.0  # a finding that was away for so long appears anew
 
 # Clock event reasons that hold a GPU's clocks down. The others are wished for: idle, application clocks, sync boost.
 _REASONS: dict[str, Kind] = {"power cap": "power", "power brake": "power",
@@ -51,8 +51,8 @@ class EventLog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._over: deque[LoggedEvent] = deque(maxlen=KEPT)
-        self._going_on: dict[tuple[str, str], LoggedEvent] = {}  # by GPU and what
+        self._ended: deque[LoggedEvent] = deque(maxlen=MAX_ENDED_EVENTS)
+        self._ongoing: dict[tuple[str, str], LoggedEvent] = {}  # by GPU and what
         self._errors: dict[tuple[str, str], float] = {}
         self._xids: set[tuple[int, float, int]] = set()
         self._found: dict[str, float] = {}  # findings by id: when last there
@@ -62,7 +62,7 @@ class EventLog:
     def between(self, begin_s: float, end_s: float) -> list[LoggedEvent]:
         """What happened in that time, in part at least."""
         with self._lock:
-            marks = [*self._over, *self._going_on.values(), *([self._capture] if self._capture else ())]
+            marks = [*self._ended, *self._ongoing.values(), *([self._capture] if self._capture else ())]
         return [m for m in marks if m.within(begin_s, end_s)]
 
     # -- feeding ------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class EventLog:
             if sample.time_s < self._last_s:
                 self._forget_from(sample.time_s)
             self._last_s = sample.time_s
-            gap_s = max(GAP_S, 3 * (sample.interval_s or 0.0))
+            gap_s = max(MAX_GAP_S, 3 * (sample.interval_s or 0.0))
             for gpu in sample.gpus:
                 for reason in gpu.clock_event_reasons:
                     if reason in _REASONS:
@@ -92,8 +92,8 @@ class EventLog:
         with self._lock:
             for finding in findings:
                 last_s = self._found.get(finding.id, -math.inf)
-                if time_s - last_s > FORGOTTEN_S:
-                    self._over.append(LoggedEvent("finding", time_s, time_s, finding.title))
+                if time_s - last_s > REAPPEARANCE_S:
+                    self._ended.append(LoggedEvent("finding", time_s, time_s, finding.title))
                 self._found[finding.id] = time_s
 
     def note_capture(self, status: CaptureStatus) -> None:
@@ -104,29 +104,29 @@ class EventLog:
                 begin_s = self._capture.begin_s if self._capture else now_s - status.elapsed_s
                 self._capture = LoggedEvent("capture", begin_s, now_s, f"capture of {status.address}")
             elif self._capture is not None:
-                self._over.append(self._capture)
+                self._ended.append(self._capture)
                 self._capture = None
 
     def note_record(self, record: CaptureRecord) -> None:
         """A capture of which only the end is known, and how long it took."""
         with self._lock:
-            self._over.append(LoggedEvent("capture", record.time_s - record.took_s, record.time_s,
+            self._ended.append(LoggedEvent("capture", record.time_s - record.took_s, record.time_s,
                                    f"capture of {record.address}"))
 
     # -- inside -------------------------------------------------------------------------------
 
     def _add(self, gpu: GpuSample, kind: Kind, text: str, time_s: float) -> None:
-        self._over.append(LoggedEvent(kind, time_s, time_s, text, gpu.info.label, gpu.info.uuid))
+        self._ended.append(LoggedEvent(kind, time_s, time_s, text, gpu.info.label, gpu.info.uuid))
 
     def _see(self, gpu: GpuSample, kind: Kind, what: str, time_s: float, gap_s: float) -> None:
         key = (gpu.info.uuid, what)
-        mark = self._going_on.get(key)
+        mark = self._ongoing.get(key)
         if mark is not None and time_s - mark.end_s <= gap_s:
-            self._going_on[key] = replace(mark, end_s=time_s)
+            self._ongoing[key] = replace(mark, end_s=time_s)
             return
         if mark is not None:
-            self._over.append(mark)
-        self._going_on[key] = LoggedEvent(kind, time_s, time_s, what, gpu.info.label, gpu.info.uuid)
+            self._ended.append(mark)
+        self._ongoing[key] = LoggedEvent(kind, time_s, time_s, what, gpu.info.label, gpu.info.uuid)
 
     def _count_errors(self, gpu: GpuSample, time_s: float) -> None:
         for metric, what in _ERRORS:
@@ -140,9 +140,9 @@ class EventLog:
                 self._add(gpu, "ecc", what if more == 1 else f"{more:.0f} × {what}", time_s)
 
     def _forget_from(self, time_s: float) -> None:
-        self._over = deque((m for m in self._over if m.begin_s < time_s), maxlen=KEPT)
-        self._going_on = {key: replace(m, end_s=min(m.end_s, time_s))
-                          for key, m in self._going_on.items() if m.begin_s < time_s}
+        self._ended = deque((m for m in self._ended if m.begin_s < time_s), maxlen=MAX_ENDED_EVENTS)
+        self._ongoing = {key: replace(m, end_s=min(m.end_s, time_s))
+                          for key, m in self._ongoing.items() if m.begin_s < time_s}
         self._xids = {key for key in self._xids if key[1] < time_s}
         self._found = {name: s for name, s in self._found.items() if s < time_s}
         self._errors.clear()

@@ -85,7 +85,7 @@ class FakeProfiler:
             context.abort(grpc.StatusCode.INTERNAL, "Another profiling session active.")
         if self.refuse is not None:
             context.abort(*self.refuse)
-        context.add_callback(stop.set)  # cancelled by the client
+        context.add_callback(stop.set)  # canceled by the client
         if self.clock_ahead_s is not None and request.opts.start_timestamp_ns:
             self._sleeping.wait(request.opts.start_timestamp_ns / 1e9 - time.time() - self.clock_ahead_s)
         began_s = time.time()

@@ -100,7 +100,7 @@ def test_stop_ends_early_and_keeps_the_data(logdir):
     assert result.path.read_bytes() == server.xspace
 
 
-def test_server_that_ignores_stop_is_cancelled(logdir, monkeypatch):
+def test_server_that_ignores_stop_is_canceled(logdir, monkeypatch):
     monkeypatch.setattr(client, "_GRACE_EXTRA_S", 0.2)
     stop = threading.Event()
     stop.set()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, both, bounds_of_call
+from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, bounds_of_call, intersect
 
 T0 = 1_700_000_000.0
 
@@ -28,21 +28,21 @@ def test_the_true_offset_is_within(offset, there, gathering):
 
 
 def test_clocks_that_may_agree_are_taken_to():
-    assert call(0.002, 0.005, 0.3).best_s() == 0.0
-    assert call(3600.0, 0.005, 0.3).best_s(0.005) == pytest.approx(3600.0, abs=1e-3)
-    assert call(-3600.0, 0.005, 0.3).best_s(0.005) == pytest.approx(-3600.0, abs=1e-3)
+    assert call(0.002, 0.005, 0.3).estimate_s() == 0.0
+    assert call(3600.0, 0.005, 0.3).estimate_s(0.005) == pytest.approx(3600.0, abs=1e-3)
+    assert call(-3600.0, 0.005, 0.3).estimate_s(0.005) == pytest.approx(-3600.0, abs=1e-3)
     assert SAME_MACHINE.clock().error_ns == 0
 
 
 def test_a_second_capture_narrows_it():
-    narrow = both(call(5.0, 0.010, 2.0), call(5.0, 0.100, 0.020))
+    narrow = intersect(call(5.0, 0.010, 2.0), call(5.0, 0.100, 0.020))
     assert narrow is not None and narrow.low_s == pytest.approx(4.98, abs=1e-4)
     assert narrow.high_s == pytest.approx(5.010, abs=1e-4)
-    assert both(None, narrow) == both(narrow, None) == narrow and both(None, None) is None
+    assert intersect(None, narrow) == intersect(narrow, None) == narrow and intersect(None, None) is None
 
 
 def test_a_clock_that_was_set_in_between():
-    assert both(call(5.0, 0.01, 0.1), call(9.0, 0.01, 0.5)) == call(5.0, 0.01, 0.1)
+    assert intersect(call(5.0, 0.01, 0.1), call(9.0, 0.01, 0.5)) == call(5.0, 0.01, 0.1)
     jumped = bounds_of_call(T0, T0 + 1.1, (round((T0 + 0.01) * 1e9), round((T0 + 61) * 1e9)))
     assert jumped.low_s <= jumped.high_s and jumped.width_s == pytest.approx(59.89, abs=1e-2)
 

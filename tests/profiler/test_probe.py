@@ -179,7 +179,7 @@ def test_listening_only_sends_nothing():
     assert heard == [b""]
 
 
-def test_profiler_server_is_recognised_and_nothing_in_it_runs():
+def test_profiler_server_is_recognized_and_nothing_in_it_runs():
     with serve() as server:
         info = probe(server.address)
         assert info.address == server.address

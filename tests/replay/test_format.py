@@ -29,12 +29,12 @@ from gputop.core.samples import (
 )
 from gputop.replay.decode import Damaged, Decoder
 from gputop.replay.format import (
+    DICTIONARY,
     RECORD,
     SAMPLE,
     SAMPLE_HEAD,
     SEGMENT,
     SEGMENT_SAMPLES,
-    WORDS,
     Encoder,
     pack,
     unpack,
@@ -86,10 +86,10 @@ def decode(data: bytes) -> list[NodeSample]:
     for kind, payload in records(data):
         if kind == SEGMENT:
             decoder = Decoder()
-        elif kind == WORDS:
-            decoder.words(payload)
+        elif kind == DICTIONARY:
+            decoder.learn(payload)
         else:
-            decoder.step(payload)
+            decoder.advance(payload)
             out.append(decoder.sample())
     return out
 
@@ -132,7 +132,7 @@ def test_segments_stand_alone() -> None:
 
 
 def test_texts_that_never_repeat_begin_a_new_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gputop.replay.format.SEGMENT_WORDS_BYTES", 20_000)
+    monkeypatch.setattr("gputop.replay.format.SEGMENT_DICTIONARY_BYTES", 20_000)
     encoder, segments = Encoder(), 0
     for tick in range(40):
         sample = node_sample(tick, 1)
@@ -151,22 +151,22 @@ def test_a_value_of_no_known_type_is_refused_by_name() -> None:
 
 def words_of(sample: NodeSample) -> tuple[dict[str, Any], bytes]:
     parts = dict(records(Encoder().encode(sample)))
-    return json.loads(zlib.decompress(parts[WORDS])), parts[SAMPLE]
+    return json.loads(zlib.decompress(parts[DICTIONARY])), parts[SAMPLE]
 
 
 def play(words: object, payload: bytes) -> NodeSample:
     decoder = Decoder()
-    decoder.words(zlib.compress(json.dumps(words).encode()))
-    decoder.step(payload)
+    decoder.learn(zlib.compress(json.dumps(words).encode()))
+    decoder.advance(payload)
     return decoder.sample()
 
 
 def test_fields_and_classes_of_a_later_version_are_passed_over() -> None:
     words, payload = words_of(node_sample(3, 2))
-    for shape in words["shapes"]:
-        if shape[0] == "HostSample":
-            shape[1].append("weather")
-            shape[2].append(["t", True, ["int", "9"]])
+    for schema in words["shapes"]:
+        if schema[0] == "HostSample":
+            schema[1].append("weather")
+            schema[2].append(["t", True, ["int", "9"]])
     assert play(words, payload) == node_sample(3, 2)
 
 
@@ -208,22 +208,22 @@ def test_words_that_make_no_sample_are_damage(harm: Callable[[dict[str, Any]], N
 def test_nesting_without_end_is_damage() -> None:
     raw = json.dumps(words_of(node_sample(0, 1))[0]).replace('"f"', "[" * 100_000, 1)
     with pytest.raises(Damaged):
-        Decoder().words(zlib.compress(raw.encode()))
+        Decoder().learn(zlib.compress(raw.encode()))
 
 
 def test_hostile_sizes_are_bounded() -> None:
     _, payload = words_of(node_sample(0, 1))
     decoder = Decoder()
     with pytest.raises(Damaged):
-        decoder.step(SAMPLE_HEAD.pack(0.0, 2**32 - 1, 0) + b"\0" * 100)
+        decoder.advance(SAMPLE_HEAD.pack(0.0, 2**32 - 1, 0) + b"\0" * 100)
     with pytest.raises(Damaged):
-        decoder.step(payload[:-3])
+        decoder.advance(payload[:-3])
     with pytest.raises(Damaged):
-        decoder.step(SAMPLE_HEAD.pack(0.0, 4, 1) + zlib.compress(b"\0" * (64 << 20), 9))
+        decoder.advance(SAMPLE_HEAD.pack(0.0, 4, 1) + zlib.compress(b"\0" * (64 << 20), 9))
     with pytest.raises(Damaged):
-        decoder.words(zlib.compress(b" " * (64 << 20), 9))
+        decoder.learn(zlib.compress(b" " * (64 << 20), 9))
     with pytest.raises(Damaged):
-        decoder.step(struct.pack("<d", 0.0))
+        decoder.advance(struct.pack("<d", 0.0))
 
 
 @settings(max_examples=150, deadline=None)
@@ -235,8 +235,8 @@ def test_any_change_of_the_words_gives_a_sample_or_damage(data: st.DataObject) -
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.sampled_from(b'"[]{},:0123sfipmtr\\ntrue'))
     decoder = Decoder()
     try:
-        decoder.words(zlib.compress(bytes(raw)))
-        decoder.step(payload)
+        decoder.learn(zlib.compress(bytes(raw)))
+        decoder.advance(payload)
         sample = decoder.sample()
     except Damaged:
         return

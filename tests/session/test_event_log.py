@@ -8,7 +8,7 @@ import pytest
 from gputop.core.findings import Finding, Gain
 from gputop.core.samples import LOST, GpuSample, NodeSample, Reading, XidEvent
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus
-from gputop.session.event_log import FORGOTTEN_S, KEPT, EventLog
+from gputop.session.event_log import MAX_ENDED_EVENTS, REAPPEARANCE_S, EventLog
 from tests.fakes import START_S, StillSession, node_sample
 
 FOUND = Finding("power_capped", "medium", "GPU 0 is held at its power limit", "why", {}, "do", "test",
@@ -58,9 +58,9 @@ def test_a_lost_gpu_is_marked_for_as_long_as_it_is_away() -> None:
 
 def test_a_finding_is_marked_when_it_appears_and_when_it_was_long_away() -> None:
     log = EventLog()
-    for time_s, there in ((10, True), (11, True), (20, False), (30, True), (31 + FORGOTTEN_S, True)):
+    for time_s, there in ((10, True), (11, True), (20, False), (30, True), (31 + REAPPEARANCE_S, True)):
         log.note_findings((FOUND,) if there else (), START_S + time_s)
-    assert [m[2] for m in _all(log)] == [10, 31 + FORGOTTEN_S]
+    assert [m[2] for m in _all(log)] == [10, 31 + REAPPEARANCE_S]
 
 
 def test_a_capture_lasts_from_its_first_recorded_moment_to_its_last() -> None:
@@ -94,9 +94,9 @@ def test_going_back_in_a_recording_forgets_what_came_after() -> None:
 def test_memory_is_bounded() -> None:
     log = EventLog()
     sample = node_sample(0, 1)
-    for i in range(KEPT + 500):
+    for i in range(MAX_ENDED_EVENTS + 500):
         log.note_sample(_with(replace(sample, time_s=START_S + 10 * i), 0, clock_event_reasons=("thermal",)))
-    assert len(log.between(0, START_S + 1e9)) <= KEPT + 1
+    assert len(log.between(0, START_S + 1e9)) <= MAX_ENDED_EVENTS + 1
 
 
 def test_a_session_keeps_marks_and_rhythm() -> None:

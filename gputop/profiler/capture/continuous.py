@@ -36,7 +36,7 @@ _CALL_TIMEOUT_S = 10.0
 _SNAPSHOT_TIMEOUT_S = 120.0  # gathering takes several times as long as recording where events are many
 # The job's memory may grow so much before what is recorded is dropped: JAX 0.10 on the CPU grew by 100 MB a
 # second, TensorFlow 2.21 by 1 to 10.
-MOST_GROWTH_BYTES = 1 << 30
+MAX_GROWTH_BYTES = 1 << 30
 WATCHDOG_TIMEOUT_S = 60.0  # without a sign of life from gputop: it is suspended, or hangs
 _WATCHDOG_START_TIMEOUT_S = 30.0
 # As gputop.diagnosis.worker: the user's working directory may not shadow modules.
@@ -46,7 +46,7 @@ sys.path[:] = [p for p in sys.path if p] + [sys.argv[1]]
 from gputop.profiler.capture.continuous import run_watchdog
 run_watchdog(float(sys.argv[2]))
 """
-_AGAIN_S = 1.0  # after an end: for a start that was on its way
+_RESTOP_DELAY_S = 1.0  # after an end: for a start that was on its way
 _LINE_BYTES = 4096
 
 _T = TypeVar("_T")
@@ -95,7 +95,7 @@ def run_watchdog(patience_s: float) -> None:
         readable, _, _ = select.select([0], [], [], patience_s)
         said = os.read(0, _LINE_BYTES) if readable else b""
         if not said:
-            _end_for_good(recording)
+            _stop_twice(recording)
             return
         *lines, heard = (heard + said).split(b"\n")
         for line in lines:
@@ -107,16 +107,16 @@ def run_watchdog(patience_s: float) -> None:
             elif word in ("off", "end"):
                 recording.discard(address)
                 if word == "end":
-                    _end_for_good([address])
+                    _stop_twice([address])
 
 
-def _end_for_good(addresses: Collection[str]) -> None:
-    _at_once(stop_continuous, addresses)
-    time.sleep(_AGAIN_S)
-    _at_once(stop_continuous, addresses)
+def _stop_twice(addresses: Collection[str]) -> None:
+    _in_parallel(stop_continuous, addresses)
+    time.sleep(_RESTOP_DELAY_S)
+    _in_parallel(stop_continuous, addresses)
 
 
-def _at_once(step: Callable[[str], _T], addresses: Collection[str]) -> dict[str, _T]:
+def _in_parallel(step: Callable[[str], _T], addresses: Collection[str]) -> dict[str, _T]:
     """``step`` for each of them, at the same time; what it returned by address."""
     if len(addresses) < 2:
         return {address: step(address) for address in addresses}
@@ -151,17 +151,17 @@ class _WatchdogProcess:
             raise GputopError("the guard of continuous profiling did not start: without it the recording could outlive "
                               "gputop", "Leave out --dip-before: a trace of the seconds after a dip needs none.")
 
-    def alive(self) -> bool:
+    def heartbeat(self) -> bool:
         """Give a sign of life; False where the guard is gone."""
-        return self.say(".") and self.process.poll() is None
+        return self.send(".") and self.process.poll() is None
 
     def end(self, address: str) -> None:
         """Have it end a recording that does not let itself be ended now; it takes its time."""
         self._busy = True
-        self.say(f"end {address}")
+        self.send(f"end {address}")
 
     def dismiss(self) -> None:
-        self.say("q")
+        self.send("q")
         self.leave()
         if not self._busy:
             try:
@@ -175,7 +175,7 @@ class _WatchdogProcess:
             assert self.process.stdin is not None
             self.process.stdin.close()
 
-    def say(self, word: str) -> bool:
+    def send(self, word: str) -> bool:
         try:
             assert self.process.stdin is not None
             self.process.stdin.write(word.encode() + b"\n")
@@ -223,7 +223,7 @@ class Continuous:
         if self._watchdog is None:
             self._watchdog = _WatchdogProcess()  # before: from the first moment on there is one
         tried = self.addresses
-        for address, error in _at_once(self._start, tried).items():
+        for address, error in _in_parallel(self._start, tried).items():
             if error is not None:
                 self.failed[address] = error
         if not self._recording:
@@ -237,7 +237,7 @@ class Continuous:
         grpc = load_grpc()
         request = messages.ProfileRequest(session_id="gputop", host_name="gputop", emit_xspace=True)
         set_options(request.opts)
-        self._watchdog.say(f"on {address}")
+        self._watchdog.send(f"on {address}")
         self.sent_s[address] = time.time()
         try:
             _call(address, "StartContinuousProfiling", request)
@@ -245,7 +245,7 @@ class Continuous:
             if error.code().name == "DEADLINE_EXCEEDED":  # it may have begun all the same
                 self._watchdog.end(address)
             else:
-                self._watchdog.say(f"off {address}")  # what another records there is none of its business
+                self._watchdog.send(f"off {address}")  # what another records there is none of its business
             return _explain(address, error.code().name, error.details() or "")
         self._recording.add(address)
         self._began_bytes[address] = resident_bytes(self.pids[address])
@@ -254,7 +254,7 @@ class Continuous:
     def state(self) -> RecordingState:
         """How much there is to be had now; a sign of life for the guard. Raises GputopError where the guard is gone."""
         assert self._since_s is not None and self._watchdog is not None
-        if not self._watchdog.alive():
+        if not self._watchdog.heartbeat():
             self.close()
             raise GputopError("the guard of continuous profiling was ended: so is the recording", "")
         growths = []
@@ -285,7 +285,7 @@ class Continuous:
             except GputopError as error:
                 return error
 
-        results = _at_once(fetch, named)
+        results = _in_parallel(fetch, named)
         self.close()
         return results
 
@@ -316,7 +316,7 @@ class Continuous:
 
     def _stop(self) -> None:
         self._since_s = None
-        _at_once(self._end, list(self._recording))
+        _in_parallel(self._end, list(self._recording))
 
     def _end(self, address: str) -> None:
         self._recording.discard(address)
@@ -326,7 +326,7 @@ class Continuous:
             if watchdog is not None:
                 watchdog.end(address)
         elif watchdog is not None:
-            watchdog.say(f"off {address}")
+            watchdog.send(f"off {address}")
 
     def _dismiss(self) -> None:
         watchdog, self._watchdog = self._watchdog, None
@@ -351,6 +351,6 @@ def drop_reason(kept: RecordingState, before_s: float) -> str | None:
     It is let grow to twice ``before_s``: at any moment the last seconds are there, of which half are
     wanted at least on average.
     """
-    if kept.growth_bytes is not None and kept.growth_bytes > MOST_GROWTH_BYTES:
+    if kept.growth_bytes is not None and kept.growth_bytes > MAX_GROWTH_BYTES:
         return f"the job has grown by {bytes_(kept.growth_bytes)}"
     return f"{kept.seconds:.0f} s are recorded" if kept.seconds >= 2 * before_s else None

@@ -26,7 +26,7 @@ from gputop.profiler.capture.footprint import free_resources, job_pid
 from gputop.profiler.capture.plan import FreeResources, Plan, Probe, growth_limits, needs_probe, plan
 from gputop.profiler.capture.safe_capture import Cost, JobMemory, MemoryGrowthGuard, keep_probe, probe_job, probe_logdir
 from gputop.profiler.client import CaptureResult, Progress, capture
-from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, both, bounds_of_call
+from gputop.profiler.clocks import SAME_MACHINE, ClockBounds, began_between, bounds_of_call, intersect
 from gputop.profiler.discovery import is_training
 from gputop.profiler.outline import session_window_ns
 from gputop.profiler.probe import machine_name, probe, split_address, unix_name
@@ -36,7 +36,7 @@ from gputop.trace.readers.clock_file import HostClock, write_clocks
 
 # Ahead of the common start: a request must be there by then, and nothing can end a server's wait for it.
 _LEAD_S, _LEAD_PER_WORKER_S = 0.3, 0.01
-_MOST_WAIT_S = 5.0  # the longest a wrong guess of a server's clock may make it wait
+_MAX_START_WAIT_S = 5.0  # the longest a wrong guess of a server's clock may make it wait
 _PHASES = ("connecting", "probing", "recording", "receiving", "saving")
 
 
@@ -124,19 +124,19 @@ class _Worker:
         except Exception as error:  # noqa: BLE001  thread boundary: the other workers go on
             self.error = GputopError(f"gputop's own fault: {error!r}", "Please report this; the job itself goes on.")
 
-    def look(self, folder: Path, stop: threading.Event) -> None:
+    def probe_server(self, folder: Path, stop: threading.Event) -> None:
         """The probe, and what it tells about the server's clock."""
         self.round_trip_s = probe(self.address).round_trip_s
         self.probed, self.probe = probe_job(self.address, folder, self.pid, self.memory, stop)
         if self.probed is not None:
-            self.bounds = both(self.bounds, _bounds(self.probed)) if not self.local else self.bounds
+            self.bounds = intersect(self.bounds, _bounds(self.probed)) if not self.local else self.bounds
 
     def record(self, length_s: float, logdir: Path, run: str, start_s: float, stop: threading.Event,
                halt: threading.Event) -> None:
         self.growth_guard = MemoryGrowthGuard(self.memory, *self.growth_limits, stop, halt)
         start_ns = None
-        if self.bounds is not None and self.bounds.width_s <= _MOST_WAIT_S:
-            start_ns = round((start_s + self.bounds.best_s(self.round_trip_s / 2)) * 1e9)
+        if self.bounds is not None and self.bounds.width_s <= _MAX_START_WAIT_S:
+            start_ns = round((start_s + self.bounds.estimate_s(self.round_trip_s / 2)) * 1e9)
             self.start_s = start_s
         else:
             stop.wait(max(0.0, start_s - time.time()))
@@ -151,7 +151,7 @@ class _Worker:
                 clock = began_between(result.sent_s, result.sent_s + result.took_s, length_s, self.start_s)
                 began_s = (clock.began_ns or 0) / 1e9
             else:
-                bounds = self.bounds if self.local else both(self.bounds, _bounds(result))
+                bounds = self.bounds if self.local else intersect(self.bounds, _bounds(result))
                 clock = bounds.clock(self.round_trip_s / 2) if bounds is not None else None
                 began_s = (window_ns[0] - (clock.offset_ns if clock else 0)) / 1e9
             cost = self.memory.cost(result, length_s)
@@ -197,16 +197,16 @@ def capture_workers(
             chosen = Plan(seconds, seconds, "as asked, forced" if force else "as asked, too short for a probe")
         else:
             with probe_logdir(logdir) as folder:
-                _all_do(threads, workers, lambda w: w.look(folder / w.name, stop))
+                _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop))
                 if stop.is_set() and any(w.probed for w in workers):
                     return _probes(workers, seconds, place, run)
-                _all_do(threads, workers, lambda w: _set_plan(w, seconds, len(workers), place))
-            chosen = shortest(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error])
+                _run_phase(threads, workers, lambda w: _set_plan(w, seconds, len(workers), place))
+            chosen = shortest_plan(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error])
         if any(w.error is None for w in workers):
             tell(chosen)
         start_s = time.time() + _LEAD_S + _LEAD_PER_WORKER_S * len(workers)
         halt = threading.Event()  # of all: what one job does not bear ends it for the others, too
-        _all_do(threads, workers, lambda w: w.record(chosen.chosen_s, place, run.path.name, start_s, stop, halt))
+        _run_phase(threads, workers, lambda w: w.record(chosen.chosen_s, place, run.path.name, start_s, stop, halt))
         for growth_guard in (w.growth_guard for w in workers if w.growth_guard is not None):
             chosen = growth_guard.plan_as_recorded(chosen)
         return _finish(workers, chosen, run, chosen.chosen_s)
@@ -223,12 +223,12 @@ def max_safe_duration(servers: Sequence[tuple[str, int | None]], *, seconds: flo
     """
     workers = _workers(servers, None)
     with ThreadPoolExecutor(len(workers), "gputop-worker") as threads, probe_logdir(logdir) as folder:
-        _all_do(threads, workers, lambda w: w.look(folder / w.name, stop))
-        _all_do(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir, longest=True))
+        _run_phase(threads, workers, lambda w: w.probe_server(folder / w.name, stop))
+        _run_phase(threads, workers, lambda w: _set_plan(w, seconds, len(workers), logdir, longest=True))
     errors = {w.address: w.error for w in workers if w.error is not None}
     if len(errors) == len(workers):
         raise next(iter(errors.values()))
-    return shortest(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error]), errors
+    return shortest_plan(seconds, [(w.address, w.plan) for w in workers if w.plan and not w.error]), errors
 
 
 def fetch_preceding(recording: Continuous, logdir: Path) -> MultiWorkerCapture:
@@ -262,14 +262,14 @@ def _preceding_outcome(address: str, name: str, recording: Continuous,
 
 
 def _workers(servers: Sequence[tuple[str, int | None]], report: Callable[[Progress], None] | None) -> list[_Worker]:
-    progress = _Slowest(report or (lambda _progress: None))
+    progress = _CombinedProgress(report or (lambda _progress: None))
     names = trace_names([address for address, _ in servers])
     progress.workers = [_Worker(address, pid, name, progress) for (address, pid), name in
                         zip(servers, names, strict=True)]
     return progress.workers
 
 
-def _all_do(threads: ThreadPoolExecutor, workers: Sequence[_Worker], step: Callable[[_Worker], None]) -> None:
+def _run_phase(threads: ThreadPoolExecutor, workers: Sequence[_Worker], step: Callable[[_Worker], None]) -> None:
     """Let all that are well take a step, and wait for the last."""
     list(threads.map(lambda w: w.attempt(lambda: step(w)), [w for w in workers if w.error is None]))
 
@@ -306,12 +306,12 @@ def _probes(workers: Sequence[_Worker], asked_s: float, logdir: Path, run: RunFo
 def _set_plan(worker: _Worker, seconds: float, workers: int, logdir: Path, *, longest: bool = False) -> None:
     """Raises GputopError where this worker's node or ours lacks the memory or disk space."""
     assert worker.probe is not None
-    own = share(free_resources(worker.address, worker.pid, logdir), workers)
+    own = per_worker(free_resources(worker.address, worker.pid, logdir), workers)
     worker.plan = plan(seconds, worker.probe, own, longest=longest)
     worker.growth_limits = growth_limits(worker.probe, own)
 
 
-def share(free: FreeResources, workers: int) -> FreeResources:
+def per_worker(free: FreeResources, workers: int) -> FreeResources:
     """What is free for one of several workers whose traces come to this node at once."""
     def part(free: float | None) -> float | None:
         return None if free is None else free / workers
@@ -320,7 +320,7 @@ def share(free: FreeResources, workers: int) -> FreeResources:
                    disk_bytes=part(free.disk_bytes))
 
 
-def shortest(asked_s: float, plans: Sequence[tuple[str, Plan]]) -> Plan:
+def shortest_plan(asked_s: float, plans: Sequence[tuple[str, Plan]]) -> Plan:
     """The plan that hurts nobody: the shortest of all, its worker named. As asked where there are none."""
     if not plans:
         return Plan(asked_s, asked_s, "as asked")
@@ -338,7 +338,7 @@ def trace_names(addresses: Sequence[str]) -> list[str]:
     return [f"{host}_{place}" if hosts.count(host) > 1 else host for host, place in zip(hosts, places, strict=True)]
 
 
-class _Slowest:
+class _CombinedProgress:
     """Many workers' progress as one: the phase of the one that is furthest behind."""
 
     def __init__(self, report: Callable[[Progress], None]) -> None:

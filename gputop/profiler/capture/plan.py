@@ -21,7 +21,7 @@ TARGET_EVENTS = 500_000
 # the tail of the window is empty. A fifth is left for a job that speeds up.
 CUPTI_RECORDS = 2 * 2**20
 _CUPTI_SHARE = 0.8
-LEAST_S = 1.0
+MIN_CAPTURE_S = 1.0
 # Steps that are worth so many events: twenty to be sure of a finding, ten to find anything.
 _STEPS_WORTH = ((20, 2 * TARGET_EVENTS), (10, 4 * TARGET_EVENTS))
 # Once a hundred steps are in it a trace shows what every step does; more of it shows what is seldom. Of ten seconds of
@@ -115,7 +115,7 @@ class Plan:
 
 def needs_probe(asked_s: float) -> bool:
     """Whether a probe could shorten it at all."""
-    return asked_s > LEAST_S
+    return asked_s > MIN_CAPTURE_S
 
 
 def plan(asked_s: float, probe: Probe, free: FreeResources, *, longest: bool = False) -> Plan:
@@ -135,7 +135,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, *, longest: bool = F
     enough_s = TARGET_EVENTS / rate - probe.seconds
     if enough_s < asked_s:
         chosen_s, why = enough_s, makes
-        least_s, what = max((LEAST_S, "the least"), _for_steps(probe))
+        least_s, what = max((MIN_CAPTURE_S, "the least"), _for_steps(probe))
         if chosen_s < least_s:
             chosen_s, why = (least_s, f"{what}: {makes}") if least_s < asked_s else (asked_s, f"as asked, {makes}")
     device_rate = probe.device_events / probe.seconds
@@ -148,7 +148,7 @@ def plan(asked_s: float, probe: Probe, free: FreeResources, *, longest: bool = F
         assert probe.step_s is not None
         steps = float(f"{enough_s / probe.step_s:.2g}")
         chosen_s, why = enough_s, f"about {steps:.0f} steps will do, {makes}"
-    least_s, least_why = _fit(asked_s, chosen_s, why, probe, free)
+    least_s, least_why = _limit_to_resources(asked_s, chosen_s, why, probe, free)
     if least_s < asked_s:
         least_s = max(0.1, int(least_s * 10) / 10)
     return Plan(asked_s, least_s, least_why, probe, free.unknown, enough and least_why == why)
@@ -176,15 +176,16 @@ def growth_limits(probe: Probe, free: FreeResources) -> tuple[float, float]:
     steps_s = math.inf if probe.device_events else 0.0  # without a step that shows, they may be long
     if probe.step_s is not None:
         steps_s = _STEPS_WORTH[0][0] * probe.step_s
-    return max(LEAST_S, steps_s), max(_GROWTH_SHARE * free_bytes, _GROWTH_BYTES)
+    return max(MIN_CAPTURE_S, steps_s), max(_GROWTH_SHARE * free_bytes, _GROWTH_BYTES)
 
 
-def _fit(asked_s: float, chosen_s: float, why: str, probe: Probe, free: FreeResources) -> tuple[float, str]:
+def _limit_to_resources(asked_s: float, chosen_s: float, why: str, probe: Probe,
+                        free: FreeResources) -> tuple[float, str]:
     """Shorter, where memory or disk would not hold it; raises GputopError."""
     trace_per_s = probe.bytes / probe.seconds
     job_per_s = max(SERVER_MULTIPLE * trace_per_s, (probe.growth_bytes or 0) / probe.seconds)
     own_per_s = max(_RECEIVE_MULTIPLE, ANALYSIS_MULTIPLE) * trace_per_s
-    least_s = min(LEAST_S, asked_s)
+    least_s = min(MIN_CAPTURE_S, asked_s)
     limits = (  # free, needed per second, needed besides, what it is
         # The job gives little of its part back before the analysis begins.
         (free.shared_bytes, own_per_s + (job_per_s if free.job_here else 0), _ANALYSIS_BASE_BYTES, "memory"),

@@ -74,21 +74,21 @@ class JobMemory:
 
     @property
     def growth(self) -> int | None:
-        self.look()
+        self.sample_rss()
         return None if self.before is None or self.peak is None else self.peak - self.before
 
-    def look(self) -> int | None:
+    def sample_rss(self) -> int | None:
         now = resident_bytes(self._pid)
         if now is not None and self.peak is not None:
             self.peak = max(self.peak, now)
         return now
 
     def __call__(self, progress: Progress) -> None:
-        self.look()
+        self.sample_rss()
         self._report(progress)
 
     def cost(self, result: CaptureResult, recorded_s: float) -> Cost:
-        after = self.look()
+        after = self.sample_rss()
         return Cost(result.took_s, min(recorded_s, result.took_s), self.before, self.peak, after)
 
 

@@ -10,11 +10,11 @@ from gputop.trace.readers.xspace.wire import LENGTH, read_fields, tag
 # Field numbers as in gputop.profiler.messages.
 _PLANES, _PLANE_NAME, _LINES, _EVENTS = tag(1, LENGTH), tag(2, LENGTH), tag(3, LENGTH), tag(4, LENGTH)
 # A trace with more events is not read for its step time: it would hold the monitor up, and 150 MB.
-_MOST_EVENTS = 600_000
+_MAX_EVENTS = 600_000
 
 
 def count_events(data: bytes) -> tuple[int, int]:
-    """Events of the host and of the devices in a serialised XSpace, as far as it is whole."""
+    """Events of the host and of the devices in a serialized XSpace, as far as it is whole."""
     host = devices = 0
     for begin, end in _spans(data, 0, len(data), _PLANES):
         plane = read_fields(data, begin, end, {_PLANE_NAME, _LINES})
@@ -40,7 +40,7 @@ def step_time(path: Path, events: int) -> tuple[float, bool] | None:
     And whether these are surely steps of training: what merely repeats, in kernels or ops, may be
     a part of a step that is longer than the trace, and those of an evaluation end with it.
     """
-    if events > _MOST_EVENTS:
+    if events > _MAX_EVENTS:
         return None
     from gputop.analysis.steps.phases import TRAINING, UNKNOWN
     from gputop.analysis.steps.steps import find_steps

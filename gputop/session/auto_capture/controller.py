@@ -152,7 +152,7 @@ class AutoCapture:
 
     def fetch_preceding(self, servers: Sequence[Server],
                         on_status: Callable[[CaptureStatus], None]) -> CaptureRecord | None:
-        """The trace of the time before, not analysed yet; None where there is none. Blocks."""
+        """The trace of the time before, not analyzed yet; None where there is none. Blocks."""
         with self._lock:
             continuous = self._continuous
             if continuous is None or not continuous.on or not set(continuous.pids) <= {s.address for s in servers}:
@@ -210,7 +210,7 @@ class AutoCapture:
 
         if self._continuous is not None and self._kept_limit_s is not None:
             state, limit_s = self._continuous.state(), self._kept_limit_s
-            if drop_reason(state, limit_s) and (not self._trigger.suspects or state.seconds > 2 * limit_s):
+            if drop_reason(state, limit_s) and (not self._trigger.any_low or state.seconds > 2 * limit_s):
                 self._continuous.drop()
             return
         if self.done or self._clock() < self._next_attempt_s:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 BASELINE_S = 300.0  # what a GPU's own median is taken over
 # Before that much is known there is no "usual" to dip from; a job's warm-up has passed by then, too.
-LEAST_BASELINE_S = 30.0
+MIN_BASELINE_S = 30.0
 # A GPU that is usually next to idle has nothing to dip from.
-LEAST_MEDIAN = 0.10
+MIN_MEDIAN = 0.10
 _BASELINE_AGE_S = 5.0  # medians are not worth taking anew with every sample
 _RECOVERED = 0.5  # of the way from the threshold back to the median, before another dip can be one
 
@@ -66,7 +66,7 @@ class Trigger:
     _gpus: dict[str, _Gpu] = field(default_factory=dict)
 
     @property
-    def suspects(self) -> bool:
+    def any_low(self) -> bool:
         """Whether a GPU is low now, be it not long enough yet."""
         return any(gpu.low_since_s is not None for gpu in self._gpus.values())
 
@@ -82,7 +82,7 @@ class Trigger:
         now_s = history.newest_s
         assert now_s is not None
         if not 0 <= now_s - gpu.median_s < _BASELINE_AGE_S and gpu.low_since_s is None:
-            gpu.metric, gpu.median = self._usual(history, uuid)
+            gpu.metric, gpu.median = self._metric_and_median(history, uuid)
             gpu.median_s = now_s
         if gpu.metric is None:
             return None
@@ -110,16 +110,16 @@ class Trigger:
             return self.rule.level
         return None if median is None or self.rule.factor is None else self.rule.factor * median
 
-    def _usual(self, history: History, uuid: str) -> tuple[str | None, float | None]:
+    def _metric_and_median(self, history: History, uuid: str) -> tuple[str | None, float | None]:
         """The metric there are readings of, and its median; None where it is too early or too low to have one."""
         for metric in self.rule.metrics:
             times, values = history.window(uuid, metric, BASELINE_S)
             known = ~np.isnan(values)
             if not known.any():
                 continue
-            if times[known][-1] - times[known][0] < LEAST_BASELINE_S:
+            if times[known][-1] - times[known][0] < MIN_BASELINE_S:
                 return metric, None
             median = float(np.median(values[known]))
             full = 1.0 if GPU_METRICS[metric].unit == RATIO else 0.0
-            return metric, median if median >= LEAST_MEDIAN * full else None
+            return metric, median if median >= MIN_MEDIAN * full else None
         return None, None

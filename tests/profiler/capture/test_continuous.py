@@ -14,7 +14,7 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.profiler.capture import continuous
-from gputop.profiler.capture.continuous import MOST_GROWTH_BYTES, Continuous, RecordingState, Unsupported, drop_reason
+from gputop.profiler.capture.continuous import MAX_GROWTH_BYTES, Continuous, RecordingState, Unsupported, drop_reason
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 DEADLINE_S = 30.0
@@ -55,8 +55,8 @@ def test_what_is_recorded_is_dropped_and_begun_anew(tmp_path):
 
 @pytest.mark.parametrize(("kept", "said"), [
     (RecordingState(19.9, None), None), (RecordingState(20.0, 0), "20 s are recorded"),
-    (RecordingState(1.0, MOST_GROWTH_BYTES), None),
-    (RecordingState(1.0, MOST_GROWTH_BYTES * 2), "the job has grown by 2.0G")])
+    (RecordingState(1.0, MAX_GROWTH_BYTES), None),
+    (RecordingState(1.0, MAX_GROWTH_BYTES * 2), "the job has grown by 2.0G")])
 def test_how_much_may_be_kept(kept, said):
     assert drop_reason(kept, 10.0) == said
 

@@ -18,8 +18,8 @@ from gputop.profiler.capture.multi_worker import (
     capture_workers,
     fetch_preceding,
     max_safe_duration,
-    share,
-    shortest,
+    per_worker,
+    shortest_plan,
     trace_names,
 )
 from gputop.profiler.capture.plan import FreeResources, Plan
@@ -33,7 +33,7 @@ from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 def quick(monkeypatch):
     """Probes of a twentieth of a second, captures from a tenth on."""
     monkeypatch.setattr(safe_capture, "PROBE_S", 0.05)
-    monkeypatch.setattr("gputop.profiler.capture.plan.LEAST_S", 0.1)
+    monkeypatch.setattr("gputop.profiler.capture.plan.MIN_CAPTURE_S", 0.1)
 
 
 @pytest.fixture
@@ -208,13 +208,13 @@ def test_the_slowest_worker_is_what_progress_tells(logdir):
 
 
 def test_the_room_on_this_node_is_shared():
-    assert share(FreeResources(80.0, 10.0, 40.0, None), 4) == FreeResources(20.0, 10.0, 10.0, None)
+    assert per_worker(FreeResources(80.0, 10.0, 40.0, None), 4) == FreeResources(20.0, 10.0, 10.0, None)
 
 
 def test_the_shortest_plan_names_its_worker():
     quiet, busy = Plan(10, 10, "as asked, 1"), Plan(10, 4.1, "this job makes 240 k events/s", notes=("n",))
-    assert shortest(10, [("a:1", quiet), ("b:2", busy)]) == Plan(10, 4.1, f"b:2: {busy.why}", notes=("n",))
-    assert shortest(10, [("a:1", quiet)]) == quiet and shortest(10, []).chosen_s == 10
+    assert shortest_plan(10, [("a:1", quiet), ("b:2", busy)]) == Plan(10, 4.1, f"b:2: {busy.why}", notes=("n",))
+    assert shortest_plan(10, [("a:1", quiet)]) == quiet and shortest_plan(10, []).chosen_s == 10
 
 
 def test_names_of_traces_tell_the_workers_apart():

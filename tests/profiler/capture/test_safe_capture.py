@@ -29,7 +29,7 @@ DATA = Path(__file__).parents[2] / "data"
 def quick(monkeypatch):
     """Probes of a twentieth of a second, captures from a tenth on."""
     monkeypatch.setattr(safe_capture, "PROBE_S", 0.05)
-    monkeypatch.setattr("gputop.profiler.capture.plan.LEAST_S", 0.1)
+    monkeypatch.setattr("gputop.profiler.capture.plan.MIN_CAPTURE_S", 0.1)
 
 
 @pytest.fixture
@@ -291,7 +291,7 @@ class TestDisksThatFill:
         assert not logdir.exists()
 
     def test_nowhere_to_go(self, logdir, full, tmp_path, monkeypatch):
-        monkeypatch.setattr(storage, "_elsewhere", lambda *_: [tmp_path / "gone"])
+        monkeypatch.setattr(storage, "_fallback_folders", lambda *_: [tmp_path / "gone"])
         with serve() as server, pytest.raises(GputopError, match=r"No space left.*nor in .*gone"):
             client.capture(server.address, seconds=0.05, logdir=logdir)
         assert not logdir.exists()
@@ -304,9 +304,9 @@ class TestDisksThatFill:
 
 def test_places_for_a_trace_have_room_and_other_file_systems_come_first(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert tmp_path in storage._elsewhere(tmp_path, 100)
-    assert storage._elsewhere(tmp_path, 2**60) == []
-    devices = [p.stat().st_dev == Path("/proc").stat().st_dev for p in storage._elsewhere(Path("/proc"), 100)]
+    assert tmp_path in storage._fallback_folders(tmp_path, 100)
+    assert storage._fallback_folders(tmp_path, 2**60) == []
+    devices = [p.stat().st_dev == Path("/proc").stat().st_dev for p in storage._fallback_folders(Path("/proc"), 100)]
     assert devices == sorted(devices)
 
 
