@@ -14,7 +14,7 @@ HARDWARE = "hardware"
 DRIVER = "driver"
 UNKNOWN = "unknown"
 
-CATALOGUE = "docs.nvidia.com/deploy/xid-errors"
+CATALOG = "docs.nvidia.com/deploy/xid-errors"
 
 _DEBUG = "Run the program under compute-sanitizer to find the access or the kernel."
 _RESTART = "Restart the job; if it comes back, reset the GPU."
@@ -103,5 +103,5 @@ def explain(number: int) -> Xid:
     known = _KNOWN.get(number)
     if known is not None:
         return known
-    action = f"Look it up in NVIDIA's Xid catalogue: {CATALOGUE}."
+    action = f"Look it up in NVIDIA's Xid catalog: {CATALOG}."
     return Xid(number, "a fault that gputop has no words for", UNKNOWN, action)

@@ -225,7 +225,7 @@ def sm_activity(facts: DriverFacts) -> Check:
     if not reasons:
         return Check(id_, "ok", title, have)
     lack = "; ".join(f"GPU {ranges(indices)}: {why}" for why, indices in reasons.items())
-    detail = "; ".join(filter(None, (have, lack))) + ". There gputop shows coarse utilization, labelled so."
+    detail = "; ".join(filter(None, (have, lack))) + ". There gputop shows coarse utilization, labeled so."
     if "no permission" in lack:
         return Check(id_, "warn", title, detail, f"sudo {shlex.quote(sys.executable)} -m gputop")
     detail += " On data-center GPUs from Volta on a DCGM host engine can give it: see DCGM."

@@ -46,7 +46,6 @@ class GpuFacts:
     sm_active: bool = False
     sm_active_reason: str = ""  # why SM activity cannot be read
     pids: tuple[int, ...] = ()  # of processes that compute, in the driver's PID namespace: the host's
-    pids_reason: str = ""
     problem: str = ""  # what went wrong other than with an NVML code
 
 
@@ -255,8 +254,8 @@ def _sm_active(nvml: Any, handle: Any) -> dict[str, Any]:
 def _processes(nvml: Any, handle: Any) -> dict[str, Any]:
     from gputop.sources.nvml.processes import ProcessReader
 
-    processes, why = ProcessReader(nvml, handle, time.monotonic, time.time).read()
-    return {"pids": [p.pid for p in processes if "C" in p.kind], "pids_reason": why or ""}
+    processes, _ = ProcessReader(nvml, handle, time.monotonic, time.time).read()
+    return {"pids": [p.pid for p in processes if "C" in p.kind]}
 
 
 def _text(call: Any, *args: Any) -> str:

@@ -1,4 +1,4 @@
-"""What the processes of a job tell the gputop that started it: where a profiler server is, or why there is none."""
+"""Announcements of a job's processes to the gputop that started it: a profiler server's address, or why none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """``address`` is None where a server could not be started; ``line`` says all of it."""
+    """``address`` is None where no server could be started; ``line`` is the whole message."""
 
     address: str | None
     line: str
@@ -28,8 +28,8 @@ class Announcement:
 class Announcements:
     """Receives what :mod:`gputop.launch.inside.gputop_serve` tells under ``token``, on a thread of its own.
 
-    A socket with a name in the kernel: no file is left behind, whatever ends first. The kernel vouches
-    for the sender; users other than root and ``user`` (default: whose gputop this is) are not listened to.
+    The socket has a name in the kernel, so no file is left behind. The kernel authenticates the sender;
+    announcements of users other than root and ``user`` (default: gputop's own user) are ignored.
     """
 
     def __init__(self, token: str, on_announcement: Callable[[Announcement], None], user: int | None = None) -> None:
@@ -43,7 +43,7 @@ class Announcements:
         threading.Thread(target=self._receive, name="gputop-announcements", daemon=True).start()
 
     def receive(self, timeout_s: float) -> Announcement | None:
-        """The next one, instead of on a thread; None if there is none within the time."""
+        """The next announcement, instead of :meth:`start`; None if none comes within ``timeout_s``."""
         self._socket.settimeout(timeout_s)
         with contextlib.suppress(TimeoutError, BlockingIOError):
             while True:
@@ -71,8 +71,8 @@ class Announcements:
         if not senders or senders[0] not in self._users:
             return None
         try:
-            told = json.loads(data)
-            address = told["address"]
-            return Announcement(None if address is None else printable(str(address)), printable(str(told["line"])))
+            message = json.loads(data)
+            address = message["address"]
+            return Announcement(None if address is None else printable(str(address)), printable(str(message["line"])))
         except (ValueError, KeyError, TypeError):
             return None

@@ -1,8 +1,8 @@
-"""Starting a profiler server in a process that has been running without one.
+"""Starts a profiler server in a process that runs without one.
 
 The process's own interpreter runs :mod:`gputop.launch.inside.gputop_serve`, in its main thread, at the next point
-where Python itself would run a signal handler: no lock is held there that matters, and nothing else is interrupted.
-It is asked by Python's remote execution where it has that (3.14, :mod:`gputop.launch.remote_exec`), else by
+where Python itself would run a signal handler: no relevant lock is held there, and nothing else is interrupted.
+The request is made by Python's remote execution where it has that (3.14, :mod:`gputop.launch.remote_exec`), else by
 ``Py_AddPendingCall``, which a thread of the process that sleeps is made to call (:mod:`gputop.launch.inject`).
 """
 
@@ -23,22 +23,22 @@ from gputop.profiler import sockets
 from gputop.profiler.discovery import find_servers
 from gputop.profiler.probe import probe
 
-ANSWER_TIMEOUT_S = 30.0  # until the process must have come to it; then it lets be
+ANSWER_TIMEOUT_S = 30.0  # the request lapses after this time
 _POLL_PERIOD_S = 0.3
 
 
 def serving(pid: int) -> str | None:
-    """The address of the profiler server that a process has already; None without one."""
+    """The address of the profiler server that a process already has; None without one."""
     return next((server.address for server in find_servers([pid]).servers if server.pid == pid), None)
 
 
 def start_server(process: target.Target, port: int = 0) -> Announcement:
-    """Start one; ``port`` 0 is any. Returns what the process told, its server probed. Raises GputopError."""
+    """Start a server; ``port`` 0 is any. Returns the announcement of a server that answers. Raises GputopError."""
     token = environment.new_token()
     listen = "local" if process.same_network else "all"  # the loopback of another network is out of reach
     source = (environment.INSIDE / "gputop_serve.py").read_text()
     source += f"\nserve_now({token!r}, {port}, {listen!r}, {time.time() + ANSWER_TIMEOUT_S})\n"
-    # One text whatever it is run by: in names of its own, and silent.
+    # The same text for both ways of running it: in a namespace of its own, and silent.
     text = (f"try:\n exec(compile(bytes.fromhex('{source.encode().hex()}'), 'gputop_serve', 'exec'), "
             "{'__name__': 'gputop_serve'})\nexcept Exception:\n pass\n")
     before = set() if process.same_network else _listening(process.pid)
@@ -61,8 +61,8 @@ def start_server(process: target.Target, port: int = 0) -> Announcement:
 
 @contextlib.contextmanager
 def _running_in(process: target.Target, text: str) -> Iterator[None]:
-    """Ask the process to run ``text``, in the way its Python has. Remote execution that has not come by the end of
-    the block is taken back; a pending call cannot be, and finds itself too late."""
+    """Request the process to run ``text``, in the way its Python supports. Remote execution that has not run by the
+    end of the block is withdrawn; a pending call cannot be withdrawn, but finds that it is too late."""
     with remote_exec.memory_of(process.pid) as memory:
         slot = remote_exec.find_slot(process.pid, memory)
         if slot is None:
@@ -83,7 +83,7 @@ def _script(process: target.Target, text: str) -> Iterator[Path]:
     name = f"gputop-{environment.new_token()}.py"
     with contextlib.ExitStack() as stack:
         try:
-            # Kept open: once the process has ended, there is no other way into its container.
+            # Kept open: after the process has ended there is no other way into its container.
             folder = os.open(f"/proc/{process.pid}/root/tmp", os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, folder)
             file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
@@ -106,7 +106,7 @@ def _remove(name: str, folder: int) -> None:
 def _add_pending_call(process: target.Target, text: str) -> None:
     target.check_machine()
     functions = addresses_in(process.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
-    # int (*)(void *) is what a pending call is, and int PyRun_SimpleString(const char *) can be one.
+    # A pending call is int (*)(void *); int PyRun_SimpleString(const char *) fits that.
     status = call_with_text(process.pid, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
                             text.encode())
     if status != 0:
@@ -115,8 +115,8 @@ def _add_pending_call(process: target.Target, text: str) -> None:
 
 
 def _wait_for_listener(pid: int, before: set[int]) -> Announcement | None:
-    """For a process in a network of its own, which what it tells cannot leave: look whether it listens, with sockets
-    other than ``before``, and whether that is reached."""
+    """For a process in a network namespace of its own, from which no announcement arrives: wait until it listens
+    with sockets other than ``before``, and check that the server is reachable."""
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while time.monotonic() < deadline:
         if _listening(pid) - before:
@@ -131,7 +131,7 @@ def _wait_for_listener(pid: int, before: set[int]) -> Announcement | None:
 
 
 def _listening(pid: int) -> set[int]:
-    """The inodes of the sockets it listens with on all interfaces, as profiler servers do."""
+    """The inodes of the sockets that it listens on at all interfaces, as profiler servers do."""
     proc = Path("/proc")
     held = sockets.holders(proc, {listener.inode for listener in sockets.listeners(proc, pid, 0)})
     return {inode for inode, pids in held.items() if pid in pids}

@@ -1,4 +1,4 @@
-"""Where a running process has functions of its interpreter: ELF's dynamic symbols and /proc/PID/maps."""
+"""The addresses of interpreter functions in a running process, from ELF symbols and /proc/PID/maps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def functions_of(data: bytes, names: Collection[str]) -> tuple[dict[str, int], l
 def addresses_in(pid: int, names: Collection[str]) -> dict[str, int]:
     """Where process ``pid`` has the functions ``names`` of CPython, in libpython or the executable itself.
 
-    Raises GputopError where it has not got them all: it is no Python, or one that does not show them.
+    Raises GputopError where some are missing: it is no Python, or one without these symbols.
     """
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")

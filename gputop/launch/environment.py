@@ -1,4 +1,4 @@
-"""What ``gputop run`` changes about a job: PYTHONPATH and GPUTOP_…, variables of its environment, and nothing else."""
+"""All that ``gputop run`` changes about a job: the variables PYTHONPATH and GPUTOP_… of its environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from gputop.core.errors import GputopError
 
 INSIDE = Path(__file__).resolve().parent / "inside"
-EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # what shells, env and nohup end with
+EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # the exit status of shells, env and nohup
 
 _PYTHON = re.compile(r"python[0-9.]*(-dbg)?")
 _WITH_VALUE = "WX"  # interpreter options whose value may be the next argument
@@ -21,9 +21,9 @@ _DROPS_ENVIRONMENT = {"docker", "podman", "nerdctl", "kubectl", "sudo", "su", "d
 
 
 def job_environ(environ: Mapping[str, str], token: str, port: int = 0, listen: str = "local") -> dict[str, str]:
-    """``environ`` for a job whose first process, or each rank, is to serve its profiler.
+    """``environ`` for a job whose first process, or each rank, shall serve its profiler.
 
-    ``token`` is what its processes have in common; ``port`` 0 is any; ``listen`` local or all.
+    ``token`` identifies the job to its processes; ``port`` 0 is any; ``listen`` is "local" or "all".
     """
     before = environ.get("PYTHONPATH")
     out = {**environ, "PYTHONPATH": f"{INSIDE}{os.pathsep}{before}" if before else str(INSIDE), "GPUTOP_RUN": token}
@@ -39,8 +39,8 @@ def new_token() -> str:
 
 
 def inherited_environ() -> dict[str, str]:
-    """The environment gputop was started with, without what its interpreter added to it: in the C locale
-    Python sets LC_CTYPE (PEP 538), and a job that is no Python would be another one for it."""
+    """The environment gputop was started with, without what its interpreter added: in the C locale Python sets
+    LC_CTYPE (PEP 538), which would change the behavior of a job that is not Python."""
     environ = dict(os.environ)
     try:
         at_start = Path("/proc/self/environ").read_bytes()
@@ -66,7 +66,7 @@ def find_command(argv: Sequence[str]) -> str:
 
 
 def launch_warning(argv: Sequence[str], file: str) -> str | None:
-    """Why no server may start in this command, as far as its arguments tell; None where nothing speaks against it."""
+    """Why a server may not start in this command, judged by its arguments; None where no reason is found."""
     name = Path(argv[0]).name
     if name in _DROPS_ENVIRONMENT or (name == "env" and {"-i", "-", "--ignore-environment"} & set(argv)):
         return (f"{name} does not pass its environment on, so no profiler server may start in the job. "
@@ -94,7 +94,7 @@ def _shebang(file: str) -> list[str]:
 
 
 def _option_ignoring_pythonpath(words: Sequence[str]) -> str | None:
-    """The option with which this Python reads neither PYTHONPATH nor a sitecustomize; None if it does."""
+    """The option that makes this Python ignore PYTHONPATH or sitecustomize; None without one."""
     if not words or not _PYTHON.fullmatch(Path(words[0]).name):
         return None
     skip = False

@@ -1,4 +1,4 @@
-"""Have a running process call one function, in a thread that is asleep, while all others go on. Linux on x86-64.
+"""Make a running process call one function, on a thread that sleeps, while all others continue. Linux on x86-64.
 
 A debugger would stop every thread, for as long as it reads symbols, and an old one on a processor with AMX ends the
 job: GDB 13 cannot write the registers of a Sapphire Rapids back, and the system call it interrupted fails with errno
@@ -80,7 +80,7 @@ def call_with_text(pid: int, function: int, first: int, text: bytes) -> int:
 
 
 def _sleepers(pid: int) -> list[int]:
-    """Threads in a call that can be made again, best first."""
+    """Threads in a system call that can be restarted, best first."""
     found = []
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
@@ -95,7 +95,7 @@ def _sleepers(pid: int) -> list[int]:
 
 @contextlib.contextmanager
 def _borrow(libc: _Libc, tid: int) -> Iterator[Registers | None]:
-    """Stop a thread in its system call, yield its registers, let it go as it was; None where it is in none."""
+    """Stop a thread in its system call, yield its registers, restore it; yields None where it is in none."""
     try:
         libc(_SEIZE, tid, None, _O_TRACESYSGOOD)
     except OSError as error:
@@ -133,7 +133,7 @@ def _borrow(libc: _Libc, tid: int) -> Iterator[Registers | None]:
 
 
 def _resumed(registers: Registers) -> Registers:
-    """How the kernel would have let the thread go on after an interruption without a signal."""
+    """The registers with which the kernel would continue the thread after an interruption without a signal."""
     result = _signed(registers["rax"])
     if result in _RESTART_ERRORS:
         return {**registers, "rip": registers["rip"] - 2, "rax": registers["orig_rax"]}
@@ -144,7 +144,7 @@ def _resumed(registers: Registers) -> Registers:
 
 def _call(libc: _Libc, pid: int, tid: int, registers: Registers, function: int, first: int, text: bytes) -> int:
     no_restart = {**registers, "orig_rax": _unsigned(-1)}
-    mark = registers["rip"]  # where a stop at our syscall instruction shows
+    mark = registers["rip"]  # the instruction pointer of a stop at our syscall instruction
     length = (len(text) + 1 + 4095) & ~4095
     # Anonymous, private, readable and writable (sys/mman.h).
     _set(libc, tid, {**no_restart, "rip": mark - 2, "rax": _MMAP, "rdi": 0, "rsi": length, "rdx": 3, "r10": 0x22,
@@ -163,14 +163,14 @@ def _call(libc: _Libc, pid: int, tid: int, registers: Registers, function: int, 
         memory.write(struct.pack("<Q", mark - 2))  # it returns to the syscall instruction
     _set(libc, tid, {**no_restart, "rip": function, "rsp": stack, "rdi": first, "rsi": page, "rax": 0})
     returned = _run_to_call(libc, tid, mark)
-    _set(libc, tid, {**_get(libc, tid), "orig_rax": _unsigned(-1)})  # that call is not made
+    _set(libc, tid, {**_get(libc, tid), "orig_rax": _unsigned(-1)})  # this system call is skipped
     libc(_SYSCALL, tid)
     _wait_for_call(libc, tid)
     return ctypes.c_int(returned & 0xFFFFFFFF).value
 
 
 def _run_to_call(libc: _Libc, tid: int, mark: int) -> int:
-    """Go on up to our own syscall instruction; returns what the accumulator holds there. Other calls pass."""
+    """Continue to our own syscall instruction; returns the accumulator there. Other system calls pass."""
     entered = True
     libc(_SYSCALL, tid)
     while True:
@@ -183,13 +183,13 @@ def _run_to_call(libc: _Libc, tid: int, mark: int) -> int:
 
 
 def _wait_for_call(libc: _Libc, tid: int) -> None:
-    """Wait for the next entry to or exit from a system call; signals are passed on meanwhile."""
+    """Wait for the next entry to or exit from a system call; forward signals meanwhile."""
     deadline = time.monotonic() + _CALL_S
     while True:
         try:
             status = _wait(tid, deadline - time.monotonic())
         except GputopError:
-            libc(_INTERRUPT, tid)  # it is to be stopped when its registers are put back
+            libc(_INTERRUPT, tid)  # it must be stopped when its registers are restored
             _wait(tid, _STOP_S)
             raise
         number = os.WSTOPSIG(status)

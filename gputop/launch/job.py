@@ -1,4 +1,4 @@
-"""A job that runs beside the monitor: its output in a file, its signals, its end."""
+"""A job that runs beside the monitor: its output in a file, its signals, its exit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TAIL_BYTES = 64 * 1024
 FOLLOW_PERIOD_S = 0.2
 # Colors, and where progress bars have the cursor go: ECMA-48's control sequences, and titles and links (OSC).
 _SEQUENCE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-# What a terminal sends goes to all of the job, what a person or scheduler sends to its first process.
+# A terminal's signals go to the whole process group, those of a person or scheduler to its first process.
 _TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
 FORWARDED = (*_TERMINAL_SIGNALS[:-1], signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -47,8 +47,8 @@ class Job:
         """Start it; its output goes to ``log``, a new file of the user's own. Raises GputopError."""
         self.command = printable(shlex.join(argv))
         self.log = log
-        self.server: str | None = None  # where it serves its profiler, once it does
-        self.problem: str | None = None  # why it does not, where it said so
+        self.server: str | None = None  # address of its profiler server, once there is one
+        self.problem: str | None = None  # why it has no server, where it announced that
         self._on_change: Callable[[], None] = lambda: None
         self.ended = threading.Event()
         descriptor = open_log(log)
@@ -70,7 +70,7 @@ class Job:
         self._on_change = on_change
 
     def set_server(self, address: str | None, line: str) -> None:
-        """Note what it told of its profiler server; the first one's address stays."""
+        """Keep what the job announced about its profiler server; of several the first address."""
         if address is None:
             self.problem = line
         elif self.server is None:
@@ -88,7 +88,7 @@ class Job:
         return self._process.returncode
 
     def state(self) -> str:
-        """Whether it runs or how it ended, in words."""
+        """Whether the job runs or how it ended, in words."""
         code = self.returncode
         if code is None:
             return "runs"
@@ -107,7 +107,7 @@ class Job:
                 os.kill(self.pid, number)
 
     def end(self) -> None:
-        """Ask all of it to end: where a shell started the training, SIGTERM to the shell alone leaves that behind."""
+        """SIGTERM to the whole process group: to a shell alone it would leave the training behind."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGTERM)
 
@@ -133,7 +133,7 @@ class Job:
 
 @contextlib.contextmanager
 def forward_signals(job: Job, others: Mapping[signal.Signals, Any] | None = None) -> Iterator[None]:
-    """Within the block what would end gputop goes to the job instead; ``others`` are handlers of more signals."""
+    """For the block, forward the signals that would end gputop to the job; ``others`` are handlers of more signals."""
     def forward(number: int, _: FrameType | None) -> None:
         job.send(number)
 
@@ -142,14 +142,14 @@ def forward_signals(job: Job, others: Mapping[signal.Signals, Any] | None = None
 
 
 def wait_for_exit(job: Job, say: Callable[[str], None], tail_lines: int = 20) -> None:
-    """After the monitor: show the end of the job's output and what it goes on to write, until it ends.
+    """After the monitor: show the end of the job's output and what follows, until the job exits.
 
-    Signals are passed on meanwhile. Raw bytes go to stdout, as they would have without gputop.
+    Signals are forwarded meanwhile. Raw bytes go to stdout, as they would without gputop.
     """
     def stop(number: int, _: FrameType | None) -> None:
         job.send(number)
         os.kill(os.getpid(), signal.SIGSTOP)
-        job.send(signal.SIGCONT)  # in the foreground again
+        job.send(signal.SIGCONT)  # gputop is in the foreground again
 
     # Textual's handler of SIGCONT would bring its screen back.
     with forward_signals(job, {signal.SIGTSTP: stop, signal.SIGCONT: signal.SIG_DFL}):
@@ -166,7 +166,7 @@ def wait_for_exit(job: Job, say: Callable[[str], None], tail_lines: int = 20) ->
 
 
 def _copy(log: Path, position: int) -> int:
-    """What is new in the log to stdout; its size in bytes. Where the terminal or the file is gone, the job is not."""
+    """Copy the log from ``position`` on to stdout; returns the bytes copied. A lost terminal or file is ignored."""
     size = 0
     with contextlib.suppress(OSError, ValueError), log.open("rb") as file:
         file.seek(position)
@@ -178,7 +178,7 @@ def _copy(log: Path, position: int) -> int:
 
 
 def exit_like(returncode: int) -> int:
-    """The exit status that makes gputop end as the job did; where a signal ended it, this does not return."""
+    """The exit status with which gputop ends as the job did; does not return where a signal ended the job."""
     if returncode >= 0:
         return returncode
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Have a process run a script at the next safe point of its main thread: remote execution of Python 3.14 (PEP 768).
+"""Make a process run a script at the next safe point of its main thread: Python 3.14's remote execution (PEP 768).
 
 ``sys.remote_exec`` is for a Python of the very same minor version, so another one would have to be started for it:
 the job's own, which as root would be to run other people's program, and from outside a container finds none of its
@@ -34,7 +34,7 @@ _MAX_INTERPRETERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where the main thread of a process takes requests: addresses in it."""
+    """The addresses in a process where its main thread takes requests."""
 
     path: int
     path_bytes: int
@@ -95,7 +95,7 @@ def slot_at(memory: int, runtime: int) -> Slot | None:
 
 
 def request(memory: int, slot: Slot, script: Path) -> None:
-    """Have ``script``, a path as the process sees it, run. Raises GputopError."""
+    """Request that ``script``, a path as the process sees it, is run. Raises GputopError."""
     path = os.fsencode(script) + b"\0"
     if len(path) > slot.path_bytes:
         raise GputopError(f"{script} is too long a path for Python's remote execution", "")
@@ -104,8 +104,8 @@ def request(memory: int, slot: Slot, script: Path) -> None:
             raise GputopError("another tool's request is waiting in the job", "Try again when that has been served.")
         os.pwrite(memory, path, slot.path)
         os.pwrite(memory, struct.pack("<i", 1), slot.pending)
-        # The lowest byte alone, as the others hold a version. Other threads set bits of it at any time, and one set
-        # in between is lost: so what nobody would ask for again is asked for here.
+        # Only the lowest byte, because the others hold a version. Other threads set bits in it at any time, and one
+        # set in between is lost: so this sets all bits that nobody would set again.
         (bits,) = _read(memory, slot.eval_breaker, 1)
         os.pwrite(memory, bytes([bits | _STOP_AND_CHECK]), slot.eval_breaker)
     except OSError:
@@ -113,7 +113,7 @@ def request(memory: int, slot: Slot, script: Path) -> None:
 
 
 def withdraw(memory: int, slot: Slot) -> None:
-    """Take a request back that has not been served: else it would be, without its script, in an hour."""
+    """Withdraw a request that has not been served: otherwise it would be served later, without its script."""
     with contextlib.suppress(OSError):  # the process has ended
         os.pwrite(memory, struct.pack("<i", 0), slot.pending)
 

@@ -1,4 +1,4 @@
-"""What a process is, and why gputop may not or cannot start a profiler server in it."""
+"""The process that ``gputop attach`` names, and why gputop may not or cannot start a profiler server in it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Target:
 
 
 def examine(pid: int, proc: Path = Path("/proc"), yama: Path = _YAMA) -> Target:
-    """Look at a process without touching it. Raises GputopError with the reason why it is no target."""
+    """Inspect a process without touching it. Raises GputopError with the reason why it cannot be a target."""
     folder = proc / str(pid)
     try:
         status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
@@ -72,7 +72,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = _YAMA) -> Target:
 
 
 def check_machine() -> None:
-    """Raises GputopError on machines whose threads gputop cannot borrow."""
+    """Raises GputopError on machines where gputop cannot borrow a thread."""
     if platform.machine() != "x86_64":
         raise GputopError(f"gputop attach knows x86-64 only, not {platform.machine()}, for Python before 3.14",
                           _ALTERNATIVE)

@@ -1,4 +1,4 @@
-"""Opening a captured trace in XProf or TensorBoard: which command does it here, and XProf on the loopback interface.
+"""Opens a captured trace in XProf or TensorBoard: the command for it, and XProf on the loopback interface.
 
 ``xprof`` binds to all interfaces, its web server and a gRPC worker, without a password, and has no option for it.
 So ``gputop xprof`` runs its entry point in a process that takes each socket as it appears to the loopback.
@@ -38,7 +38,7 @@ def logdir_of(path: Path) -> Path:
 
 
 def open_command(logdir: Path) -> str:
-    """What to type to see the traces of ``logdir``: true for what is installed here, in this environment or on PATH."""
+    """The command that shows the traces of ``logdir`` with what is installed in this environment or on PATH."""
     folder = shlex.quote(str(logdir))
     if _version("xprof") is not None:
         return f"gputop xprof {folder}"
@@ -77,7 +77,7 @@ def serve(logdir: Path, port: int) -> int:
 
 
 def _keep_to_loopback(port: int) -> None:
-    """Confine what listens in this process, until its web server does, which comes last."""
+    """Confine all listening sockets of this process to the loopback, until its web server, the last one, listens."""
     while True:
         up = bool(listening_sockets(port))
         if not confine(listening_sockets(0)):

@@ -1,4 +1,4 @@
-"""Which live source the options ask for. Nothing is loaded or contacted here."""
+"""Makes the live source that the options select. Nothing is loaded or contacted here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def live_source(kind: str, gpus: Sequence[str], interval_s: float, *, dcgm: str 
     if dcgm is not None:
         from gputop.sources.dcgm.connection import parse_address
 
-        parse_address(dcgm)  # wrong usage is said before anything starts
+        parse_address(dcgm)  # raises for wrong usage before anything starts
 
     def connect() -> DcgmClient:
         from gputop.sources.dcgm.client import DcgmClient

@@ -12,11 +12,11 @@ from gputop.core.samples import GpuInfo
 VISIBLE = "visible"
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _LABEL = re.compile(r"\d+:\d+")
-_PLACEHOLDER_PREFIX = "index:"  # what the UUID of a device begins with that could not be asked for it
+_PLACEHOLDER_PREFIX = "index:"  # the UUID of a device whose UUID could not be read begins with this
 
 
 def placeholder_uuid(index: int) -> str:
-    """Stands for the UUID of a GPU that does not tell it."""
+    """The stand-in for the UUID of a GPU whose UUID could not be read."""
     return f"{_PLACEHOLDER_PREFIX}{index}"
 
 
@@ -53,7 +53,7 @@ def _matches(item: str, present: Sequence[GpuInfo]) -> set[str]:
         first = int(numbers[1])
         last = int(numbers[2]) if numbers[2] else first
         indices = {info.index for info in present}
-        # A range must exist as a whole: "0-15" on a node of 8 is more likely a mistake than a wish.
+        # A range must exist as a whole: "0-15" on a node of 8 GPUs is probably a mistake.
         if first not in indices or last not in indices:
             return set()
         return {info.uuid for info in present if first <= info.index <= last}
@@ -84,11 +84,11 @@ def _no_such_gpu(where: str, item: str, present: Sequence[GpuInfo]) -> GputopErr
 
 
 def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]:
-    """UUIDs of what CUDA_VISIBLE_DEVICES names, as CUDA reads it: up to the first entry that names nothing.
+    """UUIDs of the devices in CUDA_VISIBLE_DEVICES, read as CUDA does: up to the first entry that matches none.
 
-    CUDA counts GPUs by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID, the order of NVML. Among
-    GPUs of one name both are the same; where they are not, and numbers choose some of
-    several, the numbers cannot be told and that is an error.
+    CUDA numbers GPUs by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID, which is NVML's order. For
+    GPUs of one model both orders are the same; with several models, numbers that choose some of
+    the GPUs are ambiguous and raise GputopError.
     """
     value = environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
@@ -128,7 +128,7 @@ def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]
 
 
 def _uuid(entry: str, present: Sequence[GpuInfo]) -> set[str]:
-    """What a UUID or its beginning names; nothing where that fits several GPUs, as in CUDA."""
+    """The devices of a UUID or its beginning; none where it matches several GPUs, as in CUDA."""
     matched = _matches(entry, present)
     named = [info for info in present if info.uuid.casefold().startswith(entry.casefold())]
     return matched if len(named) == 1 else set()

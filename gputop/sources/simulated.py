@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 BACKFILL_S = 300.0
 _BACKFILL_STEP_S = 1.0  # at least; finer ticks are for live samples
-_LEAD_S = 32.0  # how far into an epoch the job is when one begins to watch: both sides of now are plain training
-_FIRST_WINDOW_NS = SECOND_NS  # what a first reading looks back on
+_LEAD_S = 32.0  # how far into an epoch the job is at the start: plain training before and after it
+_FIRST_WINDOW_NS = SECOND_NS  # the time a first reading covers
 _SHORTEST_WINDOW_NS = SECOND_NS // 100
 
 

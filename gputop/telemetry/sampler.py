@@ -325,7 +325,7 @@ class Sampler:
     def _process_samples(self, result: object, gpus: tuple[GpuSample, ...]) -> tuple[ProcessSample, ...]:
         if isinstance(result, tuple):
             return result
-        from gputop.sources.host.gpu_processes import missing_process  # not needed for a first_gpus, and slow to import
+        from gputop.sources.host.gpu_processes import missing_process  # slow to import, not needed for the first GPUs
 
         held: dict[int, dict[int, GpuProcess]] = {}
         for gpu in gpus:

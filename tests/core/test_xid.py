@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.core.xid import APPLICATION, CATALOGUE, DRIVER, HARDWARE, UNKNOWN, explain
+from gputop.core.xid import APPLICATION, CATALOG, DRIVER, HARDWARE, UNKNOWN, explain
 
 
 @pytest.mark.parametrize(("fault", "numbers"), [
@@ -22,4 +22,4 @@ def test_whose_fault_the_well_known_ones_are(fault: str, numbers: tuple[int, ...
 def test_a_number_that_is_not_in_the_table_points_to_the_catalogue() -> None:
     found = explain(987)
     assert (found.number, found.fault) == (987, UNKNOWN)
-    assert CATALOGUE in found.action
+    assert CATALOG in found.action

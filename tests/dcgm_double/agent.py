@@ -44,11 +44,11 @@ class Agent:
     def dcgmInit(self) -> int:
         if not self._library.loaded:
             raise s.DCGMError(-10)
-        self._library.initialised = True
+        self._library.initialized = True
         return 0
 
     def dcgmConnect_v2(self, address: str, parameters: s.c_dcgmConnectV2Params_v2) -> Client:
-        assert self._library.initialised and 0 < parameters.timeoutMs <= 1000
+        assert self._library.initialized and 0 < parameters.timeoutMs <= 1000
         assert parameters.persistAfterDisconnect == 0, "watches would outlive gputop"
         engine = engine_at(address, bool(parameters.addressIsUnixSocket))
         if engine is None:

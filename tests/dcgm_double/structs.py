@@ -92,7 +92,7 @@ class Library:
     def __init__(self, major: int) -> None:
         self.major = major
         self.loaded = ""
-        self.initialised = False
+        self.initialized = False
 
     def load(self, libDcgmPath: str | None = None) -> None:
         folders = [libDcgmPath] if libDcgmPath else []

@@ -29,7 +29,7 @@ import os, sys
 import tensorflow as tf
 import multiprocessing
 cpu = tf.config.list_physical_devices("CPU")[0]
-# Refused by a TensorFlow whose devices have been initialised.
+# Refused by a TensorFlow whose devices have been initialized.
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 with multiprocessing.get_context("fork").Pool(1) as pool:  # as data loaders do it
     print(*pool.map(abs, [-1]))
@@ -49,7 +49,7 @@ _JAX = """
 import sys
 import jax
 from jax._src import xla_bridge
-print("initialised" if xla_bridge._backends else "untouched")
+print("initialized" if xla_bridge._backends else "untouched")
 if sys.argv[1:]:
     jax.profiler.start_server(int(sys.argv[1]))
 step = jax.jit(lambda x: (x @ x).sum())

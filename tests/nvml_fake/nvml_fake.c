@@ -56,7 +56,7 @@ const double MIB = 1024.0 * 1024.0;
 
 static Rule rules[MAX_RULES];
 static Counted counted[MAX_COUNTED];
-static int rule_count, counted_count, init_code, initialised;
+static int rule_count, counted_count, init_code, initialized;
 static char driver[80], device_name[96];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER, starting = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t released = PTHREAD_COND_INITIALIZER, hanging = PTHREAD_COND_INITIALIZER;
@@ -248,7 +248,7 @@ int enter(Gpu *g, const char *function)
 {
     int code = OK;
     const Rule *rule;
-    if (!initialised) return UNINITIALIZED;
+    if (!initialized) return UNINITIALIZED;
     if (g < gpus || g >= gpus + gpu_count) code = mig_answers(g, function);
     if (code) return code;
     pthread_mutex_lock(&lock);
@@ -301,8 +301,8 @@ int nvmlInitWithFlags(unsigned flags)
 {
     (void)flags;
     pthread_mutex_lock(&starting);
-    if (!initialised) configure();
-    if (init_code == OK) initialised++;
+    if (!initialized) configure();
+    if (init_code == OK) initialized++;
     pthread_mutex_unlock(&starting);
     return init_code;
 }
@@ -311,8 +311,8 @@ int nvmlShutdown(void)
 {
     int code = UNINITIALIZED;
     pthread_mutex_lock(&starting);
-    if (initialised) code = OK;
-    if (initialised && !--initialised) events_end();
+    if (initialized) code = OK;
+    if (initialized && !--initialized) events_end();
     pthread_mutex_unlock(&starting);
     return code;
 }
@@ -329,7 +329,7 @@ int nvmlSystemGetDriverVersion(char *to, unsigned room) { return copy(to, room, 
 int nvmlSystemGetNVMLVersion(char *to, unsigned room) { return copy(to, room, "13.580.65"); }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 13000; return OK; }
 int nvmlSystemGetCudaDriverVersion(int *version) { *version = 13000; return OK; }
-int nvmlDeviceGetCount_v2(unsigned *to) { *to = (unsigned)gpu_count; return initialised ? OK : UNINITIALIZED; }
+int nvmlDeviceGetCount_v2(unsigned *to) { *to = (unsigned)gpu_count; return initialized ? OK : UNINITIALIZED; }
 int nvmlDeviceGetName(Gpu *g, char *to, unsigned room)
 {
     char name[160];
@@ -392,7 +392,7 @@ void fake_release(int gpu)
 void fake_end(void)
 {
     pthread_mutex_lock(&starting);
-    initialised = 0;
+    initialized = 0;
     pthread_mutex_unlock(&starting);
     for (int i = 0; i < MAX_GPUS; i++) fake_release(i);
     events_end();

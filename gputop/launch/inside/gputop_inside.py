@@ -1,4 +1,4 @@
-"""Inside each Python of the job: watches for the import of TensorFlow or JAX, then has its profiler served.
+"""Inside each Python of the job: waits for the import of TensorFlow or JAX, then starts its profiler server.
 
 Stands alone: only the standard library, Python 3.8 and newer, nothing of gputop, which the job's environment
 need not have. Every Python that the job starts loads it, so it imports next to nothing itself.
@@ -20,7 +20,7 @@ def watch() -> None:
 
 
 class _Finder:
-    """Finds nothing by itself: it passes on what the others find, to be told when its import has ended."""
+    """Finds nothing itself: it returns what the other finders find, with a hook at the end of the import."""
 
     def __init__(self) -> None:
         self.awaited = {"tensorflow", "jax"}
@@ -39,7 +39,7 @@ class _Finder:
         return None
 
     def _follow(self, name: str, loader: Any) -> None:
-        """Have this one loader call us at the end; its class and everything else stay as they are."""
+        """Hook this one loader instance so that it calls us at the end; its class stays unchanged."""
         try:
             execute = loader.exec_module
 

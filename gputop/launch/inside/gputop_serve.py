@@ -1,11 +1,11 @@
 """Inside the job's process: starts the profiler server of the TensorFlow or JAX it has imported.
 
 Loaded by :mod:`gputop_inside` where the job was started with this folder on its PYTHONPATH, and as text by
-``gputop attach``. Stands alone like that one. What goes wrong is told on stderr, in one line.
+``gputop attach``. Stands alone like that one. A failure is reported on stderr, in one line.
 
 What it reads from the environment: ``GPUTOP_PORT``, the port of the node's first process, the next ones being those
 of the local ranks 1, 2, … (default: any that is free); ``GPUTOP_LISTEN=all``, to be reached from other hosts (default:
-from this one only); ``GPUTOP_RUN``, what the processes of one job have in common (set by ``gputop run``, else by the
+from this one only); ``GPUTOP_RUN``, the token of the job (set by ``gputop run``, else by the
 first process that serves, for its children).
 """
 
@@ -59,7 +59,7 @@ def serve(framework: str, token: str = "", port: int | None = None, listen: str 
 
 
 def serve_now(token: str, port: int, listen: str, until_s: float) -> None:
-    """For a process that has been running: as :func:`serve`, for the framework in use; too late is not at all."""
+    """For a running process: as :func:`serve`, for the framework in use; does nothing after ``until_s``."""
     if time.time() > until_s:
         return
     jax = sys.modules.get("jax")
@@ -89,8 +89,8 @@ def _start_jax(_module: Any, port: int) -> None:
 
 
 def _claimed(token: str) -> bool:
-    """Whether this process is the one of its job and rank that serves. The claim is a name that the kernel
-    gives to one process at a time and takes back when it ends."""
+    """Whether this process is the one of its job and rank that serves. The claim is a socket name that the kernel
+    gives to one process at a time and releases when the process ends."""
     global _claim
     if _claim is not None:
         return True
@@ -124,7 +124,7 @@ def _task() -> str | None:
 
 
 def _rank() -> str | None:
-    """What to call this process among its equals; None if it is alone."""
+    """The rank of this process in the job; None if it is alone."""
     names = _RANKS[1:] + _RANKS[:1]  # the rank of the whole job rather than that of the node
     return next((os.environ[name] for name in names if os.environ.get(name)), _task())
 
@@ -139,7 +139,7 @@ def _wanted_port() -> int:
 
 
 def free_port(port: int) -> int:
-    """``port``, or any for 0; 0 if it is taken. To be asked: gRPC shares a port that another server has."""
+    """``port``, or any for 0; 0 if it is taken. Checked first, because gRPC shares a port with another server."""
     for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as trial:

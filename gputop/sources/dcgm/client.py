@@ -1,8 +1,8 @@
-"""The DCGM host engine, asked from one daemon thread of its own, so that nothing waits for it.
+"""The DCGM host engine, read by a daemon thread of its own, so that no caller waits for it.
 
-Who needs its values asks once per tick and takes the newest snapshot. The thread connects
-(bindings are looked for only where something listens), watches what it may, reads, and
-starts again with a back-off after the engine went away.
+A caller requests an update once per tick and takes the newest snapshot. The thread connects
+(it searches the bindings only where something listens), sets the watches it may, reads, and
+reconnects with a back-off after the engine went away.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ REACH_TIMEOUT_S = 0.5
 FIRST_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 HANG_TIMEOUT_S = 5.0  # connecting may import the bindings from a slow disk; no call takes this long
-SLOW_WATCH_S = 10.0  # limits, error counters: what a watch of ours need not ask at every tick
-UNWATCHED_RETRY_S = 10.0  # a read of a field that nobody watches is an error line in the engine's log: ask rarely
+SLOW_WATCH_S = 10.0  # period of gputop's own watches of limits and error counters
+UNWATCHED_RETRY_S = 10.0  # reading a field that nobody watches writes an error line into the engine's log: retry rarely
 CLOSE_TIMEOUT_S = 0.5
 START = "sudo systemctl start nvidia-dcgm   # or: sudo nv-hostengine"
-_STABLE_CONNECTION_S = 10.0  # a connection that lasted this long was a good one
+_STABLE_CONNECTION_S = 10.0  # a connection of this age resets the back-off
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the engine said last. ``values`` by GPU UUID and field are judged: a stale one is a reason."""
+    """The engine's last answer. ``values`` by GPU UUID and field; a stale one is a reason, not a value."""
 
     error: str | None = "not asked yet"  # why there are no values
     fix: str = ""
@@ -51,7 +51,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What to read and to watch. ``uuids`` None: of every GPU that the engine lists."""
+    """What to read and watch. ``uuids`` None: every GPU that the engine lists."""
 
     ids: tuple[int, ...] = ()
     uuids: frozenset[str] | None = frozenset()
@@ -60,7 +60,7 @@ class Subscription:
 
 
 class DcgmClient:
-    """Thread-safe. ``bindings`` is the folder of ``--dcgm-bindings``; ``root`` and ``env`` say where to look else."""
+    """Thread-safe. ``bindings`` is the folder of ``--dcgm-bindings``; without it ``root`` and ``env`` are searched."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class DcgmClient:
         self._asked_s = 0.0
         self._step_began: tuple[float, float] | None = None  # the step under way: monotonic and Unix time
         self._snapshot = Snapshot()
-        # Below: of the thread alone.
+        # Below: used by the thread only.
         self._engine: Engine | None = None
         self._local = False
         self._loaded: dict[int, Bindings] = {}
@@ -105,11 +105,11 @@ class DcgmClient:
         self._polled: list[Entity] = []
         self._staleness = StalenessTracker()
 
-    # -- for the others -----------------------------------------------------------------------
+    # -- for callers --------------------------------------------------------------------------
 
     def subscribe(self, ids: Iterable[int], uuids: Iterable[str] | None, *, profiling: bool = False,
              ordinary: bool = False) -> None:
-        """Read ``ids`` of the GPUs ``uuids`` (None: all) from now on, in addition to what was wanted before."""
+        """Read ``ids`` of the GPUs ``uuids`` (None: all) from now on, in addition to earlier subscriptions."""
         with self._changed:
             old = self._subscription
             everywhere = uuids is None or old.uuids is None
@@ -121,7 +121,7 @@ class DcgmClient:
             )
 
     def request_update(self, tick_s: float) -> None:
-        """Have the engine asked once for the tick at ``tick_s`` (Unix time); returns at once."""
+        """Request one read of the engine for the tick at ``tick_s`` (Unix time); returns at once."""
         with self._changed:
             if tick_s == self._tick_s or self._stopping:
                 return
@@ -136,16 +136,16 @@ class DcgmClient:
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until what was asked for last is answered; False where that takes longer than ``timeout_s``.
+        """Wait for the last request's answer; False where that takes longer than ``timeout_s``.
 
-        Counted from the question, so that of many that wait for one answer none waits anew.
+        The time counts from the request, so that several callers of one answer share one timeout.
         """
         with self._changed:
             asked, left_s = self._asked, self._asked_s + timeout_s - time.monotonic()
             return self._changed.wait_for(lambda: self._answered >= asked, max(0.0, left_s))
 
     def snapshot(self) -> Snapshot:
-        """The newest answer. One that is too old to be shown is an error instead."""
+        """The newest answer; an error instead where it is too old to be shown."""
         snapshot, began, now_s = self._snapshot, self._step_began, self._clock()
         if began is not None and now_s - began[0] > HANG_TIMEOUT_S:
             why = f"the host engine at {self.address} does not respond: a call has hung since {clock_text(began[1])}"
@@ -156,7 +156,7 @@ class DcgmClient:
         return snapshot
 
     def now_s(self) -> float:
-        """Unix time, as the client sees it."""
+        """Unix time, from the client's clock."""
         return self._wall_clock()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
@@ -179,7 +179,7 @@ class DcgmClient:
                 asked = self._asked
             try:
                 self.step()
-            except Exception as error:  # noqa: BLE001  thread boundary: else DCGM would fall silent without a word
+            except Exception as error:  # noqa: BLE001  thread boundary: otherwise DCGM would stop without a message
                 self._snapshot = Snapshot(f"gputop failed in its DCGM part: {error!r}", "Please report it.")
                 self._disconnect()
             with self._changed:
@@ -188,7 +188,7 @@ class DcgmClient:
         self._disconnect()
 
     def step(self) -> None:
-        """Connect if it is time to, then read. Called by the thread for each tick; blocks."""
+        """Connect if a retry is due, or read. Called by the thread for each tick; blocks."""
         now_s = self._clock()
         self._step_began = now_s, self._wall_clock()
         try:
@@ -223,7 +223,7 @@ class DcgmClient:
             engine.close()
 
     def _connect(self) -> None:
-        """A connection that has been read from once; raises GputopError."""
+        """Connect and read once; raises GputopError."""
         address = self.address
         try:
             self._local = address.reach(REACH_TIMEOUT_S)
@@ -249,7 +249,7 @@ class DcgmClient:
                     "See whether it is a DCGM host engine of the same version: "
                     "dcgmi discovery -l --host " + str(address)))
                 if error.code != dcgm_fields.FUNCTION_NOT_FOUND:
-                    break  # other bindings would meet the same engine
+                    break  # other bindings would reach the same engine
         raise problems[0]
 
     def _connect_with(self, installed: Installed) -> None:
@@ -268,7 +268,7 @@ class DcgmClient:
                   [gpu for gpu in (*engine.gpus, *engine.instances) if gpu.uuid in uuids])
         self._watch(engine, chosen, wanted)
         entities = [gpu.entity for gpu in chosen]
-        if entities != self._polled:  # that a field is watched nowhere was found for the others only
+        if entities != self._polled:  # unwatched fields were found for other entities
             self._polled = entities
             self._skip_until_s.clear()
         now_s, wall_s = self._clock(), self._wall_clock()
@@ -302,7 +302,7 @@ class DcgmClient:
     # -- watches ------------------------------------------------------------------------------
 
     def _follow_interval(self) -> None:
-        """Watch at the pace of the ticks, once it has changed for three of them."""
+        """Follow the interval of the ticks, once it has changed for three of them."""
         gaps_s = self._gaps_s
         if len(gaps_s) == 3 and min(gaps_s) > 0 and max(gaps_s) < 1.3 * min(gaps_s):
             pace_s = max(MIN_WATCH_S, sum(gaps_s) / 3)
@@ -330,7 +330,7 @@ class DcgmClient:
         self._watched = goal
 
     def _watch_profiling(self, engine: Engine, gpus: list[EngineGpu], keep_s: float) -> None:
-        """Watch what each GPU has of the profiling fields; where that fails, remember why."""
+        """Watch the profiling fields that each GPU supports; where that fails, keep the reason."""
         alike: dict[tuple[int, ...], list[Entity]] = {}
         for gpu in gpus:
             try:

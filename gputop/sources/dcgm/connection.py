@@ -1,7 +1,7 @@
-"""One connection to a DCGM host engine: what it lists, reads and watches. Blocks; one thread uses it.
+"""One connection to a DCGM host engine: lists, reads and watches. Blocks; one thread uses it.
 
-Only plain calls of the bindings are used, and values only as the engine holds them: with its
-live-data flag, DCGM 4.0 to 4.6 dies of a profiling field.
+Only plain calls of the bindings are used, and only values that the engine already holds: with
+the live-data flag, DCGM 4.0 to 4.6 crashes on a profiling field.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gputop.text.units import printable
 
 DEFAULT_ADDRESS = "127.0.0.1:5555"
 CONNECT_TIMEOUT_MS = 500  # DCGM's own 5 s also pass where the port refuses
-KEEP_SAMPLES = 2  # of a watch of ours: only the newest is read
+KEEP_SAMPLES = 2  # of gputop's own watches: only the newest is read
 MIN_WATCH_S = 0.1
 
 Entity = tuple[int, int]  # as DCGM knows a device: kind and number
@@ -52,7 +52,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def reach(self, timeout_s: float) -> bool:
-        """Connect and hang up; whether that was on this machine. Raises OSError where nobody answers."""
+        """Connect and disconnect; returns whether that was on this machine. Raises OSError where nothing answers."""
         if self.path:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(timeout_s)
@@ -123,7 +123,7 @@ class Engine:
         self._watches: list[tuple[Any, Any]] = []  # (group, field group)
         self._name_counter = 0
         self._refused: dict[int, str] = {}  # by field id
-        self._unreadable: dict[Entity, str] = {}  # those that fail every read
+        self._unreadable: dict[Entity, str] = {}  # entities that fail every read
         try:
             self.version = self._ask_version()
             self.gpus = tuple(self._describe(gpu) for gpu in self._call("dcgmGetAllDevices"))
@@ -133,7 +133,7 @@ class Engine:
             raise
 
     def close(self) -> None:
-        """Undo the watches and disconnect. A connection that is gone is not asked for more: that may take long."""
+        """Undo the watches and disconnect. A broken connection is not used again: that may take long."""
         if not self._gone:
             with contextlib.suppress(EngineError):
                 self.unwatch()
@@ -143,9 +143,9 @@ class Engine:
     # -- reading ------------------------------------------------------------------------------
 
     def read(self, entities: Sequence[Entity], ids: Sequence[int]) -> dict[tuple[Entity, int], FieldValue]:
-        """The newest values by entity and field, as the engine has them; nothing is measured for it.
+        """The newest values by entity and field that the engine holds; this measures nothing.
 
-        One id that the engine does not know fails a whole read: it is found once and left out from then on.
+        One id that the engine does not know fails a whole read: it is found once and then left out.
         """
         known = [i for i in ids if i not in self._refused]
         asked = [entity for entity in entities if entity not in self._unreadable]
@@ -206,13 +206,13 @@ class Engine:
         return {
             ((kind, number), i): fields.decode(status, of_type == _DOUBLE, integer, double, time_us)
             for kind, number, i, of_type, status, time_us, integer, double in zip(*columns, strict=True)
-            if i in wanted  # what the engine left out is all zeros
+            if i in wanted  # rows that the engine did not fill are all zeros
         }
 
     # -- watching -----------------------------------------------------------------------------
 
     def profiling_fields(self, gpu: int) -> frozenset[int]:
-        """The 10xx fields that the engine can read of this GPU. Raises EngineError where it can none."""
+        """The 10xx fields that the engine can read on this GPU. Raises EngineError where there are none."""
         answer = self._call("dcgmProfGetSupportedMetricGroups", gpu)
         groups = answer.metricGroups[: answer.numMetricGroups]
         supported = frozenset(i for group in groups for i in group.fieldIds[: group.numFieldIds])
@@ -223,8 +223,8 @@ class Engine:
     def watch(self, entities: Iterable[Entity], ids: Sequence[int], interval_s: float, keep_s: float) -> None:
         """Have the engine read ``ids`` every ``interval_s`` until :meth:`unwatch` or the end of the connection.
 
-        Profiling fields go alone: where profiling does not work, their refusal would leave the other
-        fields of the group with one stale value.
+        Profiling fields need a group of their own: where profiling does not work, their refusal would
+        leave the other fields of the group with one stale value.
         """
         if any(map(fields.is_profiling, ids)) and not all(map(fields.is_profiling, ids)):
             raise ValueError("profiling fields need a field group of their own")
@@ -264,7 +264,7 @@ class Engine:
             return self._create_named("dcgmFieldGroupCreate", lambda name: (good, name))
 
     def _create_named(self, call: str, arguments: Any) -> Any:
-        """Create something under a name that no other client has: names are unique in the engine."""
+        """Create a group under a name that no other client uses: names are unique in the engine."""
         for attempt in range(4):
             self._name_counter += 1
             try:
@@ -296,7 +296,7 @@ class Engine:
         self._call("dcgmUpdateAllFields", 1)
 
     def watchers(self, ids: Iterable[int]) -> tuple[str, ...]:
-        """Names of the field groups of all clients that hold one of ``ids``, ours left out."""
+        """Names of the field groups of all other clients that hold one of ``ids``."""
         wanted = frozenset(ids)
         answer = self._call("dcgmFieldGroupGetAll")
         own = f"gputop-{os.getpid()}-"
@@ -320,7 +320,7 @@ class Engine:
             raise EngineError(int(error.value), name) from error
 
     def _ask_version(self) -> str:
-        """The engine's own version, "" if it does not say. The bindings have no wrapper for this call."""
+        """The engine's version, "" if unknown. The bindings have no wrapper for this call."""
         structs = self._structs
         try:
             answer = structs.c_dcgmVersionInfo_v2()
@@ -345,7 +345,7 @@ class Engine:
                          _text(known.driverVersion))
 
     def _find_instances(self) -> tuple[EngineGpu, ...]:
-        """The GPU instances (MIG) that there are now; none where the engine does not tell."""
+        """The current GPU instances (MIG); none where the engine does not list them."""
         try:
             answer = self._call("dcgmGetGpuInstanceHierarchy")
         except EngineError as error:
@@ -365,7 +365,7 @@ def _text(value: bytes | str) -> str:
 
 
 def _row_type(value_type: Any) -> np.dtype[Any]:
-    """What is read of each value, as columns: one by one, ctypes takes a microsecond for every member."""
+    """The members of each value as NumPy columns: ctypes takes a microsecond for every member."""
     offsets = [getattr(value_type, name).offset for name in _MEMBERS]
     value = value_type.value.offset  # a union: both begin where it does
     return np.dtype({"names": [*_MEMBERS, "i64", "dbl"], "formats": [*_MEMBERS.values(), np.int64, np.float64],

@@ -1,8 +1,9 @@
-"""The node's GPUs through NVML and GPM, and what those lack from a DCGM host engine.
+"""The node's GPUs through NVML and GPM, with the metrics they lack from a DCGM host engine.
 
-For each metric the first that gives it: GPM or NVML, then DCGM fields that somebody already
-watches (or gputop itself, with the user's consent), then NVML's coarse stand-in. DCGM is
-contacted only once a GPU lacks its SM activity, and from a thread of its own: no tick waits.
+Each metric comes from the first source that has it: GPM or NVML, then DCGM fields that are
+already watched (or that gputop watches, with the user's consent), then NVML's coarse
+substitute. DCGM is contacted only once a GPU lacks its SM activity, and on a thread of its
+own: no tick waits for it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gputop.sources.dcgm.readings import dcgm_reading, engine_name
 if TYPE_CHECKING:
     from gputop.sources.dcgm.client import DcgmClient, Snapshot
 
-TICKS_BEFORE_DCGM = 3  # GPM itself has no value at its first ticks, and may miss one at any time
+TICKS_BEFORE_DCGM = 3  # GPM has no value at its first ticks, and may miss one at any time
 _PROFILING_METRICS = frozenset(field.metric for field in PROFILING)
 
 
@@ -84,12 +85,12 @@ class NvmlWithDcgmFallback:
 
 
 class _GpuWithDcgmFallback:
-    """One GPU: NVML's probe, its gaps filled from the newest answer of the host engine."""
+    """One GPU: NVML's probe, its missing metrics filled from the host engine's newest answer."""
 
     def __init__(self, probe: GpuProbe, get_client: Callable[[], DcgmClient], watch: bool) -> None:
         self._probe = probe
         self._get_client = get_client
-        self._client: DcgmClient | None = None  # while it is asked
+        self._client: DcgmClient | None = None  # None while DCGM is not needed
         self._watch = watch
         self._ticks_without = 0
         self._wanted: set[str] = set()
@@ -106,7 +107,7 @@ class _GpuWithDcgmFallback:
         self.from_dcgm = False
         if sample.state != OK or self.info.mig_mode:  # a divided GPU is followed by its instances
             return sample
-        if sample["sm_active"].value is not None:  # it decides: what else GPM lacks, DCGM would lack, too
+        if sample["sm_active"].value is not None:  # decisive: what else GPM lacks, DCGM lacks too
             self._ticks_without = 0
             self._client = None
             return sample
@@ -129,7 +130,7 @@ class _GpuWithDcgmFallback:
         return self._probe.xids()
 
     def _filled(self, snapshot: Snapshot, sample: GpuSample, lacking: Mapping[str, Reading]) -> dict[str, Reading]:
-        # An instance has no name of its own in DCGM: only numbers, which mean nothing on another machine.
+        # DCGM knows an instance only by numbers, which mean nothing on another machine.
         readings, key = dict(sample.readings), self._key() if snapshot.local else self.info.uuid
         for metric, reading in lacking.items():
             other = dcgm_reading(snapshot, key, metric)
@@ -141,6 +142,6 @@ class _GpuWithDcgmFallback:
         return readings
 
     def _key(self) -> str:
-        """What DCGM knows the device by."""
+        """The key of the device in DCGM's values."""
         instance = getattr(getattr(self._probe, "probe", None), "gpu_instance", None)
         return self.info.uuid if instance is None else instance_key(self.info.index, instance)

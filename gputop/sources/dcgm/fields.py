@@ -166,7 +166,7 @@ def is_profiling(field_id: int) -> bool:
 
 
 def instance_key(index: int, gpu_instance: int) -> str:
-    """Stands for the UUID of a MIG instance, which DCGM does not tell: NVML's numbers of GPU and GPU instance."""
+    """The stand-in for the UUID of a MIG instance, which DCGM does not give: NVML's numbers of GPU and instance."""
     return f"mig:{index}:{gpu_instance}"
 
 
@@ -184,7 +184,7 @@ class FieldValue:
 
 
 def decode(status: int, is_double: bool, integer: int, double: float, time_us: int) -> FieldValue:
-    """Judge what the engine returned: a value, a blank, or an error."""
+    """Decode what the engine returned: a value, a blank, or an error."""
     if status != OK:
         return FieldValue(None, meaning(status), time_us, status)
     if is_double:

@@ -1,4 +1,4 @@
-"""From what a DCGM host engine said to readings."""
+"""DCGM values to readings in the metrics' units."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WATCH_HINT = "start gputop with --dcgm-watch, or dcgm-exporter"
 
 
 def dcgm_reading(snapshot: Snapshot, uuid: str, metric: str) -> Reading:
-    """One metric of the GPU ``uuid`` as DCGM has it, or why it does not."""
+    """One metric of the GPU ``uuid`` from DCGM, or why it has none."""
     unit = GPU_METRICS[metric].unit
     if snapshot.error is not None:
         return Reading.missing(unit, snapshot.error, fields.SOURCE)
@@ -46,6 +46,6 @@ def missing_reason(field_id: int, value: FieldValue | None) -> str:
 
 
 def engine_name(snapshot: Snapshot) -> str:
-    """How the host engine is called in a header: "DCGM 4.2 host engine"."""
+    """The host engine's name for a header: "DCGM 4.2 host engine"."""
     version = ".".join(snapshot.version.split(".")[:2])
     return f"DCGM {version} host engine" if version else "DCGM host engine"

@@ -2,7 +2,7 @@
 
 DCGM gives a value only of a field that is watched, so gputop watches the ordinary fields
 itself: they cost the engine a few NVML calls and touch no counter. Profiling fields (10xx) it
-only reads where somebody else watches them, unless the user consents: see the ladder.
+only reads where somebody else watches them, unless the user consents (``--dcgm-watch``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gputop.sources.host.source import PsutilHost
 
 OPEN_TIMEOUT_S = 10.0
-READ_TIMEOUT_S = 0.05  # a read takes about a millisecond; what comes later is shown at the next tick
+READ_TIMEOUT_S = 0.05  # a read takes about a millisecond; a later answer is shown at the next tick
 _XIDS_KEPT = 100
 _NO_PROCESSES = "DCGM does not list processes; gputop --source auto does, on the node itself"
 
@@ -173,7 +173,7 @@ class _DcgmGpu:
 
 
 class _RemoteHost:
-    """The host of an engine on another machine: nothing of this machine is passed off as its own."""
+    """The host of an engine on another machine: all its figures are missing, with that reason."""
 
     def __init__(self, address: str) -> None:
         why = f"the GPUs are on another machine ({address}): run gputop there for its host"
@@ -221,9 +221,9 @@ def _clock_events(values: Mapping[int, fields.FieldValue]) -> tuple[tuple[str, .
 
 
 def _is_of_this_machine(gpus: Sequence[EngineGpu], root: Path) -> bool:
-    """Whether one of the engine's GPUs is in this machine: behind a local port there may be a tunnel.
+    """Whether one of the engine's GPUs is in this machine: a local port may lead to a tunnel.
 
-    The driver shows its GPUs to everyone, but not always their UUIDs; then the bus address has to do.
+    The driver shows its GPUs to everyone, but not always their UUIDs; then the bus address is compared.
     """
     uuids: set[str] = set()
     buses: set[str] = set()

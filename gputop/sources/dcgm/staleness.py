@@ -1,4 +1,4 @@
-"""Whether a value of DCGM is of now. It stays readable after its watch has ended, so its time decides."""
+"""Whether a DCGM value is current. A value stays readable after its watch has ended, so its time decides."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.fields import FieldValue
 
 FRESH_S = 2.0
-_LONGEST_PERIOD_S = 300.0  # a watch slower than this is no measure of now
+_LONGEST_PERIOD_S = 300.0  # a slower watch does not extend the limit
 
 
 def clock_text(time_s: float) -> str:
-    """A time of day for a reason. Not how long ago: a reason that changed with each tick would fill recordings."""
+    """A time of day for a reason. Not an age: a reason that changes at each tick would fill recordings."""
     return time.strftime("%H:%M:%S", time.localtime(time_s))
 
 
@@ -25,15 +25,15 @@ class _LastUpdate:
 
 
 class StalenessTracker:
-    """Follows the time of each value. Judged by how long ago it last changed: the engine may be on
-    another machine, whose clock is not ours."""
+    """Tracks the time stamp of each value. Its age counts from its last change on our clock, because the engine
+    may be on another machine with another clock."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], _LastUpdate] = {}
 
     def check(self, uuid: str, field_id: int, value: FieldValue, now_s: float, wall_s: float, tick_s: float,
               watch_s: float | None) -> tuple[FieldValue, str]:
-        """``value``, or why it is none of now; and what to name as its source where it comes slowly, else "".
+        """``value``, or the reason that it is stale; and the source to show where it is updated slowly, else "".
 
         ``tick_s`` is the interval at which gputop asks, ``watch_s`` that of its own watch, if it has one.
         """

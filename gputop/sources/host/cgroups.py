@@ -1,7 +1,7 @@
-"""Control groups, version 1 and 2: what a container or batch job is granted of CPU and memory, and what it uses.
+"""Control groups, version 1 and 2: the CPU and memory that a container or batch job is granted, and its use.
 
-A limit holds for a group and all below it, so all groups from a process's own up to the one
-that is mounted here are looked at. File names and units: the kernel's documents cgroup-v2,
+A limit holds for a group and all groups below it, so all groups from the process's own up to the one
+that is mounted here are read. File names and units: the kernel's documents cgroup-v2,
 cgroup-v1/memory, cgroup-v1/cpuacct and sched-bwc.
 """
 
@@ -18,10 +18,10 @@ from gputop.sources.host import proc_files
 from gputop.sources.host.containers import container_of
 from gputop.text.units import printable
 
-PERIOD_S = 1.9  # the kernel adds up the counters of all cores for a look; a little under 2 s, as ticks jitter
+PERIOD_S = 1.9  # the kernel sums the counters of all cores for a read; a little under 2 s, as ticks jitter
 LIMITS_PERIOD_S = 10.0  # a limit may change while a job runs
 FIRST = "first sample: a rate needs two"
-UNSEEN = "its control group cannot be seen from here: run gputop on the host, or with --cgroupns=host"
+UNSEEN = "its control group is not visible here: run gputop on the host, or with --cgroupns=host"
 NO_QUOTA = "no CPU quota"
 _UNCOUNTED = "the kernel does not count it here"
 _UNLIMITED_BYTES = 1 << 62  # version 1 says "no limit" by the largest multiple of a page
@@ -47,7 +47,7 @@ class _Limit:
 
 @dataclass(slots=True)
 class _Known:
-    """What was found for one text of /proc/PID/cgroup."""
+    """The state for one text of /proc/PID/cgroup."""
 
     name: str
     limits_due_s: float = float("-inf")
@@ -63,28 +63,28 @@ class _Known:
 
 
 class Cgroups:
-    """Looks at groups by what /proc/PID/cgroup says. Used by one thread."""
+    """Reads the groups that /proc/PID/cgroup names. Used by one thread."""
 
     def __init__(self, clock: Callable[[], float], root: Path = Path("/"), *,
                  online: Callable[[], int | None] = os.cpu_count) -> None:
-        """``online`` tells how many logical cores there are: a cpuset of all of them is no limit."""
+        """``online`` returns the number of logical cores: a cpuset of all of them is no limit."""
         self._clock = clock
         self._root = root
         self._online = online
         self._known: dict[bytes, _Known] = {}
 
     def own(self) -> CgroupSample | None:
-        """The groups of gputop itself; None where /proc does not tell them."""
+        """gputop's own groups; None where /proc does not show them."""
         try:
             return self.read(proc_files.read(f"{self._root}/proc/self/cgroup", _FILE_BYTES), own=True)
         except OSError:
             return None
 
     def read(self, cgroup: bytes, own: bool = False) -> CgroupSample:
-        """The groups that /proc/PID/cgroup names; the last look, within a period.
+        """A sample of the groups that /proc/PID/cgroup names; within a period the last one again.
 
-        ``own``: they are gputop's; where a path is not to be seen, what is mounted is taken for
-        the container's own part of it.
+        ``own``: they are gputop's; where their path is not visible, the mounted hierarchy is
+        taken for the container's own part of it.
         """
         now_s = self._clock()
         known = self._known.get(cgroup)
@@ -106,7 +106,7 @@ class Cgroups:
                 return _all_missing(UNSEEN)
             return {**self._cpu(known, now_s), **_memory(known)}
         except (OSError, ValueError, ZeroDivisionError, IndexError) as error:
-            known.limits_due_s = now_s  # it may have been taken away just now
+            known.limits_due_s = now_s  # the group may have been removed just now
             return _all_missing(f"its control group could not be read: {printable(str(error))}")
 
     def _find_limits(self, known: _Known, cgroup: bytes, own: bool) -> None:
@@ -119,13 +119,13 @@ class Cgroups:
         online = self._online()
         sets = [_Limit(cores, level, "cpuset") for level in levels["cpuset"]
                 if (cores := _cpuset(level.folder)) is not None and (online is None or cores < online)]
-        # The outermost of equal ones: what is used under it counts all it holds for.
+        # Of equal limits the outermost: its usage covers all that the limit holds for.
         known.cpu = min([*reversed(quotas), *reversed(sets)], key=lambda limit: limit.value, default=None)
         known.memory = [_Limit(value, level, file) for level in levels["memory"]
                         for value, file in _memory_limits(level.folder)]
 
     def _mounts(self) -> dict[str, list[tuple[str, str]]]:
-        """By controller where its hierarchy is mounted, and which part of it; "" is version 2."""
+        """By controller: where its hierarchy is mounted, and which part of it; "" is version 2."""
         out: dict[str, list[tuple[str, str]]] = {}
         text = proc_files.read(f"{self._root}/proc/self/mountinfo", proc_files.ENVIRON_BYTES)
         for line in text.decode("utf-8", "surrogateescape").splitlines():
@@ -142,14 +142,14 @@ class Cgroups:
         account = known.accounts[0] if known.accounts else None
         if known.cpu is not None:
             out["cpu_limit_cores"] = _reading("cpu_limit_cores", known.cpu.value, known.cpu.file)
-            # Hierarchies of version 1 may differ: then what the limit holds for is not counted as a whole.
+            # Hierarchies of version 1 may differ: then no counter covers exactly what the limit holds for.
             account = next((level for level in known.accounts if level.path == known.cpu.level.path), None)
         seconds = None if account is None else _cpu_seconds(account.folder)
         before, known.used = known.used, None
         out["cpu_used_cores"] = _missing("cpu_used_cores", _UNCOUNTED)
         if account is not None and seconds is not None:
             known.used = now_s, account, seconds
-            # With a limit that comes or goes, it is another group's: the counters of two say nothing.
+            # When a limit appears or disappears, the account changes: counters of two groups give no rate.
             out["cpu_used_cores"] = _missing("cpu_used_cores", FIRST)
             if before is not None and before[1] == account and now_s > before[0] and seconds >= before[2]:
                 used = (seconds - before[2]) / (now_s - before[0])
@@ -159,15 +159,15 @@ class Cgroups:
 
 
 def _paths(cgroup: bytes) -> dict[str, str]:
-    """The path by controller, of version 2 by ""."""
+    """The path by controller; "" is version 2."""
     lines = [line.split(":", 2) for line in cgroup.decode("utf-8", "surrogateescape").splitlines()]
     return {name: fields[2] for fields in lines if len(fields) == 3 for name in fields[1].split(",")}
 
 
 def _levels(mounts: dict[str, list[tuple[str, str]]], paths: dict[str, str], controller: str,
             own: bool) -> list[_Level]:
-    """From the innermost group out, those that are mounted here; none where the innermost is not."""
-    for name in (controller, ""):  # version 2 has what no hierarchy of version 1 took
+    """The groups that are mounted here, innermost first; none where the innermost is not mounted."""
+    for name in (controller, ""):  # version 2 has the controllers that no hierarchy of version 1 took
         for point, mounted in mounts.get(name, ()) if name in paths else ():
             inner = _below(paths[name], mounted)
             if inner is None and not own:
@@ -180,7 +180,7 @@ def _levels(mounts: dict[str, list[tuple[str, str]]], paths: dict[str, str], con
 
 
 def _throttled(known: _Known) -> Reading:
-    """The share of throttled periods since the look before, of the group where it is largest."""
+    """The share of throttled periods since the sample before, in the group where it is largest."""
     before, known.periods = known.periods, {}
     shares = []
     for level in known.quotas:
@@ -190,7 +190,7 @@ def _throttled(known: _Known) -> Reading:
         now = known.periods[level.folder] = counts["nr_periods"], counts["nr_throttled"]
         then = before.get(level.folder)
         if then is not None and now[0] >= then[0] and now[1] >= then[1]:
-            # No period passes while nothing wants to run: then nothing is held either.
+            # No period passes while nothing wants to run: then nothing is throttled either.
             shares.append((now[1] - then[1]) / max(1, now[0] - then[0]))
     if not shares:
         return _missing("cpu_throttled_ratio", NO_QUOTA if not known.quotas else FIRST if known.periods else _UNCOUNTED)
@@ -198,7 +198,7 @@ def _throttled(known: _Known) -> Reading:
 
 
 def _memory(known: _Known) -> dict[str, Reading]:
-    """The limit with least room left and what is used under it; without one, what the innermost group uses."""
+    """The limit with the least memory left and its usage; without a limit, the usage of the innermost group."""
     used = {level: _first_number(level.folder, "memory.current", "memory.usage_in_bytes") for level in known.memories}
     limits = [limit for limit in known.memory if used.get(limit.level) is not None]
     tight = min(limits, key=lambda limit: limit.value - (used[limit.level] or 0), default=None)
@@ -219,20 +219,20 @@ def _memory(known: _Known) -> dict[str, Reading]:
 
 
 def _below(path: str, mounted: str) -> list[str] | None:
-    """The parts of ``path`` below the part of the hierarchy that is mounted; None where it is not in it."""
+    """The parts of ``path`` below ``mounted``, the mounted part of the hierarchy; None where it is outside."""
     parts, top = ([part for part in p.split("/") if part] for p in (path, mounted))
     return None if parts[:len(top)] != top or ".." in parts else parts[len(top):]
 
 
 def _name(cgroup: bytes) -> str:
-    """The container or job, or else the path: that of version 2, or of memory."""
+    """The container or job, or else the path of version 2, or of the memory controller."""
     paths = _paths(cgroup)
     path = paths.get("", "/")
     return container_of(cgroup) or printable(path if path != "/" else paths.get("memory", "/"))
 
 
 def _quota(folder: str) -> tuple[float | None, str]:
-    """Cores that the CPU quota of this group grants, and the file that says so; None: no limit."""
+    """Cores that the CPU quota of this group grants, and the file it is in; None: no limit."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         texts = [_text(f"{folder}/{name}") for name in names]
         if None not in texts:
@@ -242,7 +242,7 @@ def _quota(folder: str) -> tuple[float | None, str]:
 
 
 def _cpuset(folder: str) -> int | None:
-    """How many logical cores the cpuset of this group holds; None: not told."""
+    """How many logical cores the cpuset of this group holds; None: not known."""
     text = _text(f"{folder}/cpuset.cpus.effective") or _text(f"{folder}/cpuset.effective_cpus")
     count = 0
     for part in (text or "").split(","):
@@ -252,7 +252,7 @@ def _cpuset(folder: str) -> int | None:
 
 
 def _memory_limits(folder: str) -> Iterator[tuple[float, str]]:
-    """In bytes. Above ``memory.high`` a group is not killed but slowed down until it gives memory back."""
+    """Limits in bytes. Above ``memory.high`` a group is not killed but slowed down until it frees memory."""
     for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
         text = (_text(f"{folder}/{name}") or "max").strip()
         if text != "max" and int(text) < _UNLIMITED_BYTES:
@@ -266,18 +266,18 @@ def _cpu_seconds(folder: str) -> float | None:
 
 
 def _first_number(folder: str, *names: str) -> int | None:
-    """What the first of these files that is there holds."""
+    """The number in the first of these files that exists."""
     return next((int(text) for name in names if (text := _text(f"{folder}/{name}")) is not None), None)
 
 
 def _numbers(path: str) -> dict[str, int]:
-    """A file of lines "name number"; empty where there is none."""
+    """A file of lines "name number"; empty where there is no such file."""
     words = [line.split() for line in (_text(path) or "").splitlines()]
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2}
 
 
 def _text(path: str) -> str | None:
-    """None where there is no such file: not every group has every controller. Raises OSError for all else."""
+    """None where there is no such file: not every group has every controller. Raises OSError otherwise."""
     try:
         return proc_files.read(path, _FILE_BYTES).decode("ascii", "replace")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a control group's path tells: the container or job a process runs in."""
+"""The container or job that a process runs in, from the path of its control group."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _NAME_CHARS = 64
 def container_of(cgroup: bytes) -> str | None:
     """Runtime and id of the innermost container in /proc/PID/cgroup: "docker 0123456789ab", "slurm 1234".
 
-    None where the path names none: on the host, or seen from within the container, where
-    the path is that of the container's own root.
+    None where the path names none: on the host, or inside the container, where the path is
+    that of the container's own root.
     """
     for line in cgroup.decode("utf-8", "replace").splitlines():
         fields = line.split(":", 2)
@@ -61,7 +61,7 @@ def _container(parts: list[str], depth: int) -> str | None:
 
 
 def _runtime_above(above: list[str]) -> str:
-    """Which runtime names a cgroup by nothing but the id, told by the folders above."""
+    """The runtime of a cgroup named only by an id, from the folders above it."""
     if above and above[-1] == "docker":
         return "docker"
     return "kubernetes" if any(part.startswith("kubepods") for part in above) else "container"

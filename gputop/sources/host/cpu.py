@@ -23,7 +23,7 @@ class CpuTimes:
 
 
 def parse_cpu(text: bytes) -> CpuTimes | None:
-    """Parse the first lines of /proc/stat (proc(5)); None if they are not as they should be."""
+    """Parse the first lines of /proc/stat (proc(5)); None if they are malformed."""
     total: tuple[int, int, int] | None = None
     cores: dict[int, tuple[int, int, int]] = {}
     for line in text.split(b"\n"):
@@ -44,9 +44,9 @@ def parse_cpu(text: bytes) -> CpuTimes | None:
 
 
 def shares(now: tuple[int, int, int], before: tuple[int, int, int]) -> tuple[float, float] | None:
-    """Busy and iowait share of the time between two looks; None where no tick (10 ms) has passed.
+    """Busy and iowait share of the time between two samples; None where no kernel tick (10 ms) has passed.
 
-    Idle and iowait counters of the kernel can go back a little; that counts as nothing.
+    The kernel's idle and iowait counters can go back a little; that counts as 0.
     """
     busy, idle, waiting = (max(0, a - b) for a, b in zip(now, before, strict=True))
     passed = busy + idle + waiting
@@ -54,15 +54,15 @@ def shares(now: tuple[int, int, int], before: tuple[int, int, int]) -> tuple[flo
 
 
 def core_ratios(now: CpuTimes, before: CpuTimes) -> tuple[float, ...]:
-    """Busy share of each core that was online at both looks, in order of their numbers, to 0.01."""
+    """Busy share of each core that was online in both samples, in order of their numbers, rounded to 0.01."""
     both = ((n, shares(times, before.cores[n])) for n, times in now.cores.items() if n in before.cores)
     return tuple([round(found[0], 2) for _, found in sorted(both) if found is not None])
 
 
 def cpu_limit(own: CgroupSample | None, online: int | None) -> float | None:
-    """How many cores gputop may use: the least of what its control groups and its affinity grant.
+    """How many cores gputop may use: the smaller of what its control groups and its affinity grant.
 
-    None where that is all the ``online`` cores, or those are not known.
+    None where that is all ``online`` cores, or their number is not known.
     """
     usable = float(len(os.sched_getaffinity(0)))
     granted = None if own is None else own["cpu_limit_cores"].value
@@ -76,4 +76,4 @@ def read_times(root: Path) -> CpuTimes | str:
         times = parse_cpu(proc_files.read(f"{root}/proc/stat", _STAT_BYTES))
     except OSError as error:
         return f"/proc/stat: {error.strerror}"
-    return "/proc/stat is not as it should be" if times is None else times
+    return "/proc/stat is malformed" if times is None else times

@@ -1,4 +1,4 @@
-"""What the host knows of the processes that hold GPUs: user, command, container, CPU and I/O with their workers."""
+"""The processes that hold GPUs, as the host sees them: user, command, container, CPU and I/O with their workers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gputop.sources.host.process_table import MAX_COST, ProcessTable, UserNames
 from gputop.sources.host.process_table import PERIOD_S as TABLE_PERIOD_S
 
 SOURCE = "/proc"
-UPDATE_PERIOD_S = 0.9  # the kernel counts CPU in ticks of 10 ms; a little under 1 s, so that jitter does not skip one
+UPDATE_PERIOD_S = 0.9  # the kernel counts CPU in ticks of 10 ms; a little under 1 s, because ticks jitter
 HIDDEN = "not visible to this user (/proc is mounted with hidepid): run as root"
 OTHER_NAMESPACE = "not in this PID namespace: run on the host or with --pid=host"
 OTHER_USERS = "the process of this PID in here is another user's, and may not be the one the driver means: run as root"
 MATCHED = "the driver calls it PID {}; matched by its mapping of /dev/nvidia{}, the only such process here"
-NO_PID = "the driver tells no PID for it"
+NO_PID = "the driver gives no PID for it"
 
 # The inode of the first PID namespace is fixed (PROC_PID_INIT_INO in include/linux/proc_ns.h).
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
@@ -36,7 +36,7 @@ class _Known:
 
     local: int
     start: int
-    identified: bool = False  # what follows has been read
+    identified: bool = False  # the fields below have been read
     note: str | None = None
     user: str | None = None
     command: str | None = None
@@ -56,7 +56,7 @@ class GpuProcessTable:
     def __init__(self, clock: Callable[[], float], proc: Path = Path("/proc"), *,
                  read: Callable[[str, int], bytes] = proc_files.read,
                  cpu_clock: Callable[[], float] = time.thread_time) -> None:
-        """``cpu_clock`` tells the CPU time of the calling thread in seconds; ``read`` is :func:`proc_files.read`."""
+        """``cpu_clock`` returns the CPU time of the calling thread in seconds; ``read`` is :func:`proc_files.read`."""
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._proc = proc
@@ -74,11 +74,11 @@ class GpuProcessTable:
         try:
             self._nested = os.fspath((proc / "self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE
         except OSError:
-            self._nested = False  # not told: take the PIDs as they are
+            self._nested = False  # not known: take the PIDs as they are
 
     @property
     def follows(self) -> bool:
-        """Whether it knows a process, and so looks at the whole table itself."""
+        """Whether it follows any process, and so scans the whole process table itself."""
         return bool(self._known)
 
     def read(self, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
@@ -87,7 +87,7 @@ class GpuProcessTable:
         CPU is in cores and counts the process with all its descendants, as does I/O: a
         training job's input pipeline often runs in worker processes. A descendant that
         holds a GPU itself has its own entry and is not counted twice. Between the periods
-        the last look is joined with what the GPUs say now.
+        the last samples are joined with what the GPUs list now.
         """
         held = _holders(gpus)
         now_s = self._clock()
@@ -104,7 +104,7 @@ class GpuProcessTable:
 
     def _update(self, now_s: float, held: dict[int, dict[int, GpuProcess]],
               gpus: Sequence[GpuSample]) -> tuple[dict[int, ProcessSample], float]:
-        """The samples by PID, and the seconds of CPU that went into the process table."""
+        """The samples by PID, and the CPU time of the process table's scan in seconds."""
         stats: dict[int, Stat] = {}
         absent: dict[int, str] = {}
         table_due = now_s >= self._table_due_s
@@ -151,17 +151,17 @@ class GpuProcessTable:
     # -- which process is meant ------------------------------------------------------------
 
     def _find(self, pid: int) -> Stat | str:
-        """The process that the driver calls ``pid``, or why it is not to be seen; a newcomer becomes known."""
+        """The process that the driver calls ``pid``, or why it is not visible; a new one becomes known."""
         if pid == 0:
             return NO_PID
         known = self._known.get(pid)
         stat = self.node.stat(pid if known is None else known.local)
-        if known is None or not isinstance(stat, Stat) or stat.start != known.start:  # new, gone, or another by now
+        if known is None or not isinstance(stat, Stat) or stat.start != known.start:  # new, gone, or the PID was reused
             self._known.pop(pid, None)
             if known is not None and known.local != pid:
                 return OTHER_NAMESPACE
             if self._nested:
-                # NVML's PIDs may be the host's: the same number can belong to a process that has no GPU.
+                # NVML's PIDs may be the host's: here the same number can belong to a process without a GPU.
                 doubt = OTHER_NAMESPACE if isinstance(stat, str) else self._identity_doubt(pid)
                 if doubt is not None:
                     return doubt
@@ -173,7 +173,7 @@ class GpuProcessTable:
         return stat
 
     def _identity_doubt(self, pid: int) -> str | None:
-        """Why the process of this number in here may be some other than the one the driver means."""
+        """Why the process with this PID in this namespace may not be the one that the driver means."""
         try:
             return None if process_match.opens_gpu(self._proc, pid) else OTHER_NAMESPACE
         except PermissionError:
@@ -187,7 +187,7 @@ class GpuProcessTable:
         minors = process_match.device_minors(self._proc, [gpu.info for gpu in gpus])
         listed = {pid: {minors[index] for index in held[pid]} for pid in pids if held[pid].keys() <= minors.keys()}
         if len(listed) != len(pids) or not listed:
-            return {}  # where the place of one is not known, it may be on any
+            return {}  # a process whose devices are not known may be on any device
         taken = {known.local for known in self._known.values()} | {os.getpid()}
         watched = set(minors.values())
         mapped = process_match.mapped_devices(self._proc, (pid for pid in self.node.pids() if pid not in taken))
@@ -202,7 +202,7 @@ class GpuProcessTable:
         return found
 
     def _why_absent(self, pid: int, why: str) -> str:
-        """``why`` its /proc/PID/stat could not be read, made sense of."""
+        """The reason to show where /proc/PID/stat could not be read because of ``why``."""
         if why not in (ENDED, DENIED):
             return why
         try:
@@ -239,7 +239,7 @@ class GpuProcessTable:
             known.groups = known.container = None
             reasons["container"] = proc_files.why(error)
         key = "cuda_visible_devices"
-        if not known.identified or known.command != before or key in known.reasons:  # it changes with the program only
+        if not known.identified or known.command != before or key in known.reasons:  # it changes with the program
             try:
                 environ = self._read(f"{folder}/environ", proc_files.ENVIRON_BYTES)
                 known.cuda_visible_devices = proc_files.variable(environ, b"CUDA_VISIBLE_DEVICES")
@@ -252,7 +252,7 @@ class GpuProcessTable:
     # -- the process table -------------------------------------------------------------------
 
     def _scan_table(self, stats: dict[int, Stat]) -> None:
-        """Find the descendants of every known process; commands may have changed, too."""
+        """Find the descendants of every known process, and refresh their identities."""
         children: dict[int, list[int]] = {}
         for pid, parent in self.node.scan().items():
             children.setdefault(parent, []).append(pid)
@@ -299,7 +299,7 @@ class GpuProcessTable:
 
 
 def _holders(gpus: Iterable[GpuSample]) -> dict[int, dict[int, GpuProcess]]:
-    """PID → GPU index → the process there. A MIG instance knows more of it than the GPU it is part of."""
+    """PID → GPU index → the process there. A MIG instance knows more about it than its GPU."""
     held: dict[int, dict[int, GpuProcess]] = {}
     for gpu in gpus:
         for process in gpu.processes:
@@ -310,7 +310,7 @@ def _holders(gpus: Iterable[GpuSample]) -> dict[int, dict[int, GpuProcess]]:
 
 
 def missing_process(pid: int, held: dict[int, GpuProcess], why: str) -> ProcessSample:
-    """A process of which the host can tell nothing, and why."""
+    """A process of which the host knows nothing, with the reason."""
     rates = no_rates(why)
     return ProcessSample(
         pid, None, None, Reading.missing(COUNT, why), Reading.missing(BYTES, why), gpus=held, reason=why,

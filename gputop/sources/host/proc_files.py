@@ -1,8 +1,8 @@
 """The files of /proc/PID: read with few system calls, parsed without trust.
 
-A process can end between any two calls, write what it likes into its name and command
-line, and belong to somebody else. So every read may fail with any OSError, and every
-parser takes any bytes.
+A process can end between any two calls, put anything into its name and command line, and
+belong to another user. So every read may fail with any OSError, and every parser accepts
+any bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gputop.text.units import printable
 ENDED = "the process has ended"
 ZOMBIE = "zombie: it has ended, but its parent has not collected it"
 DENIED = "access denied: run as root or as the process's user"
-UNPARSABLE = "/proc tells nothing that makes sense"
+UNPARSABLE = "/proc gives malformed data"
 
 SMALL_BYTES = 4096  # stat, io: less than half of it
 LARGE_BYTES = 1 << 16  # status and cgroup may hold long lists; a command line is cut there
@@ -40,7 +40,7 @@ def read(path: str, limit: int = SMALL_BYTES) -> bytes:
 
 
 def why(error: OSError) -> str:
-    """The reason that a reader gets to see."""
+    """The reason to show for an error."""
     if error.errno in (errno.ENOENT, errno.ESRCH):
         return ENDED
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -57,12 +57,12 @@ class Stat:
     parent: int
     cpu_ticks: int  # user and system time of all threads
     threads: int
-    start: int  # ticks since boot; with the PID it names a process for good
+    start: int  # ticks since boot; with the PID it identifies a process uniquely
     rss_pages: int
 
 
 def parse_stat(text: bytes) -> Stat | None:
-    """Parse /proc/PID/stat (proc(5)); None if it is cut short or makes no sense.
+    """Parse /proc/PID/stat (proc(5)); None if it is truncated or malformed.
 
     The command, in parentheses, may itself hold spaces and parentheses: fields are counted
     from the last one.
@@ -88,8 +88,8 @@ def parse_stat(text: bytes) -> Stat | None:
 def parse_io(text: bytes) -> tuple[int, int] | None:
     """Bytes that the process fetched from storage and sent there, from /proc/PID/io (proc(5)).
 
-    What the page cache answered is not in them, and what is written counts when it is
-    dirtied. Block devices are counted exactly; network and FUSE file systems may not be.
+    Page cache hits do not count, and writes count when a page is dirtied. Block devices are
+    counted exactly; network and FUSE file systems may not be.
     """
     found = dict(line.split(b": ", 1) for line in text.splitlines() if b": " in line)
     try:
@@ -103,11 +103,11 @@ class Status:
     """The part of /proc/PID/status that is used here."""
 
     uid: int | None  # real
-    pids: tuple[int, ...]  # its number in each PID namespace, from that of /proc down to its own
+    pids: tuple[int, ...]  # its PID in each PID namespace, from that of /proc down to its own
 
 
 def parse_status(text: bytes) -> Status:
-    """Parse /proc/PID/status (proc(5)); what is not there or makes no sense is None or empty."""
+    """Parse /proc/PID/status (proc(5)); a missing or malformed field is None or empty."""
     uid: int | None = None
     pids: tuple[int, ...] = ()
     for line in text.splitlines():
@@ -123,9 +123,9 @@ def parse_status(text: bytes) -> Status:
 
 
 def command(cmdline: bytes, name: bytes) -> str:
-    """One line from /proc/PID/cmdline; kernel threads have none, their name stands in brackets.
+    """One line from /proc/PID/cmdline; a kernel thread has none and is shown by its name in brackets.
 
-    A very long one ends with "…".
+    A very long one is cut and ends with "…".
     """
     text = printable(cmdline.rstrip(b"\0").replace(b"\0", b" "))
     if len(text) > _COMMAND_CHARS:

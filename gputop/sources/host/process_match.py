@@ -1,9 +1,9 @@
-"""Which process in here is the one the driver means, where PIDs cannot tell.
+"""Matches the driver's PIDs with processes of this namespace by the devices they have mapped.
 
-Newer drivers tell PIDs of the PID namespace that asks (``_gpuConvertPid`` in NVIDIA's open
-kernel modules); older ones those of the host, which a container cannot translate: NSpid in
-/proc/PID/status begins at the namespace of /proc. What is left is the devices: a CUDA
-context maps /dev/nvidiaN into its process.
+Newer drivers give PIDs of the caller's PID namespace (``_gpuConvertPid`` in NVIDIA's open
+kernel modules); older ones give the host's, which a container cannot translate: NSpid in
+/proc/PID/status begins at the namespace of /proc. The devices remain: a CUDA context maps
+/dev/nvidiaN into its process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
 
 def opens_gpu(proc: Path, pid: int) -> bool:
-    """Whether it has any /dev/nvidia* open. Raises OSError where it is not for us to see."""
+    """Whether it has any /dev/nvidia* open. Raises OSError where that is not visible to this user."""
     folder = f"{proc}/{pid}/fd"
     for name in os.listdir(folder):  # noqa: PTH208  names are all that is needed
         try:
@@ -34,7 +34,7 @@ def opens_gpu(proc: Path, pid: int) -> bool:
 
 
 def device_minors(proc: Path, infos: Iterable[GpuInfo]) -> dict[int, int]:
-    """GPU index → N of its /dev/nvidiaN, as the driver tells in /proc/driver/nvidia; empty where it does not."""
+    """GPU index → N of its /dev/nvidiaN, from /proc/driver/nvidia; empty where that is not shown."""
     by_address: dict[tuple[int, ...], int] = {}
     try:
         folders = sorted((proc / "driver/nvidia/gpus").iterdir())
@@ -51,7 +51,7 @@ def device_minors(proc: Path, infos: Iterable[GpuInfo]) -> dict[int, int]:
 
 
 def _address(bus_id: str) -> tuple[int, ...]:
-    """"00000000:1B:00.0" of NVML and "0000:1b:00.0" of the kernel are the same place."""
+    """"00000000:1B:00.0" (NVML) and "0000:1b:00.0" (the kernel) are the same address."""
     try:
         return tuple(int(part, 16) for part in re.split("[:.]", bus_id))
     except ValueError:
@@ -59,7 +59,7 @@ def _address(bus_id: str) -> tuple[int, ...]:
 
 
 def mapped_devices(proc: Path, pids: Iterable[int]) -> dict[int, set[int]]:
-    """The N of each /dev/nvidiaN that a process has mapped; those with none, or not for us to see, are left out."""
+    """PID → the N of each /dev/nvidiaN it has mapped; processes with none, or not visible, are left out."""
     out = {}
     for pid in pids:
         try:
@@ -72,12 +72,12 @@ def mapped_devices(proc: Path, pids: Iterable[int]) -> dict[int, set[int]]:
 
 
 def match(listed: Mapping[int, Collection[int]], mapped: Mapping[int, Collection[int]]) -> dict[int, int]:
-    """The driver's PID → the PID in here, for those that can be only one.
+    """The driver's PID → the PID in this namespace, for unambiguous pairs.
 
-    ``listed`` are the PIDs nothing is known of, each with the devices (N) it holds;
-    ``mapped`` the processes in here that are not accounted for, with the devices they have
-    mapped. A pair is made where on each of the devices of either there is one such PID and
-    one such process. Two jobs on one device, in here or in another container, leave it open.
+    ``listed`` are the unknown PIDs, each with the devices (N) it holds; ``mapped`` the
+    unassigned processes of this namespace with the devices they have mapped. A pair is made
+    where each device of either has one such PID and one such process. Two jobs on one device,
+    in this or another container, are ambiguous.
     """
     pairs = {}
     for pid, devices in listed.items():

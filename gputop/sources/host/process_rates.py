@@ -1,4 +1,4 @@
-"""CPU and storage I/O of processes with their descendants, from the counters of two looks."""
+"""CPU and storage I/O of processes with their descendants, from the counters of two samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gputop.core.samples import Reading
 SOURCE = "/proc, with child processes"
 FIRST = "first sample: a rate needs two"
 
-Member = tuple[int, int]  # PID and start: names a process for good
+Member = tuple[int, int]  # PID and start: identifies a process uniquely
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ Family = dict[Member, Counts]  # a process, the first, and its descendants
 
 
 class FamilyRates:
-    """Remembers one look."""
+    """Rates between each sample of the counters and the one before, which it keeps."""
 
     def __init__(self, ticks_per_s: int) -> None:
         self._ticks_per_s = ticks_per_s
@@ -46,10 +46,10 @@ class FamilyRates:
 
     def update(self, now_s: float, families: Mapping[int, Family],
              is_alive: Callable[[Member], bool]) -> dict[int, Rates]:
-        """The rates of each family since the look before.
+        """The rates of each family since the sample before.
 
-        A member seen for the first time counts from here on: what it used before belongs
-        to no interval. ``is_alive`` is asked of those that are in no family any more.
+        A member seen for the first time counts from now on: what it used before belongs to
+        no interval. ``is_alive`` is called for members that are in no family any more.
         """
         before, before_s = self._before, self._before_s
         self._before = {member: counts for family in families.values() for member, counts in family.items()}
@@ -74,7 +74,7 @@ class FamilyRates:
         moved = [0, 0]
         for (pid, _), now, then in known:
             if now.io_bytes is None or then.io_bytes is None:
-                continue  # it can be read since just now: counts from here on
+                continue  # readable only since now: counts from here on
             for i in (0, 1):
                 more = now.io_bytes[i] - then.io_bytes[i]
                 for ended in inherited.get(pid, ()):
@@ -87,24 +87,24 @@ class FamilyRates:
 
 
 def _inherited(before: Mapping[Member, Counts], ended: set[Member]) -> dict[int, list[Member]]:
-    """The members that have ended, by the PID of the nearest ancestor that has not.
+    """The members that have ended, by the PID of their nearest living ancestor.
 
-    The kernel adds the I/O of a child to that of its parent when the parent collects it
-    (``wait_task_zombie`` in kernel/exit.c). What was seen of the child was counted in its
-    time. A parent that ignores SIGCHLD does not collect it: then its counter has not grown
-    by that much, and nothing is taken off.
+    The kernel adds the I/O of a child to its parent's when the parent collects it
+    (``wait_task_zombie`` in kernel/exit.c). The child's I/O was already counted while it lived,
+    so it is subtracted from the parent's. A parent that ignores SIGCHLD does not collect it:
+    then its counter has not grown by that much, and nothing is subtracted.
     """
     parents = {member[0]: before[member].parent for member in ended}
     out: dict[int, list[Member]] = {}
     for member in sorted(ended):
         ancestor = before[member].parent
-        for _ in parents:  # no further than there are: PIDs met at different times might form a circle
+        for _ in parents:  # bounded: PIDs read at different times might form a circle
             ancestor = parents.get(ancestor, ancestor)
         out.setdefault(ancestor, []).append(member)
     return out
 
 
 def no_rates(reason: str) -> Rates:
-    """Missing for that reason, all of them."""
+    """All rates missing, with that reason."""
     missing = Reading.missing(BYTES_PER_S, reason, SOURCE)
     return Rates(Reading.missing(COUNT, reason, SOURCE), missing, missing)

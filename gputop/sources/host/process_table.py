@@ -1,4 +1,4 @@
-"""The process table of the node: who belongs to whom, and who uses most CPU and memory, from one look at all."""
+"""The process table of the node: the parent of each process, and those with most CPU and memory."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from gputop.sources.host.proc_files import Stat
 from gputop.text.units import printable
 
 SOURCE = "/proc"
-PERIOD_S = 5.0  # a look costs about 10 µs per process of the node
-MAX_COST = 0.005  # of a core: nodes of ten thousand processes are looked at less often
+PERIOD_S = 5.0  # a scan costs about 10 µs per process of the node
+MAX_COST = 0.005  # of a core: nodes of ten thousand processes are scanned less often
 FIRST = "first sample: a rate needs two"
-NOT_SCANNED_YET = "the process table has not been looked at yet"
-_FIRST_SCAN_S = 0.9  # not at the first tick, which the first picture waits for
+NOT_SCANNED_YET = "the process table has not been read yet"
+_FIRST_SCAN_S = 0.9  # not at the first tick, which the first frame waits for
 _TOP = 8  # by CPU, and as many by memory
 
-Member = tuple[int, int]  # PID and start: names a process for good
+Member = tuple[int, int]  # PID and start: identifies a process uniquely
 
 
 class UserNames:
-    """Names of users by number, asked for once each."""
+    """Names of users by number, each looked up once."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
@@ -45,12 +45,12 @@ class UserNames:
 
 
 class ProcessTable:
-    """Looks at every process in ``proc``. Used by one thread."""
+    """Scans every process in ``proc``. Used by one thread."""
 
     def __init__(self, clock: Callable[[], float], proc: Path = Path("/proc"), *,
                  read: Callable[[str, int], bytes] = proc_files.read,
                  cpu_clock: Callable[[], float] = time.thread_time) -> None:
-        """``cpu_clock`` tells the CPU time of the calling thread in seconds; ``read`` is :func:`proc_files.read`."""
+        """``cpu_clock`` returns the CPU time of the calling thread in seconds; ``read`` is :func:`proc_files.read`."""
         self._clock, self._proc, self._read, self._cpu_clock = clock, proc, read, cpu_clock
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
@@ -64,12 +64,12 @@ class ProcessTable:
         self._top: tuple[HostProcess, ...] | None = ()
 
     def pids(self) -> list[int]:
-        """All that are to be seen. Raises OSError."""
+        """All visible PIDs. Raises OSError."""
         with os.scandir(self._proc) as entries:
             return [int(entry.name) for entry in entries if entry.name.isdecimal()]
 
     def stat(self, pid: int) -> Stat | str:
-        """The process's line, or why it cannot be read."""
+        """The process's /proc/PID/stat, or why it cannot be read."""
         try:
             return (proc_files.parse_stat(self._read(f"{self._proc}/{pid}/stat", proc_files.SMALL_BYTES))
                     or proc_files.UNPARSABLE)
@@ -77,7 +77,7 @@ class ProcessTable:
             return proc_files.why(error)
 
     def scan(self) -> dict[int, int]:
-        """Read every process's line now; returns the parent of each. Raises OSError."""
+        """Read every process's stat now; returns the parent of each PID. Raises OSError."""
         now_s, began_s = self._clock(), self._cpu_clock()
         stats = {pid: stat for pid in self.pids() if isinstance(stat := self.stat(pid), Stat)}
         before, before_s = self._before, self._before_s
@@ -96,7 +96,7 @@ class ProcessTable:
         return {pid: stat.parent for pid, stat in stats.items()}
 
     def scan_if_due(self) -> None:
-        """As :meth:`look`, where that was long enough ago; what cannot be read is said by :meth:`top`."""
+        """As :meth:`look`, where a scan is due; :meth:`top` has the reason where it failed."""
         if self._clock() >= self._due_s:
             try:
                 self.scan()
@@ -105,7 +105,7 @@ class ProcessTable:
                 self._leading, self._top, self._reason = [], (), f"/proc: {error.strerror}"
 
     def top(self) -> tuple[tuple[HostProcess, ...], str | None]:
-        """The processes with most CPU and most memory at the last look, or why there are none."""
+        """The processes with most CPU and most memory in the last scan, or why there are none."""
         if self._top is None:
             self._named = {(key := ((pid, stat.start), stat.name)): self._named.get(key) or self._who(pid, stat)
                            for pid, stat, _ in self._leading}

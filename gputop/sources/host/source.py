@@ -17,8 +17,8 @@ from gputop.text.units import printable
 SOURCE = "psutil"
 CPU_SOURCE = "/proc/stat"
 FIRST = "first sample: a rate needs two"
-PERIOD_S = 0.45  # a look costs half a millisecond; a little under half a second, so that jitter does not skip one
-CORES_PERIOD_S = 0.9  # the kernel counts in ticks of 10 ms: over less time one core's share is mostly rounding
+PERIOD_S = 0.45  # a sample costs half a millisecond; a little under half a second, so that jitter does not skip one
+CORES_PERIOD_S = 0.9  # the kernel counts in ticks of 10 ms: over a shorter time one core's share is mostly rounding
 _NO_DISK = "the kernel shows no disk counters here"
 _NO_NETWORK = "no network interface but loopback"
 
@@ -26,9 +26,9 @@ _NO_NETWORK = "no network interface but loopback"
 class PsutilHost:
     """Satisfies :class:`gputop.sources.base.HostProbe`. Used by one thread.
 
-    Disk and network count physical devices only, where there are any: bytes that pass a
-    RAID, a bond or a bridge would be counted once more on each of its members. In a
-    container, which has none, every interface except loopback counts.
+    Disk and network count only physical devices, where there are any: bytes through a RAID,
+    a bond or a bridge would be counted again on each of its members. In a container, which
+    has none, every interface except loopback counts.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, root: Path = Path("/")) -> None:
@@ -47,9 +47,9 @@ class PsutilHost:
         self._last: tuple[float, HostSample] | None = None
 
     def read(self, now_s: float) -> HostSample:
-        """One look; rates cover the time since the look before and are missing at the first.
+        """One sample; rates cover the time since the sample before and are missing in the first.
 
-        Between the periods the last look is returned.
+        Between the periods the last sample is returned.
         """
         clock_s = self._clock()
         if self._last is not None and 0 <= clock_s - self._last[0] < PERIOD_S:
@@ -97,7 +97,7 @@ class PsutilHost:
             self._cores_before = clock_s, times
         found = None if before is None else shares(times.total, before.total)
         cores = len(times.cores) or None
-        if found is None:  # two looks within one kernel tick of 10 ms
+        if found is None:  # two samples within one kernel tick of 10 ms
             why = FIRST if before is None else "too short a time"
             return {m: _missing(m, why, CPU_SOURCE) for m in ("cpu_ratio", "iowait_ratio")}, cores
         busy, waiting = found
@@ -133,7 +133,7 @@ class PsutilHost:
 
 
 def _ask(function: Callable[..., Any], **how: object) -> tuple[Any, str]:
-    """What psutil answers and no reason, or None and why it could not."""
+    """psutil's answer and no reason, or None and the reason."""
     try:
         return function(**how), ""
     except (OSError, RuntimeError, ValueError, LookupError) as error:  # what it raises on a /proc it cannot read

@@ -1,4 +1,4 @@
-"""Calls into the driver: in threads of their own where they may hang, and texts whatever bytes they hold."""
+"""Calls into the driver: on threads that keep NVML open, and texts whatever bytes they hold."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gputop.text.units import printable
 def start_nvml_thread(nvml: Any, name: str, work: Callable[[], None]) -> None:
     """Run ``work`` in a daemon thread that holds NVML open for itself.
 
-    NVML counts its users and shuts down after the last one, so that closing a source never
-    pulls the library from under a call that is still in it. ``work`` must not raise. Raises
+    NVML counts its users and shuts down after the last one, so closing a source never shuts
+    down the library under a call that is still in it. ``work`` must not raise. Raises
     NVMLError where NVML cannot be opened once more.
     """
     nvml.nvmlInit()

@@ -28,8 +28,8 @@ _NVLINK_CALL = "field values 138/139"
 class CounterPair:
     """The rates of two counters that are read together: sent and received. Used by one thread.
 
-    ``max_bytes_per_s`` is what the link can carry one way, None where that is not known; it
-    tells a wrapped counter from a restarted one and garbage from either.
+    ``max_bytes_per_s`` is the capacity of the link in one direction, None where it is not known; it
+    distinguishes a wrapped counter, a restarted one and garbage.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class CounterPair:
         self._bits = 64
 
     def read(self) -> dict[str, Reading] | None:
-        """The rates since the value before, every ``PERIOD_S``; None if they wrap too fast to tell one.
+        """The rates since the value before, every ``PERIOD_S``; None if the counters wrap too fast for a rate.
 
-        Counters of 32 bits are read at every tick: the sooner, the less they can wrap.
+        Counters of 32 bits are read at every tick, so that they wrap as rarely as possible.
         Raises NVMLError where the driver gives no counters.
         """
         now_s = self._clock()
@@ -76,8 +76,8 @@ class CounterPair:
         if elapsed_s <= 0:
             return self._missing("no time has passed since the value before")
         if any(count < before < 1 << 32 for count, before in zip(counts, previous[1], strict=True)):
-            # It went back without ever having left 32 bits: the hardware's counter is one of 32 bits,
-            # whatever the type that carries it.
+            # It went back without ever exceeding 32 bits: the hardware's counter has 32 bits,
+            # whatever the type of the value.
             self._bits = 32
         if self._bits == 64:
             self._due_s = now_s + PERIOD_S
@@ -91,8 +91,8 @@ class CounterPair:
 
     def _rate(self, count: int, before: int, elapsed_s: float) -> Reading:
         rate = (count - before) % (1 << self._bits) * self._unit_bytes / elapsed_s
-        # A restarted counter looks like a wrap; the link's own speed tells the two apart. Twice that speed
-        # is left for counters that the driver itself refreshes only now and then.
+        # A restarted counter looks like a wrapped one; the capacity of the link tells them apart. The limit is
+        # twice the capacity, because the driver refreshes some counters only now and then.
         too_fast = self._max is not None and rate > 2 * self._max
         if count < before and (self._bits == 64 or too_fast):
             return Reading.missing(BYTES_PER_S, "the counter was restarted", SOURCE)
@@ -109,7 +109,7 @@ class NvlinkTraffic:
     """NVLink rates of a GPU where GPM does not give them. Used by one thread."""
 
     def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float], before: str, mig: bool = False) -> None:
-        """``before`` is why the better way does not give them."""
+        """``before`` is why GPM does not give them."""
         self._nvml = nvml
         self._handle = handle
         self._clock = clock
@@ -129,7 +129,7 @@ class NvlinkTraffic:
                     nvml, self._handle, self._clock, NVLINK_FIELDS, NVLINK_METRICS, NVLINK_MAX_BYTES_PER_S, _KIB
                 )
             readings = self._pair.read()
-            why = "the NVLink counters have 32 bits and can wrap between two looks"
+            why = "the NVLink counters have 32 bits and can wrap between two samples"
         except nvml.NVMLError as error:
             if error.value in status.DEVICE_GONE:
                 raise

@@ -1,4 +1,4 @@
-"""PendingDevice GPUs: each in a thread of its own, so that one that hangs holds up no other."""
+"""Opens GPUs, each on a thread of its own, so that one that hangs delays no other; holds the source's probes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPENED_TOO_LATE = "the GPU answered after gputop had started: restart it to see
 
 
 class PendingDevice:
-    """A GPU that is being opened. ``done`` is set when ``gpu`` or ``error`` is there."""
+    """A GPU that is being opened. ``done`` is set once ``gpu`` or ``error`` is set."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class PendingDevice:
     ) -> None:
         self.index = index
         self.done = threading.Event()
-        self.opened_too_late = False  # not there in time: nobody asks for its MIG instances any more
+        self.opened_too_late = False  # after the deadline: its MIG instances are not shown
         self.gpu: NvmlGpu | None = None
         self.instances: tuple[MigInstance, ...] = ()
         self.error: Exception | None = None
@@ -51,12 +51,12 @@ class PendingDevice:
 
     @property
     def probes(self) -> tuple[NvmlGpu | MigInstance, ...]:
-        """The GPU, then its MIG instances; none as long as it has not answered."""
+        """The GPU, then its MIG instances; none before the GPU has answered."""
         return (self.gpu, *self.instances) if self.done.is_set() and self.gpu is not None else ()
 
     @property
     def infos(self) -> list[GpuInfo]:
-        """What the GPU and its instances are; as long as it has not answered, a name for it."""
+        """The infos of the GPU and its instances; a placeholder before the GPU has answered."""
         return [probe.info for probe in self.probes] or [_placeholder_info(self.index)]
 
     def _run(self) -> None:
@@ -96,7 +96,7 @@ class PendingDevice:
     def _ask(
         self, call: Callable[..., Any], handle: Any, otherwise: Any, read: Callable[..., Any] | None = None
     ) -> Any:
-        """One fact of a GPU, ``otherwise`` where it is refused. A lost GPU raises NVMLError."""
+        """One fact about a GPU, or ``otherwise`` where it is refused. A lost GPU raises NVMLError."""
         try:
             return call(handle) if read is None else read(call, handle)
         except self._nvml.NVMLError as error:
@@ -117,7 +117,7 @@ class PendingDevice:
 
 
 class Device:
-    """Satisfies :class:`gputop.sources.base.GpuProbe`: one probe of an opening, with the Xids of its GPU.
+    """Satisfies :class:`gputop.sources.base.GpuProbe`: a :class:`PendingDevice` or an instance of it, with Xid events.
 
     Until the GPU is open :meth:`read` blocks, as a call in the driver does.
     """
@@ -135,7 +135,7 @@ class Device:
 
     @property
     def probe(self) -> NvmlGpu | MigInstance | None:
-        """What reads the device, once the GPU is open."""
+        """The probe of the opened device; None before the GPU is open."""
         pending = self._pending
         return pending.probes[self._place] if pending.done.is_set() and pending.probes else None
 
@@ -165,7 +165,7 @@ class Device:
         uuid = self._pending.infos[0].uuid
         log = self._watch.log(uuid)
         if log is not self._log:
-            # An instance has what happened to it and to the whole GPU, the GPU everything.
+            # An instance gets its own events and those of the whole GPU; the GPU gets all events.
             mine = (None, probe.gpu_instance) if isinstance(probe, MigInstance) else None
             self._xids = tuple(event for event, instance in log if mine is None or instance in mine)
             self._log = log

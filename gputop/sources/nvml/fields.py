@@ -1,8 +1,8 @@
-"""What NVML is asked of a GPU besides GPM: one table of calls, with their cost and how often they are worth it.
+"""The metrics that NVML gives besides GPM: one table of calls, with their cost and period.
 
-The table (:data:`FIELDS`) says which call gives which metric; :class:`FieldReader` asks for one
-GPU, keeps to the periods, forgets what the driver refuses for good, and lets no value
-through that cannot be.
+The table (:data:`FIELDS`) says which call gives which metric. :class:`FieldReader` reads them for
+one GPU, keeps to the periods, drops calls that the driver refuses for good, and reports
+implausible values as missing.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from gputop.core.samples import Reading
 from gputop.sources.nvml import status
 from gputop.sources.nvml.plausibility import plausible_reading
 
-Values = Sequence[float | None]  # one per metric; None: this call does not tell
+Values = Sequence[float | None]  # one per metric; None: this call does not give it
 Query = Callable[[], Values]
 
 LIMIT_PERIOD_S = 10.0  # limits and maxima: they change when an administrator changes them
 _HEALTH_PERIOD_S = 30.0  # error counts
-_LINK_PERIOD_S = 0.9  # periods of one or two ticks are a little shorter: jitter must not make it a tick more
+_LINK_PERIOD_S = 0.9  # a little less than a tick, so that jitter does not add another tick
 _ENGINE_PERIOD_S = 1.9
 _MEMORY_TEMPERATURE_PERIOD_S = 5.0
 
-_RESERVE_UNKNOWN = "this driver counts it as used and does not tell how much it is"
+_RESERVE_UNKNOWN = "this driver counts it as used and does not report it separately"
 _NO_ECC = "ECC is off or this board has none"
 _NO_REMAPPING = "this GPU has no row remapping: data-center boards since Ampere have it"
-_MAX_FAILURES = 3  # so often a call may fail that never gave a value, before an older one stands in for it
-_GOLDEN_RATIO = 0.6180339887498949  # multiples of it, modulo 1, spread evenly however many there are
+_MAX_FAILURES = 3  # failures of a call that never gave a value, before the older call replaces it
+_GOLDEN_RATIO = 0.6180339887498949  # its multiples modulo 1 are evenly spread, for any number of them
 
 _MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
 _POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; never 185, the average: 3.3 ms
@@ -43,8 +43,8 @@ class Field:
 
     ``build`` makes the call for one handle; it and the call raise NVMLError. ``cost_us`` is what
     the call takes inside the driver, as published (telemetry measured on driver 610), None
-    where nothing is. ``period_s`` 0 is every tick. ``fallback`` is an older call for the same;
-    ``unsupported`` says more than the code NOT_SUPPORTED does.
+    where nothing is. ``period_s`` 0 is every tick. ``fallback`` is an older call for the same
+    metrics; ``unsupported`` the reason to show instead of the code NOT_SUPPORTED.
     """
 
     call: str
@@ -59,7 +59,7 @@ class Field:
 
 
 class FieldValues:
-    """Some of the driver's "field values", asked for together: a batch costs the sum of its members."""
+    """Some of the driver's "field values", read in one call: a batch costs the sum of its members."""
 
     def __init__(self, nvml: Any, handle: Any, *fields: tuple[int, int]) -> None:
         """``fields`` are pairs of NVML's number and the scope (0, or a link; see nvml.h)."""
@@ -72,14 +72,14 @@ class FieldValues:
     def read(self) -> list[float]:
         """The values in their order, in the driver's units. Raises NVMLError for the first that has none."""
         for value, (number, scope) in zip(self._values, self._fields, strict=True):
-            value.number, value.scope = number, scope  # a damaged answer must not become the next question
+            value.number, value.scope = number, scope  # a damaged answer must not change the next request
         code = self._function(self._handle, len(self._fields), self._values)
         if code:
             raise self._nvml.NVMLError(code)
         numbers = []
         for value in self._values:
             if value.code:
-                # A number that a driver does not know is an argument that it does not know.
+                # A driver that does not know the field reports an invalid argument.
                 raise self._nvml.NVMLError(
                     status.FUNCTION_NOT_FOUND if value.code == status.INVALID_ARGUMENT else value.code
                 )
@@ -142,7 +142,7 @@ def _function(nvml: Any, name: str) -> Callable[..., Any]:
 
 
 def _number(name: str, factor: float, *args: int) -> Callable[[Any, Any], Query]:
-    """A call whose answer is one number; times ``factor`` it has our unit."""
+    """A call whose answer is one number; times ``factor`` it is in the metric's unit."""
 
     def build(nvml: Any, handle: Any) -> Query:
         function = _function(nvml, name)
@@ -189,7 +189,7 @@ def _temperature_newer(nvml: Any, handle: Any) -> Query:
 
     def query() -> Values:
         celsius = function(handle, nvml.NVML_TEMPERATURE_GPU)
-        return (float(celsius) if celsius != -1 else float(0xFFFFFFFF),)  # all bits set is no temperature
+        return (float(celsius) if celsius != -1 else float(0xFFFFFFFF),)  # all bits set: implausible
 
     return query
 
@@ -200,7 +200,7 @@ def _encoder(nvml: Any, handle: Any) -> Query:
 
 
 def _decoders(nvml: Any, handle: Any) -> Query:
-    """The busier one of the video decoder and, where there is one, the JPEG decoder."""
+    """The busier of the video decoder and, where there is one, the JPEG decoder."""
     video, jpeg = _function(nvml, "nvmlDeviceGetDecoderUtilization"), getattr(nvml, "nvmlDeviceGetJpgUtilization", None)
 
     def query() -> Values:
@@ -302,26 +302,26 @@ FIELDS: tuple[Field, ...] = (
 
 
 class _FieldState:
-    """A field of one GPU: how to ask for it, when, and what came last time."""
+    """A field of one GPU: how to query it, when it is due, and the last result."""
 
     __slots__ = ("code", "due_s", "failures", "field", "query", "values")
 
     def __init__(self, field: Field, due_s: float) -> None:
         self.field = field
         self.due_s = due_s
-        self.query: Query | None = None  # made at the first time, because that can fail like the call
-        self.values: Values | None = None  # whose readings stand
-        self.code: int | None = None  # whose reason stands
-        self.failures: int | None = 0  # until the first value: how often it failed; then None
+        self.query: Query | None = None  # built at the first read, because that can fail like the call
+        self.values: Values | None = None  # of the current readings
+        self.code: int | None = None  # of the current reasons
+        self.failures: int | None = 0  # failures before the first value; None after it
 
 
 class FieldReader:
-    """The fields of one GPU, by one thread. ``readings`` are the newest of all of them."""
+    """The fields of one GPU, used by one thread. ``readings`` are the newest of all fields."""
 
     def __init__(
         self, nvml: Any, handle: Any, now_s: float, phase: int = 0, mig: bool = False, fields: Sequence[Field] = FIELDS
     ) -> None:
-        """``phase`` is a number that differs between GPUs: their slow calls come at different ticks."""
+        """``phase`` differs between GPUs, so that their slow calls come at different ticks."""
         self._nvml = nvml
         self._handle = handle
         self._mig = mig
@@ -360,7 +360,7 @@ class FieldReader:
         except self._nvml.NVMLError as error:
             self._failed(state, error.value, among)
             return
-        if values != state.values:  # else the readings of the last time stand
+        if values != state.values:  # equal values: the last readings stay
             self._store(state.field, values)
             state.values, state.code, state.failures = values, None, None
 

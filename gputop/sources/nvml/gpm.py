@@ -1,7 +1,7 @@
 """Fine-grained activity from GPM, the counters that NVML itself samples on Hopper and newer.
 
-GPM gives no value of a moment: two samples are taken and the driver computes the metrics
-of the time between them. Both buffers and the request (19 KB) are allocated once.
+GPM has no momentary values: two samples are taken, and the driver computes the metrics of
+the time between them. Both buffers and the request (19 KB) are allocated once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gputop.sources.nvml.plausibility import implausible_reason
 
 SOURCE = "GPM"
 FIRST = "first GPM sample: a value needs two"
-MIN_GAP_S = 0.1  # the driver's own updates lie 100 ms apart: of two closer samples the byte counters read 0
+MIN_GAP_S = 0.1  # the driver updates every 100 ms: between two closer samples the byte counters read 0
 
 _SUPPORT_CALL = "nvmlGpmQueryDeviceSupport"
 _PERCENT = 0.01
@@ -42,7 +42,7 @@ METRICS: tuple[tuple[int, str, float], ...] = (
 )
 PCIE = frozenset(("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s"))
 NVLINK = frozenset(("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s"))
-# What only GPM gives, so what is missing without it. PCIe and NVLink have other sources.
+# Missing without GPM. PCIe and NVLink traffic have other sources.
 GPM_ONLY_METRICS: tuple[str, ...] = tuple(metric for _, metric, _ in METRICS if metric not in PCIE | NVLINK)
 
 
@@ -57,7 +57,7 @@ def unavailable_reason(nvml: Any, handle: Any) -> str | None:
 
 
 def unsupported_reason(nvml: Any, handle: Any) -> str | None:
-    """As :func:`unavailable_reason`, but a fault of the moment raises NVMLError, too: it is worth another try."""
+    """As :func:`unavailable_reason`, but a transient fault raises NVMLError as well: it is worth a retry."""
     try:
         supported = nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
     except nvml.NVMLError as error:
@@ -106,11 +106,11 @@ class Gpm:
         self._set_missing(FIRST)
 
     def supports(self, metrics: frozenset[str]) -> bool:
-        """Whether GPM serves all of these on this GPU, as far as is known."""
+        """Whether GPM gives all of ``metrics`` on this GPU, as far as is known."""
         return not (metrics & self._refused.keys())
 
     def missing_reason(self, metrics: frozenset[str]) -> str:
-        """The reason for the first of ``metrics`` that GPM does not serve."""
+        """The reason for the first of ``metrics`` that GPM does not give."""
         return next((self._refused[metric].reason or "" for metric in sorted(metrics) if metric in self._refused), "")
 
     def _request_metrics(self, metrics: tuple[tuple[int, str, float], ...]) -> None:
@@ -118,7 +118,7 @@ class Gpm:
         request.numMetrics = len(metrics)
         self._requested = []
         for slot, (number, metric, factor) in enumerate(metrics):
-            # The request's own memory, without what makes reading nvidia-ml-py's structures slow.
+            # A view of the request's memory: nvidia-ml-py's own structures are slow to read.
             result = _Metric.from_buffer(request, type(request).metrics.offset + slot * ctypes.sizeof(_Metric))
             result.metricId = number
             self._requested.append((result, number, metric, GPU_METRICS[metric].unit, factor))
@@ -129,9 +129,9 @@ class Gpm:
             self._last[metric] = Reading.missing(unit, why, SOURCE)
 
     def read(self) -> dict[str, Reading]:
-        """The newest metrics: of the time since the sample before, at least ``MIN_GAP_S``.
+        """The newest metrics, over the time since the sample before, at least ``MIN_GAP_S``.
 
-        Asked again sooner, it takes no sample and returns the last result once more.
+        Called sooner, it takes no sample and returns the last result again.
         Raises NVMLError if the device is gone or refuses GPM for good.
         """
         now_s = self._clock()

@@ -1,4 +1,4 @@
-"""One GPU through NVML: its fields, GPM, processes and clock events put together to one look."""
+"""One GPU through NVML: its fields, GPM, processes and clock events in one sample."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gputop.sources.nvml.gpm import GPM_ONLY_METRICS, NVLINK, PCIE, Gpm, unsuppo
 from gputop.sources.nvml.pcie import PcieTraffic, link_bytes_per_s
 from gputop.sources.nvml.processes import ProcessReader
 
-GPM_RETRY_S = 10.0  # after a fault of the moment
+GPM_RETRY_S = 10.0  # after a transient fault
 _GPM_SOURCE = "GPM"
-# A GPU that tells none of these tells nothing.
+# A GPU without any of these is reported as failed.
 _ESSENTIAL_METRICS = ("memory_used_bytes", "gpu_util", "power_w", "temperature_c", "sm_clock_hz", "memory_clock_hz")
 _EVENTS_CALL = "nvmlDeviceGetCurrentClocksEventReasons"
 
@@ -32,7 +32,7 @@ _CLOCK_EVENTS = (
     (0x080, "power brake"),
     (0x100, "display clocks"),
 )
-_ANY_EVENT = 0xFFFF  # nvml.h names nine bits; some room for newer ones
+_ANY_EVENT = 0xFFFF  # nvml.h names nine bits; the others are room for newer ones
 
 
 def clock_events(mask: int) -> tuple[str, ...]:
@@ -43,8 +43,8 @@ def clock_events(mask: int) -> tuple[str, ...]:
 class NvmlGpu:
     """Satisfies :class:`gputop.sources.base.GpuProbe`. Everything of one GPU, read by one thread.
 
-    A call that the driver refuses for good is not made again: its metrics stay missing
-    with that reason. Once the device is lost its handle is dropped and never used again.
+    A call that the driver refuses for good is not repeated: its metrics stay missing with that
+    reason. Once the device is lost, its handle is dropped and never used again.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class NvmlGpu:
         wall_clock: Callable[[], float],
         divided_reason: str = "",
     ) -> None:
-        """``divided_reason`` is for a GPU in MIG mode: why its instances have what it lacks."""
+        """``divided_reason``, for a GPU in MIG mode: why its activity is missing."""
         self.info = info
         self._nvml = nvml
         self._handle = handle
         self._clock = clock
         self._final_sample: GpuSample | None = None
-        self._missing_without_gpm: dict[str, Reading] = {}  # what this GPU has no GPM for, with the reason
+        self._missing_without_gpm: dict[str, Reading] = {}  # metrics that are missing without GPM, with the reason
         self._link: tuple[Reading | None, Reading | None] = (None, None)
         self._link_rate = Reading.missing(BYTES_PER_S, "not sampled", "NVML")
         self._clock_events: dict[int, tuple[str, ...]] = {}
@@ -86,7 +86,7 @@ class NvmlGpu:
 
     @classmethod
     def unavailable(cls, nvml: Any, info: GpuInfo, code: int) -> NvmlGpu:
-        """A GPU that NVML counts but would not open: it only says so."""
+        """A GPU that NVML counts but does not open: its samples only say so."""
         probe = cls.__new__(cls)
         probe.info = info
         probe._gpm = None
@@ -103,7 +103,7 @@ class NvmlGpu:
         return self._handle
 
     def read(self, now_s: float) -> GpuSample:
-        """One look; blocks for as long as the driver does."""
+        """One sample; blocks for as long as the driver does."""
         if self._final_sample is not None:
             return self._final_sample
         try:
@@ -112,7 +112,7 @@ class NvmlGpu:
             return self._mark_unusable(error.value)
 
     def close(self) -> None:
-        """Give back what GPM holds. A lost GPU is not touched."""
+        """Free GPM's buffers. A lost GPU is not touched."""
         if self._gpm is not None and self._final_sample is None:
             self._gpm.close()
         self._gpm = None
@@ -137,7 +137,7 @@ class NvmlGpu:
             readings.update(self._nvlink_traffic().read())
         events, events_reason = self._read_clock_events()
         processes, processes_reason = ((), self._divided_reason) if self._mig else self._processes.read()
-        if gpm is None or not gpm.supports(PCIE):  # last: one of its ways blocks for 40 ms
+        if gpm is None or not gpm.supports(PCIE):  # last: one of its methods blocks for 40 ms
             readings.update(self._pcie_traffic().read())
         state, message = OK, ""
         if all(readings[metric].value is None for metric in _ESSENTIAL_METRICS):
@@ -171,7 +171,7 @@ class NvmlGpu:
             self._missing_without_gpm[metric] = Reading.missing(GPU_METRICS[metric].unit, why, _GPM_SOURCE)
 
     def _read_gpm(self, readings: dict[str, Reading]) -> None:
-        """Add what GPM says; where it is refused for good there is none from now on."""
+        """Add GPM's metrics; where GPM is refused for good, disable it."""
         nvml, gpm = self._nvml, self._gpm
         if gpm is None and self._gpm_due_s is not None and self._clock() >= self._gpm_due_s:
             self._gpm_due_s = None
@@ -213,7 +213,7 @@ class NvmlGpu:
             info = self.info
             known = info.pcie_gen_max is not None and info.pcie_width_max is not None
             link_max = link_bytes_per_s(info.pcie_gen_max or 0, info.pcie_width_max or 0) if known else None
-            # Not what the link runs at now: an idle one is slower than the traffic that wakes it.
+            # The maximum, not the current rate: an idle link is slower than the traffic that wakes it.
             self._pcie = PcieTraffic(self._nvml, self._handle, self._clock, link_max)
         return self._pcie
 
@@ -230,7 +230,7 @@ class NvmlGpu:
                 if code not in status.REFUSED:
                     return (), why
                 self._events_reason = why
-                # The older name is for drivers that lack the newer one, not for a second unavailable_reason.
+                # The older name is for drivers that lack the newer one, not for a call that was refused.
                 self._events_calls = self._events_calls[1:] if code == status.FUNCTION_NOT_FOUND else []
             else:
                 if mask not in self._clock_events:

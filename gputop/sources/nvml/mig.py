@@ -1,6 +1,6 @@
-"""MIG instances: a GPU divided by the administrator, each part a device of its own.
+"""MIG instances: the parts of a divided GPU, each a device of its own.
 
-What is the board's (power, temperature, clocks, PCIe) stays with the GPU; an instance has
+The board's figures (power, temperature, clocks, PCIe) belong to the GPU; an instance has
 its memory, its processes and, on Hopper and newer, its activity through GPM.
 """
 
@@ -19,8 +19,8 @@ from gputop.sources.nvml.fields import FIELDS, FieldReader
 from gputop.sources.nvml.gpm import GPM_ONLY_METRICS, Gpm, unavailable_reason
 from gputop.sources.nvml.processes import ProcessReader
 
-_MAX_INSTANCES = 64  # instances of a GPU that are looked for: today's have 7, a sick driver said 4294967295
-CHECK_PERIOD_S = 10.0  # how often an instance is looked for, should its calls not fail once it is destroyed
+_MAX_INSTANCES = 64  # per GPU: today's have 7; a sick driver reported 4294967295
+CHECK_PERIOD_S = 10.0  # an instance is checked this often, in case its calls do not fail once it is destroyed
 # What NVML answers where no instance has the number.
 _NO_SUCH_INSTANCE = frozenset((status.NOT_FOUND, status.INVALID_ARGUMENT, status.NOT_SUPPORTED))
 _MEMORY_FIELDS = tuple(field for field in FIELDS if "memory_used_bytes" in field.metrics)
@@ -48,7 +48,7 @@ def in_mig_mode(nvml: Any, handle: Any) -> bool:
 
 
 def mig_devices(nvml: Any, handle: Any, gpu: GpuInfo) -> list[MigDevice]:
-    """The instances of a GPU that this process may see: in a container its own only.
+    """The instances of a GPU that are visible to this process: in a container only its own.
 
     A lost GPU raises NVMLError.
     """
@@ -68,7 +68,7 @@ def mig_devices(nvml: Any, handle: Any, gpu: GpuInfo) -> list[MigDevice]:
         except nvml.NVMLError as error:
             if error.value in status.DEVICE_GONE:
                 raise
-            continue  # a number that is not in use, or an instance of somebody else
+            continue  # an unused number, or an instance that is not visible here
         found.append(MigDevice(part, gpu_instance, GpuInfo(gpu.index, uuid, name, gpu.pci_bus_id, mig=number)))
     return found
 
@@ -142,7 +142,7 @@ class MigInstance:
         return self._gpm is not None
 
     def read(self, now_s: float) -> GpuSample:
-        """One look; blocks for as long as the driver does."""
+        """One sample; blocks for as long as the driver does."""
         if self._final_sample is not None:
             return self._final_sample
         try:
@@ -153,7 +153,7 @@ class MigInstance:
             return self._mark_unusable(LOST, status.lost_message(error.value, self.info.index))
 
     def close(self) -> None:
-        """Give back what GPM holds. A lost GPU is not touched."""
+        """Free GPM's buffers. A lost GPU is not touched."""
         if self._gpm is not None and self._final_sample is None:
             self._gpm.close()
         self._gpm = None
@@ -182,7 +182,7 @@ class MigInstance:
         return self._final_sample
 
     def _check(self) -> None:
-        """Whether the instance is still there; ends the probe where it is not."""
+        """Check whether the instance still exists; end the probe where it does not."""
         nvml, info = self._nvml, self.info
         self._check_due_s = self._clock() + CHECK_PERIOD_S
         try:
@@ -193,7 +193,7 @@ class MigInstance:
             if error.value in status.DEVICE_GONE:
                 raise
             if error.value not in _NO_SUCH_INSTANCE:
-                return  # a passing fault, not an answer
+                return  # a transient fault says nothing about the instance
         self._mark_unusable(
             FAILED,
             f"MIG instance {info.label} is gone: it was destroyed, or GPU {info.index} was divided anew. "
@@ -216,7 +216,7 @@ class MigInstance:
                 self._disable_gpm(status.reason(error.value, "nvmlGpmMigSampleGet"))
                 readings.update(self._fixed_readings)
             return
-        # Traffic is counted for the board; what GPM says of it here is no more than a unavailable_reason.
+        # Traffic is counted for the whole board; for an instance GPM only refuses it.
         readings.update((metric, found[metric]) for metric in _ACTIVITY)
 
     def _disable_gpm(self, why: str) -> None:

@@ -1,7 +1,7 @@
-"""PCIe traffic of a GPU without GPM, and what its link can carry.
+"""PCIe traffic of a GPU without GPM, and the capacity of its link.
 
-Two ways, the better one first: byte counters (field values 197 and 198), else the call
-that watches the link for 20 ms per direction, which blocks meanwhile.
+Two methods, the better one first: byte counters (field values 197 and 198), else the call
+that measures the link for 20 ms per direction and blocks meanwhile.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ COUNTER = counters.SOURCE
 WINDOW = "NVML 20 ms"
 WINDOW_PERIOD_S = 5.0  # it blocks about 21 ms per direction
 
-_NOT_MEASURED_YET = "the call that measures it blocks for 40 ms: it comes with the next tick"
+_NOT_MEASURED_YET = "the call that measures it blocks for 40 ms: it follows at the next tick"
 
 # GT/s per lane and the share of bits that is data: 8b/10b (PCIe 1 and 2), 128b/130b (3 to 5),
 # FLIT with 242 of 256 bytes for the transaction layer (6). PCI Express Base Specification 6.0, sections 4.2 and 8.
 _TRANSFERS_PER_S = {1: 2.5e9, 2: 5e9, 3: 8e9, 4: 16e9, 5: 32e9, 6: 64e9}
 _ENCODING = {1: 8 / 10, 2: 8 / 10, 3: 128 / 130, 4: 128 / 130, 5: 128 / 130, 6: 242 / 256}
 
-_MAX_LINK_BYTES_PER_S = 64e9 * 242 / 256 / 8 * 16  # PCIe 6.0 x16, where it is not known what the link can become
+_MAX_LINK_BYTES_PER_S = 64e9 * 242 / 256 / 8 * 16  # PCIe 6.0 x16, where the maximum of the link is not known
 
 
 def link_bytes_per_s(generation: int, lanes: int) -> float | None:
     """Raw rate of a link in one direction, after line coding, before packet headers.
 
-    About 10 to 20 % of it goes to headers and flow control, so no transfer reaches it.
-    None for a generation that is not known here.
+    Headers and flow control take about 10 to 20 % of it, so no transfer reaches it.
+    None for an unknown generation.
     """
     transfers = _TRANSFERS_PER_S.get(generation)
     if transfers is None or lanes <= 0:
@@ -44,7 +44,7 @@ def link_bytes_per_s(generation: int, lanes: int) -> float | None:
 
 
 class PcieTraffic:
-    """PCIe rates of one GPU by the best way that it supports. Used by one thread."""
+    """PCIe rates of one GPU by the best method that it supports. Used by one thread."""
 
     def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float], link_max_bytes_per_s: float | None) -> None:
         self._nvml = nvml
@@ -78,21 +78,21 @@ class PcieTraffic:
         return _missing("; ".join(self._why_not))
 
     def _by_counter(self) -> dict[str, Reading] | None:
-        """Rates from the byte counters; None if they wrap too fast to tell a rate."""
+        """Rates from the byte counters; None if they wrap too fast for a rate."""
         if self._counters is None:
             self._counters = counters.CounterPair(
                 self._nvml, self._handle, self._clock, counters.PCIE_FIELDS, (TX, RX), self._link_max
             )
         readings = self._counters.read()
         if readings is None:
-            self._why_not.append("the byte counters have 32 bits: at this link's speed they can wrap between two looks")
+            self._why_not.append("the byte counters have 32 bits and can wrap between two samples at this link's speed")
         return readings
 
     def _by_window(self) -> dict[str, Reading]:
-        """What the link did in a 20 ms window, measured anew every few seconds.
+        """Rates of a 20 ms window, measured every few seconds.
 
-        Coarse: it sees a hundredth of the time. The first call does not measure, so that
-        the first frame need not wait for it.
+        Coarse: it covers less than a hundredth of the time. The first call does not measure, so that
+        the first frame does not wait for it.
         """
         now_s = self._clock()
         if self._window_due_s is None:

@@ -1,8 +1,7 @@
-"""Which values a driver can have meant, and what to say of the others.
+"""Which values of a driver are plausible, and the reasons for the others.
 
-Sick drivers have been seen to report success together with all bits set, stale memory or
-several thousand percent. The limits are wide: they are there to catch what cannot be, not
-what is rare.
+Sick drivers were seen to report success together with all bits set, stale memory or several
+thousand percent. The limits are wide: they catch impossible values, not rare ones.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from gputop.core.samples import Reading
 MAX_PID = 1 << 22  # Linux, PID_MAX_LIMIT
 MAX_COUNTER = 1 << 63  # bytes: four years of PCIe 5.0 at full speed
 
-# By unit: lowest and highest value that is plausible_reading. A ratio may be a little above 1: drivers round.
+# By unit: lowest and highest plausible value. A ratio may be slightly above 1: drivers round.
 _BY_UNIT: dict[str, tuple[float, float]] = {
     RATIO: (0.0, 1.05),
     CELSIUS: (-50.0, 200.0),
@@ -23,8 +22,8 @@ _BY_UNIT: dict[str, tuple[float, float]] = {
     BYTES_PER_S: (0.0, 20e12),
     COUNT: (0.0, 1e9),
 }
-_SMALLEST_NONZERO = 1e-9  # no measurement gives so little of anything; misread bits do
-_ABOVE_ZERO = 1e-9  # of these 0 is no answer
+_SMALLEST_NONZERO = 1e-9  # no measurement gives so small a value; misread bits do
+_ABOVE_ZERO = 1e-9  # for metrics of which 0 is not plausible
 _BY_METRIC: dict[str, tuple[float, float]] = {
     "memory_total_bytes": (_ABOVE_ZERO, _BY_UNIT[BYTES][1]),
     "power_limit_w": (_ABOVE_ZERO, _BY_UNIT[WATTS][1]),
@@ -40,7 +39,7 @@ _LIMITS = {metric.id: _BY_METRIC.get(metric.id, _BY_UNIT[metric.unit]) for metri
 
 
 def implausible_reason(metric: str, value: float) -> str | None:
-    """Why ``value``, in the metric's unit, cannot be what the driver measured; None if it can."""
+    """Why ``value``, in the metric's unit, is implausible; None if it is plausible."""
     low, high = _LIMITS[metric]
     if low <= value <= high and not 0 < value < _SMALLEST_NONZERO:  # the first is false for NaN
         return None
@@ -48,7 +47,7 @@ def implausible_reason(metric: str, value: float) -> str | None:
 
 
 def plausible_reading(metric: str, value: float, source: str, coarse: bool = False) -> Reading:
-    """The reading of a value that the driver gave: missing, with the reason, if it cannot be."""
+    """The reading of a value from the driver: missing, with the reason, if it is implausible."""
     unit = GPU_METRICS[metric].unit
     why = implausible_reason(metric, value)
     if why is not None:
@@ -57,7 +56,7 @@ def plausible_reading(metric: str, value: float, source: str, coarse: bool = Fal
 
 
 def implausible_text(value: float, unit: str) -> str:
-    """What a reader is told in place of such a value."""
+    """The reason to show in place of such a value."""
     if unit == RATIO:
         value, unit = value * 100, "%"
     elif unit == HERTZ:

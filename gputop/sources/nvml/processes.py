@@ -15,10 +15,10 @@ LIST_PERIOD_S = 1.9  # 0.3 ms a call; a little under two ticks of 1 s, so that j
 SHARE_PERIOD_S = 2.9  # 1.7 ms a call
 _NOT_AVAILABLE = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 _SHARE_CALL = "nvmlDeviceGetProcessUtilization"
-_MAX_CAPACITY = 4096  # more processes than a GPU can serve: a driver that asks for more room than this is out of order
-_CLOCK_ERROR_S = 60.0  # the driver's time stamps may be ahead of ours by so much
+_MAX_CAPACITY = 4096  # more processes than a GPU can serve: a driver that asks for more capacity is sick
+_CLOCK_ERROR_S = 60.0  # the driver's time stamps may be ahead of ours by this much
 _GOLDEN_RATIO = 0.6180339887498949  # multiples of it, modulo 1, spread evenly
-_NO_MEMORY = Reading.missing(BYTES, "the driver does not tell it for this process", "NVML")
+_NO_MEMORY = Reading.missing(BYTES, "the driver does not report it for this process", "NVML")
 _NO_NEW_SHARE = Reading.missing(RATIO, "the driver has no new value for this process", "NVML")
 _NOT_ASKED = Reading.missing(RATIO, "not sampled yet", "NVML")
 
@@ -54,7 +54,7 @@ class _Share(ctypes.Structure):
 
 
 class _ImplausibleList(ValueError):
-    """A list that cannot be what the driver found."""
+    """The driver returned an implausible list."""
 
 
 class ProcessReader:
@@ -63,19 +63,19 @@ class ProcessReader:
     def __init__(
         self, nvml: Any, handle: Any, clock: Callable[[], float], wall_clock: Callable[[], float], phase: int = 0
     ) -> None:
-        """``phase`` is a number that differs between GPUs: their lists are read at different ticks."""
+        """``phase`` differs between GPUs, so that their lists are read at different ticks."""
         self._nvml = nvml
         self._handle = handle
         self._clock = clock
         self._list_due_s = self._share_due_s = clock()
         self._shift = phase * _GOLDEN_RATIO % 0.5  # how much of a period the first one is shorter
         self._wall_clock = wall_clock
-        # Asking "since ever" returns stale samples of processes long gone.
+        # Asking from time 0 returns stale samples of processes long gone.
         self._share_seen_us = int((wall_clock() - SHARE_PERIOD_S) * 1e6)
         self._share_refused: Reading | None = None
         self._default_share = _NOT_ASKED
         self._shares: dict[int, Reading] = {}
-        # nvidia-ml-py knows the newest symbol only, and makes two calls where one does.
+        # nvidia-ml-py knows only the newest symbol, and makes two calls where one is enough.
         self._versions: dict[str, list[tuple[str, type[ctypes.Structure]]]] = {
             kind: [
                 (f"nvmlDeviceGet{kind}RunningProcesses_v3", _ProcessInfo),
@@ -121,7 +121,7 @@ class ProcessReader:
         return self._processes, self._reason
 
     def _list(self, kind: str) -> list[tuple[int, int | None]]:
-        """(PID, bytes) of one kind. Compute-only GPUs may refuse the graphics list: no fault of the list."""
+        """(PID, bytes) of one kind. Compute-only GPUs may refuse the graphics list: not an error."""
         refused = self._refused.get(kind)
         if refused is not None:
             if kind == "Compute":
@@ -158,14 +158,14 @@ class ProcessReader:
         return [(entry.pid, None if entry.used_bytes == _NOT_AVAILABLE else entry.used_bytes) for entry in found]
 
     def _fetch_list(self, symbol: str, structure: type[ctypes.Structure], *args: Any) -> list[Any]:
-        """What the driver puts into a list of ``structure``; one call where there is room enough."""
+        """The list of ``structure`` that the driver fills; one call where the capacity is sufficient."""
         nvml = self._nvml
         function = nvml._nvmlGetFunctionPointer(symbol)
         while True:
             capacity = self._capacity
             count = ctypes.c_uint(capacity)
             found = (structure * capacity)()
-            # The list comes before its length where there is a third argument, and else after it.
+            # The list precedes its length where there is a third argument, otherwise it follows it.
             order = (found, ctypes.byref(count)) if args else (ctypes.byref(count), found)
             code = function(self._handle, *order, *args)
             if code not in (status.SUCCESS, status.INSUFFICIENT_SIZE):
@@ -178,7 +178,7 @@ class ProcessReader:
             self._capacity = count.value + 16  # some may start meanwhile
 
     def _read_shares(self) -> None:
-        """SM share by PID, of the driver's samples since the last look."""
+        """SM share by PID, of the driver's samples since the last read."""
         if self._share_refused is not None:
             return
         nvml = self._nvml

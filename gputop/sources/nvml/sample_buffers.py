@@ -1,7 +1,7 @@
-"""The seconds before gputop was started, from the samples that the driver keeps anyway.
+"""The backfill of a few seconds, from the samples that the driver keeps anyway.
 
 ``nvmlDeviceGetSamples`` holds about 14 s of utilization, 200 ms apart, and 2.4 s of power,
-20 ms apart. The rest of a look is not known of that time, and stays missing.
+20 ms apart. All other metrics of that time are missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gputop.sources.nvml.calls import start_nvml_thread
 from gputop.sources.nvml.plausibility import implausible_reason
 
 DEADLINE_S = 0.3  # for all GPUs together: one that hangs is left out
-MAX_AGE_S = 60.0  # older stamps than that are another clock's
+MAX_AGE_S = 60.0  # older time stamps come from another clock
 SOURCE = "NVML samples"
 BEFORE_START = "before gputop was started"
 
@@ -38,7 +38,7 @@ Samples = Sequence[tuple[float, float]]  # (Unix time, value in the metric's uni
 def read_sample_buffers(
     nvml: Any, handles: Mapping[str, Any], now_s: float, clock: Callable[[], float] = time.monotonic
 ) -> dict[str, dict[str, Samples]]:
-    """What the driver knows of each GPU: UUID to metric to samples.
+    """The driver's samples of each GPU: UUID to metric to samples.
 
     ``handles`` are NVML's by UUID. Each GPU is asked in a thread of its own; those that have
     not answered after ``DEADLINE_S`` are left out, and so is what a GPU refuses.
@@ -118,10 +118,10 @@ def backfill_samples(
     label: str,
     gpus_present: int | None,
 ) -> list[NodeSample]:
-    """``known`` as looks at the node ``interval_s`` apart, the last one an interval before ``now_s``, oldest first.
+    """``known`` as samples of the node ``interval_s`` apart, the last one an interval before ``now_s``, oldest first.
 
-    A value is the mean of the driver's samples in the interval before it. An interval that
-    the samples do not reach back over has none, and GPUs of which nothing is known are left out.
+    A value is the mean of the driver's samples in the interval before it. It is missing where they do not
+    cover the interval; GPUs without any are left out.
     """
     series = {
         (uuid, metric): _Series(samples) for uuid, metrics in known.items() for metric, samples in metrics.items()
@@ -155,7 +155,7 @@ class _Series:
         self.times = [t for t, _ in samples]
         self.values = [value for _, value in samples]
         gaps = [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
-        # A sample stands for the time since the one before.
+        # A sample covers the time since the one before.
         self.since_s = self.times[0] - (statistics.median(gaps) if gaps else 0.0)
 
     def mean(self, start_s: float, end_s: float) -> float | None:

@@ -25,7 +25,7 @@ class NvmlSource:
     """Satisfies :class:`gputop.sources.base.Source` with this node's NVIDIA GPUs.
 
     ``gpus`` are the items of ``--gpus``, see :func:`gputop.sources.selection.select_gpus`.
-    A GPU in MIG mode is followed by its instances. One that does not answer in time is shown
+    A GPU in MIG mode is followed by its instances. One that does not answer in time is reported
     as not responding until it does. Importing this module loads neither nvidia-ml-py nor the
     driver; :meth:`open` does.
     """
@@ -104,7 +104,7 @@ class NvmlSource:
         watch.start()
 
     def _await(self, pending_devices: Sequence[PendingDevice]) -> None:
-        """Wait for the GPUs to open, but not for ever."""
+        """Wait for the GPUs to open until the deadline."""
         until_s = self._clock() + self._open_deadline_s
         for pending in pending_devices:
             pending.opened_too_late = not pending.done.wait(max(0.0, until_s - self._clock()))
@@ -121,14 +121,14 @@ class NvmlSource:
     @property
     def host(self) -> PsutilHost:
         if self._host is None:
-            # Only now: psutil and what reads /proc take longer to import than the GPUs to read.
+            # Imported late: psutil and the readers of /proc take longer to import than the GPUs to read.
             from gputop.sources.host.source import PsutilHost
 
             self._host = PsutilHost(clock=self._clock)
         return self._host
 
     def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
-        """What the driver itself remembers: some seconds of coarse utilization and of power."""
+        """The driver's own sample buffers: some seconds of coarse utilization and of power."""
         from gputop.sources.nvml.sample_buffers import backfill_samples, read_sample_buffers
 
         handles = {device.info.uuid: handle for device in self._devices if (handle := device.handle) is not None}
@@ -151,4 +151,4 @@ class NvmlSource:
                 device.close()
             nvml.nvmlShutdown()
         except nvml.NVMLError:
-            pass  # there is nothing left to save: the process goes on without NVML
+            pass  # nothing left to release

@@ -1,7 +1,7 @@
-"""NVML return codes: which end a device, which end a field, and what to tell the user.
+"""NVML return codes: which end a device, which end a field, and their messages to the user.
 
-Codes are plain numbers here (NVML's ABI), so that nothing of nvidia-ml-py is needed to
-read this table; newer codes are missing from older releases of that package.
+Codes are plain numbers here (NVML's ABI), so that this table does not need nvidia-ml-py;
+newer codes are missing from older releases of that package.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNKNOWN = 999
 
 # The device is gone: its handle must not be used again.
 DEVICE_GONE = frozenset((GPU_IS_LOST, RESET_REQUIRED))
-# Refused for good: asking again costs time (a refused field can take over 1 ms) and gives the same answer.
+# Refused for good: a retry costs time (a refused field can take over 1 ms) and gives the same answer.
 REFUSED = frozenset(
     (
         NOT_SUPPORTED,
@@ -42,7 +42,7 @@ REFUSED = frozenset(
     )
 )
 
-# What nvml.h says of each code, for somebody who sees a reading missing.
+# What nvml.h says about each code, as the reason of a missing reading.
 _REASONS = {
     1: "the driver library was shut down",
     INVALID_ARGUMENT: "the driver does not know what it was asked for",
@@ -65,7 +65,7 @@ _REASONS = {
     19: "the GPU is in use by something that excludes it",
     20: "the driver is short of memory",
     NO_DATA: "the driver has no value at the moment",
-    VGPU_ECC_NOT_SUPPORTED: "ECC errors are not told to a virtual GPU",
+    VGPU_ECC_NOT_SUPPORTED: "ECC errors are not reported to a virtual GPU",
     23: "the driver is short of resources",
     24: "this GPU does not have that clock",
     ARGUMENT_VERSION_MISMATCH: "this driver does not know this version of the call",
@@ -100,9 +100,9 @@ def lost_message(code: int, index: int) -> str:
 
 
 def unreadable_message(why: str, index: int) -> str:
-    """For a GPU of which nothing can be read although it is there; ``why`` is that of one reading."""
+    """For a GPU that is present but cannot be read; ``why`` is the reason of one reading."""
     return (
-        f"GPU {index} tells nothing: {why}. gputop goes on asking. See whether `nvidia-smi -i {index}` tells more; "
+        f"GPU {index} cannot be read: {why}. gputop keeps trying. See whether `nvidia-smi -i {index}` shows more; "
         "`dmesg | grep -i nvrm` names driver faults."
     )
 
@@ -158,4 +158,4 @@ def no_access_message(code: int, index: int) -> str:
             f"GPU {index} may not be opened by this user. Look at the rights of /dev/nvidia{index} and at the "
             "device cgroup of the container or job."
         )
-    return f"GPU {index} could not be opened (NVML error {code}). `nvidia-smi` and `dmesg | grep -i nvrm` tell more."
+    return f"GPU {index} could not be opened (NVML error {code}). `nvidia-smi` and `dmesg | grep -i nvrm` show more."

@@ -1,4 +1,4 @@
-"""Xid faults, as the driver reports them: by event, in one thread for all GPUs of the node."""
+"""Xid events of the driver, received on one thread for all GPUs of the node."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gputop.core.samples import XidEvent
 from gputop.sources.nvml import status
 from gputop.sources.nvml.calls import start_nvml_thread
 
-WAIT_S = 1.0  # one wait in the driver: how long the thread may outlive end()
+WAIT_S = 1.0  # one wait in the driver: how long the thread may outlive stop()
 BACKOFF_S = 5.0  # after an error of the wait; then twice as long each time
 MAX_BACKOFF_S = 60.0
-MAX_EVENTS = 16  # of one GPU: a sick one can report thousands
+MAX_EVENTS = 16  # per GPU: a sick one can report thousands
 
 _NO_INSTANCE = (1 << 32) - 1
 _NOT_ASKED = "the driver was not asked to report them"
@@ -54,9 +54,9 @@ class XidWatch:
             self._reason = status.reason(error.value, "nvmlEventSetCreate")
 
     def add(self, uuid: str, handle: Callable[[], Any]) -> None:
-        """Watch a GPU, too. ``handle`` returns its NVML handle, or None once it is lost.
+        """Watch another GPU. ``handle`` returns its NVML handle, or None once it is lost.
 
-        To be called from the GPU's own thread: it may block. Raises NVMLError if the GPU is gone.
+        Call it from the GPU's own thread, because it may block. Raises NVMLError if the GPU is gone.
         """
         gpu = _Gpu(handle)
         with self._changed:
@@ -69,7 +69,7 @@ class XidWatch:
             self.start()
 
     def start(self) -> None:
-        """Begin, unless that is done or there is nothing to watch."""
+        """Start the thread, unless it runs or there is no GPU to watch."""
         nvml = self._nvml
         with self._changed:
             self._wanted = True
@@ -92,7 +92,7 @@ class XidWatch:
         return self._reason or (_NOT_ASKED if gpu is None else gpu.reason)
 
     def stop(self) -> None:
-        """Let the thread go; returns at once."""
+        """End the thread; returns at once."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -128,17 +128,17 @@ class XidWatch:
         with self._changed:
             live = self._registered()
         while self._wait():
-            # A GPU is lost, and the set that holds it of no more use: the others get a new one. It is not
-            # freed, because a GPU that opens late may be on its way into it: that is left to NVML's end.
-            self._pause(BACKOFF_S)  # in which the GPU's own thread finds out which one it is
+            # A GPU is lost and its event set unusable: the other GPUs get a new set. The old one is not freed,
+            # because a GPU that opens late may just be registering in it; NVML's shutdown frees it.
+            self._pause(BACKOFF_S)  # meanwhile the GPU's own thread finds out which one is lost
             with self._changed:
                 before, live = live, self._registered()
             if live == before or not self._recreate_event_set(live):
-                self._reason = "the driver stopped to report them when a GPU was lost; restart gputop"
+                self._reason = "the driver stopped reporting them when a GPU was lost; restart gputop"
                 return
 
     def _wait(self) -> bool:
-        """Take events until there is nothing to wait for, or (True) until NVML says that a GPU is lost."""
+        """Record events until there is no GPU to watch (False) or NVML reports a lost GPU (True)."""
         wait, data = self._wait_call(), self._nvml.c_nvmlEventData_t()
         if wait is None:
             self._reason = status.reason(status.FUNCTION_NOT_FOUND, "nvmlEventSetWait")
@@ -147,9 +147,9 @@ class XidWatch:
         while True:
             with self._changed:
                 if self._stopped or not self._registered():
-                    self._running = False  # a GPU that comes later starts it again
+                    self._running = False  # a GPU that is added later starts it again
                     return False
-            data.gpuInstanceId = _NO_INSTANCE  # a driver from before MIG leaves it alone
+            data.gpuInstanceId = _NO_INSTANCE  # a driver older than MIG does not set it
             code = wait(self._events, ctypes.byref(data), ctypes.c_uint(int(1000 * WAIT_S)))
             if code in (status.SUCCESS, status.TIMEOUT):
                 if code == status.SUCCESS:
@@ -171,7 +171,7 @@ class XidWatch:
         except nvml.NVMLError:
             return False
         for uuid in live:
-            with contextlib.suppress(nvml.NVMLError):  # lost as well, with the reason set; its own thread finds out
+            with contextlib.suppress(nvml.NVMLError):  # lost as well: its own thread finds out
                 self._register(self._gpus[uuid], events)
         return True
 
@@ -181,7 +181,7 @@ class XidWatch:
 
     def _wait_call(self) -> Callable[..., int] | None:
         nvml = self._nvml
-        # The older one is of drivers before R450; it fills the first fields of the same structure.
+        # Drivers before R450 have the older one; it fills the first fields of the same structure.
         for name in ("nvmlEventSetWait_v2", "nvmlEventSetWait"):
             with contextlib.suppress(nvml.NVMLError):
                 return nvml._nvmlGetFunctionPointer(name)

@@ -30,7 +30,7 @@ POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1b2c_3d.sli
     ("7:freezer:/slurm/uid_1000/job_1234/step_batch", "slurm 1234"),
     ("7:freezer:/slurm_node7/uid_1000/job_1234/step_0/task_0", "slurm 1234"),
     (f"0::/system.slice/slurmstepd.scope/job_1234/step_0/docker-{ID}.scope", "docker 0123456789ab"),  # innermost
-    (f"0::/../docker-{ID}.scope", "docker 0123456789ab"),  # a neighbour, seen from within a cgroup namespace
+    (f"0::/../docker-{ID}.scope", "docker 0123456789ab"),  # a neighbor, seen from within a cgroup namespace
     ("0::/machine.slice/machine-\\x1b.scope", "nspawn \ufffd"),
     ("0::/", None),  # gputop itself in a container with a cgroup namespace
     ("0::/..", None),

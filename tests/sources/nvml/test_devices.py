@@ -1,4 +1,4 @@
-"""PendingDevice GPUs: one that hangs, what becomes of it, and what is known of the others meanwhile."""
+"""Opening GPUs: one that hangs, what becomes of it, and what is known of the others meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of NVML calls: what each gives, how often it is asked for, and what is not plausible_reading."""
+"""The table of NVML calls: what each gives, how often it is asked for, and what is implausible."""
 
 from __future__ import annotations
 
