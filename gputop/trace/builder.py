@@ -1,4 +1,4 @@
-"""What the trace readers share: interning names, joining launches, and putting columns together."""
+"""What the trace readers share: names as numbers, and the assembly of a trace from pieces of columns."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from gputop.trace.model import (
     TraceGpu,
 )
 
-IGNORED_EVENT = "ThreadpoolListener"  # up to 97 % of the events of a host, and of no use to anybody
+# The beginning of the names of host events that readers drop: up to 97 % of a host's events
+# (docs/TRACE_NOTES.md, "The profiler server").
+IGNORED_EVENT = "ThreadpoolListener"
 MAX_GPUS = 1024  # of one host; a larger number is damage
-
 
 _Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents)
 
 
 class Names:
-    """Strings by number, each once."""
+    """Strings, each stored once, by number."""
 
     def __init__(self) -> None:
         self.list: list[str] = []
@@ -45,7 +46,7 @@ class Names:
 
 
 def encodable(text: str) -> str:
-    """``text`` without lone surrogates, which JSON may hold and no terminal or file takes."""
+    """``text`` without lone surrogates, which JSON may contain but which cannot be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -55,9 +56,9 @@ def encodable(text: str) -> str:
 
 @dataclass(slots=True)
 class TraceBuilder:
-    """A trace while it is read: columns in pieces, in absolute nanoseconds, unsorted.
+    """A trace under construction: columns in pieces, in absolute nanoseconds, unsorted.
 
-    ``host_stats`` has one entry for each of ``host``: name → (rows of that piece, values).
+    The stats of a piece of ``host`` have rows that count within that piece.
     """
 
     names: Names = field(default_factory=Names)
@@ -87,10 +88,10 @@ class TraceBuilder:
         self, format_: str, paths: Sequence[str], *, to_unix_ns: int | None,
         profile_window_ns: tuple[int, int] | None = None, simulated: bool = False, empty_fix: str = "",
     ) -> Trace:
-        """Sort, shift to the first event and assemble. ``to_unix_ns`` makes the columns' times Unix times.
+        """Join, sort and shift to the first event. ``to_unix_ns`` added to the columns' times gives Unix times.
 
         Raises NoDataError, with ``empty_fix`` as its remedy, where there is no event at all;
-        the notes on quality say why and go into the message.
+        the quality notes go into its message as the reasons.
         """
         stats = _joined_stats(self.host)
         device = _joined(self.device, DeviceEvents.empty())
@@ -123,7 +124,7 @@ def no_events(paths: Sequence[str], reasons: Sequence[str], fix: str) -> NoDataE
 
 
 def _joined(pieces: list[_Events], empty: _Events) -> _Events:
-    """One set of columns from many, without the stats; the pieces are used up."""
+    """One set of columns from many, without the stats. Empties ``pieces`` to free their memory."""
     if not pieces:
         return empty
     columns: dict[str, Any] = {
@@ -134,7 +135,7 @@ def _joined(pieces: list[_Events], empty: _Events) -> _Events:
 
 
 def _sort(events: _Events, by: I64) -> npt.NDArray[np.intp]:
-    """Sort in place, a column at a time so that only one is ever held twice; returns the order."""
+    """Sort in place, one column after the other to save memory; returns the order."""
     order = np.argsort(by, kind="stable")
     for f in fields(events):
         if f.name != "stats":
@@ -143,7 +144,7 @@ def _sort(events: _Events, by: I64) -> npt.NDArray[np.intp]:
 
 
 def _joined_stats(pieces: Iterable[HostEvents]) -> dict[str, tuple[I64, I64]]:
-    """The sparse stats of all pieces, with rows as they are after joining."""
+    """The sparse stats of all pieces, with rows that count in the joined columns."""
     found: dict[str, list[tuple[I64, I64]]] = {}
     base = 0
     for piece in pieces:
@@ -155,7 +156,7 @@ def _joined_stats(pieces: Iterable[HostEvents]) -> dict[str, tuple[I64, I64]]:
 
 
 def _rows_after(stats: dict[str, tuple[I64, I64]], order: npt.NDArray[np.intp]) -> dict[str, tuple[I64, I64]]:
-    """Stats with their rows as they are after sorting by ``order``."""
+    """Stats with the rows that the events have after sorting by ``order``."""
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     out = {}

@@ -10,7 +10,7 @@ from gputop.trace.model import I64
 
 
 class IntMap:
-    """A mapping of integers looked up for many keys at once; ``default`` for the others."""
+    """A mapping of integers that is applied to an array of keys; absent keys give ``default``."""
 
     def __init__(self, table: Mapping[int, int], default: int = -1) -> None:
         self._default = default
@@ -24,7 +24,8 @@ class IntMap:
             self._dense[self._keys] = self._values
 
     def __call__(self, keys: I64) -> I64:
-        if self._dense is not None:  # the last element stands for everything outside; unsigned, so does a key below 0
+        if self._dense is not None:
+            # The last element answers for all keys outside. As unsigned numbers negative keys are outside, too.
             return self._dense.take(np.minimum(keys.astype(np.int64, copy=False).view(np.uint64),
                                                np.uint64(len(self._dense) - 1)).view(np.int64))
         if not len(self._keys):

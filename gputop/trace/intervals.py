@@ -2,7 +2,7 @@
 
 A :class:`Spans` holds int64 ``start`` and ``end`` of equal length with
 ``start[i] < end[i] < start[i + 1]``. Every function here takes and returns that form,
-except :func:`union`, which makes it from any pile of intervals. Integers keep sums exact.
+except :func:`union`, which makes it from arbitrary intervals. Integers keep sums exact.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EMPTY = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Spans:
-    """Merge intervals in any order; those of no or negative length count for nothing."""
+    """Merge intervals in any order; those of no or negative length are ignored."""
     s = np.asarray(start, np.int64)
     e = np.asarray(end, np.int64)
     if not (long := e > s).all():
@@ -40,7 +40,7 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Spans:
         s, e = s[keep], e[keep]
     if not len(s):
         return EMPTY
-    # Begins and ends may be sorted each for itself: a begin lies apart from all that is before it if as many ends do.
+    # Starts and ends can be sorted separately: start i + 1 is apart from all earlier intervals if end i precedes it.
     s, e = _sorted(s), _sorted(e)
     if (apart := s[1:] > e[:-1]).all():
         return Spans(s, e)
@@ -65,7 +65,7 @@ def intersect(a: Spans, b: Spans) -> Spans:
     if not len(a.start) or not len(b.start):
         return EMPTY
     if len(a.start) > len(b.start):
-        a, b = b, a  # searching the longer for the shorter takes less
+        a, b = b, a  # fewer searches
     # Interval i of a meets the run of b's intervals from `first` up to `last`.
     first = np.searchsorted(b.end, a.start, side="right")
     last = np.searchsorted(b.start, a.end, side="left")
@@ -74,7 +74,7 @@ def intersect(a: Spans, b: Spans) -> Spans:
         first, last, a = first[i], last[i], Spans(a.start[i], a.end[i])
     if not len(first):
         return EMPTY
-    # Where the runs lie one after the other in the result; only their ends can stick out of a's intervals.
+    # Positions of these runs in the result. Only the first and last of a run can extend beyond a's interval.
     stop = np.cumsum(last - first)
     begin = np.concatenate(([0], stop[:-1]))
     which = np.repeat(first - begin, last - first) + np.arange(stop[-1])
@@ -105,7 +105,7 @@ def at_or_before(a: I64, t: I64) -> I64:
     """How many of the sorted ``a`` are at or before each instant of ``t``."""
     if t.ndim != 1 or len(t) < 4 * len(a) or (t[1:] < t[:-1]).any():
         return np.searchsorted(a, t, side="right")
-    # Many instants in order: fewer searches the other way round.
+    # Many instants in order: searching for the few of ``a`` among them is faster.
     first = np.searchsorted(t, a)
     return np.repeat(np.arange(len(a) + 1), np.diff(first, prepend=0, append=len(t)))
 
@@ -113,13 +113,13 @@ def at_or_before(a: I64, t: I64) -> I64:
 def coverage(a: Spans, start: npt.ArrayLike, end: npt.ArrayLike) -> I64:
     """How much of ``a`` lies in each ``[start[i], end[i])``; those may overlap."""
     before = []
-    # Before the first interval there is one of no length.
+    # An empty interval before the first one answers for instants before it.
     covered = np.concatenate((np.zeros(1, np.int64), np.cumsum(a.end - a.start)))
     ends = np.concatenate((np.array([_LONG_AGO]), a.end))
     for at in (start, end):
         t = np.asarray(at, np.int64)
         i = at_or_before(a.start, t)
-        # What those cover, less what of the last of them comes after t.
+        # What the first i intervals cover, less the part of the last one after t.
         before.append(covered[i] - np.maximum(ends[i] - t, 0))
     return before[1] - before[0]
 

@@ -1,7 +1,8 @@
-"""What a device event is, judged by its name: kernel, collective or copy, number type, tensor cores.
+"""What a device event is by its name: kernel, collective or copy, number type, tensor cores.
 
 The tensor-core test was checked by eye on 514 real kernel names of cuBLAS, cuDNN, CUTLASS,
-XLA and flash attention; a name that says nothing gives "unknown" and None, never a guess.
+XLA and flash attention; a name that says nothing gives "unknown" and None, never a guess
+(docs/TRACE_NOTES.md, "Device events by name").
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Class(NamedTuple):
     """``dtype``: fp64, fp32, tf32, bf16, fp16, fp8, int8 or "unknown".
 
     ``tensor_core``: whether a matrix kernel runs on tensor cores; None where the name does
-    not tell, as for element-wise kernels, collectives and copies.
+    not show it, as for element-wise kernels, collectives and copies.
     """
 
     kind: Kind
@@ -50,7 +51,7 @@ _TENSOR_CORE = re.compile(
     r"hmma|imma|gmma|h884|s884|h1688|s1688|c1688|16816|16832|8816|tensorop|nvjet|flash_(fwd|bwd)|fmha|xmma_"
     r"|_(bf16|f16|fp16|tf32|e4m3|e5m2)", re.IGNORECASE,
 )
-# In this order: the type of the operands counts, and accumulators are often named beside it.
+# Tried in this order: the type of the operands is wanted, and names often contain the accumulator's type, too.
 _DTYPES = tuple((dtype, re.compile(pattern, re.IGNORECASE)) for dtype, pattern in (
     ("fp8", r"e4m3|e5m2|float8|fp8"),
     ("tf32", r"tf32|tensorop_s1688"),
@@ -67,7 +68,7 @@ _DETAIL = re.compile(r"\b(regs|static_shared|dynamic_shared|group_mem|grid|block
 _DETAIL_NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _REPLICA = re.compile(r"(^|/)replica_\d+/")
 _NUMBERING = re.compile(r"([._]\d+)+$")
-_KINETO_SHARED = 48 << 10  # with more shared memory, which a kernel must ask for, kineto fails and writes 0
+_KINETO_SHARED = 48 << 10  # kineto writes an occupancy of 0 for kernels with more shared memory
 _KINETO_BYTES = {"double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "short": 2, "char": 1,
                  "byte": 1, "bool": 1}
 _MEMORY = {"pageable": MemoryKind.PAGEABLE, "pinned": MemoryKind.PINNED, "device": MemoryKind.DEVICE,
@@ -105,7 +106,7 @@ def copy_way(api_call: str) -> Kind | None:
 
 
 class CopyDetails(NamedTuple):
-    """Bytes (-1: not told) and the memory at both ends of a copy."""
+    """Bytes (-1: unknown) and the kind of memory at both ends of a copy."""
 
     bytes: int = -1
     src: MemoryKind = MemoryKind.UNKNOWN
@@ -116,7 +117,7 @@ class CopyDetails(NamedTuple):
 def copy_details(text: str) -> CopyDetails:
     """Parse ``kind_src:pinned kind_dst:device size:4096 dest:0 async:1``, or the older ``num_bytes:4096``.
 
-    A size of 0 is ROCm's way not to tell it.
+    ROCm writes a size of 0 for an unknown one.
     """
     size = _SIZE.search(text)
     ends = {m[1]: memory_kind(m[2]) for m in _END.finditer(text)}
@@ -134,15 +135,15 @@ def memory_kind(text: str) -> MemoryKind:
 def launch_shape(text: str, nvidia: tuple[int, int] | None = None) -> LaunchShape | None:
     """Parse ``regs:32 static_shared:0 dynamic_shared:0 grid:64,1,1 block:256,1,1 occ_pct:100``; None without a shape.
 
-    ROCm writes ``group_mem`` for shared memory. An occupancy of 0 means not told: ROCm's always,
-    XLA's for kernels with more than 48 KiB of shared memory. Given the compute capability of an
-    NVIDIA GPU it is reckoned from the rest.
+    ROCm writes ``group_mem`` for shared memory. An occupancy of 0 means unknown: ROCm always
+    writes 0, XLA does for kernels with more than 48 KiB of shared memory. Given the compute capability of an
+    NVIDIA GPU it is computed from the rest.
     """
-    told = dict(_DETAIL.findall(text))
-    grid, block = _dimensions(told.get("grid", "").split(",")), _dimensions(told.get("block", "").split(","))
+    details = dict(_DETAIL.findall(text))
+    grid, block = (_dimensions(details.get(key, "").split(",")) for key in ("grid", "block"))
     if grid is None or block is None:
         return None
-    number = {key: float(value) for key, value in told.items() if _DETAIL_NUMBER.fullmatch(value)}
+    number = {key: float(value) for key, value in details.items() if _DETAIL_NUMBER.fullmatch(value)}
     shared = [int(number[key]) for key in ("static_shared", "dynamic_shared", "group_mem") if key in number]
     occupancy = number.get("occ_pct", 0.0) / 100
     registers, bytes_ = int(number.get("regs", -1)), sum(shared) if shared else -1
@@ -175,7 +176,7 @@ def kineto_shape(args: Mapping[str, Any]) -> LaunchShape | None:
 
 
 def kineto_message_bytes(args: Mapping[str, Any]) -> int:
-    """Bytes of a collective's larger side (gathered output, scattered input) on one rank; -1: not told."""
+    """Bytes of a collective's larger side (gathered output, scattered input) on one rank; -1: unknown."""
     size = _KINETO_BYTES.get(str(args.get("dtype", "")).lower())
     counts = [n for n in (args.get("In msg nelems"), args.get("Out msg nelems")) if isinstance(n, int)]
     largest = max(counts, default=-1)

@@ -17,19 +17,19 @@ _DEVICES = 1 << 20
 
 
 class Launches:
-    """Host calls by correlation id, of several with the same id the one that starts first.
+    """Host calls by correlation id; of several with the same id the one that starts first.
 
-    Device ids (-1: not told) take part where they are among ``devices``, the numbers of the
-    trace's own GPUs. ROCm's tracer numbers devices otherwise on the host's side, and
-    correlation ids are unique in a process anyway.
+    Device ids (-1: unknown) are part of the key if all of them are among ``devices``, the numbers of the
+    trace's own GPUs. ROCm's tracer numbers devices differently on the host's side; there the correlation id
+    alone is the key, which is unique in a process.
     """
 
     def __init__(self, correlation: I64, device_id: I64, start_ns: I64, devices: Iterable[int]) -> None:
-        told = device_id >= 0
+        has_device = device_id >= 0
         ours = IntMap(dict.fromkeys(devices, 1), 0)(device_id) == 1
-        by_device = bool(told.any() and ours[told].all())
+        by_device = bool(has_device.any() and ours[has_device].all())
         self._exact = _Keys(correlation, device_id, start_ns) if by_device else None
-        self._plain = _Keys(np.where(told, -1, correlation) if by_device else correlation, None, start_ns)
+        self._plain = _Keys(np.where(has_device, -1, correlation) if by_device else correlation, None, start_ns)
 
     def find(self, correlation: I64, device_id: I64) -> npt.NDArray[np.intp]:
         """For each device event the row of the call that launched it, or -1."""

@@ -1,4 +1,4 @@
-"""Small look-ups on a trace that several analyses need."""
+"""Events and stats of a trace by name, and the framework that made it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def name_mask(trace: Trace, pattern: str) -> Mask:
-    """Which of ``trace.names`` the pattern matches at their beginning. A row of it is False for name -1."""
+    """Which of ``trace.names`` the pattern matches at their beginning; index -1 (no name) gives False."""
     match = re.compile(pattern).match
     mask = np.zeros(len(trace.names) + 1, bool)  # the extra last entry answers index -1
     mask[:-1] = [match(name) is not None for name in trace.names]
@@ -33,7 +33,7 @@ def host_stat(host: HostEvents, name: str) -> tuple[I64, I64]:
 
 
 def detect_framework(trace: Trace) -> str:
-    """The framework that left its mark in the trace: tensorflow, jax, pytorch or unknown.
+    """The framework by the names of its events: tensorflow, jax, pytorch or unknown.
 
     For advice that names an API; XLA's own kernels run under both TensorFlow and JAX.
     """
@@ -48,7 +48,7 @@ def detect_framework(trace: Trace) -> str:
 
 
 def how_to_mark_steps(trace: Trace) -> str:
-    """How a loop of one's own marks its steps, so that they are found in a trace like this one."""
+    """The API with which a custom training loop marks its steps, so that they are found in a trace like this one."""
     framework = detect_framework(trace)
     if trace.format == "nsys":
         return ("NVTX ranges: with torch.cuda.nvtx.range(f'ProfilerStep#{step}')" if framework == "pytorch" else

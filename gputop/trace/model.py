@@ -48,7 +48,7 @@ class MemoryKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row of the timeline: a stream of a GPU or a host thread."""
+    """A stream of a GPU, or a host thread."""
 
     host: str
     gpu: int  # index into Trace.gpus, -1 for a host thread
@@ -68,7 +68,7 @@ class TraceGpu:
 
 
 class LaunchShape(NamedTuple):
-    """How a kernel was launched. ``occupancy`` is the share of an SM's warps that can be resident, None: not told."""
+    """How a kernel was launched. ``occupancy`` is the share of an SM's warps that can be resident, None: unknown."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -95,7 +95,7 @@ class DeviceEvents:
     launch_ns: I64
     launch_line: I32
     tf_op: I32  # index into Trace.names, -1: none
-    bytes: I64  # of copies and memsets, and of collectives' messages where told
+    bytes: I64  # of copies and memsets, and of collectives' messages where known
     src: U8  # MemoryKind
     dst: U8
     launch_end_ns: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # empty: not read
@@ -149,7 +149,7 @@ class AllocatorEvents:
 
     ``allocator`` and ``tf_op`` are indices into ``Trace.names`` (-1: none); byte columns as in
     traces of TF's BFC allocator: in use, still available, and highest ever in use, each after the
-    event. The columns with a default are of the single allocation; empty where a reader has none.
+    event. The columns with a default describe the single allocation; they are empty where a reader has none.
     """
 
     time_ns: I64
@@ -159,11 +159,9 @@ class AllocatorEvents:
     peak_bytes: I64
     tf_op: I32
     is_free: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
-    requested_bytes: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     allocation_bytes: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # what it took, rounding included
     address: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    fragmentation: F64 = field(default_factory=lambda: np.empty(0, np.float64))  # 0-1, NaN: not told
-    region_type: I32 = field(default_factory=lambda: np.empty(0, np.int32))  # index into names, -1: none
+    fragmentation: F64 = field(default_factory=lambda: np.empty(0, np.float64))  # 0-1, NaN: unknown
 
     def __len__(self) -> int:
         return len(self.time_ns)
@@ -176,7 +174,7 @@ class AllocatorEvents:
 
 @dataclass(frozen=True, slots=True)
 class QualityNote:
-    """Something about the trace that limits what can be concluded from it."""
+    """A property of the trace that limits the conclusions that can be drawn from it."""
 
     id: str  # dropped_events, empty_device_plane, truncated, capture_error, no_steps, …
     message: str

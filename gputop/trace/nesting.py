@@ -1,4 +1,4 @@
-"""Events inside events: which call of a thread happened within which, and what each did itself."""
+"""Nested events: which call of a thread ran within which, and what each did itself."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class Nesting(NamedTuple):
     """Which event of a line lies directly inside which.
 
     ``parent`` holds a row for each row, -1 for outermost events and for those of no length, which
-    take no part. The events of one line nest or are apart, as calls of a thread are.
+    are ignored. Two events of one line are nested or apart, as calls of a thread are.
     """
 
     parent: I64
 
     def own(self, values: npt.NDArray) -> npt.NDArray:
-        """What of an additive figure (a length, a coverage) is each event's own: less that of those directly inside."""
+        """Each event's own part of an additive figure (a length, a coverage): less that of events directly inside."""
         inner = np.flatnonzero(self.parent >= 0)
         inside = np.bincount(self.parent[inner], weights=values[inner], minlength=len(values))
         # Sums of integers below 2**53 are exact; events that overlap without nesting must not yield less than nothing.
         return np.maximum(values - inside.astype(np.int64), 0)
 
     def holder(self, passes_on: npt.NDArray[np.bool_]) -> I64:
-        """The row of the nearest event at or around each that does not pass on; of the outermost where all do."""
+        """For each event the nearest one, itself or around it, that does not pass on; if all do, the outermost."""
         holder = np.arange(len(self.parent))
         while passes_on.any():
             up = self.parent[holder]
@@ -41,7 +41,7 @@ class Nesting(NamedTuple):
 
 
 def nest(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequence[str]) -> Nesting:
-    """The nesting of events given in any order. Of two at the very same time the first by name is the outer one."""
+    """The nesting of events in any order. Of two with the same start and end the first by name is outside."""
     n = len(start)
     parent = np.full(n, -1, np.int64)
     rows = np.flatnonzero(end > start)
@@ -59,7 +59,7 @@ def nest(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequ
 
 
 def depths(line: npt.NDArray, start: I64, end: I64) -> I64:
-    """For each event how many earlier ones of its line are still open as it begins; events as :func:`nesting_order`."""
+    """For each event how many earlier ones of its line are still open; events in :func:`nesting_order`."""
     depth = np.empty(len(start), np.int64)
     edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), len(start)]
     for first, last in pairwise(edges):
@@ -73,7 +73,7 @@ def depths(line: npt.NDArray, start: I64, end: I64) -> I64:
 
 
 def nesting_order(line: npt.NDArray, start: I64, end: I64, name: npt.NDArray, names: Sequence[str]) -> I64:
-    """By line, start, longest first, then name."""
+    """The order of events by line, start, length (longest first) and name."""
     order = np.argsort(start, kind="stable") if (start[1:] < start[:-1]).any() else np.arange(len(start))
     order = order[_stable(line[order])]
     same = (line[order][1:] == line[order][:-1]) & (start[order][1:] == start[order][:-1])

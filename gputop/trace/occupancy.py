@@ -1,8 +1,8 @@
 """How many warps of a kernel an SM can hold, by the rules of NVIDIA's occupancy calculator.
 
-For traces that tell registers, shared memory and block size but not the occupancy. Limits:
+For traces with registers, shared memory and block size but without the occupancy. Limits:
 CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; other GPUs'
-occupancy stays unknown. The carve-out of shared memory is taken to be the largest.
+occupancy stays unknown. The carve-out of shared memory is assumed to be the largest.
 """
 
 from __future__ import annotations

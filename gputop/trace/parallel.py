@@ -1,4 +1,4 @@
-"""Work on several cores at once: NumPy lets go of the interpreter's lock while it computes."""
+"""Work on several cores: NumPy releases the interpreter's lock while it computes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 _T = TypeVar("_T")
-_AT_MOST = 4  # the job that was captured has a use for the others
+_MAX_THREADS = 4  # the other cores are left to the job that was captured
 
 
 def pool() -> ThreadPoolExecutor:
-    """A thread for each core that this process may use, four at most. What is submitted first begins first."""
-    return ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _AT_MOST), "gputop-trace")
+    """A thread for each core that this process may use, four at most. Work starts in the order of its submission."""
+    return ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MAX_THREADS), "gputop-trace")
 
 
 def map_ordered(threads: ThreadPoolExecutor, calls: Iterable[Callable[[], _T]]) -> Iterator[_T]:
-    """The calls' results in their order. Few are begun ahead of those already taken, so that few results wait."""
+    """The calls' results in their order. Only few calls run ahead of the consumer, so that few results are held."""
     begun: deque[Future[_T]] = deque()
     for call in calls:
         begun.append(threads.submit(call))
-        if len(begun) > _AT_MOST:
+        if len(begun) > _MAX_THREADS:
             yield begun.popleft().result()
     while begun:
         yield begun.popleft().result()

@@ -1,4 +1,4 @@
-"""What a reader says about a capture that limits the conclusions one may draw from it."""
+"""Quality notes: what in a capture limits the conclusions that can be drawn from it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _RIGHTS = re.compile(r"INSUFFICIENT_PRIVILEGES|RestrictProfiling|insufficient pr
 _DROPPED = re.compile(r"\bdropp|not all .{1,40} events might have been collected", re.IGNORECASE)
 _LAUNCH = re.compile(r"^(cu|cuda|hip(Ext)?)(Module)?(Graph)?(Launch|Mem(cpy|set))")
 
-# CUPTI keeps 2 Mi activity and 2 Mi callback records for all GPUs of a process together; from
-# nine tenths of that on, an early end of the device events is the limit's work.
+# CUPTI keeps 2 Mi activity and 2 Mi callback records for all GPUs of a process together (docs/TRACE_NOTES.md,
+# "CUPTI limits"). Where nine tenths of that are used, an early end of the device events is due to the limit.
 _CUPTI_RECORDS = 2 << 20
-_NEAR = 0.9
-_MISSING_TAIL = 0.02  # of the capture
-_SEVERAL = 50  # kernels of a stream that never met one of another stream: no accident
+_FULL_SHARE = 0.9
+_MISSING_TAIL_SHARE = 0.02  # of the capture
+_MIN_STREAM_KERNELS = 50  # so that no overlap with other streams' kernels is no coincidence
 
 
 def note_messages(builder: TraceBuilder, errors: Sequence[str], warnings: Sequence[str]) -> None:
-    """Pass on what the profiler itself reported."""
+    """Notes of the errors and warnings that the profiler itself reported."""
     for text, id_ in (*((e, "capture_error") for e in errors), *((w, "capture_warning") for w in warnings)):
         if _RIGHTS.search(text):
             builder.note("capture_error", f"{text.strip()}. {INSUFFICIENT_RIGHTS[1]}")
@@ -43,7 +43,7 @@ def note_messages(builder: TraceBuilder, errors: Sequence[str], warnings: Sequen
 def note_empty_planes(
     builder: TraceBuilder, host: str, events: Sequence[int], messages: Sequence[str], call_names: I64,
 ) -> None:
-    """GPUs are there and nothing ran on any of them: say why, as far as the host's side shows it.
+    """A note where the trace has GPUs and no event of any: the reason, as far as the host's side shows it.
 
     ``events`` counts those of each GPU, ``call_names`` are the names of host calls with a correlation id.
     """
@@ -70,12 +70,12 @@ def note_clipping(
     """Cut one host's events at its last device event where CUPTI's buffers ran full; returns the window left."""
     records = sum(len(d) for d in device_events)
     calls = sum(int((d.launch_line >= 0).sum()) for d in device_events)
-    if max(records, calls) < _NEAR * _CUPTI_RECORDS or not host_events:
+    if max(records, calls) < _FULL_SHARE * _CUPTI_RECORDS or not host_events:
         return window_ns
     begin = min(int(d.start_ns.min()) for d in device_events)
     last = max(int(d.end_ns.max()) for d in device_events)
     host_end = max((int(h.end_ns.max()) for h in host_events if len(h)), default=last)
-    if host_end - last <= _MISSING_TAIL * (host_end - begin):
+    if host_end - last <= _MISSING_TAIL_SHARE * (host_end - begin):
         return window_ns
     for events in host_events:
         keep = events.start_ns <= last
@@ -92,16 +92,16 @@ def note_clipping(
 
 
 def note_serialised(trace: Trace) -> None:
-    """Say so where no two kernels of a GPU overlap though they had the chance to.
+    """A note where no two kernels of a GPU overlap although several streams ran many.
 
     Profilers of older TensorFlow versions run one kernel at a time unless
-    TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL is set; the trace does not tell the version.
+    TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL is set; the trace does not contain the version.
     """
     device = trace.device
     chances = 0
     for gpu in range(len(trace.gpus)):
         rows = np.flatnonzero((device.gpu == gpu) & (device.kind <= Kind.COLLECTIVE))
-        if np.sum(np.unique(device.line[rows], return_counts=True)[1] >= _SEVERAL) < 2:
+        if np.sum(np.unique(device.line[rows], return_counts=True)[1] >= _MIN_STREAM_KERNELS) < 2:
             continue
         if (device.start_ns[rows[1:]] < np.maximum.accumulate(device.end_ns[rows])[:-1]).any():
             return

@@ -1,4 +1,4 @@
-"""What a host thread is for, by the name its pool gives it."""
+"""The role of a host thread, by the name that its pool gives it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _ROLES = (
 
 
 def role(name: str) -> str:
-    """``main`` (Python and whatever else is no pool), ``executor`` (runs the graph's ops), ``input`` (tf.data) or
-    ``pool`` (other workers)."""
+    """``main`` (Python and all threads outside of pools), ``executor`` (runs the graph's ops), ``input`` (tf.data)
+    or ``pool`` (other workers)."""
     return next((role for role, pattern in _ROLES if pattern.match(name)), MAIN)
 
 

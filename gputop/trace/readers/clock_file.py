@@ -1,9 +1,8 @@
-"""What is known of the clocks of the hosts in a run folder, as the capture that made it wrote it down.
+"""The file ``gputop.clocks.json`` of a run folder: what the capture measured of the hosts' clocks.
 
-A file beside the traces, which other tools pass over: ``gputop.clocks.json``. By trace file, in
-nanoseconds: how far the host's clock is ahead of that of the machine that captured, how wrong that
-may be, and when the recording began by the latter, for servers that do not write that into the
-trace (TensorFlow up to 2.15).
+It lies beside the traces; other tools ignore it. For each trace file, in nanoseconds: how far the host's
+clock is ahead of the capturing machine's, the error of that, and when the recording began by the capturing
+machine's clock, for servers that do not write that into the trace (docs/TRACE_NOTES.md, "Clocks").
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Any
 
 FILE = "gputop.clocks.json"
 _SCHEMA = "gputop.clocks/1"
-_LIMIT_NS = 1 << 61  # as of times in traces: beyond, a sum would not fit
+_LIMIT_NS = 1 << 61  # as for times in traces: sums of two must fit an int64
 
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """``offset_ns`` is the host's clock less ours, ``error_ns`` how far it may be off; ``began_ns`` is Unix time,
-    None where the trace tells it itself."""
+    """``offset_ns`` is the host's clock less ours, ``error_ns`` the error of that; ``began_ns`` is Unix time,
+    None where the trace contains it."""
 
     offset_ns: int = 0
     error_ns: int = 0
@@ -30,13 +29,13 @@ class HostClock:
 
 
 def write_clocks(folder: Path, clocks: Mapping[str, HostClock]) -> None:
-    """Write down the clocks by name of the trace file; raises OSError."""
+    """Write the clocks, by name of the trace file; raises OSError."""
     document = {"schema": _SCHEMA, "files": {name: asdict(clock) for name, clock in clocks.items()}}
     (folder / FILE).write_text(json.dumps(document, indent=1) + "\n")
 
 
 def read_clocks(folder: Path) -> dict[str, HostClock]:
-    """The same back; empty where there is no such file, or it is another's or damaged."""
+    """The clocks by name of the trace file; empty where there is no such file, or not a valid one."""
     try:
         document = json.loads((folder / FILE).read_text())
         if document["schema"] != _SCHEMA:

@@ -1,8 +1,8 @@
-"""The clocks of a job's hosts, from the collectives that they ran together.
+"""The offsets between the clocks of a job's hosts, from the collectives that they ran together.
 
-A collective that every rank takes part in ends on all of them within microseconds, and on none before
-the last has begun it. The i-th of one host is the i-th of another, but where the hosts' windows begin
-a little apart some are missing at the edges, and which is the first common one is to be found.
+A collective in which every rank takes part ends on all of them within microseconds, and on none before
+the last rank has begun it. Where the hosts' windows begin at different times some collectives are missing
+at the edges, so the shift between the two sequences has to be found as well (docs/TRACE_NOTES.md, "Clocks").
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from gputop.trace.builder import TraceBuilder
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind
 from gputop.trace.readers.clock_file import HostClock
 
-# Clocks that nobody said anything about: NTP keeps them within milliseconds, a node without it within a second or so.
-_UNKNOWN_NS = 1_000_000_000
-_FEWEST = 5
-_MOST = 20_000  # of the first collectives; more do not make it better
-_MOST_SHIFTS = 200
-_BEFORE_START_NS = 50_000  # by which a recorded end may lie before another rank's beginning: the tracer's own jitter
-_CLEAR = 3.0  # how much worse the second best must fit
+# Largest offset where the capture measured none: NTP keeps clocks within milliseconds, a node without it drifts by
+# about a second.
+_UNMEASURED_OFFSET_NS = 1_000_000_000
+_MIN_COLLECTIVES = 5
+_MAX_COLLECTIVES = 20_000  # the first of them; more do not improve the result
+_MAX_SHIFT = 200
+_TRACER_JITTER_NS = 50_000  # by which a recorded end may precede another rank's start
+_RUNNER_UP_FACTOR = 3.0  # how much worse the second best shift must fit
 # TensorFlow's collective ops on the host, "scope/CollectiveReduceV2:CollectiveReduceV2": all wait for all.
 _HOST_COLLECTIVE = re.compile(r"Collective(Reduce|Gather|ReduceScatter|AllToAll)\w*$")
 
 
 class Skew(NamedTuple):
-    """``offset_ns`` is the second clock less the first; nine of ten ends agree within ``error_ns`` after it."""
+    """``offset_ns`` is the second clock less the first; with it nine of ten ends agree within ``error_ns``."""
 
     offset_ns: int
     error_ns: int
@@ -39,40 +40,40 @@ class Skew(NamedTuple):
 
 
 def skew(a_start: I64, a_end: I64, b_start: I64, b_end: I64, within_ns: int) -> Skew | str:
-    """From the same collectives on two hosts, each sorted by start; or why they do not tell.
+    """The skew from the same collectives on two hosts, each sorted by start; a text says why there is none.
 
-    ``within_ns``: by how much the clocks can differ at most.
+    ``within_ns``: the largest possible difference of the clocks.
     """
-    a_start, a_end, b_start, b_end = (times[:_MOST] for times in (a_start, a_end, b_start, b_end))
+    a_start, a_end, b_start, b_end = (times[:_MAX_COLLECTIVES] for times in (a_start, a_end, b_start, b_end))
     fewest = min(len(a_end), len(b_end))
-    if fewest < _FEWEST:
+    if fewest < _MIN_COLLECTIVES:
         return f"only {fewest} collectives are in both"
     found: list[tuple[float, Skew]] = []
-    reach = min(_MOST_SHIFTS, fewest // 2)
+    reach = min(_MAX_SHIFT, fewest // 2)
     for shift in range(-reach, reach + 1):  # b's i-th is a's (i + shift)-th
         i, j = max(0, shift), max(0, -shift)
         n = min(len(a_end) - i, len(b_end) - j)
         apart = b_end[j:j + n] - a_end[i:i + n]
         offset = float(np.median(apart))
-        if n < max(_FEWEST, fewest // 2) or abs(offset) > within_ns:
+        if n < max(_MIN_COLLECTIVES, fewest // 2) or abs(offset) > within_ns:
             continue
         lowest = int((b_start[j:j + n] - a_end[i:i + n]).max())
         highest = int((b_end[j:j + n] - a_start[i:i + n]).min())
-        if lowest - _BEFORE_START_NS > offset or offset > highest + _BEFORE_START_NS:
+        if lowest - _TRACER_JITTER_NS > offset or offset > highest + _TRACER_JITTER_NS:
             continue
         off = np.abs(apart - offset)
         found.append((float(off.mean()), Skew(round(offset), int(np.percentile(off, 90)), n)))
     if not found:
         return f"no match of them fits clocks that differ by up to {seconds(within_ns / 1e9)}"
     found.sort(key=lambda one: one[0])
-    if len(found) > 1 and found[1][0] < _CLEAR * found[0][0] + 1000:
+    if len(found) > 1 and found[1][0] < _RUNNER_UP_FACTOR * found[0][0] + 1000:
         return f"{len(found)} ways to match them fit as well"
     return found[0][1]
 
 
 @dataclass(slots=True)
 class HostSlices:
-    """What one file gave: where its pieces lie in the builder, and what is known of its clock."""
+    """Which pieces of the builder's columns came from one file, and what is known of its clock."""
 
     name: str
     machine: str
@@ -83,10 +84,10 @@ class HostSlices:
 
 
 def align(builder: TraceBuilder, hosts: Sequence[HostSlices]) -> list[int]:
-    """Move the events of each host to the first one's clock where collectives tell it; returns by how much (ns).
+    """Move the events of each host to the first one's clock, as collectives show it; returns by how much (ns).
 
-    Processes of one machine share its clock, so they are moved together, whichever of them tells it. What was done,
-    and how sure it is, goes into the notes.
+    Processes of one machine share its clock and are moved together; the first of them whose collectives match gives
+    the offset. A quality note says what was done and how exact it is.
     """
     moved = [0] * len(hosts)
     machines: dict[str, list[HostSlices]] = {}
@@ -99,9 +100,9 @@ def align(builder: TraceBuilder, hosts: Sequence[HostSlices]) -> list[int]:
         if own is not None and machine != first.machine:
             offsets[machine] = _offset(builder, first, own, processes)
     for i, host in enumerate(hosts):
-        told, offset_ns = offsets[host.machine]
-        # Each file's times are less what the capture took its clock to be ahead, measured anew for every process.
-        moved[i] = _ahead_ns(host) - _ahead_ns(told) - offset_ns
+        reference, offset_ns = offsets[host.machine]
+        # The reader has subtracted from each file's times the offset that the capture measured for its process.
+        moved[i] = _ahead_ns(host) - _ahead_ns(reference) - offset_ns
         if moved[i]:
             _move(builder, host, moved[i])
     return moved
@@ -114,12 +115,12 @@ def _ahead_ns(host: HostSlices) -> int:
 def _offset(
     builder: TraceBuilder, first: HostSlices, own: tuple[I64, I64], processes: Sequence[HostSlices],
 ) -> tuple[HostSlices, int]:
-    """The first of a machine's processes whose collectives tell its clock, and by how much that is ahead of the
-    first host's (ns); the first of all and 0 where none does. ``own`` are the first host's collectives."""
+    """The first of a machine's processes whose collectives match the first host's, and by how much its clock is
+    ahead of that (ns); the first of all and 0 where none match. ``own`` are the first host's collectives."""
     notes = []
     for other in processes:
         known = [h.clock.error_ns for h in (first, other) if h.clock is not None]
-        within_ns = max(sum(known), 1_000_000) if len(known) == 2 else _UNKNOWN_NS
+        within_ns = max(sum(known), 1_000_000) if len(known) == 2 else _UNMEASURED_OFFSET_NS
         others = _collectives(builder, other)
         found = skew(*own, *others, within_ns)
         both = f"The clocks of {first.name} and {other.name}"

@@ -1,4 +1,4 @@
-"""The bytes of a trace file, decompressed, in pieces or whole, within limits."""
+"""The bytes of a trace file, decompressed: its beginning, in chunks or all, within limits."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import psutil
 from gputop.core.errors import GputopError
 
 GZIP = b"\x1f\x8b"
-_PIECE = 1 << 18
+_CHUNK_BYTES = 1 << 18
 _MEMORY_SHARE = 0.5  # of what is free, for one trace
-# gzip makes traces 8 to 40 times smaller, and zeros a thousand times. What unpacks to more than
-# both of these is no trace.
+# gzip makes traces 8 to 40 times smaller, and zeros a thousand times. A file that unpacks to more than _SMALL_BYTES
+# and to more than _MAX_RATIO times its size is no trace.
 _MAX_RATIO = 200
 _SMALL_BYTES = 1 << 28
 
 
 def memory_limit() -> float:
-    """Bytes that reading one trace may take: half of what is free."""
+    """Bytes of memory that reading one trace may take: half of what is free."""
     return psutil.virtual_memory().available * _MEMORY_SHARE
 
 
@@ -41,14 +41,14 @@ def read_prefix(path: Path, size: int = 1 << 16) -> bytes:
 
 
 def read_chunks(path: Path, damaged: set[str]) -> Iterator[bytes]:
-    """A file's content, decompressed, some 256 kB at a time.
+    """A file's content, decompressed, about 256 kB at a time.
 
     A gzip stream that is cut off or damaged ends early and adds the path to ``damaged``.
-    Raises GputopError for what cannot be read and for bombs.
+    Raises GputopError for files that cannot be read and for decompression bombs.
     """
     try:
         with path.open("rb") as file:
-            raw = iter(lambda: file.read(_PIECE), b"")
+            raw = iter(lambda: file.read(_CHUNK_BYTES), b"")
             first = next(raw, b"")
             if first.startswith(GZIP):
                 yield from _decompressed(first, raw, path, damaged)
@@ -60,7 +60,7 @@ def read_chunks(path: Path, damaged: set[str]) -> Iterator[bytes]:
 
 
 def read_all(path: Path, damaged: set[str], limit_bytes: float) -> bytes | bytearray:
-    """The same as one. Raises GputopError above ``limit_bytes``."""
+    """A file's whole content, decompressed. Raises as :func:`read_chunks`, and GputopError above ``limit_bytes``."""
     try:
         with path.open("rb") as file:
             if file.read(len(GZIP)) != GZIP:
@@ -84,7 +84,7 @@ def too_big(path: Path | str, limit_bytes: float) -> GputopError:
 
 
 def _decompressed(piece: bytes, more: Iterator[bytes], path: Path, damaged: set[str]) -> Iterator[bytes]:
-    """All members of a gzip stream, as far as they are sound."""
+    """The content of all members of a gzip stream, up to the first damage."""
     stream = zlib.decompressobj(wbits=31)
     read = written = 0
     while piece:
@@ -96,7 +96,7 @@ def _decompressed(piece: bytes, more: Iterator[bytes], path: Path, damaged: set[
                 stream = zlib.decompressobj(wbits=31)
             before = stream.copy()
             try:
-                out = stream.decompress(piece, _PIECE)
+                out = stream.decompress(piece, _CHUNK_BYTES)
             except zlib.error:
                 damaged.add(str(path))
                 yield _before_damage(before, piece)
@@ -113,12 +113,12 @@ def _decompressed(piece: bytes, more: Iterator[bytes], path: Path, damaged: set[
 
 
 def _before_damage(stream: zlib._Decompress, piece: bytes) -> bytes:
-    """What a piece holds until the damage in it; decompressed at once it would be lost."""
+    """The content of a piece up to the damage in it, which decompressing the piece as a whole would lose."""
     out = b""
     try:
         for at in range(0, len(piece), 64):
             out += stream.decompress(piece[at:at + 64])
-            if len(out) >= _PIECE:
+            if len(out) >= _CHUNK_BYTES:
                 break
     except zlib.error:
         pass

@@ -1,7 +1,7 @@
 """An Nsight Systems report, exported to SQLite, into a Trace. The file is only ever read.
 
-Tables: NVIDIA, "Nsight Systems, Exporter SQLite schema"; which ones and which columns exist
-depends on the version and on what was traced, so each is optional.
+Which tables and columns exist depends on the version and on what was traced, so each is optional
+(docs/TRACE_NOTES.md, "Nsight Systems SQLite").
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gputop.trace.readers.content import listed, memory_limit, too_big
 _KERNELS, _COPIES, _MEMSETS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _ACTIVITIES = (_KERNELS, _COPIES, _MEMSETS, _CALLS, "NVTX_EVENTS")
-# CUpti_ActivityMemcpyKind; copies to and from arrays count by direction.
+# CUpti_ActivityMemcpyKind; copies to and from arrays are classified by direction.
 _COPY_KINDS = {1: Kind.H2D, 2: Kind.D2H, 3: Kind.H2D, 4: Kind.D2H, 5: Kind.D2D, 6: Kind.D2D, 7: Kind.D2D,
                8: Kind.D2D, 10: Kind.P2P, 11: Kind.H2D, 12: Kind.D2H, 13: Kind.D2D}
 _COPY_NAMES = {Kind.H2D: "MemcpyH2D", Kind.D2H: "MemcpyD2H", Kind.D2D: "MemcpyD2D", Kind.P2P: "MemcpyP2P",
@@ -44,8 +44,8 @@ _MIX = 0x5851F42D4C957F2D  # Knuth's multiplier for 64-bit linear congruences
 _EXPORT = "The command: nsys export --type sqlite report.nsys-rep"
 _MAX_NS = 1 << 61
 _BATCH = 1 << 14
-_MESSAGES, _MESSAGE = 5, 300  # of a kind that are passed on, and characters of each
-_SCHEMA_BYTES = 1 << 16  # what SQLite tells of a table may be longer than what it is told
+_MAX_MESSAGES, _MAX_MESSAGE_CHARS = 5, 300  # of each severity that become notes
+_SCHEMA_BYTES = 1 << 16  # SQLite's description of a table may be longer than the text in the file
 _ROW_BYTES = 4  # at least: its place on the page, length, id and header
 
 
@@ -99,8 +99,8 @@ class _Report:
         self._thread_lines: dict[int, int] = {}
         tables = self._tables()
         if not tables and self._damage:
-            # SQLite refuses a file that is shorter than its header says, unless told that the
-            # schema may be broken. Nothing can be written: the connection is read-only.
+            # SQLite refuses a file that is shorter than its header says, unless writable_schema allows for a
+            # broken schema. Nothing can be written: the connection is read-only.
             self._db.execute("PRAGMA writable_schema = ON")
             tables = self._tables()
         self._columns = {t: {r[1] for rows in self._fetch(f'PRAGMA table_info("{t}")') for r in rows} for t in tables
@@ -114,7 +114,7 @@ class _Report:
                          if isinstance(i, int) and isinstance(s, str)}
 
     def _tables(self) -> list[str]:
-        # Not views and virtual tables, which compute what they like.
+        # Not views and virtual tables, whose rows are computed, by whatever the file says.
         query = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE%'"
         return [row[0] for rows in self._fetch(query) for row in rows if isinstance(row[0], str)]
 
@@ -127,10 +127,12 @@ class _Report:
         calls = self._read_calls(host)
         self._read_ranges(host)
         self._read_devices(host, calls)
-        told = [(severity, text) for severity, text in self._select("DIAGNOSTIC_EVENT", ("severity", "text"))
-                if isinstance(text, str)]
-        note_messages(builder, *([text[:_MESSAGE] for severity, text in told if severity == level][:_MESSAGES]
-                                 for level in (3, 2)))  # ENUM_DIAGNOSTIC_SEVERITY_LEVEL: error, warning
+        messages = [(severity, text) for severity, text in self._select("DIAGNOSTIC_EVENT", ("severity", "text"))
+                    if isinstance(text, str)]
+        errors, warnings = (  # 3 and 2 of ENUM_DIAGNOSTIC_SEVERITY_LEVEL
+            [text[:_MAX_MESSAGE_CHARS] for severity, text in messages if severity == level][:_MAX_MESSAGES]
+            for level in (3, 2))
+        note_messages(builder, errors, warnings)
         if self._damage:
             builder.note("truncated", f"{self._path} is damaged ({self._damage[0]}): what could still be read is kept.")
         return builder.finish("nsys", [self._path], to_unix_ns=self._to_unix(),
@@ -200,7 +202,7 @@ class _Report:
             self._builder.device.append(out)
 
     def _place(self, out: DeviceEvents, rows: I64, host: str) -> None:
-        """GPUs and streams. A process may number its devices on its own; the report then says which GPU each is."""
+        """Set GPUs and streams. A process may number its devices differently; the report then contains the mapping."""
         about = {row[0]: row for row in self._select(
             "TARGET_INFO_GPU", ("id", "name", "totalMemory", "computeMajor", "computeMinor"))}
         physical = {(pid, cuda): gpu for gpu, cuda, pid in self._select(
@@ -222,11 +224,11 @@ class _Report:
             out.line[at] = self._builder.add_line(Line(host, gpu, f"Stream #{stream}"))
 
     def _shapes(self, out: DeviceEvents, kernels_: I64) -> None:
-        """Launch shapes of the kernels, which come first. Their occupancy is reckoned from what the report tells."""
+        """Set the launch shapes of the kernels, which are the first rows, with the occupancy computed from each."""
         builder = self._builder
         gpu = out.gpu[:len(kernels_)].astype(np.int64)
         mixed = gpu
-        for column in kernels_.T:  # as many factors as it takes for equal sums to be equal rows
+        for column in kernels_.T:  # a hash of the row: equal hashes are taken for equal rows
             mixed = mixed * _MIX + column
         _, first, where = np.unique(mixed, return_index=True, return_inverse=True)
         shapes = []
@@ -239,11 +241,11 @@ class _Report:
         out.shape[:len(kernels_)] = np.array(shapes, np.int32)[where]
 
     def _join(self, out: DeviceEvents, process: I64, calls: _Calls) -> None:
-        """Launches by correlation id, which counts per process."""
+        """Set the launches, by correlation id, which counts per process."""
         processes = np.unique(process)
-        told = np.isin(calls.process, processes)
+        on_gpus = np.isin(calls.process, processes)
         index = np.searchsorted(processes, calls.process)
-        calls_of = Launches(np.where(told, calls.correlation, -1), np.where(told, index, -1), calls.start_ns,
+        calls_of = Launches(np.where(on_gpus, calls.correlation, -1), np.where(on_gpus, index, -1), calls.start_ns,
                             range(len(processes)))
         found = calls_of.find(out.correlation, np.searchsorted(processes, process))
         rows = np.flatnonzero(found >= 0)
@@ -293,10 +295,10 @@ class _Report:
         return [row for rows in self._fetch(f'SELECT {", ".join(wanted)} FROM "{table}"') for row in rows]
 
     def _fetch(self, query: str) -> Iterator[list[tuple[Any, ...]]]:
-        """Rows in batches; a damaged file ends them early and is remembered.
+        """Rows in batches. Damage ends them early and is added to ``_damage``.
 
-        Pages that refer to each other in circles would give rows without end, and the same text
-        for each of many rows: there are no more of either than the file has room for.
+        Pages of a damaged file that refer to each other in circles would yield rows or text without end, so no more
+        is read than the file has room for.
         """
         rows: list[tuple[Any, ...]] = []
         room = self._file_bytes + _SCHEMA_BYTES
@@ -310,7 +312,7 @@ class _Report:
                 if len(rows) == _BATCH:
                     yield rows
                     rows = []
-        except (sqlite3.Error, ValueError) as error:  # ValueError: text in the schema that is none
+        except (sqlite3.Error, ValueError) as error:  # ValueError: text in the schema that cannot be decoded
             self._damage.append(str(error))
         if rows:
             yield rows

@@ -1,4 +1,4 @@
-"""One Chrome trace file, read once from its beginning to its end, as columns: what its complete events say."""
+"""One Chrome trace file as columns, read in one pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gputop.trace.readers.content import too_big
 
 DEVICE_CATEGORIES = {"kernel": Kind.COMPUTE, "gpu_memcpy": Kind.COPY_OTHER, "memcpy": Kind.COPY_OTHER,
                      "gpu_memset": Kind.MEMSET, "memset": Kind.MEMSET}
-HOST = -1  # in the column ``category``; else the Kind that the category promises
+HOST = -1  # in the column ``category``; else the Kind of the category
 _SKIPPED_CATEGORIES = frozenset(("gpu_user_annotation", "trace", "overhead", "ac2g", "fwdbwd", "async_cpu_to_gpu"))
 _MEMBERS = frozenset(("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties"))
 _STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
@@ -34,12 +34,12 @@ _MAX_DEVICE = 1 << 20
 EVENT = np.dtype([("ts", "f8"), ("dur", "f8"), ("correlation", "i8"), ("step", "i8"), ("bytes", "i8"),
                   ("message_bytes", "i8"), ("row", "i4"), ("stream", "i4"), ("name", "i4"), ("device", "i4"),
                   ("tf_op", "i4"), ("shape", "i4"), ("category", "i1"), ("src", "u1"), ("dst", "u1")])
-# What TensorFlow's own exports say of host events, all as text: kept sparse, numbers and names apart.
+# Stats of host events in TensorFlow's exports, all of them text there: kept sparse, as numbers and as names.
 _NUMBERS = frozenset(("is_func", "tracing_count", "iter_num", "buffered_elements", "id", "parent_id", "parallelism",
                       "buffer_limit", "cpu_budget"))
 _TEXTS = frozenset(("eager_op", "tf_function_call", "function_name", "name", "shapes"))
 _STATS = _NUMBERS | _TEXTS
-# What one event takes until the trace is assembled, in both forms of its columns.
+# Memory of one event until the trace is assembled, in both forms of its columns.
 _EVENT_BYTES = 4 * EVENT.itemsize
 
 
@@ -61,7 +61,7 @@ class ChromeFile:
 
 
 def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuilder, limit_bytes: float) -> ChromeFile:
-    """Read the file; ``order`` is its rank where nothing tells it. Names and launch shapes go to ``builder``.
+    """Read the file; ``order`` is its rank where the file does not say it. Names and launch shapes go to ``builder``.
 
     Raises GputopError where it is no Chrome trace or its events need more memory than ``limit_bytes``.
     """
@@ -76,8 +76,8 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
     info, base = members.get("distributedInfo"), members.get("baseTimeNanoseconds")
     rank = info.get("rank") if isinstance(info, dict) else None
     if not isinstance(rank, int) or not 0 <= rank < 1 << 31:
-        told = _RANK_IN_NAME.search(path.rsplit("/", 1)[-1])
-        rank = int(told[1]) if told else order
+        in_name = _RANK_IN_NAME.search(path.rsplit("/", 1)[-1])
+        rank = int(in_name[1]) if in_name else order
     devices = members.get("deviceProperties")
     return ChromeFile(
         path, rank, text_of(members.get("host_name") or ""),
@@ -89,7 +89,7 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
 
 @dataclass(slots=True)
 class _Events:
-    """Takes one event after the other and keeps of each what is read from it later."""
+    """Receives one event after the other and appends what the trace needs of it to columns."""
 
     path: str
     builder: TraceBuilder
@@ -123,7 +123,7 @@ class _Events:
         return {name: (np.array(at, np.int64), np.array(values, np.int64)) for name, (at, values) in stats.items()}
 
     def _keep(self, args: dict[str, Any]) -> None:
-        """The stats of the event that comes next."""
+        """Keep the stats of the event that is appended next."""
         for name in args.keys() & _STATS:
             value = integer(args[name]) if name in _NUMBERS else self.builder.names[str(args[name])]
             if value >= 0:
@@ -196,7 +196,7 @@ def text_of(value: Any) -> str:
 
 
 def _finite(value: Any) -> bool:
-    """A time in µs that is a number and, with any offset, fits an int64 of nanoseconds."""
+    """Whether it is a number of µs that, with any offset, fits an int64 of nanoseconds."""
     return isinstance(value, (int, float)) and -2e15 < value < 2e15
 
 
@@ -206,7 +206,7 @@ def _step(name: str, args: dict[str, Any]) -> int:
 
 
 def _copy(name: str, args: dict[str, Any]) -> tuple[int, int, int]:
-    """Bytes, and the memory at both ends, of what may be a copy or memset."""
+    """Bytes and the kinds of memory at both ends, if the event is a copy or memset."""
     details = kernel_names.copy_details(str(args.get("memcpy_details", "")))
     size = integer(args.get("bytes"))
     ends = _COPY_ENDS.search(name)

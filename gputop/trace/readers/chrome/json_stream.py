@@ -1,4 +1,4 @@
-"""JSON documents that are one long list, read piece by piece: never more of the text in memory than a few elements."""
+"""JSON documents that are one long list, streamed: only a few elements of the text are in memory at a time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-# Text held at a time; one element is parsed by the standard library's parser at the speed of the whole.
+# Characters held at a time. Elements are parsed one by one by the standard library's C parser, which is as fast as
+# parsing the whole document.
 _TEXT = 1 << 18
-# An element or member above this is taken for damage: parsed, it could need 25 times as much.
+# A longer element or member counts as damage: parsed, it could need 25 times as much memory.
 MAX_VALUE = 1 << 22
-# A number, or NaN and the like, may go on after the text at hand: this much must follow it.
+# A number, or a constant such as NaN, may continue after the loaded text, so this many characters must follow it.
 _AHEAD = 32
 
 _AFTER_NUMBER = frozenset(",]} \t\r\n")
@@ -22,7 +23,7 @@ _BETWEEN = re.compile(r"[ \t\r\n,]*")
 
 
 class Damaged(ValueError):
-    """The text ends early or makes no sense from here on."""
+    """The text ends early or is no JSON from here on."""
 
 
 def read_list(
@@ -30,9 +31,9 @@ def read_list(
 ) -> tuple[dict[str, Any], bool, bool]:
     """Hand each element of a list to ``take``: that of the document's ``member``, or the document itself.
 
-    Returns those of the document's other members that are to ``keep``, whether there was such
-    a list, and whether the text is damaged: what came before the damage has been handed over.
-    Elements are separated leniently, as the programs that write traces take commas lightly.
+    Returns the other members named in ``keep``, whether there was such a list, and whether the text is damaged;
+    what precedes the damage has been handed over. Missing and surplus commas between elements are accepted, because
+    programs write traces with either.
     """
     text = _Text(pieces)
     kept: dict[str, Any] = {}
@@ -63,7 +64,7 @@ def read_list(
 
 
 class _Text:
-    """The text at hand and the place in it. Every method raises Damaged where it cannot go on."""
+    """The loaded text and the position in it. Every method raises Damaged where it cannot go on."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -72,14 +73,13 @@ class _Text:
         self._text, self._at, self._whole = "", 0, False
 
     def _more(self) -> bool:
-        """Twice as much text from here on, _TEXT at least, or all there is; False where that was known."""
+        """Load twice as much text from here on, _TEXT at least, or the rest; False where the end was reached before."""
         rest = self._text[self._at:]
         if self._whole or len(rest) > MAX_VALUE:
             return False
         parts, size, wanted = [rest], len(rest), max(2 * len(rest), _TEXT)
         while size < wanted:
             piece = next(self._pieces, None)
-            # Long pieces would be copied each time something is taken from their front.
             parts.append(self._decoder.decode(piece or b"", final=piece is None))
             size += len(parts[-1])
             if piece is None:
@@ -132,7 +132,7 @@ class _Text:
                 raise Damaged
 
     def elements(self, take: Callable[[Any], None]) -> None:
-        """Those of a list, up to and with its end."""
+        """Hand over the elements of a list and pass its end."""
         scan, between = self._scan, _BETWEEN.match
         while True:
             text, at, last = self._text, self._at, len(self._text) - _AHEAD
@@ -145,7 +145,7 @@ class _Text:
                     at = end
                     take(value)
             except (StopIteration, ValueError, RecursionError):
-                pass  # the end of the list, of the text at hand, or damage
+                pass  # the end of the list or of the loaded text, or damage
             self._at = at
             while (char := self.peek()) == ",":
                 self.skip()
@@ -155,6 +155,6 @@ class _Text:
             take(self.value())
 
     def end(self) -> None:
-        """Nothing but blanks may follow; all pieces are asked for, as a checksum may come with the last."""
+        """Raise unless only blanks follow. Asks for all pieces, because the last may contain a checksum."""
         if self.peek():
             raise Damaged

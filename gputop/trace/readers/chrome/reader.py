@@ -1,7 +1,7 @@
-"""Chrome trace JSON into a Trace: PyTorch's kineto, and what TensorBoard and JAX export.
+"""Chrome trace JSON into a Trace: of PyTorch's kineto, and exports of TensorBoard and JAX.
 
-The format gives times in microseconds, as floats. Several files are the ranks of one job.
-Files are streamed: the memory needed goes with the number of events, not with the text.
+Times are microseconds, as floats. Several files are the ranks of one job. Files are streamed: the memory needed
+grows with the number of events, not with the text (docs/TRACE_NOTES.md, "Chrome and kineto JSON").
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read_chrome(
         raise errors[0]
     for bad in errors:
         builder.note("unreadable_file", f"{bad.message} It is left out.")
-    if len({f.rank for f in loaded}) < len(loaded):  # the files do not tell, so their order does
+    if len({f.rank for f in loaded}) < len(loaded):  # ranks that are not known or not unique: number the files
         for order, file in enumerate(loaded):
             file.rank = order
     loaded.sort(key=lambda f: f.rank)
@@ -79,7 +79,7 @@ def read_chrome(
     is_unix = all(t > 10**18 for t in clock_ns)  # after 2001, so not since the machine started
     trace = builder.finish("chrome", paths, to_unix_ns=0 if is_unix else None,
                            empty_fix="Export the trace again from a run that was profiled while it trained.")
-    if gpus:  # kineto, which reckons the occupancy with the grid's size
+    if gpus:  # kineto, whose occupancy depends on the grid's size
         trace.occupancy_is = "estimated"
         if all(gpu == gpus[0] for gpu in gpus):
             trace.launch_shapes = [with_estimate(shape, *gpus[0]) for shape in trace.launch_shapes]
@@ -88,7 +88,7 @@ def read_chrome(
 
 def _common_clock(files: Sequence[ChromeFile], starts: Sequence[float], builder: TraceBuilder) -> list[int]:
     """Where each file's first event lies on the job's clock, in nanoseconds."""
-    # Whole microseconds apart from the rest: their product would exceed a float's precision.
+    # Whole microseconds and the rest are converted separately: the product of both exceeds a float's precision.
     at = [file.base_ns + int(start) * _NS_PER_US + round((start - int(start)) * _NS_PER_US)
           for file, start in zip(files, starts, strict=True)]
     filled = [i for i, file in enumerate(files) if len(file.events)]
@@ -134,7 +134,7 @@ class _Rank:
                 _join(out, self._builder.host[-1], host["correlation"].copy())
 
     def list_gpus(self) -> int:
-        """Take in the GPUs that the file names, with events or without; returns how many those are."""
+        """Add the GPUs that the file names, with events or without; returns their number."""
         for ordinal in self._file.devices:
             if 0 <= ordinal < MAX_GPUS:
                 self._gpu(ordinal)
@@ -152,35 +152,36 @@ class _Rank:
         names, which = np.unique(out.name, return_inverse=True)
         out.kind[:] = np.array([kernel_names.classify(self._builder.names.list[i]).kind for i in names.tolist()],
                                np.uint8)[which]
-        # The category knows a copy from a kernel also where the name says nothing.
-        promised = (events["category"] > Kind.COMPUTE) & (out.kind <= Kind.COLLECTIVE)
-        out.kind[promised] = events["category"][promised]
-        collective, moved = out.kind == Kind.COLLECTIVE, out.kind > Kind.COLLECTIVE
-        out.bytes[collective], out.bytes[moved] = events["message_bytes"][collective], events["bytes"][moved]
-        source = moved & (out.kind != Kind.MEMSET)
-        out.src[source], out.dst[moved] = events["src"][source], events["dst"][moved]
+        # The category distinguishes copies from kernels where the name does not.
+        by_category = (events["category"] > Kind.COMPUTE) & (out.kind <= Kind.COLLECTIVE)
+        out.kind[by_category] = events["category"][by_category]
+        collective, copy_or_memset = out.kind == Kind.COLLECTIVE, out.kind > Kind.COLLECTIVE
+        out.bytes[collective] = events["message_bytes"][collective]
+        out.bytes[copy_or_memset] = events["bytes"][copy_or_memset]
+        copy = copy_or_memset & (out.kind != Kind.MEMSET)
+        out.src[copy], out.dst[copy_or_memset] = events["src"][copy], events["dst"][copy_or_memset]
         return out
 
     def _ordinals(self) -> I64:
-        """Of each event the GPU it ran on, or _ON_HOST, or _NEITHER."""
+        """For each event the GPU it ran on, or _ON_HOST, or _NEITHER."""
         events, file = self._file.events, self._file
-        told = np.array([integer(pid) for pid, _ in file.rows], np.int64)
-        shown = np.array([self._shown_on(pid, tid) for pid, tid in file.rows], np.int64)
+        device_ids = np.array([integer(pid) for pid, _ in file.rows], np.int64)  # kineto: the process is the GPU
+        by_names = np.array([self._ordinal_by_names(pid, tid) for pid, tid in file.rows], np.int64)
         device = events["device"].astype(np.int64)
-        device = np.where(device >= 0, device, told[events["row"]]) if len(events) else device
+        device = np.where(device >= 0, device, device_ids[events["row"]]) if len(events) else device
         device[device >= MAX_GPUS] = _NEITHER
-        return np.where(events["category"] == HOST, shown[events["row"]], device) if len(events) else device
+        return np.where(events["category"] == HOST, by_names[events["row"]], device) if len(events) else device
 
-    def _shown_on(self, pid: Any, tid: Any) -> int:
-        """The same of a row, where only the names of process and thread tell it."""
+    def _ordinal_by_names(self, pid: Any, tid: Any) -> int:
+        """The same for a row without a category, by the names of its process and thread."""
         gpu = _GPU_PROCESS.search(self._file.processes.get(pid, ""))
         if gpu is None:
             return _ON_HOST
         return _NEITHER if self._file.threads.get((pid, tid), "") in _DERIVED_ROWS else int(gpu[1])
 
     def _ns(self, events: npt.NDArray[np.void]) -> tuple[I64, I64]:
-        """Starts and ends. Relative to the first event before the step to nanoseconds, since a
-        float of microseconds since 1970 is only good to a quarter of one."""
+        """Starts and ends. The first event's time is subtracted before the conversion to nanoseconds, because a
+        float of microseconds since 1970 is exact to a quarter of a microsecond only."""
         start = np.rint((events["ts"] - self._start_us) * _NS_PER_US).astype(np.int64) + self._at_ns
         return start, start + np.rint(events["dur"] * _NS_PER_US).astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""XSpaces, as the profiler servers of TensorFlow and JAX make them, into a Trace."""
+"""XSpaces of the profiler servers of TensorFlow and JAX into a Trace (docs/TRACE_NOTES.md, "XSpace")."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from gputop.trace.readers.xspace.xplane import Chunk, Losses, XPlane, read_event
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = (tag(number, LENGTH) for number in (1, 2, 3, 4))
 _GPU_PLANE = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
 _SIMULATED_PLANE = "/gputop:simulated"
-# Lines that xprof derives and adds to a file it has opened; each repeats what the streams hold.
+# Lines that XProf adds to a file that it has opened; each repeats what the streams hold ("Derived lines" there).
 _DERIVED_LINES = frozenset((
     "Steps", "XLA Modules", "XLA Ops", "Async XLA Ops", "XLA TraceMe", "Framework Ops", "Framework Name Scope",
     "Source code", "Launch Stats", "Host Offload Ops",
 ))
 _ALLOCATOR = ("MemoryAllocation", "MemoryDeallocation")
 
-# What an event takes in memory at most, until the trace is assembled.
+# The most memory that one event takes until the trace is assembled.
 _EVENT_BYTES = 250
 
 _DEVICE_STATS = ("correlation_id", "memcpy_details", "kernel_details", "tf_op", "hlo_op", "hlo_module")
@@ -54,13 +54,13 @@ _INTEGER_STATS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "ite
 _STRING_STATS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")
 _LAUNCH_STATS = ("correlation_id", "device_id", "memcpy_details")
 _ALLOCATOR_STATS = ("allocator_name", "bytes_allocated", "bytes_available", "peak_bytes_in_use", "tf_op",
-                    "requested_bytes", "allocation_bytes", "addr", "fragmentation", "region_type")
+                    "allocation_bytes", "addr", "fragmentation")
 _HOST_STATS = (*_INTEGER_STATS, *_STRING_STATS, *_LAUNCH_STATS, *_ALLOCATOR_STATS)
 
 
 @dataclass(slots=True)
 class _HostCalls:
-    """Host events with a correlation id: what a device event was launched by."""
+    """Host events with a correlation id: the calls that launched device events."""
 
     correlation: list[I64] = field(default_factory=list)
     device_id: list[I64] = field(default_factory=list)
@@ -96,9 +96,9 @@ def read_xspaces(
 ) -> Trace:
     """One Trace from the XSpaces of one capture, one per host or process, in the order of their ranks.
 
-    ``files`` holds the path, the host's name where the XSpace has none, and the bytes or what
-    reads them; ``damaged`` the paths known to be incomplete by then (a cut-off gzip stream);
-    ``known_clocks``, by path, what the capture found out about the clocks.
+    ``files`` holds the path, the host's name in case the XSpace has none, and the bytes or a function that
+    reads them; ``damaged`` the paths found to be incomplete meanwhile (a cut-off gzip stream);
+    ``known_clocks``, by path, what the capture measured of the clocks.
     A file among several that is no XSpace, or needs more memory than ``limit_bytes``, is left out
     with a note. Raises GputopError where that is all of them, NoDataError where none has an event.
     """
@@ -163,7 +163,7 @@ def read_xspaces(
 
 
 class _XSpace:
-    """One file on its way into ``builder``."""
+    """Reads one file into ``builder``."""
 
     def __init__(self, data: Data, path: str, fallback_host: str, builder: TraceBuilder, losses: Losses,
                  clock: HostClock | None, rank: int, threads: ThreadPoolExecutor) -> None:
@@ -182,7 +182,7 @@ class _XSpace:
                               "Give the <host>.xplane.pb that the profiler wrote, or copy it again.")
         self._errors, self._warnings = texts[_ERRORS], texts[_WARNINGS]
         self.machine = next((h for h in texts[_HOSTNAMES] if h), fallback_host)
-        # Another process of the same machine: threads, GPUs and steps of the two must not be taken for one's.
+        # Another process of the same machine is another host: threads, GPUs and steps of the two must stay apart.
         self.host = self.machine if self.machine not in builder.hosts else f"{self.machine} rank {rank}"
         self.simulated = any(p.name == _SIMULATED_PLANE for p in self._planes)
         self._base_ns, self.wall_clock, self.window_ns = self._clock()
@@ -193,8 +193,7 @@ class _XSpace:
     def _clock(self) -> tuple[int, bool, tuple[int, int] | None]:
         """What to add to the lines' times, whether the result is Unix time, and the capture's window.
 
-        A profiler session makes its lines relative to its start, which it keeps in the plane
-        "Task Environment"; older files hold Unix times. Those of TensorFlow up to 2.15 do neither.
+        See "Clocks" in docs/TRACE_NOTES.md.
         """
         stats = next((p.stats for p in self._planes if p.name == "Task Environment"), {})
         start, stop = stats.get("profile_start_time"), stats.get("profile_stop_time")
@@ -210,7 +209,7 @@ class _XSpace:
         return (0 if absolute else start) - ahead, True, window
 
     def read(self) -> None:
-        """Read all events. Ends with what is worth saying about the file."""
+        """Read all events, and add the quality notes about the file."""
         builder = self._builder
         if self.host not in builder.hosts:
             builder.hosts.append(self.host)
@@ -234,7 +233,7 @@ class _XSpace:
         note_messages(builder, self._errors, self._warnings)
 
     def _read_device(self, plane: XPlane) -> list[DeviceEvents]:
-        """The events of one GPU in pieces, none of them empty."""
+        """The events of one GPU, in pieces of which none is empty."""
         builder, stats = self._builder, plane.stats
         major, minor, memory = (stats.get(k) for k in ("compute_cap_major", "compute_cap_minor", "memory_size"))
         name = stats.get("gpu_device_name") or stats.get("device_name") or ""
@@ -257,7 +256,7 @@ class _XSpace:
     def _events(
         self, plane: XPlane, gpu: int, names: IntMap, stats: Sequence[str], skip: IntMap | None = None,
     ) -> Iterator[tuple[int, Chunk]]:
-        """The plane's events chunk by chunk, each with the number of its line in the trace."""
+        """The plane's events in chunks, each with the number of its line in the trace."""
         own, line = None, -1
         lines = [xline for xline in plane.lines if xline.name not in _DERIVED_LINES]
         for xline, chunk in read_events(self._data, plane, lines, names=names, stats=stats, losses=self._losses,
@@ -269,7 +268,7 @@ class _XSpace:
     def _device_chunk(
         self, chunk: Chunk, references: IntMap, gpu: int, line: int, nvidia: tuple[int, int] | None,
     ) -> DeviceEvents:
-        """``nvidia`` is the compute capability, None where the GPU is another's: ROCm has such numbers too."""
+        """``nvidia`` is the compute capability of an NVIDIA GPU, else None: ROCm has similar numbers."""
         names, n = self._builder.names, len(chunk.name)
         out = DeviceEvents.empty(n)
         out.gpu[:], out.line[:], out.name[:] = gpu, line, chunk.name
@@ -281,7 +280,7 @@ class _XSpace:
         out.correlation = integers(chunk, "correlation_id", n)
         set_copies(out, strings(chunk, "memcpy_details", n, names, references), names)
         details = strings(chunk, "kernel_details", n, names, references)
-        shape_of = np.full(len(names.list) + 1, -1, np.int32)  # the extra last entry answers -1
+        shape_of = np.full(len(names.list) + 1, -1, np.int32)  # the extra last entry answers index -1
         for i in distinct(details):
             shape_of[i] = self._builder.shape(kernel_names.launch_shape(names.list[i], nvidia))
         out.shape = shape_of[details]
@@ -338,22 +337,20 @@ class _XSpace:
             in_use_bytes=integers(chunk, "bytes_allocated", n)[rows],
             available_bytes=integers(chunk, "bytes_available", n)[rows],
             peak_bytes=integers(chunk, "peak_bytes_in_use", n)[rows],
-            tf_op=self._told(strings(chunk, "tf_op", n, names, references)[rows]),
+            tf_op=self._without_empty(strings(chunk, "tf_op", n, names, references)[rows]),
             is_free=chunk.name[rows] == names["MemoryDeallocation"],
-            requested_bytes=integers(chunk, "requested_bytes", n)[rows],
             allocation_bytes=integers(chunk, "allocation_bytes", n)[rows],
             address=integers(chunk, "addr", n)[rows],
             fragmentation=floats(chunk, "fragmentation", n)[rows],
-            region_type=self._told(strings(chunk, "region_type", n, names, references)[rows]),
         ))
 
-    def _told(self, text: I64) -> I32:
-        """Texts without those that say nothing: the allocators of older versions write a null pointer out."""
-        nothing = [self._builder.names[said] for said in ("", "(null)")]
-        return np.where(np.logical_or.reduce([text == i for i in nothing]), -1, text).astype(np.int32)
+    def _without_empty(self, text: I64) -> I32:
+        """Texts, with -1 for empty ones: the allocators of older versions write a null pointer as "(null)"."""
+        empty = [self._builder.names[name] for name in ("", "(null)")]
+        return np.where(np.logical_or.reduce([text == i for i in empty]), -1, text).astype(np.int32)
 
     def _join(self, device: DeviceEvents, launches: Launches, calls: list[I64]) -> None:
-        """Fill in the launches, and what only the host's side tells about a copy (ROCm)."""
+        """Set the launches, and for copies what only the host's call contains (ROCm)."""
         _, _, start_ns, end_ns, line, name, details = calls
         names = self._builder.names
         ordinal = self._builder.gpus[int(device.gpu[0])].ordinal  # the events are those of one plane
@@ -365,9 +362,9 @@ class _XSpace:
         is_copy = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER) & (device.bytes < 0)
         of_copies = np.flatnonzero(is_copy[rows])
         rows, call = rows[of_copies], call[of_copies]
-        told = DeviceEvents.empty(len(rows))
-        set_copies(told, details[call], names)
-        device.bytes[rows], device.src[rows], device.dst[rows] = told.bytes, told.src, told.dst
+        copies = DeviceEvents.empty(len(rows))
+        set_copies(copies, details[call], names)
+        device.bytes[rows], device.src[rows], device.dst[rows] = copies.bytes, copies.src, copies.dst
         for i in distinct(name[call]):
             way = kernel_names.copy_way(names.list[i])
             if way is not None:

@@ -12,18 +12,18 @@ from gputop.trace.int_map import IntMap
 from gputop.trace.model import F64, I64, DeviceEvents
 from gputop.trace.readers.xspace.xplane import Chunk, Stats, XPlane
 
-_FEW = 1000
+_SORTED_BELOW = 1000  # so few indices are faster sorted than counted
 
 
 def lookups(plane: XPlane, names: Names) -> tuple[IntMap, IntMap]:
-    """Event metadata ids, and stat metadata ids as they are referred to, to indices of names."""
+    """Maps from event metadata ids, and from stat metadata ids used as references, to indices of names."""
     return (IntMap({i: names[name] for i, name in plane.event_names.items()}),
             IntMap({i: names[name] for i, name in plane.stat_names.items()}))
 
 
 def distinct(indices: I64) -> list[int]:
-    """Those that occur, in order, without -1."""
-    if len(indices) < _FEW:
+    """The distinct indices in order, without -1."""
+    if len(indices) < _SORTED_BELOW:
         return sorted(set(indices.tolist()) - {-1})
     # Counting takes a tenth of the time of sorting, as numpy.unique does.
     return np.flatnonzero(np.bincount(indices + 1)[1:]).tolist()
@@ -57,7 +57,7 @@ def strings(chunk: Chunk, stat: str, n: int, names: Names, references: IntMap) -
 
 
 def whole_numbers(found: Stats, names: Names, references: IntMap) -> tuple[I64, I64]:
-    """Integers, also those that TraceMe passed on as strings."""
+    """Rows and values of integers, also of those that TraceMe wrote as strings."""
     rows, values = found.integers()
     text_rows, texts = found.strings(names, references)
     numbers = [(row, int(names.list[i])) for row, i in zip(text_rows.tolist(), texts.tolist(), strict=True)
@@ -71,7 +71,7 @@ def whole_numbers(found: Stats, names: Names, references: IntMap) -> tuple[I64, 
 
 
 def set_copies(out: DeviceEvents, details: I64, names: Names) -> None:
-    """Bytes and both ends of copies, from what CUPTI wrote about each."""
+    """Set bytes and both ends of copies, from CUPTI's ``memcpy_details``."""
     rows = np.flatnonzero(details >= 0)
     if len(rows):
         texts, where = np.unique(details[rows], return_inverse=True)
@@ -80,7 +80,7 @@ def set_copies(out: DeviceEvents, details: I64, names: Names) -> None:
 
 
 def op_names(chunk: Chunk, n: int, names: Names, references: IntMap) -> I64:
-    """``tf_op``, or ``module/op`` of XLA, whose tf_op only says that it is XLA."""
+    """``tf_op``, or ``module/op`` for XLA, whose tf_op is always "XlaModule:"."""
     op = strings(chunk, "tf_op", n, names, references)
     for nothing in ("", "XlaModule:"):
         op[op == names[nothing]] = -1

@@ -1,9 +1,9 @@
 """The protobuf wire format, read with NumPy: many small messages of one type at a time.
 
-Nothing here knows a schema, trusts a length or raises on bad bytes: what is cut off or
-malformed is reported as such and the rest is read. Format:
+Nothing here knows a schema, trusts a length or raises on bad bytes: cut-off and malformed
+messages are reported and the rest is read. Format:
 https://protobuf.dev/programming-guides/encoding/. A *tag* is the field's number and wire
-type as they stand on the wire, ``number << 3 | type``; comparing whole tags ignores fields
+type as encoded, ``number << 3 | type``; comparing whole tags ignores fields
 of an unexpected type, as protobuf's own parsers do.
 """
 
@@ -32,11 +32,11 @@ _MAX_VARINT_BYTES = 10
 # _MIN_STRIDE_BYTES apart. Each guess is searched for in the _SEARCH_BYTES from there and confirmed by
 # _CONFIRMING_FIELDS fields that follow it.
 _SERIAL_BYTES, _MAX_WALKS, _MIN_STRIDE_BYTES, _SEARCH_BYTES, _CONFIRMING_FIELDS = 1 << 17, 1 << 11, 1 << 11, 128, 8
-# Walked at a time: little at first, since a run may end soon, and never so much that it takes memory.
+# Bytes walked at a time: few at first, since a run may end soon, and never so many that memory grows.
 _FIRST_WINDOW_BYTES, _MAX_WINDOW_BYTES = 1 << 22, 1 << 24
-_MAX_FIELD_BYTES = (1 << 14) + 3  # of the fields of a run, with tag and length
+_MAX_FIELD_BYTES = (1 << 14) + 3  # of a field of a run, with tag and length
 
-_NOWHERE = 1 << 62  # a position after everything
+_NOWHERE = 1 << 62  # a position beyond all data
 
 
 def tag(number: int, wire_type: int) -> int:
@@ -48,8 +48,8 @@ class Fields:
     """The fields of one message: ``spans`` holds begin, end, begin, end … of each wanted
     length-delimited field, ``values`` the last value of each other wanted field.
 
-    ``damaged`` says the message ended early or stopped making sense. Where that was inside a
-    length-delimited field, ``cut`` is its tag, and its last span is shortened to what is there.
+    ``damaged``: the message ended early or became invalid. Where that was inside a
+    length-delimited field, ``cut`` is its tag, and its last span is shortened to the data that exist.
     """
 
     spans: dict[int, array[int]]
@@ -58,7 +58,7 @@ class Fields:
     cut: int | None = None
 
     def pairs(self, wanted: int, *, whole: bool = False) -> tuple[I64, I64]:
-        """Begins and ends of a length-delimited field, one row per occurrence; ``whole``: but for a cut one."""
+        """Begins and ends of a length-delimited field, one row per occurrence; ``whole`` leaves out a cut one."""
         both = np.frombuffer(self.spans[wanted], np.int64) if self.spans[wanted] else np.empty(0, np.int64)
         if whole and self.cut == wanted:
             both = both[:-2]
@@ -72,8 +72,8 @@ class Fields:
 def read_fields(data: Data, begin: int, end: int, wanted: Collection[int]) -> Fields:
     """Walk one message from ``begin`` to ``end`` and note where its wanted fields lie.
 
-    A plain loop, because each field's place follows from the one before; runs of one field,
-    such as the events of a line, take a shorter way.
+    A plain loop, because each field's place follows from the one before. Runs of one field,
+    such as the events of a line, are read by :func:`_repeated_field`.
     """
     out = Fields({t: array("q") for t in wanted if t & 7 == LENGTH})
     pos, end, before = begin, min(end, len(data)), -1
@@ -118,15 +118,16 @@ def read_fields(data: Data, begin: int, end: int, wanted: Collection[int]) -> Fi
             pos += 8 if kind == FIXED64 else 4
             if pos > end:
                 out.damaged = True
-        else:  # groups are long gone, 6 and 7 never were
+        else:  # groups are deprecated, 6 and 7 are undefined
             out.damaged = True
             break
     return out
 
 
 def _repeated_field(data: Data, pos: int, end: int, wanted: int) -> tuple[I64, int]:
-    """Where the fields of a run begin, as far as they have this tag, lengths below 16 kB and
-    end before ``end``; and where the run stops, which may be at once."""
+    """Where the fields of a run with this tag begin, and where the run stops, which may be at once.
+
+    It stops at a field of 16 kB or more, and at one that does not end before ``end``."""
     places: list[int] = []
     append = places.append
     last = end - 3
@@ -150,19 +151,21 @@ def _repeated_field(data: Data, pos: int, end: int, wanted: int) -> tuple[I64, i
         stop = min(end, pos + window)
         more, pos = _repeated_field_parallel(np.frombuffer(data, np.uint8, stop), pos, wanted)
         found.append(more)
-        goes_on = stop < end and pos > stop - _MAX_FIELD_BYTES  # it ended for want of data, not of fields
+        goes_on = stop < end and pos > stop - _MAX_FIELD_BYTES  # the window ended, not the run
         window = min(2 * window, _MAX_WINDOW_BYTES)
     return np.concatenate(found), pos
 
 
 def _repeated_field_parallel(raw: Bytes, pos: int, wanted: int) -> tuple[I64, int]:
-    """The same of a long run, walked from many places at once.
+    """The same for a long run, walked from many places in parallel.
 
-    The places are guessed, some kilobytes apart: what looks like such a field and like some more that
-    follow. A guess may lie inside a field, as the stats of an event have its tag; going from one to the next
-    soon leads out of it. So of each walk only what comes after the end of the walk before it counts, and that
-    end has to be among it; from the first walk where it is not, all is left to be walked again. So what is
-    found is what one walk from the beginning finds.
+    1. Guess places some kilobytes apart that look like such a field with some more behind it. A guess may lie
+       inside a field, because the stats of an event have the event's tag; walking on soon leads out of the field.
+    2. Walk from each guess to the next one.
+    3. Of each walk keep what comes after the end of the walk before it, provided that it reached that end. At
+       the first walk that did not, stop: the caller continues from there.
+
+    The result is what one walk from the beginning finds.
     """
     last = len(raw) - 3
     begin = _guesses(raw, pos, wanted)
@@ -192,7 +195,7 @@ def _repeated_field_parallel(raw: Bytes, pos: int, wanted: int) -> tuple[I64, in
 
 
 def _guesses(raw: Bytes, pos: int, wanted: int) -> I64:
-    """``pos`` and further places in order, at most one in each stride, where such fields seem to begin."""
+    """``pos`` and further places in order, at most one per stride, where such fields seem to begin."""
     last = len(raw) - 3
     stride = max(_MIN_STRIDE_BYTES, (last - pos) // _MAX_WALKS)
     around = np.arange(pos + stride, last - stride, stride)[:, None] + np.arange(_SEARCH_BYTES)
@@ -200,14 +203,14 @@ def _guesses(raw: Bytes, pos: int, wanted: int) -> I64:
     for _ in range(_CONFIRMING_FIELDS):
         after, ok = _next(raw, at, wanted)
         at = np.sort(after[ok & (after < last)])
-        at = at[np.diff(at, prepend=-1) > 0]  # most have met
+        at = at[np.diff(at, prepend=-1) > 0]  # walks that have met
     which = (at - pos) // stride
     return np.concatenate(([pos], at[np.diff(which, prepend=0) > 0]))
 
 
 def _next(raw: Bytes, at: I64, wanted: int) -> tuple[I64, Bools]:
-    """Where the fields that begin there end, three bytes before the end of all at the latest; and whether they are
-    of the run."""
+    """Where the fields that begin ``at`` these places end, and whether they belong to the run. Each place lies at
+    least three bytes before the end of the data."""
     low = raw.take(at + 1)
     long = low >= 0x80
     stop = at + 2 + low
@@ -229,7 +232,7 @@ def _spans(data: Data, at: I64, stop: int) -> bytes:
 
 
 def _read_varint(data: Data, pos: int, end: int) -> tuple[int, int]:
-    """Value and the position after it; the value is -1 where there is no whole varint."""
+    """Value and the position after it; the value is -1 for an incomplete varint."""
     value = 0
     for i in range(_MAX_VARINT_BYTES):
         if pos + i >= end:
@@ -242,15 +245,15 @@ def _read_varint(data: Data, pos: int, end: int) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """An int64 from the unsigned value that stands on the wire."""
+    """An int64 from the unsigned value on the wire."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 @dataclass(slots=True)
 class FieldColumn:
-    """One field of each message that still has one. ``rows`` says of which messages, in order.
+    """The n-th field of each message that has so many. ``rows`` are those messages, in order.
 
-    ``tag`` is theirs, a single number where all have the same. ``value`` is the varint's or fixed field's
+    ``tag`` is the fields' tag, a single number where all have the same. ``value`` is the varint's or fixed field's
     bits; a length-delimited field lies in ``begin`` … ``end``, positions in the block's data.
     """
 
@@ -261,16 +264,16 @@ class FieldColumn:
     end: I64
 
     def mask(self, *wanted: int) -> Bools | slice:
-        """Where the tag is one of these, as an index of the columns; a slice where that is everywhere or nowhere."""
+        """An index of the columns for the rows with one of these tags; a slice where those are all rows or none."""
         if isinstance(self.tag, int):
             return slice(None) if self.tag in wanted else slice(0)
         return np.asarray(np.logical_or.reduce([self.tag == this for this in wanted]), bool)
 
 
 class Block:
-    """A stretch of the data that holds many messages of one type, copied with room to over-read.
+    """A part of the data that holds many messages of one type, copied with padding to read beyond its end.
 
-    Bytes are taken one at a time and compared as bytes: eight times less to move than in words of 64 bits.
+    Bytes are gathered and compared as bytes, which moves an eighth of the memory that 64-bit words would.
     """
 
     def __init__(self, data: Data, begin: int, end: int) -> None:
@@ -283,7 +286,7 @@ class Block:
         """The value of the first field where it has this (one-byte) tag and a value below 2**63, else -1;
         and the place after it, which may lie beyond the message's end.
 
-        A glance that spares walking through messages nobody wants.
+        Spares walking through unwanted messages.
         """
         value, after = self._varints(begin + 1)
         known = (self.bytes.take(begin) == wanted) & (after < _NOWHERE)
@@ -291,7 +294,7 @@ class Block:
         return (signed_value if known.all() else np.where(known, signed_value, -1)), after
 
     def walk(self, begin: I64, end: I64, broken: Bools) -> Iterator[FieldColumn]:
-        """All messages side by side, field after field, in the order each has them.
+        """The first field of all messages, then the second of all, and so on.
 
         ``begin`` and ``end`` are positions in this block; ``broken`` (one per message) is set
         for those that are malformed. The fields such a message had before the damage are
@@ -308,7 +311,7 @@ class Block:
             is_length, plain = np.equal(kind, LENGTH), np.equal(kind, VARINT)
             finish, bad = after, (after > stop) | (tags < 8)
             if np.any(is_length):
-                # A length is added only after it is known to fit; nothing overflows.
+                # Lengths are compared before they are added, so nothing overflows.
                 bad |= is_length & (value > (stop - after).view(np.uint64))
                 finish = after + value.view(np.int64) * is_length
             if not np.all(is_length | plain):
@@ -368,8 +371,8 @@ class Block:
         return value, after
 
     def _read_fixed(self, at: I64, stop: I64, tags: npt.NDArray | int, value: U64, finish: I64, bad: Bools) -> None:
-        """Put right, in place, what was read as a varint but is a fixed32 or fixed64 at ``at``."""
-        # The eight bytes at every position, overlapping: no copy.
+        """Correct, in place, the values at ``at`` that were read as varints but are fixed32 or fixed64."""
+        # A view of the eight bytes at every position, overlapping.
         words: U64 = np.ndarray((len(self.bytes) - 7,), "<u8", self.bytes, strides=(1,))
         tags = np.broadcast_to(tags, at.shape)
         for wire_type, size, mask in ((FIXED64, 8, 0xFFFFFFFFFFFFFFFF), (FIXED32, 4, 0xFFFFFFFF)):

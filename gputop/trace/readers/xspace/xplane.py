@@ -1,4 +1,4 @@
-"""One XPlane: its tables, its lines, and the events of a line as columns.
+"""One XPlane: its tables of names, its lines, and the events of a line as columns.
 
 Field numbers: openxla/xla, ``xla/tsl/profiler/protobuf/xplane.proto``.
 """
@@ -44,8 +44,8 @@ STAT_INT64, STAT_STR, STAT_BYTES, STAT_REF = tag(4, VARINT), tag(5, LENGTH), tag
 _Values = TypeVar("_Values", I64, F64)
 _STAT_VALUES = (STAT_DOUBLE, STAT_UINT64, STAT_INT64, STAT_STR, STAT_BYTES, STAT_REF)
 
-# Events decoded at a time: the columns of a chunk stay in the processor's cache and the
-# memory a line needs on the way does not grow with its length.
+# Events decoded at a time. The columns of a chunk stay in the processor's cache, and the
+# intermediate memory does not grow with the length of a line.
 _CHUNK_EVENTS = 1 << 15
 _PS_PER_NS = 1000
 _MAX_NS = 1 << 61  # a time beyond the year 2043 is damage, and sums of two still fit an int64
@@ -61,7 +61,7 @@ class XLine:
 
 @dataclass(slots=True)
 class XPlane:
-    """A plane without its events. ``stats`` holds the plane's own, by name."""
+    """A plane without its events. ``stats`` holds the stats of the plane itself, by name."""
 
     name: str
     event_names: dict[int, str]
@@ -73,7 +73,7 @@ class XPlane:
 
 @dataclass(slots=True)
 class Stats:
-    """Some stats of a chunk of events: ``row`` the event, ``value_tag`` which member of the
+    """One stat of a chunk's events, a row for each occurrence: ``row`` is the event, ``value_tag`` the member of the
     oneof (0: none), ``value`` its bits or the length of a string, which begins at ``begin`` in ``block``.
     """
 
@@ -84,15 +84,15 @@ class Stats:
     block: Block
 
     def integers(self) -> tuple[I64, I64]:
-        """Rows and values of those that are whole numbers."""
+        """Rows and values of the integers."""
         return self._of((self.value_tag == STAT_UINT64) | (self.value_tag == STAT_INT64), self.value.view(np.int64))
 
     def floats(self) -> tuple[I64, F64]:
-        """Rows and values of those that are doubles."""
+        """Rows and values of the doubles."""
         return self._of(self.value_tag == STAT_DOUBLE, self.value.view(np.float64))
 
     def strings(self, names: Names, by_reference: IntMap) -> tuple[I64, I64]:
-        """Rows and indices into ``names`` of those that are strings, inline or by reference."""
+        """Rows and indices into ``names`` of the strings, inline or by reference."""
         out = by_reference(self.value.view(np.int64))
         other = self.value_tag != STAT_REF
         if other.any():
@@ -118,14 +118,14 @@ class Chunk:
 
 @dataclass(slots=True)
 class Losses:
-    """What was left out, and how much of it."""
+    """How many events were left out, by reason."""
 
     malformed: int = 0
     unnamed: int = 0
 
 
 def read_plane(data: Data, begin: int, end: int) -> XPlane:
-    """The plane that lies there. Damage ends what is read, it does not raise."""
+    """The plane at this place of the data. Damage ends the reading and does not raise."""
     found = read_fields(data, begin, end, (
         PLANE_NAME, PLANE_LINE, PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT))
     stat_names, damaged_stats = _read_table(data, *found.pairs(PLANE_STAT_METADATA, whole=True))
@@ -151,7 +151,7 @@ def _read_line(data: Data, begin: int, end: int) -> tuple[XLine, bool]:
 
 
 def _read_table(data: Data, begin: I64, end: I64) -> tuple[dict[int, str], bool]:
-    """Names by id from the entries of a metadata map; whether some were damaged."""
+    """Names by id from the entries of a metadata map, and whether some were damaged."""
     if not len(begin):
         return {}, False
     block = Block(data, int(begin[0]), int(end[-1]))
@@ -201,11 +201,11 @@ def read_events(
     data: Data, plane: XPlane, lines: Iterable[XLine], *, names: IntMap, stats: Sequence[str], losses: Losses,
     threads: ThreadPoolExecutor, skip: IntMap | None = None,
 ) -> Iterator[tuple[XLine, Chunk]]:
-    """The events of these lines in the file's order, some ten thousand at a time, decoded ahead by ``threads``.
+    """The events of these lines in the file's order, in chunks that ``threads`` decode ahead.
 
     ``names`` maps metadata ids to indices of names; events without a name are left out and
     counted in ``losses``, as are malformed ones. ``stats`` names those wanted. ``skip`` maps
-    the metadata ids of events nobody wants to 1; they are not even decoded.
+    the metadata ids of unwanted events to 1; those are not decoded.
     """
     codes = {name: code for code, name in enumerate(stats)}
     wanted = IntMap({i: codes[name] for i, name in plane.stat_names.items() if name in codes})
@@ -243,7 +243,7 @@ def _decode_events(
         for this, column in columns.items():
             _store(column, fields, fields.value.view(np.int64), fields.mask(this))
         found.add(fields, fields.mask(EVENT_STAT))
-        # offset and occurrences are one oneof: the later of the two counts
+        # offset and occurrences are members of one oneof: the later of the two is valid
         aggregate[fields.rows[fields.mask(EVENT_OCCURRENCES)]] = True
         if aggregate.any():
             aggregate[fields.rows[fields.mask(EVENT_OFFSET_PS)]] = False
@@ -265,18 +265,18 @@ def _decode_events(
 
 
 class _FoundStats:
-    """The stats of a chunk's events that are wanted, as far as a glance at them tells; decoded when all are found."""
+    """Collects the wanted stats of a chunk's events by their first field, the id; decodes all of them at the end."""
 
     def __init__(self, block: Block, wanted: IntMap) -> None:
         self._block, self._wanted = block, wanted
-        # By round: events, ids (0: not known yet), and where what follows the id lies.
-        self._rounds: list[tuple[I64, I64, I64, I64]] = []
+        # For each column of fields: events, ids (0: not known yet), and begin and end of what follows the id.
+        self._found: list[tuple[I64, I64, I64, I64]] = []
 
     def add(self, fields: FieldColumn, at: Bools | slice) -> None:
         rows, first, last = fields.rows[at], fields.begin[at], fields.end[at]
         if not len(rows):
             return
-        # -1: the id is not where writers put it, so the stat is read in full to know
+        # -1: the id is not the first field, so the whole stat has to be read
         peeked, after = self._block.peek_varint(STAT_METADATA_ID, first)
         odd = (peeked < 0) | (after > last)
         any_odd = odd.any()
@@ -284,13 +284,13 @@ class _FoundStats:
         if any_odd:
             peeked, after = np.where(odd, 0, peeked), np.where(odd, first, after)
         if len(maybe):
-            self._rounds.append((rows[maybe], peeked[maybe], after[maybe], last[maybe]))
+            self._found.append((rows[maybe], peeked[maybe], after[maybe], last[maybe]))
 
     def decode(self, keep: Bools, stats: Sequence[str]) -> dict[str, Stats]:
-        """By name those of the events in ``keep``, whose rows are counted without the others."""
-        if not self._rounds:
+        """The stats by name, of the events in ``keep`` only; rows count those events."""
+        if not self._found:
             return {}
-        rows, stat_id, begin, end = (np.concatenate(column) for column in zip(*self._rounds, strict=True))
+        rows, stat_id, begin, end = (np.concatenate(column) for column in zip(*self._found, strict=True))
         if not keep.all():
             of_kept = keep[rows]
             rows, stat_id, begin, end = rows[of_kept], stat_id[of_kept], begin[of_kept], end[of_kept]
@@ -315,7 +315,7 @@ class _FoundStats:
 
 
 def _store(column: np.ndarray, fields: FieldColumn, values: np.ndarray, at: Bools | slice) -> None:
-    if len(fields.rows) == len(column):  # every message has a field in this round
+    if len(fields.rows) == len(column):  # every message has a field in this column
         column[at] = values[at]
     else:
         column[fields.rows[at]] = values[at]

@@ -17,7 +17,7 @@ START = 1_700_000_000_000_000_000
 INTEGERS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements", "id",
             "parent_id", "parallelism", "buffer_limit", "cpu_budget")
 STRINGS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")
-ALLOCATOR = ("bytes_allocated", "bytes_available", "peak_bytes_in_use", "requested_bytes", "allocation_bytes", "addr")
+ALLOCATOR = ("bytes_allocated", "bytes_available", "peak_bytes_in_use", "allocation_bytes", "addr")
 OTHER = ("correlation_id", "device_id", "memcpy_details", "kernel_details", "tf_op", "hlo_op", "hlo_module")
 
 
@@ -127,11 +127,10 @@ def expected(data: bytes) -> tuple[Counter, Counter, Counter]:
                     calls.append((begin, end, ints["correlation_id"], ints.get("device_id", -1), line_name,
                                   texts.get("memcpy_details", "")))
                 if name in ("MemoryAllocation", "MemoryDeallocation"):
-                    told = {k: texts.get(k) for k in ("allocator_name", "tf_op", "region_type")}
-                    rows[2][(begin, told["allocator_name"], *(
-                        None if told[k] in ("", "(null)") else told[k] for k in ("tf_op", "region_type")),
-                        name == "MemoryDeallocation", *(ints.get(k, -1) for k in ALLOCATOR),
-                        repr(doubles.get("fragmentation", float("nan"))))] += 1
+                    op = texts.get("tf_op")
+                    rows[2][(begin, texts.get("allocator_name"), None if op in ("", "(null)") else op,
+                             name == "MemoryDeallocation", *(ints.get(k, -1) for k in ALLOCATOR),
+                             repr(doubles.get("fragmentation", float("nan"))))] += 1
                 else:
                     kept = {k: ints.get(k, texts.get(k)) for k in INTEGERS if k in ints}
                     kept.update({k: texts[k] for k in STRINGS if k in texts})
@@ -192,10 +191,10 @@ def actual(trace: Trace, first: int) -> tuple[Counter, Counter, Counter]:
                    for ln, n, s, e, kept in zip(*(x.tolist() for x in (h.line, h.name, h.start_ns, h.end_ns)), stats,
                                                 strict=True))
     allocator = Counter(
-        (t + first, text(n), text(op), text(region), free, *numbers, repr(part))
-        for t, n, op, region, free, part, *numbers in zip(*(x.tolist() for x in (
-            a.time_ns, a.allocator, a.tf_op, a.region_type, a.is_free, a.fragmentation, a.in_use_bytes,
-            a.available_bytes, a.peak_bytes, a.requested_bytes, a.allocation_bytes, a.address)), strict=True))
+        (t + first, text(n), text(op), free, *numbers, repr(part))
+        for t, n, op, free, part, *numbers in zip(*(x.tolist() for x in (
+            a.time_ns, a.allocator, a.tf_op, a.is_free, a.fragmentation, a.in_use_bytes,
+            a.available_bytes, a.peak_bytes, a.allocation_bytes, a.address)), strict=True))
     return device, host, allocator
 
 
