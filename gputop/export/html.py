@@ -208,10 +208,10 @@ def _heat(g: GpuSample, track: Track, scale: float, first: int) -> str:
 
 
 def _findings(s: Snapshot) -> str:
-    told = "".join(_finding(f) for f in s.findings)
-    if not told:
+    body = "".join(_finding(f) for f in s.findings)
+    if not body:
         limit = s.capture.limit if s.capture is not None else s.live.limit
-        told = f"<p>Nothing found that costs time. {esc(limit)}</p>"
+        body = f"<p>Nothing found that costs time. {esc(limit)}</p>"
     missing: dict[str, list[str]] = {}
     for abstained in s.live.abstained:
         missing.setdefault(abstained.missing, []).append(abstained.id)
@@ -220,9 +220,9 @@ def _findings(s: Snapshot) -> str:
     if missing:
         rows = "".join(f"<dt><code>{esc(', '.join(ids))}</code></dt><dd>{esc(what)}</dd>"
                        for what, ids in missing.items())
-        told += (f"<details><summary>Not judged: {sum(map(len, missing.values()))} rules lack what they need</summary>"
+        body += (f"<details><summary>Not judged: {sum(map(len, missing.values()))} rules lack what they need</summary>"
                  f"<dl>{rows}</dl></details>")
-    return f"<section><h2>What to do</h2>{told}</section>"
+    return f"<section><h2>What to do</h2>{body}</section>"
 
 
 def _finding(f: Finding) -> str:

@@ -87,16 +87,16 @@ def _breakdown(found: Mapping[str, Any], step_s: float | None) -> str:
         return ""
     total = sum(s.time_s for s in shares)
     steps = mapping(found.get("steps"))
-    told = f"Mean step {seconds(total)}" + ("" if step_s is None else f", median {seconds(step_s)}")
+    summary = f"Mean step {seconds(total)}" + ("" if step_s is None else f", median {seconds(step_s)}")
     p95 = _number(steps.get("p95_s"))
-    told += "" if p95 is None else f", 95th percentile {seconds(p95)}"
+    summary += "" if p95 is None else f", 95th percentile {seconds(p95)}"
     bar = "".join(f'<span style="width:{100 * s.share:.3f}%;background:{s.part.dark}" title="{esc(s.part.label)}: '
                   f'{seconds(s.time_s)}, {percent(s.share)}"></span>' for s in shares)
     rows = "".join(f'<li title="{esc(s.part.meaning)}"><i style="background:{s.part.dark}"></i>{esc(s.part.label)}'
                    f"<b>{esc(_share(s.share))}</b><em>{seconds(s.time_s)}</em></li>"
                    for s in sorted(shares, key=lambda s: -s.time_s))
-    told += f" of {steps['count']} steps" if isinstance(steps.get("count"), int) else ""
-    return (f"<p>{told}, as means of the GPUs that took part.</p>"
+    summary += f" of {steps['count']} steps" if isinstance(steps.get("count"), int) else ""
+    return (f"<p>{summary}, as means of the GPUs that took part.</p>"
             f'<div class="step" role="img" aria-label="parts of the step">{bar}</div><ul class="legend">{rows}</ul>')
 
 
@@ -106,12 +106,12 @@ def _share(share: float) -> str:
 
 def _one_step(found: Mapping[str, Any]) -> str:
     """The step nearest to the median, a strip a GPU; nothing where the document does not hold it whole."""
-    told = mapping(found.get("typical_step"))
-    slots, duration_s = told.get("slots"), _number(told.get("duration_s"))
+    typical = mapping(found.get("typical_step"))
+    slots, duration_s = typical.get("slots"), _number(typical.get("duration_s"))
     if not isinstance(slots, int) or not 0 < slots <= 10_000 or not duration_s:
         return ""
     rows = ""
-    for gpu in items(told.get("gpus")):
+    for gpu in items(typical.get("gpus")):
         runs = gpu.get("runs")
         if not isinstance(runs, list) or not all(_is_run(run, slots) for run in runs):
             return ""
@@ -122,7 +122,7 @@ def _one_step(found: Mapping[str, Any]) -> str:
     ticks = "".join(f"<span>{seconds(duration_s * i / 4)}</span>" for i in range(5))
     if not rows:
         return ""
-    return (f"<h3>One step as it went: number {esc(str(told.get('step')))} of the trace, {seconds(duration_s)}, "
+    return (f"<h3>One step as it went: number {esc(str(typical.get('step')))} of the trace, {seconds(duration_s)}, "
             f"a row a GPU. Each {seconds(duration_s / slots)} shows the part that took most of it.</h3>"
             f'<div class="plate steps">{rows}<div class="axis"><span></span><div>{ticks}</div></div></div>')
 
@@ -239,15 +239,15 @@ def _process_row(p: ProcessSample) -> str:
              Reading(sm, "ratio", "mean of its GPUs") if sm is not None else Reading.missing("ratio", why))
     cpu = p.cpu_cores
     cores = f'<td title="{esc(cpu.source)}">{cpu.value:.1f}</td>' if cpu.value is not None else _figure(cpu)
-    told = [f'<span class="mono">{esc(p.command)}</span>' if p.command is not None
+    description = [f'<span class="mono">{esc(p.command)}</span>' if p.command is not None
             else f'<span class="sub">N/A: {esc(p.reason or "unknown")}</span>']
-    told += [f'<span class="sub">{esc(text)}</span>' for text in (
+    description += [f'<span class="sub">{esc(text)}</span>' for text in (
         p.container, p.cgroup and limits(p.cgroup),
         p.cuda_visible_devices and f"CUDA_VISIBLE_DEVICES={p.cuda_visible_devices}", p.note) if text]
     local = "" if p.local_pid is None else f' <span class="sub">({p.local_pid} here)</span>'
     return (f'<tr><td>{p.pid}{local}</td><td class="l">{esc(p.user or "?")}</td><td class="l">{esc(devices(p))}</td>'
             f"{_figure(cells[0])}{_figure(cells[1])}{cores}{_figure(p.rss_bytes)}{_figure(p.io_read_bytes_per_s)}"
-            f'{_figure(p.io_write_bytes_per_s)}<td class="wrap">{"<br>".join(told)}</td></tr>')
+            f'{_figure(p.io_write_bytes_per_s)}<td class="wrap">{"<br>".join(description)}</td></tr>')
 
 
 def node(s: Snapshot) -> str:
@@ -270,8 +270,8 @@ def node(s: Snapshot) -> str:
         out += (f'<dt>pid {p.pid}, no GPU</dt><dd title="{esc(p.cpu_cores.source)}">{p.cpu_cores.value:.1f} cores  '
                 f"{esc(p.command or 'N/A')}</dd>")
     for server in s.servers:
-        told = f'<span class="bad">{esc(server.problem)}</span>' if server.problem else esc(server.description)
-        out += f"<dt>profiler server {esc(server.address)}</dt><dd>{told}</dd>"
+        state = f'<span class="bad">{esc(server.problem)}</span>' if server.problem else esc(server.description)
+        out += f"<dt>profiler server {esc(server.address)}</dt><dd>{state}</dd>"
     cost = s.sample.own_cpu_ratio
     if cost is not None:
         out += f"<dt>gputop itself</dt><dd>{100 * cost:.1f} % of a core</dd>"

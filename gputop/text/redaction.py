@@ -64,17 +64,17 @@ def command(text: str) -> str:
     return "".join((*out, text[at:]))
 
 
-def sample(looked: NodeSample) -> NodeSample:
-    """``looked`` with the commands of all its processes redacted."""
-    processes = tuple(_process(p) for p in looked.processes)
-    top = tuple(_process(p) for p in looked.host.top_processes)
-    if processes == looked.processes and top == looked.host.top_processes:
-        return looked
-    return replace(looked, processes=processes, host=replace(looked.host, top_processes=top))
+def sample(node: NodeSample) -> NodeSample:
+    """``node`` with the commands of all its processes redacted."""
+    processes = tuple(_process(p) for p in node.processes)
+    top = tuple(_process(p) for p in node.host.top_processes)
+    if processes == node.processes and top == node.host.top_processes:
+        return node
+    return replace(node, processes=processes, host=replace(node.host, top_processes=top))
 
 
-def _process(looked: _P) -> _P:
-    return looked if looked.command is None else replace(looked, command=command(looked.command))
+def _process(process: _P) -> _P:
+    return process if process.command is None else replace(process, command=command(process.command))
 
 
 def _url(found: re.Match[str]) -> str:

@@ -181,7 +181,7 @@ class GputopApp(TerminalApp):
         record = session.last_capture
         title = "What to do"
         if record is not None:
-            title += f" · capture {status_lines.since(session.clock(), record.time_s)} + live"
+            title += f" · capture {status_lines.time_ago(session.clock(), record.time_s)} + live"
         breakdown = record.analysis.get("breakdown") if record is not None and record.analysis else None
         panel = self._actions
         panel.numbers = session.gpu_numbers

@@ -147,21 +147,21 @@ def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:
     ("launch_pace_s", 26e-6, "launch pace <b>26.0 µs</b>"), ("factor", 8.0, "factor <b>8</b>"),
 ])
 def test_evidence_is_in_the_unit_its_name_ends_in(name: str, value: float, shown: str) -> None:
-    told = session()
-    told.findings = (replace(told.findings[0], evidence={name: value}),)
-    assert f"<li>{shown}</li>" in to_html(document(told))
+    watched = session()
+    watched.findings = (replace(watched.findings[0], evidence={name: value}),)
+    assert f"<li>{shown}</li>" in to_html(document(watched))
 
 
 def test_the_text_keeps_its_prose_within_80_columns() -> None:
-    told = session()
+    watched = session()
     why = "For 46 % of the step the training loop waits for its next batch and no GPU has work. " * 3
-    told.findings = (replace(told.findings[0], why=why, action=why),)
-    text = to_text(told)
-    said = text[text.index("\nWhat to do"):].splitlines()
-    assert max(map(len, said)) <= 80 and sum("46 %" in line for line in said) >= 6
-    assert "       ds = ds.map(" in said and "           fn)" in said
-    told.findings = ()
-    assert to_text(told).splitlines()[-1] == "The limit."
+    watched.findings = (replace(watched.findings[0], why=why, action=why),)
+    text = to_text(watched)
+    advice = text[text.index("\nWhat to do"):].splitlines()
+    assert max(map(len, advice)) <= 80 and sum("46 %" in line for line in advice) >= 6
+    assert "       ds = ds.map(" in advice and "           fn)" in advice
+    watched.findings = ()
+    assert to_text(watched).splitlines()[-1] == "The limit."
 
 
 def test_the_page_asks_nobody_for_anything() -> None:
@@ -228,9 +228,9 @@ def test_hostile_names_are_shown_and_do_nothing() -> None:
     root = ElementTree.fromstring(svg)
     assert not [e for e in root.iter() if e.tag.removeprefix(_SVG) not in ("svg", "rect", "path", "text", "title")]
     assert "[bold]x[/]" in html and "[bold]x[/]" in text
-    for told in (html, svg, text, render(watched, "json")):
-        assert _harmless(told)
-        told.encode()
+    for form in (html, svg, text, render(watched, "json")):
+        assert _harmless(form)
+        form.encode()
     assert json.loads(render(watched, "json"))["host"]["hostname"] == HOSTILE, "the document keeps what was read"
 
 

@@ -54,9 +54,9 @@ def test_the_step_period_is_an_estimate_and_without_one_there_is_its_reason() ->
     assert period["metric"] == "sm_active" and period["gpus"] == [f"GPU-test-{i}" for i in range(8)]
     assert period["reason"] is None and 0.4 <= period["confidence"] <= 1 and period["interval_s"] == 1.0
     assert "Step period, an estimate from the load: 20.0 s" in to_text(session)
-    none = document(few := StillSession(ticks=10))["rhythm"]
+    none = document(short_session := StillSession(ticks=10))["rhythm"]
     assert none["period_s"] is none["confidence"] is None and none["reason"].startswith("too short")
-    assert "Step period" not in to_text(few)
+    assert "Step period" not in to_text(short_session)
 
 
 def test_text_names_the_coarse_and_the_lost() -> None:

@@ -40,7 +40,7 @@ class List:
 
 LISTS: dict[type[Widget], List] = {
     ActionsPanel: List(lambda p: p.selected.id, screen,
-                       lambda p: p._owner.index(next(o for o in p._owner if o and o != p.selected.id))),
+                       lambda p: p._line_ids.index(next(o for o in p._line_ids if o and o != p.selected.id))),
     ProcessPanel: List(lambda p: p.selected.pid, screen, lambda _: 2),
     SignalList: List(lambda s: s.index, lambda app: app.screen.query_one(SignalList).asked, lambda _: 4, ("tab", "K")),
     CaptureList: List(lambda c: c.index, on_screen(lambda s: (s._a, s._b)), lambda _: 0, ("B",),
@@ -89,7 +89,7 @@ async def test_clicks_select_and_open_and_the_wheel_goes_on(kind: type[Widget], 
         await wheel(pilot, widget, back)
         assert seen(app) == here
         if isinstance(widget, ActionsPanel):  # the selected one is unfolded: its first line has moved
-            place = (place[0], widget.content_region.y - widget.region.y + widget._owner.index(tried.at(widget)))
+            place = (place[0], widget.content_region.y - widget.region.y + widget._line_ids.index(tried.at(widget)))
         await pilot.click(widget, offset=place)
         await pilot.pause()
         assert tried.opened(app) != closed, "a click on the selected line opens it"
@@ -103,7 +103,7 @@ async def test_a_double_click_opens_the_finding_it_selects(tmp_path: Path) -> No
         panel.focus()
         await pilot.press(*["up"] * 9)
         wanted = panel.findings[1]
-        await pilot.click(panel, offset=(5, 1 + panel._owner.index(wanted.id)), times=2)
+        await pilot.click(panel, offset=(5, 1 + panel._line_ids.index(wanted.id)), times=2)
         await pilot.pause()
         assert isinstance(app.screen, FindingPopup) and app.screen._finding is wanted
 

@@ -65,7 +65,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         self.breakdown: Mapping[str, float | None] = {}
         self.numbers = GpuNumbers()  # what the GPUs of the last capture are on this node
         self.selected_id: str | None = None
-        self._owner: list[str] = []  # finding id of each drawn line
+        self._line_ids: list[str] = []  # finding id of each drawn line
 
     @property
     def selected(self) -> Finding | None:
@@ -91,7 +91,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
         lines: list[list[StyledText]] = []
         for text in self.lead:
             lines += [[(" " + part, PLAIN)] for part in wrap(printable(text), width - 2, height)]
-        self._owner = [""] * len(lines)
+        self._line_ids = [""] * len(lines)
         step = step_lines(self.breakdown, width) if height >= 8 else []
         room = height - len(step)
         hidden = 0
@@ -118,7 +118,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
             own = finding_lines(finding, width, first + i == index, first + i == index and self.has_focus,
                                 room if first + i == index else 1, self.numbers.remark(finding))
             lines += own
-            self._owner += [finding.id] * len(own)
+            self._line_ids += [finding.id] * len(own)
         return lines, len(self.findings) - others - 1
 
     def action_move(self, by: int) -> None:
@@ -147,9 +147,9 @@ class ActionsPanel(DrawnLines, can_focus=True):
             self.action_details()
             return
         row = event.get_content_offset(self)
-        if row is None or not 0 <= row.y < len(self._owner):
+        if row is None or not 0 <= row.y < len(self._line_ids):
             return
-        finding_id = self._owner[row.y]
+        finding_id = self._line_ids[row.y]
         if not finding_id:
             return
         if self.selected is not None and self.selected.id == finding_id:

@@ -180,13 +180,13 @@ class GpuTable(Widget, can_focus=True):
             self._lay_out()
         if not self._fields:
             return
-        self._look_back()
+        self._update_cursor()
         now = "now" if self.time.slice is None else "mean"
         title = "".join(title_texts(self._fields.values(), self._main_title(), now))
         if title != self._title:
             self._title = title
             self._refresh_line(0)
-        if self.axis_lines and (line := self._axis_runs()) != self._axis:
+        if self.axis_lines and (line := self._axis_line()) != self._axis:
             self._axis = line
             self._refresh_line(1)
         self._full_scale = None
@@ -201,11 +201,11 @@ class GpuTable(Widget, can_focus=True):
             figures = self._figures_of(gpu)
             shown = self._figures.get(gpu.info.uuid, {})
             self._figures[gpu.info.uuid] = figures
-            told = figures.get("message") != shown.get("message")
+            message_changed = figures.get("message") != shown.get("message")
             for pane, regions in dirty.items():
                 assert pane.part is not None
                 columns = drawn[pane.part.lane.key]
-                if told or (columns > 1 and not pane.part.newest):
+                if message_changed or (columns > 1 and not pane.part.newest):
                     regions.append(Region(0, y, pane.part.width, self.rows_per_gpu))
                 elif pane.part.newest:
                     if columns:
@@ -229,7 +229,7 @@ class GpuTable(Widget, can_focus=True):
                 yield Region(x, y + row, end - x, 1)
 
     def _figures_of(self, gpu: GpuSample) -> dict[str, StyledText]:
-        gpu = self.time.of(gpu)
+        gpu = self.time.at_cursor(gpu)
         figures = figures_of(gpu, self.metric)
         if self.rows_per_gpu > 1:
             figures |= second_line(gpu, self._lanes[gpu.info.uuid, "main"].mean())
@@ -291,13 +291,13 @@ class GpuTable(Widget, can_focus=True):
             self.time.move(by, window, history.oldest_s, history.newest_s)
             self._repaint()
 
-    def _look_back(self) -> None:
+    def _update_cursor(self) -> None:
         window, history = self.window, self._history
         if window is not None and history is not None and history.newest_s is not None:
             end_s = self.time.keep_on_screen(window, history.newest_s)
             if end_s is not None:
                 self.end_s = None if end_s >= history.newest_s else end_s
-        if self.time.look(self.window, history, self._marks, self.gpus):
+        if self.time.update(self.window, history, self._marks, self.gpus):
             for pane in self._panes:
                 pane.refresh()
 
@@ -308,15 +308,15 @@ class GpuTable(Widget, can_focus=True):
         window = self._window(field.width, self._view_of(field).slice_s)
         return None if window is None else window.column(self.time.time_s)
 
-    def _axis_runs(self) -> list[StyledText]:
+    def _axis_line(self) -> list[StyledText]:
         window = self.window
         if window is None:
             return []
         marks = self._marks.between(window.begin_s(0), window.begin_s(window.columns)) if self._marks else []
         line = time_axis.axis(window, marks, self.end_s is None, self.time.time_s)
         x = self._fields["main"].x
-        return time_axis.beside([(" " * x, DIM), *line], time_axis.told(marks, self.time.slice), x + window.columns,
-                                self._width)
+        notes = time_axis.axis_notes(marks, self.time.slice)
+        return time_axis.append_notes([(" " * x, DIM), *line], notes, x + window.columns, self._width)
 
     # -- drawing ------------------------------------------------------------------------------
 
@@ -342,17 +342,18 @@ class GpuTable(Widget, can_focus=True):
         message = figures.get("message")
         start = self._fields["main"].x + self._main_width
         # A GPU without values: its state takes the place of the figures.
-        told = fit(" " + message[0], self._width - start) if message and row == 0 else ""
+        state_text = fit(" " + message[0], self._width - start) if message and row == 0 else ""
         if message and part.lane.key != "main":
-            return [(told[part.x - start:part.x - start + part.width], message[1])]
+            return [(state_text[part.x - start:part.x - start + part.width], message[1])]
         cache = self._lanes.get((gpu.info.uuid, part.lane.key))
         if cache is None or not cache.columns or len(cache.columns) != part.lane.width:
             return []
         cursor = self._cursor_in(part.lane)
         if not part.newest:
             return [self._index(gpu, figures, index, part.lane.x - part.x, row), *cache.row(row, cursor)]
-        figure_runs = [Segment(told[:part.width - 1], message[1])] if message else self._figure_runs(part, figures, row)
-        return [cache.newest(row, cursor), *figure_runs]
+        if message:
+            return [cache.newest(row, cursor), Segment(state_text[:part.width - 1], message[1])]
+        return [cache.newest(row, cursor), *self._figure_runs(part, figures, row)]
 
     def _index(self, gpu: GpuSample, figures: dict[str, StyledText], index: int, width: int, row: int) -> Segment:
         """What stands before a lane: the GPU's number and, where the table has the focus, a pointer."""

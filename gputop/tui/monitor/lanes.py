@@ -33,8 +33,8 @@ Column = tuple[Cell, ...]  # top to bottom
 # Lengths a slice may have, seconds: what a person can read off an axis.
 DEFAULT_SPAN_S = 240.0
 SPANS_S = (60.0, 120.0, 240.0, 600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)  # what zooming goes through
-_REDRAWS = 2  # of the newest column while its slice lasts; the figure beside it is of now
-_GHOST = 4  # shade of a background that every sample reaches, of SHADES
+_REDRAWS_PER_SLICE = 2  # of the newest column while its slice lasts; the figure beside it is of now
+_GHOST_SHADE = 4  # shade of a background that every sample reaches, of SHADES
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def column(rows: int, mean: float, reach: Sequence[float], muted: bool = False) 
             eighths = min(8, max(0, round(mean * rows * 8) - 8 * row))
             if row == 0:
                 eighths = max(1, eighths)  # a measured zero is the lowest bar, never nothing
-            ghost = round(_share_between(reach, row / rows, (row + 1) / rows) * _GHOST) if rows > 1 else 0
+            ghost = round(_share_between(reach, row / rows, (row + 1) / rows) * _GHOST_SHADE) if rows > 1 else 0
             top = step_of((row + eighths / 8) / rows)
             cells.append((" ▁▂▃▄▅▆▇█"[eighths], bar_style(top, step_of((row + 1) / rows), ghost, muted)))
         return tuple(cells)
@@ -149,7 +149,8 @@ class LaneCache:
             return 0 if same else width
         end_s = view.end_s if view.end_s is not None else history.newest_s
         index = int(end_s // view.slice_s)
-        if same and self._means and index == self._last_index and 0 <= end_s - self._drawn_s < view.slice_s / _REDRAWS:
+        redraw_s = view.slice_s / _REDRAWS_PER_SLICE
+        if same and self._means and index == self._last_index and 0 <= end_s - self._drawn_s < redraw_s:
             return 0
         behind, self._last_index = index - self._last_index, index
         self._drawn_s = end_s

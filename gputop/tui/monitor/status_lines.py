@@ -70,10 +70,10 @@ def replay_keys(width: int, snapshot: bool = False, step_period: StepPeriodEstim
         return justify([(" Snapshot  ", BOLD), (keys, DIM)], [], width)
     keys = "space: pause  + -: speed  , .: a minute back, on  ← →: scroll the history"
     left: list[StyledText] = [(" Recording  ", BOLD), (keys, DIM)]
-    return justify(left, _longest(_step_period(step_period, None), width - _cells(left) - 2), width)
+    return justify(left, _first_that_fits(_step_period(step_period, None), width - _cells(left) - 2), width)
 
 
-def since(now_s: float, then_s: float) -> str:
+def time_ago(now_s: float, then_s: float) -> str:
     """How long ago, in whole units: it is read, not measured."""
     ago_s = max(0.0, now_s - then_s)
     return f"{ago_s:.0f} s ago" if ago_s < 99.5 else f"{seconds(ago_s)} ago"
@@ -105,11 +105,11 @@ def throttled(group: CgroupSample) -> bool:
 
 
 def near_memory_limit(group: CgroupSample) -> bool:
-    used, most = group["memory_used_bytes"].value, group["memory_limit_bytes"].value
-    return used is not None and most is not None and used >= _NEAR_LIMIT * most
+    used, multiple = group["memory_used_bytes"].value, group["memory_limit_bytes"].value
+    return used is not None and multiple is not None and used >= _NEAR_LIMIT * multiple
 
 
-def _strained(sample: NodeSample) -> list[str]:
+def _reached_limits(sample: NodeSample) -> list[str]:
     """What a control group of a GPU process, or else gputop's own, holds back; each thing once."""
     groups = [group for p in sample.processes if (group := p.cgroup) is not None]
     if not groups and sample.host.cgroup is not None:
@@ -138,7 +138,7 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
         if h.cpu_count:
             runs.append((f" of {h.cpu_count} cores" + (f", {h.full_cores} full" if h.full_cores else ""), DIM))
     parts.append(runs)
-    parts += [[(f" {text}", WARN)] for text in _strained(sample)]
+    parts += [[(f" {text}", WARN)] for text in _reached_limits(sample)]
     wait = h["iowait_ratio"]
     ram = "" if memory.value is None or total.value is None else f"{bytes_(memory.value)}/{bytes_(total.value)}"
     parts.append(_labeled("RAM", memory, ram))
@@ -189,7 +189,7 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     step: list[StyledText] = []
     right: list[StyledText] = []
     if record is not None:
-        ago = since(now_s, record.time_s)
+        ago = time_ago(now_s, record.time_s)
         if record.step_s is not None:
             step = [(seconds(record.step_s) + "/step  ", BOLD)]
             right = [(f"captured {ago} ", DIM)]
@@ -198,7 +198,7 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     elif answering:
         right = [("c: capture a trace ", ACCENT)]
     room = width - min(_cells(left), _JOB_CELLS) - _cells(step) - _cells(right) - 1
-    period = _longest(_step_period(step_period, record.step_s if record is not None else None), room)
+    period = _first_that_fits(_step_period(step_period, record.step_s if record is not None else None), room)
     return justify(left, [*step, *period, *right], width)
 
 
@@ -209,9 +209,9 @@ def _cells(runs: Sequence[StyledText]) -> int:
     return sum(len(text) for text, _ in runs)
 
 
-def _longest(ways: Sequence[list[StyledText]], room: int) -> list[StyledText]:
+def _first_that_fits(texts: Sequence[list[StyledText]], room: int) -> list[StyledText]:
     """The first way to say it that fits."""
-    return next((way for way in ways if _cells(way) <= room), [])
+    return next((way for way in texts if _cells(way) <= room), [])
 
 
 def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -> list[list[StyledText]]:
@@ -234,24 +234,25 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
     faster = f"{step_period.interval_s:.2g}" != "0.1"
     if step_period.period_s is not None:
         found: list[StyledText] = [("period ", DIM), (seconds(step_period.period_s), BOLD)]
-        sure = f" (conf. {step_period.confidence:.1f})"
+        confidence = f" (conf. {step_period.confidence:.1f})"
         gpus, varying = len(step_period.gpus), step_period.varying_gpus
-        few = f" on {gpus} of {varying} GPUs" if gpus < varying else ""
+        part_of_gpus = f" on {gpus} of {varying} GPUs" if gpus < varying else ""
         if step_s is None:
-            most, short = f", if steps take over {2 * step_period.interval_s:.2g} s", ""
+            multiple, short = f", if steps take over {2 * step_period.interval_s:.2g} s", ""
         elif is_undersampled(step_s, step_period.interval_s):
-            # Shorter than that it must not be said.
+            # Even the shortest text warns of it.
             return [[*found, (text + "  ", DIM)] for text in (
-                f"{sure}, but steps too short for {every}: an alias?", f"{sure}, alias?", ", alias?")]
+                f"{confidence}, but steps too short for {every}: an alias?", f"{confidence}, alias?", ", alias?")]
         else:
             count = steps_per_period(step_period, step_s)
-            most = short = f" ≈ {count} step{'s' if count != 1 else ''}" if count is not None else ""
-        return [[*found, (sure + text + "  ", DIM)] for text in (few + most, few + short, short, "")]
+            multiple = short = f" ≈ {count} step{'s' if count != 1 else ''}" if count is not None else ""
+        return [[*found, (confidence + text + "  ", DIM)]
+                for text in (part_of_gpus + multiple, part_of_gpus + short, short, "")]
     if step_s is not None and step_s < step_period.shortest_s:
         interval_s = max_interval_for(step_s)
         why = f"steps too short for {every}"
-        cure = "" if interval_s is None else f" (+ or --interval {interval_s:g})"
-        return [[(f"no period: {why}{cure}  ", DIM)], [("no period  ", DIM)], []]
+        remedy = "" if interval_s is None else f" (+ or --interval {interval_s:g})"
+        return [[(f"no period: {why}{remedy}  ", DIM)], [("no period  ", DIM)], []]
     if (step_period.reason or "").startswith("too short"):
         return [[(f"no period yet: fewer than {MIN_SAMPLES} samples  ", DIM)], [("no period yet  ", DIM)], []]
     what = f"steps under {seconds(step_period.shortest_s)}" if step_period.reason == TOO_FAST else \

@@ -95,7 +95,7 @@ def _ticks(window: Window, following: bool) -> list[tuple[int, str]]:
     out = []
     if following:
         for n in range(1, int(window.columns * window.slice_s / tick_s) + 1):
-            out.append((window.columns - 1 - round(n * tick_s / window.slice_s), "-" + _length(n * tick_s)))
+            out.append((window.columns - 1 - round(n * tick_s / window.slice_s), "-" + _duration(n * tick_s)))
     else:
         form = "%H:%M" if tick_s >= 60 else "%H:%M:%S"
         first = int(window.begin_s(0) // tick_s) + 1
@@ -104,7 +104,7 @@ def _ticks(window: Window, following: bool) -> list[tuple[int, str]]:
     return [(column, label) for column, label in out if column >= 0 and column + len(label) < window.columns]
 
 
-def _length(seconds: int) -> str:
+def _duration(seconds: int) -> str:
     """In the largest unit in which it is whole."""
     for unit, size in (("h", 3600), ("m", 60)):
         if seconds % size == 0:
@@ -112,9 +112,11 @@ def _length(seconds: int) -> str:
     return f"{seconds}s" if seconds < 60 else f"{seconds // 60}m{seconds % 60:02}"
 
 
-def told(marks: Sequence[LoggedEvent], under: Slice | None) -> list[StyledText]:
+def axis_notes(marks: Sequence[LoggedEvent], under: Slice | None) -> list[StyledText]:
     """What stands beside the axis: what its letters mean, or with a cursor what happened in the slice under it."""
-    return legend(marks) if under is None else words([m for m in marks if m.within(under.begin_s, under.end_s)])
+    if under is None:
+        return legend(marks)
+    return events_in_words([m for m in marks if m.within(under.begin_s, under.end_s)])
 
 
 def legend(marks: Iterable[LoggedEvent]) -> list[StyledText]:
@@ -128,7 +130,7 @@ def legend(marks: Iterable[LoggedEvent]) -> list[StyledText]:
     return out
 
 
-def words(marks: Sequence[LoggedEvent]) -> list[StyledText]:
+def events_in_words(marks: Sequence[LoggedEvent]) -> list[StyledText]:
     """What happened, in words, the gravest first; what several GPUs share is said once."""
     grouped: dict[tuple[Kind, str], list[str]] = {}
     for mark in sorted(marks, key=lambda m: -_RANK[m.kind]):
@@ -148,7 +150,7 @@ def gpus_text(labels: set[str]) -> str:
     return f"GPU {','.join(parts)}" if parts else ""
 
 
-def beside(left: Sequence[StyledText], right: Sequence[StyledText], x: int, width: int) -> list[StyledText]:
+def append_notes(left: Sequence[StyledText], right: Sequence[StyledText], x: int, width: int) -> list[StyledText]:
     """``left`` in front of ``x``, ``right`` from there to ``width``, cut with an ellipsis where it is too long."""
     out, used = [*left], sum(len(text) for text, _ in left)
     out.append((" " * max(0, x - used), DIM))

@@ -42,7 +42,7 @@ class Slice:
         return clock
 
 
-def look_back(history: History, gpu: GpuSample, begin_s: float, slice_s: float,
+def gpu_in_slice(history: History, gpu: GpuSample, begin_s: float, slice_s: float,
               marks: Sequence[LoggedEvent]) -> tuple[GpuSample, float]:
     """``gpu`` as it was from ``begin_s`` on for ``slice_s``, and over how many seconds the means were taken.
 
@@ -97,7 +97,7 @@ class TimeCursor:
         last = column + window.first + (window.columns - 1 if column < 0 else 0)
         return newest_s if last >= newest_s // window.slice_s else (last + 0.5) * window.slice_s
 
-    def look(self, window: Window | None, history: History | None, marks: EventLog | None,
+    def update(self, window: Window | None, history: History | None, marks: EventLog | None,
              gpus: Sequence[GpuSample]) -> bool:
         """Bring what is under the cursor up to date; whether it stands in another slice than before."""
         before = self.slice
@@ -109,12 +109,12 @@ class TimeCursor:
         # Of a slice that is over nothing changes any more, but that history may have to be coarser.
         if same and history.newest_s >= begin_s + slice_s and len(self._past) == len(gpus):
             return False
-        there = marks.between(begin_s, begin_s + slice_s) if marks is not None else []
-        looks = {gpu.info.uuid: look_back(history, gpu, begin_s, slice_s, there) for gpu in gpus}
-        self._past = {uuid: past for uuid, (past, _) in looks.items()}
-        self.slice = Slice(begin_s, slice_s, max((s for _, s in looks.values()), default=slice_s))
+        events = marks.between(begin_s, begin_s + slice_s) if marks is not None else []
+        past_gpus = {gpu.info.uuid: gpu_in_slice(history, gpu, begin_s, slice_s, events) for gpu in gpus}
+        self._past = {uuid: past for uuid, (past, _) in past_gpus.items()}
+        self.slice = Slice(begin_s, slice_s, max((s for _, s in past_gpus.values()), default=slice_s))
         return not same
 
-    def of(self, gpu: GpuSample) -> GpuSample:
+    def at_cursor(self, gpu: GpuSample) -> GpuSample:
         """The GPU as it was under the cursor; as it is where there is none."""
         return self._past.get(gpu.info.uuid, gpu)

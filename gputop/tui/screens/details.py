@@ -23,7 +23,7 @@ from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN, bar_style
 from gputop.session.session import Session
 from gputop.text import redaction
 from gputop.text.units import NA, devices, fit, printable, ratio, reading, seconds
-from gputop.tui.monitor.status_lines import bar, near_memory_limit, since, throttled
+from gputop.tui.monitor.status_lines import bar, near_memory_limit, throttled, time_ago
 
 _TOP = 8  # processes in each list under the host
 _WIDE = 60  # columns; with fewer, labels and figures stand closer
@@ -106,7 +106,7 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
     line("parent_pid", "parent", None if p.parent_pid is None else str(p.parent_pid))
     line("user", "user", printable(p.user) if p.user else None)
     started = None if p.started_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(p.started_s))
-    line("started_s", "started", started, "" if p.started_s is None else since(now_s, p.started_s))
+    line("started_s", "started", started, "" if p.started_s is None else time_ago(now_s, p.started_s))
     # There is none of these, or it cannot be read.
     container = printable(p.container) if p.container else None if "container" in p.reasons else "none"
     line("container", "container", container)
@@ -279,7 +279,7 @@ def job_text(session: Session) -> Text:
         step = "no steps" if record.step_s is None else f"{seconds(record.step_s)}/step"
         mark = "A " if record is session.baseline else "  "
         out.append(mark, ACCENT)
-        out.append(f"{since(now_s, record.time_s):>10}  {step:<14}", PLAIN)
+        out.append(f"{time_ago(now_s, record.time_s):>10}  {step:<14}", PLAIN)
         plan = record.plan
         out.append(f"{plan.chosen_s if plan else record.asked_s:g} s from {printable(record.address)}\n", DIM)
         for line in record.remarks:

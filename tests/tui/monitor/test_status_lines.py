@@ -35,7 +35,7 @@ def test_the_hosts_line_warns_of_a_quota_that_throttles_and_memory_near_its_limi
     assert strained.count("CPU quota: throttled 30%") == 1 and strained.count("memory limit: 906M/954M") == 1
 
 
-@pytest.mark.parametrize(("step_period", "step_s", "said"), [
+@pytest.mark.parametrize(("step_period", "step_s", "expected"), [
     (FOUND, None, "period 2.40 s (conf. 0.9), if steps take over 1 s"),
     (FOUND, 2.41, "period 2.40 s (conf. 0.9) ≈ 1 step "),
     (FOUND, 1.2, "period 2.40 s (conf. 0.9) ≈ 2 steps "),
@@ -57,8 +57,8 @@ def test_the_hosts_line_warns_of_a_quota_that_throttles_and_memory_near_its_limi
      "no period yet"),
 ])
 def test_the_step_period_and_why_there_is_none(step_period: StepPeriodEstimate, step_s: float | None,
-                                                   said: str) -> None:
-    assert said in _job(step_period, step_s)
+                                                   expected: str) -> None:
+    assert expected in _job(step_period, step_s)
 
 
 def test_the_period_gives_way_on_a_narrow_line_but_the_captured_step_stays() -> None:

@@ -7,7 +7,16 @@ import pytest
 from gputop.session.event_log import LoggedEvent
 from gputop.tui.monitor.columns import ACTIVITY
 from gputop.tui.monitor.lanes import TimeView, Window
-from gputop.tui.monitor.time_axis import SIGNS, axis, beside, gpus_text, legend, metric_name, title, words
+from gputop.tui.monitor.time_axis import (
+    SIGNS,
+    append_notes,
+    axis,
+    events_in_words,
+    gpus_text,
+    legend,
+    metric_name,
+    title,
+)
 from tests.fakes import START_S, gpu_sample
 
 WINDOW = Window.of(TimeView(5.0), START_S + 299, 60)  # 300 s, the newest slice from 295 s on
@@ -80,16 +89,16 @@ def test_the_legend_names_only_what_is_there() -> None:
 
 
 def test_under_the_cursor_words_say_what_and_where() -> None:
-    told = text(words([mark("thermal", 1, what="hw thermal", gpu=str(g)) for g in (0, 1, 2, 5)]
+    axis_notes = text(events_in_words([mark("thermal", 1, what="hw thermal", gpu=str(g)) for g in (0, 1, 2, 5)]
                       + [mark("xid", 1, what="Xid 79", gpu="3"), mark("capture", 1, what="capture of h:1\x1b[2J")]))
-    assert told == " X GPU 3: Xid 79  T GPU 0-2,5: hw thermal  C capture of h:1\ufffd[2J "
+    assert axis_notes == " X GPU 3: Xid 79  T GPU 0-2,5: hw thermal  C capture of h:1\ufffd[2J "
     assert gpus_text({"0:1", "3", "4"}) == "GPU 3-4,0:1"
 
 
 @pytest.mark.parametrize(("width", "end"), [(28, "…"), (100, " ")])
 def test_what_stands_beside_the_axis_is_cut_to_the_line(width: int, end: str) -> None:
-    told = legend([mark(kind, 1) for kind in SIGNS])
-    line = text(beside([("    ", SIGNS["xid"][2]), ("x" * 10, SIGNS["xid"][2])], told, 16, width))
+    axis_notes = legend([mark(kind, 1) for kind in SIGNS])
+    line = text(append_notes([("    ", SIGNS["xid"][2]), ("x" * 10, SIGNS["xid"][2])], axis_notes, 16, width))
     assert len(line) == width and line.endswith(end)
 
 

@@ -11,7 +11,7 @@ from gputop.tui.app import GputopApp
 from gputop.tui.monitor.columns import ACTIVITY, figures_of
 from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.lanes import TimeView, Window
-from gputop.tui.monitor.time_cursor import UNMEASURED, Slice, TimeCursor, look_back
+from gputop.tui.monitor.time_cursor import UNMEASURED, Slice, TimeCursor, gpu_in_slice
 from gputop.tui.screens.dialogs import Popup
 from tests.fakes import GIB, START_S, StillSession, node_sample
 
@@ -25,7 +25,7 @@ def _history(ticks: int = 300, **options: object) -> History:
 
 def test_the_figures_under_the_cursor_are_means_of_the_slice() -> None:
     gpu = node_sample(299, 1).gpus[0]
-    past, mean_of_s = look_back(_history(), gpu, START_S + 100, 5.0, ())
+    past, mean_of_s = gpu_in_slice(_history(), gpu, START_S + 100, 5.0, ())
     samples = [node_sample(tick, 1).gpus[0] for tick in range(100, 105)]
     assert mean_of_s == 5.0
     for metric in ("sm_active", "power_w", "pcie_rx_bytes_per_s", "temperature_c"):
@@ -37,11 +37,11 @@ def test_the_figures_under_the_cursor_are_means_of_the_slice() -> None:
 
 def test_where_nothing_was_measured_nothing_is_made_up() -> None:
     gpu = replace(node_sample(299, 1).gpus[0], state=LOST, message="the GPU is lost")
-    past, _ = look_back(_history(), gpu, START_S + 1000, 5.0, ())
+    past, _ = gpu_in_slice(_history(), gpu, START_S + 1000, 5.0, ())
     assert past["sm_active"].reason == UNMEASURED and past["power_w"].value is None
     figures = figures_of(past, ACTIVITY)
     assert "message" not in figures and figures["now"][0] == figures["power"][0] == figures["memory"][0] == "N/A"
-    before, _ = look_back(_history(), gpu, START_S + 100, 5.0, ())
+    before, _ = gpu_in_slice(_history(), gpu, START_S + 100, 5.0, ())
     assert before["sm_active"].value is not None, "lost by now, it was there then"
     assert past["fp64_active"].value is None, "not kept in history"
 
@@ -55,9 +55,9 @@ def test_events_of_the_slice_take_the_place_of_those_of_now() -> None:
         history.append(sample := replace(sample, gpus=(gpu,)))
         log.note_sample(sample)
     marks = log.between(START_S + 20, START_S + 25)
-    past, _ = look_back(history, gpu, START_S + 20, 5.0, marks)
+    past, _ = gpu_in_slice(history, gpu, START_S + 20, 5.0, marks)
     assert set(past.clock_event_reasons) == {"thermal", "power cap"} and [x.xid for x in past.xids] == [63]
-    assert look_back(history, gpu, START_S + 30, 5.0, [])[0].xids == ()
+    assert gpu_in_slice(history, gpu, START_S + 30, 5.0, [])[0].xids == ()
 
 
 def test_the_title_says_how_long_a_mean_it_is() -> None:
@@ -72,8 +72,8 @@ def test_where_history_is_coarser_than_the_slice_the_mean_says_so() -> None:
     for tick in range(300):
         history.append(node_sample(tick, 1))
     gpu = node_sample(299, 1).gpus[0]
-    assert look_back(history, gpu, START_S + 100, 5.0, ())[1] == 10.0
-    assert look_back(history, gpu, START_S + 280, 5.0, ())[1] == 5.0
+    assert gpu_in_slice(history, gpu, START_S + 100, 5.0, ())[1] == 10.0
+    assert gpu_in_slice(history, gpu, START_S + 280, 5.0, ())[1] == 5.0
 
 
 def test_it_moves_within_what_is_kept_and_stays_on_screen() -> None:
@@ -115,7 +115,7 @@ async def test_keys_move_the_cursor_over_all_gpus_and_esc_takes_it_away() -> Non
         assert "mean" in _glyphs(table, 0) and "▲" in _glyphs(table, 1)
         columns = {_glyphs(table, 2 + y).index("┃") for y in range(3 * table.rows_per_gpu)}
         assert columns == {_glyphs(table, 1).index("▲")}
-        past, _ = look_back(session.history, session.sample.gpus[0], begin.begin_s, begin.slice_s, ())  # type: ignore
+        past, _ = gpu_in_slice(session.history, session.sample.gpus[0], begin.begin_s, begin.slice_s, ())  # type: ignore
         assert figures_of(past, ACTIVITY)["now"][0] in _glyphs(table, 2)
         await pilot.press("escape")
         assert table.time.slice is None and now in _glyphs(table, 2) and "┃" not in _glyphs(table, 2)
