@@ -107,7 +107,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="memory_pressure", module="live.processes", origin="live", needs=("processes",), hides_limit=True,
+        id="memory_pressure", module="live.memory", origin="live", needs=("processes",), hides_limit=True,
         limits=(
             Limit("memory_pressure.window_s", 120.0, "s", "as idle_gpu.all_window_s"),
             Limit("memory_pressure.full", 0.90, "ratio",
@@ -120,7 +120,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="memory_preallocated", module="live.processes", origin="live", needs=("processes",),
+        id="memory_preallocated", module="live.memory", origin="live", needs=("processes",),
         shared_limits=("window_s",), costs_time=False, yields_to=("memory_pressure",),
         limits=(
             Limit("memory_preallocated.enter", 0.90, "ratio",
@@ -131,7 +131,7 @@ LIVE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="no_fine_metrics", module="live.throttling", origin="live", costs_time=False, hides_limit=True,
+        id="no_fine_metrics", module="live.fine_metrics", origin="live", costs_time=False, hides_limit=True,
         limits=(
             Limit("no_fine_metrics.window_s", 10.0, "s",
                   f"NVML: GPM has no value in its first two ticks; {OWN}slow intervals have passed them too"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gputop.advice.causes import _CONDITIONS
+from gputop.advice.live.advise import MISSING as LIVE_INPUTS
 from gputop.advice.live_rules import LIVE_RULES
 from gputop.advice.registry import (
     EXPLANATIONS,
@@ -58,10 +59,10 @@ def test_a_record_is_complete(rule: Rule) -> None:
     assert rule.idle_gaps or rule.events or rule.id in NO_PLACE
 
 
-@pytest.mark.parametrize("rule", TRACE_RULES, ids=name)
+@pytest.mark.parametrize("rule", RULES, ids=name)
 def test_a_record_names_its_functions_and_inputs(rule: Rule) -> None:
     assert callable(rule.function("judge")) and callable(rule.function("describe"))
-    assert set(rule.needs) <= set(TRACE_INPUTS)
+    assert set(rule.needs) <= set(TRACE_INPUTS if rule.origin == "trace" else LIVE_INPUTS)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=name)
@@ -130,7 +131,7 @@ def ids_in_code(tree: ast.AST) -> set[str]:
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called in ("Finding", "Abstained"):
                 found |= strings(next((k.value for k in node.keywords if k.arg == "id"), *node.args[:1]))
-            elif called in ("gpus_explained_by", "gpus_left_out", "found", "rule_of", "no_process", "not_at_work"):
+            elif called in ("gpus_explained_by", "gpus_left_out", "found", "rule_of", "was_shown_as"):
                 found |= set().union(*(strings(argument) for argument in node.args[:1]))
             elif called in ("limit", "source", "seconds"):
                 found |= {text.split(".")[0] for argument in node.args for text in strings(argument) if "." in text}

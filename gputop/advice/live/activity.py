@@ -1,25 +1,26 @@
 """Live rules about what the GPUs do: little work, waiting kernels, idle tensor cores, busy memory.
 
 They come after the rules that know a cause: a GPU whose state one of those accounts for
-(:meth:`View.gpus_explained_by`) is left out.
+(:meth:`NodeView.gpus_left_out`) is left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from gputop.advice.live.node_view import View, gpus_text, same_job
+from gputop.advice.live.node_view import NodeView, gpus_text, same_job
 from gputop.advice.registry import limit, source
-from gputop.core.findings import Abstained, Finding, Gain, Severity
+from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample
 from gputop.text.units import percent
 
 _NO_FIGURE = "telemetry shows no steps: a capture (c) gives the figure"
 
 
-# -- spinning -------------------------------------------------------------------------------------
+# -- spinning ---------------------------------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True)
 class _Spin:
@@ -28,10 +29,22 @@ class _Spin:
     quiet: bool  # next to nothing on PCIe: neither launches nor input
 
 
-def spinning(view: View) -> Finding | Abstained | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spinning(Verdict):
+    window_s: float
+    gpu: int  # the first of them, whose figures these are
+    figures: Mapping[str, float]  # by their names in the evidence
+    sure: bool  # nothing on PCIe, and SM activity known: no work in tiny kernels
+    stuck: bool  # for so long, and all GPUs of the job, that it will not go on
+    faulty_gpus: frozenset[int]  # others, which reported a fault
+    busy_gpus: tuple[int, ...]  # others of the job, which work
+    pids: tuple[int, ...]
+
+
+def judge_spinning(view: NodeView) -> Spinning | Missing | None:
     """A kernel runs all the time and does nothing: GPUs that wait for each other, a busy-wait."""
     window_s = view.seconds("spinning.window_s")
-    explained = view.gpus_left_out("spinning")
+    left_out = view.gpus_left_out("spinning")
     spins: list[_Spin] = []
     judged, missing = False, ""
     for gpu in view.warmed_up_gpus:
@@ -40,16 +53,16 @@ def spinning(view: View) -> Finding | Abstained | None:
             missing = missing or outcome
             continue
         judged = True
-        if outcome is not None and gpu.info.index not in explained:
+        if outcome is not None and gpu.info.index not in left_out:
             spins.append(outcome)
     if spins:
         return _spinning(view, spins, window_s)
     if judged and not missing:
         return None
-    return Abstained("spinning", missing) if missing else view.not_at_work("spinning", window_s)
+    return Missing(missing) if missing else view.not_at_work(window_s)
 
 
-def _spin(view: View, gpu: GpuSample, window_s: float) -> _Spin | str | None:
+def _spin(view: NodeView, gpu: GpuSample, window_s: float) -> _Spin | str | None:
     """The figures of a GPU that spins, None of one that does not, or what is missing to tell."""
     index, rule = gpu.info.index, "spinning"
     util = view.mean(gpu, "gpu_util", window_s)
@@ -95,14 +108,14 @@ def _spin(view: View, gpu: GpuSample, window_s: float) -> _Spin | str | None:
     return _Spin(gpu, evidence | {"power_of_limit_ratio": of_limit}, quiet)
 
 
-def _varies(view: View, gpu: GpuSample, metric: str, window_s: float) -> float:
+def _varies(view: NodeView, gpu: GpuSample, metric: str, window_s: float) -> float:
     """Standard deviation over mean of the readings."""
     values = view.window(metric, window_s).values[:, view.column(gpu)]
     mean = float(np.nanmean(values))
     return float(np.nanstd(values)) / mean if mean else 0.0
 
 
-def _spinning(view: View, spins: list[_Spin], window_s: float) -> Finding:
+def _spinning(view: NodeView, spins: list[_Spin], window_s: float) -> Spinning:
     gpus = [s.gpu for s in spins]
     indices = {g.info.index for g in gpus}
     here = [p for p in view.processes if indices & set(p.gpus)]
@@ -111,45 +124,61 @@ def _spinning(view: View, spins: list[_Spin], window_s: float) -> Finding:
     busy = [i for i, g in rest.items() if (a := view.activity(g, window_s)) and a[1] > limit("spinning.sm_leave")]
     sure = all(s.quiet and "sm_active_ratio" in s.evidence for s in spins)
     stuck = sure and not busy and all(_for_long(view, g) for g in gpus)
-    first = spins[0].evidence
-    low = f"SM activity {percent(first['sm_active_ratio'])}, tensor pipe and memory idle, " \
-        if "sm_active_ratio" in first else ""
-    faulty = view.gpus_explained_by("hardware_error") - indices
-    wait = (f"They may wait for {gpus_text(faulty)}, which reported a fault." if faulty else
-            f"They may wait for {gpus_text(busy)} of the same job, which works." if busy else
-            "That is the picture of a collective some GPU or rank never joined, or of a kernel that polls.")
-    if not sure:
-        wait += " Work in single tiny kernels can look alike."
-    severity: Severity = "high" if stuck else "medium"
-    return Finding(
-        id="spinning", severity=severity, origin="live", gpus=tuple(sorted(indices)), evidence=first,
-        title=f"{gpus_text(gpus)}: a kernel runs all the time but does nothing",
-        why=f"GPU {spins[0].gpu.info.index} over the last {window_s:.0f} s: utilization "
-            f"{percent(first['gpu_util_ratio'])}, {low}{percent(first['power_of_limit_ratio'])} of the power limit, "
-            f"nearly without change. {wait}",
-        action="Look at where the Python threads of each rank stand: the one that is not in a collective holds up the "
-               "rest. With NCCL_DEBUG=INFO a restart shows which collective was the last.",
-        snippet="\n".join(f"py-spy dump --pid {p.pid}" for p in here[:8]) or "NCCL_DEBUG=INFO python train.py",
-        source="NVML utilization against GPM/DCGM SM, tensor and DRAM activity and power; "
-               + source("spinning.sm_enter", "spinning.varies_enter"),
-        gain=Gain(None, "no step ends while they wait" if stuck else _NO_FIGURE),
+    return Spinning(
+        gpus=tuple(sorted(indices)), severity="high" if stuck else "medium", window_s=window_s,
+        gpu=gpus[0].info.index, figures=spins[0].evidence, sure=sure, stuck=stuck,
+        faulty_gpus=view.gpus_explained_by("hardware_error") - indices, busy_gpus=tuple(busy),
+        pids=tuple(p.pid for p in here),
     )
 
 
-def _for_long(view: View, gpu: GpuSample) -> bool:
+def _for_long(view: NodeView, gpu: GpuSample) -> bool:
     long_s = view.seconds("spinning.long_s")
     util, sm = view.mean(gpu, "gpu_util", long_s), view.mean(gpu, "sm_active", long_s)
     return (util is not None and util >= limit("spinning.util_leave")
             and sm is not None and sm <= limit("spinning.sm_leave"))
 
 
+def describe_spinning(v: Spinning) -> Explanation:
+    figures = v.figures
+    low = (f"SM activity {percent(figures['sm_active_ratio'])}, tensor pipe and memory idle, "
+           if "sm_active_ratio" in figures else "")
+    wait = (f"They may wait for {gpus_text(v.faulty_gpus)}, which reported a fault." if v.faulty_gpus else
+            f"They may wait for {gpus_text(v.busy_gpus)} of the same job, which works." if v.busy_gpus else
+            "That is the picture of a collective some GPU or rank never joined, or of a kernel that polls.")
+    if not v.sure:
+        wait += " Work in single tiny kernels can look alike."
+    return Explanation(
+        title=f"{gpus_text(v.gpus)}: a kernel runs all the time but does nothing",
+        why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: utilization {percent(figures['gpu_util_ratio'])}, "
+            f"{low}{percent(figures['power_of_limit_ratio'])} of the power limit, nearly without change. {wait}",
+        evidence=figures,
+        action="Look at where the Python threads of each rank stand: the one that is not in a collective holds up the "
+               "rest. With NCCL_DEBUG=INFO a restart shows which collective was the last.",
+        snippet="\n".join(f"py-spy dump --pid {pid}" for pid in v.pids[:8]) or "NCCL_DEBUG=INFO python train.py",
+        gain="no step ends while they wait" if v.stuck else _NO_FIGURE,
+        source="NVML utilization against GPM/DCGM SM, tensor and DRAM activity and power; "
+               + source("spinning.sm_enter", "spinning.varies_enter"),
+    )
+
+
 # -- low_sm_active ----------------------------------------------------------------------------------
 
-def low_sm_active(view: View) -> Finding | Abstained | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowSmActive(Verdict):
+    window_s: float
+    gpu: int  # the one that works least
+    metric: str  # sm_active, or gpu_util where that is not known
+    activity: float
+    gpu_util: float | None
+    busier_peers: tuple[int, ...]  # GPUs of the same job that work more
+    full_cores: float  # of the host
+
+
+def judge_low_sm_active(view: NodeView) -> LowSmActive | Missing | None:
     """GPUs that work, but little, and no live figure says why."""
-    rule = "low_sm_active"
-    window_s = view.seconds("low_sm_active.window_s")
-    explained = view.gpus_left_out(rule)
+    rule, window_s = "low_sm_active", view.seconds("low_sm_active.window_s")
+    left_out = view.gpus_left_out(rule)
     low: dict[int, tuple[GpuSample, str, float]] = {}
     rest: dict[int, float] = {}
     judged, coarse = False, None
@@ -158,7 +187,7 @@ def low_sm_active(view: View) -> Finding | Abstained | None:
         if activity is None:
             continue
         metric, mean = activity
-        if index not in explained and _mostly_low(view, gpu, metric, window_s):
+        if index not in left_out and _mostly_low(view, gpu, metric, window_s):
             low[index] = (gpu, metric, mean)
         elif metric == "gpu_util" and mean >= view.limit(rule, "active_", index):
             coarse = coarse or gpu
@@ -169,12 +198,12 @@ def low_sm_active(view: View) -> Finding | Abstained | None:
     if low:
         return _low(view, low, rest, window_s)
     if coarse is not None:
-        return Abstained(rule, f"SM activity of {gpus_text([coarse])}: {coarse['sm_active'].reason}; coarse "
-                               "utilization does not tell how much of a GPU works")
-    return None if judged else view.not_at_work(rule, window_s)
+        return Missing(f"SM activity of {gpus_text([coarse])}: {coarse['sm_active'].reason}; coarse utilization does "
+                       "not tell how much of a GPU works")
+    return None if judged else view.not_at_work(window_s)
 
 
-def _mostly_low(view: View, gpu: GpuSample, metric: str, window_s: float) -> bool:
+def _mostly_low(view: NodeView, gpu: GpuSample, metric: str, window_s: float) -> bool:
     """Whether the GPU was at work for most of the window, and that at low activity."""
     index, rule = gpu.info.index, "low_sm_active"
     slices = view.slice_table(metric, window_s)[:, view.column(gpu)].tolist()
@@ -185,116 +214,158 @@ def _mostly_low(view: View, gpu: GpuSample, metric: str, window_s: float) -> boo
     return sum(mean < below for mean in at_work) >= view.limit(rule, "slices_", index) * len(at_work)
 
 
-def _low(view: View, low: dict[int, tuple[GpuSample, str, float]], rest: dict[int, float],
-         window_s: float) -> Finding:
+def _low(view: NodeView, low: dict[int, tuple[GpuSample, str, float]], rest: dict[int, float],
+         window_s: float) -> LowSmActive:
     worst, metric, activity = min(low.values(), key=lambda found: found[2])
-    fine = metric == "sm_active"
-    evidence = {"window_s": window_s, f"{metric}_ratio": activity}
-    util = view.mean(worst, "gpu_util", window_s)
-    if util is None:
-        how = ""
-    elif util < limit("low_sm_active.gaps"):
-        evidence["gpu_util_ratio"] = util
-        how = (f" No kernel ran in {percent(1 - util)} of the time: the GPU waits for input, for launches or for the "
-               "host.")
-    else:
-        evidence["gpu_util_ratio"] = util
-        how = " Kernels run nearly all the time but fill few SMs: small kernels, a small batch, or waiting in NCCL."
     peers = {g.info.index for p in view.processes if worst.info.index in p.gpus for g in view.compute_gpus(p)}
-    busier = [i for i in sorted(peers & set(rest)) if rest[i] >= 1.5 * activity]
-    if busier:
-        how += f" {gpus_text(busier)} of the same job work more: the others may wait for them."
-    full = view.full_cores(window_s)
-    if full >= 1:
-        evidence["full_cpu_cores"] = full
-        how += f" Meanwhile {full:.0f} CPU core{'s have' if round(full) != 1 else ' has'} no time left."
-    what = "SM activity" if fine else "coarse utilization, which SM activity cannot exceed,"
-    return Finding(
-        id="low_sm_active", severity="low", origin="live", gpus=tuple(sorted(low)), evidence=evidence,
-        title=f"{gpus_text(low)} {'works' if len(low) == 1 else 'work'} at {percent(activity)} "
-              + ("SM activity" if fine else "utilization"),
-        why=f"GPU {worst.info.index} over the last {window_s:.0f} s: {what} was {percent(activity)}.{how}",
-        action="Capture a trace (c): it tells which of these it is and what to change.",
-        source="GPM/DCGM SM activity. " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"),
-        gain=Gain(None, _NO_FIGURE),
+    return LowSmActive(
+        gpus=tuple(sorted(low)), severity="low", window_s=window_s, gpu=worst.info.index, metric=metric,
+        activity=activity, gpu_util=view.mean(worst, "gpu_util", window_s), full_cores=view.full_cores(window_s),
+        busier_peers=tuple(i for i in sorted(peers & set(rest)) if rest[i] >= 1.5 * activity),
     )
 
 
-# -- tensor_idle and dram_bound ---------------------------------------------------------------------
+def describe_low_sm_active(v: LowSmActive) -> Explanation:
+    evidence = {"window_s": v.window_s, f"{v.metric}_ratio": v.activity}
+    how = ""
+    if v.gpu_util is not None:
+        evidence["gpu_util_ratio"] = v.gpu_util
+        how = (f" No kernel ran in {percent(1 - v.gpu_util)} of the time: the GPU waits for input, for launches or for "
+               "the host." if v.gpu_util < limit("low_sm_active.gaps") else
+               " Kernels run nearly all the time but fill few SMs: small kernels, a small batch, or waiting in NCCL.")
+    if v.busier_peers:
+        how += f" {gpus_text(v.busier_peers)} of the same job work more: the others may wait for them."
+    if v.full_cores >= 1:
+        evidence["full_cpu_cores"] = v.full_cores
+        how += (f" Meanwhile {v.full_cores:.0f} CPU core{'s have' if round(v.full_cores) != 1 else ' has'} no time "
+                "left.")
+    fine = v.metric == "sm_active"
+    what = "SM activity" if fine else "coarse utilization, which SM activity cannot exceed,"
+    return Explanation(
+        title=f"{gpus_text(v.gpus)} {'works' if len(v.gpus) == 1 else 'work'} at {percent(v.activity)} "
+              + ("SM activity" if fine else "utilization"),
+        why=f"GPU {v.gpu} over the last {v.window_s:.0f} s: {what} was {percent(v.activity)}.{how}",
+        evidence=evidence,
+        action="Capture a trace (c): it tells which of these it is and what to change.",
+        gain=_NO_FIGURE,
+        source="GPM/DCGM SM activity. " + source("low_sm_active.active_enter", "low_sm_active.slices_enter"),
+    )
 
-def dram_bound(view: View) -> Finding | Abstained | None:
+
+# -- dram_bound and tensor_idle ---------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class _Pipes:
+    """Activity of two units of one GPU over the window."""
+
+    gpu: int
+    busy: float
+    tensor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DramBound(Verdict):
+    window_s: float
+    worst: _Pipes  # ``busy`` is the device memory's
+
+
+def judge_dram_bound(view: NodeView) -> DramBound | Missing | None:
     """Device memory is near what it can move while the tensor cores have time: a limit, not a fault."""
     rule, window_s = "dram_bound", view.seconds("dram_bound.window_s")
-    bound: dict[int, dict[str, float]] = {}
-    judged, missing = False, ""
+    seen = _Seen()
     for gpu in view.warmed_up_gpus:
         means = {m: view.mean(gpu, m, window_s) for m in ("dram_active", "tensor_active")}
         dram, tensor = means["dram_active"], means["tensor_active"]
         index = gpu.info.index
         if dram is None or (tensor is None and dram >= view.limit(rule, "dram_", index)):
-            missing = missing or _without(view, gpu, means)
+            seen.missing = seen.missing or _without(gpu, means)
             continue
-        judged = True
+        seen.judged = True
         if (tensor is not None and dram >= view.limit(rule, "dram_", index)
                 and tensor <= view.limit(rule, "tensor_", index)):
-            bound[index] = {"window_s": window_s, "dram_active_ratio": dram, "tensor_active_ratio": tensor}
-    if not bound:
-        return None if judged and not missing else Abstained(rule, missing) if missing else view.not_at_work(
-            rule, window_s)
-    index, evidence = max(bound.items(), key=lambda found: found[1]["dram_active_ratio"])
-    return Finding(
-        id="dram_bound", severity="low", origin="live", gpus=tuple(sorted(bound)), evidence=evidence,
-        title=f"{gpus_text(bound)} limited by device memory",
-        why=f"GPU {index} over the last {window_s:.0f} s: memory moved data in "
-            f"{percent(evidence['dram_active_ratio'])} of its cycles, and about 80 % is all it can; tensor cores were "
-            f"busy {percent(evidence['tensor_active_ratio'])} of the time. The kernels wait for memory, not for "
-            "arithmetic: that is a limit of the work, not a fault.",
+            seen.found.append(_Pipes(index, dram, tensor))
+    if not seen.found:
+        return seen.nothing(view, window_s)
+    return DramBound(gpus=seen.gpus, severity="low", window_s=window_s, worst=max(seen.found, key=lambda g: g.busy))
+
+
+def describe_dram_bound(v: DramBound) -> Explanation:
+    return Explanation(
+        title=f"{gpus_text(v.gpus)} limited by device memory",
+        why=f"GPU {v.worst.gpu} over the last {v.window_s:.0f} s: memory moved data in {percent(v.worst.busy)} of its "
+            f"cycles, and about 80 % is all it can; tensor cores were busy {percent(v.worst.tensor)} of the time. The "
+            "kernels wait for memory, not for arithmetic: that is a limit of the work, not a fault.",
+        evidence={"window_s": v.window_s, "dram_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
         action="Move fewer bytes: let XLA fuse elementwise operations, keep activations in 16 bit, use fused attention "
                "and optimizers. A larger batch changes little.",
         snippet='tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")\n'
                 "model.compile(…, jit_compile=True)",
+        gain="depends on how many bytes fusion and precision save; " + _NO_FIGURE,
         source="GPM/DCGM DRAM and tensor pipe activity; " + source("dram_bound.dram_enter"),
-        gain=Gain(None, "depends on how many bytes fusion and precision save; " + _NO_FIGURE),
     )
 
 
-def tensor_idle(view: View) -> Finding | Abstained | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorIdle(Verdict):
+    window_s: float
+    worst: _Pipes  # ``busy`` is the SMs'
+
+
+def judge_tensor_idle(view: NodeView) -> TensorIdle | Missing | None:
     """SMs are busy for minutes and the tensor cores never: precision, or work that has no matrices."""
     rule, window_s = "tensor_idle", view.seconds("tensor_idle.window_s")
-    explained = view.gpus_left_out(rule)
-    idle: dict[int, dict[str, float]] = {}
-    judged, missing = False, ""
+    left_out = view.gpus_left_out(rule)
+    seen = _Seen()
     for gpu in view.warmed_up_gpus:
         means = {m: view.mean(gpu, m, window_s) for m in ("sm_active", "tensor_active")}
         sm, tensor = means["sm_active"], means["tensor_active"]
         if sm is None or tensor is None:
-            missing = missing or _without(view, gpu, means)
+            seen.missing = seen.missing or _without(gpu, means)
             continue
-        judged, index = True, gpu.info.index
+        seen.judged, index = True, gpu.info.index
         if (sm >= view.limit(rule, "sm_", index) and tensor <= view.limit(rule, "tensor_", index)
-                and index not in explained and (gpu["fp64_active"].value or 0.0) < view.limit(rule, "fp64_", index)):
-            idle[index] = {"window_s": window_s, "sm_active_ratio": sm, "tensor_active_ratio": tensor}
-    if not idle:
-        return None if judged and not missing else Abstained(rule, missing) if missing else view.not_at_work(
-            rule, window_s)
-    index, evidence = max(idle.items(), key=lambda found: found[1]["sm_active_ratio"])
-    return Finding(
-        id="tensor_idle", severity="low", origin="live", gpus=tuple(sorted(idle)), evidence=evidence,
-        title=f"{gpus_text(idle)}: tensor cores unused",
-        why=f"GPU {index} over the last {window_s:.0f} s: {percent(evidence['sm_active_ratio'])} SM activity, but "
-            f"{evidence['tensor_active_ratio']:.1%} on the tensor pipe. If the model has matrix products or "
-            "convolutions, they run on the ordinary cores, at a fraction of the speed; if it has none, this is as it "
-            "should be.",
+                and index not in left_out and (gpu["fp64_active"].value or 0.0) < view.limit(rule, "fp64_", index)):
+            seen.found.append(_Pipes(index, sm, tensor))
+    if not seen.found:
+        return seen.nothing(view, window_s)
+    return TensorIdle(gpus=seen.gpus, severity="low", window_s=window_s, worst=max(seen.found, key=lambda g: g.busy))
+
+
+def describe_tensor_idle(v: TensorIdle) -> Explanation:
+    return Explanation(
+        title=f"{gpus_text(v.gpus)}: tensor cores unused",
+        why=f"GPU {v.worst.gpu} over the last {v.window_s:.0f} s: {percent(v.worst.busy)} SM activity, but "
+            f"{v.worst.tensor:.1%} on the tensor pipe. If the model has matrix products or convolutions, they run on "
+            "the ordinary cores, at a fraction of the speed; if it has none, this is as it should be.",
+        evidence={"window_s": v.window_s, "sm_active_ratio": v.worst.busy, "tensor_active_ratio": v.worst.tensor},
         action="If there are matrix products: use mixed precision or leave TF32 on, and give layers sizes that are "
                "multiples of 8. A capture (c) names the kernels.",
         snippet='tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")\n'
                 "# or, for float32 on Ampere and newer:\ntf.config.experimental.enable_tensor_float_32_execution(True)",
+        gain="depends on the share of matrix products; " + _NO_FIGURE,
         source="GPM/DCGM tensor pipe activity; " + source("tensor_idle.tensor_enter", "tensor_idle.window_s"),
-        gain=Gain(None, "depends on the share of matrix products; " + _NO_FIGURE),
     )
 
 
-def _without(view: View, gpu: GpuSample, means: dict[str, float | None]) -> str:
+@dataclass(slots=True)
+class _Seen:
+    """What a look over all GPUs has brought so far."""
+
+    found: list[_Pipes] = field(default_factory=list)
+    judged: bool = False
+    missing: str = ""
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return tuple(sorted(own.gpu for own in self.found))
+
+    def nothing(self, view: NodeView, window_s: float) -> Missing | None:
+        if self.missing:
+            return Missing(self.missing)
+        return None if self.judged else view.not_at_work(window_s)
+
+
+def _without(gpu: GpuSample, means: dict[str, float | None]) -> str:
     """Which of the metrics is missing and why; nothing where they only have to be watched for longer."""
     for metric, mean in means.items():
         reason = gpu[metric].reason

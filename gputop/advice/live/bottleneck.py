@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gputop.advice.live.node_view import View, gpus_text
+from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.live_rules import LIVE_RULES
 from gputop.advice.registry import limit
 from gputop.core.samples import GpuSample
@@ -14,7 +14,7 @@ from gputop.text.units import percent
 _HIDE_LIMIT = tuple(rule.id for rule in LIVE_RULES if rule.hides_limit)
 
 
-def live_limit(view: View) -> str | None:
+def live_limit(view: NodeView) -> str | None:
     """ "GPUs 0-7 work at 92 % SM active, 61 % tensor: compute bound; 540 of 700 W".
 
     None where no GPU works or its SM activity is not known, and where a rule that ran before on
@@ -36,7 +36,7 @@ def live_limit(view: View) -> str | None:
     return f"{text}: {bound}{_power(view, gpus, window_s)}."
 
 
-def _bound(view: View, sm: list[float], tensor: list[float]) -> str:
+def _bound(view: NodeView, sm: list[float], tensor: list[float]) -> str:
     if view.found("dram_bound"):
         return "bound by device memory"
     if view.found("power_capped"):
@@ -48,7 +48,7 @@ def _bound(view: View, sm: list[float], tensor: list[float]) -> str:
     return "the SMs are busy; a trace tells which kernels they run"
 
 
-def _means(view: View, gpus: Iterable[GpuSample], metric: str, window_s: float) -> list[float]:
+def _means(view: NodeView, gpus: Iterable[GpuSample], metric: str, window_s: float) -> list[float]:
     return [mean for g in gpus if (mean := view.mean(g, metric, window_s)) is not None]
 
 
@@ -60,7 +60,7 @@ def _span(values: Iterable[float]) -> str:
     return percent(sum(known) / len(known))
 
 
-def _power(view: View, gpus: list[GpuSample], window_s: float) -> str:
+def _power(view: NodeView, gpus: list[GpuSample], window_s: float) -> str:
     pairs = [(mean, allowed) for g in gpus if (mean := view.mean(g, "power_w", window_s)) is not None
              and (allowed := g["power_limit_w"].value)]
     if not pairs:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gputop.advice.live.node_view import View, gpus_text
+from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
-from gputop.core.findings import Abstained, Finding, Gain, Severity
+from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.core.findings import Severity
 from gputop.core.samples import LOST, NOT_RESPONDING, OK, GpuSample
 from gputop.core.xid import APPLICATION, UNKNOWN, Xid, explain
 
@@ -20,7 +21,7 @@ _XID = "NVML event XidCriticalError; NVIDIA: Xid documentation. " + source("hard
 
 
 @dataclass(frozen=True, slots=True)
-class _Trouble:
+class _Fault:
     """One kind of fault on some GPUs. ``what`` follows "GPU 3"; ``reset`` says whether that helps."""
 
     severity: Severity
@@ -34,26 +35,34 @@ class _Trouble:
     reset: bool = False
 
 
-def hardware_error(view: View) -> Finding | Abstained | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareError(Verdict):
+    faults: Sequence[_Fault]  # the worst first
+
+
+def judge_hardware_error(view: NodeView) -> HardwareError | Missing | None:
     """What the GPUs, or the driver for them, report as broken; the worst first."""
     gpus = view.sample.gpus
-    troubles = sorted(
-        [*_gone(view), *_xids(view), *_memory(gpus)], key=lambda trouble: _SEVERITIES.index(trouble.severity)
-    )
-    if not troubles:
+    faults = sorted([*_gone(view), *_xids(view), *_memory(gpus)], key=lambda fault: _SEVERITIES.index(fault.severity))
+    if not faults:
         return _unknown(gpus)
-    worst, *others = troubles
+    return HardwareError(gpus=tuple(sorted({index for fault in faults for index in fault.gpus})),
+                         severity=faults[0].severity, faults=faults)
+
+
+def describe_hardware_error(v: HardwareError) -> Explanation:
+    worst, *others = v.faults
     evidence: dict[str, float] = {}
-    for trouble in troubles:
-        evidence = trouble.evidence | evidence
-    also = " ".join(f"Also: {gpus_text(t.gpus)} {t.what}." for t in others)
-    resets = sorted({index for t in troubles if t.reset and t.severity == worst.severity for index in t.gpus})
-    return Finding(
-        id="hardware_error", severity=worst.severity, origin="live",
-        gpus=tuple(sorted({index for t in troubles for index in t.gpus})), evidence=evidence,
-        title=f"{gpus_text(worst.gpus)} {worst.what}", why=_sentences(worst.why, also), action=worst.action,
+    for fault in v.faults:
+        evidence = fault.evidence | evidence
+    also = " ".join(f"Also: {gpus_text(fault.gpus)} {fault.what}." for fault in others)
+    resets = sorted({index for fault in v.faults if fault.reset and fault.severity == worst.severity
+                     for index in fault.gpus})
+    return Explanation(
+        title=f"{gpus_text(worst.gpus)} {worst.what}", why=_sentences(worst.why, also), evidence=evidence,
+        action=worst.action,
         snippet="\n".join([worst.snippet, *(f"sudo nvidia-smi --gpu-reset -i {index}" for index in resets)]),
-        source=worst.source, gain=Gain(None, "the job on it fails or hangs; there is no step to shorten"),
+        gain="the job on it fails or hangs; there is no step to shorten", source=worst.source,
     )
 
 
@@ -62,18 +71,17 @@ def _sentences(first: str, rest: str) -> str:
     return f"{first}{'' if first.endswith('.') else '.'} {rest}" if rest else first
 
 
-def _unknown(gpus: Sequence[GpuSample]) -> Abstained | None:
+def _unknown(gpus: Sequence[GpuSample]) -> Missing | None:
     """Where neither faults nor error counts can be read, nothing is known of the hardware."""
     seen = [g for g in gpus if g.state == OK]
     if not seen or any(g.xids_reason is None or g["ecc_uncorrected"].value is not None for g in seen):
         return None
-    return Abstained("hardware_error", f"Xid events ({seen[0].xids_reason}) or ECC counts "
-                                       f"({seen[0]['ecc_uncorrected'].reason})")
+    return Missing(f"Xid events ({seen[0].xids_reason}) or ECC counts ({seen[0]['ecc_uncorrected'].reason})")
 
 
 # -- GPUs that are gone ---------------------------------------------------------------------------
 
-def _gone(view: View) -> Iterable[_Trouble]:
+def _gone(view: NodeView) -> Iterable[_Fault]:
     lost = [g for g in view.sample.gpus if g.state == LOST]
     silences = {
         g.info.uuid: s for g in view.sample.gpus if g.state == NOT_RESPONDING and (s := _silent_s(view, g)) is not None
@@ -87,7 +95,7 @@ def _gone(view: View) -> Iterable[_Trouble]:
         evidence["silent_s"] = max(silences.values())
     what = "lost" if not silent else "not responding" if not lost else "lost or not responding"
     indices = _indices(sick)
-    yield _Trouble(
+    yield _Fault(
         "high", indices, f"{'is' if len(indices) == 1 else 'are'} {what}",
         sick[0].message or f"NVML reports the state {sick[0].state!r}.",
         "Stop the jobs on it, find the Xid in the kernel log, then reset the GPU or reboot the node before "
@@ -95,7 +103,7 @@ def _gone(view: View) -> Iterable[_Trouble]:
     )
 
 
-def _silent_s(view: View, gpu: GpuSample) -> float | None:
+def _silent_s(view: NodeView, gpu: GpuSample) -> float | None:
     """For how long the GPU has been silent; None while that is short."""
     last_s = view.history.last_ok_s(gpu.info.uuid)
     since_s = last_s if last_s is not None else view.history.oldest_s
@@ -107,8 +115,8 @@ def _silent_s(view: View, gpu: GpuSample) -> float | None:
 
 # -- Xids -----------------------------------------------------------------------------------------
 
-def _xids(view: View) -> Iterable[_Trouble]:
-    """One trouble per number. A GPU and its MIG instances report the same event: it counts once."""
+def _xids(view: NodeView) -> Iterable[_Fault]:
+    """One fault per number. A GPU and its MIG instances report the same event: it counts once."""
     oldest_s = view.sample.time_s - limit("hardware_error.xid_window_s")
     events = {
         (e.xid, g.info.index, e.time_s) for g in view.sample.gpus for e in g.xids if e.time_s >= oldest_s
@@ -120,7 +128,7 @@ def _xids(view: View) -> Iterable[_Trouble]:
         evidence = {"xid": float(number), "xid_count": float(len(here)),
                     "xid_age_s": view.sample.time_s - max(time_s for _, time_s in here)}
         blame = "unknown origin" if known.fault == UNKNOWN else f"mostly the {known.fault}'s fault"
-        yield _Trouble(
+        yield _Fault(
             _xid_severity(known), tuple(sorted({index for index, _ in here})),
             f"reported Xid {number}: {known.meaning}",
             f"The driver reported it {len(here)}× in the last {limit('hardware_error.xid_window_s') / 60:.0f} minutes; "
@@ -137,10 +145,10 @@ def _xid_severity(known: Xid) -> Severity:
 
 # -- memory ---------------------------------------------------------------------------------------
 
-def _memory(gpus: Sequence[GpuSample]) -> Iterable[_Trouble]:
+def _memory(gpus: Sequence[GpuSample]) -> Iterable[_Fault]:
     failed = [g for g in gpus if g["row_remap_failed"].value]
     if failed:
-        yield _Trouble(
+        yield _Fault(
             "high", _indices(failed), "could not replace a bad row of device memory",
             "Row remapping failed: the spare rows of that memory bank are used up, or the replacement did not work.",
             "Take the GPU out of service and have the board examined: NVIDIA replaces boards for this.",
@@ -149,7 +157,7 @@ def _memory(gpus: Sequence[GpuSample]) -> Iterable[_Trouble]:
     lossy = [g for g in gpus if (g["ecc_uncorrected"].value or 0) >= limit("hardware_error.ecc")]
     if lossy:
         errors = sum(g["ecc_uncorrected"].value or 0 for g in lossy)
-        yield _Trouble(
+        yield _Fault(
             "high", _indices(lossy), "had memory errors that ECC could not correct",
             f"{errors:.0f} uncorrectable ECC error{'s' if errors > 1 else ''} since the driver was loaded: data was "
             "lost, and the job it hit has failed.",
@@ -159,7 +167,7 @@ def _memory(gpus: Sequence[GpuSample]) -> Iterable[_Trouble]:
         )
     pending = [g for g in gpus if g["row_remap_pending"].value]
     if pending:
-        yield _Trouble(
+        yield _Fault(
             "medium", _indices(pending), "will replace a bad row of device memory at the next reset",
             "Row remapping is pending: until the reset the bad row stays in use, or its page is kept out of use.",
             "Reset the GPU when the job is done.", {"row_remap_pending_count": float(len(pending))}, _ECC,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from gputop.advice.live.node_view import View, gpus_text, name_of
+from gputop.advice.live.node_view import NodeView, gpus_text, name_of
 from gputop.advice.registry import limit, source
-from gputop.core.findings import Abstained, Finding, Gain
+from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import CgroupSample, ProcessSample
 from gputop.telemetry.history import HostHistoryPoint
 from gputop.text.units import percent
 
 _RULE = "host_cpu_saturated"
+_NO_FIGURE = "telemetry shows no steps: a capture (c) gives the figure"
 _INPUT = (
     "dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE).cache().prefetch(tf.data.AUTOTUNE)\n"
     "# cache what is the same in each epoch; decode fewer pixels; give the job more cores\n"
@@ -19,57 +22,74 @@ _INPUT = (
 )
 
 
-def host_cpu_saturated(view: View) -> Finding | Abstained | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCpuSaturated(Verdict):
+    """``limited_by`` tells which limit is reached: "node" (all cores), "quota" (of the job's control group, used up
+    at the start of the scheduler's periods), "group" (its control group's cores), "container" (the cores granted
+    here) or "thread" (one thread fills a core)."""
+
+    limited_by: str
+    window_s: float
+    waiting: Mapping[int, float]  # activity of the GPUs that wait
+    least_active: float  # activity of the GPU that waits most, whichever job's
+    cpu: float  # of all cores of the node
+    cores: float | None = None  # that the limit consists of
+    of_limit: float | None = None  # share of it that is used
+    throttled: float | None = None  # share of the scheduler's periods in which the quota was used up
+    group: CgroupSample | None = None
+    process: ProcessSample | None = None  # whose thread fills a core
+    full_core: float | None = None  # share of the samples with a full core
+    gpu_util: float | None = None
+
+
+def judge_host_cpu_saturated(view: NodeView) -> HostCpuSaturated | Missing | None:
     """All cores, those that the job is granted, or the one its main thread runs on, are full."""
-    if not view.processes:
-        return view.no_process(_RULE)
     window_s = view.seconds(f"{_RULE}.window_s")
-    settled = {g.info.index for g in view.warmed_up_gpus}
-    jobs = [p for p in view.processes if settled & set(p.gpus)]
+    warm = {g.info.index for g in view.warmed_up_gpus}
+    jobs = [p for p in view.processes if warm & set(p.gpus)]
     if not jobs:
-        return view.not_at_work(_RULE, window_s)
+        return view.not_at_work(window_s)
     waiting = {p.pid: gpus for p in jobs if (gpus := _waiting(view, p, window_s))}
     if not waiting:
         return None  # full or not, it holds up no GPU
-    looks = view.host(window_s)
-    cpu = _mean(looks, lambda look: look.cpu_ratio, window_s, view)
+    samples = view.host(window_s)
+    cpu = _mean(samples, lambda sample: sample.cpu_ratio, window_s, view)
     if cpu is None:
-        return Abstained(_RULE, f"{window_s:.0f} s of CPU use: "
-                                f"{view.sample.host['cpu_ratio'].reason or 'not yet seen for that long'}")
+        return Missing(f"{window_s:.0f} s of CPU use: "
+                       f"{view.sample.host['cpu_ratio'].reason or 'not yet seen for that long'}")
     held = [p for p in jobs if p.pid in waiting]
-    gpus = {i: a for p in held for i, a in waiting[p.pid].items()}
-    bound = view.limit(_RULE, "cpu_", min(gpus))
-    evidence = {"window_s": window_s, "cpu_ratio": cpu, "gpu_activity_ratio": min(gpus.values())}
-    count = view.sample.host.cpu_count
+    gpus = {i: activity for p in held for i, activity in waiting[p.pid].items()}
+    bound, least_active = view.limit(_RULE, "cpu_", min(gpus)), min(gpus.values())
+
+    def verdict(limited_by: str, gpus: dict[int, float], **figures: Any) -> HostCpuSaturated:
+        return HostCpuSaturated(gpus=tuple(sorted(gpus)), severity="medium", limited_by=limited_by, window_s=window_s,
+                                waiting=gpus, least_active=least_active, cpu=cpu, **figures)
+
     if cpu >= bound:
-        if count:
-            evidence["cpu_cores"] = float(count)
-        return _full(gpus, evidence, window_s, f"all {f'{count} ' if count else ''}cores were {percent(cpu)} busy")
+        count = view.sample.host.cpu_count
+        return verdict("node", gpus, cores=float(count) if count else None)
     for process in held:
-        finding = _granted(view, process, looks, window_s, waiting[process.pid], evidence)
-        if finding is not None:
-            return finding
-    of_limit = _of_limit(view, looks, window_s)
+        granted = _granted(view, process, samples, window_s, waiting[process.pid])
+        if granted is not None:
+            return verdict(gpus=waiting[process.pid], **granted)
+    of_limit = _of_limit(view, samples, window_s)
     if of_limit is not None and bound <= of_limit[0] <= limit(f"{_RULE}.limit_beyond"):
-        share, cores = of_limit
-        evidence |= {"cpu_limit_cores": cores, "cpu_of_limit_ratio": share}
-        return _full(gpus, evidence, window_s,
-                     f"the {cores:g} cores that the container or cpuset grants were {percent(share)} busy")
+        return verdict("container", gpus, of_limit=of_limit[0], cores=of_limit[1])
     for process in held:
-        finding = _one_thread(view, process, looks, window_s, waiting[process.pid], evidence)
-        if finding is not None:
-            return finding
+        thread = _one_thread(view, process, samples, window_s, waiting[process.pid])
+        if thread is not None:
+            return verdict("thread", waiting[process.pid], process=process, **thread)
     return None
 
 
-def _waiting(view: View, process: ProcessSample, window_s: float) -> dict[int, float]:
+def _waiting(view: NodeView, process: ProcessSample, window_s: float) -> dict[int, float]:
     """The GPUs of the process with time left, and how active they were; none while it pauses or starts, or where
     another rule knows what they wait for."""
     out = {}
-    otherwise = view.gpus_left_out(_RULE)
+    left_out = view.gpus_left_out(_RULE)
     for gpu in view.compute_gpus(process):
         activity, index = view.activity(gpu, window_s), gpu.info.index
-        if activity is None or index in otherwise or activity[1] > view.limit(_RULE, "waiting_", index):
+        if activity is None or index in left_out or activity[1] > view.limit(_RULE, "waiting_", index):
             continue
         slices = view.slice_table(activity[0], window_s)[:, view.column(gpu)].tolist()
         at_work = sum(mean >= limit("low_sm_active.pause") for mean in slices)
@@ -78,10 +98,10 @@ def _waiting(view: View, process: ProcessSample, window_s: float) -> dict[int, f
     return out
 
 
-def _mean(looks: Sequence[HostHistoryPoint], value: Callable[[HostHistoryPoint], float | None], window_s: float,
-          view: View) -> float | None:
+def _mean(samples: Sequence[HostHistoryPoint], value: Callable[[HostHistoryPoint], float | None], window_s: float,
+          view: NodeView) -> float | None:
     """Mean over the window; None where too little of it was seen."""
-    known = [(look.time_s, v) for look in looks if (v := value(look)) is not None]
+    known = [(sample.time_s, v) for sample in samples if (v := value(sample)) is not None]
     if len(known) < limit("min_readings"):
         return None
     seen_s = (known[-1][0] - known[0][0]) * len(known) / (len(known) - 1)
@@ -91,60 +111,40 @@ def _mean(looks: Sequence[HostHistoryPoint], value: Callable[[HostHistoryPoint],
     return sum(v for _, v in known) / len(known)
 
 
-def _granted(view: View, process: ProcessSample, looks: Sequence[HostHistoryPoint], window_s: float,
-             gpus: dict[int, float], evidence: dict[str, float]) -> Finding | None:
-    """A job that uses up what its control groups grant of the CPU, all the time or at the start of each period."""
+def _granted(view: NodeView, process: ProcessSample, samples: Sequence[HostHistoryPoint], window_s: float,
+             gpus: dict[int, float]) -> dict[str, Any] | None:
+    """The figures of a job that uses up what its control groups grant of the CPU, all the time or at the start of
+    each period."""
     cores = None if process.cgroup is None else process.cgroup["cpu_limit_cores"].value
     if process.cgroup is None or not cores:
         return None
-    share = _mean(looks, lambda look: look.process_granted_ratio.get(process.pid), window_s, view)
-    evidence = evidence | {"cpu_limit_cores": cores} | ({} if share is None else {"cpu_of_limit_ratio": share})
-    throttled = _mean(looks, lambda look: look.process_throttled_ratio.get(process.pid), window_s, view)
+    share = _mean(samples, lambda sample: sample.process_granted_ratio.get(process.pid), window_s, view)
+    figures = {"cores": cores, "of_limit": share, "group": process.cgroup}
+    throttled = _mean(samples, lambda sample: sample.process_throttled_ratio.get(process.pid), window_s, view)
     if throttled is not None and throttled >= view.limit(_RULE, "throttled_", min(gpus)):
-        return _full(gpus, evidence | {"cpu_throttled_ratio": throttled}, window_s,
-                     f"{_granted_by(process.cgroup, cores)} were used up in {percent(throttled)} of the scheduler's "
-                     "periods, all threads then standing until the next", "CPU quota used up")
+        return {"limited_by": "quota", "throttled": throttled, **figures}
     if share is not None and share >= view.limit(_RULE, "cpu_", min(gpus)):
-        return _full(gpus, evidence, window_s, f"{_granted_by(process.cgroup, cores)} were {percent(share)} busy")
+        return {"limited_by": "group", **figures}
     return None
 
 
-def _granted_by(group: CgroupSample, cores: float) -> str:
-    return f"the {cores:g} cores that the control group {group.name} grants"
-
-
-def _of_limit(view: View, looks: Sequence[HostHistoryPoint], window_s: float) -> tuple[float, float] | None:
+def _of_limit(view: NodeView, samples: Sequence[HostHistoryPoint], window_s: float) -> tuple[float, float] | None:
     """What the processes on the GPUs use of the cores granted here, and how many those are."""
     cores = view.sample.host.cpu_limit_cores
     pids = {p.pid for p in view.processes}
     if not cores:
         return None
-    used = _mean(looks, lambda look: sum(c for pid, c in look.process_cores.items() if pid in pids)
-                 if look.process_cores else None, window_s, view)
+    used = _mean(samples, lambda sample: sum(c for pid, c in sample.process_cores.items() if pid in pids)
+                 if sample.process_cores else None, window_s, view)
     return None if used is None else (used / cores, cores)
 
 
-def _full(gpus: dict[int, float], evidence: dict[str, float], window_s: float, what: str,
-          title: str = "CPU full") -> Finding:
-    return Finding(
-        id=_RULE, severity="medium", origin="live", gpus=tuple(sorted(gpus)), evidence=evidence,
-        title=f"{title} while {gpus_text(gpus)} {'waits' if len(gpus) == 1 else 'wait'}",
-        why=f"Over the last {window_s:.0f} s {what}, and the GPUs active as little as "
-            f"{percent(min(gpus.values()))} of the time: input, launches and Python compete for cores.",
-        action="Give the job more cores, or its CPU less to do: cache or prepare the input, decode fewer pixels, and "
-               "keep other programs off the node. A capture (c) tells which thread waits.",
-        snippet=_INPUT,
-        source="/proc/stat, control groups; " + source(
-            f"{_RULE}.{'throttled' if 'cpu_throttled_ratio' in evidence else 'cpu'}_enter", f"{_RULE}.waiting_enter"),
-        gain=Gain(None, "telemetry shows no steps: a capture (c) gives the figure"),
-    )
-
-
-def _one_thread(view: View, process: ProcessSample, looks: Sequence[HostHistoryPoint], window_s: float,
-                gpus: dict[int, float], evidence: dict[str, float]) -> Finding | None:
-    """A job that has one core's worth of work for the CPU, on one core, while no kernel runs."""
-    full = _mean(looks, lambda look: None if look.full_cores is None else float(look.full_cores > 0), window_s, view)
-    cores = _mean(looks, lambda look: look.process_cores.get(process.pid), window_s, view)
+def _one_thread(view: NodeView, process: ProcessSample, samples: Sequence[HostHistoryPoint], window_s: float,
+                gpus: dict[int, float]) -> dict[str, float] | None:
+    """The figures of a job that has one core's worth of work for the CPU, on one core, while no kernel runs."""
+    full = _mean(samples, lambda sample: None if sample.full_cores is None else float(sample.full_cores > 0), window_s,
+                 view)
+    cores = _mean(samples, lambda sample: sample.process_cores.get(process.pid), window_s, view)
     if full is None or cores is None or full < view.limit(_RULE, "thread_", min(gpus)):
         return None
     most = view.limit(_RULE, "most_cores_", min(gpus))
@@ -157,17 +157,59 @@ def _one_thread(view: View, process: ProcessSample, looks: Sequence[HostHistoryP
     # A thread that polls for the GPU fills a core too: but then a kernel runs.
     if not util or max(util) > view.limit(_RULE, "waiting_", min(gpus)):
         return None
-    return Finding(
-        id=_RULE, severity="medium", origin="live", gpus=tuple(sorted(gpus)),
-        evidence=evidence | {"process_cpu_cores": cores, "full_core_share_ratio": full, "gpu_util_ratio": max(util)},
-        title=f"One CPU thread holds up {gpus_text(gpus)}",
-        why=f"{name_of(process)} used {cores:.1f} cores over the last {window_s:.0f} s, one of them full in "
-            f"{percent(full)} of the looks, while no kernel ran in {percent(1 - max(util))} of the time: its main "
-            "thread (Python runs one at a time) does not keep up.",
+    return {"cores": cores, "full_core": full, "gpu_util": max(util)}
+
+
+def describe_host_cpu_saturated(v: HostCpuSaturated) -> Explanation:
+    evidence = {"window_s": v.window_s, "cpu_ratio": v.cpu, "gpu_activity_ratio": v.least_active}
+    cores, of_limit = v.cores or 0.0, v.of_limit or 0.0
+    if v.limited_by == "thread" and v.process is not None:
+        return _thread_full(v, v.process, evidence)
+    if v.limited_by == "node":
+        if v.cores is not None:
+            evidence["cpu_cores"] = v.cores
+        return _full(v, evidence, f"all {f'{cores:.0f} ' if v.cores is not None else ''}cores were "
+                                  f"{percent(v.cpu)} busy")
+    evidence["cpu_limit_cores"] = cores
+    if v.of_limit is not None:
+        evidence["cpu_of_limit_ratio"] = v.of_limit
+    if v.limited_by == "container" or v.group is None:
+        return _full(v, evidence, f"the {cores:g} cores that the container or cpuset grants were {percent(of_limit)} "
+                                  "busy")
+    granted = f"the {cores:g} cores that the control group {v.group.name} grants"
+    if v.throttled is None:
+        return _full(v, evidence, f"{granted} were {percent(of_limit)} busy")
+    evidence["cpu_throttled_ratio"] = v.throttled
+    return _full(v, evidence, f"{granted} were used up in {percent(v.throttled)} of the scheduler's periods, all "
+                              "threads then standing until the next", "CPU quota used up")
+
+
+def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str = "CPU full") -> Explanation:
+    return Explanation(
+        title=f"{title} while {gpus_text(v.gpus)} {'waits' if len(v.gpus) == 1 else 'wait'}",
+        why=f"Over the last {v.window_s:.0f} s {what}, and the GPUs active as little as "
+            f"{percent(min(v.waiting.values()))} of the time: input, launches and Python compete for cores.",
+        evidence=evidence,
+        action="Give the job more cores, or its CPU less to do: cache or prepare the input, decode fewer pixels, and "
+               "keep other programs off the node. A capture (c) tells which thread waits.",
+        snippet=_INPUT, gain=_NO_FIGURE,
+        source="/proc/stat, control groups; " + source(
+            f"{_RULE}.{'throttled' if v.throttled is not None else 'cpu'}_enter", f"{_RULE}.waiting_enter"),
+    )
+
+
+def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str, float]) -> Explanation:
+    cores, full, util = v.cores or 0.0, v.full_core or 0.0, v.gpu_util or 0.0
+    return Explanation(
+        title=f"One CPU thread holds up {gpus_text(v.gpus)}",
+        why=f"{name_of(process)} used {cores:.1f} cores over the last {v.window_s:.0f} s, one of them full in "
+            f"{percent(full)} of the looks, while no kernel ran in {percent(1 - util)} of the time: its main thread "
+            "(Python runs one at a time) does not keep up.",
+        evidence=evidence | {"process_cpu_cores": cores, "full_core_share_ratio": full, "gpu_util_ratio": util},
         action="Take work off the main thread: more steps per call of the compiled function, input by parallel tf.data "
                "maps or worker processes, callbacks and metrics less often.",
         snippet="model.compile(…, steps_per_execution=32, jit_compile=True)\n"
                 "dataset = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)",
+        gain=_NO_FIGURE,
         source="/proc: CPU by core and by process; " + source(f"{_RULE}.thread_enter", f"{_RULE}.most_cores_enter"),
-        gain=Gain(None, "telemetry shows no steps: a capture (c) gives the figure"),
     )

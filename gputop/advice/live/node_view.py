@@ -1,4 +1,4 @@
-"""What the live rules look at: windows of history, the processes on each GPU, what is shown already."""
+"""What the live rules see of the node: windows of history, the processes on each GPU, what is shown already."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.advice.registry import limit, rule_of
-from gputop.core.findings import Abstained, Finding
+from gputop.advice.verdict import Missing
+from gputop.core.findings import Finding, Severity
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample
 from gputop.telemetry.history import History, HostHistoryPoint
 from gputop.text.units import ranges
@@ -64,14 +65,14 @@ def _window(times: F64, values: npt.NDArray[np.float32], seconds: float, end_s: 
     return Window(times, values, count, mean)
 
 
-class View:
-    """One tick's view of the node for all live rules. Asks history once for each metric and window."""
+class NodeView:
+    """One sample's view of the node for all live rules. It asks the history once for each metric and window."""
 
     def __init__(self, history: History, sample: NodeSample, previous: tuple[Finding, ...]) -> None:
         self.history = history
         self.sample = sample
         self.previous = previous
-        self.readable_gpus = [g for g in sample.gpus if g.state == OK and g.info.mig is None]  # GPUs that can be read
+        self.readable_gpus = [g for g in sample.gpus if g.state == OK and g.info.mig is None]
         # Rules about a job and its GPUs hold for whole ones: the parts of a divided GPU belong to different jobs.
         self.whole_gpus = [g for g in self.readable_gpus if not g.info.mig_mode]
         self._column = {uuid: i for i, uuid in enumerate(history.uuids)}
@@ -257,6 +258,10 @@ class View:
                 age_s[gpu.info.index] = max(age, age_s.get(gpu.info.index, 0.0))
         return [g for g in self.whole_gpus if age_s.get(g.info.index, math.inf) >= limit("idle_gpu.age_s")]
 
+    def was_shown_as(self, finding_id: str, severity: Severity) -> bool:
+        """Whether this finding is on screen with this severity."""
+        return any(f.id == finding_id and f.severity == severity for f in self.previous)
+
     def full_cores(self, seconds: float) -> float:
         """How many cores of the host had no time left, on average; 0 where that is not known."""
         known = [look.full_cores for look in self.host(seconds) if look.full_cores is not None]
@@ -267,13 +272,13 @@ class View:
             self._hosts[seconds] = self.history.host(seconds, end_s=self.sample.time_s)
         return self._hosts[seconds]
 
-    def not_at_work(self, finding_id: str, seconds: float) -> Abstained | None:
+    def not_at_work(self, seconds: float) -> Missing:
         """Why no GPU could be judged by how it works."""
         if self.processes and self.warmed_up_gpus:
-            return Abstained(finding_id, f"{seconds:.0f} s of readings of a GPU at work")
+            return Missing(f"{seconds:.0f} s of readings of a GPU at work")
         if self.processes:
-            return Abstained(finding_id, f"a job that is past its start-up ({limit('idle_gpu.age_s'):.0f} s)")
-        return self.no_process(finding_id)
+            return Missing(f"a job that is past its start-up ({limit('idle_gpu.age_s'):.0f} s)")
+        return self.no_process()
 
     def without_process(self, seconds: float) -> tuple[list[GpuSample], list[GpuSample]]:
         """The GPUs for which no compute process was listed for that long: the idle ones, and those at work all
@@ -289,22 +294,22 @@ class View:
                 (at_work if works else idle).append(gpu)
         return idle, at_work
 
-    def unlisted(self, finding_id: str, gpus: Sequence[GpuSample]) -> Abstained:
+    def unlisted(self, gpus: Sequence[GpuSample]) -> Missing:
         """GPUs at work without a process: who uses them is not known."""
-        return Abstained(finding_id, f"the processes on {gpus_text(gpus)}: at work, but the driver lists none; a "
-                                     "container sees those of others only with --pid=host")
+        return Missing(f"the processes on {gpus_text(gpus)}: at work, but the driver lists none; a container sees "
+                       "those of others only with --pid=host")
 
-    def no_process(self, finding_id: str) -> Abstained:
+    def no_process(self) -> Missing:
         """Why there is no process to judge."""
         if self.readable_gpus and not self.whole_gpus:
-            return Abstained(finding_id, "a whole GPU: jobs on MIG instances are not judged from live figures")
+            return Missing("a whole GPU: jobs on MIG instances are not judged from live figures")
         unread = [g for g in self.sample.gpus if g.processes_reason is not None]
         if unread:
-            return Abstained(finding_id, f"the processes on {gpus_text(unread)}: {unread[0].processes_reason}")
+            return Missing(f"the processes on {gpus_text(unread)}: {unread[0].processes_reason}")
         at_work = self.without_process(self.seconds("unused_gpu.window_s"))[1]
         if at_work:
-            return self.unlisted(finding_id, at_work)
-        return Abstained(finding_id, NO_PROCESS if self.complete else NO_PROCESS_WATCHED)
+            return self.unlisted(at_work)
+        return Missing(NO_PROCESS if self.complete else NO_PROCESS_WATCHED)
 
 
 def is_service(process: ProcessSample) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import numpy.typing as npt
 
-from gputop.advice.live.node_view import View, gpus_text
+from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
-from gputop.core.findings import Abstained, Finding, Gain, Severity
+from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.core.findings import Severity
 from gputop.core.samples import GpuSample
 from gputop.sources.nvml.pcie import link_bytes_per_s
 from gputop.text.units import percent, rate
@@ -21,10 +24,25 @@ _WAYS = {"pcie_rx_bytes_per_s": "host to device", "pcie_tx_bytes_per_s": "device
 
 # -- pcie_link_degraded -----------------------------------------------------------------------------
 
-def pcie_link_degraded(view: View) -> Finding | Abstained | None:
+@dataclass(frozen=True, slots=True)
+class _SlowLink:
+    gpu: GpuSample
+    slow_share: float  # of the readings at work
+    bytes_per_s: float
+    max_bytes_per_s: float
+    traffic: float | None = None  # the larger direction's, of what the link carries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PcieLinkDegraded(Verdict):
+    window_s: float
+    worst: _SlowLink
+
+
+def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | None:
     """A busy GPU whose link runs at fewer lanes or a lower generation than it can."""
     rule, window_s = "pcie_link_degraded", view.seconds("pcie_link_degraded.window_s")
-    slow: dict[int, tuple[GpuSample, dict[str, float]]] = {}
+    slow: list[_SlowLink] = []
     judged, missing = False, ""
     at_work = _rates_at_work(view, window_s)
     lowest, counts = np.fmin.reduce(at_work, axis=0, initial=np.inf), (~np.isnan(at_work)).sum(axis=0)
@@ -48,17 +66,15 @@ def pcie_link_degraded(view: View) -> Finding | Abstained | None:
         below = rates[rates < least]
         share = len(below) / counts[column]
         if share >= view.limit(rule, "share_", info.index):
-            slow[info.index] = (gpu, {"window_s": window_s, "slow_share_ratio": float(share),
-                                      "link_max_bytes_per_s": full, "link_bytes_per_s": float(np.median(below))})
-    if not slow:
-        if judged:
-            return None
-        return Abstained(rule, missing or f"{limit('min_readings'):.0f} readings of a GPU at work in the last "
-                                          f"{window_s:.0f} s: idle links run slower on purpose")
-    return _degraded(view, slow, window_s)
+            slow.append(_SlowLink(gpu, float(share), float(np.median(below)), full))
+    if slow:
+        return _degraded(view, slow, window_s)
+    return None if judged else Missing(
+        missing or f"{limit('min_readings'):.0f} readings of a GPU at work in the last {window_s:.0f} s: idle links "
+                   "run slower on purpose")
 
 
-def _rates_at_work(view: View, window_s: float) -> F32:
+def _rates_at_work(view: NodeView, window_s: float) -> F32:
     """The rates of the links, [look, gpu]; NaN where they are not known or the GPU was not at work."""
     rates, busy = view.window(_LINK, window_s).values, limit("pcie_link_degraded.busy")
     work = np.zeros(rates.shape, bool)
@@ -71,99 +87,125 @@ def _no_link(gpu: GpuSample) -> str:
     return f"generation and width of the PCIe link of {gpus_text([gpu])}: {gpu[_LINK].reason or 'not yet read'}"
 
 
-def _degraded(view: View, slow: dict[int, tuple[GpuSample, dict[str, float]]], window_s: float) -> Finding:
-    def loss(index: int) -> float:
-        evidence = slow[index][1]
-        return evidence["link_bytes_per_s"] / evidence["link_max_bytes_per_s"]
-
-    index = min(slow, key=loss)
-    gpu, evidence = slow[index]
-    shares = {i: _traffic(view, g, e["link_bytes_per_s"], window_s) for i, (g, e) in slow.items()}
-    used = [s for s in shares.values() if s is not None]
-    shown_medium = any(f.id == "pcie_link_degraded" and f.severity == "medium" for f in view.previous)
-    medium = bool(used) and max(used) >= limit("pcie_link_degraded.traffic_" + ("leave" if shown_medium else "enter"))
-    if shares[index] is not None:
-        evidence["traffic_of_link_ratio"] = shares[index] or 0.0
-    gen, width = gpu["pcie_gen"].value, gpu["pcie_width"].value
-    now = gpu[_LINK].value
-    trained = ""
-    if gen and width and now and abs(now - evidence["link_bytes_per_s"]) < 0.01 * now:
-        trained = (f" (generation {gen:.0f} × {width:.0f} instead of "
-                   f"{gpu.info.pcie_gen_max} × {gpu.info.pcie_width_max})")
-    return Finding(
-        id="pcie_link_degraded", severity="medium" if medium else "low", origin="live", gpus=tuple(sorted(slow)),
-        evidence=evidence, title=f"{gpus_text(slow)}: PCIe link slower than it could be",
-        why=f"At work, the link of GPU {index} ran at {rate(evidence['link_bytes_per_s'])}{trained} over the last "
-            f"{window_s:.0f} s; GPU and board could do {rate(evidence['link_max_bytes_per_s'])}. Copies and input take "
-            "that much longer.",
-        action="Have the card reseated and slot, riser and BIOS settings of the link checked; some virtual machines "
-               "and shared slots give fewer lanes on purpose.",
-        snippet=f"nvidia-smi -q -i {index} | grep -A 12 'GPU Link Info'",
-        source="NVML current and maximum PCIe generation and width; " + source("pcie_link_degraded.busy"),
-        gain=Gain(None, "depends on how much is copied; " + _NO_FIGURE),
+def _degraded(view: NodeView, slow: list[_SlowLink], window_s: float) -> PcieLinkDegraded:
+    slow = [replace(link, traffic=_traffic(view, link.gpu, link.bytes_per_s, window_s)) for link in slow]
+    used = [link.traffic for link in slow if link.traffic is not None]
+    leave = "leave" if view.was_shown_as("pcie_link_degraded", "medium") else "enter"
+    medium = bool(used) and max(used) >= limit(f"pcie_link_degraded.traffic_{leave}")
+    return PcieLinkDegraded(
+        gpus=tuple(sorted(link.gpu.info.index for link in slow)), severity="medium" if medium else "low",
+        window_s=window_s, worst=min(slow, key=lambda link: link.bytes_per_s / link.max_bytes_per_s),
     )
 
 
-def _traffic(view: View, gpu: GpuSample, link: float, window_s: float) -> float | None:
+def _traffic(view: NodeView, gpu: GpuSample, link: float, window_s: float) -> float | None:
     """The larger direction's mean traffic, of what the link carries."""
     means = [m for m in (view.mean(gpu, metric, window_s) for metric in _WAYS) if m is not None]
     return max(means) / link if means else None
 
 
-# -- pcie_saturated -----------------------------------------------------------------------------------
+def describe_pcie_link_degraded(v: PcieLinkDegraded) -> Explanation:
+    link, gpu = v.worst, v.worst.gpu
+    evidence = {"window_s": v.window_s, "slow_share_ratio": link.slow_share,
+                "link_max_bytes_per_s": link.max_bytes_per_s, "link_bytes_per_s": link.bytes_per_s}
+    if link.traffic is not None:
+        evidence["traffic_of_link_ratio"] = link.traffic
+    gen, width, now = gpu["pcie_gen"].value, gpu["pcie_width"].value, gpu[_LINK].value
+    trained = ""
+    if gen and width and now and abs(now - link.bytes_per_s) < 0.01 * now:
+        trained = (f" (generation {gen:.0f} × {width:.0f} instead of "
+                   f"{gpu.info.pcie_gen_max} × {gpu.info.pcie_width_max})")
+    return Explanation(
+        title=f"{gpus_text(v.gpus)}: PCIe link slower than it could be",
+        why=f"At work, the link of GPU {gpu.info.index} ran at {rate(link.bytes_per_s)}{trained} over the last "
+            f"{v.window_s:.0f} s; GPU and board could do {rate(link.max_bytes_per_s)}. Copies and input take that much "
+            "longer.",
+        evidence=evidence,
+        action="Have the card reseated and slot, riser and BIOS settings of the link checked; some virtual machines "
+               "and shared slots give fewer lanes on purpose.",
+        snippet=f"nvidia-smi -q -i {gpu.info.index} | grep -A 12 'GPU Link Info'",
+        gain="depends on how much is copied; " + _NO_FIGURE,
+        source="NVML current and maximum PCIe generation and width; " + source("pcie_link_degraded.busy"),
+    )
 
-def pcie_saturated(view: View) -> Finding | Abstained | None:
+
+# -- pcie_saturated ---------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class _FullLink:
+    gpu: GpuSample
+    metric: str  # the direction
+    window_s: float
+    bytes_per_s: float
+    link_bytes_per_s: float
+
+    @property
+    def share(self) -> float:
+        return self.bytes_per_s / self.link_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PcieSaturated(Verdict):
+    worst: _FullLink
+    activity: tuple[str, float] | None  # metric and mean of that GPU; None: not known
+
+
+def judge_pcie_saturated(view: NodeView) -> PcieSaturated | Missing | None:
     """Copies fill the link most of the time."""
     rule = "pcie_saturated"
-    explained = view.gpus_left_out(rule)
-    full: dict[int, tuple[GpuSample, str, dict[str, float]]] = {}
+    left_out = view.gpus_left_out(rule)
+    full: dict[int, _FullLink] = {}
     judged, missing = False, ""
     for gpu in view.readable_gpus:
-        link = gpu[_LINK].value
+        link, index = gpu[_LINK].value, gpu.info.index
         for metric in _WAYS:
             mean, window_s = _rate(view, gpu, metric)
             if mean is None or not link:
                 missing = missing or _no_traffic(gpu, metric, window_s)
                 continue
             judged = True
-            index = gpu.info.index
-            share = mean / link
-            if share >= view.limit(rule, "rate_", index) and index not in explained:
-                before = full.get(index)
-                if before is None or share > before[2]["traffic_of_link_ratio"]:
-                    full[index] = (gpu, metric, {"window_s": window_s, metric: mean, "link_bytes_per_s": link,
-                                                 "traffic_of_link_ratio": share})
+            found = _FullLink(gpu, metric, window_s, mean, link)
+            if found.share >= view.limit(rule, "rate_", index) and index not in left_out and (
+                    index not in full or found.share > full[index].share):
+                full[index] = found
     if not full:
-        return None if judged else Abstained(rule, missing or "a GPU whose PCIe traffic can be read")
-    index = max(full, key=lambda i: full[i][2]["traffic_of_link_ratio"])
-    gpu, metric, evidence = full[index]
-    window_s = evidence["window_s"]
-    activity = view.activity(gpu, window_s)
-    shown_medium = any(f.id == rule and f.severity == "medium" for f in view.previous)
+        return None if judged else Missing(missing or "a GPU whose PCIe traffic can be read")
+    worst = max(full.values(), key=lambda found: found.share)
+    activity = view.activity(worst.gpu, worst.window_s)
+    leave = "leave" if view.was_shown_as(rule, "medium") else "enter"
     severity: Severity = "low"
+    if activity is not None and activity[1] < limit(f"pcie_saturated.medium_{leave}"):
+        severity = "medium"
+    return PcieSaturated(gpus=tuple(sorted(full)), severity=severity, worst=worst, activity=activity)
+
+
+def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
+    worst, reading = v.worst, v.worst.gpu[v.worst.metric]
+    evidence = {"window_s": worst.window_s, worst.metric: worst.bytes_per_s, "link_bytes_per_s": worst.link_bytes_per_s,
+                "traffic_of_link_ratio": worst.share}
     waits = ""
-    if activity is not None:
-        evidence[f"{activity[0]}_ratio"] = activity[1]
-        if activity[1] < limit("pcie_saturated.medium_" + ("leave" if shown_medium else "enter")):
-            severity, waits = "medium", f" while the GPU was active {percent(activity[1])} of the time"
-    coarse = ", from looks of 20 ms," if gpu[metric].coarse else ""
-    return Finding(
-        id=rule, severity=severity, origin="live", gpus=tuple(sorted(full)), evidence=evidence,
-        title=f"{gpus_text(full)}: PCIe link full",
-        why=f"GPU {index} over the last {window_s:.0f} s: {_WAYS[metric]} traffic was{coarse} "
-            f"{rate(evidence[metric])} of the link's raw {rate(evidence['link_bytes_per_s'])}, of which 80-90 % can be "
-            f"reached{waits}.",
+    if v.activity is not None:
+        evidence[f"{v.activity[0]}_ratio"] = v.activity[1]
+        if v.severity == "medium":
+            waits = f" while the GPU was active {percent(v.activity[1])} of the time"
+    coarse = ", from looks of 20 ms," if reading.coarse else ""
+    return Explanation(
+        title=f"{gpus_text(v.gpus)}: PCIe link full",
+        why=f"GPU {worst.gpu.info.index} over the last {worst.window_s:.0f} s: {_WAYS[worst.metric]} traffic "
+            f"was{coarse} {rate(worst.bytes_per_s)} of the link's raw {rate(worst.link_bytes_per_s)}, of which 80-90 % "
+            f"can be reached{waits}.",
+        evidence=evidence,
         action="Copy less: send input in its smallest type (uint8 images) and decode or cast on the GPU, keep what is "
                "used again on the GPU, and stop offloading if there is memory. A capture (c) names the copies.",
         snippet="dataset = dataset.map(keep_uint8).prefetch(tf.data.AUTOTUNE)\n"
                 "# in the model: x = tf.cast(images, tf.bfloat16) / 255",
-        source=("NVML PCIe throughput (20 ms)" if coarse else f"PCIe traffic ({gpu[metric].source or 'counters'})")
+        gain="depends on whether the copies overlap with kernels; " + _NO_FIGURE,
+        source=("NVML PCIe throughput (20 ms)" if reading.coarse else f"PCIe traffic ({reading.source or 'counters'})")
                + "; " + source("pcie_saturated.rate_enter"),
-        gain=Gain(None, "depends on whether the copies overlap with kernels; " + _NO_FIGURE),
     )
 
 
-def _rate(view: View, gpu: GpuSample, metric: str) -> tuple[float | None, float]:
+def _rate(view: NodeView, gpu: GpuSample, metric: str) -> tuple[float | None, float]:
     """Mean traffic and its window. 20-ms looks, kept until the next one, count only if there are enough."""
     if not gpu[metric].coarse:
         window_s = view.seconds("window_s")

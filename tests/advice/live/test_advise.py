@@ -9,8 +9,9 @@ from itertools import pairwise
 
 import pytest
 
-from gputop.advice.live.advise import RULES, live_advice
+from gputop.advice.live.advise import live_advice
 from gputop.advice.live.node_view import gpus_text
+from gputop.advice.live_rules import LIVE_RULES
 from gputop.advice.registry import LIMITS, limit
 from gputop.core.findings import Finding
 from gputop.core.samples import LOST, GpuSample
@@ -123,7 +124,7 @@ def test_rules_are_pure() -> None:
     version = history.version
     sample = scene.sample(149)
     assert live_advice(history, sample, advice[-2].findings) == live_advice(history, sample, advice[-2].findings)
-    assert history.version == version and len(RULES) == 17
+    assert history.version == version and len(LIVE_RULES) == 17
 
 
 def test_parts_of_a_divided_gpu_are_no_gpus_of_a_job() -> None:

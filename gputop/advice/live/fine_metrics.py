@@ -1,0 +1,48 @@
+"""The live rule about what cannot be seen: GPUs of which only coarse utilization is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gputop.advice.live.node_view import NodeView, gpus_text
+from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.core.samples import GpuSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoFineMetrics(Verdict):
+    window_s: float
+    reason: str | None  # why there is no SM activity
+
+
+def judge_no_fine_metrics(view: NodeView) -> NoFineMetrics | Missing | None:
+    """Only coarse utilization: a kernel on one SM counts like one on all."""
+    window_s = view.seconds("no_fine_metrics.window_s")
+    coarse = [g for g in view.whole_gpus if _only_coarse(view, g, window_s)]
+    if not coarse:
+        if any(view.mean(g, "sm_active", window_s) is not None for g in view.whole_gpus):
+            return None
+        return Missing(f"{window_s:.0f} s of utilization readings")
+    return NoFineMetrics(gpus=tuple(g.info.index for g in coarse), severity="low", window_s=window_s,
+                         reason=coarse[0]["sm_active"].reason)
+
+
+def _only_coarse(view: NodeView, gpu: GpuSample, window_s: float) -> bool:
+    # A history filled in at the start has coarse utilization alone: that memory was read shows
+    # that the GPU itself was sampled all the time.
+    watched = all(view.mean(gpu, m, window_s) is not None for m in ("gpu_util", "memory_used_bytes"))
+    return watched and view.readings_count(gpu, "sm_active", window_s) == 0
+
+
+def describe_no_fine_metrics(v: NoFineMetrics) -> Explanation:
+    return Explanation(
+        title=f"{gpus_text(v.gpus)}: only coarse utilization",
+        why="Coarse utilization is the share of time in which any kernel ran: 100 % can be one busy SM, or GPUs "
+            f"waiting for each other. SM activity is missing: {v.reason}.",
+        evidence={"window_s": v.window_s, "coarse_gpus_count": float(len(v.gpus))},
+        action="Capture a trace (c) to see what the kernels do; SM activity live needs a Hopper or newer GPU (GPM), or "
+               "on data-centre cards from Volta on a DCGM host engine that watches it (dcgm-exporter, or gputop "
+               "--dcgm-watch; its help says what that costs).",
+        gain="this is about what can be seen, not about the job",
+        source="NVML: definition of utilization; GPM: Hopper and newer; DCGM field 1002",
+    )

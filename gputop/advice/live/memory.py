@@ -1,0 +1,135 @@
+"""Live rules about device memory: nearly used up by several processes, or reserved at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gputop.advice.live.node_view import NodeView, gpus_text
+from gputop.advice.registry import limit, source
+from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.core.samples import GpuSample
+from gputop.text.units import percent
+
+
+def _held_gpus(view: NodeView) -> Iterable[GpuSample]:
+    return {g.info.index: g for p in view.processes for g in view.compute_gpus(p)}.values()
+
+
+# -- memory_pressure --------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class _Tight:
+    gpu: int
+    free: float  # share of all memory
+    processes: int
+    span_bytes: float  # between the largest and the smallest reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPressure(Verdict):
+    window_s: float
+    tightest: _Tight
+
+
+def judge_memory_pressure(view: NodeView) -> MemoryPressure | Missing | None:
+    """Processes that share a GPU have nearly used up its memory, and it still moves.
+
+    That is all that live figures can show: what one process holds may be its allocator's reserve.
+    """
+    window_s = view.seconds("memory_pressure.window_s")
+    tight: list[_Tight] = []
+    judged, reserves = False, []
+    for gpu in _held_gpus(view):
+        total, used = gpu["memory_total_bytes"].value, view.mean(gpu, "memory_used_bytes", window_s)
+        if used is None or not total:
+            continue
+        found = _tight(view, gpu, used, total, window_s)
+        if found is not None:
+            tight.append(found)
+        elif used >= limit("memory_pressure.full") * total:
+            reserves.append(gpu)
+            continue
+        judged = True
+    if not tight:
+        if reserves:
+            return Missing(f"the allocator's peak on {gpus_text(reserves)}: memory used may be reserved at start and "
+                           "says nothing; capture a trace (c)")
+        return None if judged else Missing(f"{window_s:.0f} s of memory used and the total of a held GPU")
+    return MemoryPressure(gpus=tuple(sorted(t.gpu for t in tight)), severity="medium", window_s=window_s,
+                          tightest=min(tight, key=lambda t: t.free))
+
+
+def _tight(view: NodeView, gpu: GpuSample, used: float, total: float, window_s: float) -> _Tight | None:
+    rule, index = "memory_pressure", gpu.info.index
+    held = sum(index in p.gpus for p in view.processes)
+    free = total - used - (gpu["memory_reserved_bytes"].value or 0.0)
+    if held < 2 or free > view.limit(rule, "free_", index) * total:
+        return None
+    span = view.span(gpu, "memory_used_bytes", window_s) or 0.0
+    if index not in view.shown(rule) and span < limit("memory_pressure.moved") * total:
+        return None
+    return _Tight(index, max(0.0, free) / total, held, span)
+
+
+def describe_memory_pressure(v: MemoryPressure) -> Explanation:
+    tight = v.tightest
+    return Explanation(
+        title=f"{gpus_text(v.gpus)}: processes compete for the last memory",
+        why=f"{tight.processes} processes hold GPU {tight.gpu}; {percent(tight.free)} of its memory was free over the "
+            f"last {v.window_s:.0f} s, and what they hold still changed. The next one that needs more fails with "
+            "out-of-memory, whichever it is.",
+        evidence={"window_s": v.window_s, "free_of_total_ratio": tight.free,
+                  "processes_count": float(tight.processes), "memory_span_bytes": tight.span_bytes},
+        action="Give each process a GPU of its own, or a memory limit that leaves room for the others.",
+        snippet="gpu = tf.config.list_physical_devices('GPU')[0]\n"
+                "tf.config.set_logical_device_configuration(\n"
+                "    gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=30_000)])  # MiB",
+        gain="it averts a failure; nothing gets faster",
+        source="NVML memory used, reserved and total, process list; " + source("memory_pressure.free_enter"),
+    )
+
+
+# -- memory_preallocated ----------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPreallocated(Verdict):
+    window_s: float
+    used: float  # share of all memory, of the GPU with most
+
+
+def judge_memory_preallocated(view: NodeView) -> MemoryPreallocated | Missing | None:
+    """Nearly all memory is held and does not move: reserved at start, whatever the job needs."""
+    rule, window_s = "memory_preallocated", view.seconds("window_s")
+    pressed = view.gpus_left_out(rule)
+    reserved: dict[int, float] = {}
+    judged = False
+    for gpu in _held_gpus(view):
+        index, total = gpu.info.index, gpu["memory_total_bytes"].value
+        mean, span = view.mean(gpu, "memory_used_bytes", window_s), view.span(gpu, "memory_used_bytes", window_s)
+        if mean is None or span is None or not total:
+            continue
+        judged = True
+        flat = span / total <= limit("memory_preallocated.flat")
+        if index not in pressed and flat and mean / total >= view.limit(rule, "", index):
+            reserved[index] = mean / total
+    if not judged:
+        return Missing(f"{window_s:.0f} s of memory used and the total of a held GPU")
+    if not reserved:
+        return None
+    return MemoryPreallocated(gpus=tuple(sorted(reserved)), severity="low", window_s=window_s,
+                              used=max(reserved.values()))
+
+
+def describe_memory_preallocated(v: MemoryPreallocated) -> Explanation:
+    return Explanation(
+        title=f"{gpus_text(v.gpus)}: memory used says nothing about head-room",
+        why=f"{percent(v.used)} of the memory is held and has not moved for {v.window_s:.0f} s. TensorFlow reserves "
+            "nearly all of it at start (JAX 75 %), so this figure hides what the job really needs.",
+        evidence={"window_s": v.window_s, "memory_used_of_total_ratio": v.used},
+        action="Capture (c): the allocator's peak in the trace is the true head-room, for a larger batch for example; "
+               "TF_FORCE_GPU_ALLOW_GROWTH=true lets TensorFlow take only what it needs.",
+        snippet="TF_FORCE_GPU_ALLOW_GROWTH=true python train.py",
+        gain="this explains a figure; nothing is wrong",
+        source="TensorFlow GPU guide: memory is mapped at start; limits: gputop",
+    )
