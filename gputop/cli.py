@@ -58,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def command() -> NoReturn:
     """The process: :func:`main`, then out at once.
 
-    The interpreter's own way out would wait for, or pull the ground from under, daemon threads
-    that may be inside the driver or gRPC; a hung driver must not keep gputop from ending.
+    The interpreter's own shutdown would wait for daemon threads inside the driver or gRPC, or crash them; a hung
+    driver must not keep gputop from ending.
     """
     try:
         status = main()

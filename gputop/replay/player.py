@@ -1,8 +1,7 @@
-"""Playing a recording: the samples of a file, one after the other, at the pace of their times.
+"""Plays a recording: the samples of a file, one after the other, at the pace of their times.
 
-Nothing is asked here: whole samples come ready, so a :class:`Player` stands in a session for a
-source and for its sampler. Its clock is the recording's: what is "ago" and what the live rules
-look back on is meant in recorded time.
+The samples are complete, so a :class:`Player` takes the place of both the source and the sampler of a session. Its
+clock is the recording's: ages, and the time the live rules look back on, are in recorded time.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ MAX_SPEED = math.inf
 SPEEDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, MAX_SPEED)
 MAX_WAIT_S = 10.0  # recorded time in which nothing was sampled is passed over
 
-# What comes before the place where one begins fills the history, not all of it one by one.
+# The samples before the starting point fill the history: in these steps, not all of them.
 _FINE_HISTORY_S, _FINE_STEP_S = 600.0, 1.0
 _COARSE_HISTORY_S, _COARSE_STEP_S = 6 * 3600.0, 10.0
 
@@ -112,7 +111,7 @@ class Player:
         return self._index == len(self.recording) - 1
 
     def state(self) -> str:
-        """Speed, or why it stands still, for the header."""
+        """The speed, or why playing has halted, for the header."""
         if self.at_end:
             return "end of recording"
         text = "max speed" if self.speed == MAX_SPEED else f"{self.speed:g}×"

@@ -22,10 +22,10 @@ _STOP_POLL_S = 0.2  # how soon a stop is noticed between two samples
 
 def record(source: Source, interval_s: float, path: Path, seconds: float | None, stop: threading.Event,
            say: Callable[[str], None]) -> None:
-    """Record until ``stop`` or for ``seconds``; ``say`` gets what the user should know. Commands lose their secrets.
+    """Record until ``stop`` is set or for ``seconds``; ``say`` gets messages for the user. Commands lose their secrets.
 
-    Writing has a thread of its own (the caller's), so that a slow disk delays no sample. Raises
-    GputopError where the source or the file fails; what was written until then can be replayed.
+    The caller's thread writes, another one samples: a slow disk delays no sample. Raises GputopError where the source
+    or the file fails; what was written until then can be replayed.
     """
     waiting: queue.Queue[NodeSample | GputopError] = queue.Queue()
     dropped = 0

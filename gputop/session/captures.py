@@ -68,11 +68,10 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
 
 
 def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
-    """What to capture from: all servers that were asked for, or the first that was found.
+    """The servers to capture from: all that the user named, or else the first that was found.
 
-    Of those asked for, the ones that do not answer come along, with their ``problem``. Raises
-    NoDataError with what to do where none answers: where one was asked for, no other is taken in
-    its place, as a capture slows down its job.
+    Named servers that do not answer are included, with their ``problem``. Raises NoDataError with cause and fix where
+    none answers. A server that was found never replaces a named one: a capture slows its job down.
     """
     servers = tuple(servers)
     asked = tuple(s for s in servers if s.asked)
@@ -85,7 +84,7 @@ def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
 
 
 def servers_label(servers: Sequence[Server]) -> str:
-    """One name for them all: "a:6009 and 3 more"."""
+    """A short name for several servers: "a:6009 and 3 more"."""
     more = len(servers) - 1
     return servers[0].address + (f" and {more} more" if more else "")
 

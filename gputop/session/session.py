@@ -95,7 +95,7 @@ class Session:
         self.replayed_snapshot = replayed_snapshot
         self.failure: GputopError | None = None
         self.sample_feed = SampleFeed(source, options.interval_s, clock, sampler, self,
-                               estimate_step_period=replayed_snapshot is None)
+                                      estimate_step_period=replayed_snapshot is None)
         self.capture_control = CaptureControl(source, options, self._now_s, self)
         self.finding_store = FindingStore(self._now_s, replayed_snapshot)
         if replayed_snapshot is not None:

@@ -55,7 +55,7 @@ def test_server_of_a_named_process_is_found_once_and_for_good():
         assert found.notes == ()
         assert finder.find([running.pid]) == found
     assert finder.find([running.pid]).servers == ()
-    assert finder._sockets.keys().isdisjoint({v for v in finder._verdicts if str(v.port) in address})
+    assert finder._sockets.keys().isdisjoint({v for v in finder._sockets if str(v.port) in address})
 
 
 def test_server_of_a_child_is_found():

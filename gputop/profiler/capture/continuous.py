@@ -1,14 +1,14 @@
-"""Continuous profiling: a server that records all the time, so that the seconds before an event can be had.
+"""Continuous profiling: a server records all the time, so that a trace can hold the seconds before an event.
 
 TensorFlow 2.21 and JAX have it (``StartContinuousProfiling``, ``GetSnapshot``, ``StopContinuousProfiling``). Their
-recording is no ring: it grows until it is fetched or dropped, in the job's memory, and slows the job
-as any capture does. So it is dropped and begun anew every so often, which costs little, and it is never
-on without being asked for.
+recording is no ring buffer: it grows in the job's memory until it is fetched or dropped, and it slows the job
+as any capture does. So gputop drops it and starts a new one every so often, which costs little. It is off
+unless the user asks for it.
 
-It does not end by itself, not even when the client is gone. A process of its own, the guard, sees to that:
-it ends the recordings when gputop ends, in whatever way, or stands still, and those that gputop could not
-end. What is left is a machine or cgroup that kills both at once, or a guard that cannot reach a server any
-more: then that recording goes on until the job ends.
+A recording does not end by itself, not even when its client is gone. A separate process, the watchdog, ends the
+recordings when gputop ends in whatever way, when gputop hangs, and when gputop itself failed to end one. Two cases
+remain: a machine or cgroup that kills both processes at once, and a server the watchdog cannot reach. There the
+recording continues until the job ends.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ def stop_continuous(address: str, timeout_s: float = _CALL_TIMEOUT_S) -> bool:
     return True
 
 
-def run_watchdog(patience_s: float) -> None:
-    """The guard's main: once it hears no more, or nothing for ``patience_s``, it ends the recordings that are on.
+def run_watchdog(timeout_s: float) -> None:
+    """The watchdog's main: it ends all recordings when its input closes or stays silent for ``timeout_s``.
 
-    It is told by lines: ``on ADDRESS``, ``off ADDRESS``, ``end ADDRESS`` to end that one now, ``q`` to leave, and
-    anything else is a sign of life.
+    Its input has one message a line: ``on ADDRESS``, ``off ADDRESS``, ``end ADDRESS`` to end that one now, ``q`` to
+    exit; any other line is a heartbeat.
     """
     import os
     import select
@@ -92,7 +92,7 @@ def run_watchdog(patience_s: float) -> None:
     heard = b""
     recording: set[str] = set()
     while True:
-        readable, _, _ = select.select([0], [], [], patience_s)
+        readable, _, _ = select.select([0], [], [], timeout_s)
         said = os.read(0, _LINE_BYTES) if readable else b""
         if not said:
             _stop_twice(recording)
@@ -125,7 +125,7 @@ def _in_parallel(step: Callable[[str], _T], addresses: Collection[str]) -> dict[
 
 
 class _WatchdogProcess:
-    """The guard as its owner sees it."""
+    """The watchdog process, seen from gputop."""
 
     def __init__(self) -> None:
         root = Path(__file__).resolve().parents[3]
@@ -136,7 +136,7 @@ class _WatchdogProcess:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                             stderr=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
-            raise GputopError(f"the guard of continuous profiling could not be started: {error}",
+            raise GputopError(f"the watchdog of continuous profiling could not be started: {error}",
                               "Leave out --dip-before: a trace of the seconds after a dip needs none.") from None
         assert self.process.stdout is not None
         timer = threading.Timer(_WATCHDOG_START_TIMEOUT_S, self.process.kill)
@@ -148,15 +148,16 @@ class _WatchdogProcess:
         if not ready:
             self.process.kill()
             self.process.wait()
-            raise GputopError("the guard of continuous profiling did not start: without it the recording could outlive "
-                              "gputop", "Leave out --dip-before: a trace of the seconds after a dip needs none.")
+            raise GputopError("the watchdog of continuous profiling did not start: without it a recording could "
+                              "outlive gputop",
+                              "Leave out --dip-before: a trace of the seconds after a dip needs none.")
 
     def heartbeat(self) -> bool:
-        """Give a sign of life; False where the guard is gone."""
+        """Send a sign of life; False if the watchdog is gone."""
         return self.send(".") and self.process.poll() is None
 
     def end(self, address: str) -> None:
-        """Have it end a recording that does not let itself be ended now; it takes its time."""
+        """Let the watchdog end a recording that gputop could not end; it tries for some seconds."""
         self._busy = True
         self.send(f"end {address}")
 
@@ -170,7 +171,7 @@ class _WatchdogProcess:
                 self.process.kill()
 
     def leave(self) -> None:
-        """Say no more: unless it was dismissed it ends what is on."""
+        """Close its input: unless it was dismissed, it then ends all recordings."""
         with contextlib.suppress(OSError):
             assert self.process.stdin is not None
             self.process.stdin.close()
@@ -187,7 +188,7 @@ class _WatchdogProcess:
 
 @dataclass(frozen=True, slots=True)
 class RecordingState:
-    """How a recording stands: for how long it has been on, and by how much the job has grown since."""
+    """How long a recording has been on, and by how much the job's memory has grown since."""
 
     seconds: float
     growth_bytes: int | None
@@ -252,11 +253,11 @@ class Continuous:
         return None
 
     def state(self) -> RecordingState:
-        """How much there is to be had now; a sign of life for the guard. Raises GputopError where the guard is gone."""
+        """How long it has recorded; sends the watchdog a sign of life. Raises GputopError if the watchdog is gone."""
         assert self._since_s is not None and self._watchdog is not None
         if not self._watchdog.heartbeat():
             self.close()
-            raise GputopError("the guard of continuous profiling was ended: so is the recording", "")
+            raise GputopError("the watchdog of continuous profiling was ended, and so is the recording", "")
         growths = []
         for address in self._recording:
             now, began = resident_bytes(self.pids[address]), self._began_bytes[address]
@@ -304,12 +305,12 @@ class Continuous:
             folder.discard()
 
     def close(self) -> None:
-        """End the recording, and the guard when that has worked."""
+        """End the recording, and the watchdog once that has worked."""
         self._stop()
         self._dismiss()
 
     def abandon(self) -> None:
-        """Leave the end of it to the guard: at once, where gputop is on its way out."""
+        """Leave the end of the recording to the watchdog; returns at once, for a gputop that is about to exit."""
         watchdog, self._watchdog, self._since_s = self._watchdog, None, None
         if watchdog is not None:
             watchdog.leave()
@@ -346,10 +347,9 @@ def _explain(address: str, code: str, details: str) -> GputopError:
 
 
 def drop_reason(kept: RecordingState, before_s: float) -> str | None:
-    """Why what is recorded should be dropped now, as a person reads it; None while it may grow.
+    """Why the recording should be dropped now, for people; None while it may grow.
 
-    It is let grow to twice ``before_s``: at any moment the last seconds are there, of which half are
-    wanted at least on average.
+    It may grow to twice ``before_s``: then it holds ``before_s`` on average at any moment.
     """
     if kept.growth_bytes is not None and kept.growth_bytes > MAX_GROWTH_BYTES:
         return f"the job has grown by {bytes_(kept.growth_bytes)}"

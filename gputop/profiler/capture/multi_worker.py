@@ -42,7 +42,7 @@ _PHASES = ("connecting", "probing", "recording", "receiving", "saving")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one worker: ``result`` or ``error``. ``began_s`` is Unix time by our clock."""
+    """The outcome for one worker: ``result`` or ``error``. ``began_s`` is Unix time by gputop's clock."""
 
     address: str
     name: str  # of its trace in the run folder, without the ending
@@ -217,7 +217,7 @@ def capture_workers(
 
 def max_safe_duration(servers: Sequence[tuple[str, int | None]], *, seconds: float, logdir: Path, stop: threading.Event,
              ) -> tuple[Plan, dict[str, GputopError]]:
-    """How much of ``seconds`` all servers would bear, by a probe of each; and those that cannot be captured, and why.
+    """How much of ``seconds`` all servers can bear, by a probe of each; and the errors of the others.
 
     Raises GputopError where none can be.
     """
@@ -232,7 +232,7 @@ def max_safe_duration(servers: Sequence[tuple[str, int | None]], *, seconds: flo
 
 
 def fetch_preceding(recording: Continuous, logdir: Path) -> MultiWorkerCapture:
-    """What was recorded of several workers until now, in one run folder; raises GputopError where there is nothing."""
+    """Fetch what several workers have recorded until now into one run folder; raises GputopError if there is none."""
     addresses = recording.addresses
     names = trace_names(list(recording.pids))
     run = RunFolder.create(logdir, "workers")

@@ -94,7 +94,7 @@ class FreeResources:
 class Plan:
     """``chosen_s`` to record, and in ``why`` the reason as a person reads it; ``notes`` is what could not be known.
 
-    ``enough``: more would have been bearable, and shown what is seldom.
+    ``enough``: the job could have borne a longer recording, which would also show rare work.
     """
 
     asked_s: float

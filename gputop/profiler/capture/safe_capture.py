@@ -65,7 +65,7 @@ class Cost:
 
 
 class JobMemory:
-    """The job's memory, looked at whenever progress is reported."""
+    """The job's memory, sampled whenever progress is reported."""
 
     def __init__(self, pid: int | None, report: Callable[[Progress], None]) -> None:
         self._pid = pid if pid != os.getpid() else None  # the demo's server is in gputop itself
@@ -93,7 +93,7 @@ class JobMemory:
 
 
 class MemoryGrowthGuard:
-    """Takes a recording's progress and sets ``halt``: with ``stop``, and where the job grows by too much."""
+    """Receives a recording's progress and sets ``halt`` when ``stop`` is set or the job's memory grows too much."""
 
     def __init__(self, memory: JobMemory, after_s: float, most_bytes: float, stop: threading.Event,
                  halt: threading.Event) -> None:
@@ -113,7 +113,7 @@ class MemoryGrowthGuard:
             self.halt.set()
 
     def plan_as_recorded(self, chosen: Plan) -> Plan:
-        """The plan as it was, with the reason, where it was ended."""
+        """The plan as it was carried out: shorter, with the reason, if this guard ended the recording."""
         if self._ended is None:
             return chosen
         seconds, grown = self._ended

@@ -137,7 +137,7 @@ class AutoCapture:
             threading.Thread(target=self._record_continuously, name="gputop-auto-capture", daemon=True).start()
 
     def close(self) -> None:
-        """Returns at once; the guard ends what a server still records."""
+        """Returns at once; the watchdog ends what a server still records."""
         self._closing.set()
         continuous = self._continuous
         if continuous is not None:

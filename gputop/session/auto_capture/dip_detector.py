@@ -1,4 +1,4 @@
-"""When a GPU dips: what of the history fulfils a rule. Pure but for what it remembers."""
+"""Detects dips: GPUs whose recent history meets a rule. Its only state is what it remembers of each GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RECOVERED = 0.5  # of the way from the threshold back to the median, before ano
 
 @dataclass(frozen=True, slots=True)
 class Dip:
-    """A GPU that fulfils the rule: since when (Unix time), its mean since then, and what it is held against."""
+    """A GPU that meets the rule: since when (Unix time), its mean since then, its median, and the threshold."""
 
     uuid: str
     metric: str
@@ -60,18 +60,18 @@ class _Gpu:
 
 @dataclass(slots=True)
 class Trigger:
-    """Looks at a history with each new sample. A GPU that has dipped is armed again once it has recovered."""
+    """Checks a history for dips with each new sample. After a dip, a GPU must recover before it can dip again."""
 
     rule: DipRule
     _gpus: dict[str, _Gpu] = field(default_factory=dict)
 
     @property
     def any_low(self) -> bool:
-        """Whether a GPU is low now, be it not long enough yet."""
+        """Whether any GPU is below its threshold now, for however short a time."""
         return any(gpu.low_since_s is not None for gpu in self._gpus.values())
 
     def check(self, history: History) -> Dip | None:
-        """The first GPU that has just fulfilled the rule, if any. Call it once per sample."""
+        """The first GPU that meets the rule since this sample, if any. Call it once per sample."""
         found: Dip | None = None
         for uuid in history.uuids:
             dip = self._check_gpu(history, uuid, self._gpus.setdefault(uuid, _Gpu()))
@@ -111,7 +111,7 @@ class Trigger:
         return None if median is None or self.rule.factor is None else self.rule.factor * median
 
     def _metric_and_median(self, history: History, uuid: str) -> tuple[str | None, float | None]:
-        """The metric there are readings of, and its median; None where it is too early or too low to have one."""
+        """The first metric with readings, and its median; None while readings are few, or if it is too low."""
         for metric in self.rule.metrics:
             times, values = history.window(uuid, metric, BASELINE_S)
             known = ~np.isnan(values)

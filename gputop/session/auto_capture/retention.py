@@ -1,4 +1,4 @@
-"""The folder of captures that gputop made by itself: bounded, the oldest go first, and never anything else's."""
+"""Bounds the folder of automatic captures: the oldest runs are removed first, and only those gputop marked."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-def test_the_guard_ends_it_when_gputop_is_killed(number):
+def test_the_watchdog_ends_it_when_gputop_is_killed(number):
     with serve(FakeProfiler(continuous=True)) as server, serve(FakeProfiler(continuous=True)) as other:
         command = [sys.executable, "-c", _OWNER, server.address, other.address]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as owner:
@@ -167,14 +167,14 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_the_guard_ends_it_when_gputop_stands_still(monkeypatch):
+def test_the_watchdog_ends_it_when_gputop_stands_still(monkeypatch):
     monkeypatch.setattr(continuous, "WATCHDOG_TIMEOUT_S", 0.2)
     with serve(FakeProfiler(continuous=True)) as server:
         recording = Continuous([(server.address, None)])
         recording.start()
         until(lambda: not server.recording_all_the_time)
         until(lambda: recording._watchdog.process.poll() is not None)
-        with pytest.raises(GputopError, match="guard"):
+        with pytest.raises(GputopError, match="watchdog"):
             recording.state()
         assert not recording.on
 
@@ -191,6 +191,6 @@ def test_left_at_once_it_is_ended_by_the_guard():
 def test_without_a_guard_nothing_is_begun(monkeypatch):
     monkeypatch.setattr(continuous, "_WATCHDOG_CODE", "raise SystemExit(1)")
     with serve(FakeProfiler(continuous=True)) as server:
-        with pytest.raises(GputopError, match="guard of continuous profiling did not start"):
+        with pytest.raises(GputopError, match="watchdog of continuous profiling did not start"):
             Continuous([(server.address, None)]).start()
         assert server.continuous_calls == []
