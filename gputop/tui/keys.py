@@ -21,11 +21,11 @@ def key(keys: str, action: str, title: str, sentence: str, footer: bool = False,
 
 
 MONITOR: list[BindingType] = [
-    key("c", "capture", "capture", "capture a trace from the job's profiler server and analyse it", footer=True),
+    key("c", "capture", "capture", "capture a trace from the job's profiler server and analyze it", footer=True),
     key("C", "capture(True)", "capture all that is asked",
         "the same without the probe that shortens it for the job's sake"),
     key("x", "stop_capture", "stop capture", "end the running capture, keeping what it has"),
-    key("t", "last_capture", "timeline", "the last capture in time: GPUs, host threads, steps, idle places",
+    key("t", "last_capture", "timeline", "the last capture in time: GPUs, host threads, steps, idle gaps",
         footer=True),
     key("T", "open('tables')", "tables", "the last capture as tables: kernels, collectives, memory, copies, functions"),
     key("A", "open('mark')", "mark A", "mark the last capture as A, to compare later ones with it"),

@@ -1,4 +1,4 @@
-"""Themes, and the whole screen in each form of colours and glyphs."""
+"""Themes, and the whole screen in each form of colors and glyphs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shown(app: GputopApp) -> list[str]:
 
 
 def colors(app: GputopApp) -> set[str]:
-    """The kinds of colours on the screen."""
+    """The kinds of colors on the screen."""
     strips = screen_strips(app)
     found = [color for strip in strips for segment in strip if segment.style
              for color in (segment.style.color, segment.style.bgcolor) if color is not None]
@@ -68,7 +68,7 @@ async def test_every_form_at_every_size_says_the_same(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["none", "ascii", "16", "console"])
-async def test_levels_are_told_apart_without_colour(form: str) -> None:
+async def test_levels_are_told_apart_without_color(form: str) -> None:
     def half(gpu: GpuSample, tick: int) -> GpuSample:
         level = {0: 0.0, 1: 0.5, 2: 1.0}.get(gpu.info.index, float(tick % 2))
         return replace(gpu, readings={**gpu.readings, "sm_active": replace(gpu["sm_active"], value=level)})

@@ -48,7 +48,7 @@ async def test_the_whole_capture_is_shown_first() -> None:
         assert line_of(canvas, "GPU 0").rstrip().endswith("%")
         header = text_of(screen.query_one("#timeline-header", LinesWidget))
         assert "node.xplane.pb" in header and "3 steps" in header and "SIMULATED" not in header
-        assert "4.0 ms shown" in told(screen) and "coldest places" in told(screen)
+        assert "4.0 ms shown" in told(screen) and "costly idle gaps" in told(screen)
 
 
 @pytest.mark.parametrize("size", [(40, 12), (80, 24), (200, 60)])

@@ -18,7 +18,7 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     """The lines above the findings: that nothing is wrong and what limits the job, or how to learn more."""
     record = session.last_capture
     if record is not None and record.analysis is None:
-        return ("The trace could not be analysed; it is kept on disk. Press t for why.",)
+        return ("The trace could not be analyzed; it is kept on disk. Press t for why.",)
     if any(f.severity != "low" for f in session.findings):
         return ()
     if record is not None:

@@ -37,7 +37,7 @@ def label(record: CaptureRecord) -> str:
 
 
 def colored(report: str) -> Text:
-    """The report of a comparison with its verdicts in colour; the words alone tell them, too."""
+    """The report of a comparison with its verdicts in color; the words alone tell them, too."""
     out = Text()
     for line in report.splitlines():
         words = line.replace(":", " ").replace(".", " ").split()

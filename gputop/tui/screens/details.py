@@ -291,7 +291,7 @@ def job_text(session: Session) -> Text:
 
 
 def capture_text(record: CaptureRecord) -> Text:
-    """What a capture did and says; where it could not be analysed, why."""
+    """What a capture did and says; where it could not be analyzed, why."""
     parts = [*map(printable, record.remarks), *(f"profiler: {printable(n)}" for n in record.notes)]
     parts += [record.report] if record.problem is None else [
         printable(str(record.path)), printable(record.problem.message), printable(record.problem.fix)]

@@ -24,7 +24,7 @@ To let gputop capture, the job starts a profiler server; it costs nothing until 
 """
 
 READING = (
-    "Each row is a GPU, each column a slice of time, newest at the right; height and colour are the level, "
+    "Each row is a GPU, each column a slice of time, newest at the right; height and color are the level, "
     "ø is the mean of what is shown. On several lines, brightness is the share of samples that reach a level: "
     "a GPU busy half of the time is dim to the top, a half busy one bright to the middle. A dot: nothing was "
     "measured. ~ marks coarse utilization (any kernel ran), where SM activity cannot be read.\n"

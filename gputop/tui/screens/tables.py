@@ -68,7 +68,7 @@ def tables(analysis: Mapping[str, Any] | None) -> tuple[Table, ...]:
             _memory(document), _copies(document), _host_ops(document), _functions(document), _input(document))
     if analysis is not None:
         return made
-    return tuple(Table(t.name, t.columns, (), "The trace could not be analysed: t tells why.") for t in made)
+    return tuple(Table(t.name, t.columns, (), "The trace could not be analyzed: t tells why.") for t in made)
 
 
 def _share(value: float) -> str:

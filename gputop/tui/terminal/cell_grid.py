@@ -69,7 +69,7 @@ def _same(sgr: SgrCodes) -> SgrCodes:
 
 @lru_cache(4096)
 def _blank(sgr: SgrCodes) -> SgrCodes:
-    """The sgr of a space: its colour cannot be seen, unless a line goes through it."""
+    """The sgr of a space: its color cannot be seen, unless a line goes through it."""
     attributes, _, ground = parse_sgr(sgr)
     return _same(sgr if attributes & {"4", "7", "9", "21", "53"} else ground)
 

@@ -1,9 +1,9 @@
-"""From what a view means to what the theme and the terminal can show: the one table of colours and glyphs.
+"""From what a view means to what the theme and the terminal can show: the one table of colors and glyphs.
 
-Views draw with the styles of :mod:`gputop.render.palette`, in the dark theme's colours, and with any glyph. A
-:class:`TerminalPalette` translates each run on its way to the screen: into the colours of another theme, the nearest
+Views draw with the styles of :mod:`gputop.render.palette`, in the dark theme's colors, and with any glyph. A
+:class:`TerminalPalette` translates each run on its way to the screen: into the colors of another theme, the nearest
 of 256, a choice of 16, or attributes alone; and glyphs into those a console or an ASCII terminal has. It
-knows the levels behind the ramp's colours, so where colours are too few a cell becomes a density glyph.
+knows the levels behind the ramp's colors, so where colors are too few a cell becomes a density glyph.
 
 On the dark theme, with all colors and glyphs, there is nothing to translate (:attr:`TerminalPalette.plain`).
 """
@@ -30,14 +30,14 @@ COLORS: tuple[Colors, ...] = ("truecolor", "256", "16", "none")
 # -- what the terminal can show ---------------------------------------------------------------
 
 _TRUECOLOR_TERMS = ("kitty", "alacritty", "foot", "wezterm", "ghostty", "-direct")
-_COLOURLESS_TERMS = ("vt100", "vt102", "vt220", "xterm-mono", "ansi-m")
+_COLORLESS_TERMS = ("vt100", "vt102", "vt220", "xterm-mono", "ansi-m")
 
 
 def terminal_colors(env: Mapping[str, str] | None = None) -> Colors:
     """What the terminal says it can show; none where NO_COLOR (no-color.org) is set."""
     env = os.environ if env is None else env
     term = env.get("TERM", "dumb").lower()
-    if env.get("NO_COLOR") or term in ("dumb", "unknown") or term.startswith(_COLOURLESS_TERMS):
+    if env.get("NO_COLOR") or term in ("dumb", "unknown") or term.startswith(_COLORLESS_TERMS):
         return "none"
     if env.get("COLORTERM", "").lower() in ("truecolor", "24bit") or any(name in term for name in _TRUECOLOR_TERMS):
         return "truecolor"
@@ -60,7 +60,7 @@ def terminal_glyphs(env: Mapping[str, str] | None = None) -> Glyphs:
 
 SYSTEMS: dict[Colors, ColorSystem] = {
     "truecolor": ColorSystem.TRUECOLOR, "256": ColorSystem.EIGHT_BIT, "16": ColorSystem.STANDARD,
-    "none": ColorSystem.STANDARD}  # attributes need a system, too; colours are gone by then
+    "none": ColorSystem.STANDARD}  # attributes need a system, too; colors are gone by then
 
 # -- glyphs -----------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ _TABLES: dict[Glyphs, dict[int, str]] = {
     "ascii": _AsciiTable({ord(char): to for char, to in _ASCII.items()}),
 }
 
-# -- colours ----------------------------------------------------------------------------------
+# -- colors ----------------------------------------------------------------------------------
 
 _MEANT: dict[Rgb, str] = {Color.parse(color).get_truecolor(): name for name, color in DARK.names.items()}
 _OF_LIGHT = {Color.parse(color).get_truecolor() for color in LIGHT.names.values()}  # from the style sheet
@@ -127,7 +127,7 @@ _MUTED_16 = ((8, 7), (7, 8))
 
 @cache
 def _levels() -> dict[Rgb, tuple[int, int, bool]]:
-    """Colour of the dark ramp → (step, shade, muted). Where two fall together the more usual one is kept."""
+    """Color of the dark ramp → (step, shade, muted). Where two fall together the more usual one is kept."""
     out: dict[Rgb, tuple[int, int, bool]] = {}
     for muted in (False, True):
         for shade in (SHADES - 1, *range(SHADES - 1)):
@@ -155,7 +155,7 @@ def _with_lightness(rgb: Rgb, lightness: float) -> Rgb:
 
 @cache
 def _palette_256() -> list[tuple[int, tuple[float, float, float]]]:
-    """The 240 colours that are the same on every terminal, with their OKLab."""
+    """The 240 colors that are the same on every terminal, with their OKLab."""
     cube = (0, 95, 135, 175, 215, 255)
     colors = [(16 + 36 * r + 6 * g + b, (cube[r], cube[g], cube[b]))
               for r in range(6) for g in range(6) for b in range(6)]
@@ -164,10 +164,10 @@ def _palette_256() -> list[tuple[int, tuple[float, float, float]]]:
 
 
 @cache
-def nearest_256(rgb: Rgb, grey: bool = False) -> int:
-    """The nearest of 256 colours, or of their greys. Lightness counts more: the order of the levels hangs on it."""
+def nearest_256(rgb: Rgb, gray: bool = False) -> int:
+    """The nearest of 256 colors, or of their grays. Lightness counts more: the order of the levels hangs on it."""
     lightness, a, b = _lab(rgb)
-    return min(_palette_256()[216 if grey else 0:], key=lambda entry: 2 * (entry[1][0] - lightness) ** 2
+    return min(_palette_256()[216 if gray else 0:], key=lambda entry: 2 * (entry[1][0] - lightness) ** 2
                + (entry[1][1] - a) ** 2 + (entry[1][2] - b) ** 2)[0]
 
 
@@ -178,7 +178,7 @@ def _rgb_of(color: Color | None) -> Rgb | None:
 
 
 class TerminalPalette:
-    """A theme's scheme, and what colours and glyphs the terminal has."""
+    """A theme's scheme, and what colors and glyphs the terminal has."""
 
     def __init__(self, scheme: str = "dark", colors: Colors = "truecolor", glyphs: Glyphs = "unicode") -> None:
         self.scheme, self.colors, self.glyphs = scheme, colors, glyphs
@@ -215,13 +215,13 @@ class TerminalPalette:
         return shown
 
     def ground(self, name: str = "ground") -> Style:
-        """The theme's ground, surface or panel; without colour, nothing."""
+        """The theme's ground, surface or panel; without color, nothing."""
         return self.style(Style(bgcolor=DARK.names[name]))
 
-    # -- shapes in place of colours ------------------------------------------------------------
+    # -- shapes in place of colors ------------------------------------------------------------
 
     def _shapes(self, text: str, style: Style) -> str:
-        """Cells whose meaning is in their colour alone, as glyphs."""
+        """Cells whose meaning is in their color alone, as glyphs."""
         upper = _levels().get(_rgb_of(style.color) or (-1, 0, 0))
         if "▀" in text and upper is not None:
             lower = _levels().get(_rgb_of(style.bgcolor) or (-1, 0, 0))
@@ -245,14 +245,14 @@ class TerminalPalette:
             if rgb not in _levels():
                 lightness, a, b = _lab(rgb)  # type: ignore[arg-type]
                 chroma = hypot(a, b)
-                # Tints, as of a row that is selected, are quieter than what stands out by its colour.
+                # Tints, as of a row that is selected, are quieter than what stands out by its color.
                 loud = lightness > 0.6 or (lightness > 0.4 and chroma > 0.05)
                 if self._light:
                     loud = 0.3 < lightness < 0.86 and chroma > 0.025
         return Style(bold=style.bold, italic=style.italic, underline=style.underline, strike=style.strike,
                      reverse=True if loud else style.reverse, meta=style.meta or None)
 
-    # -- colours -------------------------------------------------------------------------------
+    # -- colors -------------------------------------------------------------------------------
 
     def _colored(self, style: Style) -> Style:
         ground = _rgb_of(style.bgcolor)
@@ -264,7 +264,7 @@ class TerminalPalette:
         return style + Style(color=color, bgcolor=bgcolor)
 
     def _color(self, color: Color | None, ground: Rgb | None, is_ground: bool = False) -> Color | None:
-        """Another colour for this one; ``ground`` is what stands behind it."""
+        """Another color for this one; ``ground`` is what stands behind it."""
         rgb = _rgb_of(color)
         if rgb is None:
             return color  # one of the terminal's own
@@ -283,8 +283,8 @@ class TerminalPalette:
             elif self._light and rgb not in _OF_LIGHT:
                 rgb = self._on_light(rgb, ground, is_ground)
         if self.colors == "256":
-            # The muted ramp is nearly grey: in 256 colours it would change between grey and blue.
-            return Color.from_ansi(nearest_256(rgb, grey=level is not None and level[2]))
+            # The muted ramp is nearly gray: in 256 colors it would change between gray and blue.
+            return Color.from_ansi(nearest_256(rgb, gray=level is not None and level[2]))
         return Color.from_rgb(*rgb)  # rich brings it to 16 where that is all there is
 
     def _number_16(self, level: tuple[int, int, bool] | None, name: str | None, is_ground: bool) -> int | None:
@@ -299,7 +299,7 @@ class TerminalPalette:
 
     @staticmethod
     def _readable(color: Color | None, ground: Color | None) -> Color | None:
-        """A text's colour, unless its ground stayed as dark, or became as light, as that is."""
+        """A text's color, unless its ground stayed as dark, or became as light, as that is."""
         text, behind = _rgb_of(color), _rgb_of(ground)
         if text is None or behind is None or abs(_lab(text)[0] - _lab(behind)[0]) > 0.35:
             return color
@@ -307,7 +307,7 @@ class TerminalPalette:
 
     @staticmethod
     def _on_light(rgb: Rgb, ground: Rgb | None, is_ground: bool) -> Rgb:
-        """A colour that a view mixed for a dark ground, and the style sheet's own, which are right as they are."""
+        """A color that a view mixed for a dark ground, and the style sheet's own, which are right as they are."""
         lightness = _lab(rgb)[0]
         if is_ground:
             return _with_lightness(rgb, 1.10 - lightness) if lightness < 0.4 else rgb

@@ -1,6 +1,6 @@
 """The shortest text that brings spans to a terminal: which first, and with which codes.
 
-Most of what a monitor sends is colour: a style is 20 to 40 bytes, a figure that changed two, an address seven. So
+Most of what a monitor sends is color: a style is 20 to 40 bytes, a figure that changed two, an address seven. So
 spans of one style are drawn together, wherever on the screen they are; a terminal shows a frame whole.
 A lane that moved by a slice is moved by the terminal itself, and only the new slice is sent.
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 SgrCodes = str  # SGR parameters after a reset: "1;38;2;215;218;224"
 
 _OFF = {"1": "22", "2": "22", "3": "23", "4": "24", "7": "27"}
-MIN_CELLS_SAVED = 8  # cells that a move must save: its codes are as long as one or two of them in colour
+MIN_CELLS_SAVED = 8  # cells that a move must save: its codes are as long as one or two of them in color
 _MAX_SHIFT_COLUMNS = 2  # columns a move is looked for
 _EQUAL_CELLS = re.compile(b"\0{%d,}" % (MIN_CELLS_SAVED - _MAX_SHIFT_COLUMNS))
 
@@ -41,7 +41,7 @@ class Shift(NamedTuple):
 
 @lru_cache(4096)
 def parse_sgr(sgr: SgrCodes) -> tuple[frozenset[str], str, str]:
-    """Attributes, colour and background of a sgr."""
+    """Attributes, color and background of a sgr."""
     attributes: set[str] = set()
     color = ground = ""
     codes = iter(sgr.split(";"))
@@ -111,7 +111,7 @@ def spans_text(spans: Sequence[StyledSpan], width: int) -> tuple[list[str], SgrC
 def _ordered(spans: Sequence[StyledSpan]) -> list[StyledSpan]:
     """Strokes of one sgr after each other, like sgrs near each other.
 
-    What is alone with its sgr follows its neighbour: there is no code to save, but an address.
+    What is alone with its sgr follows its neighbor: there is no code to save, but an address.
     """
     times = Counter([span[2] for span in spans])
     chains: list[list[StyledSpan]] = []

@@ -2,7 +2,7 @@
 
 A cell is two half columns wide and eight eighths high. Where both halves are about as much
 covered, the height says how much; where they differ, quarters of the cell say which half is.
-Colour is the kind of work; height alone tells the share, so that the lanes read without colour.
+Color is the kind of work; height alone tells the share, so that the lanes read without color.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Line:
         self.codes[max(0, first):max(0, last)] |= flag
 
     def segments(self) -> list[Segment]:
-        """Neighbours of one style as one segment."""
+        """Neighbors of one style as one segment."""
         if not self.glyphs:
             return []
         ends = (np.flatnonzero(self.codes[1:] != self.codes[:-1]) + 1).tolist()
@@ -145,7 +145,7 @@ def spread_out(text: str) -> list[str]:
 
 
 def put_bar(lines: Sequence[Line], first: int, last: int, name: str, code: int) -> None:
-    """A bar over these cells, with a thin edge at its left so that neighbours of a kind can be told apart.
+    """A bar over these cells, with a thin edge at its left so that neighbors of a kind can be told apart.
 
     On one line it fills the cells; on more its top line parts it from the row above, as :data:`FULL` does.
     """

@@ -38,7 +38,7 @@ def where(timeline: Timeline, row: Row) -> str:
 
 
 def view_lines(timeline: Timeline, view: View, width: int) -> list[list[StyledText]]:
-    """With nothing selected: what is on screen, and what the colours mean."""
+    """With nothing selected: what is on screen, and what the colors mean."""
     begin, end = timeline.window_ns
     seen = len(visible_steps(timeline.steps_ns, view))
     left: list[StyledText] = [(f" {seconds(view.span_ns / 1e9)}", BOLD), (" shown", PLAIN)]
@@ -49,7 +49,7 @@ def view_lines(timeline: Timeline, view: View, width: int) -> list[list[StyledTe
         left.append((f"   {seen} of {len(timeline.steps_ns)} step{'s' * (len(timeline.steps_ns) != 1)}", DIM))
     if timeline.idle_gaps:
         cost = sum(b.cost_ns for b in timeline.idle_gaps)
-        left.append((f"   b: {len(timeline.idle_gaps)} coldest places, {seconds(cost / 1e9)} of GPU time", DIM))
+        left.append((f"   b: {len(timeline.idle_gaps)} costly idle gaps, {seconds(cost / 1e9)} of GPU time", DIM))
     # The kinds that can be there, by the rows: asking for all of them would go over the whole trace.
     kinds = {"compute", "collective", "h2d", "d2h"} if any(r.kind == "gpu" for r in timeline.rows) else set()
     kinds |= {"host"} if any(r.kind == "thread" for r in timeline.rows) else set()
@@ -100,7 +100,7 @@ def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[in
     first = justify([(" ▒ ", style), (f"{what} on {on}", BOLD)],
                     [(seconds(length / 1e9), BOLD), (f" at {when(timeline, gap[0], _grain(length))} ", DIM)], width)
     if idle_gap is None:
-        return [first, [("   not among the costliest idle places", DIM)] if row.gpu is not None else []]
+        return [first, [("   not among the costliest idle gaps", DIM)] if row.gpu is not None else []]
     parts = [CAUSES[idle_gap.cause], *([idle_gap.host] if idle_gap.host else [])]
     if idle_gap.ended_by:
         parts.append(f"ended by {idle_gap.ended_by}" + ("  o: go there" if ended_by is not None else ""))
@@ -141,7 +141,7 @@ def range_text(timeline: Timeline, r: Range, linked: Range | None, around: list[
 
 
 def idle_gap_text(timeline: Timeline, idle_gap: IdleGap, finding: str, width: int) -> Text:
-    """Everything about one idle place; ``finding`` is the title of the one it belongs to."""
+    """Everything about one idle gap; ``finding`` is the title of the one it belongs to."""
     out = Text()
     for line in idle_gap_lines(timeline, idle_gap, width, 40, [(finding, PLAIN)] if finding else []):
         for text, style in line:
@@ -153,7 +153,7 @@ def idle_gap_text(timeline: Timeline, idle_gap: IdleGap, finding: str, width: in
 def idle_gap_lines(
     timeline: Timeline, idle_gap: IdleGap, width: int, room: int, finding: list[StyledText],
 ) -> list[list[StyledText]]:
-    """One idle place in at most ``room`` lines: cost, cause, what the host did, what ended it, its finding."""
+    """One idle gap in at most ``room`` lines: cost, cause, what the host did, what ended it, its finding."""
     length = idle_gap.end_ns - idle_gap.start_ns
     who = f"GPU {ranges(idle_gap.gpus, ', ')}" if len(idle_gap.gpus) == 1 else f"GPUs {ranges(idle_gap.gpus, ', ')}"
     tail: list[list[StyledText]] = []
@@ -161,7 +161,7 @@ def idle_gap_lines(
         tail.append([("ended by  ", DIM), (idle_gap.ended_by, PLAIN)])
     else:
         tail.append([("ended by  ", DIM), ("nothing in this step or trace", DIM)])
-    tail.append([("finding   ", DIM), *(finding or [("none is about this place", DIM)])])
+    tail.append([("finding   ", DIM), *(finding or [("none is about this gap", DIM)])])
     cause = CAUSES[idle_gap.cause] + (f": {idle_gap.meanwhile}" if idle_gap.meanwhile else "")
     head: list[list[StyledText]] = [
         [(seconds(idle_gap.cost_ns / 1e9), BOLD), (f" of GPU time on {who}: {seconds(length / 1e9)} from ", PLAIN),

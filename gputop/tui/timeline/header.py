@@ -139,7 +139,7 @@ def step_at(steps: Steps, time_ns: int) -> int | None:
 
 
 def legend(kinds: set[str], width: int) -> list[StyledText]:
-    """What the colours mean, for the kinds of work there are, as many as fit."""
+    """What the colors mean, for the kinds of work there are, as many as fit."""
     runs: list[StyledText] = []
     used = 0
     for part in PART_IDS:

@@ -1,4 +1,4 @@
-"""The bubble detective: the idle gaps of a capture by what they cost, and what the host did in the selected one."""
+"""The idle gaps of a capture by what they cost, and what the host did in the selected one."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _DETAIL, _LISTED = 9, 3  # where they stand below it: most lines of details, and
 class IdleGapList(DrawnLines, can_focus=True):
     """The list with the details of the one selected; up and down select, enter opens its finding."""
 
-    PANEL = "Idle places"
+    PANEL = "Idle gaps"
     BINDINGS: ClassVar[list[BindingType]] = [
-        key("up,k", "move(-1)", "costlier", "the costlier place; the picture goes there"),
-        key("down,j", "move(1)", "less costly", "the less costly place"),
-        key("pageup", "move(-10)", "up a page", "ten places up"),
-        key("pagedown", "move(10)", "down a page", "ten places down"),
-        key("home", "move(-1000)", "costliest", "the costliest place"),
-        key("enter", "open", "finding", "the finding this place belongs to", footer=True),
+        key("up,k", "move(-1)", "costlier", "the costlier gap; the picture goes there"),
+        key("down,j", "move(1)", "less costly", "the less costly gap"),
+        key("pageup", "move(-10)", "up a page", "ten gaps up"),
+        key("pagedown", "move(10)", "down a page", "ten gaps down"),
+        key("home", "move(-1000)", "costliest", "the costliest gap"),
+        key("enter", "open", "finding", "the finding this gap belongs to", footer=True),
     ]
 
     class Chosen(Message):
-        """The picture is to go to this place."""
+        """The picture is to go to this gap."""
 
         def __init__(self, idle: IdleGap) -> None:
             super().__init__()
             self.idle = idle
 
     class Opened(Message):
-        """The finding of this place is wanted."""
+        """The user wants the finding of this gap."""
 
         def __init__(self, idle: IdleGap) -> None:
             super().__init__()
@@ -78,9 +78,9 @@ class IdleGapList(DrawnLines, can_focus=True):
         if self.timeline is None or width <= 0 or height <= 0:
             return
         idle_gaps = self.timeline.idle_gaps
-        self.border_title = f"Idle places by cost · {min(self.at + 1, len(idle_gaps))} of {len(idle_gaps)}"
+        self.border_title = f"Idle gaps by cost · {min(self.at + 1, len(idle_gaps))} of {len(idle_gaps)}"
         if not idle_gaps:
-            self.show([[(" No GPU stands still for long enough to matter, or the trace has no GPU.", DIM)]])
+            self.show([[(" No GPU is idle for long enough to matter, or the trace has no GPU.", DIM)]])
             return
         beside = width >= _BESIDE
         listed = self._listed
@@ -103,7 +103,7 @@ class IdleGapList(DrawnLines, can_focus=True):
         self.show(lines[:height])
 
     def _line(self, i: int, width: int, gpus: int) -> list[StyledText]:
-        """One place, exactly ``width`` cells, ``gpus`` of them for the GPUs' numbers."""
+        """One gap, exactly ``width`` cells, ``gpus`` of them for the GPUs' numbers."""
         assert self.timeline is not None
         b = self.timeline.idle_gaps[i]
         here = i == self.at

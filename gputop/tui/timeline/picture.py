@@ -111,7 +111,7 @@ class TimelinePicture(CachedLinesWidget):
 
     @property
     def _full(self) -> int:
-        # Without colour a full block becomes the letter of its kind (gputop.tui.terminal.color_support).
+        # Without color a full block becomes the letter of its kind (gputop.tui.terminal.color_support).
         preferences = getattr(self.app, "preferences", None)
         return 8 if preferences is not None and preferences.colors == "none" else FULL
 
@@ -142,7 +142,7 @@ class TimelinePicture(CachedLinesWidget):
         return self._head(y) if y < self.head_lines else self._row(y)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        # Every style here has colours of its own; that filter would go through thousands to find none to change.
+        # Every style here has colors of its own; that filter would go through thousands to find none to change.
         return [each for each in super().get_line_filters() if not isinstance(each, ANSIToTruecolor)]
 
     def _head(self, y: int) -> Strip:
@@ -248,7 +248,7 @@ class TimelinePicture(CachedLinesWidget):
                idle_gpus: tuple[int, ...] = (), ended_by: Range | None = None) -> None:
         """Go to a place and what lies on it: a range, or a stretch with none, which may be on several GPUs.
 
-        Linked to a range is its launch or what it launched, to an idle stretch what ended it.
+        Linked to a range is its launch or what it launched, to an idle gap what ended it.
         """
         if self.timeline is None:
             return

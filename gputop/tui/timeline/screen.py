@@ -1,4 +1,4 @@
-"""The timeline of a capture as a screen: the picture, what is selected, and the list of idle places."""
+"""The timeline of a capture as a screen: the picture, what is selected, and the list of idle gaps."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 _TICK_S = 0.5  # of the clock while a trace is read
 _HELP = """\
 Each row is a GPU, one of its streams, a host thread or a tf.data stage, each column a slice of time. The height of a \
-cell is the share of it that is covered, its colour the kind of work that covers most; at the right stands the share \
-of all that is shown. Zoomed in, ranges are bars with their names. Under an idle place of a GPU the ground has the \
-colour of the part of the step it is lost to. Thin lines are where steps begin.
+cell is the share of it that is covered, its color the kind of work that covers most; at the right stands the share \
+of all that is shown. Zoomed in, ranges are bars with their names. An idle gap of a GPU has the color of the part of \
+the step it is lost to as its ground. Thin lines are where steps begin.
 
 The mouse: click selects, a second click opens the details; the wheel zooms about the pointer; drag, or the wheel with \
 shift or ctrl, pans; over the labels the wheel scrolls the rows; a click on the top line goes there.
@@ -71,7 +71,7 @@ class TimelineScreen(ModalScreen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         key("escape", "leave", "back", "back to the monitor, which went on meanwhile; closes the list first"),
-        key("b,g", "idle_gaps", "bubbles", "the costliest idle places: what the host did, what ended them",
+        key("b,g", "idle_gaps", "idle gaps", "the costliest idle gaps: what the host did, what ended them",
             footer=True),
         key("slash", "search", "search", "search ranges and ops by a part of their name", footer=True),
         key("greater_than_sign", "found(1)", "next match", "the next match of the search"),
@@ -286,7 +286,7 @@ class TimelineScreen(ModalScreen[None]):
     def _open_idle(self, timeline: Timeline, idle: IdleGap) -> None:
         finding = self.trace.titles.get(idle.finding, idle.finding) if idle.finding else ""
         self.app.push_screen(Popup(
-            "An idle place", lambda width: descriptions.idle_gap_text(timeline, idle, finding, width)))
+            "An idle gap", lambda width: descriptions.idle_gap_text(timeline, idle, finding, width)))
 
     def go_to_finding(self, finding: Finding) -> None:
         """Show where a finding costs the most; say so where there is no such place."""

@@ -1,4 +1,4 @@
-"""Colours of the timeline. A cell's style is a code, so that lines can be put together as arrays.
+"""Colors of the timeline. A cell's style is a code, so that lines can be put together as arrays.
 
 A code holds the kind of work (0: none), why nothing ran, and flags: on a ruled line, part of a
 bar with a name, selected, linked to what is selected, on the row one is on.
@@ -15,7 +15,7 @@ from gputop.render.palette import BOLD, DARK, Rgb, level_rgb
 from gputop.render.step_parts import PART_IDS
 from gputop.timeline.model import KINDS
 
-# The part of the step that a kind of work belongs to, whose colour it has.
+# The part of the step that a kind of work belongs to, whose color it has.
 PART_OF = {"compute": "compute", "collective": "collectives", "h2d": "h2d", "d2h": "d2h", "d2d": "d2h", "p2p": "d2h",
            "copy": "h2d", "memset": "idle", "host": "host", "input": "input"}
 

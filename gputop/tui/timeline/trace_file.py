@@ -33,7 +33,7 @@ class TraceFile:
     paths: tuple[str, ...]
     title: str
     findings: tuple[Finding, ...] = ()
-    report: Text = field(default_factory=lambda: Text("The trace is being analysed."))
+    report: Text = field(default_factory=lambda: Text("The trace is being analyzed."))
     analyzed: bool = False  # findings and report are there
     open: Open = _in_worker
     timeline: Timeline | None = None

@@ -98,7 +98,7 @@ def base_ns(view: View, columns: int) -> int:
 
 
 def ticks(view: View, columns: int) -> list[Tick]:
-    """Labelled moments: counted from :func:`base_ns`, in one unit."""
+    """Labeled moments: counted from :func:`base_ns`, in one unit."""
     if columns < 4:
         return []
     step, base = tick_step_ns(view.span_ns, columns), base_ns(view, columns)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CachedLinesWidget(Widget):
-    """A widget whose lines come with their colours; only the ground behind them is the style sheet's.
+    """A widget whose lines come with their colors; only the ground behind them is the style sheet's.
 
     Ready lines are kept until they change. Textual does that too, but asks the style sheet for border, title, padding
     and opacity of each widget at each tick, of which these have none.

@@ -151,7 +151,7 @@ def test_a_trace_that_cannot_be_read_falls_back(tmp_path: Path) -> None:
     assert text.startswith("From the analyses alone: ") and "BETTER" in text
 
 
-def test_verdicts_are_coloured_and_said_in_words() -> None:
+def test_verdicts_are_colored_and_said_in_words() -> None:
     text = colored("BETTER: B's step is shorter.\n  mean  1 s  2 s  +1 %  worse\n  median  noise\n")
     styles = {str(text)[s.start:s.end].strip().split()[-1]: str(s.style) for s in text.spans}
     assert styles["worse"] != styles["shorter."] != styles["noise"]

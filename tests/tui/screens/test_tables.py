@@ -86,7 +86,7 @@ def test_empty_tables_say_why() -> None:
     for table in tables(EMPTY):
         assert table.rows == () and table.empty.endswith(".")
     assert "nobody to talk to" in tables(EMPTY)[2].empty
-    assert all("could not be analysed" in t.empty for t in tables(None))
+    assert all("could not be analyzed" in t.empty for t in tables(None))
 
 
 def test_the_wide_column_gets_the_room_that_is_left() -> None:

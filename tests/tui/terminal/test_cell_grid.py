@@ -24,7 +24,7 @@ def drawn(writes: list[tuple[int, int, str, str]]) -> str:
 
 
 def looks(cells: CellGrid) -> list[list[tuple[str, object]]]:
-    """What can be seen: the colour of a space cannot."""
+    """What can be seen: the color of a space cannot."""
     from gputop.tui.terminal.cell_grid import _blank
     from gputop.tui.terminal.escape_codes import parse_sgr
 
@@ -81,7 +81,7 @@ def test_moving_a_lane_costs_its_new_cells_only() -> None:
     assert update.startswith("\x1b[2;5H\x1b[P\x1b[29C\x1b[@") and len(update) < 80
 
 
-def test_strokes_of_one_pen_are_drawn_together_and_bold_ends_without_naming_the_colours_again() -> None:
+def test_strokes_of_one_pen_are_drawn_together_and_bold_ends_without_naming_the_colors_again() -> None:
     cells = CellGrid(40, 4)
     cells.update()
     cells.feed(drawn([(y, x, sgr, text) for y in range(3)

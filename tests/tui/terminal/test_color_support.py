@@ -1,4 +1,4 @@
-"""Colours: even steps of lightness, for every eye, in every form; glyphs: a form for every terminal."""
+"""Colors: even steps of lightness, for every eye, in every form; glyphs: a form for every terminal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BLIND = {
 
 
 def lab(rgb: Rgb, eye: str = "normal") -> tuple[float, float, float]:
-    """CIELAB under D65 (CIE 15:2004) of an sRGB colour as that eye sees it."""
+    """CIELAB under D65 (CIE 15:2004) of an sRGB color as that eye sees it."""
     linear = [c / 255 / 12.92 if c <= 10.31 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
     r, g, b = (min(1.0, max(0.0, sum(m * c for m, c in zip(row, linear, strict=True)))) for row in BLIND[eye])
     xyz = ((0.4124564 * r + 0.3575761 * g + 0.1804375 * b) / 0.95047, 0.2126729 * r + 0.7151522 * g + 0.0721750 * b,
@@ -107,14 +107,14 @@ def ansi_rgb(number: int) -> Rgb:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_in_256_colours_more_is_never_less(scheme: str) -> None:
+def test_in_256_colors_more_is_never_less(scheme: str) -> None:
     ramp = [lightness(ansi_rgb(nearest_256(level_rgb(step, scheme=scheme)))) for step in range(STEPS)]
     way = -1 if scheme == "light" else 1
-    assert all(way * (b - a) > -1.5 for a, b in itertools.pairwise(ramp)), "one grey level at most"
+    assert all(way * (b - a) > -1.5 for a, b in itertools.pairwise(ramp)), "one gray level at most"
     assert len(set(ramp)) >= 8
 
 
-def test_in_16_colours_levels_are_colours_and_shares_densities() -> None:
+def test_in_16_colors_levels_are_colors_and_shares_densities() -> None:
     palette = TerminalPalette("dark", "16")
     seen = []
     for step in range(STEPS):
@@ -128,7 +128,7 @@ def test_in_16_colours_levels_are_colours_and_shares_densities() -> None:
 
 
 @pytest.mark.parametrize("glyphs", ["unicode", "console", "ascii"])
-def test_without_colour_nothing_but_attributes_is_left_and_levels_are_glyphs(glyphs: str) -> None:
+def test_without_color_nothing_but_attributes_is_left_and_levels_are_glyphs(glyphs: str) -> None:
     palette = TerminalPalette("dark", "none", glyphs)  # type: ignore[arg-type]
     for style in (BAD, PLAIN, DIM, bar_style(3), cell_style((3, 8), (0, 8)), *PART_STYLE.values()):
         shown = palette.style(style)
@@ -157,13 +157,13 @@ def test_every_form_keeps_width_and_every_glyph_gets_one(scheme: str, colors: st
         assert glyphs != "ascii" or shown.isascii()
 
 
-def test_the_colours_of_levels_can_be_told_back() -> None:
+def test_the_colors_of_levels_can_be_told_back() -> None:
     wrong = [(level, told) for level in itertools.product(range(STEPS), range(1, SHADES), (False, True))
              if (told := _levels()[level_rgb(*level)])[1] != level[1]]
     assert not wrong, "where two fall together, they are of one share"
 
 
-def test_on_a_light_ground_dark_colours_of_views_turn_light_and_the_theme_s_own_stay() -> None:
+def test_on_a_light_ground_dark_colors_of_views_turn_light_and_the_theme_s_own_stay() -> None:
     palette = TerminalPalette("light")
     mixed = palette.style(Style(color="#d7dae0", bgcolor="#161921"))
     assert mixed.bgcolor is not None and lightness(tuple(mixed.bgcolor.get_truecolor())) > 80  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def test_on_a_light_ground_dark_colours_of_views_turn_light_and_the_theme_s_own_
     ({"COLORTERM": "truecolor", "TERM": "xterm", "NO_COLOR": "1"}, "none"),
     ({"COLORTERM": "truecolor", "TERM": "xterm", "NO_COLOR": ""}, "truecolor"),
 ])
-def test_colours_follow_the_terminal(env: dict[str, str], colors: str) -> None:
+def test_colors_follow_the_terminal(env: dict[str, str], colors: str) -> None:
     assert terminal_colors(env) == colors
 
 

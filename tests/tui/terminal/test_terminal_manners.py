@@ -148,7 +148,7 @@ def test_without_keys_to_hear_it_is_one_look_as_text_too() -> None:
     ({"TERM": "xterm", "COLORTERM": ""}, rb"[34]8;[25];"),
     ({"TERM": "xterm-256color", "COLORTERM": ""}, rb"[34]8;2;"),
 ])
-def test_no_colour_is_sent_that_the_terminal_does_not_have(more: dict[str, str], forbidden: bytes) -> None:
+def test_no_color_is_sent_that_the_terminal_does_not_have(more: dict[str, str], forbidden: bytes) -> None:
     import re
 
     with terminal((120, 40), "--demo", "healthy", env=more) as there:

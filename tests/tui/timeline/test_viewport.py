@@ -14,7 +14,7 @@ WINDOW = (1_000, 10_001_000)
 WHOLE = View.whole(WINDOW)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["at", "zoom", "fit", "centred", "showing"]),
+@given(st.lists(st.tuples(st.sampled_from(["at", "zoom", "fit", "centered", "showing"]),
                           st.floats(-20, 20), st.integers(-5_000_000, 20_000_000), st.integers(1, 12_000_000))))
 def test_no_change_leaves_the_window(changes: list[tuple[str, float, int, int]]) -> None:
     view = WHOLE
@@ -26,7 +26,7 @@ def test_no_change_leaves_the_window(changes: list[tuple[str, float, int, int]])
                 view = view.zoom(2**number, at)
             case "fit":
                 view = view.fit(at, at + length)
-            case "centred":
+            case "centered":
                 view = view.centered(at)
             case "showing":
                 view = view.showing(at, at + length)
