@@ -13,9 +13,9 @@ from textual.screen import Screen
 
 
 def key(keys: str, action: str, title: str, sentence: str, footer: bool = False, priority: bool = False) -> Binding:
-    """A binding: ``title`` is its name in footer and palette, ``sentence`` says there and in the help what it does.
+    """A binding: ``title`` is its name in the footer and the command palette, ``sentence`` says what it does.
 
-    ``footer`` keys stand in the line at the bottom of the screen.
+    ``footer``: it is named in the line at the bottom of the screen.
     """
     return Binding(keys, action, title, footer, tooltip=sentence, priority=priority)
 
@@ -59,7 +59,7 @@ MONITOR: list[BindingType] = [
 ]
 
 
-# What is done to the main screen's picture and lists: not from the screens that cover them.
+# Actions that change the main screen; they have no effect while another screen covers it.
 MAIN_VIEW_ACTIONS = frozenset({"metric", "interval", "pause", "scroll", "scroll_to_now", "zoom", "seek", "sort",
                                "filter", "cursor", "recommendations"})
 
@@ -70,13 +70,13 @@ _NAMES = {"plus": "+", "equals_sign": "=", "minus": "-", "left_square_bracket": 
 
 
 def name(key: str) -> str:
-    """A key as the help writes it: "plus" is +, "left" is ←."""
+    """A key as the help names it: "plus" is +, "left" is ←."""
     *modifiers, last = key.split("+")
     return "+".join((*modifiers, _NAMES.get(last, last)))
 
 
 def bindings(screen: Screen[Any]) -> Iterator[tuple[list[str], Binding, DOMNode]]:
-    """What the keys of a screen do now, by action: the focused widget's first, then the screen's and the app's."""
+    """The active keys of a screen by action: those of the focused widget, of the screen and of the app."""
     found: dict[tuple[DOMNode, str], tuple[list[str], Binding, DOMNode]] = {}
     for key_, active in screen.active_bindings.items():
         if active.binding.tooltip and active.enabled:
@@ -86,8 +86,10 @@ def bindings(screen: Screen[Any]) -> Iterator[tuple[list[str], Binding, DOMNode]
 
 
 def key_groups(screen: Screen[Any]) -> Iterator[tuple[str, list[tuple[list[str], Binding]]]]:
-    """The same under headings, with the keys of the panels that have not the focus. The monitor's own come first, but
-    last on a screen with keys of its own."""
+    """The same under headings, with the keys of the panels that are not focused.
+
+    The monitor's keys come first, on a screen with keys of its own last.
+    """
     here: dict[DOMNode, list[tuple[list[str], Binding]]] = {}
     for keys, binding, node in bindings(screen):
         here.setdefault(node, []).append((keys, binding))
@@ -114,7 +116,7 @@ def _panel(node: DOMNode) -> str:
 
 
 def commands(screen: Screen[Any]) -> Iterator[SystemCommand]:
-    """Every key of the screen and of what has the focus there, as commands of the palette."""
+    """Every key of the screen and of its focused widget, as commands of the palette."""
     for keys, binding, node in bindings(screen):
         yield SystemCommand(binding.description[:1].upper() + binding.description[1:],
                             f"{binding.tooltip} · key {' or '.join(keys)}",

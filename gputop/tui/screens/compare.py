@@ -1,4 +1,4 @@
-"""The captures of this session, two of them compared: what changed, and what the advice that was followed brought."""
+"""Two captures of this session compared: what changed, and what the advice that was followed has brought."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def label(record: CaptureRecord) -> str:
 
 
 def colored(report: str) -> Text:
-    """The report of a comparison with its verdicts in color; the words alone tell them, too."""
+    """The report of a comparison with its verdicts in color; the words are clear without it."""
     out = Text()
     for line in report.splitlines():
         words = line.replace(":", " ").replace(".", " ").split()
@@ -57,7 +57,7 @@ def colored(report: str) -> Text:
 
 
 class CaptureList(DrawnLines, can_focus=True):
-    """The captures, oldest first; A and B beside those that are compared."""
+    """The captures, oldest first; A and B mark those that are compared."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up,k", "move(-1)", "up", "select the capture above"),
@@ -67,7 +67,7 @@ class CaptureList(DrawnLines, can_focus=True):
     ROWS = 6
 
     class Chosen(Message):
-        """A capture was clicked twice."""
+        """The user clicked a selected capture."""
 
     def __init__(self, captures: tuple[CaptureRecord, ...], *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -129,7 +129,7 @@ class CompareScreen(ModalScreen[None]):
             "unchanged job can differ, too: repeat what matters.\n")
 
     def __init__(self, session: Session) -> None:
-        """Needs two captures at least."""
+        """The session must have two captures at least."""
         super().__init__()
         self._session = session
         captures = session.captures
@@ -160,7 +160,7 @@ class CompareScreen(ModalScreen[None]):
     def action_mark(self, side: str) -> None:
         chosen = self.query_one(CaptureList).selected
         a, b = (chosen, self._b) if side == "a" else (self._a, chosen)
-        if a is b:  # the two change places
+        if a is b:  # swap them
             a, b = self._b, self._a
         self._a, self._b = a, b
         self._compare()
@@ -186,23 +186,23 @@ class CompareScreen(ModalScreen[None]):
         captures.draw()
         self._stop.set()
         self._stop = threading.Event()
-        self._tell(Text("Reading both traces…", DIM))
+        self._show_text(Text("Reading both traces…", DIM))
         self._work(self._a, self._b, self._stop)
 
     @work(thread=True, exclusive=True)
     def _work(self, a: CaptureRecord, b: CaptureRecord, stop: threading.Event) -> None:
-        tight = self.app.size.width < REPORT_WIDTH + 8  # the class comes with the first resize, which may be later
-        told = compared(a, b, 80 if tight else REPORT_WIDTH, stop)
+        tight = self.app.size.width < REPORT_WIDTH + 8  # the class is set by the first resize, which may be later
+        text = compared(a, b, 80 if tight else REPORT_WIDTH, stop)
         if not stop.is_set():
-            self.app.call_from_thread(self._tell, told)
+            self.app.call_from_thread(self._show_text, text)
 
-    def _tell(self, text: Text) -> None:
+    def _show_text(self, text: Text) -> None:
         for shown in self.query(WrappedText):
             shown.update_text(text)
 
 
 def compared(a: CaptureRecord, b: CaptureRecord, width: int, stop: threading.Event) -> Text:
-    """The comparison of two captures, from their traces, else from their analyses, else why there is none; blocks."""
+    """The comparison of two captures, from their traces, or from their analyses, or why there is none; blocks."""
     from gputop.comparison.worker import compare_in_worker
 
     why = "their traces are no longer on disk"
@@ -223,7 +223,7 @@ def compared(a: CaptureRecord, b: CaptureRecord, width: int, stop: threading.Eve
 
 
 def mark_last(session: Session) -> str:
-    """Make the last capture A; returns what to do next."""
+    """Make the last capture A, the baseline; returns what to do next."""
     captures = session.captures
     if not captures:
         return no_capture(session, "Then A marks it as the one to compare with.")

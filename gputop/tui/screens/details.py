@@ -1,4 +1,4 @@
-"""What the boxes say that open on a GPU, on a process, on the host's line and on the job's."""
+"""The texts of the details: of a GPU, a process, the host, the job and a capture."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from gputop.text import redaction
 from gputop.text.units import NA, devices, fit, printable, ratio, reading, seconds
 from gputop.tui.monitor.status_lines import bar, near_memory_limit, throttled, time_ago
 
-_TOP = 8  # processes in each list under the host
-_WIDE = 60  # columns; with fewer, labels and figures stand closer
+_MAX_PROCESSES_LISTED = 8  # in each list of the host's details
+_WIDE_FROM_COLUMNS = 60  # with fewer, labels and figures are closer together
 
 
 class _Sheet:
-    """Lines of a label, a value and what there is to say about it, each under the others as far as there is room."""
+    """Lines of a label, a value and a remark, in columns as far as there is room."""
 
     def __init__(self, width: int) -> None:
         self.out = Text()
         self.width = width
-        self._label, self._value = (22, 9) if width >= _WIDE else (15, 0) if width >= 32 else (2, 0)
+        self._label, self._value = (22, 9) if width >= _WIDE_FROM_COLUMNS else (15, 0) if width >= 32 else (2, 0)
 
     def head(self, title: str, more: str = "") -> None:
         self.out.append(f"\n{title}", BOLD)
         self.out.append(f"  {more}\n" if more else "\n", DIM)
 
     def line(self, label: str, value: str, more: str = "", style: Style = PLAIN) -> None:
-        """A label that is too long for its column has a line to itself."""
+        """A label that is too long for its column gets a line of its own."""
         own = len(label) > self._label - 2
         self.out.append(f"{label}\n{'':{self._label}}" if own else f"{label:<{self._label}}", DIM)
         self.out.append(f"{value:<{self._value}}" if more else value, DIM if value == NA else style)
@@ -57,7 +57,7 @@ def _cores(r: Reading) -> str:
 
 
 def gpu_text(gpu: GpuSample, width: int = 100) -> Text:
-    """Every reading of one GPU with its source, or why there is none. ``width``: of a line."""
+    """Every reading of one GPU with its source, or why it has no value. ``width``: of a line."""
     sheet = _Sheet(width)
     out = sheet.out
     out.append(f"{printable(gpu.info.name)}\n", BOLD)
@@ -84,12 +84,12 @@ def gpu_text(gpu: GpuSample, width: int = 100) -> Text:
 
 
 def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int = 100) -> Text:
-    """All that is known of a process, or was (``gone``); its command line whole, secrets hidden."""
+    """Everything known about a process; ``gone``: it has ended. The command line is complete, with secrets hidden."""
     sheet = _Sheet(width)
     out = sheet.out
 
     def line(field: str, label: str, value: str | None, more: str = "") -> None:
-        """None: it is not known."""
+        """``value`` None: it is not known."""
         why = p.reasons.get(field) or p.reason or "not sampled"
         sheet.line(label, NA if value is None else value, printable(why if value is None else more))
 
@@ -107,7 +107,7 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
     line("user", "user", printable(p.user) if p.user else None)
     started = None if p.started_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(p.started_s))
     line("started_s", "started", started, "" if p.started_s is None else time_ago(now_s, p.started_s))
-    # There is none of these, or it cannot be read.
+    # Not in a container, or it cannot be read.
     container = printable(p.container) if p.container else None if "container" in p.reasons else "none"
     line("container", "container", container)
     unset = None if "cuda_visible_devices" in p.reasons else "not set"
@@ -132,7 +132,7 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
 
 
 def _load_of_cores(sheet: _Sheet, host: HostSample) -> None:
-    """Every core as a cell in rows of 32 or what fits, colored and, for those without time left, marked."""
+    """Every core as a cell, in rows of 32 or as many as fit, colored by load; full ones are marked."""
     out = sheet.out
     per_row = next((n for n in (32, 16, 8) if 7 + 2 * n <= sheet.width), 4)
     for begin in range(0, len(host.core_ratios), per_row):
@@ -145,7 +145,7 @@ def _load_of_cores(sheet: _Sheet, host: HostSample) -> None:
 
 
 def host_text(sample: NodeSample, width: int = 100) -> Text:
-    """The host in full: per-core load, memory, disk, network, limits, and who uses them. ``width``: of a line."""
+    """The host: load of each core, memory, disk, network, limits, and who uses them. ``width``: of a line."""
     host = sample.host
     sheet = _Sheet(width)
     out = sheet.out
@@ -172,7 +172,7 @@ def host_text(sample: NodeSample, width: int = 100) -> Text:
     else:
         sheet.head("Cores", "the load of each core is not known here")
     sheet.head("GPU processes by CPU", "with their children, such as input workers")
-    busy = sorted(sample.processes, key=lambda p: -(p.cpu_cores.value or 0.0))[:_TOP]
+    busy = sorted(sample.processes, key=lambda p: -(p.cpu_cores.value or 0.0))[:_MAX_PROCESSES_LISTED]
     for p in busy:
         _row(sheet, p, devices(p))
     if not busy:
@@ -182,7 +182,7 @@ def host_text(sample: NodeSample, width: int = 100) -> Text:
 
 
 def _groups(sample: NodeSample) -> list[tuple[CgroupSample, str]]:
-    """The control groups of gputop and of the GPU processes, each once, and whose they are."""
+    """The control groups of gputop and of the GPU processes, each once, with the names of their members."""
     found: dict[str, tuple[CgroupSample, list[str]]] = {}
     own = sample.host.cgroup
     for group, who in [(own, "gputop"), *((p.cgroup, str(p.pid)) for p in sample.processes)]:
@@ -198,7 +198,7 @@ def _groups(sample: NodeSample) -> list[tuple[CgroupSample, str]]:
 
 
 def _group_lines(sheet: _Sheet, group: CgroupSample) -> None:
-    """CPU and memory of a control group against their limits; what is strained is marked."""
+    """CPU and memory of a control group against their limits; a limit that is reached is marked."""
     limit, used, held = group["cpu_limit_cores"], group["cpu_used_cores"], group["cpu_throttled_ratio"]
     of = f" of {limit.value:g}" if limit.value is not None else ""
     text = NA if used.value is None else f"{used.value:.1f}{of} cores"
@@ -217,10 +217,10 @@ def _group_lines(sheet: _Sheet, group: CgroupSample) -> None:
 
 
 def _row(sheet: _Sheet, p: ProcessSample | HostProcess, gpus: str) -> None:
-    """A process in a line; where that is short, in two."""
+    """A process in one line; in two where the line is short."""
     figures = f"{p.pid:>9} {fit(printable(p.user or '?'), 9)}{_cores(p.cpu_cores):>11} {reading(p.rss_bytes):>6} "
     where = f"GPU {gpus} " if gpus else ""
-    if sheet.width >= _WIDE:
+    if sheet.width >= _WIDE_FROM_COLUMNS:
         figures += f"{where:<9}"
     else:
         sheet.out.append(f"{figures.rstrip()}\n", DIM)
@@ -244,7 +244,7 @@ def _top_processes(sheet: _Sheet, sample: NodeSample) -> None:
         ("All processes by memory", "resident, shared pages counted in each", lambda p: _used(p.rss_bytes, 1.0)),
     ):
         sheet.head(title, more)
-        shown = sorted((p for p in host.top_processes if key(p)), key=key, reverse=True)[:_TOP]
+        shown = sorted((p for p in host.top_processes if key(p)), key=key, reverse=True)[:_MAX_PROCESSES_LISTED]
         for p in shown:
             _row(sheet, p, holders.get(p.pid, ""))
         if not shown:
@@ -254,7 +254,7 @@ def _top_processes(sheet: _Sheet, sample: NodeSample) -> None:
 
 
 def job_text(session: Session) -> Text:
-    """The job: its servers, what it is, and what the captures of this session said and cost."""
+    """The job: its profiler servers, its step period, and the captures of this session with what they cost."""
     out = Text()
     now_s = session.clock()
     out.append("Profiler servers\n", BOLD)
@@ -291,7 +291,7 @@ def job_text(session: Session) -> Text:
 
 
 def capture_text(record: CaptureRecord) -> Text:
-    """What a capture did and says; where it could not be analyzed, why."""
+    """The remarks and the report of a capture, or why it could not be analyzed."""
     parts = [*map(printable, record.remarks), *(f"profiler: {printable(n)}" for n in record.notes)]
     parts += [record.report] if record.problem is None else [
         printable(str(record.path)), printable(record.problem.message), printable(record.problem.fix)]

@@ -1,4 +1,4 @@
-"""The screens that open over the monitor: details of a finding, help, attach, the last capture."""
+"""Dialogs that open over a screen: a box of texts and code, and a line of input."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Lines to paste."""
+    """Lines for the user to paste."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """Text that belongs to the one above it and stands further in."""
+    """Text that belongs to the one above it, and is indented."""
 
     text: Text
 
 
-Part = Text | Callable[[int], Text] | Code | Below  # text as it is, or made for the columns it has
+Part = Text | Callable[[int], Text] | Code | Below  # text as it is, or made for a number of columns
 
 
 class Popup(ModalScreen[None]):
-    """A box over the monitor; esc and q close it. Code among its texts scrolls sideways and never wraps."""
+    """A box over the screen; esc and q close it. Code in it scrolls sideways and is never wrapped."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("y", "copy", "copy", "the code into the terminal's clipboard (OSC 52: over SSH, too, where allowed)"),
@@ -47,7 +47,7 @@ class Popup(ModalScreen[None]):
     HELP = "↑ ↓ and the wheel scroll.\n"
 
     def __init__(self, title: str, *content: Part, keys: Sequence[str] = ()) -> None:
-        """``keys`` are named on its border, beside the one that closes."""
+        """``keys`` are named on its border, beside the one that closes it."""
         super().__init__()
         self._title, self._content, self._keys = title, content, keys
 
@@ -66,7 +66,7 @@ class Popup(ModalScreen[None]):
         self.query_one("#popup").focus()
 
     def copied(self) -> tuple[str, str]:
-        """What y copies, and what it is called; empty where there is nothing."""
+        """What the key y copies, and its name; empty where there is nothing to copy."""
         return "\n".join(part.text for part in self._content if isinstance(part, Code)), "The code"
 
     def action_copy(self) -> None:
@@ -80,7 +80,7 @@ class Popup(ModalScreen[None]):
 
 
 class LivePopup(Popup):
-    """A box whose text is made anew with each look at the node."""
+    """A box whose text is made again for each sample."""
 
     def update_view(self) -> None:
         for wrapped in self.query(WrappedText):
@@ -94,7 +94,7 @@ class Ask(ModalScreen[str | None]):
 
     def __init__(self, title: str, hint: str, value: str = "", placeholder: str = "",
                  check: Callable[[str], str | None] = lambda _: None) -> None:
-        """``check`` says what is wrong with a text, which is then asked for again."""
+        """``check`` returns what is wrong with a text, or None; a wrong one has to be corrected."""
         super().__init__()
         self._title, self._hint, self._value, self._placeholder = title, hint, value, placeholder
         self._check = check

@@ -1,4 +1,4 @@
-"""The help of the screen one is on: its keys, and how to read it."""
+"""The help for the current screen: its keys, and how to read it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gputop.render.styled_text import wrap
 from gputop.tui.keys import key_groups
 from gputop.tui.screens.dialogs import Popup
 
-_KEYS = 9  # columns for the keys: "shift+tab", "q  ctrl+c"
+_KEY_COLUMNS = 9  # "shift+tab", "q  ctrl+c"
 
 HOW_TO_SERVE = """\
 To let gputop capture, the job starts a profiler server; it costs nothing until it is used.
@@ -37,7 +37,7 @@ READING = (
 
 
 def help_box(screen: Screen[Any], more: str) -> Popup:
-    """The keys of ``screen``: those of the monitor, of the panel in use and of the others; then ``more``."""
+    """The keys of ``screen``: of the monitor, of the focused panel and of the others; then ``more``."""
     groups = list(key_groups(screen))
 
     def text(width: int) -> Text:
@@ -46,10 +46,10 @@ def help_box(screen: Screen[Any], more: str) -> Popup:
             if len(groups) > 1:
                 out.append(f"{title}\n", BOLD)
             for keys, binding in lines:
-                named = wrap("  ".join(sorted(keys, key=len)), _KEYS, 9)
-                told = wrap(binding.tooltip, max(20, width - _KEYS - 2), 9)
-                for left, right in zip_longest(named, told, fillvalue=""):
-                    out.append(f"{left:>{_KEYS}}  ", ACCENT)
+                names = wrap("  ".join(sorted(keys, key=len)), _KEY_COLUMNS, 9)
+                sentences = wrap(binding.tooltip, max(20, width - _KEY_COLUMNS - 2), 9)
+                for left, right in zip_longest(names, sentences, fillvalue=""):
+                    out.append(f"{left:>{_KEY_COLUMNS}}  ", ACCENT)
                     out.append(right + "\n")
         if more:
             out.append("\n" + more, DIM)

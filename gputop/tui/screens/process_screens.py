@@ -43,9 +43,9 @@ class ProcessPopup(LivePopup):
 
 
 class SignalList(DrawnLines, can_focus=True):
-    """The signals; one is selected, and once it is taken, the question stands below.
+    """The signals, one of them selected; once the user takes it, a question is below them.
 
-    On a low terminal the process gives way to them, then what a signal does, then the signals to the question.
+    On a low terminal the process is left out first, then what the signals do, then signals in favor of the question.
     """
 
     def __init__(self, process: ProcessSample) -> None:
@@ -53,7 +53,7 @@ class SignalList(DrawnLines, can_focus=True):
         self.process = process
         self.index = 0
         self.asked = False
-        self._at: dict[int, int] = {}  # the line of each signal that is shown
+        self._at: dict[int, int] = {}  # line of each visible signal, by its index
 
     @property
     def number(self) -> Signals:
@@ -67,25 +67,25 @@ class SignalList(DrawnLines, can_focus=True):
         command = printable(redaction.command(p.command)) if p.command is not None else "command not known"
         return wrap(f"{p.pid}  {printable(p.user or '?')}  {command}", width, 2)
 
-    def _said(self, width: int) -> list[str]:
-        """What the selected signal does, or the question; in as many lines as any of it needs."""
-        told = [wrap(what, width, 3) for _, what in SIGNALS]
-        said = told[self.index]
+    def _explanation(self, width: int) -> list[str]:
+        """What the selected signal does, or the question, in as many lines as the longest of these texts needs."""
+        texts = [wrap(what, width, 3) for _, what in SIGNALS]
+        lines = texts[self.index]
         if self.asked:
             question, keys = f"Send {self.number.name} to {self.process.pid}?", "y: send   n, esc: do not"
-            said = [f"{question}   {keys}"]
-            if len(said[0]) > width:
-                said = [*wrap(question, width, 2), keys if len(keys) <= width else "y: send  n: no"]
-        return said + [""] * (max(map(len, told)) - len(said))
+            lines = [f"{question}   {keys}"]
+            if len(lines[0]) > width:
+                lines = [*wrap(question, width, 2), keys if len(keys) <= width else "y: send  n: no"]
+        return lines + [""] * (max(map(len, texts)) - len(lines))
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return min(viewport.height - 2, len(self._head(width)) + 1 + len(SIGNALS) + 1 + len(self._said(width)))
+        return min(viewport.height - 2, len(self._head(width)) + 1 + len(SIGNALS) + 1 + len(self._explanation(width)))
 
     def draw(self) -> None:
         width, height = self.size
         if width <= 0:
             return
-        said = self._said(width)
+        said = self._explanation(width)
         shown = max(0, min(len(SIGNALS), height - len(said) if self.asked else height))
         said = said[:height - shown]
         head = self._head(width)[:height - shown - len(said)]
@@ -105,7 +105,7 @@ class SignalList(DrawnLines, can_focus=True):
 
 
 class SignalScreen(ModalScreen[Signals | None]):
-    """Dismissed with the signal to send, None for none."""
+    """The question which signal to send; dismissed with it, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("up,k", "move(-1)", "up", "select the signal above"),
@@ -118,7 +118,7 @@ class SignalScreen(ModalScreen[Signals | None]):
     HELP = ("Before it is sent, the process is held and its start time compared with the one on screen: a later "
             "process of the same PID gets nothing. Processes of other users need root.\n")
 
-    KEYS = ("↑↓ select", "enter: take it", "esc: close")  # those of the question stand beside it
+    KEYS = ("↑↓ select", "enter: take it", "esc: close")  # the question names its keys itself
 
     def __init__(self, process: ProcessSample) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class SignalScreen(ModalScreen[Signals | None]):
         self.action_move(-1)
 
     def on_click(self, event: events.Click) -> None:
-        """A signal selects, the selected one asks; it is sent by the key alone."""
+        """A click on a signal selects it, on the selected one it asks; only the key sends it."""
         signals = self.query_one(SignalList)
         at = event.get_content_offset(signals)
         chosen = signals.signal_at(at.y) if at is not None else None

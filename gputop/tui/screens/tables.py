@@ -1,4 +1,4 @@
-"""The tables of a capture, from its analysis: what is in them, in which order, and why one is empty. Pure."""
+"""The tables of a capture, made from its analysis: their rows, their order, and why one is empty. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from gputop.text.units import NA, bytes_, percent, printable, ranges, rate, seconds
 
-_WIDE_ENOUGH = 40  # letters of a name that tell it from most others
+_MIN_NAME_COLUMNS = 40  # enough to tell most names apart
 
 Value = str | float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``show`` writes a number; a column without it holds text. ``wide`` ones get what room there is.
+    """``show`` formats a number; a column without it holds text. A ``wide`` one gets the remaining room.
 
-    ``spare`` ones are left out where that is too little, the last first.
+    Where that is too little, ``spare`` ones are left out, the last one first.
     """
 
     title: str
@@ -33,9 +33,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows hold one value per column, None where it is not known; ``empty`` says why there are none.
+    """Rows hold one value per column, None where it is unknown; ``empty`` says why there are no rows.
 
-    ``note`` is what one must know to read it.
+    ``note`` explains how to read the table.
     """
 
     name: str
@@ -72,7 +72,7 @@ def tables(analysis: Mapping[str, Any] | None) -> tuple[Table, ...]:
 
 
 def _share(value: float) -> str:
-    """A little is not nothing."""
+    """Percent; a small share is shown as more than none."""
     return "<1 %" if 0 < value < 0.005 else percent(value)
 
 
@@ -237,6 +237,6 @@ def widths(table: Table, rows: Iterable[Sequence[Value]], room: int) -> dict[int
         return room - sum(n + 2 for i, n in shown.items() if not table.columns[i].wide) - 2
 
     for i in reversed(range(len(needs))):
-        if table.columns[i].spare and left() < _WIDE_ENOUGH:
+        if table.columns[i].spare and left() < _MIN_NAME_COLUMNS:
             del shown[i]
     return {i: max(24, min(n, left())) if table.columns[i].wide else n for i, n in shown.items()}

@@ -23,7 +23,7 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 
 
 class Tabs(LinesWidget):
-    """The names of the tables, the shown one marked, and below it what to know to read it."""
+    """The names of the tables, the current one marked, and below them how to read it."""
 
     class Chosen(Message):
         def __init__(self, index: int) -> None:

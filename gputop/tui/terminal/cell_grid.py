@@ -1,13 +1,13 @@
-"""What the terminal shows and what it should show, cell by cell: the difference is all that is sent.
+"""What the terminal shows and what it should show, cell by cell; only the difference is sent.
 
-Textual writes whole regions with every style spelled out; on a monitor few cells change from one second
-to the next. So what it writes is drawn here into a grid, and :meth:`CellGrid.update` gives the shortest text
-that brings the terminal there. It also makes frames droppable: between two calls any number of frames may
-be fed, and a terminal that was not read for a minute is brought up to date by one update.
+Textual writes whole regions with the full style of each text, although on a monitor few cells change from one second
+to the next. Here its output is drawn into a grid, and :meth:`CellGrid.update` returns the shortest text that brings
+the terminal to that state. Frames can be dropped, too: any number of frames may be fed between two updates, and one
+update brings a terminal that has not read for a minute up to date.
 
-Understood is what Textual and an update draw with: cursor addresses, SGR, text. Everything else (modes, the clipboard,
-a bell) is passed on in order, ahead of the cells. Rows with characters whose width terminals disagree
-about are sent whole, so that an error cannot spread.
+The grid interprets what Textual and an update draw with: cursor addresses, SGR, text. Everything else (modes, the
+clipboard, the bell) is passed on in order, before the cells. Rows with characters whose width differs between
+terminals are sent whole, so that an error cannot spread.
 """
 
 from __future__ import annotations
@@ -37,70 +37,70 @@ from gputop.tui.terminal.escape_codes import (
 _ONE_CELL = "[ -~\xa0-\u02ff\u2010-\u2027\u2039\u203a\u2190-\u21ff\u2200-\u22ff\u2500-\u25fc\u2800-\u28ff]"
 _NARROW = re.compile(f"{_ONE_CELL}*")
 _TOKEN = re.compile(
-    rf"\x1b\[([0-9;]+)m({_ONE_CELL}+)\x1b\[0?m"  # nearly all there is: a text in its style, and a reset
+    rf"\x1b\[([0-9;]+)m({_ONE_CELL}+)\x1b\[0?m"  # most of the output: a text with its style, and a reset
     r"|\x1b\[([0-?]*)([ -/]*[@-~])"  # CSI
     r"|\x1b\].*?(?:\x07|\x1b\\)|\x1b[PX^_].*?\x1b\\"  # OSC and other strings
     r"|\x1b[^\[\]PX^_]|[\x00-\x1a\x1c-\x1f\x7f]", re.S)
 _CHANGED = re.compile(b"\x01+")
-_MAX_ROWS_WITHOUT_SHIFT = 6  # after so many rows that did not move it is another picture: lanes move together
+_MAX_ROWS_WITHOUT_SHIFT = 6  # in a row; as lanes move together, the screen then shows something else
 _SYNC = re.compile(r"\?2026")
-_MAX_GAP_REWRITTEN = 4  # unchanged cells up to here are cheaper written again than stepped over
+_MAX_GAP_REWRITTEN = 4  # writing so few unchanged cells again takes fewer bytes than moving the cursor over them
 
 
-def _after(sgr: SgrCodes, parameters: str) -> SgrCodes:
-    """The sgr that a sequence with these parameters makes of one."""
-    if sgr and parameters not in ("", "0") and not parameters.startswith("0;"):
-        return f"{sgr};{parameters}"
+def _after(style: SgrCodes, parameters: str) -> SgrCodes:
+    """The style after a sequence with these parameters."""
+    if style and parameters not in ("", "0") and not parameters.startswith("0;"):
+        return f"{style};{parameters}"
     return parameters.removeprefix("0").lstrip(";")
 
 
 @lru_cache(4096)
-def _sgr_of(parameters: str) -> tuple[SgrCodes, SgrCodes]:
-    """The sgr that these parameters make after a reset, and what it is for a space."""
-    sgr = _after("", parameters)
-    return _same(sgr), _blank(sgr)
+def _styles_of(parameters: str) -> tuple[SgrCodes, SgrCodes]:
+    """The style that these parameters set after a reset, and the same for a space."""
+    style = _after("", parameters)
+    return _same(style), _blank(style)
 
 
 @lru_cache(4096)
-def _same(sgr: SgrCodes) -> SgrCodes:
-    """Of equal sgrs the first, so that identity tells whether two are equal."""
-    return sgr
+def _same(style: SgrCodes) -> SgrCodes:
+    """The first of equal styles, so that equality can be tested by identity."""
+    return style
 
 
 @lru_cache(4096)
-def _blank(sgr: SgrCodes) -> SgrCodes:
-    """The sgr of a space: its color cannot be seen, unless a line goes through it."""
-    attributes, _, ground = parse_sgr(sgr)
-    return _same(sgr if attributes & {"4", "7", "9", "21", "53"} else ground)
+def _blank(style: SgrCodes) -> SgrCodes:
+    """The style of a space: without its color, which is invisible unless a line goes through it."""
+    attributes, _, ground = parse_sgr(style)
+    return _same(style if attributes & {"4", "7", "9", "21", "53"} else ground)
 
 
 class CellGrid:
-    """The grid of a terminal of ``width`` by ``height``, of which nothing is known at first."""
+    """The grid of a terminal of ``width`` by ``height`` cells; what the terminal shows is unknown at first."""
 
     def __init__(self, width: int, height: int) -> None:
         self.synchronized = False  # the terminal asked for frames in brackets (mode 2026)
         self.resize(width, height)
 
     def resize(self, width: int, height: int) -> None:
-        """Another size; terminals differ in what they leave on the screen, so nothing is known of it."""
+        """Another size. Terminals differ in what they keep on the screen, so what it shows is unknown."""
         self.width, self.height = max(1, width), max(1, height)
         self._chars = [[" "] * self.width for _ in range(self.height)]
-        self._sgrs = [[""] * self.width for _ in range(self.height)]
-        self._wide: set[int] = set()  # rows with a character whose width is not sure
+        self._styles = [[""] * self.width for _ in range(self.height)]
+        self._wide: set[int] = set()  # rows with a character of uncertain width
         self._x = self._y = 0
-        self._sgr: SgrCodes = ""
+        self._style: SgrCodes = ""
         self._controls: list[str] = []
         self.forget()
 
     def forget(self) -> None:
-        """Nothing is known of what the terminal shows: the next update draws every cell."""
+        """What the terminal shows is unknown: the next update draws every cell."""
         self._shown_chars: list[list[str]] = [[]] * self.height
-        self._shown_sgrs: list[list[SgrCodes]] = [[]] * self.height
+        self._shown_styles: list[list[SgrCodes]] = [[]] * self.height
         self._dirty = set(range(self.height))
 
     @property
     def due(self) -> bool:
-        """Whether an update would say anything."""
+        """Whether there is anything to send."""
         return bool(self._dirty or self._controls)
 
     @property
@@ -109,12 +109,12 @@ class CellGrid:
         return self._x, self._y
 
     def controls(self) -> str:
-        """What was written besides text, without the cells; for when the screen is given back."""
+        """What was written besides text, without the cells; used when the screen is restored."""
         out, self._controls = "".join(self._controls), []
         return out
 
     def withdraw(self, control: str) -> None:
-        """Do not send this control, if it has not been sent."""
+        """Remove this control from what is still to be sent."""
         self._controls = [other for other in self._controls if other != control]
 
     def feed(self, data: str) -> None:
@@ -131,10 +131,10 @@ class CellGrid:
             position = match.end()
             if text is None:
                 self._control(match)
-            elif self._sgr:
-                self._sgr = _after(self._sgr, parameters)
+            elif self._style:
+                self._style = _after(self._style, parameters)
                 self._put(text)
-                self._sgr = ""
+                self._style = ""
             else:
                 texts.append((text, parameters))
         if texts:
@@ -145,7 +145,7 @@ class CellGrid:
     def _control(self, match: re.Match[str]) -> None:
         whole, parameters, final = match.group(0, 3, 4)
         if final == "m":
-            self._sgr = _after(self._sgr, parameters)
+            self._style = _after(self._style, parameters)
         elif final in ("H", "f"):
             y, _, x = parameters.partition(";")
             self._y, self._x = int(y or 1) - 1, int(x or 1) - 1
@@ -165,19 +165,19 @@ class CellGrid:
             self._controls.append(whole)
 
     def _shift(self, cells: int, left: bool) -> None:
-        """Delete cells at the cursor, or insert blank ones; what is behind them moves."""
+        """Delete cells at the cursor, or insert blank ones; the cells to their right move."""
         if 0 <= self._y < self.height:
             self._dirty.add(self._y)
-            for row, blank in ((self._chars[self._y], " "), (self._sgrs[self._y], _same(""))):
+            for row, blank in ((self._chars[self._y], " "), (self._styles[self._y], _same(""))):
                 behind = row[self._x:]
                 gap = [blank] * min(cells, len(behind))
                 row[self._x:] = [*behind[cells:], *gap] if left else [*gap, *behind[:len(behind) - len(gap)]]
 
     def _put(self, text: str) -> None:
-        """Text in the present sgr."""
+        """Text in the current style."""
         if self._y not in self._wide and _NARROW.fullmatch(text):
-            sgr, blank = _sgr_of(self._sgr)
-            self._put_narrow(text, [blank if text.isspace() else sgr] * len(text))
+            style, blank = _styles_of(self._style)
+            self._put_narrow(text, [blank if text.isspace() else style] * len(text))
         else:
             self._put_wide(text)
 
@@ -185,17 +185,17 @@ class CellGrid:
         """Texts of which each character is one cell, in the styles of these parameters."""
         if self._y in self._wide:
             for text, parameters in texts:
-                self._sgr = _sgr_of(parameters)[0]
+                self._style = _styles_of(parameters)[0]
                 self._put_wide(text)
-            self._sgr = ""
+            self._style = ""
             return
-        sgrs: list[SgrCodes] = []
+        styles: list[SgrCodes] = []
         for text, parameters in texts:
-            sgr, blank = _sgr_of(parameters)
-            sgrs += [blank if text.isspace() else sgr] * len(text)
-        self._put_narrow("".join([text for text, _ in texts]), sgrs)
+            style, blank = _styles_of(parameters)
+            styles += [blank if text.isspace() else style] * len(text)
+        self._put_narrow("".join([text for text, _ in texts]), styles)
 
-    def _put_narrow(self, text: str, sgrs: list[SgrCodes]) -> None:
+    def _put_narrow(self, text: str, styles: list[SgrCodes]) -> None:
         """Text of which each character is one cell, on a row of such."""
         x, y = self._x, self._y
         self._x = end = x + len(text)
@@ -203,17 +203,17 @@ class CellGrid:
             return
         if end > self.width:
             end = max(x, self.width)
-            text, sgrs = text[:end - x], sgrs[:end - x]
+            text, styles = text[:end - x], styles[:end - x]
         self._dirty.add(y)
         self._chars[y][x:end] = text
-        self._sgrs[y][x:end] = sgrs
+        self._styles[y][x:end] = styles
 
     def _put_wide(self, text: str) -> None:
-        """Character by character: the second cell of a wide one is empty, combining ones join the cell before."""
+        """Character by character: the second cell of a wide one is empty, a combining one joins the cell before."""
         if not 0 <= self._y < self.height:
             return
         self._dirty.add(self._y)
-        chars, sgrs = self._chars[self._y], self._sgrs[self._y]
+        chars, styles = self._chars[self._y], self._styles[self._y]
         self._wide.add(self._y)
         for char in text:
             cells = get_character_cell_size(char)
@@ -231,76 +231,76 @@ class CellGrid:
                 if after < self.width and chars[after] == "":
                     chars[after] = " "
                 chars[self._x:after] = [char, *[""] * (cells - 1)]
-                sgrs[self._x:after] = [_same(self._sgr)] * cells
+                styles[self._x:after] = [_same(self._style)] * cells
             self._x += cells
 
     def update(self) -> str:
-        """What to send for the terminal to show what was fed; from then on it is taken to show it."""
+        """The text that makes the terminal show what was fed; from then on it counts as shown."""
         out = [self.controls()]
         frame: list[str] = []
         spans: list[StyledSpan] = []
-        still = 0  # rows that changed much and did not shift, one after the other
+        rows_without_shift = 0  # in a row, of those that changed much
         for y in sorted(self._dirty):
-            chars, sgrs = self._chars[y], self._sgrs[y]
-            shown_chars, shown_sgrs = self._shown_chars[y], self._shown_sgrs[y]
-            if chars == shown_chars and sgrs == shown_sgrs:
+            chars, styles = self._chars[y], self._styles[y]
+            shown_chars, shown_styles = self._shown_chars[y], self._shown_styles[y]
+            if chars == shown_chars and styles == shown_styles:
                 continue
             if not shown_chars or y in self._wide:
                 frame += self._whole(y)
             else:
-                changed = differences(chars, sgrs, shown_chars, shown_sgrs)
-                if still < _MAX_ROWS_WITHOUT_SHIFT and changed.count(1) >= MIN_CELLS_SAVED:
-                    found = find_shifts(changed, chars, sgrs, shown_chars, shown_sgrs)
-                    still = 0 if found else still + 1
+                changed = differences(chars, styles, shown_chars, shown_styles)
+                if rows_without_shift < _MAX_ROWS_WITHOUT_SHIFT and changed.count(1) >= MIN_CELLS_SAVED:
+                    found = find_shifts(changed, chars, styles, shown_chars, shown_styles)
+                    rows_without_shift = 0 if found else rows_without_shift + 1
                     for shift in found:
                         frame.append(shift_text(y, shift))
-                        for row, unknown in ((shown_chars, ""), (shown_sgrs, "?")):
+                        for row, unknown in ((shown_chars, ""), (shown_styles, "?")):
                             row[shift.begin:shift.end] = [*row[shift.begin + shift.by:shift.end], *[unknown] * shift.by]
                     if found:
-                        changed = differences(chars, sgrs, shown_chars, shown_sgrs)
+                        changed = differences(chars, styles, shown_chars, shown_styles)
                 spans += self._changed_spans(y, changed)
-            self._shown_chars[y], self._shown_sgrs[y] = chars[:], sgrs[:]
+            self._shown_chars[y], self._shown_styles[y] = chars[:], styles[:]
         self._dirty.clear()
-        drawn, sgr = spans_text(spans, self.width)
+        drawn, style = spans_text(spans, self.width)
         frame += drawn
         if frame:
-            frame.append("\x1b[m" if sgr else "")
+            frame.append("\x1b[m" if style else "")
             frame.append(cursor_to(self._y, self._x))  # screen readers and input methods look there
             out += ["\x1b[?2026h", *frame, "\x1b[?2026l"] if self.synchronized else frame
         return "".join(out)
 
     def _whole(self, y: int) -> Iterator[str]:
-        """A row of which nothing is known, or not how wide its characters are: from left to right, in no sgr after."""
-        chars, sgrs = self._chars[y], self._sgrs[y]
+        """A row that is unknown or has uncertain widths, from left to right; no style is set after it."""
+        chars, styles = self._chars[y], self._styles[y]
         if y in self._wide and all(map(_NARROW.fullmatch, chars)) and "" not in chars:
-            self._wide.discard(y)  # this once it is sent whole
+            self._wide.discard(y)  # sent whole once more
         yield cursor_to(y, 0)
-        sgr = ""
-        for start, end in _runs(sgrs, 0, self.width):
-            yield sgr_transition(sgr, sgrs[start])
+        style = ""
+        for start, end in _runs(styles, 0, self.width):
+            yield sgr_transition(style, styles[start])
             yield from chars[start:end]
-            sgr = sgrs[start]
-        yield "\x1b[m" if sgr else ""
+            style = styles[start]
+        yield "\x1b[m" if style else ""
 
     def _changed_spans(self, y: int, changed: bytes) -> Iterator[StyledSpan]:
-        """What differs in a row."""
-        chars, sgrs = self._chars[y], self._sgrs[y]
+        """The spans of a row that differ."""
+        chars, styles = self._chars[y], self._styles[y]
         spans: list[tuple[int, int]] = []
         for run in _CHANGED.finditer(changed):
             x, behind = run.span()
             start, end = spans[-1] if spans else (0, -_MAX_GAP_REWRITTEN - 1)
-            if x - end <= _MAX_GAP_REWRITTEN and len(set(sgrs[end - 1:x + 1])) == 1:
+            if x - end <= _MAX_GAP_REWRITTEN and len(set(styles[end - 1:x + 1])) == 1:
                 spans[-1] = (start, behind)
             else:
                 spans.append((x, behind))
         for span in spans:
-            for start, end in _runs(sgrs, *span):
-                yield StyledSpan(y, start, sgrs[start], "".join(chars[start:end]))
+            for start, end in _runs(styles, *span):
+                yield StyledSpan(y, start, styles[start], "".join(chars[start:end]))
 
 
-def _runs(sgrs: list[SgrCodes], begin: int, end: int) -> list[tuple[int, int]]:
-    """Stretches of one sgr, first and end column."""
+def _runs(styles: list[SgrCodes], begin: int, end: int) -> list[tuple[int, int]]:
+    """Stretches of one style: first column and the one behind the last."""
     if end - begin == 1:
         return [(begin, end)]
-    turns = list(compress(count(begin + 1), map(is_not, sgrs[begin + 1:end], sgrs[begin:end - 1])))
+    turns = list(compress(count(begin + 1), map(is_not, styles[begin + 1:end], styles[begin:end - 1])))
     return list(zip([begin, *turns], [*turns, end], strict=True))

@@ -1,9 +1,9 @@
-"""From what a view means to what the theme and the terminal can show: the one table of colors and glyphs.
+"""Colors and glyphs of the views, translated into what the theme and the terminal have; the one table for both.
 
-Views draw with the styles of :mod:`gputop.render.palette`, in the dark theme's colors, and with any glyph. A
-:class:`TerminalPalette` translates each run on its way to the screen: into the colors of another theme, the nearest
-of 256, a choice of 16, or attributes alone; and glyphs into those a console or an ASCII terminal has. It
-knows the levels behind the ramp's colors, so where colors are too few a cell becomes a density glyph.
+Views draw with the styles of :mod:`gputop.render.palette`, in the dark theme's colors, and with any glyph. On the way
+to the screen a :class:`TerminalPalette` translates colors into those of another theme, the nearest of 256, a choice of
+16, or attributes alone, and glyphs into those which a console or an ASCII terminal has. It knows which level a color
+of the ramp stands for, so that with few colors a cell becomes a density glyph.
 
 On the dark theme, with all colors and glyphs, there is nothing to translate (:attr:`TerminalPalette.plain`).
 """
@@ -30,14 +30,14 @@ COLORS: tuple[Colors, ...] = ("truecolor", "256", "16", "none")
 # -- what the terminal can show ---------------------------------------------------------------
 
 _TRUECOLOR_TERMS = ("kitty", "alacritty", "foot", "wezterm", "ghostty", "-direct")
-_COLORLESS_TERMS = ("vt100", "vt102", "vt220", "xterm-mono", "ansi-m")
+_TERMS_WITHOUT_COLOR = ("vt100", "vt102", "vt220", "xterm-mono", "ansi-m")
 
 
 def terminal_colors(env: Mapping[str, str] | None = None) -> Colors:
     """What the terminal says it can show; none where NO_COLOR (no-color.org) is set."""
     env = os.environ if env is None else env
     term = env.get("TERM", "dumb").lower()
-    if env.get("NO_COLOR") or term in ("dumb", "unknown") or term.startswith(_COLORLESS_TERMS):
+    if env.get("NO_COLOR") or term in ("dumb", "unknown") or term.startswith(_TERMS_WITHOUT_COLOR):
         return "none"
     if env.get("COLORTERM", "").lower() in ("truecolor", "24bit") or any(name in term for name in _TRUECOLOR_TERMS):
         return "truecolor"
@@ -47,8 +47,8 @@ def terminal_colors(env: Mapping[str, str] | None = None) -> Colors:
 def terminal_glyphs(env: Mapping[str, str] | None = None) -> Glyphs:
     """All glyphs, those of the kernel's console, or ASCII where the locale names another charset than UTF-8.
 
-    No locale, C and POSIX are taken for UTF-8, as Python itself does (PEP 538): containers seldom set one,
-    and the terminals people look at them with are of this century.
+    Without a locale, and with C or POSIX, UTF-8 is assumed, as Python does (PEP 538): containers seldom set a locale,
+    and the terminals in use understand UTF-8.
     """
     env = os.environ if env is None else env
     name = next((env[key] for key in ("LC_ALL", "LC_CTYPE", "LANG") if env.get(key)), "").upper()
@@ -60,14 +60,14 @@ def terminal_glyphs(env: Mapping[str, str] | None = None) -> Glyphs:
 
 SYSTEMS: dict[Colors, ColorSystem] = {
     "truecolor": ColorSystem.TRUECOLOR, "256": ColorSystem.EIGHT_BIT, "16": ColorSystem.STANDARD,
-    "none": ColorSystem.STANDARD}  # attributes need a system, too; colors are gone by then
+    "none": ColorSystem.STANDARD}  # Rich needs a system for attributes as well; the colors are removed before
 
 # -- glyphs -----------------------------------------------------------------------------------
 
 _BLOCKS = frozenset("▁▂▃▄▅▆▇█▏▎▍▌▋▊▉▀▐░▒▓")
 DENSITY = " ░▒▓█"  # a share in quarters, where brightness cannot show it
 
-# What the kernel's own console font (CP437 and a little more) lacks. Each stands for one of the same width.
+# Replacements of the same width for glyphs that the kernel's console font (CP437 and a little more) lacks.
 _CONSOLE = {
     **dict(zip("▁▂▃▅▆▇", "▄▄▄███", strict=True)), **dict(zip("▏▎▍▋▊▉", " ▌▌▌██", strict=True)), "▔": "▀", "▕": "▐",
     **dict(zip("╭╮╰╯", "┌┐└┘", strict=True)), "●": "•", "◐": "o", "○": "o", "…": ".", "›": ">", "✗": "x", "✓": "√",
@@ -89,7 +89,7 @@ _ASCII = {
 
 
 class _AsciiTable(dict[int, str]):
-    """For ``str.translate``: what is not in the table becomes its letter without accents, or ?; widths stay."""
+    """For ``str.translate``: other characters become their letter without accents, or ? for each cell they take."""
 
     def __missing__(self, code: int) -> str:
         if code < 128:
@@ -115,7 +115,7 @@ _TABLES: dict[Glyphs, dict[int, str]] = {
 _MEANT: dict[Rgb, str] = {Color.parse(color).get_truecolor(): name for name, color in DARK.names.items()}
 _OF_LIGHT = {Color.parse(color).get_truecolor() for color in LIGHT.names.values()}  # from the style sheet
 _TEXTS = ("text", "strong", "dim", "warn", "bad", "accent", "ground")
-# The 16 of any terminal, whatever shades it gives them: on a dark ground, on a light one.
+# Numbers among the 16 colors of any terminal: on a dark ground, on a light one.
 _NAMES_16: dict[str, tuple[int, int]] = {
     "text": (7, 0), "strong": (15, 0), "dim": (7, 0), "warn": (11, 5), "bad": (9, 1), "accent": (14, 4),
     "ground": (0, 15), "surface": (0, 15), "panel": (0, 15), "border": (8, 8),
@@ -148,7 +148,7 @@ def _lab(rgb: Rgb) -> tuple[float, float, float]:
 
 
 def _with_lightness(rgb: Rgb, lightness: float) -> Rgb:
-    """The same hue, as light or dark as said."""
+    """The same hue with another lightness."""
     _, a, b = _lab(rgb)
     return oklch_rgb(lightness, hypot(a, b), degrees(atan2(b, a)))
 
@@ -165,7 +165,7 @@ def _palette_256() -> list[tuple[int, tuple[float, float, float]]]:
 
 @cache
 def nearest_256(rgb: Rgb, gray: bool = False) -> int:
-    """The nearest of 256 colors, or of their grays. Lightness counts more: the order of the levels hangs on it."""
+    """The nearest of 256 colors, or of their grays. Lightness counts double: the order of the levels depends on it."""
     lightness, a, b = _lab(rgb)
     return min(_palette_256()[216 if gray else 0:], key=lambda entry: 2 * (entry[1][0] - lightness) ** 2
                + (entry[1][1] - a) ** 2 + (entry[1][2] - b) ** 2)[0]
@@ -178,7 +178,7 @@ def _rgb_of(color: Color | None) -> Rgb | None:
 
 
 class TerminalPalette:
-    """A theme's scheme, and what colors and glyphs the terminal has."""
+    """Translates styles and text for a theme's scheme and for the colors and glyphs of a terminal."""
 
     def __init__(self, scheme: str = "dark", colors: Colors = "truecolor", glyphs: Glyphs = "unicode") -> None:
         self.scheme, self.colors, self.glyphs = scheme, colors, glyphs
@@ -202,7 +202,7 @@ class TerminalPalette:
                 text = self._shapes(text, style)
             style = self.style(style)
             if style.reverse and self.colors == "none" and not _BLOCKS.isdisjoint(text):
-                style += Style(reverse=False)  # a bar in reverse would be its own background
+                style += Style(reverse=False)  # in reverse a bar would look like its background
         if self._table is not None and not text.isascii():
             text = text.translate(self._table)
         return text, style
@@ -215,7 +215,7 @@ class TerminalPalette:
         return shown
 
     def ground(self, name: str = "ground") -> Style:
-        """The theme's ground, surface or panel; without color, nothing."""
+        """The theme's ground, surface or panel; a null style where there are no colors."""
         return self.style(Style(bgcolor=DARK.names[name]))
 
     # -- shapes in place of colors ------------------------------------------------------------
@@ -245,7 +245,7 @@ class TerminalPalette:
             if rgb not in _levels():
                 lightness, a, b = _lab(rgb)  # type: ignore[arg-type]
                 chroma = hypot(a, b)
-                # Tints, as of a row that is selected, are quieter than what stands out by its color.
+                # A tint, as of a selected row, is not loud.
                 loud = lightness > 0.6 or (lightness > 0.4 and chroma > 0.05)
                 if self._light:
                     loud = 0.3 < lightness < 0.86 and chroma > 0.025
@@ -264,7 +264,7 @@ class TerminalPalette:
         return style + Style(color=color, bgcolor=bgcolor)
 
     def _color(self, color: Color | None, ground: Rgb | None, is_ground: bool = False) -> Color | None:
-        """Another color for this one; ``ground`` is what stands behind it."""
+        """The color that replaces this one; ``ground`` is the color behind it."""
         rgb = _rgb_of(color)
         if rgb is None:
             return color  # one of the terminal's own
@@ -283,9 +283,9 @@ class TerminalPalette:
             elif self._light and rgb not in _OF_LIGHT:
                 rgb = self._on_light(rgb, ground, is_ground)
         if self.colors == "256":
-            # The muted ramp is nearly gray: in 256 colors it would change between gray and blue.
+            # The muted ramp is nearly gray. Without this its nearest colors would alternate between gray and blue.
             return Color.from_ansi(nearest_256(rgb, gray=level is not None and level[2]))
-        return Color.from_rgb(*rgb)  # rich brings it to 16 where that is all there is
+        return Color.from_rgb(*rgb)  # Rich reduces it to 16 colors where necessary
 
     def _number_16(self, level: tuple[int, int, bool] | None, name: str | None, is_ground: bool) -> int | None:
         if name is not None:
@@ -294,12 +294,12 @@ class TerminalPalette:
             return None
         step, shade, muted = level
         ramp = (_MUTED_16 if muted else _LEVELS_16)[self._light]
-        # Behind a glyph there is only the ground: shares are told by the glyph's density.
+        # The share is shown by the density of the glyph, so the background is the ground.
         return (15 if self._light else 0) if is_ground or shade == 0 else ramp[step * len(ramp) // STEPS]
 
     @staticmethod
     def _readable(color: Color | None, ground: Color | None) -> Color | None:
-        """A text's color, unless its ground stayed as dark, or became as light, as that is."""
+        """The color of a text; a contrasting one where its lightness is close to that of its background."""
         text, behind = _rgb_of(color), _rgb_of(ground)
         if text is None or behind is None or abs(_lab(text)[0] - _lab(behind)[0]) > 0.35:
             return color
@@ -307,12 +307,12 @@ class TerminalPalette:
 
     @staticmethod
     def _on_light(rgb: Rgb, ground: Rgb | None, is_ground: bool) -> Rgb:
-        """A color that a view mixed for a dark ground, and the style sheet's own, which are right as they are."""
+        """The color for a light ground in place of one that a view mixed for a dark ground."""
         lightness = _lab(rgb)[0]
         if is_ground:
             return _with_lightness(rgb, 1.10 - lightness) if lightness < 0.4 else rgb
-        on_dark = ground is not None and _lab(ground)[0] < 0.4  # that ground turns light
-        on_color = ground is not None and 0.4 <= _lab(ground)[0] < 0.8  # stays; what is on it was chosen for it
+        on_dark = ground is not None and _lab(ground)[0] < 0.4  # that ground becomes light
+        on_color = ground is not None and 0.4 <= _lab(ground)[0] < 0.8  # kept, as is a text that was chosen for it
         if on_color or (lightness <= 0.6 and not on_dark):
             return rgb
         return _with_lightness(rgb, min(0.56, 1.10 - lightness) if lightness > 0.35 else 1.10 - lightness)

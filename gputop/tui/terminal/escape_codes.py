@@ -1,8 +1,8 @@
-"""The shortest text that brings spans to a terminal: which first, and with which codes.
+"""The shortest escape sequences that draw spans of text on a terminal: their order and their codes.
 
-Most of what a monitor sends is color: a style is 20 to 40 bytes, a figure that changed two, an address seven. So
-spans of one style are drawn together, wherever on the screen they are; a terminal shows a frame whole.
-A lane that moved by a slice is moved by the terminal itself, and only the new slice is sent.
+Most of what a monitor sends is color: a style takes 20 to 40 bytes, a changed figure two, a cursor address seven. So
+spans of one style are drawn one after the other, wherever on the screen they are; the terminal shows a frame at once.
+Where a lane has moved by a slice, the terminal itself shifts its cells, and only the new slice is sent.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import NamedTuple
 SgrCodes = str  # SGR parameters after a reset: "1;38;2;215;218;224"
 
 _OFF = {"1": "22", "2": "22", "3": "23", "4": "24", "7": "27"}
-MIN_CELLS_SAVED = 8  # cells that a move must save: its codes are as long as one or two of them in color
-_MAX_SHIFT_COLUMNS = 2  # columns a move is looked for
+MIN_CELLS_SAVED = 8  # a shift must save this many cells; its codes are as long as one or two cells with colors
+_MAX_SHIFT_COLUMNS = 2  # longer shifts are not searched for
 _EQUAL_CELLS = re.compile(b"\0{%d,}" % (MIN_CELLS_SAVED - _MAX_SHIFT_COLUMNS))
 
 
 class StyledSpan(NamedTuple):
-    """Text in one sgr, in one row, each character one cell wide."""
+    """Text of one style in one row, each character one cell wide."""
 
     y: int
     x: int
-    sgr: SgrCodes
+    style: SgrCodes
     text: str
 
 
 class Shift(NamedTuple):
-    """The cells from ``begin`` to ``end`` of a row go ``by`` columns to the left; the last ``by`` are then unknown."""
+    """The cells from ``begin`` to ``end`` of a row go ``by`` columns left; the last ``by`` are then unknown."""
 
     begin: int
     end: int
@@ -40,11 +40,11 @@ class Shift(NamedTuple):
 
 
 @lru_cache(4096)
-def parse_sgr(sgr: SgrCodes) -> tuple[frozenset[str], str, str]:
-    """Attributes, color and background of a sgr."""
+def parse_sgr(style: SgrCodes) -> tuple[frozenset[str], str, str]:
+    """The attributes, the color and the background that SGR parameters set."""
     attributes: set[str] = set()
     color = ground = ""
-    codes = iter(sgr.split(";"))
+    codes = iter(style.split(";"))
     for code in codes:
         if code in ("", "0"):
             attributes, color, ground = set(), "", ""
@@ -68,7 +68,7 @@ def parse_sgr(sgr: SgrCodes) -> tuple[frozenset[str], str, str]:
 
 @lru_cache(4096)
 def sgr_transition(before: SgrCodes, after: SgrCodes) -> str:
-    """The shortest sequence from one sgr to another."""
+    """The shortest sequence from one style to another."""
     if before == after:
         return ""
     old, new = parse_sgr(before), parse_sgr(after)
@@ -87,82 +87,85 @@ def sgr_transition(before: SgrCodes, after: SgrCodes) -> str:
 
 
 def cursor_to(y: int, x: int) -> str:
-    """Puts the cursor there; counted from 0."""
+    """The sequence that moves the cursor; both counted from 0."""
     return f"\x1b[{y + 1};{x + 1}H" if x else f"\x1b[{y + 1}H"
 
 
 def spans_text(spans: Sequence[StyledSpan], width: int) -> tuple[list[str], SgrCodes]:
-    """What draws the spans, given from top to bottom and left to right, from no sgr on; and the sgr in the end."""
+    """The text that draws the spans, given from top to bottom and left to right, and the style that is set after it.
+
+    No style is set before it.
+    """
     out: list[str] = []
-    sgr, at = "", (-1, -1)
-    for y, x, next_sgr, text in _ordered(spans):
-        if at[0] == y and at[1] < x and at[1] < width:  # in the last column it may be in the next row
+    style, at = "", (-1, -1)
+    for y, x, next_style, text in _ordered(spans):
+        if at[0] == y and at[1] < x and at[1] < width:  # behind the last column the cursor may be in the next row
             by = x - at[1]
             out.append(f"\x1b[{by}C" if by > 1 else "\x1b[C")
         elif at != (y, x):
             out.append(cursor_to(y, x))
-        if next_sgr is not sgr:
-            out.append(sgr_transition(sgr, next_sgr))
+        if next_style is not style:
+            out.append(sgr_transition(style, next_style))
         out.append(text)
-        sgr, at = next_sgr, (y, x + len(text))
-    return out, sgr
+        style, at = next_style, (y, x + len(text))
+    return out, style
 
 
 def _ordered(spans: Sequence[StyledSpan]) -> list[StyledSpan]:
-    """Strokes of one sgr after each other, like sgrs near each other.
+    """The spans of one style after each other, and similar styles near each other.
 
-    What is alone with its sgr follows its neighbor: there is no code to save, but an address.
+    A span that is the only one of its style stays behind its left neighbor, which saves the cursor address.
     """
     times = Counter([span[2] for span in spans])
     chains: list[list[StyledSpan]] = []
     end = -1, -1
     for span in spans:
-        y, x, sgr, text = span
-        if times[sgr] == 1 and end == (y, x):
+        y, x, style, text = span
+        if times[style] == 1 and end == (y, x):
             chains[-1].append(span)
         else:
             chains.append([span])
         end = y, x + len(text)
 
-    chains.sort(key=lambda chain: (_place(chain[0].sgr), len(chain)))
+    chains.sort(key=lambda chain: (_place(chain[0].style), len(chain)))
     return [span for chain in chains for span in chain]
 
 
 @lru_cache(4096)
-def _place(sgr: SgrCodes) -> tuple[str, str, list[str]]:
-    """Sorts sgrs by what costs most to change."""
-    attributes, color, ground = parse_sgr(sgr)
+def _place(style: SgrCodes) -> tuple[str, str, list[str]]:
+    """A sort key for styles: first what takes most bytes to change."""
+    attributes, color, ground = parse_sgr(style)
     return ground, color, sorted(attributes)
 
 
-def find_shifts(changed: bytes, chars: Sequence[str], sgrs: Sequence[SgrCodes], shown_chars: Sequence[str],
-          shown_sgrs: Sequence[SgrCodes]) -> list[Shift]:
-    """Which stretches of a row have moved to the left, where that saves more than it costs.
+def find_shifts(changed: bytes, chars: Sequence[str], styles: Sequence[SgrCodes], shown_chars: Sequence[str],
+          shown_styles: Sequence[SgrCodes]) -> list[Shift]:
+    """The stretches of a row that have moved to the left, where a shift sends fewer bytes than drawing them.
 
-    ``changed`` are its :func:`differences` from the one shown.
-    Of two stretches that touch only one is moved, as the second would be moved by the first.
+    ``changed`` are the :func:`differences` of the row from the one shown. Of two stretches that touch only one is
+    shifted, because the first shift would move the second stretch.
     """
     found: list[Shift] = []
     for by in range(1, _MAX_SHIFT_COLUMNS + 1):
-        # Where what was ``by`` columns to the right stands now: from one end of a run to the other.
-        for run in _EQUAL_CELLS.finditer(differences(chars, sgrs, shown_chars[by:], shown_sgrs[by:])):
+        # Runs of cells that were ``by`` columns further right.
+        for run in _EQUAL_CELLS.finditer(differences(chars, styles, shown_chars[by:], shown_styles[by:])):
             begin, end = run.start(), run.end() + by
             if changed.count(1, begin, end) >= MIN_CELLS_SAVED and all(end <= m.begin or m.end <= begin for m in found):
                 found.append(Shift(begin, end, by))
     return sorted(found)
 
 
-def differences(chars: Sequence[str], sgrs: Sequence[SgrCodes], others: Sequence[str],
-                other_sgrs: Sequence[SgrCodes]) -> bytes:
-    """A 1 for each cell that is not the same on two rows, else a 0; as long as the shorter one.
+def differences(chars: Sequence[str], styles: Sequence[SgrCodes], others: Sequence[str],
+                other_styles: Sequence[SgrCodes]) -> bytes:
+    """A 1 for each cell that differs between two rows, else a 0; as long as the shorter row.
 
-    Equal sgrs are taken to be the same object: where they are not, more is sent than need be.
+    Styles are compared by identity. Where equal ones are different objects, more is sent than necessary.
     """
-    return bytes(map(or_, map(ne, chars, others), map(is_not, sgrs, other_sgrs)))
+    return bytes(map(or_, map(ne, chars, others), map(is_not, styles, other_styles)))
 
 
 def shift_text(y: int, shift: Shift) -> str:
-    """Has the terminal delete the first cells and insert as many at the end: what is beyond stays where it is."""
+    """Delete the first cells and insert as many at the end, so that the cells beyond stay in place."""
     by = shift.by if shift.by > 1 else ""
     on = shift.end - shift.begin - shift.by
     return f"{cursor_to(y, shift.begin)}\x1b[{by}P\x1b[{on}C\x1b[{by}@"

@@ -1,4 +1,4 @@
-"""The timeline under keys and mouse: pan, zoom, a selection that goes from range to range and from gap to gap."""
+"""Keys and mouse of the timeline: pan, zoom, and a selection that moves between ranges and between gaps."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gputop.tui.timeline.picture import TimelinePicture
 from gputop.tui.timeline.rows import Place, gpu_folds
 from gputop.tui.timeline.viewport import View
 
-_PAN = 0.125  # of the view, a key press
-_WHEEL = 1.25
-_ZOOM = 2.0
-_BACK = 50  # views kept to go back to
-_LOOKED_AT = 200  # ranges that are passed over in search of one at the same level of nesting
+_PAN_RATIO = 0.125  # of the view, for each key press
+_WHEEL_ZOOM = 1.25
+_KEY_ZOOM = 2.0
+_MAX_EARLIER_VIEWS = 50
+_MAX_RANGES_SKIPPED = 200  # while searching for one at the same level of nesting
 
 
 class TimelineCanvas(TimelinePicture, can_focus=True):
-    """The picture under keys and mouse."""
+    """The picture with its keys and the mouse."""
 
     PANEL = "Timeline"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -61,7 +61,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
     ]
 
     class Opened(Message):
-        """The details of what is selected are wanted."""
+        """The user wants the details of what is selected."""
 
     class Missing(Message):
         """There is nothing to go to, and why."""
@@ -73,21 +73,21 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
     def __init__(self, moved: Callable[[], None], *, id: str | None = None) -> None:
         super().__init__(moved, id=id)
         self._views: list[View] = []
-        self._drag: tuple[int, View] | None = None  # column it began in, and what was on screen then
+        self._drag: tuple[int, View] | None = None  # the column where it began, and the view then
         self._dragged = False
 
     # -- the view -----------------------------------------------------------------------------
 
     def set_view(self, view: View, keep: bool = True) -> None:
-        """Show another stretch of time; ``keep``: the key u comes back from it."""
+        """Show another stretch of time; with ``keep`` the key u goes back to the one before."""
         if keep and view != self.view:
-            self._views = [*self._views[-_BACK:], self.view]
+            self._views = [*self._views[-_MAX_EARLIER_VIEWS:], self.view]
         super().set_view(view)
 
     def action_pan(self, eighths: int) -> None:
-        # By whole cells, so that the picture moves and does not shimmer.
+        # By whole cells, so that the picture shifts without flicker.
         cell_ns = self.view.span_ns / self.cells
-        by = max(1, round(_PAN * self.cells)) * eighths
+        by = max(1, round(_PAN_RATIO * self.cells)) * eighths
         self.set_view(self.view.at(self.view.start_ns + by * cell_ns, self.view.span_ns), keep=False)
 
     def action_edge(self, side: int) -> None:
@@ -97,7 +97,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         about = self.cursor_ns
         if not self.view.start_ns <= about <= self.view.end_ns:
             about = self.view.start_ns + self.view.span_ns // 2
-        self.set_view(self.view.zoom(_ZOOM**by, about))
+        self.set_view(self.view.zoom(_KEY_ZOOM**by, about))
 
     def action_whole(self) -> None:
         self.set_view(View.whole(self.view.window_ns))
@@ -126,7 +126,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
     # -- places -------------------------------------------------------------------------------
 
     def action_place(self, by: int) -> None:
-        """The next place that is no heading; what lies there at the cursor's time is selected."""
+        """Go to the next place that is not a heading, and select what is there at the cursor's time."""
         step = 1 if by >= 0 else -1
         index = min(max(self.index + by, 0), len(self.places) - 1)
         while 0 <= index < len(self.places) and self.places[index].row is None:
@@ -141,7 +141,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         place = self.place
         if place is None or not place.rows:
             return
-        # On a stream its GPU, on a thread of a pool that has nothing nested the pool.
+        # From a stream this folds its GPU; from a thread of a pool without nested ranges, the pool.
         for own in (place, *(p for p in reversed(self.places[:self.index]) if p.rows)):
             if own.fold is not None and (own is place or place.rows[0] in own.rows or (
                     place.rows[0].kind == "stream" and own.rows[0].kind == "gpu")):
@@ -157,7 +157,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
     # -- the selection ------------------------------------------------------------------------
 
     def _range_at(self, index: int, time_ns: int) -> Range | None:
-        """What is drawn on this place at a moment: the innermost range, or that of the place's own level."""
+        """The range drawn on this place at a moment: the innermost one, or that of the place's level of nesting."""
         place = self.places[index]
         if self.timeline is None:
             return None
@@ -175,7 +175,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         if self.timeline is None or place is None or not place.rows:
             return
         time_ns = at.start_ns if at is not None else self.gap[0] if self.gap else self.cursor_ns
-        for _ in range(_LOOKED_AT):
+        for _ in range(_MAX_RANGES_SKIPPED):
             found = self._next(place, time_ns, by < 0, at)
             if found is None:
                 break
@@ -186,7 +186,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
         self.post_message(self.Missing(f"No {'earlier' if by < 0 else 'later'} range on {place.label.strip()}."))
 
     def _next(self, place: Place, time_ns: int, back: bool, at: Range | None) -> Range | None:
-        """The next range of a place, of whatever level of nesting."""
+        """The next range of a place, at any level of nesting."""
         assert self.timeline is not None
         found = [self.timeline.next_range(row.key, time_ns, back, at.index if at and at.row == row.key else None)
                  for row in place.rows]
@@ -300,7 +300,7 @@ class TimelineCanvas(TimelinePicture, can_focus=True):
             self.scroll_rows(3 * by)
         else:
             about_ns = self.view.time(self._column(event.x) + 0.5, self.cells)
-            self.set_view(self.view.zoom(_WHEEL**by, about_ns), keep=False)
+            self.set_view(self.view.zoom(_WHEEL_ZOOM**by, about_ns), keep=False)
 
     def _wheel_pan(self, event: events.MouseEvent, by: int) -> None:
         event.stop()

@@ -23,10 +23,10 @@ Shares = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 
-FULL = 7  # eighths of a cell that is covered all the time: what remains parts the rows
+FULL = 7  # eighths of the height of a cell that is fully covered; the last eighth separates the rows
 BAR_CELLS = 3  # a range needs that many whole cells to get a bar
-_EDGE = 1 / 8  # of a cell that a bar may lack at either end
-_NAME_CELLS = 7  # and a bar that many for a name that does not fit
+_MAX_EDGE_RATIO = 1 / 8  # of a cell that a bar may leave uncovered at either end
+_MIN_CELLS_FOR_CUT_NAME = 7
 
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 _QUARTERS = {(0, 0): " ", (0, 1): "▗", (1, 0): "▖", (1, 1): "▄", (0, 2): "▐", (2, 0): "▌", (1, 2): "▟", (2, 1): "▙",
@@ -74,9 +74,9 @@ class Line:
                 for begin, end in zip([0, *ends], [*ends, len(glyphs)], strict=True)]
 
 
-def lanes(cover: Shares, kinds: npt.NDArray[np.uint8], lines: Sequence[int], causes: npt.NDArray[np.uint8],
-          rules: Bools, full: int = FULL) -> list[list[Line]]:
-    """The coverage of rows as cells: of each row its lines, the top one first. All rows at once, they are many.
+def draw_lines(cover: Shares, kinds: npt.NDArray[np.uint8], lines: Sequence[int], causes: npt.NDArray[np.uint8],
+               rules: Bools, full: int = FULL) -> list[list[Line]]:
+    """The coverage of rows as cells: for each row its lines from the top. Draws all rows at once, for speed.
 
     ``cover`` 0-1 and ``kinds`` (indices into :data:`~gputop.timeline.model.KINDS`) are of shape (rows, 2 × cells),
     ``lines`` says how many each row has. ``causes``, (rows, cells), says why nothing ran in a cell
@@ -87,7 +87,7 @@ def lanes(cover: Shares, kinds: npt.NDArray[np.uint8], lines: Sequence[int], cau
     many = np.array(lines, np.int32)
     most = (8 * (many - 1) + full)[:, None]
     levels = np.rint(cover * most).astype(np.int32)
-    np.clip(levels, cover > 0, most, out=levels)  # a little is not nothing
+    np.clip(levels, cover > 0, most, out=levels)  # a small share is shown as more than none
     pair = kinds.reshape(rows, cells, 2)
     kind = np.where(cover[:, 0::2] >= cover[:, 1::2], pair[:, :, 0], pair[:, :, 1]).astype(np.int32)
 
@@ -110,14 +110,14 @@ def lanes(cover: Shares, kinds: npt.NDArray[np.uint8], lines: Sequence[int], cau
 def bar_cells(view: View, cells: int, start_ns: int, end_ns: int) -> tuple[int, int]:
     """The cells of which a range covers all but an eighth: first and one behind the last, within the view."""
     scale = cells / view.span_ns
-    first = -int(-((start_ns - view.start_ns) * scale - _EDGE) // 1)
-    last = int(((end_ns - view.start_ns) * scale + _EDGE) // 1)
+    first = -int(-((start_ns - view.start_ns) * scale - _MAX_EDGE_RATIO) // 1)
+    last = int(((end_ns - view.start_ns) * scale + _MAX_EDGE_RATIO) // 1)
     return max(0, first), min(cells, last)
 
 
 def least_bar_ns(view: View, cells: int) -> int:
     """A shorter range gets no bar, wherever it lies."""
-    return int((BAR_CELLS - 2 * _EDGE) * view.span_ns / cells)
+    return int((BAR_CELLS - 2 * _MAX_EDGE_RATIO) * view.span_ns / cells)
 
 
 def touched_cells(view: View, cells: int, start_ns: int, end_ns: int) -> tuple[int, int]:
@@ -150,8 +150,8 @@ def put_bar(lines: Sequence[Line], first: int, last: int, name: str, code: int) 
     On one line it fills the cells; on more its top line parts it from the row above, as :data:`FULL` does.
     """
     room = last - first
-    if len(name) >= room and room < _NAME_CELLS:
-        name = ""  # a letter and an ellipsis tell nothing
+    if len(name) >= room and room < _MIN_CELLS_FOR_CUT_NAME:
+        name = ""  # a letter and an ellipsis are no name
     text = ["▏", *spread_out(fit(name, room - 1))]
     named = 0 if len(lines) == 1 else 1
     for i, line in enumerate(lines):

@@ -19,12 +19,12 @@ from gputop.tui.timeline.descriptions import idle_gap_lines
 from gputop.tui.timeline.header import step_at
 from gputop.tui.widgets.cached_lines import DrawnLines
 
-_BESIDE = 150  # columns from which the details stand beside the list
-_DETAIL, _LISTED = 9, 3  # where they stand below it: most lines of details, and least of the list
+_DETAILS_BESIDE_FROM = 150  # columns; in fewer the details are below the list
+_MAX_DETAIL_LINES, _MIN_LIST_LINES = 9, 3  # where the details are below it
 
 
 class IdleGapList(DrawnLines, can_focus=True):
-    """The list with the details of the one selected; up and down select, enter opens its finding."""
+    """The list with the details of the selected gap; up and down select, enter opens its finding."""
 
     PANEL = "Idle gaps"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -66,7 +66,8 @@ class IdleGapList(DrawnLines, can_focus=True):
     def _listed(self) -> int:
         """Lines of the list."""
         height = self.size.height
-        return height if self.size.width >= _BESIDE else min(height, max(_LISTED, height - _DETAIL))
+        return height if self.size.width >= _DETAILS_BESIDE_FROM else min(
+            height, max(_MIN_LIST_LINES, height - _MAX_DETAIL_LINES))
 
     def update_view(self, timeline: Timeline, titles: Mapping[str, str]) -> None:
         """``titles``: of the findings by their ids."""
@@ -82,11 +83,11 @@ class IdleGapList(DrawnLines, can_focus=True):
         if not idle_gaps:
             self.show([[(" No GPU is idle for long enough to matter, or the trace has no GPU.", DIM)]])
             return
-        beside = width >= _BESIDE
+        beside = width >= _DETAILS_BESIDE_FROM
         listed = self._listed
         left = width // 2 if beside else width
         self._top = max(min(self._top, self.at), self.at - listed + 1)
-        # The same on all lines, on screen or not.
+        # The same width on all lines, also on those that are scrolled away.
         gpus = min(max(len(ranges(b.gpus)) for b in idle_gaps), max(5, left // 6))
         rows = [self._line(i, left, gpus) for i in range(self._top, min(len(idle_gaps), self._top + listed))]
         room = height if beside else height - len(rows)

@@ -1,4 +1,4 @@
-"""From queries of a timeline to the lines of its places, for one view. Reads the trace, knows no widget."""
+"""The lanes of a view, drawn from queries of the timeline. Reads the trace, knows no widget."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ import numpy.typing as npt
 
 from gputop.timeline.model import KINDS, IdleGap, Range
 from gputop.timeline.reader import Timeline
-from gputop.tui.timeline.cells import BAR_CELLS, FULL, Line, bar_cells, least_bar_ns, put_bar
-from gputop.tui.timeline.cells import lanes as draw
+from gputop.tui.timeline.cells import BAR_CELLS, FULL, Line, bar_cells, draw_lines, least_bar_ns, put_bar
 from gputop.tui.timeline.header import rules
 from gputop.tui.timeline.rows import Place
 from gputop.tui.timeline.styles import cause_code
 from gputop.tui.timeline.viewport import View
 
 _KIND = {name: code for code, name in enumerate(KINDS)}
-_NAMED = 2_000  # of more ranges in view, none is long enough for its name unless the others are far shorter
-_NESTED = 1_000  # ranges of one unfolded thread that are looked at; of more, the longest
+_MAX_RANGES_NAMED = 2_000  # with more ranges in view, hardly one is long enough for its name
+_MAX_NESTED_RANGES = 1_000  # of one unfolded thread, the longest ones
 
 
 @dataclass(slots=True)
 class Lane:
-    """A place as drawn: its lines, top one first, without what is selected; and the share of the view covered."""
+    """A place as drawn: its lines from the top, without the selection, and the share of the view that is covered."""
 
     lines: list[Line]
     share: float | None  # None: not known
@@ -54,9 +53,9 @@ class IdleGapParts:
 Lanes = dict[tuple[int, int, int], Lane]  # by the key of the place
 
 
-def lanes(timeline: Timeline, idle: IdleGapParts, shown: Sequence[Place], view: View, cells: int,
-          full: int = FULL) -> Lanes:
-    """The lanes of these places by their keys; headings have none. ``full`` as in :func:`timeline_cells.lanes`."""
+def draw_lanes(timeline: Timeline, idle: IdleGapParts, shown: Sequence[Place], view: View, cells: int,
+               full: int = FULL) -> Lanes:
+    """The lanes of these places by their keys; headings have none. ``full`` as in :func:`draw_lines`."""
     whole = [p for p in shown if p.rows and not p.depth]
     ruled = rules(timeline.steps_ns, view, cells)
     out: Lanes = {}
@@ -69,11 +68,11 @@ def lanes(timeline: Timeline, idle: IdleGapParts, shown: Sequence[Place], view: 
         cover = (np.add.reduceat(cover, first, axis=0) / np.array(sizes)[:, None]).astype(np.float32)
         kinds = np.maximum.reduceat(kinds, first, axis=0)
         causes = np.stack([idle.causes(p.rows[0].gpu if p.rows[0].kind == "gpu" else None, view, cells) for p in whole])
-        drawn = draw(cover, kinds, [p.lines for p in whole], causes, ruled, full)
+        drawn = draw_lines(cover, kinds, [p.lines for p in whole], causes, ruled, full)
         for place, lines, share in zip(whole, drawn, cover.mean(axis=1).tolist(), strict=True):
             row = place.rows[0]
             named = place.depth is None and len(place.rows) == 1
-            if named and timeline.count(row.key, view.start_ns, view.end_ns) <= _NAMED:
+            if named and timeline.count(row.key, view.start_ns, view.end_ns) <= _MAX_RANGES_NAMED:
                 ranges = timeline.ranges(row.key, view.start_ns, view.end_ns, cells // BAR_CELLS,
                                          least_bar_ns(view, cells))
                 _put_names(lines, [r for r in ranges if not (r.depth and row.kind == "thread")], view, cells)
@@ -94,17 +93,17 @@ def _put_names(lines: list[Line], ranges: Iterable[Range], view: View, cells: in
 def _nested(timeline: Timeline, levels: Sequence[Place], view: View, cells: int, drawn: Lanes,
             ruled: npt.NDArray[np.bool_]) -> Lanes:
     """One thread, a line a level of nesting; level 0 is ``drawn`` from its coverage already."""
-    ranges = timeline.ranges(levels[0].rows[0].key, view.start_ns, view.end_ns, _NESTED)
+    ranges = timeline.ranges(levels[0].rows[0].key, view.start_ns, view.end_ns, _MAX_NESTED_RANGES)
     by_level: dict[int, list[Range]] = {}
     for r in ranges:
         by_level.setdefault(r.depth, []).append(r)
     deeper = [p for p in levels if p.depth]
-    known = len(ranges) < _NESTED
+    known = len(ranges) < _MAX_NESTED_RANGES
     out: Lanes = {p.key: drawn[p.key] for p in levels if not p.depth}
     if deeper:
         cover = np.stack([cover_of(by_level.get(p.depth or 0, []), view, 2 * cells) for p in deeper])
         kinds = np.full(cover.shape, _KIND[ranges[0].kind] if ranges else 0, np.uint8)
-        lines = draw(cover, kinds, [1] * len(deeper), np.zeros((len(deeper), cells), np.uint8), ruled)
+        lines = draw_lines(cover, kinds, [1] * len(deeper), np.zeros((len(deeper), cells), np.uint8), ruled)
         shares = cover.mean(axis=1).tolist()
         out |= {p.key: Lane(own, share if known else None)
                 for p, own, share in zip(deeper, lines, shares, strict=True)}

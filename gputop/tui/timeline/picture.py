@@ -1,6 +1,6 @@
-"""The timeline's picture: rows of coverage that turn into named ranges as one zooms in.
+"""The timeline's picture: rows of coverage, and on a closer zoom ranges with their names.
 
-A new view draws all lines again; a new selection only the lines that it touches, from the same lanes.
+A new view draws all lines again; a new selection only the lines that it touches, from the cached lanes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gputop.timeline.reader import Timeline
 from gputop.tui.timeline import header as head
 from gputop.tui.timeline import styles
 from gputop.tui.timeline.cells import FULL, touched_cells
-from gputop.tui.timeline.lanes import IdleGapParts, Lane, Lanes, lanes
+from gputop.tui.timeline.lanes import IdleGapParts, Lane, Lanes, draw_lanes
 from gputop.tui.timeline.rows import MAX_DEPTH, Place, first_unfolded, lines_per_gpu, places, tops
 from gputop.tui.timeline.viewport import View
 from gputop.tui.widgets.cached_lines import CachedLinesWidget
@@ -32,15 +32,15 @@ _EMPTY = View(0, 1, (0, 1))
 
 
 def _share(value: float) -> str:
-    return "<1%" if 0 < value < 0.005 else ratio(value)  # a little is not nothing
+    return "<1%" if 0 < value < 0.005 else ratio(value)  # a small share is shown as more than none
 
 
 class TimelinePicture(CachedLinesWidget):
     """Draws a :class:`~gputop.timeline.reader.Timeline`: a view of it, the place one is on, and what is selected."""
 
     def __init__(self, moved: Callable[[], None], *, id: str | None = None) -> None:
-        """``moved`` is called at once at another view, place or selection: by a message, what tells of it would be
-        drawn a frame later."""
+        """``moved`` is called at once when the view, the place or the selection changes. With a message, what
+        describes the selection would be drawn a frame later."""
         super().__init__(id=id)
         self._moved = moved
         self.timeline: Timeline | None = None
@@ -48,17 +48,17 @@ class TimelinePicture(CachedLinesWidget):
         self.cursor_ns = 0
         self.selected: Range | None = None
         self.linked: Range | None = None
-        self.gap: tuple[int, int] | None = None  # a stretch with nothing, instead of a range
+        self.gap: tuple[int, int] | None = None  # a stretch without ranges, selected instead of a range
         self.idle_gpus: tuple[int, ...] = ()  # the gap is on these GPUs' rows, too
         self.places: list[Place] = []
-        self.index = 0  # of the place the keys act on
+        self.index = 0  # of the place on which keys act
         self.unfolded: frozenset[int] = frozenset()  # keys of GPUs and threads that show what is in them
         self._arranged = False
         self._idle = IdleGapParts(())
         self._busy: npt.NDArray[np.float32] | None = None  # the GPUs over the whole capture, a value a cell
         self._tops: list[int] = [0]
         self._top = 0  # first line of the rows that is shown
-        self.columns = self.height = 0  # its size, asked for some thousand times a picture
+        self.columns = self.height = 0  # its size, which drawing a picture reads some thousand times
         self.label_cells = 8
         self._lanes: Lanes = {}
 
@@ -73,7 +73,7 @@ class TimelinePicture(CachedLinesWidget):
         self._arrange()
 
     def _arrange(self) -> None:
-        """Rows to places, for this size and what is folded; the place the keys act on stays."""
+        """Arrange the rows as places for this size and these folds; the place on which keys act stays."""
         if self.timeline is None or self.height <= 0:
             return
         key_before = self.places[self.index].key if self.index < len(self.places) else None
@@ -122,7 +122,7 @@ class TimelinePicture(CachedLinesWidget):
     # -- drawing ------------------------------------------------------------------------------
 
     def _redraw(self) -> None:
-        """Everything anew."""
+        """Draw everything again."""
         self._lanes.clear()
         self.refresh()
         self._moved()
@@ -207,14 +207,14 @@ class TimelinePicture(CachedLinesWidget):
         return Strip([*segments, Segment(" " * (self.columns - used), on(ground, None))], self.columns)
 
     def _lane(self, place: Place) -> Lane:
-        """The place's lane; what is missing of all that are on screen is asked for at once."""
+        """The lane of a place; the missing lanes of all places on the screen are drawn together."""
         if place.key not in self._lanes:
             assert self.timeline is not None
             last = self._top + self.height - self.head_lines
             shown = [p for i, p in enumerate(self.places) if self._tops[i] < last and self._tops[i + 1] > self._top]
             # Between a change of the size and its event, this one need not be among them.
             missing = [p for p in dict.fromkeys((*shown, place)) if p.key not in self._lanes]
-            self._lanes |= lanes(self.timeline, self._idle, missing, self.view, self.cells, self._full)
+            self._lanes |= draw_lanes(self.timeline, self._idle, missing, self.view, self.cells, self._full)
         return self._lanes[place.key]
 
     def index_at(self, y: int) -> int | None:
@@ -230,10 +230,10 @@ class TimelinePicture(CachedLinesWidget):
             return gpu is not None and gpu.kind == "gpu" and own.kind == "stream" and own.gpu == gpu.gpu
         return place.depth is None or place.depth == min(r.depth, MAX_DEPTH - 1)
 
-    # -- where one is -------------------------------------------------------------------------
+    # -- the current place --------------------------------------------------------------------
 
     def fold(self, unfolded: frozenset[int]) -> None:
-        """Fold and unfold; where the place one is on goes, one is on what it went into."""
+        """Fold and unfold; where the current place disappears, the one that contains it becomes current."""
         place = self.place
         self.unfolded = unfolded
         self._arrange()
@@ -278,13 +278,13 @@ class TimelinePicture(CachedLinesWidget):
         self.select(index, r)
 
     def set_view(self, view: View, keep: bool = True) -> None:
-        """Show another stretch of time; ``keep`` is for who keeps those before."""
+        """Show another stretch of time; ``keep`` is for subclasses that remember earlier views."""
         if view != self.view:
             self.view = view
             self._redraw()
 
     def scroll_rows(self, by: int) -> None:
-        """Move the rows, not the place one is on."""
+        """Scroll the rows; the current place stays."""
         room = self.height - self.head_lines
         top = min(max(self._top + by, 0), max(0, self._tops[-1] - room))
         if top != self._top:
@@ -292,7 +292,7 @@ class TimelinePicture(CachedLinesWidget):
             self.refresh()
 
     def _scroll_to_place(self) -> bool:
-        """Have the place on screen, with its heading if that is next to it; whether that moved the rows."""
+        """Scroll the current place into view, with a heading right above it; True where the rows moved."""
         if not self.places:
             return False
         room = max(1, self.height - self.head_lines)

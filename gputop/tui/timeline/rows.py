@@ -11,8 +11,8 @@ from itertools import accumulate, groupby
 from gputop.timeline.model import Row
 
 MAX_DEPTH = 16  # lines of one thread; a recursion may nest deeper than any screen is high
-_POOL = 4  # threads of one name, in a row, that are first shown as one
-_NESTED_AT_FIRST = 8  # levels of a thread that is unfolded without being asked
+_MIN_POOL_THREADS = 4  # so many successive threads of one name are folded into one row
+_MAX_LEVELS_UNFOLDED = 8  # deeper threads are folded at first
 _NUMBER = re.compile(r"[\s/#:_.-]*\d+$")
 
 
@@ -42,7 +42,7 @@ class Place:
 
 
 def places(rows: Sequence[Row], unfolded: frozenset[int], gpu_lines: int = 1) -> list[Place]:
-    """The picture from top to bottom. ``unfolded``: what shows what is in it."""
+    """The picture from top to bottom. ``unfolded``: the folds that are open."""
     out: list[Place] = []
     group = ""
     for members in _pools(rows):
@@ -79,7 +79,7 @@ def _pools(rows: Sequence[Row]) -> Iterator[tuple[Row, ...]]:
 
     for _, found in groupby(rows, pool):
         members = tuple(found)
-        if len(members) >= _POOL:
+        if len(members) >= _MIN_POOL_THREADS:
             yield members
         else:
             yield from ((row,) for row in members)
@@ -99,7 +99,7 @@ def gpu_folds(rows: Sequence[Row]) -> frozenset[int]:
 
 
 def first_unfolded(rows: Sequence[Row], lines: int) -> frozenset[int]:
-    """What to unfold at first, as far as the whole picture still fits into ``lines``: streams, then threads.
+    """What to unfold at first, as long as the whole picture fits into ``lines``: streams, then threads.
 
     A GPU with one stream stays folded: the two would look the same.
     """
@@ -109,7 +109,7 @@ def first_unfolded(rows: Sequence[Row], lines: int) -> frozenset[int]:
         chosen = frozenset()
     for row in rows:
         more = chosen | {row.key}
-        if row.kind == "thread" and 0 < row.depth <= _NESTED_AT_FIRST and _lines(rows, more) <= lines:
+        if row.kind == "thread" and 0 < row.depth <= _MAX_LEVELS_UNFOLDED and _lines(rows, more) <= lines:
             chosen = more
     return chosen
 

@@ -35,7 +35,7 @@ from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.trace_file import TraceFile
 from gputop.tui.widgets.cached_lines import LinesWidget
 
-_TICK_S = 0.5  # of the clock while a trace is read
+_CLOCK_PERIOD_S = 0.5  # of the time shown while a trace is read
 _HELP = """\
 Each row is a GPU, one of its streams, a host thread or a tf.data stage, each column a slice of time. The height of a \
 cell is the share of it that is covered, its color the kind of work that covers most; at the right stands the share \
@@ -48,7 +48,7 @@ shift or ctrl, pans; over the labels the wheel scrolls the rows; a click on the 
 
 
 class TimelineScreen(ModalScreen[None]):
-    """A trace, opened in the background and drawn. Nothing of the monitor's keys works here but what is said."""
+    """The timeline of a trace, which is read in the background. Of the monitor's keys none works here."""
 
     TITLE = "timeline"
     HELP = _HELP
@@ -82,24 +82,24 @@ class TimelineScreen(ModalScreen[None]):
     ]
 
     class Analyzed(Message):
-        """The findings and the report of the trace are there; posted from the thread that made them."""
+        """The trace has been analyzed; posted from the thread that did it."""
 
     class Read(Message):
-        """The trace has been read, or cannot be; posted from the thread that tried."""
+        """The trace has been read or cannot be read; posted from the thread that tried."""
 
         def __init__(self, outcome: Timeline | GputopError) -> None:
             super().__init__()
             self.outcome = outcome
 
     def __init__(self, trace: TraceFile, finding: Finding | None = None) -> None:
-        """The place of ``finding`` is shown first."""
+        """At first the place of ``finding`` is shown."""
         super().__init__()
         self.trace = trace
         self._finding = finding
         self._stop = threading.Event()
         self._began_s = 0.0
         self._problem: GputopError | None = None
-        self._sought = ""
+        self._search_text = ""
 
     # -- building -----------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class TimelineScreen(ModalScreen[None]):
         yield LinesWidget(id="timeline-header")
         yield LinesWidget(id="reading")
         with Vertical():
-            yield TimelineCanvas(self._tell, id="canvas")
+            yield TimelineCanvas(self._show_detail, id="canvas")
             yield IdleGapList(id="idle-gaps")
         yield LinesWidget(id="detail")
         yield Footer(show_command_palette=False)
@@ -118,12 +118,12 @@ class TimelineScreen(ModalScreen[None]):
         self._detail = self.query_one("#detail", LinesWidget)
         self._fit()
         if self.trace.timeline is not None:
-            self._show(self.trace.timeline)
+            self._show_timeline(self.trace.timeline)
             return
         self.add_class("-reading")
         self._began_s = time.monotonic()
-        self._clock = self.set_interval(_TICK_S, self._tell_reading)
-        self._tell_reading()
+        self._clock = self.set_interval(_CLOCK_PERIOD_S, self._show_reading)
+        self._show_reading()
         threading.Thread(target=self._read, name="gputop-timeline", daemon=True).start()
 
     def on_unmount(self) -> None:
@@ -134,7 +134,7 @@ class TimelineScreen(ModalScreen[None]):
             outcome: Timeline | GputopError = self.trace.read(self._stop)
         except GputopError as error:
             outcome = error
-        except Exception as error:  # noqa: BLE001  thread boundary: the screen says it, the monitor goes on
+        except Exception as error:  # noqa: BLE001  thread boundary: the screen shows it, the monitor goes on
             outcome = GputopError(f"gputop's own fault: {error!r}", "Please report this; the trace is kept.")
         if not self._stop.is_set():
             self.post_message(self.Read(outcome))
@@ -145,11 +145,11 @@ class TimelineScreen(ModalScreen[None]):
         self._clock.stop()
         if isinstance(message.outcome, GputopError):
             self._problem = message.outcome
-            self._tell_reading()
+            self._show_reading()
             return
         self.remove_class("-reading")
         self.trace.timeline = message.outcome
-        self._show(message.outcome)
+        self._show_timeline(message.outcome)
         if not self.trace.analyzed:
             threading.Thread(target=self._analyze, name="gputop-analysis", daemon=True).start()
 
@@ -161,8 +161,8 @@ class TimelineScreen(ModalScreen[None]):
         if self._canvas.timeline is not None:
             self._idle_gaps.update_view(self._canvas.timeline, self.trace.titles)
 
-    def _tell_reading(self) -> None:
-        """In place of the picture: that the trace is being read and for how long, or why it cannot be."""
+    def _show_reading(self) -> None:
+        """In place of the picture: that the trace is being read and for how long, or why it cannot be read."""
         box = self.query_one("#reading", LinesWidget)
         width = max(20, self.size.width - 4)
         paths = [Path(p) for p in self.trace.paths]
@@ -174,21 +174,21 @@ class TimelineScreen(ModalScreen[None]):
                 ("r", ACCENT), (": the analysis as text   ", DIM), ("esc", ACCENT), (": back", DIM)]]
         else:
             size = sum(p.stat().st_size for p in paths if p.is_file())
-            dots = "·" * (1 + int((time.monotonic() - self._began_s) / _TICK_S) % 3)
+            dots = "·" * (1 + int((time.monotonic() - self._began_s) / _CLOCK_PERIOD_S) % 3)
             lines = [[(f"Reading the trace {dots:<3}", BOLD),
                       (f"  {seconds(max(0.1, time.monotonic() - self._began_s))}", PLAIN),
                       (f"   {bytes_(size)} in {len(paths)} file{'s' * (len(paths) != 1)}" if size else "", DIM)],
                      *([(printable(str(p)), DIM)] for p in paths[:4]), [],
                      [("esc", ACCENT), (": give up   ", DIM), ("r", ACCENT), (": the analysis as text", DIM)]]
         box.show(lines)
-        self._tell_header()
+        self._show_header()
 
-    def _show(self, timeline: Timeline) -> None:
+    def _show_timeline(self, timeline: Timeline) -> None:
         self._canvas.show(timeline)
         self._idle_gaps.update_view(timeline, self.trace.titles)
         self._canvas.focus()
-        self._tell_header()
-        if self._finding is not None:  # a trace that was read before is here before the picture has its rows
+        self._show_header()
+        if self._finding is not None:  # with a trace that was read before, the picture has no rows yet
             self.call_after_refresh(self.go_to_finding, self._finding)
 
     # -- drawing ------------------------------------------------------------------------------
@@ -200,16 +200,16 @@ class TimelineScreen(ModalScreen[None]):
         height = self.app.size.height
         self.set_class(height < 14, "-short")
         self._idle_gaps.styles.height = max(4, min(16, height * 9 // 20))
-        self._tell_header()
+        self._show_header()
         if self.has_class("-reading"):
-            self._tell_reading()
-        self.call_after_refresh(self._tell)
+            self._show_reading()
+        self.call_after_refresh(self._show_detail)
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
-        # The list tells of its places itself, and more.
+        # The list shows more about its gaps itself.
         self.set_class(event.widget is self._idle_gaps, "-listing")
 
-    def _tell_header(self) -> None:
+    def _show_header(self) -> None:
         timeline = self.trace.timeline
         width = self.app.size.width
         left: list[StyledText] = [(" gputop ", BOLD), (" timeline ", PLAIN), (" " + printable(self.trace.title), DIM)]
@@ -225,7 +225,7 @@ class TimelineScreen(ModalScreen[None]):
                 right.pop()
         self.query_one("#timeline-header", LinesWidget).show([justify(left, right, width)])
 
-    def _tell(self) -> None:
+    def _show_detail(self) -> None:
         """What is selected, below the picture."""
         canvas, timeline = self._canvas, self._canvas.timeline
         width = self.app.size.width
@@ -240,7 +240,7 @@ class TimelineScreen(ModalScreen[None]):
             lines = descriptions.view_lines(timeline, canvas.view, width)
         self._detail.show([justify(line, [], width) for line in lines])
 
-    # -- what the picture asks for ------------------------------------------------------------
+    # -- messages of the picture and the list -------------------------------------------------
 
     def on_timeline_canvas_missing(self, message: TimelineCanvas.Missing) -> None:
         self.notify(message.text, timeout=4, markup=False)
@@ -289,7 +289,7 @@ class TimelineScreen(ModalScreen[None]):
             "An idle gap", lambda width: descriptions.idle_gap_text(timeline, idle, finding, width)))
 
     def go_to_finding(self, finding: Finding) -> None:
-        """Show where a finding costs the most; say so where there is no such place."""
+        """Show where a finding costs most, or say that there is no such place."""
         timeline, canvas = self._canvas.timeline, self._canvas
         place = place_of(timeline, finding) if timeline is not None else None
         if timeline is None or place is None:
@@ -325,30 +325,30 @@ class TimelineScreen(ModalScreen[None]):
 
         def seek(text: str | None) -> None:
             if text:
-                self._sought = text
+                self._search_text = text
                 self._canvas.focus()
                 self.action_found(1)
 
         self.app.push_screen(Ask("Search the timeline", "part of the name of a range or an op, any case; "
-                                 "then > goes to the next match, < to the one before", self._sought), seek)
+                                 "then > goes to the next match, < to the one before", self._search_text), seek)
 
     def action_found(self, by: int) -> None:
         canvas, timeline = self._canvas, self._canvas.timeline
         if timeline is None:
             return
-        if not self._sought:
+        if not self._search_text:
             self.action_search()
             return
         at = canvas.selected
         row, begin, index = (at.row, at.start_ns, at.index) if at is not None else (-1, canvas.cursor_ns, None)
-        found = timeline.search(self._sought, row, begin, by < 0, index)
-        if found is None:  # round the end
+        found = timeline.search(self._search_text, row, begin, by < 0, index)
+        if found is None:  # continue from the other end
             end = timeline.window_ns[0] - 1 if by > 0 else timeline.window_ns[1] + 1
-            found = timeline.search(self._sought, 0, end, by < 0)
+            found = timeline.search(self._search_text, 0, end, by < 0)
             if found is not None:
                 self.notify("From the other end of the capture.", timeout=2)
         if found is None:
-            self.notify(f"No range or op with “{printable(self._sought)}” in its name.", timeout=4, markup=False)
+            self.notify(f"No range or op with “{printable(self._search_text)}” in its name.", timeout=4, markup=False)
         else:
             canvas.reveal(found)
 

@@ -28,7 +28,7 @@ def _in_worker(paths: Sequence[str], stop: threading.Event) -> Timeline:
 
 @dataclass(slots=True)
 class TraceFile:
-    """A trace to look at, with what is known about it already; once read, its timeline stays for the next look."""
+    """A trace with its findings, if they are known; once its timeline has been read it is kept."""
 
     paths: tuple[str, ...]
     title: str
@@ -39,11 +39,11 @@ class TraceFile:
     timeline: Timeline | None = None
 
     def read(self, stop: threading.Event) -> Timeline:
-        """Blocks; raises GputopError for what cannot be read, and when ``stop`` is set."""
+        """Read the timeline; blocks. Raises GputopError where that fails or ``stop`` is set."""
         return self.open(self.paths, stop)
 
     def analyze(self, stop: threading.Event) -> bool:
-        """Fill in findings and report, which says why where it cannot be done; blocks. False if ``stop`` was set."""
+        """Fill in findings and report, which says why where that fails; blocks. False if ``stop`` was set."""
         from gputop.diagnosis.worker import analyze_in_worker
 
         try:
@@ -59,7 +59,7 @@ class TraceFile:
         return True
 
     def all_findings(self) -> Iterator[Finding]:
-        """The findings and what they explain."""
+        """The findings and their consequences."""
         waiting = list(self.findings)
         while waiting:
             finding = waiting.pop(0)
@@ -67,7 +67,7 @@ class TraceFile:
             waiting += finding.consequences
 
     def finding(self, id_: str | None) -> Finding | None:
-        """The finding of this id; of one that another explains, that other."""
+        """The finding with this id, or the one that has it as a consequence."""
         return next((f for f in self.findings if id_ in f.ids), None)
 
     @property
@@ -76,7 +76,7 @@ class TraceFile:
 
 
 def trace_of(record: CaptureRecord, before: TraceFile | None) -> TraceFile:
-    """The trace of a capture; ``before`` itself if it is of the same file, else that one is let go."""
+    """The trace of a capture: ``before`` if it is of the same file; otherwise that one is closed."""
     paths = (str(record.path),)
     if before is not None and before.paths == paths:
         return before
@@ -84,5 +84,5 @@ def trace_of(record: CaptureRecord, before: TraceFile | None) -> TraceFile:
         before.timeline.close()
     from gputop.tui.screens.details import capture_text
 
-    title = f"{record.path.parent.name}/{record.path.name}"  # a run folder of TensorBoard's is named after the time
+    title = f"{record.path.parent.name}/{record.path.name}"  # TensorBoard names a run folder after the time
     return TraceFile(paths, title, record.findings, capture_text(record), analyzed=True)

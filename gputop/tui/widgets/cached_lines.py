@@ -1,7 +1,7 @@
-"""A widget that is a list of ready lines and repaints only those that changed.
+"""Widgets that draw ready lines and repaint only those that have changed.
 
-Textual's own text widgets lay out again on every update; a monitor that changes some figures
-a second on a slow line wants the opposite: same place, same size, few cells.
+Textual's own text widgets compute their layout again on every update. A monitor changes some figures a second, perhaps
+over a slow link: same place, same size, few cells.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class CachedLinesWidget(Widget):
-    """A widget whose lines come with their colors; only the ground behind them is the style sheet's.
+    """A widget that caches its lines. Its text has its own colors; only the ground comes from the style sheet.
 
-    Ready lines are kept until they change. Textual does that too, but asks the style sheet for border, title, padding
-    and opacity of each widget at each tick, of which these have none.
+    Textual caches lines as well, but for each frame it asks the style sheet for the border, title, padding and opacity
+    of each widget, and these widgets have none of them.
     """
 
     _ground_color: Color | None = None
     _background: Background
-    _framed: bool  # by a border or padding
-    _kept: dict[int, Strip]
-    _kept_for: tuple[object, ...] = ()  # what the kept lines were made for; nothing where none are valid
+    _framed: bool  # has a border or padding
+    _cache: dict[int, Strip]
+    _cache_key: tuple[object, ...] = ()  # what the cached lines were made for; empty where the cache is not valid
 
     @property
     def ground(self) -> Color:
@@ -47,25 +47,25 @@ class CachedLinesWidget(Widget):
 
     def notify_style_update(self) -> None:
         self._ground_color = None
-        self._kept_for = ()
+        self._cache_key = ()
         super().notify_style_update()
 
     def render_lines(self, crop: Region) -> list[Strip]:
         size, ground = self.outer_size, self.ground
-        if self._framed:  # Textual's to draw
+        if self._framed:  # Textual draws the frame
             return super().render_lines(crop)
         filters = self.get_line_filters()
-        kept_for = (size, ground, *filters)
-        if kept_for != self._kept_for:
-            self._kept, self._kept_for = {}, kept_for
+        cache_key = (size, ground, *filters)
+        if cache_key != self._cache_key:
+            self._cache, self._cache_key = {}, cache_key
         strips = []
         for y in crop.line_range:
-            strip = self._kept.get(y)
+            strip = self._cache.get(y)
             if strip is None:
                 strip = self.render_line(y)
                 for each in filters:
                     strip = strip.apply_filter(each, self._background)
-                self._kept[y] = strip
+                self._cache[y] = strip
             strips.append(strip)
         if crop.column_span != (0, size.width):
             strips = [strip.crop(*crop.column_span) for strip in strips]
@@ -73,15 +73,15 @@ class CachedLinesWidget(Widget):
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
         if not regions:
-            self._kept_for = ()
-        elif self._kept_for:
+            self._cache_key = ()
+        elif self._cache_key:
             for region in regions:
                 for y in region.line_range:
-                    self._kept.pop(y, None)
+                    self._cache.pop(y, None)
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
     def strip(self, runs: Sequence[StyledText | Segment], width: int) -> Strip:
-        """A line of this width on the widget's ground."""
+        """A line of this width on the ground of the widget."""
         ground = self.ground
         if not runs:
             return Strip.blank(width, on(ground, None))
@@ -113,11 +113,11 @@ class LinesWidget(CachedLinesWidget):
 
 
 class DrawnLines(LinesWidget):
-    """Lines made for the widget's size and focus: drawn anew as either changes."""
+    """Lines that depend on the size and the focus of the widget; drawn again when either changes."""
 
     @abstractmethod
     def draw(self) -> None:
-        """Show the lines for the present size and focus."""
+        """Show the lines for the current size and focus."""
 
     def on_resize(self) -> None:
         self.draw()

@@ -1,4 +1,4 @@
-"""What the boxes over a screen are made of: a frame that fits its terminal, and text that is broken for its width."""
+"""The parts of dialogs: a frame that fits its terminal, and text that is wrapped for its width."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from textual.widget import Widget
 from gputop.text.units import printable
 
 _GAP = re.compile(r"(?:^|\S) {2,}(?=\S)")
-_ROOM = 16  # columns that text needs beside what it stands under
+_ROOM = 16  # columns that the indented text needs at least
 
 
 def wrap_hanging(text: Text, width: int) -> Text:
-    """``text`` with lines longer than ``width`` broken at spaces; what follows stands under their last column.
+    """``text`` with lines longer than ``width`` wrapped at spaces, indented to the last column of their first line.
 
-    A column begins behind two spaces or more; one with little room beside it counts for none. Words that are longer
-    than their room are broken.
+    A column begins after two or more spaces; one that leaves too little room beside it is ignored. Words that are
+    longer than the room are broken.
     """
     out = Text()
     furthest = width - max(_ROOM, width // 3)
@@ -56,16 +56,16 @@ def _fitting(line: str, width: int) -> int:
 
 
 class WrappedText(Widget):
-    """Text that is made for the columns it has, and anew when they change."""
+    """Text that is wrapped for the width of the widget, and again when that changes."""
 
     DEFAULT_CSS = "WrappedText { width: 1fr; height: auto; }"
 
     def __init__(self, make: Text | Callable[[int], Text], id: str | None = None, classes: str | None = None) -> None:
-        """``make`` is given the columns; lines that are longer are broken."""
+        """``make`` is the text, or makes it for a number of columns; longer lines are wrapped."""
         super().__init__(id=id, classes=classes)
         self._make = make
         self._columns = 0
-        self.text = Text()  # as it is shown
+        self.text = Text()  # as shown
 
     def _for(self, columns: int) -> Text:
         if columns != self._columns:
@@ -80,7 +80,7 @@ class WrappedText(Widget):
         return self._for(self.content_size.width)
 
     def update_text(self, make: Text | None = None) -> None:
-        """Make the text anew, or show this one."""
+        """Make the text again, or show this one."""
         self._make = self._make if make is None else make
         before, columns, self._columns = self.text, self._columns, 0
         if columns and self._for(columns) != before:
@@ -88,16 +88,16 @@ class WrappedText(Widget):
 
 
 class DialogFrame(VerticalScroll):
-    """A box that names keys on its border, as many as fit, and shows the same place when its text is broken anew."""
+    """A box that names keys on its border, as many as fit, and keeps its place when its text is rewrapped."""
 
     def __init__(self, title: str, *keys: str, id: str, can_focus: bool = True) -> None:
-        """``keys``: the last of all, which closes, is shown first, then the others in their order."""
+        """``keys``: the last one, which closes the box, is always named, the others as far as they fit."""
         super().__init__(id=id, can_focus=can_focus)
         self.border_title = Content(printable(title))  # no markup
         self.keys = keys
 
     def name_keys(self, *keys: str) -> None:
-        """Name these from now on."""
+        """Name these keys from now on."""
         self.keys = keys
         self.on_resize()
 
@@ -117,9 +117,9 @@ class DialogFrame(VerticalScroll):
         self._scroll(self.scroll_down)
 
     def _scroll(self, scroll: Callable[..., None]) -> None:
-        """At once: of several keys that come together over a slow line each is to scroll."""
+        """Scroll without animation, so that each of several keys that arrive together over a slow link scrolls."""
         if not self.allow_vertical_scroll:
-            raise SkipAction  # the key is for what is around the box
+            raise SkipAction  # the key is for the widgets around the box
         scroll(animate=False, immediate=True)
 
     def watch_virtual_size(self, before: Size, now: Size) -> None:

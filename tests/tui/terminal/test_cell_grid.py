@@ -19,8 +19,8 @@ WRITES = st.lists(st.tuples(st.integers(0, HEIGHT), st.integers(0, WIDTH - 1), S
 
 def drawn(writes: list[tuple[int, int, str, str]]) -> str:
     """As rich draws: the address, each text with its whole style and a reset after it."""
-    return "".join(f"\x1b[{y + 1};{x + 1}H" + (f"\x1b[{sgr}m{text}\x1b[0m" if sgr else text)
-                   for y, x, sgr, text in writes)
+    return "".join(f"\x1b[{y + 1};{x + 1}H" + (f"\x1b[{style}m{text}\x1b[0m" if style else text)
+                   for y, x, style, text in writes)
 
 
 def looks(cells: CellGrid) -> list[list[tuple[str, object]]]:
@@ -28,8 +28,8 @@ def looks(cells: CellGrid) -> list[list[tuple[str, object]]]:
     from gputop.tui.terminal.cell_grid import _blank
     from gputop.tui.terminal.escape_codes import parse_sgr
 
-    return [[(char, parse_sgr(_blank(sgr) if char == " " else sgr)) for char, sgr in zip(*rows, strict=True)]
-            for rows in zip(cells._chars, cells._sgrs, strict=True)]
+    return [[(char, parse_sgr(_blank(style) if char == " " else style)) for char, style in zip(*rows, strict=True)]
+            for rows in zip(cells._chars, cells._styles, strict=True)]
 
 
 @settings(max_examples=300, deadline=None)
@@ -54,7 +54,7 @@ LANE = st.lists(CELL, min_size=WIDE, max_size=WIDE)
 @given(LANE, st.integers(0, WIDE - 12), st.integers(1, 4), st.integers(0, 12), st.lists(CELL, min_size=4, max_size=4))
 def test_a_lane_that_moved_is_moved_by_the_terminal(cells: list, begin: int, by: int, beyond: int, new: list) -> None:
     def put(row: list) -> str:
-        return drawn([(1, x, sgr, char) for x, (sgr, char) in enumerate(row)])
+        return drawn([(1, x, style, char) for x, (style, char) in enumerate(row)])
 
     ours, theirs = CellGrid(WIDE, 3), CellGrid(WIDE, 3)
     ours.feed(put(cells))
@@ -84,8 +84,8 @@ def test_moving_a_lane_costs_its_new_cells_only() -> None:
 def test_strokes_of_one_pen_are_drawn_together_and_bold_ends_without_naming_the_colors_again() -> None:
     cells = CellGrid(40, 4)
     cells.update()
-    cells.feed(drawn([(y, x, sgr, text) for y in range(3)
-                      for x, sgr, text in ((0, "1;38;2;9;9;9", "45%"), (8, "38;2;5;5;5", "12.5"))]))
+    cells.feed(drawn([(y, x, style, text) for y in range(3)
+                      for x, style, text in ((0, "1;38;2;9;9;9", "45%"), (8, "38;2;5;5;5", "12.5"))]))
     assert cells.update() == (
         "\x1b[1;9H\x1b[38;2;5;5;5m12.5\x1b[2;9H12.5\x1b[3;9H12.5"
         "\x1b[1H\x1b[1;38;2;9;9;9m45%\x1b[2H45%\x1b[3H45%\x1b[m\x1b[3;13H")

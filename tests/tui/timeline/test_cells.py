@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from gputop.timeline.model import KINDS
 from gputop.tui.timeline import styles
-from gputop.tui.timeline.cells import BAR_CELLS, FULL, Line, bar_cells, lanes, least_bar_ns, put_bar, touched_cells
+from gputop.tui.timeline.cells import BAR_CELLS, FULL, Line, bar_cells, draw_lines, least_bar_ns, put_bar, touched_cells
 from gputop.tui.timeline.viewport import View
 
 
@@ -24,8 +24,9 @@ def kinds(n: int, name: str = "compute") -> np.ndarray:
 def lane(cover: np.ndarray, of: np.ndarray, lines: int = 1, causes: np.ndarray | None = None,
          rules: np.ndarray | None = None, full: int = FULL) -> list[Line]:
     cells = len(cover) // 2
-    [drawn] = lanes(cover[None], of[None], [lines], np.zeros((1, cells), np.uint8) if causes is None else causes[None],
-                    np.zeros(cells, np.bool_) if rules is None else rules, full)
+    causes = np.zeros((1, cells), np.uint8) if causes is None else causes[None]
+    [drawn] = draw_lines(cover[None], of[None], [lines], causes, np.zeros(cells, np.bool_) if rules is None else rules,
+                         full)
     return drawn
 
 
@@ -70,7 +71,7 @@ def test_rows_of_different_heights_are_drawn_at_once_as_alone() -> None:
     causes = rng.integers(0, 4, (5, 20)).astype(np.uint8)
     rules = rng.random(20) < 0.2
     heights = [1, 3, 2, 1, 3]
-    together = lanes(cover, of, heights, causes, rules)
+    together = draw_lines(cover, of, heights, causes, rules)
     for i, height in enumerate(heights):
         alone = lane(cover[i], of[i], height, causes[i], rules)
         assert len(alone) == height
