@@ -127,7 +127,7 @@ async def test_two_real_traces_side_by_side() -> None:
         shown: list[Text] = []
         screen = app.screen
         assert isinstance(screen, CompareScreen)
-        told, screen._tell = screen._tell, lambda text: (shown.append(text), told(text))[1]  # type: ignore[method-assign]
+        show_text, screen._show_text = screen._show_text, lambda text: (shown.append(text), show_text(text))[1]  # type: ignore[method-assign]
         await until(lambda: shown, app)
         text = str(shown[-1])
         assert "BETTER: B's" in text and PART_BY_ID["input"].name in text and "From the analyses alone" not in text
