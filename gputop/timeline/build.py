@@ -1,4 +1,4 @@
-"""From a trace and its analysis to the file of its timeline."""
+"""Writes the file of a timeline, from a trace and its analysis."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _write(trace: Trace, analysis: Analysis, rows: Rows, found: list[RankedIdleG
     out.column("depth", np.uint16, [rows.depth])
     out.column("op", np.int32, [device.tf_op[rows.of_device]])
     out.column("link", np.int32, _links(trace, rows))
-    told = _tracks(trace, rows, out)
+    tracks_of_rows = _tracks(trace, rows, out)
     shown = [printable(name) for name in trace.names]
     for column, texts in (("text", shown), ("folded", [text.casefold() for text in shown])):
         raw = [text.encode("utf-8", "replace") + b"\n" for text in texts]
@@ -57,16 +57,16 @@ def _write(trace: Trace, analysis: Analysis, rows: Rows, found: list[RankedIdleG
         "window_ns": trace.window_ns, "paths": [printable(path) for path in trace.paths], "simulated": trace.simulated,
         "events": trace.event_count, "quality": [[note.id, printable(note.message)] for note in analysis.quality],
         "rows": [asdict(row) for row in rows.rows], "bounds": rows.bounds,
-        "streams": {str(gpu): own for gpu, own in rows.streams.items()}, **told,
+        "streams": {str(gpu): own for gpu, own in rows.streams.items()}, **tracks_of_rows,
         "idle_gaps": _with_ends(found, rows),
     })
 
 
 def _tracks(trace: Trace, rows: Rows, out: Writer) -> dict[str, Any]:
-    """Write when each row shows something, all and by kind, as tracks of spans with what is covered before each.
+    """Write when each row shows something, in total and by kind, as tracks of spans with the time covered before each.
 
-    Describes for each row its track and those of its kinds, and where each track begins. A row of one kind has one
-    track, and a GPU with one stream that stream's.
+    Returns for each row its track and the tracks of its kinds, and where each track begins. A row of one kind has one
+    track, and a GPU with one stream has that stream's.
     """
     spans: list[Spans] = []
     known: dict[tuple[int, ...], tuple[int, list[tuple[int, int]]]] = {}
@@ -93,7 +93,7 @@ def _tracks(trace: Trace, rows: Rows, out: Writer) -> dict[str, Any]:
 
 
 def _times(trace: Trace, rows: Rows, events: I64) -> tuple[I64, I64, npt.NDArray[np.uint8]]:
-    """Start, end and kind of these events of the file, all of one of its parts."""
+    """Start, end and kind of these events of the file, which are all device events, all host events or all stages."""
     n, m = len(rows.of_device), len(rows.of_device) + len(rows.of_host)
     if events[0] < n:
         own, place = trace.device, rows.of_device[events]
@@ -105,15 +105,15 @@ def _times(trace: Trace, rows: Rows, events: I64) -> tuple[I64, I64, npt.NDArray
 def _links(trace: Trace, rows: Rows) -> Iterator[npt.NDArray]:
     """For each device event the launch among the host's events, and the other way round; -1 where there is none.
 
-    The launch is the event of its thread that begins and ends as the trace says; where none ends so, the innermost
-    that begins then. What launched several has a link to the first.
+    The launch is the event of its thread with the start and end that the trace gives; where none has that end, the
+    innermost with that start. An event that launched several is linked to the first.
     """
     device, host = trace.device, trace.host
     n, starts = len(rows.of_device), host.start_ns[rows.of_host]
     to_host, to_device = np.full(n, -1, np.int64), np.full(len(starts), -1, np.int64)
     line = device.launch_line[rows.of_device]
     by_thread = np.argsort(line, kind="stable")
-    told = len(device.launch_end_ns) == len(device)
+    ends_known = len(device.launch_end_ns) == len(device)
     for row, (first, last) in zip(rows.rows, rows.bounds, strict=True):
         if row.kind != "thread":
             continue
@@ -124,18 +124,18 @@ def _links(trace: Trace, rows: Rows) -> Iterator[npt.NDArray]:
         at = np.searchsorted(own, wanted, side="right") - 1
         there = (at >= 0) & (own[np.maximum(at, 0)] == wanted)
         known, at = known[there], at[there]
-        if told:
+        if ends_known:
             at = _ending(own, host.end_ns[rows.of_host[first:last]], at, device.launch_end_ns[rows.of_device[known]])
         to_host[known] = n + first + at
         later_first = np.argsort(-device.start_ns[rows.of_device[known]], kind="stable")
-        to_device[first + at[later_first]] = known[later_first]  # the last written counts: the earliest
+        to_device[first + at[later_first]] = known[later_first]  # the last one written, the earliest, stays
     yield to_host
     yield to_device
     yield np.full(len(rows.of_stage), -1, np.int64)
 
 
 def _ending(starts: I64, ends: I64, at: I64, end: I64) -> I64:
-    """From the innermost event out, the first with that end among those that begin at once; the innermost if none."""
+    """Of the events with the same start the innermost with that end; the innermost of all if none has it."""
     found, place = at.copy(), at.copy()
     open_ = np.flatnonzero(ends[at] != end)
     while len(open_):
@@ -148,16 +148,16 @@ def _ending(starts: I64, ends: I64, at: I64, end: I64) -> I64:
 
 
 def _with_ends(found: list[RankedIdleGap], rows: Rows) -> list[dict[str, Any]]:
-    """The idle_gaps as JSON; the device event that ended one becomes the (row, index) of its range."""
+    """The idle gaps as JSON; the device event that ended one becomes the (row, index) of its range."""
     place = np.empty(len(rows.of_device), np.int64)
     place[rows.of_device] = np.arange(len(place))
     first = np.array([rows.bounds[row.key][0] if row.kind == "stream" else -1 for row in rows.rows])
     streams = np.flatnonzero(first >= 0)  # in the order of the file
     out = []
     for idle_gap, event in found:
-        told = asdict(idle_gap)
+        entry = asdict(idle_gap)
         if event is not None:
             row = int(streams[np.searchsorted(first[streams], place[event], side="right") - 1])
-            told["ends"] = (row, int(place[event] - first[row]))
-        out.append(told)
+            entry["ends"] = (row, int(place[event] - first[row]))
+        out.append(entry)
     return out

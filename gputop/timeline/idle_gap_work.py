@@ -1,4 +1,4 @@
-"""What the host's threads did at given places of time, each for itself; all places in few passes."""
+"""What each of the host's threads did in given periods of time; all periods in few passes over the events."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gputop.timeline.model import HostWork
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, POOL, role
 
-KEPT = 8  # works of a place
-_OF_A_THREAD = 3  # at most, so that other threads are seen, too
-_LEAST = 0.01  # of the place's length
-_AT_ONCE = 1_000_000  # events taken together
-# The threads that matter, by why the GPUs stand still (gputop.timeline.model.CAUSES).
-_MATTERS = {"input": (INPUT,), "gap": (MAIN,), "tracing": (MAIN,), "eager": (MAIN,)}
-_LAUNCHERS = (MAIN, EXECUTOR)
-# Where the GPUs wait for what one thread does next, its time without an event tells something.
-_ONE_THREAD = ("gap", "tracing", "eager", "dispatch")
+MAX_WORKS = 8  # of a period
+_MAX_PER_THREAD = 3  # so that other threads are listed, too
+_MIN_SHARE = 0.01  # of the period's length
+_EVENTS_PER_PASS = 1_000_000
+# The roles of the threads that matter, by the cause of the gap (gputop.timeline.model.CAUSES).
+_ROLES_BY_CAUSE = {"input": (INPUT,), "gap": (MAIN,), "tracing": (MAIN,), "eager": (MAIN,)}
+_LAUNCHING_ROLES = (MAIN, EXECUTOR)
+# Causes for which the GPUs wait for one thread, so that its time without an event is worth listing.
+_ONE_THREAD_CAUSES = ("gap", "tracing", "eager", "dispatch")
 
 
-class Place(NamedTuple):
-    """A stretch of time, why GPUs stand still in it, which (indices into Trace.gpus: their hosts are looked at), and
-    the thread that launched what ended it, -1 where that is not known."""
+class IdlePeriod(NamedTuple):
+    """A period in which GPUs (indices into Trace.gpus) are idle, its cause, and the thread (a line) that launched what
+    ended it, -1 where that is not known. Only work of these GPUs' hosts counts."""
 
     start_ns: int
     end_ns: int
@@ -36,47 +36,48 @@ class Place(NamedTuple):
     launcher: int = -1
 
 
-def work_at(trace: Trace, steps: Steps | None, places: Sequence[Place]) -> list[tuple[HostWork, ...]]:
-    """For each place the host's work, at most :data:`KEPT`: threads that matter for its cause first, then by time.
+def host_work_in(trace: Trace, steps: Steps | None, periods: Sequence[IdlePeriod]) -> list[tuple[HostWork, ...]]:
+    """For each period the host's work, at most :data:`MAX_WORKS`: threads that matter for its cause first, by time.
 
-    Where the host is at fault, the thread that was to launch, or between the steps the training loop's, also shows the
-    time in which it has no event.
+    Where the cause is in :data:`_ONE_THREAD_CAUSES`, the thread that was to launch, or between steps the training
+    loop's, also has an entry for the time in which it has no event.
     """
-    out: list[tuple[HostWork, ...]] = [()] * len(places)
-    if not len(trace.host) or not places:
+    out: list[tuple[HostWork, ...]] = [()] * len(periods)
+    if not len(trace.host) or not periods:
         return out
     loops = np.unique(trace.host.line[step_calls(trace, steps)]).tolist() if steps is not None else []
     roles = [role(line.name) for line in trace.lines]
-    for chosen, rows, at in _passes(trace, places):
-        for number, own in zip(chosen, _works(trace, [places[i] for i in chosen], rows, at), strict=True):
-            out[number] = _ranked(trace, places[number], own, loops, roles)
+    for chosen, rows, at in _passes(trace, periods):
+        for number, own in zip(chosen, _works(trace, [periods[i] for i in chosen], rows, at), strict=True):
+            out[number] = _ranked(trace, periods[number], own, loops, roles)
     return out
 
 
 def _ranked(
-    trace: Trace, place: Place, own: Sequence[tuple[int, int, int, int]], loops: Sequence[int], roles: Sequence[str],
+    trace: Trace, period: IdlePeriod, own: Sequence[tuple[int, int, int, int]], loops: Sequence[int],
+    roles: Sequence[str],
 ) -> tuple[HostWork, ...]:
-    hosts = {trace.gpus[gpu].host for gpu in place.gpus}
+    hosts = {trace.gpus[gpu].host for gpu in period.gpus}
     works = [(time, line, printable(without_prefix(trace.names[name]))) for line, name, time, _ in own
-             if trace.lines[line].host in hosts and time >= _LEAST * (place.end_ns - place.start_ns)]
-    if place.launcher >= 0 and (place.cause == "dispatch" or (not loops and roles[place.launcher] == MAIN)):
-        loops = [place.launcher]
-    for line in loops if place.cause in _ONE_THREAD else ():
-        silent = place.end_ns - place.start_ns - sum(outer for on, _, _, outer in own if on == line)
-        if silent >= _LEAST * (place.end_ns - place.start_ns) and trace.lines[line].host in hosts:
+             if trace.lines[line].host in hosts and time >= _MIN_SHARE * (period.end_ns - period.start_ns)]
+    if period.launcher >= 0 and (period.cause == "dispatch" or (not loops and roles[period.launcher] == MAIN)):
+        loops = [period.launcher]
+    for line in loops if period.cause in _ONE_THREAD_CAUSES else ():
+        silent = period.end_ns - period.start_ns - sum(outer for on, _, _, outer in own if on == line)
+        if silent >= _MIN_SHARE * (period.end_ns - period.start_ns) and trace.lines[line].host in hosts:
             works.append((silent, line, ""))
-    matter = _MATTERS.get(place.cause, _LAUNCHERS)
+    matter = _ROLES_BY_CAUSE.get(period.cause, _LAUNCHING_ROLES)
 
     def rank(work: tuple[HostWork, int]) -> tuple[bool, bool, int, str, str]:
         own, line = work
-        return (own.role not in matter, matter is _LAUNCHERS and line != place.launcher, -own.time_ns, own.thread,
-                own.op)
+        other_thread = matter is _LAUNCHING_ROLES and line != period.launcher
+        return (own.role not in matter, other_thread, -own.time_ns, own.thread, own.op)
 
     kept: list[HostWork] = []
     seen: dict[str, int] = {}
     for own_work, _ in sorted(_by_pool(trace, works, roles), key=rank):
         seen[own_work.thread] = seen.get(own_work.thread, 0) + 1
-        if seen[own_work.thread] <= _OF_A_THREAD and len(kept) < KEPT:
+        if seen[own_work.thread] <= _MAX_PER_THREAD and len(kept) < MAX_WORKS:
             kept.append(own_work)
     return tuple(kept)
 
@@ -84,7 +85,7 @@ def _ranked(
 def _by_pool(
     trace: Trace, works: Sequence[tuple[int, int, str]], roles: Sequence[str],
 ) -> list[tuple[HostWork, int]]:
-    """The works with their lines; what many threads of a pool do is one, with the mean of their times."""
+    """The works with their lines; the same work of many threads of a pool is one, with the mean of their times."""
     out = []
     pools: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
     for time, line, op in works:
@@ -101,31 +102,31 @@ def _by_pool(
     return out
 
 
-def _passes(trace: Trace, places: Sequence[Place]) -> Iterator[tuple[list[int], I64, I64]]:
-    """Places (by number) a pass, the host events that lie in them, and by event which of them it is in."""
+def _passes(trace: Trace, periods: Sequence[IdlePeriod]) -> Iterator[tuple[list[int], I64, I64]]:
+    """For each pass its periods (by number), the host events in them, and for each event its period."""
     host = trace.host
-    starts = np.array([place.start_ns for place in places], np.int64)
+    starts = np.array([period.start_ns for period in periods], np.int64)
     first = np.searchsorted(host.start_ns, starts)
-    last = np.searchsorted(host.start_ns, [place.end_ns for place in places])
+    last = np.searchsorted(host.start_ns, [period.end_ns for period in periods])
     points = np.unique(starts)
-    # Of events that began before a place only those count that are still open at one: few.
+    # Of the events that began before a period only the few that are still open in one are needed.
     open_ = np.flatnonzero(np.searchsorted(points, host.end_ns) > np.searchsorted(points, host.start_ns, side="right"))
     chosen: list[int] = []
     pieces: list[I64] = []
-    for number in range(len(places)):
+    for number in range(len(periods)):
         before = open_[(host.start_ns[open_] < starts[number]) & (host.end_ns[open_] > starts[number])]
         chosen.append(number)
         pieces.append(np.concatenate((before, np.arange(first[number], last[number]))))
-        if sum(map(len, pieces)) >= _AT_ONCE or number == len(places) - 1:
+        if sum(map(len, pieces)) >= _EVENTS_PER_PASS or number == len(periods) - 1:
             yield chosen, np.concatenate(pieces), np.repeat(np.arange(len(pieces)), [len(p) for p in pieces])
             chosen, pieces = [], []
 
 
-def _works(trace: Trace, places: Sequence[Place], rows: I64, at: I64) -> list[list[tuple[int, int, int, int]]]:
-    """For each place (line, name, nanoseconds of its own, nanoseconds in which that is the outermost event)."""
+def _works(trace: Trace, periods: Sequence[IdlePeriod], rows: I64, at: I64) -> list[list[tuple[int, int, int, int]]]:
+    """For each period (line, name, nanoseconds of its own, nanoseconds in which that is the outermost event)."""
     host = trace.host
-    start = np.array([place.start_ns for place in places], np.int64)[at]
-    end = np.array([place.end_ns for place in places], np.int64)[at]
+    start = np.array([period.start_ns for period in periods], np.int64)[at]
+    end = np.array([period.end_ns for period in periods], np.int64)[at]
     inside = np.minimum(host.end_ns[rows], end) - np.maximum(host.start_ns[rows], start)
     rows, at, inside = rows[inside > 0], at[inside > 0], inside[inside > 0]
     group = at * len(trace.lines) + host.line[rows]
@@ -133,9 +134,9 @@ def _works(trace: Trace, places: Sequence[Place], rows: I64, at: I64) -> list[li
     keys, which = np.unique(group * len(trace.names) + charged.name, return_inverse=True)
     own = np.bincount(which, weights=charged.own_ns, minlength=len(keys)).astype(np.int64)
     outer = np.bincount(which, weights=charged.outer_ns, minlength=len(keys)).astype(np.int64)
-    out: list[list[tuple[int, int, int, int]]] = [[] for _ in places]
+    out: list[list[tuple[int, int, int, int]]] = [[] for _ in periods]
     for key, time, outermost in zip(keys.tolist(), own.tolist(), outer.tolist(), strict=True):
         rest, name = divmod(key, len(trace.names))
-        place, line = divmod(rest, len(trace.lines))
-        out[place].append((line, name, time, outermost))
+        period, line = divmod(rest, len(trace.lines))
+        out[period].append((line, name, time, outermost))
     return out

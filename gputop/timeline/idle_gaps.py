@@ -1,8 +1,8 @@
-"""The idle_gap detective: where GPUs lose most time, what the host did there, and which finding says so.
+"""The idle gaps that cost most GPU time: their cause, what the host did in them, and the finding they belong to.
 
-A GPU stands idle where no device event runs within the steps (the parts ``input``, ``launch``, ``host`` and ``idle``
-of the breakdown), or where it waits in a collective for the last GPU with nothing else to do
-(gputop.analysis.gpu.collective_waits). The same places of several GPUs are one idle_gap.
+A GPU is idle where no device event runs within the steps (the parts ``input``, ``launch``, ``host`` and ``idle``
+of the breakdown), and where it waits in a collective for the last GPU with nothing else to do
+(gputop.analysis.gpu.collective_waits). Idle times of several GPUs at the same time are one idle gap.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from gputop.analysis.host.host_causes import late_by_cause
 from gputop.analysis.results import Analysis
 from gputop.core.findings import Finding
 from gputop.text.units import percent, printable
-from gputop.timeline.idle_gap_work import Place, work_at
+from gputop.timeline.idle_gap_work import IdlePeriod, host_work_in
 from gputop.timeline.model import CAUSES, HostWork, IdleGap
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract
 from gputop.trace.model import I64, Kind, Trace
 
-LIMIT = 200  # idle_gaps told
-_SEEDS = 20  # standstills looked at for each that is told: the longest ones
-_TOGETHER = 0.5  # standstills of two GPUs are one place where they share this much of the longer one
+LIMIT = 200  # idle gaps that a timeline has
+_SEEDS_PER_GAP = 20  # idle times from which gaps are formed, for each gap wanted: the longest ones
+_MIN_OVERLAP = 0.5  # idle times of two GPUs are one gap where they share this much of the longer one
 _IDLE_PARTS = ("input", "launch", "host", "idle")
 
 
 class RankedIdleGap(NamedTuple):
-    """A idle_gap, and the row of the device event that ended it."""
+    """An idle gap, and the row of the device event that ended it."""
 
     idle_gap: IdleGap
     event: int | None
 
 
 class _IdleSpans(NamedTuple):
-    """When one GPU stands idle in one way."""
+    """When one GPU is idle: in collectives, or outside of them."""
 
     timeline: GpuTimeline
     in_collective: bool
@@ -49,7 +49,7 @@ class _IdleSpans(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Standstills at the same time: by place in the list of :class:`_IdleSpans` and in its spans, the longest first."""
+    """Idle times that are one gap: by index in the list of :class:`_IdleSpans` and in its spans, the longest first."""
 
     members: list[tuple[int, int]]
     start: int
@@ -58,11 +58,12 @@ class _Group(NamedTuple):
 
 
 def find_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> tuple[IdleGap, ...]:
-    """The most costly places, at most ``limit``; empty where no GPU of the trace ran anything."""
+    """The most costly idle gaps, at most ``limit``; empty where no GPU of the trace ran anything."""
     return tuple(found.idle_gap for found in rank_idle_gaps(facts, limit))
 
 
 def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> list[RankedIdleGap]:
+    """The same with the events that ended them."""
     trace, analysis, gpu_timelines, waits = facts.trace, facts.analysis, facts.gpu_timelines, facts.waits
     within = facts.judged_spans
     parts = parts_by_gpu(trace, gpu_timelines, list(zip(within.start.tolist(), within.end.tolist(), strict=True)))
@@ -76,17 +77,18 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> list[RankedIdleGap]
         return []
     groups = _groups(idle_spans, limit)
     by_cause = _by_cause(trace, gpu_timelines, analysis, parts)
-    shares = _measured(idle_spans, groups, by_cause)
-    events = _enders(trace, idle_spans, groups)
+    shares = _cost_shares(idle_spans, groups, by_cause)
+    events = _ending_events(trace, idle_spans, groups)
     causes = [_cause(idle_spans[group.members[0][0]], share) for group, share in zip(groups, shares, strict=True)]
     gpus = [sorted({idle_spans[i].timeline.gpu for i, _ in group.members}) for group in groups]
-    work = work_at(trace, analysis.steps, [
-        _place(trace, group, cause, own, event)
+    work = host_work_in(trace, analysis.steps, [
+        _period(trace, group, cause, own, event)
         for group, cause, own, event in zip(groups, causes, gpus, events, strict=True)])
     return [
         RankedIdleGap(IdleGap(
             gpus=tuple(sorted(gpu_number(trace, gpu) for gpu in own)), start_ns=group.start, end_ns=group.end,
-            cost_ns=group.cost, part=_part(cause, share), cause=cause, host=_summary(trace, done, group, cause, event),
+            cost_ns=group.cost, part=_part(cause, share), cause=cause,
+            host=_host_summary(trace, done, group, cause, event),
             ended_by=_ended_by(trace, cause, event), finding=_finding(cause, share, analysis.findings), meanwhile=other,
             work=done,
         ), event)
@@ -96,12 +98,12 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> list[RankedIdleGap]
 
 
 def _groups(idle_spans: Sequence[_IdleSpans], limit: int) -> list[_Group]:
-    """The most costly groups of standstills that lie together, looked for around the longest ones."""
+    """The most costly groups of idle times that lie together, formed around the longest ones."""
     of = np.repeat(np.arange(len(idle_spans)), [len(s.spans.start) for s in idle_spans])
     start = np.concatenate([s.spans.start for s in idle_spans])
     end = np.concatenate([s.spans.end for s in idle_spans])
     within = np.concatenate([np.arange(len(s.spans.start)) for s in idle_spans])
-    seeds = max(_SEEDS, 4 * len(idle_spans)) * limit
+    seeds = max(_SEEDS_PER_GAP, 4 * len(idle_spans)) * limit
     if len(start) > seeds:
         chosen = np.argpartition(start - end, seeds)[:seeds]
         of, start, end, within = of[chosen], start[chosen], end[chosen], within[chosen]
@@ -114,7 +116,7 @@ def _groups(idle_spans: Sequence[_IdleSpans], limit: int) -> list[_Group]:
     most: list[int] = []  # the largest costs, the least of them first
     for own, first, length, partners in zip(of.tolist(), within.tolist(), (end - start).tolist(), partner, strict=True):
         if len(most) == limit and gpus * length <= most[0]:
-            break  # longer ones are all taken, so that is the most that any other group can cost
+            break  # only shorter ones are left, so no further group can cost more
         if (own, first) in taken:
             continue
         members = [(own, first)]
@@ -130,7 +132,7 @@ def _groups(idle_spans: Sequence[_IdleSpans], limit: int) -> list[_Group]:
 
 
 def _partners(idle: _IdleSpans, number: int, idle_spans: Sequence[_IdleSpans], of: I64, start: I64, end: I64) -> I64:
-    """For each standstill the one of this GPU that lies together with it, -1 where none does."""
+    """For each idle time the one of this GPU that lies together with it, -1 where there is none."""
     if not len(idle.spans.start):
         return np.full(len(of), -1, np.int64)
     middle = start + (end - start) // 2
@@ -138,15 +140,15 @@ def _partners(idle: _IdleSpans, number: int, idle_spans: Sequence[_IdleSpans], o
     a, b = idle.spans.start[np.maximum(at, 0)], idle.spans.end[np.maximum(at, 0)]
     shared = np.minimum(b, end) - np.maximum(a, start)
     alike = np.array([other.in_collective == idle.in_collective for other in idle_spans], bool)[of]
-    together = (at >= 0) & alike & (of != number) & (shared >= _TOGETHER * np.maximum(b - a, end - start))
+    together = (at >= 0) & alike & (of != number) & (shared >= _MIN_OVERLAP * np.maximum(b - a, end - start))
     return np.where(together, at, -1)
 
 
 def _by_cause(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], analysis: Analysis, parts: Mapping[int, Mapping[str, Spans]],
 ) -> dict[int, dict[str, Spans]]:
-    """For each GPU when it is idle for each cause, and the further facts that tell the finding: idle by the parts
-    ``launch`` and ``host``, and ``after_copy``: from a copy that the host waited for."""
+    """For each GPU when it is idle for each cause, and for the choice of the finding: when in the parts ``launch``
+    and ``host``, and ``after_copy``, after a copy that the host waited for."""
     late, _ = late_by_cause(trace, gpu_timelines, analysis.steps, analysis.ops) if len(trace.host) else ([], {})
     of_host = {own.timeline.gpu: own.by_cause for own in late if own.timeline is not None}
     device = trace.device
@@ -168,10 +170,10 @@ def _by_cause(
     return out
 
 
-def _measured(
+def _cost_shares(
     idle_spans: Sequence[_IdleSpans], groups: Sequence[_Group], by_cause: Mapping[int, Mapping[str, Spans]],
 ) -> list[dict[str, float]]:
-    """For each group the share of its cost by cause and further fact."""
+    """For each group the shares of its cost, by the keys of ``by_cause``."""
     sums: list[dict[str, float]] = [{} for _ in groups]
     members: dict[int, list[tuple[int, int]]] = {}
     for number, group in enumerate(groups):
@@ -205,7 +207,7 @@ def _part(cause: str, share: Mapping[str, float]) -> str:
 def _finding(cause: str, share: Mapping[str, float], findings: Sequence[Finding]) -> str | None:
     """The finding that stands in the list, by its own id where what it explains is the nearer one."""
     wanted = ids_by_idle_gap(cause)
-    if cause == "dispatch" and share.get("after_copy", 0.0) >= _TOGETHER:
+    if cause == "dispatch" and share.get("after_copy", 0.0) >= _MIN_OVERLAP:
         wanted = (*ids_by_idle_gap("after_copy"), *wanted)
     if _part(cause, share) == "launch":
         wanted = (*wanted, *ids_by_idle_gap("launching"))
@@ -213,9 +215,9 @@ def _finding(cause: str, share: Mapping[str, float], findings: Sequence[Finding]
     return next((of[id_] for id_ in wanted if id_ in of), None)
 
 
-def _enders(trace: Trace, idle_spans: Sequence[_IdleSpans], groups: Sequence[_Group]) -> list[int | None]:
-    """For each group the device event that ended the longest standstill: on that GPU, or of a wait in a collective
-    the last GPU's. None where nothing begins at that moment."""
+def _ending_events(trace: Trace, idle_spans: Sequence[_IdleSpans], groups: Sequence[_Group]) -> list[int | None]:
+    """For each group the device event that ended the longest idle time: on that GPU, or for a wait in a collective
+    on the last GPU. None where nothing begins at that moment."""
     device = trace.device
     out: list[int | None] = [None] * len(groups)
     collectives = np.flatnonzero(device.kind == Kind.COLLECTIVE)
@@ -238,7 +240,7 @@ def _meanwhile(
     trace: Trace, gpu_timelines: Sequence[GpuTimeline], groups: Sequence[_Group], causes: Sequence[str],
     events: Sequence[int | None],
 ) -> list[str]:
-    """Where GPUs wait for another one, what that does: the last to come to the collective, or the busiest."""
+    """Where GPUs wait for another one, what that one does: the last in the collective, or the busiest."""
     start = np.array([group.start for group in groups], np.int64)
     end = np.array([group.end for group in groups], np.int64)
     length = np.maximum(end - start, 1)
@@ -261,11 +263,11 @@ def _meanwhile(
     return out
 
 
-def _place(trace: Trace, group: _Group, cause: str, gpus: Sequence[int], event: int | None) -> Place:
+def _period(trace: Trace, group: _Group, cause: str, gpus: Sequence[int], event: int | None) -> IdlePeriod:
     if event is None:
-        return Place(group.start, group.end, cause, tuple(gpus))
+        return IdlePeriod(group.start, group.end, cause, tuple(gpus))
     device = trace.device
-    return Place(group.start, group.end, cause, (*gpus, int(device.gpu[event])), int(device.launch_line[event]))
+    return IdlePeriod(group.start, group.end, cause, (*gpus, int(device.gpu[event])), int(device.launch_line[event]))
 
 
 def _ended_by(trace: Trace, cause: str, event: int | None) -> str:
@@ -280,8 +282,8 @@ def _ended_by(trace: Trace, cause: str, event: int | None) -> str:
     return f"{name}{launched}"
 
 
-def _summary(trace: Trace, work: Sequence[HostWork], group: _Group, cause: str, event: int | None) -> str:
-    """The first work. Where the host is not known to be at fault only that of the thread that launched on counts."""
+def _host_summary(trace: Trace, work: Sequence[HostWork], group: _Group, cause: str, event: int | None) -> str:
+    """The first work; where the host is not the known cause, only work of the thread that launched next."""
     line = int(trace.device.launch_line[event]) if event is not None else -1
     own = [w for w in work if line >= 0 and w.thread == printable(trace.lines[line].name)]
     work = own if cause in ("other_gpu", "collective_wait", "idle") else work

@@ -25,9 +25,9 @@ _ALIGN = 8
 
 
 class Writer:
-    """Writes columns to an open, seekable file, best without a buffer: none is left to be written as it is closed.
+    """Writes columns to an open, seekable file, best an unbuffered one, so that closing it writes nothing.
 
-    OSError is the caller's to explain.
+    Raises OSError where writing fails.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -57,12 +57,12 @@ class Writer:
     def _put(self, data: bytes | memoryview) -> None:
         left = memoryview(data).cast("B") if len(data) else memoryview(b"")
         self._at += len(left)
-        while len(left):  # a file without a buffer takes less at a time where it is much
+        while len(left):  # an unbuffered file may write less than asked
             left = left[self._file.write(left):]
 
 
 def mapped(file: BinaryIO) -> tuple[dict[str, npt.NDArray], dict[str, Any]]:
-    """The columns, mapped read-only, and the description. Raises GputopError for what is no whole timeline."""
+    """The columns, mapped read-only, and the description. Raises GputopError for an incomplete or other file."""
     try:
         size = os.fstat(file.fileno()).st_size
         if size < _HEAD.size:

@@ -1,4 +1,4 @@
-"""The timeline of a capture: its rows, the named ranges on them, and the places where GPUs stand still.
+"""The timeline of a capture: its rows, the named ranges on them, and its idle gaps.
 
 All times are int64 nanoseconds since the trace's origin, as in :mod:`gputop.trace.model`. Every text here has been
 made printable; it may still hold markup characters.
@@ -14,7 +14,7 @@ RowKind = Literal["gpu", "stream", "thread", "stage"]
 # What a range is; its place in here is its code in the arrays of ``Timeline.kinds``. 0: nothing.
 KINDS = ("", "compute", "collective", "h2d", "d2h", "d2d", "p2p", "copy", "memset", "host", "input")
 
-# Why GPUs are idle, by the part of the step's breakdown it belongs to (gputop.analysis.gpu.breakdown), the host's part
+# Causes of idle gaps: the parts of the step's breakdown (gputop.analysis.gpu.breakdown), with the host's part divided
 # by what the host does meanwhile (gputop.analysis.host.host_causes).
 CAUSES = {
     "input": "waits for input",
@@ -31,7 +31,7 @@ CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the picture. A GPU's row is the union of its streams', a stage's that of its calls on all threads."""
+    """One row of the timeline. A GPU's row is the union of its streams, a stage's that of its calls on all threads."""
 
     key: int  # index into Timeline.rows
     kind: RowKind
@@ -45,7 +45,7 @@ class Range(NamedTuple):
     """One event. ``(row, index)`` is its identity; one seen through a GPU's row carries the row of its stream."""
 
     row: int
-    index: int  # type: ignore[assignment]  # tuple's method of that name is of no use here
+    index: int  # type: ignore[assignment]  # hides tuple's method of that name, which is not used
     start_ns: int
     end_ns: int
     name: str
@@ -56,28 +56,28 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """What one host thread did within a idle_gap: time of events of this name, less that of events inside them."""
+    """What one host thread did within an idle gap: time of events of this name, less that of events inside them."""
 
     thread: str
     role: str  # main, executor, input or pool (gputop.trace.threads)
     op: str  # "": no event was recorded
     time_ns: int
-    threads: int = 1  # of a pool that did the same: time_ns is their mean, thread the pool's name with their number
+    threads: int = 1  # more than 1: threads of a pool; time_ns is their mean, thread the pool's name with their number
 
     @property
     def what(self) -> str:
-        """The op, or that there was no event: on a thread of Python's that is Python, any other one did nothing."""
+        """The op, or "no event", which on a Python thread means Python code and on any other thread nothing."""
         return self.op or ("no event (Python)" if self.role == "main" else "no event")
 
 
 @dataclass(frozen=True, slots=True)
 class IdleGap:
-    """One place where one or more GPUs do nothing at the same time.
+    """One stretch of time in which one or more GPUs do nothing.
 
-    ``start_ns`` to ``end_ns`` is from the first GPU's standstill to the last one's; ``cost_ns`` is the sum over the
-    GPUs of their own, so the GPU-time lost. ``ends`` is the (row, index) of the range that ended it on the GPU that
-    stood still longest, for ``Timeline.range``; its launch is what ``Timeline.linked`` says. None: the step's end
-    did, or the trace's.
+    ``start_ns`` to ``end_ns`` is from the first GPU's idle time to the end of the last one's; ``cost_ns`` is the sum of
+    the idle times of the GPUs, so the GPU time lost. ``ends`` is the (row, index) of the range that ended it on the
+    GPU that was idle longest, for ``Timeline.range``; ``Timeline.linked`` gives its launch. None: it ended with the
+    step or the trace.
     """
 
     gpus: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""A timeline as the screen asks for it: what covers each column of a row, and the ranges by name.
+"""A timeline as the screen reads it: what covers each column of a row, and the ranges by place and by name.
 
-The file is mapped, so this process holds no event. A picture of any zoom takes a binary search for each edge of a
-column in sums made beforehand, whatever lies between the edges; no loop here goes over events.
+The file is mapped, so this process holds no events. A picture at any zoom takes one binary search in cumulative sums
+for each edge of a column, however many events lie between the edges; there is no loop over events.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gputop.timeline.layout import damaged, mapped
 from gputop.timeline.model import KINDS, HostWork, IdleGap, Range, Row
 
 I64 = npt.NDArray[np.int64]
-_BLOCK = 4096  # events looked at first where one is sought; then four times as many
+_BLOCK = 4096  # events searched first; each further block is four times as large
 _NAMES_KEPT = 20_000
-_FEW = 8  # names that are sooner compared one by one than looked up
+_COMPARED_NAMES = 8  # so few names are faster compared one by one than looked up
 
 
 class Timeline:
@@ -37,7 +37,7 @@ class Timeline:
         self.events: int = about["events"]
         self.quality: tuple[tuple[str, str], ...] = tuple((id_, message) for id_, message in about["quality"])
         self.rows: tuple[Row, ...] = tuple(Row(**row) for row in about["rows"])
-        self.idle_gaps: tuple[IdleGap, ...] = tuple(_idle_gap(told) for told in about["idle_gaps"])
+        self.idle_gaps: tuple[IdleGap, ...] = tuple(map(_idle_gap, about["idle_gaps"]))
         self.steps_ns: I64 = columns["steps"].reshape(-1, 2)
         self._columns = columns
         self._start, self._end = columns["start"], columns["end"]
@@ -66,7 +66,7 @@ class Timeline:
             raise damaged(f"its description is not as expected ({error})") from error
 
     def close(self) -> None:
-        """Let go of the file. Nothing can be asked any more."""
+        """Release the file. The timeline cannot be used afterwards."""
         self.__dict__.clear()
 
     def __enter__(self) -> Timeline:
@@ -80,7 +80,7 @@ class Timeline:
     def picture(
         self, rows: Sequence[int], start_ns: int, end_ns: int, columns: int,
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        """Of each row and column the share that is covered by ranges, and what covers most of it.
+        """For each row and column the share that is covered by ranges, and the kind that covers most of it.
 
         Both of shape (rows, columns): float32 of 0-1, and uint8, an index into KINDS, 0 where nothing is. The columns
         are equal parts of ``start_ns`` to ``end_ns``, of a nanosecond at least.
@@ -95,7 +95,7 @@ class Timeline:
         first = np.cumsum([0, *(len(kinds) for kinds in of_row)])[:-1]
         covered = covered[of_track]
         share = np.add.reduceat(covered, first, axis=0) / (high - low)
-        # The larger part wins; of equal ones the first, which is the one that is told first of ranges that overlap.
+        # The kind with the larger share wins; of equal shares the first, as for ranges that overlap.
         codes = np.array([code for kinds in of_row for code, _ in kinds], np.int64)[:, None]
         place = np.array([len(KINDS) - i for kinds in of_row for i, _ in enumerate(kinds)], np.int64)[:, None]
         best = np.maximum.reduceat((covered * (len(KINDS) + 1) + place) * len(KINDS) + codes, first, axis=0)
@@ -123,7 +123,7 @@ class Timeline:
         last = np.empty((len(tracks), len(at_ns)), np.int64)
         first, stop = self._edges[tracks], self._edges[tracks + 1]
         ends = np.array((at_ns.min(), at_ns.max()))
-        # One search for all would leave the CPU's cache; so would one for each instant among all spans of a track.
+        # First narrow each track to the spans within the instants: a search among all would leave the CPU's cache.
         for place, begin, end in zip(last, first.tolist(), stop.tolist(), strict=True):
             low, high = self._span_start[begin:end].searchsorted(ends, side="right").tolist()
             place[:] = self._span_start[begin + low:begin + high].searchsorted(at_ns, side="right")
@@ -170,11 +170,11 @@ class Timeline:
     # The ranges
 
     def count(self, row: int, start_ns: int, end_ns: int) -> int:
-        """How many ranges begin in there."""
+        """How many ranges begin in this time."""
         return sum(stop - first for first, stop in (self._begun(own, start_ns, end_ns) for own in self._own(row)))
 
     def ranges(self, row: int, start_ns: int, end_ns: int, limit: int = 500, least_ns: int = 0) -> list[Range]:
-        """The ranges that are at least partly in there and ``least_ns`` long, by start; of more than ``limit`` the
+        """The ranges that overlap this time and are at least ``least_ns`` long, by start; of more than ``limit`` the
         longest."""
         found = []
         for own in self._own(row):
@@ -185,7 +185,7 @@ class Timeline:
             if len(events) > limit:
                 length = self._end[events] - self._start[events]
                 events = np.sort(events[np.argpartition(length, len(events) - limit)[len(events) - limit:]])
-            found += self._told(own, events)
+            found += self._make_ranges(own, events)
         if len(self._own(row)) > 1:
             found = sorted(found, key=lambda r: r.start_ns - r.end_ns)[:limit]
             found.sort(key=lambda r: (r.start_ns, r.row, r.index))
@@ -196,7 +196,7 @@ class Timeline:
         first, last = self._bounds[row]
         if not 0 <= index < last - first:
             raise IndexError(f"row {row} has {last - first} ranges, not one of index {index}")
-        return self._told(row, np.array([first + index]))[0]
+        return self._make_ranges(row, np.array([first + index]))[0]
 
     def at(self, row: int, time_ns: int) -> Range | None:
         """The innermost range there; of a GPU that on its busiest stream."""
@@ -204,7 +204,7 @@ class Timeline:
             first, _ = self._begun(own, time_ns + 1, time_ns + 1)
             open_ = self._open_at(own, time_ns, first, innermost=True)
             if len(open_):
-                return self._told(own, open_[-1:])[0]
+                return self._make_ranges(own, open_[-1:])[0]
         return None
 
     def next_range(self, row: int, time_ns: int, back: bool = False, index: int | None = None) -> Range | None:
@@ -225,12 +225,12 @@ class Timeline:
         if not found:
             return None
         _, own, place = max(found) if back else min(found)
-        return self._told(own, np.array([place]))[0]
+        return self._make_ranges(own, np.array([place]))[0]
 
     def search(
         self, text: str, row: int, time_ns: int, back: bool = False, index: int | None = None,
     ) -> Range | None:
-        """The next range after a place whose name or op holds ``text``, whatever its case; with ``back`` the last one.
+        """The next range after a place (``back``: the last before it) whose name or op contains ``text``, in any case.
 
         Over streams and threads, by start, then row. The place is that of the range ``index`` of ``row``, which begins
         at ``time_ns``, or where there is no index that time on that row.
@@ -261,7 +261,7 @@ class Timeline:
                     key = int(self._start[event]), own, event
                     best = key if best is None else max(best, key) if back else min(best, key)
                     break
-        return None if best is None else self._told(best[1], np.array([best[2]]))[0]
+        return None if best is None else self._make_ranges(best[1], np.array([best[2]]))[0]
 
     def linked(self, range_: Range) -> Range | None:
         """Of a kernel or copy its launch on the host; of a launch what it launched, the first of several."""
@@ -270,7 +270,7 @@ class Timeline:
         if not 0 <= other < len(self._start):
             return None
         row = next(i for i, (first, last) in enumerate(self._bounds) if first <= other < last)
-        return self._told(row, np.array([other]))[0]
+        return self._make_ranges(row, np.array([other]))[0]
 
     def _own(self, row: int) -> Sequence[int]:
         """The rows that hold this one's events: itself, or a GPU's streams."""
@@ -283,7 +283,7 @@ class Timeline:
         return first + low, first + high
 
     def _open_at(self, row: int, time_ns: int, before: int, innermost: bool = False) -> I64:
-        """Events of a row before this one that still run then: they lie no further back than the span's start."""
+        """Events of a row before this one that run at that time: none of them begins before the span does."""
         last, own = self._span_at(row, time_ns)
         if last < own.start or self._span_end[last] <= time_ns:
             return np.empty(0, np.int64)
@@ -295,7 +295,7 @@ class Timeline:
                 break
         return np.concatenate(found[::-1]) if found else np.empty(0, np.int64)
 
-    def _told(self, row: int, events: I64) -> list[Range]:
+    def _make_ranges(self, row: int, events: I64) -> list[Range]:
         first = self._bounds[row][0]
         ops = self._op[events].tolist() if len(events) and events[-1] < len(self._op) else [-1] * len(events)
         kind, depth = self._columns["kind"], self._columns["depth"]
@@ -321,13 +321,13 @@ class Timeline:
         return text
 
     def _with_text(self, text: str) -> npt.NDArray[np.bool_]:
-        """Which names hold this text; the last entry, False, answers for no name."""
+        """Which names contain this text; the last entry, False, answers for no name."""
         folded = text.casefold()
         if self._sought[0] != folded or not len(self._sought[1]):
             ends = self._columns["folded_end"]
             mask = np.zeros(len(ends) + 1, np.bool_)
             if folded and "\n" not in folded and len(ends):
-                # One hit for each name: what follows it in the name is skipped.
+                # One match for each name: the rest of the name is part of the match.
                 sought = re.compile(re.escape(folded.encode("utf-8", "replace")) + rb"[^\n]*")
                 hits = [found.start() for found in sought.finditer(self._columns["folded"].data)]
                 mask[np.searchsorted(ends, hits, side="right")] = True
@@ -344,8 +344,8 @@ def _columns(start_ns: int, end_ns: int, columns: int) -> tuple[I64, I64]:
 
 
 def _among(names: npt.NDArray, wanted: list[int], mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Which of these are wanted; ``mask`` says the same by name, for where many are."""
-    if len(wanted) > _FEW:
+    """Which of the names are wanted; ``mask`` holds the same by name and is used where many are wanted."""
+    if len(wanted) > _COMPARED_NAMES:
         return mask[names]
     out = names == wanted[0]
     for name in wanted[1:]:
@@ -366,6 +366,6 @@ def _blocks(first: int, stop: int, back: bool = False) -> Iterator[tuple[int, in
         size = min(4 * size, 1 << 20)
 
 
-def _idle_gap(told: dict[str, Any]) -> IdleGap:
-    return IdleGap(**{**told, "gpus": tuple(told["gpus"]), "work": tuple(HostWork(**work) for work in told["work"]),
-                     "ends": tuple(told["ends"]) if told["ends"] else None})
+def _idle_gap(entry: dict[str, Any]) -> IdleGap:
+    return IdleGap(**{**entry, "gpus": tuple(entry["gpus"]), "work": tuple(HostWork(**work) for work in entry["work"]),
+                      "ends": tuple(entry["ends"]) if entry["ends"] else None})

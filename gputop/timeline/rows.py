@@ -23,16 +23,16 @@ _OF_DEVICE = {
     Kind.COMPUTE: "compute", Kind.COLLECTIVE: "collective", Kind.H2D: "h2d", Kind.D2H: "d2h", Kind.D2D: "d2d",
     Kind.P2P: "p2p", Kind.COPY_OTHER: "copy", Kind.MEMSET: "memset",
 }
-# Where ranges of several kinds overlap an instant is the first's: the order of the step's breakdown; and what the
-# host does for input is told apart from the call around it.
-_FIRST = ("compute", "d2d", "memset", "copy", "collective", "p2p", "h2d", "d2h", "input", "host")
+# Where ranges of several kinds overlap an instant belongs to the first of these, in the order of the step's
+# breakdown; the host's work for input goes before the call around it.
+_KIND_PRECEDENCE = ("compute", "d2d", "memset", "copy", "collective", "p2p", "h2d", "d2h", "input", "host")
 _ROLES = (MAIN, EXECUTOR, INPUT, POOL)
 
 
 @dataclass(slots=True)
 class Rows:
     """The rows and their events. ``of_device`` and ``of_host`` are the trace's events in the order of the file: those
-    of a row lie together, by start, what holds others before them. ``of_stage`` are host events once more, by stage.
+    of a row lie together, by start, outer events before inner ones. ``of_stage`` are host events again, by stage.
 
     ``bounds`` gives by row its first event and the one after its last, over all three; equal for a GPU, whose
     ``streams`` are given instead. ``kind``, ``depth``: of each event, ``kind`` as index into KINDS.
@@ -86,7 +86,7 @@ def rows_of(trace: Trace) -> Rows:
 
 
 def _kinds(trace: Trace) -> tuple[U8, U8]:
-    """Of each device and each host event what it is, as index into KINDS."""
+    """The kinds of the device events and of the host events, as indices into KINDS."""
     of_kind = np.array([KINDS.index(_OF_DEVICE[kind]) for kind in Kind], np.uint8)
     inputs = np.array([line.gpu < 0 and role(line.name) == INPUT for line in trace.lines], bool)
     host = trace.host
@@ -147,8 +147,8 @@ def _add_stages(trace: Trace, out: Rows) -> None:
 
 
 def tracks(start: I64, end: I64, kind: U8) -> tuple[Spans, list[tuple[int, Spans]]]:
-    """When a row shows any range, and that parted into exclusive kinds: (index into KINDS, its part)."""
-    there = [code for code in map(KINDS.index, _FIRST) if (kind == code).any()]
+    """When a row shows any range, and the same divided into exclusive kinds: (index into KINDS, its part)."""
+    there = [code for code in map(KINDS.index, _KIND_PRECEDENCE) if (kind == code).any()]
     if len(there) == 1:
         whole = union(start, end)
         return whole, [(there[0], whole)]

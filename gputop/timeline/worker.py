@@ -1,7 +1,7 @@
 """A timeline made in a process of its own: ``python -m gputop.timeline.worker FD PATH…``, run by the monitor.
 
-Reading a trace takes up to gigabytes, and building a timeline the sort of all its events; what is left of that here
-is a mapped file. It never has a name, is nobody else's to read, and goes with the process that has it open.
+Reading a trace takes up to gigabytes of memory, and building a timeline sorts all its events; the caller gets a mapped
+file only. The file has no name, cannot be read by others, and vanishes with the process that has it open.
 """
 
 from __future__ import annotations

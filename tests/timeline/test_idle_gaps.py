@@ -1,4 +1,4 @@
-"""The coldest places: where they are, why, what the host did, and that their sum is the analysis' own figure."""
+"""Idle gaps: where they are, their causes, what the host did, and that their sum is the figure of the analysis."""
 
 from __future__ import annotations
 
