@@ -13,11 +13,10 @@ from gputop.core.samples import ProcessSample
 from gputop.sources.host import gpu_processes as hp
 from gputop.sources.host import proc_files
 from gputop.sources.host.gpu_processes import GpuProcessTable
-from gputop.sources.host.proc_files import DENIED, ENDED
+from gputop.sources.host.proc_files import DENIED, ENDED, UNPARSABLE
 from tests.sources.host.proc_tree import ProcTree, Ticking, on_gpus
 
 EIO = "it could not be read: Input/output error"
-UNPARSABLE = "/proc tells nothing that makes sense"
 SICK, CHILD, WELL = 4_194_301, 4_194_302, 4_194_303  # the highest PIDs: no process here is likely to have them
 
 Read = Callable[[str, int], bytes]
