@@ -19,7 +19,7 @@ from gputop.core.findings import Finding
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.export import pictures, tables
-from gputop.render.finding_text import gain_text
+from gputop.render.finding_text import NOTHING_FOUND, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, activity_text
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import STEPS
@@ -74,7 +74,7 @@ def to_html(document: Mapping[str, Any]) -> str:
 
 
 def _embedded(document: Mapping[str, Any]) -> str:
-    """JSON that ends no script element, whatever its texts hold."""
+    """The document as JSON in which no text can end the script element around it."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -128,7 +128,7 @@ def _lane(g: GpuSample, track: Track, grid: Grid, s: Snapshot, many: str) -> str
 
 
 def _xids(g: GpuSample, grid: Grid) -> str:
-    """When the driver reported a fault."""
+    """Marks at the times of Xid errors."""
     places = [(x, (x.time_s - grid.start_s) / grid.slice_s) for x in g.xids]
     return "".join(f'<path fill="#ff6b7a" d="M{x:.1f} 0h.7v{pictures.BANDS}h-.7z"><title>Xid {event.xid}</title></path>'
                    for event, x in places if 0 <= x < grid.slices)
@@ -211,7 +211,7 @@ def _findings(s: Snapshot) -> str:
     body = "".join(_finding(f) for f in s.findings)
     if not body:
         limit = s.capture.limit if s.capture is not None else s.live.limit
-        body = f"<p>Nothing found that costs time. {esc(limit)}</p>"
+        body = f"<p>{NOTHING_FOUND} {esc(limit)}</p>"
     missing: dict[str, list[str]] = {}
     for abstained in s.live.abstained:
         missing.setdefault(abstained.missing, []).append(abstained.id)

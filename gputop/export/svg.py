@@ -1,7 +1,7 @@
 """The snapshot as one picture: every GPU's lane with its figures, host, step and findings.
 
-Drawn here, not taken off the terminal, so that it is the same headless and without secrets in
-commands. No fonts, scripts or links: any viewer shows it alike.
+It is drawn from the snapshot's document, not from the terminal, so that a headless run gives the same picture and
+no command shows its secrets. It has no fonts, scripts or links, so that every viewer shows it alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gputop.core.findings import Finding
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.export import pictures
 from gputop.export.tables import analysis, mapping
-from gputop.render.finding_text import gain_text
+from gputop.render.finding_text import NOTHING_FOUND, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, flags_of
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import DARK, SEVERITY_MARK
@@ -36,7 +36,7 @@ _ENDS = tuple(itertools.accumulate((column.picture for column in _COLUMNS), init
 
 
 class _Page:
-    """Elements, and how far down the picture reaches."""
+    """The elements drawn so far; ``y`` is the base line of the next one."""
 
     def __init__(self) -> None:
         self.y = 0.0
@@ -196,7 +196,7 @@ def _findings(page: _Page, s: Snapshot) -> None:
     page.text(_EDGE, "What to do", _BOLD, bold=True)
     if not s.findings:
         limit = s.capture.limit if s.capture is not None else s.live.limit
-        _wrapped(page, f"Nothing found that costs time. {limit}", _PLAIN)
+        _wrapped(page, f"{NOTHING_FOUND} {limit}", _PLAIN)
     for f in s.findings:
         _finding(page, f)
 

@@ -1,4 +1,4 @@
-"""The page's figures: the step of the last capture, the GPUs now, processes, host and servers."""
+"""The tables of the page: the step of the last capture, the GPUs now, processes, host and servers."""
 
 from __future__ import annotations
 
@@ -132,8 +132,9 @@ def _is_run(run: Any, slots: int) -> bool:
             and all(isinstance(at, int) for at in run[1:]) and 0 <= run[1] < run[2] <= slots)
 
 
-# Heading, key, and why there may be no figure.
-_GPU_COLUMNS = (
+NO_LAUNCHES = "the launches are not in the trace"
+# Heading, key in the analysis, and why there may be no figure.
+TRACE_COLUMNS = (
     ("busy", "busy", ""), ("compute", "compute", ""), ("collectives", "collectives", ""), ("copies", "copies", ""),
     ("idle, host's fault", "idle_host_fault", "never idle, or the launches that ended most of it are not in the trace"),
     ("tensor cores, of kernel time", "tensor_core_time", "no kernel's name tells"))
@@ -143,12 +144,12 @@ def _gpu_table(found: Mapping[str, Any]) -> str:
     gpus = items(found.get("gpus"))
     if not gpus:
         return ""
-    head = "".join(f"<th>{esc(title)}</th>" for title, _, _ in _GPU_COLUMNS)
+    head = "".join(f"<th>{esc(title)}</th>" for title, _, _ in TRACE_COLUMNS)
     rows = ""
     for gpu in gpus:
-        cells = "".join(_level(_number(gpu.get(key)), why) for _, key, why in _GPU_COLUMNS)
+        cells = "".join(_level(_number(gpu.get(key)), why) for _, key, why in TRACE_COLUMNS)
         delay, kernels = _number(gpu.get("launch_delay_median_s")), _number(gpu.get("kernels_per_s"))
-        cells += _none("the launches are not in the trace") if delay is None else f"<td>{seconds(delay)}</td>"
+        cells += _none(NO_LAUNCHES) if delay is None else f"<td>{seconds(delay)}</td>"
         cells += _none("") if kernels is None else f"<td>{kernels:,.0f}</td>"
         rows += f"<tr><td>{esc(str(gpu.get('gpu')))}</td>{cells}</tr>"
     return ('<h3>In the trace, by the job\'s own GPU numbers</h3><div class="scroll"><table><thead><tr><th>GPU</th>'

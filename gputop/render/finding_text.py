@@ -1,12 +1,14 @@
-"""A finding in few words, the same on the screen and in every export."""
+"""Short texts about findings, the same on the screen and in every export."""
 
 from __future__ import annotations
 
 from gputop.core.findings import Finding
 
+NOTHING_FOUND = "Nothing found that costs time."
+
 
 def gain_text(finding: Finding) -> str:
-    """What a cure would bring: "−38 % step", or nothing where no figure can be given."""
+    """The estimated saving: "−38 % step"; empty where there is no estimate."""
     gain = finding.gain.step_time
     if not gain or gain < 0.005:
         return ""

@@ -1,16 +1,15 @@
-"""Colors of the screen, named by what they mean; every module takes them from here.
+"""Colors of the screen, named by what they mean. Every module takes its colors from here.
 
-A style says what is meant, in the colors of the dark theme on a terminal with all colors. On its
-way to the screen :mod:`gputop.tui.terminal.color_support` turns it into what the theme and the terminal
-can show: another theme's colors, 256 or 16 colors, attributes alone; and glyphs into those the terminal has.
-So a view draws one way only, and need not ask what terminal it is on: it says the level or the share by
-:func:`bar_style` and :func:`cell_style`, a part of the step by :data:`PART_STYLE`, and in glyphs what must
-be told without color. Colors of its own are translated by their lightness, which is readable, no more.
+A style stands for a meaning, in the colors of the dark theme on a terminal with all colors. Before it reaches the
+screen, :mod:`gputop.tui.terminal.color_support` translates it into what the theme and the terminal can show: the
+colors of another theme, 256 or 16 colors, or attributes alone; and glyphs into those that the terminal has.
+A view therefore draws in one way only and does not ask which terminal it is on. It gives levels and shares by
+:func:`bar_style` and :func:`cell_style`, a part of the step by :data:`PART_STYLE`, and as glyphs what must be
+readable without color. Colors that are not from here are translated by their lightness alone.
 
-The ramp runs in OKLCH (Björn Ottosson's OKLab, 2020): lightness rises evenly from dark to
-light, so order is readable without hue; hue turns from blue over green-teal to warm yellow,
-the axis that red-green color blindness leaves intact. On a light ground it runs the other way:
-the more, the darker.
+The ramp runs in OKLCH (Björn Ottosson's OKLab, 2020): lightness rises evenly from dark to light, so the order is
+readable without hue. The hue turns from blue over green-teal to warm yellow, the axis that red-green color
+blindness leaves intact. On a light ground the ramp is reversed: higher levels are darker.
 """
 
 from __future__ import annotations

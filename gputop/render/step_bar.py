@@ -1,4 +1,4 @@
-"""Where the mean step's time goes, as one bar with its legend. Pure: a breakdown in, runs out."""
+"""Where the mean step's time goes, as one bar with its legend. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gputop.text.units import ratio, seconds
 
 
 def step_lines(breakdown: Mapping[str, float | None], width: int) -> list[list[StyledText]]:
-    """Two lines: the step's parts in proportion, and what they are; nothing for a step of no length.
+    """Two lines: the step's parts in proportion, and their legend; no line for a step without a length.
 
-    Parts that are unknown (None) are not drawn: without a GPU in the trace, those of the device.
+    Unknown parts (None) are left out: without a GPU in the trace, those of the device.
     """
     known = {name: value for name, value in breakdown.items() if value is not None}
     total = sum(known.values())

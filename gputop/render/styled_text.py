@@ -13,7 +13,7 @@ StyledText = tuple[str, Style]  # a text in one style, free of control character
 
 
 def justify(left: Sequence[StyledText], right: Sequence[StyledText], width: int) -> list[StyledText]:
-    """``left`` and ``right`` at the two ends of a line; where both do not fit, left is cut."""
+    """``left`` and ``right`` at the two ends of a line. Where both do not fit, ``left`` is cut."""
     right_cells = sum(len(text) for text, _ in right)
     room = max(0, width - right_cells - (1 if right else 0))
     out: list[StyledText] = []
@@ -41,7 +41,7 @@ def crop(runs: Sequence[StyledText], x: int, width: int) -> list[StyledText]:
 
 
 def wrap(text: str, width: int, lines: int) -> list[str]:
-    """Break at spaces into at most ``lines`` lines; what is cut ends in an ellipsis."""
+    """``text`` broken at spaces into at most ``lines`` lines; an ellipsis stands for what is left out."""
     if width <= 4:
         return [fit(text, width)][:lines]
     return textwrap.wrap(text, width, max_lines=max(1, lines), placeholder=" …") or [""]

@@ -20,6 +20,9 @@ from gputop.core.samples import LOST, GpuSample
 from gputop.export.html import to_html
 from gputop.export.snapshot import document, format_of, render, to_json, to_text, write_snapshot
 from gputop.export.svg import to_svg
+from gputop.export.tables import NO_LAUNCHES, TRACE_COLUMNS
+from gputop.render.finding_text import NOTHING_FOUND
+from gputop.render.step_parts import PART_BY_ID
 from gputop.replay.snapshot import read
 from tests.export.scene import HOSTILE, SECRET, session
 from tests.fakes import StillSession
@@ -115,8 +118,9 @@ def test_the_page_has_its_parts() -> None:
     assert page.count("div", "step") == 1 and page.count("div", "steps") == 1
     lanes = [a for t, a in page.elements if t == "svg" and (a.get("aria-label") or "").startswith("GPU ")]
     assert len(lanes) >= 8 + 8 + 8, "activity, one step, other lanes"
-    for expected in ("node-07", "ds = ds.map(\n    fn)", "−46 % step", "input wait", "It explains, too", "Xid 79",
-                     "no answer", "the server said so", "CUDA_VISIBLE_DEVICES=0,1", "a trace was captured"):
+    for expected in ("node-07", "ds = ds.map(\n    fn)", "−46 % step", PART_BY_ID["input"].label,
+                     "It explains, too", "Xid 79", "no answer", "the server said so",
+                     "CUDA_VISIBLE_DEVICES=0,1", "a trace was captured"):
         assert expected in page.text, expected
     titles = {a["title"] for _, a in page.elements if a.get("title")}
     assert "GPM" in titles and "the test says so" in titles and "not sampled" in titles, "sources and reasons on hover"
@@ -136,8 +140,8 @@ def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:
                                            "launch_delay_median_s": None}]
     page = to_html(doc)
     assert "D2H<b>&lt;0.1 %</b>" in page and "0.0 %" not in page
-    assert 'title="never idle, or the launches that ended most of it are not in the trace">N/A<' in page
-    assert 'title="the launches are not in the trace">N/A<' in page
+    (why,) = (why for _, key, why in TRACE_COLUMNS if key == "idle_host_fault")
+    assert f'title="{why}">N/A<' in page and f'title="{NO_LAUNCHES}">N/A<' in page
 
 
 @pytest.mark.parametrize(("name", "value", "shown"), [
@@ -202,7 +206,7 @@ def test_without_capture_history_or_gpus_there_is_still_a_page() -> None:
     watched.sample = replace(watched.sample, gpus=(), processes=())
     watched.history = None
     page = _Page(to_html(document(watched)))
-    assert page.count("section") == 2 and "Nothing found that costs time." in page.text
+    assert page.count("section") == 2 and NOTHING_FOUND in page.text
     ElementTree.fromstring(to_svg(document(watched)))
 
 

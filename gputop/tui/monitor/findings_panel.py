@@ -1,4 +1,4 @@
-"""The panel "What to do": findings in order of what they save, the selected one unfolded."""
+"""The panel "What to do": findings by estimated saving, the selected one unfolded."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ActionsPanel(DrawnLines, can_focus=True):
 
     @property
     def selected(self) -> Finding | None:
-        """The selected finding; where it has gone, the first."""
+        """The selected finding; the first one if the selected one no longer exists."""
         for finding in self.findings:
             if finding.id == self.selected_id:
                 return finding

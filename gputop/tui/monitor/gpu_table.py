@@ -1,4 +1,4 @@
-"""The GPUs: a spectrogram row each, with the figures of now beside it."""
+"""The GPU table: each GPU has a spectrogram, with its newest figures beside it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gputop.telemetry.history import History
 
 _LANES = {column.id: column for column in COLUMNS if column.draw == "spectrogram"}
-_PARTS = 6  # three lanes, and what follows each: its newest slice and figures
+_PARTS = 6  # three lanes, each followed by its newest slice and figures
 
 
 class Pane(CachedLinesWidget):
@@ -85,7 +85,7 @@ class GpuTable(Widget, can_focus=True):
         self.axis_lines = 0  # 1 with the axis of time and its marks
         self.span_s = DEFAULT_SPAN_S
         self.end_s: float | None = None  # None follows the newest sample
-        self.time = TimeCursor()  # with it the figures are those of a slice of the past
+        self.time = TimeCursor()  # with a cursor the figures are those of the slice under it
         self.selected = 0
         self.sample: NodeSample | None = None
         self._history: History | None = None

@@ -1,12 +1,12 @@
 """The spectrogram's cells: history slices turned into glyphs and styles, kept while they last.
 
-A column is one slice of time on a fixed grid (slice boundaries are multiples of the slice's
-length), so a picture that scrolls moves by whole columns and never shimmers. Only the newest
-slices change between two ticks; all others are drawn once.
+A column is one slice of time on a fixed grid: slice boundaries are multiples of the slice's length. A picture that
+scrolls therefore moves by whole columns and never shimmers. Between two samples only the newest slices change;
+all others are drawn once.
 
-One row or two: height and color both say the mean level. More rows: each half row is a band
-of levels, and its brightness the share of samples that reach it. So a GPU that is busy half
-of the time is dim to the top, and one that is half busy is bright up to the middle.
+With one or two rows, height and color both show the mean level. With more rows each half row is a band of levels,
+and its brightness is the share of samples that reach it: a GPU that is busy half of the time is dim up to the top,
+and a GPU that is half busy is bright up to the middle.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 Cell = tuple[str, Style]
 Column = tuple[Cell, ...]  # top to bottom
 
-# Lengths a slice may have, seconds: what a person can read off an axis.
 DEFAULT_SPAN_S = 240.0
-SPANS_S = (60.0, 120.0, 240.0, 600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)  # what zooming goes through
-_REDRAWS_PER_SLICE = 2  # of the newest column while its slice lasts; the figure beside it is of now
+SPANS_S = (60.0, 120.0, 240.0, 600.0, 1800.0, 3600.0, 4 * 3600.0, 12 * 3600.0)  # the steps of the zoom
+_REDRAWS_PER_SLICE = 2  # of the newest column; the figure beside it is always of the newest sample
 _GHOST_SHADE = 4  # shade of a background that every sample reaches, of SHADES
 
 
@@ -80,7 +79,7 @@ def common_scale(history: History, metric: str, span_s: float, end_s: float | No
 
 
 def blank_column(rows: int) -> Column:
-    """No sample: a dot on the lowest row, so that it cannot pass for a measured zero."""
+    """A slice without a sample: a dot on the lowest row, which differs from a measured zero."""
     return ((" ", BLANK_STYLE),) * (rows - 1) + ((BLANK, BLANK_STYLE),)
 
 

@@ -20,7 +20,7 @@ from gputop.tui.keys import key as bind
 from gputop.tui.widgets.cached_lines import DrawnLines
 
 SORTS = ("gpu memory", "sm", "cpu", "pid")
-# How wide the panel must be for columns that the command can do without.
+# From these widths of the panel on, these columns are shown beside the command.
 _IO_FROM, _CONTAINER_FROM = 100, 110
 _CONTAINER_WIDTH = 23  # "containerd 0123456789ab"
 
@@ -48,7 +48,7 @@ class Branch:
 
 
 def tree(processes: Sequence[ProcessSample]) -> list[Branch]:
-    """Children under their parents, in the given order; those of one parent that is not listed under its PID."""
+    """Children under their parents, in the given order. Children of a parent that is not listed stand under its PID."""
     listed = {p.local_pid or p.pid: p for p in processes}
     children: dict[int | None, list[ProcessSample]] = {}
     for p in processes:
@@ -58,7 +58,7 @@ def tree(processes: Sequence[ProcessSample]) -> list[Branch]:
 
     def add(p: ProcessSample, before: str, knot: str) -> None:
         pid = p.local_pid or p.pid
-        if pid in seen:  # PIDs of two namespaces may meet in a ring
+        if pid in seen:  # PIDs of two namespaces can form a ring
             return
         seen.add(pid)
         out.append(Branch(p, before + knot))
@@ -116,7 +116,7 @@ class ProcessPanel(DrawnLines, can_focus=True):
 
     @property
     def selected(self) -> ProcessSample | None:
-        """The selected process; where it has gone, the first."""
+        """The selected process; the first one if the selected one no longer exists."""
         shown = [b.process for b in self._rows if b.process is not None]
         return next((p for p in shown if p.pid == self.selected_pid), shown[0] if shown else None)
 
@@ -135,7 +135,7 @@ class ProcessPanel(DrawnLines, can_focus=True):
         subtitle = ("tree, " if self.as_tree else "") + f"sorted by {self.sort}"
         if (title, subtitle) != self._titles:  # setting them repaints the border
             self._titles = (title, subtitle)
-            self.border_title, self.border_subtitle = Content(title), subtitle  # the pattern is no markup
+            self.border_title, self.border_subtitle = Content(title), subtitle  # as Content: the pattern is not markup
         # The command is what tells processes apart: the other columns take what they need and no more.
         pid_width = max([5, *(len(str(p.pid)) for p in found)])
         gpu_width = max([3, *(len(devices(p)) for p in found)])

@@ -1,4 +1,4 @@
-"""The single lines of the main screen: header, host, training job. Pure: values in, runs out."""
+"""The single lines of the main screen: header, host, training job. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
     from gputop.telemetry.step_period import StepPeriodEstimate
 
-# In the palette's colors: those of the terminal itself turn black where a box over the screen dims it.
+# These use the palette's colors: colors of the terminal itself turn black under a box that dims the screen.
 SIMULATED_STYLE = Style(color=DARK.names["ground"], bgcolor=DARK.names["warn"], bold=True)
 REPLAY_STYLE = Style(color=DARK.names["ground"], bgcolor=DARK.names["accent"], bold=True)
 
@@ -27,7 +27,7 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
            replay: tuple[str, str] | None = None, drawn_every_s: float = 0.0) -> list[StyledText]:
     """Node, GPUs, where the figures come from, what gputop itself costs, the time.
 
-    ``replay`` marks what is not live, and says how it plays: ("REPLAY", "2×"), ("SNAPSHOT", "").
+    ``replay`` is a badge for data that is not live, and how it plays: ("REPLAY", "2×"), ("SNAPSHOT", "").
     """
     if sample is None:
         return [(" gputop ", BOLD), ("  opening the recording…" if replay else "  opening the GPUs…", DIM)]
@@ -36,7 +36,7 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
         left.insert(1, (" SIMULATED ", SIMULATED_STYLE))
     if replay:
         left.insert(1, (f" {replay[0]} ", REPLAY_STYLE))
-    # An instance of a GPU that stands here itself is counted apart.
+    # MIG instances of a GPU that is listed itself are counted separately.
     whole = {g.info.index for g in sample.gpus if g.info.mig is None}
     instances = sum(g.info.mig is not None for g in sample.gpus if g.info.index in whole)
     left.append((f" {gpu_kinds(sample)} ", PLAIN))
@@ -59,12 +59,12 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
             used += len(extra)
     badges = left[:1 + bool(replay) + sample.simulated]
     if sum(len(text) for text, _ in (*badges, *right)) >= width:
-        right = []  # that it is not live, or not real, comes before the time
+        right = []  # the badges are more important than the time
     return justify(left, right, width)
 
 
 def replay_keys(width: int, snapshot: bool = False, step_period: StepPeriodEstimate | None = None) -> list[StyledText]:
-    """In the place of the training job, where a recording is played or a snapshot shown."""
+    """The keys of a replay, in the place of the training job."""
     if snapshot:
         keys = "the node as it was; the minutes before in means  ← →: scroll them  t: its capture"
         return justify([(" Snapshot  ", BOLD), (keys, DIM)], [], width)
@@ -74,7 +74,7 @@ def replay_keys(width: int, snapshot: bool = False, step_period: StepPeriodEstim
 
 
 def time_ago(now_s: float, then_s: float) -> str:
-    """How long ago, in whole units: it is read, not measured."""
+    """How long ago, in whole units."""
     ago_s = max(0.0, now_s - then_s)
     return f"{ago_s:.0f} s ago" if ago_s < 99.5 else f"{seconds(ago_s)} ago"
 
@@ -91,11 +91,11 @@ def _labeled(label: str, r: Reading, text: str) -> list[StyledText]:
     return [(f" {label} ", DIM), ("N/A" if r.value is None else text, DIM if r.value is None else PLAIN)]
 
 
-_NEAR_LIMIT = 0.9  # of a control group's memory: what comes next is reclaim, or the kernel's kill
+_NEAR_LIMIT = 0.9  # of a control group's memory; above it the kernel reclaims pages or kills a process
 
 
 def throttled(group: CgroupSample) -> bool:
-    """Whether its CPU quota runs out as often as the rule host_cpu_saturated minds."""
+    """Whether its CPU quota runs out as often as the rule host_cpu_saturated requires."""
     share = group["cpu_throttled_ratio"].value
     if not share:
         return False  # as nearly always: the limits need not be there for the first picture
@@ -110,7 +110,7 @@ def near_memory_limit(group: CgroupSample) -> bool:
 
 
 def _reached_limits(sample: NodeSample) -> list[str]:
-    """What a control group of a GPU process, or else gputop's own, holds back; each thing once."""
+    """The limits that a control group of a GPU process has reached, else those of gputop's own; each once."""
     groups = [group for p in sample.processes if (group := p.cgroup) is not None]
     if not groups and sample.host.cgroup is not None:
         groups = [sample.host.cgroup]
@@ -210,7 +210,7 @@ def _cells(runs: Sequence[StyledText]) -> int:
 
 
 def _first_that_fits(texts: Sequence[list[StyledText]], room: int) -> list[StyledText]:
-    """The first way to say it that fits."""
+    """The first text that fits."""
     return next((way for way in texts if _cells(way) <= room), [])
 
 

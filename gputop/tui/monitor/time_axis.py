@@ -1,4 +1,4 @@
-"""What stands above the lanes: their title, and the axis of time with marks of what happened. Pure."""
+"""The lines above the lanes: their title, and the time axis with marks for events. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gputop.tui.monitor.columns import ACTIVITY
 from gputop.tui.monitor.lanes import Window
 from gputop.tui.monitor.time_cursor import Slice
 
-# A letter where it begins and a line for as long as it lasts, so that it reads without color; what the legend
-# calls it. Of marks in one place the last in this order, the gravest, is seen.
+# Of each kind of event: the letter where it begins, the line for as long as it lasts, the style, the name in the
+# legend. Letter and line make it readable without color. In one cell the gravest event, the last in this order, wins.
 SIGNS: dict[Kind, tuple[str, str, Style, str]] = {
     "finding": ("F", "─", ACCENT, "finding"),
     "capture": ("C", "━", ACCENT, "capture"),
@@ -36,7 +36,7 @@ _TICK_COLUMNS = 12  # at least, from one to the next
 
 
 def metric_name(metric: str, gpus: Iterable[GpuSample]) -> str:
-    """What the main lanes show."""
+    """The name of the metric in the main lanes."""
     if metric == ACTIVITY:
         kinds = {g.activity()[0] for g in gpus if g.state == OK}
         name = GPU_METRICS["gpu_util"].label if kinds == {"gpu_util"} else GPU_METRICS["sm_active"].label
@@ -71,9 +71,9 @@ def axis(window: Window, marks: Iterable[LoggedEvent], following: bool, cursor_s
         cells[first:last + 1] = [(SIGNS[kind][1], SIGNS[kind][2])] * (last + 1 - first)
 
     for kind, first, last in spans:
-        if kind == "power":  # at its limit a GPU may be all day: that must not cover anything
+        if kind == "power":  # a GPU can be at its power limit all day: other marks and labels go over it
             rule(kind, first, last)
-    # Where something begins, or the cursor stands, a label would be torn.
+    # A label that a letter or the cursor would interrupt is left out.
     taken = {first for _, first, _ in spans}
     if cursor_s is not None:
         taken.add(window.column(cursor_s))
@@ -83,7 +83,7 @@ def axis(window: Window, marks: Iterable[LoggedEvent], following: bool, cursor_s
     for kind, first, last in spans:
         if kind != "power":
             rule(kind, first, last)
-    for kind, first, _ in spans:  # no line hides where something began
+    for kind, first, _ in spans:  # a letter is never hidden by a line
         cells[first] = (SIGNS[kind][0], SIGNS[kind][2] + Style(bold=True))
     if cursor_s is not None and 0 <= window.column(cursor_s) < window.columns:
         cells[window.column(cursor_s)] = (CARET, BOLD)
@@ -113,14 +113,14 @@ def _duration(seconds: int) -> str:
 
 
 def axis_notes(marks: Sequence[LoggedEvent], under: Slice | None) -> list[StyledText]:
-    """What stands beside the axis: what its letters mean, or with a cursor what happened in the slice under it."""
+    """The text beside the axis: the legend of its letters, or with a cursor the events in the slice under it."""
     if under is None:
         return legend(marks)
     return events_in_words([m for m in marks if m.within(under.begin_s, under.end_s)])
 
 
 def legend(marks: Iterable[LoggedEvent]) -> list[StyledText]:
-    """What the letters mean that are there."""
+    """The meaning of the letters that are on the axis."""
     there = {mark.kind for mark in marks}
     out: list[StyledText] = []
     for kind in reversed(SIGNS):
@@ -131,7 +131,7 @@ def legend(marks: Iterable[LoggedEvent]) -> list[StyledText]:
 
 
 def events_in_words(marks: Sequence[LoggedEvent]) -> list[StyledText]:
-    """What happened, in words, the gravest first; what several GPUs share is said once."""
+    """The events in words, the gravest first. An event that several GPUs share appears once."""
     grouped: dict[tuple[Kind, str], list[str]] = {}
     for mark in sorted(marks, key=lambda m: -_RANK[m.kind]):
         grouped.setdefault((mark.kind, printable(mark.text)), []).append(mark.gpu)

@@ -1,4 +1,4 @@
-"""A cursor in time: what the GPUs were like in the slice under it, put where the figures of now stand."""
+"""The cursor in time: with it the table shows the GPUs as they were in the slice under the cursor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Slice:
         return self.begin_s + self.slice_s
 
     def title(self, name: str, width: int) -> str:
-        """What the lanes and the figures show, in the length there is."""
+        """The title of lanes and figures, in a form that fits ``width``."""
         clock = time.strftime("%H:%M:%S", time.localtime(self.begin_s))
         long = self.mean_of_s >= 120
         mean = f"mean of {self.mean_of_s / 60 if long else self.mean_of_s:g} {'min' if long else 's'}"
@@ -67,10 +67,10 @@ def gpu_in_slice(history: History, gpu: GpuSample, begin_s: float, slice_s: floa
 
 
 class TimeCursor:
-    """Where it is, and the past there. It stands in time, not on the screen: the picture may move under it."""
+    """The cursor's place and the GPUs there. It has a time, not a column: the picture moves under it."""
 
     def __init__(self) -> None:
-        self.time_s: float | None = None  # a time in its slice; None: there is none
+        self.time_s: float | None = None  # a time in its slice; None: no cursor
         self.slice: Slice | None = None
         self._past: dict[str, GpuSample] = {}
 
@@ -78,7 +78,7 @@ class TimeCursor:
         self.time_s = window.begin_s(column) + window.slice_s / 2
 
     def move(self, by: int, window: Window, oldest_s: float, newest_s: float) -> None:
-        """``by`` slices on, or back; where there is none yet, from the newest whole slice."""
+        """Move by so many slices; without a cursor yet, from the newest whole slice."""
         column = window.columns - 2 if self.time_s is None else window.column(self.time_s)
         self.put(window, min(max(column + by, window.column(oldest_s)), window.column(newest_s)))
 
@@ -99,14 +99,14 @@ class TimeCursor:
 
     def update(self, window: Window | None, history: History | None, marks: EventLog | None,
              gpus: Sequence[GpuSample]) -> bool:
-        """Bring what is under the cursor up to date; whether it stands in another slice than before."""
+        """Read the slice under the cursor again; returns whether it is another slice than before."""
         before = self.slice
         if self.time_s is None or window is None or history is None or history.newest_s is None:
             self.slice, self._past = None, {}
             return before is not None
         begin_s, slice_s = window.begin_s(window.column(self.time_s)), window.slice_s
         same = before is not None and (before.begin_s, before.slice_s) == (begin_s, slice_s)
-        # Of a slice that is over nothing changes any more, but that history may have to be coarser.
+        # A slice that is over does not change any more; only its resolution can become coarser.
         if same and history.newest_s >= begin_s + slice_s and len(self._past) == len(gpus):
             return False
         events = marks.between(begin_s, begin_s + slice_s) if marks is not None else []
@@ -116,5 +116,5 @@ class TimeCursor:
         return not same
 
     def at_cursor(self, gpu: GpuSample) -> GpuSample:
-        """The GPU as it was under the cursor; as it is where there is none."""
+        """The GPU as it was under the cursor; without a cursor, as it is now."""
         return self._past.get(gpu.info.uuid, gpu)
