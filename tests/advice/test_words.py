@@ -1,0 +1,117 @@
+"""The words of every rule, each in a file of its own: a change of wording shows there and nowhere else.
+
+``pytest tests/advice/test_words.py --snapshot-update`` writes the files anew; look at the difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from gputop.advice.registry import RULES
+from gputop.advice.rule import Rule
+from gputop.advice.trace.job import Job
+from gputop.advice.verdict import Explanation, Verdict
+from gputop.core.samples import CgroupSample, GpuSample, ProcessSample
+from tests.advice.live.scene import Scene
+from tests.fakes import cgroup_sample
+
+FOLDER = Path(__file__).parent / "words"
+JOBS = {
+    "rich": Job("step", 0.1, "tensorflow", "Keras 3", (0, 1)),
+    "poor": Job("window", 10.0, "pytorch", "PyTorch", (0,)),
+}
+SCENE = Scene().sample(0.0)
+# Fields whose values are words that the sentences choose by.
+CHOSEN: Mapping[str, Mapping[str, Any]] = {
+    "rich": {"worst": "h2d", "metric": "sm_active", "limited_by": "quota", "pool": "gpu_private",
+             "gpus": (0, 1), "severity": "medium", "id": None, "saving": None, "idle": (1,)},
+    "poor": {"worst": "d2d", "metric": "gpu_util", "limited_by": "node", "pool": "global",
+             "gpus": (0,), "severity": "low", "id": None, "saving": None, "idle": (0, 1)},
+}
+FIGURES = ("gpu_util_ratio", "power_of_limit_ratio", "sm_active_ratio")
+
+
+def example(cls: Any, style: str, name: str = "") -> Any:
+    """A value of this type: with all that is optional where ``style`` is "rich", with none of it where it is "poor"."""
+    origin, arguments = get_origin(cls), get_args(cls)
+    if origin in (Union, types.UnionType):
+        return None if style == "poor" and type(None) in arguments else example(arguments[0], style, name)
+    if origin is tuple:
+        inner = arguments[:1] * 2 if arguments[-1] is Ellipsis else arguments
+        return tuple(example(argument, style, name) for argument in inner)
+    if origin in (Sequence, frozenset):
+        items = [example(arguments[0], style, name)]
+        return tuple(items) if origin is Sequence else frozenset(items if style == "rich" else ())
+    if origin is Mapping:
+        keys = {"ways": ("h2d", "d2h", "d2d"), "figures": FIGURES if style == "rich" else FIGURES[:2]}.get(
+            name, (0, 1) if arguments[0] is int else ())
+        return {key: example(arguments[1], style, name) for key in keys}
+    if dataclasses.is_dataclass(cls) and cls not in (GpuSample, ProcessSample, CgroupSample):
+        hints = get_type_hints(cls)
+        return cls(**{f.name: chosen(cls, style, f.name, hints[f.name]) for f in dataclasses.fields(cls)})
+    return plain(cls, style, name)
+
+
+def chosen(cls: Any, style: str, name: str, hint: Any) -> Any:
+    if name == "metric" and cls.__name__ == "_FullLink":
+        return "pcie_rx_bytes_per_s"
+    return CHOSEN[style][name] if name in CHOSEN[style] and not dataclasses.is_dataclass(hint) else example(
+        hint, style, name)
+
+
+def plain(cls: Any, style: str, name: str) -> Any:
+    if cls is bool:
+        return style == "rich"
+    if cls is str:
+        return f"<{name}>" if name != "severity" else "medium"
+    if cls is int:
+        return 64_000_000 if name.endswith("bytes") else 3
+    if cls is float:
+        large = name.endswith(("bytes", "bytes_per_s"))
+        return 6.4e10 if large else 120.0 if name == "window_s" else 0.025 if name.endswith("_s") else 0.25
+    if cls is dict or get_origin(cls) is dict:
+        return {"xid": 79.0}
+    return {GpuSample: SCENE.gpus[0], ProcessSample: SCENE.processes[0],
+            CgroupSample: cgroup_sample("slurm 7", cpu_limit_cores=8.0)}[cls]
+
+
+def verdict_of(rule: Rule) -> type[Verdict]:
+    """The type of the verdict that the rule's words are written from."""
+    describe = rule.function("describe")
+    first = next(iter(inspect.signature(describe).parameters))
+    found = get_type_hints(describe)[first]
+    assert issubclass(found, Verdict)
+    return found
+
+
+def text(words: Explanation) -> str:
+    lines = [words.title, f"why: {words.why}", f"action: {words.action}", f"gain: {words.gain} (per {words.per})",
+             f"evidence: {', '.join(words.evidence)}", f"source: {words.source}"]
+    return "\n".join([*lines, *(["snippet:", words.snippet] if words.snippet else [])])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.origin}-{rule.id}")
+def test_the_words_of_a_rule(rule: Rule, request: pytest.FixtureRequest) -> None:
+    said = []
+    for style, job in JOBS.items():
+        verdict = example(verdict_of(rule), style)
+        words = rule.function("describe")(verdict, *([job] if rule.origin == "trace" else []))
+        assert all(isinstance(value, float) for value in words.evidence.values())
+        said.append(text(words))
+    path = FOLDER / f"{rule.origin}-{rule.id}.txt"
+    written = "\n\n----\n".join(said) + "\n"
+    if request.config.getoption("--snapshot-update", default=False):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(written, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == written
+
+
+def test_there_is_no_file_without_a_rule() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == {f"{rule.origin}-{rule.id}" for rule in RULES}
