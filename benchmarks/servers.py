@@ -71,7 +71,7 @@ def examine(recipe: Recipe) -> list[str]:
         return [
             recipe.name, *_versions(place), f"{server.framework} {server.version}" if server else "not found",
             result.delivered, "yes" if window_ns else "no", off,
-            f"{steps.count} ({steps.anchor})"[:44] if steps else "none", _continuous(address, pid, logdir),
+            f"{steps.count} ({steps.times.anchor})"[:44] if steps else "none", _continuous(address, pid, logdir),
             "clean" if place.run("-m", "pip", "check").returncode == 0 else "BROKEN", _inside(place, address, logdir),
         ]
 

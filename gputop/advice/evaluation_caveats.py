@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gputop.advice.registry import rule_of
-from gputop.analysis.results import Steps
+from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, UNKNOWN
 from gputop.core.findings import Abstained, Finding, at_most
 
 _CAPTURE = "capture again while the job trains (in Keras: during fit, between its first and its last step of an epoch)"
 
 
-def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: Steps | None) -> Finding | Abstained | None:
+def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: StepTimes | None) -> Finding | Abstained | None:
     """The outcome of a rule, true for what ran in the window."""
     if steps is None or not isinstance(outcome, Finding):
         return outcome

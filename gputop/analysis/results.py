@@ -1,89 +1,266 @@
-"""What the analyses of a trace yield, typed; ``to_json`` is the contract ``gputop.analysis/1``.
+"""What the analyses of a trace yield: the document ``gputop.analysis/1``, typed.
 
-Times are seconds, shares ratios 0-1, unknown is None.
+Times are seconds, sizes bytes, shares ratios 0-1, unknown is None. GPUs go by the numbers the job gives them
+(:func:`gputop.analysis.gpu.device_time.gpu_number`). The fields, their names and their order are the document's:
+:meth:`Analysis.to_json` writes them as they stand here. :meth:`Analysis.from_json` reads them, those of another
+version too: a key that is unknown here is ignored, one that is missing has its default.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from gputop.analysis.results_device import CollectiveOp, CopyTable, Kernels, KernelSizes, Replicas, to_json
-from gputop.analysis.results_host import Functions, HostOps, LaunchThreads, MemoryDetail, Pipeline, StepGaps
+from msgspec import Struct, field
+
+from gputop.core.codec import from_document, to_document
 from gputop.core.findings import Abstained, Finding
-from gputop.trace.model import QualityNote
 
 SCHEMA = "gputop.analysis/1"
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """The training steps found. ``bounds_ns`` are (start, end) pairs relative to the trace's origin.
+class TraceNote(Struct, frozen=True):
+    """Something about the trace that limits what can be concluded from it."""
+
+    id: str  # dropped_events, empty_device_plane, truncated, capture_error, no_steps, …
+    message: str
+
+
+class TraceSummary(Struct, frozen=True):
+    """Which trace was analyzed."""
+
+    paths: tuple[str, ...] = ()
+    format: str = ""  # xspace, chrome or nsys
+    hosts: tuple[str, ...] = ()
+    window_s: float = 0.0
+    events: int = 0
+    quality: tuple[TraceNote, ...] = ()
+
+
+class StepTimes(Struct, frozen=True):
+    """The training steps found, and how long each took.
 
     ``anchor`` says what marked them, ``confidence`` how sure that is ("high", "medium", "low");
     ``iterations_per_step`` is above 1 where one anchor packs several optimizer steps.
     ``dropped`` counts incomplete and warm-up steps left out. ``phase`` is "training", "evaluation"
     or "prediction" where the trace shows it, else "unknown"; ``left_out_s`` the seconds in the
-    window spent in other step functions, by their phase. ``call_ends_ns`` are the ends of the
-    calls or markers at which the steps begin; empty where steps rest on kernels.
+    window spent in other step functions, by their phase.
     """
 
     anchor: str
     confidence: str
-    bounds_ns: tuple[tuple[int, int], ...]
+    count: int
     median_s: float
     mean_s: float
     p95_s: float
+    durations_s: tuple[float, ...] = ()
     dropped: int = 0
     iterations_per_step: float = 1.0
     phase: str = "unknown"
     left_out_s: Mapping[str, float] = field(default_factory=dict)
-    call_ends_ns: tuple[int, ...] = ()
-
-    @property
-    def count(self) -> int:
-        return len(self.bounds_ns)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "anchor": self.anchor, "confidence": self.confidence, "count": self.count,
-            "median_s": self.median_s, "mean_s": self.mean_s, "p95_s": self.p95_s,
-            "durations_s": [(end - start) / 1e9 for start, end in self.bounds_ns],
-            "dropped": self.dropped, "iterations_per_step": self.iterations_per_step,
-            "phase": self.phase, "left_out_s": dict(self.left_out_s),
-        }
 
 
-@dataclass(frozen=True, slots=True)
-class Breakdown:
+class Breakdown(Struct, frozen=True):
     """Mean step, exclusive: the eight parts sum to the mean step time. Seconds.
 
     ``input`` is waiting for the input pipeline with no GPU busy, ``launch`` GPU idle while
     the host issues work too slowly, ``host`` GPU idle while the host does something else,
     ``idle`` the rest. Device parts are averaged over the GPUs that took part. Without a GPU
-    in the trace all that is not ``input`` is ``host``: the CPU's computing too.
+    in the trace all that is not ``input`` is ``host``, the CPU's computing too, and the other parts are None.
     """
 
-    input: float
-    h2d: float
-    compute: float
-    collectives: float
-    d2h: float
-    launch: float
-    host: float
-    idle: float
+    input: float | None = None
+    h2d: float | None = None
+    compute: float | None = None
+    collectives: float | None = None
+    d2h: float | None = None
+    launch: float | None = None
+    host: float | None = None
+    idle: float | None = None
 
-    def to_json(self) -> dict[str, float]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+    @property
+    def known(self) -> dict[str, float]:
+        """The parts that are known, by name."""
+        parts = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {name: seconds for name, seconds in parts.items() if seconds is not None}
 
     @property
     def total(self) -> float:
-        return sum(self.to_json().values())
+        return sum(self.known.values())
 
 
-@dataclass(frozen=True, slots=True)
-class GpuUse:
+class Stage(Struct, frozen=True):
+    """One stage of a tf.data pipeline; iterators that an interleave makes one after the other are one stage.
+
+    ``path`` is as traced from the root down, positions stripped. ``self_s`` is time in the stage's calls less that of
+    stages inside them on the same thread: for a stage with workers of its own that is mostly waiting for them,
+    ``function_s`` is what its function took on any thread (None: not traced). ``cost_s_per_batch`` is the
+    stage's own work per batch of the pipeline divided by the workers it runs on, None where no batch left the pipeline.
+    """
+
+    path: str
+    name: str
+    parent: str | None
+    calls: int
+    self_s: float
+    function_s: float | None
+    workers: int
+    cost_s_per_batch: float | None
+    parallelism: int | None = None  # of a parallel stage, the highest in the window
+    iterators: int = 1
+    buffer_limit: int | None = None  # of Prefetch
+    buffer_empty: float | None = None  # share of the calls that found Prefetch's buffer empty
+
+
+class Pipeline(Struct, frozen=True):
+    """The iterators of one dataset: stages from the root to the sources. ``dataset`` is the root's name and shapes,
+    None for iterators whose root did not run in the window.
+
+    Prefetch and parallel stages cut a pipeline into segments that run at the same time. The segment whose stages
+    cost most per batch bounds the pipeline, and in it the stage that costs most is ``bounding``. ``wait_s`` is the
+    time of the calls for a batch at the root; 0 as ``batches`` is where it did not run in the window.
+    """
+
+    dataset: str | None
+    iterators: int
+    batches: int
+    wait_s: float
+    stages: tuple[Stage, ...]
+    bounding: str | None  # path of a stage
+    bounding_s_per_batch: float | None  # cost of its segment
+
+
+class InputPipeline(Struct, frozen=True):
+    """Waiting for input. ``wait_s_per_step`` is the mean time a step sat in IteratorGetNext."""
+
+    wait_s_per_step: float
+    wait_ratio: float  # of the step
+    stages: Mapping[str, float]  # tf.data stage -> self time, seconds in the window
+    how: str  # which events it rests on
+    pipelines: tuple[Pipeline, ...] = ()  # tf.data's, longest waited for first
+
+
+class GapWork(Struct, frozen=True):
+    """A name's own time within the steps' gaps."""
+
+    name: str
+    s_per_step: float
+    count_per_step: float
+
+
+class StepGaps(Struct, frozen=True):
+    """``what`` defines the gaps. ``no_event_s_per_step`` is gap time in which the training loop's thread shows no
+    event at all: Python, or waiting outside the framework; None where that thread is not known."""
+
+    what: str
+    total_s_per_step: float
+    count_per_step: float
+    no_event_s_per_step: float | None
+    main: tuple[GapWork, ...]  # on the training loop's thread
+    executor: tuple[GapWork, ...]  # on the threads that run ops, summed
+
+
+class OpType(Struct, frozen=True):
+    """TF ops of one type. ``placement`` is "gpu" where a device event carries the op's name or its host event launches
+    work, else "host"; None where the trace has GPUs but no such link at all. ``host_s`` is the events' own time
+    on threads other than tf.data's: of an op on a GPU, the time of dispatching it. ``example`` is the op of
+    this type that takes most time."""
+
+    type: str
+    placement: str | None
+    count: int
+    host_s: float
+    device_s: float
+    example: str
+
+
+class EagerOp(Struct, frozen=True):
+    name: str
+    count: int
+    seconds: float
+
+
+class HostOps(Struct, frozen=True):
+    """TF ops by placement and time, in the steps or, for want of them, the window (``basis``).
+
+    ``eager_share`` is the time of ops run eagerly from Python over that and the runs of tf.functions,
+    without calls for a batch; None where neither is traced. ``eager`` lists those ops by time.
+    """
+
+    basis: str
+    host_s: float  # time of ops placed on the host
+    device_s: float
+    types: tuple[OpType, ...]
+    eager_share: float | None
+    eager_ops_per_step: float | None
+    eager: tuple[EagerOp, ...]
+
+
+class FunctionUse(Struct, frozen=True):
+    """One tf.function in the window. ``modes`` counts its calls by ``tf_function_call``. ``tracings`` are calls that
+    traced it, ``retracings`` those that were not its first; ``tracing_s`` building the graph and
+    ``tracing_calls_s`` the whole of those calls. ``xla``: whether XLA compiled it, all or in part, None: not told;
+    ``xla_s`` the part of its calls in which the host runs an XLA executable (on a GPU: starts its kernels)."""
+
+    name: str
+    calls: int
+    seconds: float
+    modes: Mapping[str, int]
+    tracings: int
+    retracings: int
+    tracing_s: float
+    tracing_calls_s: float
+    tracing_count: int | None  # in all since the function was made
+    xla: bool | None
+    xla_s: float
+
+
+class Functions(Struct, frozen=True):
+    """``xla_compile_s`` is the union of XLA's compilations in the window on any thread."""
+
+    functions: tuple[FunctionUse, ...]
+    retracings: int
+    tracing_s: float
+    xla_compilations: int
+    xla_compile_s: float
+    xla_runs: int
+    xla_modules: tuple[str, ...] = ()
+
+
+class LaunchThread(Struct, frozen=True):
+    """A host thread that launches work to GPUs. ``other_s`` is the rest of the time in which it shows an event."""
+
+    name: str
+    pool: str  # gpu_private, gpu_shared and global are TensorFlow's; python or other
+    launches: Mapping[int, int]  # by GPU
+    launch_s: float
+    other_s: float
+
+
+class LaunchThreads(Struct, frozen=True):
+    """Who launches, and who else wants the CPU then.
+
+    ``mode`` is what TF_GPU_THREAD_MODE amounts to: gpu_private, gpu_shared, global or unknown.
+    ``input_busy_late`` is the share of the GPUs' idle time with a late launch during which at least one
+    tf.data thread ran an op or a function, ``input_busy`` the same share of the rest of the window: where
+    tf.data causes late launches, the first is the higher. ``busy_threads_at_launch`` is the mean number of
+    pool and launch threads with an event open while a launch call runs, ``input_threads_at_launch`` that of
+    tf.data's threads at work among them; None without such threads. ``cpus`` is tf.data's CPU budget: the
+    CPUs the process may use, unless the job set it otherwise.
+    """
+
+    mode: str
+    threads: tuple[LaunchThread, ...]
+    threads_per_gpu: Mapping[int, int]
+    input_busy_late: float | None
+    input_busy: float | None
+    late_s: float | None
+    busy_threads_at_launch: float | None
+    input_threads_at_launch: float | None
+    cpus: int | None
+
+
+class GpuUse(Struct, frozen=True):
     """One GPU from its first to its last device event; shares are of that ``window_s``.
 
     The step's :class:`Breakdown` and ``compute_s_per_step`` go by steps instead. A GPU on
@@ -111,16 +288,27 @@ class GpuUse:
     kernel_time_by_type: Mapping[str, float] | None = None
     copies_exposed: float | None = None  # copies of any direction with neither compute nor collectives beside them
 
-    def to_json(self) -> dict[str, Any]:
-        out = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        for name in ("copies_s", "copies_bytes", "copies_count", "kernel_time_by_type"):
-            if out[name] is not None:
-                out[name] = dict(out[name])
-        return out
+
+class CollectiveOp(Struct, frozen=True):
+    """Collectives of one operation. ``bytes`` sums the messages of those that tell; None: none does.
+
+    ``count`` and ``time_s`` are over all GPUs; ``count_per_step`` and ``exposed_s`` (time
+    with no compute kernel beside it) are of a GPU. ``transfer_s`` and ``waiting`` as in
+    :class:`Collectives`, or None with the ``reason``.
+    """
+
+    operation: str
+    count: int
+    count_per_step: float | None
+    time_s: float
+    bytes: int | None
+    exposed_s: Mapping[int, float]
+    transfer_s: float | None
+    waiting: float | None
+    reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Collectives:
+class Collectives(Struct, frozen=True):
     """Collectives matched across GPUs by order. ``waiting`` = 1 - transfer / their summed time, over those
     that all GPUs have in the window."""
 
@@ -132,120 +320,294 @@ class Collectives:
     reason: str | None = None  # why they could not be matched
     operations: tuple[CollectiveOp, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        last = self.last_to_arrive
-        return {
-            "count_per_step": self.count_per_step, "summed_s": self.summed_s,
-            "transfer_s": self.transfer_s, "waiting": self.waiting,
-            "last_to_arrive": None if last is None else {str(k): v for k, v in last.items()},
-            "reason": self.reason, "operations": to_json(self.operations),
-        }
+
+class Holder(Struct, frozen=True):
+    """Memory held at the peak by the allocations of one TF op."""
+
+    op: str
+    bytes: int
+    allocations: int
 
 
-@dataclass(frozen=True, slots=True)
-class AllocatorUse:
+class AllocatorUse(Struct, frozen=True):
+    """One allocator over the window. ``timeline_*`` keep the lowest and the highest of each stretch of records.
+
+    ``headroom_bytes`` is capacity less the window's peak. ``holders`` are what was allocated in the window and still
+    held at its peak, by op; ``unattributed_bytes`` the rest of the peak: allocated before the window
+    or without an op's name.
+    """
+
     allocator: str
     peak_bytes: int  # highest ever in use since the allocator was made
     capacity_bytes: int
     peak_in_window_bytes: int | None = None  # highest in use while the trace ran
-    detail: MemoryDetail | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {"allocator": self.allocator, "peak_bytes": self.peak_bytes, "capacity_bytes": self.capacity_bytes,
-                "peak_in_window_bytes": self.peak_in_window_bytes, **(to_json(self.detail) or {})}
-
-
-@dataclass(frozen=True, slots=True)
-class InputPipeline:
-    """Waiting for input. ``wait_s_per_step`` is the mean time a step sat in IteratorGetNext."""
-
-    wait_s_per_step: float
-    wait_ratio: float  # of the step
-    stages: Mapping[str, float]  # tf.data stage -> self time, seconds in the window
-    how: str  # which events it rests on
-    pipelines: tuple[Pipeline, ...] = ()  # tf.data's, longest waited for first
+    timeline_s: tuple[float, ...] = ()
+    timeline_in_use_bytes: tuple[int, ...] = ()
+    peak_s: float | None = None
+    headroom_bytes: int | None = None
+    fragmentation_at_peak: float | None = None
+    fragmentation_max: float | None = None
+    allocations: int = 0
+    frees: int = 0
+    holders: tuple[Holder, ...] = ()
+    unattributed_bytes: int | None = None
+    allocated_before_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TypicalStep:
+class KernelShape(Struct, frozen=True):
+    """How a kernel was launched. ``occupancy`` is the share of an SM's warps that can be resident."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    registers: int = -1  # per thread; -1: not in the trace
+    shared_bytes: int = -1  # static and dynamic, per block; -1: not in the trace
+    occupancy: float | None = None
+
+
+class GpuPart(Struct, frozen=True):
+    """One GPU's part of a row; ``share`` is of that GPU's own kernel time."""
+
+    count: int
+    time_s: float
+    share: float
+
+
+class KernelRow(Struct, frozen=True):
+    """Kernels with one name, TF op or op type, over all GPUs; the last row of a table sums ``names`` others.
+
+    ``time_s`` sums durations (streams may overlap), ``share`` is of all kernels' time.
+    ``types`` are shares of ``time_s`` by number type; ``tensor_core`` is the share of it on
+    tensor cores, None where no name tells, ``tensor_core_known`` the share whose name tells.
+    ``occupancy`` is the mean weighted by time over the part ``occupancy_known`` of it.
+    ``shape`` is the launch shape that took most of the time, ``shapes`` how many there are.
+    """
+
+    name: str
+    count: int
+    time_s: float
+    mean_s: float
+    median_s: float | None  # by name only
+    share: float
+    types: Mapping[str, float]
+    tensor_core: float | None
+    tensor_core_known: float
+    occupancy: float | None
+    occupancy_known: float
+    by_gpu: Mapping[int, GpuPart]
+    shape: KernelShape | None = None  # by name only
+    shapes: int = 0
+    collective: bool = False  # all of it
+    names: int = 1
+
+
+class Kernels(Struct, frozen=True):
+    """All kernels of the trace, collectives among them. Each table's rows sum to ``count`` and ``time_s``.
+
+    Kept are the names that take most time over all GPUs and on each of them (up to 64); the rest
+    is one row named "". Ops go by their name without ``replica_<n>/``, so that the replicas' are one.
+    ``occupancy_is``: "theoretical" (the limit set by registers, shared memory and block size)
+    or "estimated" (bounded by the grid's blocks per SM as well), None where the trace has none.
+    """
+
+    count: int
+    time_s: float
+    time_s_by_gpu: Mapping[int, float]
+    by_name: tuple[KernelRow, ...]
+    by_op: tuple[KernelRow, ...] | None  # None: the trace names no ops
+    by_op_type: tuple[KernelRow, ...] | None
+    occupancy_is: str | None
+
+
+class KernelSizes(Struct, frozen=True):
+    """One GPU's compute kernels by duration: bucket i holds ``bounds_s[i-1] <= duration < bounds_s[i]``.
+
+    The first bucket has no lower bound, the last no upper one. Per step: means over the
+    kernels that start within steps; None without steps. ``below_20us`` and ``below_40us``
+    are shares of the count: launching a kernel takes TensorFlow 20-40 µs
+    (docs/TRACE_NOTES.md, "Definitions of the figures").
+    """
+
+    gpu: int
+    bounds_s: tuple[float, ...]
+    count: tuple[int, ...]
+    time_s: tuple[float, ...]
+    count_per_step: tuple[float, ...] | None
+    time_s_per_step: tuple[float, ...] | None
+    below_20us: float | None
+    below_40us: float | None
+
+
+class CopyRow(Struct, frozen=True):
+    """Copies of one GPU and way. ``bytes_per_s`` is bytes over the summed time of the copies whose size is told,
+    so parallel copies do not add up to the link's rate. Per step: those that start within steps."""
+
+    gpu: int
+    direction: str  # h2d, d2h, d2d, p2p, other
+    source: str  # kind of memory: pageable, pinned, device, managed, array, unknown
+    target: str
+    count: int
+    bytes: int | None
+    time_s: float
+    bytes_per_s: float | None
+    count_per_step: float | None = None
+    bytes_per_step: float | None = None
+    time_s_per_step: float | None = None
+
+
+class OpCopies(Struct, frozen=True):
+    """Copies that belong to one TF op, over all GPUs."""
+
+    op: str
+    direction: str
+    count: int
+    bytes: int | None
+    time_s: float
+
+
+class CopyTable(Struct, frozen=True):
+    """``by_op`` is the longest ops' and None where no copy names its op; ``other_ops_s`` is the time of the rest."""
+
+    rows: tuple[CopyRow, ...]
+    by_op: tuple[OpCopies, ...] | None
+    other_ops_s: float
+
+
+class ReplicaWork(Struct, frozen=True):
+    """What one GPU did per step, or in the window. Ratios are to the median of the other GPUs, None where that is 0."""
+
+    gpu: int
+    host: str
+    rank: int
+    compute_s: float  # union of compute kernels
+    kernels: float
+    copies: float
+    copied_bytes: float | None
+    compute_ratio: float | None
+    kernels_ratio: float | None
+    copies_ratio: float | None
+
+
+class PairOverlap(Struct, frozen=True):
+    """Two GPUs active at once: ``overlap`` as a share of the shorter one's active time (1: perfectly parallel),
+    ``by_chance`` what it would be were they independent (0: strictly one after the other)."""
+
+    gpus: tuple[int, int]
+    overlap: float
+    by_chance: float
+
+
+class Concurrency(Struct, frozen=True):
+    """How many GPUs are active at once, over the steps or, without them, from the first GPU event to the last.
+
+    ``exactly[k]`` is the share of the time in which k GPUs are, ``by_chance[k]`` what it
+    would be were they independent. ``serial`` is the share of the time with any active in
+    which one is alone. ``pairs`` lists those that overlap least; none beyond 16 GPUs.
+    """
+
+    exactly: tuple[float, ...]
+    by_chance: tuple[float, ...]
+    serial: float | None
+    serial_by_chance: float | None
+    pairs: tuple[PairOverlap, ...]
+
+
+class StepSkew(Struct, frozen=True):
+    """First compute kernel of each step, across GPUs: from the first GPU's start to the last's."""
+
+    steps: int
+    median_s: float
+    p95_s: float
+    behind_median_s: Mapping[int, float]  # of each GPU behind the first one
+    last: Mapping[int, int]  # GPU -> steps at which it was last
+
+
+class LaunchOrder(Struct, frozen=True):
+    """How the host launches to several GPUs, by the compute kernels whose launch is in the trace.
+
+    ``threads`` counts the launching threads of each GPU; ``shared_launches`` is the share of
+    launches by threads that serve several GPUs. Half of those are made in runs of at least
+    ``launches_per_turn`` to one GPU before the thread turns to another (1: in turns; most of
+    a step: GPU after GPU).
+    Per step and GPU: ``delay_median_s`` from the step's first launch to the GPU's own first
+    one, ``span_median_s`` from the GPU's first to its last. ``order`` is the most common
+    order of first launches, ``order_share`` the share of steps that have it.
+    """
+
+    threads: Mapping[int, int]
+    shared_launches: float
+    launches_per_turn: int | None
+    steps: int
+    delay_median_s: Mapping[int, float] | None
+    span_median_s: Mapping[int, float] | None
+    order: tuple[int, ...] | None
+    order_share: float | None
+
+
+class Replicas(Struct, frozen=True):
+    """The GPUs that compute, against each other. What could not be judged is None and has its reason in ``missing``.
+
+    ``basis``: whether ``work`` is per "step" or in the "window". ``gpu0_ratio`` is GPU 0's ``compute_ratio``.
+    """
+
+    basis: str
+    work: tuple[ReplicaWork, ...] | None = None
+    gpu0_ratio: float | None = None
+    compute: Concurrency | None = None  # by compute kernels: a GPU that waits in a collective is not active
+    busy: Concurrency | None = None  # by all device events
+    first_kernel: StepSkew | None = None
+    launches: LaunchOrder | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+class StepRuns(Struct, frozen=True):
+    """One GPU's step as runs of slots (part of the breakdown, first slot, end), end exclusive."""
+
+    gpu: int
+    runs: tuple[tuple[str, int, int], ...]
+
+
+class TypicalStep(Struct, frozen=True):
     """The step whose length is nearest to the median.
 
-    It is cut into ``slots`` of equal length; ``gpus`` pairs each GPU's number with its runs of
-    slots (part, first, end), end exclusive. A slot shows the part of the breakdown that took most of it.
+    It is cut into ``slots`` of equal length. A slot shows the part of the breakdown that took most of it.
     """
 
     step: int  # counted from 0 in the trace
     duration_s: float
     slots: int
-    gpus: tuple[tuple[int, tuple[tuple[str, int, int], ...]], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"step": self.step, "duration_s": self.duration_s, "slots": self.slots,
-                "gpus": [{"gpu": gpu, "runs": [list(run) for run in runs]} for gpu, runs in self.gpus]}
+    gpus: tuple[StepRuns, ...]
 
 
-@dataclass(slots=True)
-class Analysis:
+class Analysis(Struct, frozen=True, kw_only=True):
     """Everything found in one trace."""
 
-    paths: list[str]
-    format: str
-    hosts: list[str]
-    window_s: float
-    events: int
-    simulated: bool
-    quality: list[QualityNote]
-    steps: Steps | None
-    breakdown: Breakdown | None
-    gpus: list[GpuUse]
-    collectives: Collectives | None
-    memory: list[AllocatorUse]
-    input: InputPipeline | None
+    schema: str = SCHEMA
+    simulated: bool = False
+    trace: TraceSummary
+    steps: StepTimes | None = None
+    breakdown: Breakdown | None = None
+    input: InputPipeline | None = None
     gaps: StepGaps | None = None
     ops: HostOps | None = None
     functions: Functions | None = None
     launch_threads: LaunchThreads | None = None
-    findings: tuple[Finding, ...] = ()
-    abstained: tuple[Abstained, ...] = ()
+    gpus: tuple[GpuUse, ...] = ()
+    collectives: Collectives | None = None
+    memory: tuple[AllocatorUse, ...] = ()
     kernels: Kernels | None = None
     kernel_sizes: tuple[KernelSizes, ...] = ()
     copies: CopyTable | None = None
     replicas: Replicas | None = None
     typical_step: TypicalStep | None = None
-
-    def _breakdown_json(self) -> dict[str, float | None] | None:
-        """Without a GPU in the trace the parts that happen on one are unknown, not nothing."""
-        if self.breakdown is None:
-            return None
-        parts = self.breakdown.to_json()
-        return {name: value if self.gpus or name in ("input", "host") else None for name, value in parts.items()}
+    findings: tuple[Finding, ...] = ()
+    abstained: tuple[Abstained, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "simulated": self.simulated,
-            "trace": {
-                "paths": self.paths, "format": self.format, "hosts": self.hosts, "window_s": self.window_s,
-                "events": self.events,
-                "quality": [{"id": q.id, "message": q.message} for q in self.quality],
-            },
-            "steps": self.steps.to_json() if self.steps else None,
-            "breakdown": self._breakdown_json(),
-            "input": None if self.input is None else {
-                "wait_s_per_step": self.input.wait_s_per_step, "wait_ratio": self.input.wait_ratio,
-                "stages": dict(self.input.stages), "how": self.input.how,
-                "pipelines": to_json(self.input.pipelines),
-            },
-            "gaps": to_json(self.gaps), "ops": to_json(self.ops), "functions": to_json(self.functions),
-            "launch_threads": to_json(self.launch_threads),
-            "gpus": [g.to_json() for g in self.gpus],
-            "collectives": self.collectives.to_json() if self.collectives else None,
-            "memory": [m.to_json() for m in self.memory],
-            "kernels": to_json(self.kernels),
-            "kernel_sizes": to_json(self.kernel_sizes),
-            "copies": to_json(self.copies),
-            "replicas": to_json(self.replicas),
-            "typical_step": self.typical_step.to_json() if self.typical_step else None,
-            "findings": [f.to_json() for f in self.findings],
-            "abstained": [a.to_json() for a in self.abstained],
-        }
+        """The document ``gputop.analysis/1``: what ``json.dump`` writes."""
+        document: dict[str, Any] = to_document(self)
+        return document
+
+    @classmethod
+    def from_json(cls, document: object, name: str = "the analysis") -> Analysis:
+        """The analysis in a document; raises GputopError that calls it ``name`` where it is damaged."""
+        return from_document(document, cls, name)

@@ -46,13 +46,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         document = analysis.to_json()
         if idle_gaps is not None:
-            document["bubbles"] = report.to_json(idle_gaps, analysis, origin_ns)
+            document["bubbles"] = report.to_json(idle_gaps, facts, origin_ns)
         json.dump(document, sys.stdout, indent=1, allow_nan=False)
         print()
     else:
         print(text_report(analysis, width()))
         if idle_gaps is not None:
-            print(report.text_of(idle_gaps, analysis, origin_ns, width()))
+            print(report.text_of(idle_gaps, facts, origin_ns, width()))
     return EXIT_OK
 
 

@@ -123,7 +123,8 @@ def print_capture(record: CaptureRecord, *, as_json: bool) -> int:
     if as_json:
         import json
 
-        json.dump({**(record.analysis or {}), "capture": record.to_json()}, sys.stdout, indent=1, allow_nan=False)
+        analysis = record.analysis.to_json() if record.analysis is not None else {}
+        json.dump({**analysis, "capture": record.to_json()}, sys.stdout, indent=1, allow_nan=False)
         print()
     else:
         print(record.report)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gputop.comparison.job import batch_factor, other_batch
 from gputop.comparison.rows import Row
-from gputop.comparison.sides import Side, items, mapping, number
+from gputop.comparison.sides import Side
+from gputop.core.findings import Finding
 
 Status = Literal["gone", "weaker", "same", "stronger", "new", "not judged"]
 Outcome = Literal["as promised", "more than promised", "less than promised", "cannot be told"]
@@ -52,93 +53,70 @@ def followed(a: Side, b: Side, mean_step: Row | None) -> list[Followed]:
 
     ``mean_step`` is the row of the mean step time.
     """
-    before, after = _findings(a), _findings(b)
+    before, after = ({f.id: f for f in side.findings} for side in (a, b))
     before_all, after_all = _with_consequences(before.values()), _with_consequences(after.values())
     out: list[Followed] = []
     not_judged = {id_: _not_judged(finding, b) for id_, finding in before.items()}
     statuses = {id_: _status(finding, after_all.get(id_), not_judged[id_] is not None)
                 for id_, finding in before.items()}
-    together = [id_ for id_, status in statuses.items() if status in _FOLLOWED and _from_trace(before[id_])]
+    together = [id_ for id_, status in statuses.items() if status in _FOLLOWED and before[id_].origin == "trace"]
     for id_, finding in before.items():
         status, left = statuses[id_], after_all.get(id_)
-        entry = Followed(id_, str(finding.get("title", id_)), status, _severity(finding),
-                         None if left is None else _severity(left), _gpus(finding))
+        entry = Followed(id_, finding.title, status, finding.severity,
+                         None if left is None else left.severity, finding.gpus)
         if status == "not judged":
             entry = replace(entry, reason=not_judged[id_])
-        elif status in _FOLLOWED and _from_trace(finding):
+        elif status in _FOLLOWED and finding.origin == "trace":
             entry = _outcome(entry, finding, left, mean_step, len(together), batch_factor(a, b))
         out.append(entry)
     for id_, finding in after.items():
         if id_ not in before_all:
             why = _not_judged(finding, a)
-            out.append(Followed(id_, str(finding.get("title", id_)), "new", None, _severity(finding), _gpus(finding),
+            out.append(Followed(id_, finding.title, "new", None, finding.severity, finding.gpus,
                                 reason=None if why is None else f"not judged in A: {why}"))
     return out
 
 
-def _findings(side: Side) -> dict[str, Mapping[str, Any]]:
-    """By id. A snapshot lists those of its capture and the live ones in one."""
-    document = side.live if side.live is not None else side.analysis
-    return {f["id"]: f for f in items(mapping(document).get("findings")) if isinstance(f.get("id"), str)}
-
-
-def _with_consequences(findings: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def _with_consequences(findings: Iterable[Finding]) -> dict[str, Finding]:
     """Those and what they explain: a cause that comes to stand under another one is not gone."""
-    out: dict[str, Mapping[str, Any]] = {}
+    out: dict[str, Finding] = {}
     left = list(findings)
     while left:
         finding = left.pop(0)
-        out.setdefault(finding["id"], finding)
-        left += [f for f in items(finding.get("consequences")) if isinstance(f.get("id"), str)]
+        out.setdefault(finding.id, finding)
+        left += finding.consequences
     return out
 
 
-def _not_judged(finding: Mapping[str, Any], side: Side) -> str | None:
+def _not_judged(finding: Finding, side: Side) -> str | None:
     """Why the rule behind a finding of the other side could not judge this one; None where it did."""
-    if _from_trace(finding):
-        document, nothing = side.analysis, "it holds no trace"
+    if finding.origin == "trace":
+        if side.analysis is None:
+            return "it holds no trace"
+        abstained = side.analysis.abstained
     else:
-        document, nothing = side.live, "it holds no live figures"
-    if document is None:
-        return nothing
-    return next((f"it needs {a.get('missing')}" for a in items(document.get("abstained"))
-                 if a.get("id") == finding["id"]), None)
+        if side.live is None:
+            return "it holds no live figures"
+        abstained = side.live.live.abstained
+    return next((f"it needs {a.missing}" for a in abstained if a.id == finding.id), None)
 
 
-def _from_trace(finding: Mapping[str, Any]) -> bool:
-    return finding.get("origin", "trace") == "trace"
-
-
-def _severity(finding: Mapping[str, Any]) -> str:
-    return str(finding.get("severity"))
-
-
-def _gpus(finding: Mapping[str, Any]) -> tuple[int, ...]:
-    gpus = finding.get("gpus")
-    return tuple(g for g in gpus if isinstance(g, int)) if isinstance(gpus, (list, tuple)) else ()
-
-
-def _gain(finding: Mapping[str, Any] | None) -> float | None:
-    return number(mapping(mapping(finding).get("gain")).get("step_time"))
-
-
-def _status(before: Mapping[str, Any], after: Mapping[str, Any] | None, abstained: bool) -> Status:
+def _status(before: Finding, after: Finding | None, abstained: bool) -> Status:
     if after is None:
         return "not judged" if abstained else "gone"
-    ranks = [_SEVERITIES.index(s) if (s := _severity(f)) in _SEVERITIES else -1 for f in (before, after)]
-    gains = _gain(before), _gain(after)
+    ranks = [_SEVERITIES.index(f.severity) for f in (before, after)]
+    gains = before.gain.step_time, after.gain.step_time
     change = 0.0 if gains[0] is None or gains[1] is None else gains[1] - gains[0]
     if ranks[1] < ranks[0] or (ranks[1] == ranks[0] and change <= -_GAIN_CHANGE):
         return "weaker"
     return "stronger" if ranks[1] > ranks[0] or change >= _GAIN_CHANGE else "same"
 
 
-def _outcome(entry: Followed, finding: Mapping[str, Any], left: Mapping[str, Any] | None, step: Row | None,
-             together: int, batch: float | None) -> Followed:
+def _outcome(entry: Followed, finding: Finding, left: Finding | None, step: Row | None, together: int,
+             batch: float | None) -> Followed:
     """The promise against the change of the mean step."""
-    per = str(mapping(finding.get("gain")).get("per", "step"))
-    promised = _gain(finding)
-    still = _gain(left)
+    per, promised = finding.gain.per, finding.gain.step_time
+    still = None if left is None else left.gain.step_time
     if promised is not None and still:
         promised = 1 - (1 - promised) / (1 - still) if still < 1 else None
     entry = replace(entry, promised=promised, per=per, outcome="cannot be told")

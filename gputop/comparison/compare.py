@@ -10,7 +10,7 @@ from typing import Any
 from gputop.comparison.advice import Followed, followed
 from gputop.comparison.job import Note, batch_factor, gpu_count, notes, other_batch
 from gputop.comparison.rows import ERROR, MIN_EFFECT, Row, Verdict, all_rows
-from gputop.comparison.sides import Side, mapping, read_side
+from gputop.comparison.sides import Side, read_side
 from gputop.comparison.statistics import MIN_STEPS
 from gputop.core.errors import NoDataError
 from gputop.text.units import percent
@@ -93,10 +93,10 @@ class Comparison:
 
 
 def _side(side: Side) -> dict[str, Any]:
-    steps = mapping(mapping(side.analysis).get("steps"))
+    steps = side.analysis.steps if side.analysis is not None else None
     return {"path": side.path, "kind": side.kind, "simulated": side.simulated, "gpus": gpu_count(side),
             "gpu_names": sorted(set(side.gpu_names)),
-            "steps": {key: steps.get(key) for key in _STEPS} if steps else None}
+            "steps": {key: getattr(steps, key) for key in _STEPS} if steps is not None else None}
 
 
 def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from gputop.comparison.rows import iterations
-from gputop.comparison.sides import Side, items, mapping, number
+from gputop.comparison.sides import Side
 from gputop.text.units import percent
 
 # Less kernel time than this under names that both sides have: another model, number type or compiler. gputop's own.
@@ -53,7 +52,9 @@ def _hardware(a: Side, b: Side) -> Iterator[Note]:
 
 def gpu_count(side: Side) -> int:
     """GPUs in the trace or, without one, in the snapshot."""
-    return len(items(mapping(side.analysis if side.analysis is not None else side.live).get("gpus")))
+    if side.analysis is not None:
+        return len(side.analysis.gpus)
+    return len(side.live.sample.gpus) if side.live is not None else 0
 
 
 def _gpus(n: int) -> str:
@@ -74,11 +75,10 @@ def _work(a: Side, b: Side) -> Iterator[Note]:
 
 def common_kernel_time(a: Side, b: Side) -> float | None:
     """Share of a side's named kernel time in names that the other has too; the lesser of both, None without kernels."""
-    times: list[dict[Any, float]] = []
+    times: list[dict[str, float]] = []
     for side in (a, b):
-        rows = items(mapping(mapping(side.analysis).get("kernels")).get("by_name"))
-        times.append({row["name"]: time for row in rows if isinstance(row.get("name"), str) and row["name"]
-                      and (time := number(row.get("time_s"))) is not None})
+        kernels = side.analysis.kernels if side.analysis is not None else None
+        times.append({row.name: row.time_s for row in kernels.by_name if row.name} if kernels is not None else {})
     if not all(sum(t.values()) > 0 for t in times):
         return None
     shared = times[0].keys() & times[1].keys()
@@ -89,13 +89,12 @@ def batch_factor(a: Side, b: Side) -> float | None:
     """Bytes copied from the host per iteration and GPU, of B over A; None where a side does not tell."""
     moved = []
     for side in (a, b):
-        rows = items(mapping(mapping(side.analysis).get("copies")).get("rows"))
-        sizes = [number(row.get("bytes_per_step")) for row in rows if row.get("direction") == "h2d"]
-        gpus = {number(row.get("gpu")) for row in rows if row.get("direction") == "h2d"}
-        known = [size for size in sizes if size is not None]
-        if not known or len(known) < len(sizes) or sum(known) <= 0:
+        copies = side.analysis.copies if side.analysis is not None else None
+        rows = [row for row in copies.rows if row.direction == "h2d"] if copies is not None else []
+        known = [row.bytes_per_step for row in rows if row.bytes_per_step is not None]
+        if not known or len(known) < len(rows) or sum(known) <= 0:
             return None
-        moved.append(sum(known) / len(gpus) / iterations(side))
+        moved.append(sum(known) / len({row.gpu for row in rows}) / side.iterations)
     return moved[1] / moved[0]
 
 
@@ -105,17 +104,17 @@ def other_batch(factor: float) -> bool:
 
 
 def _steps(a: Side, b: Side) -> Iterator[Note]:
-    steps = [mapping(mapping(side.analysis).get("steps")) for side in (a, b)]
-    if not all(steps):
+    steps = [side.analysis.steps for side in (a, b) if side.analysis is not None and side.analysis.steps is not None]
+    if len(steps) < 2:
         return
-    per = iterations(a), iterations(b)
+    per = a.iterations, b.iterations
     if max(per) > 1:
         yield Note("per_iteration", f"A step packs {per[0]:.4g} iterations in A and {per[1]:.4g} in B: times and "
                                     "kernels are per iteration.")
-    phases = [str(s.get("phase", "unknown")) for s in steps]
+    phases = [s.phase for s in steps]
     if phases[0] != phases[1] and "unknown" not in phases:
         yield Note("other_phase", f"A's steps are {phases[0]}, B's {phases[1]}: not the same work.")
-    low = [name for name, s in zip("AB", steps, strict=True) if s.get("confidence") == "low"]
+    low = [name for name, s in zip("AB", steps, strict=True) if s.confidence == "low"]
     if low:
         yield Note("unsure_steps", f"What a step is in {' and '.join(low)} is not sure: check that the steps of both "
                                    "sides are the same work.")

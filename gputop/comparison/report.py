@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from gputop.comparison.advice import Followed
 from gputop.comparison.compare import METHOD, Comparison
-from gputop.comparison.rows import Row, iterations, of_group, percent_change
-from gputop.comparison.sides import Side, mapping, number
+from gputop.comparison.rows import Row, of_group, percent_change
+from gputop.comparison.sides import Side
 from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, RATIO, WATTS
 from gputop.render.step_parts import PARTS
 from gputop.text.units import bytes_, fit, percent, printable, ranges, rate, seconds
@@ -46,10 +46,10 @@ def _head(c: Comparison, width: int) -> Iterator[str]:
 
 
 def _about(side: Side) -> str:
-    steps = mapping(mapping(side.analysis).get("steps"))
+    steps = side.analysis.steps if side.analysis is not None else None
     text = ("SIMULATED " if side.simulated else "") + _KINDS[side.kind]
-    if steps:
-        text += f", {steps.get('count')} steps by {steps.get('anchor')}"
+    if steps is not None:
+        text += f", {steps.count} steps by {steps.anchor}"
     elif side.analysis is not None:
         text += ", no steps found"
     return text
@@ -88,8 +88,8 @@ def _steps(c: Comparison, width: int) -> Iterator[str]:
     if not rows:
         return
     yield from _table("Step time", rows, width)
-    tails = [None if p95 is None else p95 / iterations(side) for side in (c.a, c.b)
-             for p95 in [number(mapping(mapping(side.analysis).get("steps")).get("p95_s"))]]
+    tails = [side.analysis.steps.p95_s / side.iterations if side.analysis is not None
+             and side.analysis.steps is not None else None for side in (c.a, c.b)]
     yield f"  {fit('95th percentile', _LABEL - 2)}{_figure(tails[0], 's'):>10}{_figure(tails[1], 's'):>10}"
     within = [f"{_LABELS[row.id]} {_signed(row.low / row.a)} to {_signed(row.high / row.a)}" for row in rows
               if row.a and row.low is not None and row.high is not None]

@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gputop.comparison.sides import Side, items, mapping, number
+from gputop.analysis.results import GpuUse
+from gputop.comparison.sides import Side
 from gputop.comparison.statistics import MIN_STEPS, Interval, mean_difference, median_ratio, share_longer
-from gputop.core.metrics import BYTES, BYTES_PER_S, COUNT, GPU_METRICS, LANE_METRICS, RATIO
+from gputop.core.metrics import BYTES, BYTES_PER_S, COUNT, GPU_METRICS, RATIO
 from gputop.render.step_parts import WORK_FIRST
+from gputop.replay.snapshot import Snapshot
 from gputop.trace.model import F64
 
 Verdict = Literal["better", "worse", "changed", "noise", "cannot be told"]
@@ -112,7 +114,7 @@ def step_rows(a: Side, b: Side) -> list[Row]:
         difference = mean_difference(one.series, other.series, 1 - ERROR)
         reason = _FEW
     median = None
-    if ratio is not None and one.median_s is not None:
+    if ratio is not None:
         median = Interval(*(one.median_s * (r - 1) for r in ratio))
     apart = ratio is None and one.series is not None and other.series is not None and _apart(one.series, other.series)
     return [
@@ -134,52 +136,42 @@ def _apart(a: F64, b: F64) -> bool:
 class _Steps:
     """Step times per iteration."""
 
-    median_s: float | None
-    mean_s: float | None
+    median_s: float
+    mean_s: float
     series: F64 | None
 
     @classmethod
     def of(cls, side: Side) -> _Steps | None:
-        steps = mapping(mapping(side.analysis).get("steps"))
-        if not steps:
+        steps = side.analysis.steps if side.analysis is not None else None
+        if steps is None:
             return None
-        per = iterations(side)
         series: F64 | None = None
         if side.series is not None:
-            series = side.series.step_s / per
-        elif isinstance(steps.get("durations_s"), list):
-            values = [number(value) for value in steps["durations_s"]]
-            known = [value for value in values if value is not None and value > 0]
-            series = np.array(known) / per if known and len(known) == len(values) else None
-        median, mean = number(steps.get("median_s")), number(steps.get("mean_s"))
-        return cls(None if median is None else median / per, None if mean is None else mean / per, series)
-
-
-def iterations(side: Side) -> float:
-    """Optimizer steps in one step of the trace; 1 where nothing tells."""
-    per = number(mapping(mapping(side.analysis).get("steps")).get("iterations_per_step"))
-    return per if per is not None and per >= 1 else 1.0
+            series = side.series.step_s / side.iterations
+        elif steps.durations_s and min(steps.durations_s) > 0:
+            series = np.array(steps.durations_s) / side.iterations
+        return cls(steps.median_s / side.iterations, steps.mean_s / side.iterations, series)
 
 
 def step_scale(a: Side, b: Side) -> float:
     """Seconds against which changes are measured: the mean of both mean steps, so that A and B can be swapped."""
-    means = [steps.mean_s for side in (a, b) if (steps := _Steps.of(side)) is not None and steps.mean_s is not None]
+    means = [steps.mean_s for side in (a, b) if (steps := _Steps.of(side)) is not None]
     return sum(means) / len(means) if means else 0.0
 
 
 def breakdown_rows(a: Side, b: Side) -> list[Row]:
     """Each part of the mean step, in seconds per iteration."""
-    docs = [mapping(mapping(side.analysis).get("breakdown")) for side in (a, b)]
-    if not any(docs):
+    found = [side.analysis.breakdown if side.analysis is not None else None for side in (a, b)]
+    if found == [None, None]:
         return []
-    per = iterations(a), iterations(b)
+    known = [parts.known if parts is not None else {} for parts in found]
+    per = a.iterations, b.iterations
     pairs = {name: _pair(a, b, partial(_part, name=name), per) for name in PART_ORDER}
     interval, reason = _tested(a, b, pairs)
     minimum = MIN_EFFECT * step_scale(a, b)
     rows = []
     for name in PART_ORDER:
-        values = [number(doc.get(name)) for doc in docs]
-        first, second = (None if v is None else v / n for v, n in zip(values, per, strict=True))
+        first, second = (parts[name] / n if name in parts else None for parts, n in zip(known, per, strict=True))
         if first is None and second is None:
             continue
         rows.append(_row("breakdown", name, SECONDS, first, second, -1, interval=interval.get(name), reason=reason,
@@ -189,18 +181,17 @@ def breakdown_rows(a: Side, b: Side) -> list[Row]:
 
 def gpu_rows(a: Side, b: Side) -> list[Row]:
     """Shares of the step, launch delay, kernels per iteration and tensor-core time of each GPU that both have."""
-    docs = [{int(gpu["gpu"]): gpu for gpu in items(mapping(side.analysis).get("gpus"))
-             if number(gpu.get("gpu")) is not None} for side in (a, b)]
-    shared = sorted(docs[0].keys() & docs[1].keys())
+    gpus = [{gpu.gpu: gpu for gpu in side.analysis.gpus} if side.analysis is not None else {} for side in (a, b)]
+    shared = sorted(gpus[0].keys() & gpus[1].keys())
     keys = [(gpu, figure) for gpu in shared for figure in _GPU_FIGURES]
     one = (1.0, 1.0)
-    per = iterations(a), iterations(b)
+    per = a.iterations, b.iterations
     pairs = {(gpu, figure): _pair(a, b, partial(_of_gpu, gpu=gpu, figure=figure), per if figure == "kernels" else one)
              for gpu, figure in keys}
     interval, reason = _tested(a, b, pairs)
     rows = []
     for gpu, figure in keys:
-        values = [_gpu_value(side, doc[gpu], figure) for side, doc in zip((a, b), docs, strict=True)]
+        values = [_gpu_value(side, of[gpu], figure) for side, of in zip((a, b), gpus, strict=True)]
         pair = pairs[gpu, figure]
         if pair is not None:  # of steps on both sides, or of the whole window on both
             values = [float(series.mean()) for series in pair]
@@ -230,25 +221,22 @@ def _known(series: F64 | None) -> F64 | None:
     return known if len(known) else None
 
 
-def _gpu_value(side: Side, gpu: Mapping[str, Any], figure: str) -> float | None:
+def _gpu_value(side: Side, gpu: GpuUse, figure: str) -> float | None:
     if figure == "idle":
-        busy = number(gpu.get("busy"))
-        return None if busy is None else 1 - busy
+        return 1 - gpu.busy
     if figure == "kernels":  # of the window, which says nothing on its own
-        steps, window = mapping(mapping(side.analysis).get("steps")), number(gpu.get("kernels_per_s"))
-        mean = number(steps.get("mean_s"))
-        return None if mean is None or window is None else window * mean / iterations(side)
-    return number(gpu.get("launch_delay_median_s" if figure == "launch_delay_s" else figure))
+        steps = side.analysis.steps if side.analysis is not None else None
+        return None if steps is None else gpu.kernels_per_s * steps.mean_s / side.iterations
+    value: float | None = getattr(gpu, "launch_delay_median_s" if figure == "launch_delay_s" else figure)
+    return value
 
 
 def collective_rows(a: Side, b: Side) -> list[Row]:
     """The share of collectives spent waiting, and their number per step, which is counted."""
-    docs = [mapping(mapping(side.analysis).get("collectives")) for side in (a, b)]
-    if not any(docs):
-        return []
-    waiting = [number(doc.get("waiting")) for doc in docs]
-    count = [None if (n := number(doc.get("count_per_step"))) is None else n / iterations(side)
-             for side, doc in zip((a, b), docs, strict=True)]
+    found = [side.analysis.collectives if side.analysis is not None else None for side in (a, b)]
+    waiting = [None if one is None else one.waiting for one in found]
+    count = [None if one is None or one.count_per_step is None else one.count_per_step / side.iterations
+             for side, one in zip((a, b), found, strict=True)]
     rows = []
     if waiting != [None, None]:
         pair = _pair(a, b, lambda side: None if side.series is None else _known(side.series.waiting), (1.0, 1.0))
@@ -264,11 +252,11 @@ def collective_rows(a: Side, b: Side) -> list[Row]:
 
 def memory_rows(a: Side, b: Side) -> list[Row]:
     """The peak of each allocator that both sides name: counted, so without spread."""
-    docs = [{str(m.get("allocator")): peak for m in items(mapping(side.analysis).get("memory"))
-             if (peak := number(m.get("peak_bytes"))) is not None} for side in (a, b)]
+    peaks = [{use.allocator: use.peak_bytes for use in side.analysis.memory} if side.analysis is not None else {}
+             for side in (a, b)]
     rows = []
-    for name in sorted(docs[0].keys() & docs[1].keys()):
-        first, second = docs[0][name], docs[1][name]
+    for name in sorted(peaks[0].keys() & peaks[1].keys()):
+        first, second = (float(of[name]) for of in peaks)
         rows.append(_row("memory", name, BYTES, first, second, 0, exact=True,
                          minimum=MIN_EFFECT * max(first, second)))
     return rows
@@ -296,17 +284,13 @@ def live_rows(a: Side, b: Side) -> list[Row]:
     return rows
 
 
-def _lanes(document: Mapping[str, Any]) -> dict[tuple[int, str], F64]:
-    gpus = mapping(mapping(document.get("history")).get("gpus"))
+def _lanes(snapshot: Snapshot) -> dict[tuple[int, str], F64]:
     out: dict[tuple[int, str], F64] = {}
-    for place, gpu in enumerate(items(document.get("gpus"))):
-        lanes = mapping(gpus.get(str(gpu.get("uuid"))))
-        index = number(gpu.get("index"))
-        for metric in LANE_METRICS:
-            means = mapping(lanes.get(metric)).get("mean")
-            known = [v for v in map(number, means) if v is not None] if isinstance(means, list) else []
+    for gpu in snapshot.sample.gpus:
+        for track in snapshot.history.gpus.get(gpu.info.uuid, ()) if snapshot.history is not None else ():
+            known = [v for v in track.mean if v is not None]
             if known:
-                out.setdefault((place if index is None else int(index), metric), np.array(known))
+                out.setdefault((gpu.info.index, track.metric), np.array(known))
     return out
 
 
@@ -327,7 +311,7 @@ def _tested(a: Side, b: Side, pairs: Mapping[Any, tuple[F64, F64] | None]) -> tu
     error = ERROR / max(len(known), 1)
     found = {key: mean_difference(*pair, 1 - error) for key, pair in known.items()}
     bare = [name for name, side in (("A", a), ("B", b)) if side.series is None]
-    stepless = [n for n, side in (("A", a), ("B", b)) if not mapping(side.analysis).get("steps")]
+    stepless = [n for n, side in (("A", a), ("B", b)) if side.analysis is None or side.analysis.steps is None]
     if stepless:
         return found, _NO_STEPS.format(" and ".join(stepless))
     return found, _NO_SERIES.format(" and ".join(bare)) if bare else _FEW

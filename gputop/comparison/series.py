@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.gpu.collectives import by_operation, matched
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number, timelines
-from gputop.analysis.results import Steps
+from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import coverage, subtract
 from gputop.trace.kernel_names import classify
 from gputop.trace.model import F64, I64, Kind, Trace
@@ -40,7 +40,7 @@ class StepSeries:
 def step_series(trace: Trace, steps: Steps) -> StepSeries:
     """The series of a trace. Without a GPU in it, or with GPUs on which nothing ran, ``gpus`` is empty."""
     gpu_timelines = timelines(trace)
-    start, end = np.array(steps.bounds_ns, np.int64).T
+    start, end = steps.edges_ns.T
     readable = bool(gpu_timelines) or not trace.gpus
     return StepSeries(
         step_s=(end - start) / 1e9,

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gputop.analysis.results import SCHEMA as ANALYSIS
+from gputop.analysis.results import Analysis
 from gputop.comparison.series import StepSeries, step_series
+from gputop.core.codec import parse
 from gputop.core.errors import GputopError, NoDataError
-from gputop.diagnosis.diagnose import analyze_trace
+from gputop.core.findings import Finding
+from gputop.diagnosis.diagnose import examine
+from gputop.replay.snapshot import SCHEMA as SNAPSHOT
+from gputop.replay.snapshot import Snapshot, from_document
 from gputop.trace.readers.content import read_all, read_prefix
 from gputop.trace.readers.load import load
 
-ANALYSIS = "gputop.analysis/1"
-SNAPSHOT = "gputop.snapshot/1"
 _SAVED_BYTES = 64 << 20  # a saved document is smaller; a larger .json is a Chrome trace
 _OWN_SCHEMA = re.compile(rb'"schema"\s*:\s*"gputop\.')
 _FIX = "Give a trace, what `gputop analyze --json` or `capture --json` printed, or a JSON snapshot."
@@ -25,21 +27,35 @@ _FIX = "Give a trace, what `gputop analyze --json` or `capture --json` printed, 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two. ``analysis`` is a document of gputop.analysis/1, ``live`` one of gputop.snapshot/1.
+    """One of the two: ``analysis`` of its trace, if there is one, and the snapshot's ``live`` figures.
 
     ``series`` is there where the trace itself was read and has steps.
     """
 
     path: str
     kind: Literal["trace", "analysis", "snapshot"]
-    analysis: Mapping[str, Any] | None
-    live: Mapping[str, Any] | None = None
+    analysis: Analysis | None
+    live: Snapshot | None = None
     series: StepSeries | None = None
     gpu_names: tuple[str, ...] = ()
 
     @property
     def simulated(self) -> bool:
-        return any(doc is not None and doc.get("simulated") is True for doc in (self.analysis, self.live))
+        return ((self.analysis is not None and self.analysis.simulated)
+                or (self.live is not None and self.live.sample.simulated))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found; a snapshot lists the findings of its capture and the live ones in one."""
+        if self.live is not None:
+            return self.live.findings
+        return self.analysis.findings if self.analysis is not None else ()
+
+    @property
+    def iterations(self) -> float:
+        """Optimizer steps in one step of the trace; 1 where nothing tells."""
+        steps = self.analysis.steps if self.analysis is not None else None
+        return max(1.0, steps.iterations_per_step) if steps is not None else 1.0
 
 
 def read_side(path: str | os.PathLike[str]) -> Side:
@@ -50,22 +66,22 @@ def read_side(path: str | os.PathLike[str]) -> Side:
         return _from_trace(text)
     schema = saved["schema"]
     if schema == ANALYSIS:
-        return Side(text, "analysis", saved)
+        return Side(text, "analysis", Analysis.from_json(saved, text))
     if schema != SNAPSHOT:
         raise GputopError(f"{text} is a document of {_shown(schema)}, which cannot be compared.", _FIX)
-    capture = mapping(saved.get("capture"))
-    analysis = mapping(capture.get("analysis")) or None
-    names = tuple(str(gpu.get("name")) for gpu in items(saved.get("gpus")) if gpu.get("name"))
-    if analysis is None and not items(saved.get("gpus")):
+    snapshot = from_document(saved, text)
+    analysis = snapshot.capture.analysis if snapshot.capture is not None else None
+    if analysis is None and not snapshot.sample.gpus:
         raise NoDataError(f"The snapshot {text} holds neither a GPU nor a capture.", _FIX)
-    return Side(text, "snapshot", analysis, saved, gpu_names=names)
+    names = tuple(gpu.info.name for gpu in snapshot.sample.gpus if gpu.info.name)
+    return Side(text, "snapshot", analysis, snapshot, gpu_names=names)
 
 
 def _from_trace(path: str) -> Side:
     trace = load([path])
-    analysis = analyze_trace(trace)
-    series = step_series(trace, analysis.steps) if analysis.steps is not None else None
-    return Side(path, "trace", analysis.to_json(), series=series,
+    facts = examine(trace)
+    series = step_series(trace, facts.steps) if facts.steps is not None else None
+    return Side(path, "trace", facts.analysis, series=series,
                 gpu_names=tuple(gpu.name for gpu in trace.gpus if gpu.name))
 
 
@@ -83,8 +99,8 @@ def _saved(path: Path) -> dict[str, Any] | None:
         return None
     damaged: set[str] = set()
     try:
-        document = json.loads(read_all(path, damaged, 4 * _SAVED_BYTES))
-    except (ValueError, RecursionError) as error:
+        document = parse(read_all(path, damaged, 4 * _SAVED_BYTES))
+    except ValueError as error:
         if ours:
             raise GputopError(f"{path} is damaged: no whole JSON document ({error}).",
                               "Save or copy it again.") from error
@@ -95,20 +111,3 @@ def _saved(path: Path) -> dict[str, Any] | None:
 
 def _shown(schema: str) -> str:
     return schema[:60]
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """``value`` if it is an object, else an empty one: a saved document can be of another version, or edited."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def items(value: Any) -> list[Mapping[str, Any]]:
-    """The objects in a list."""
-    return [v for v in value if isinstance(v, Mapping)] if isinstance(value, (list, tuple)) else []
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if abs(value) < 1e300 else None

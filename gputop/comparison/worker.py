@@ -8,18 +8,26 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
+
+import msgspec
 
 from gputop.diagnosis.worker import answer, run_in_worker
 
 
-def compare_in_worker(a: str, b: str, width: int, stop: threading.Event | None = None) -> dict[str, Any]:
-    """``verdict`` and ``report`` (text of ``width`` columns) of two paths; blocks.
+class ComparisonReport(msgspec.Struct, frozen=True):
+    """What a comparison says: its verdict, and all of it as text."""
+
+    verdict: str
+    report: str
+
+
+def compare_in_worker(a: str, b: str, width: int, stop: threading.Event | None = None) -> ComparisonReport:
+    """The comparison of two paths, as text of ``width`` columns; blocks.
 
     Raises GputopError as :func:`gputop.comparison.compare.compare` does and
     :func:`gputop.diagnosis.worker.analyze_in_worker`.
     """
-    return run_in_worker("gputop.comparison.worker", [a, b, str(width)], stop, what="comparison")
+    return run_in_worker("gputop.comparison.worker", [a, b, str(width)], ComparisonReport, stop, what="comparison")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,9 +36,9 @@ def main(arguments: Sequence[str]) -> int:
 
     a, b, width = arguments
 
-    def work() -> dict[str, Any]:
+    def work() -> ComparisonReport:
         comparison = compare(a, b)
-        return {"verdict": comparison.verdict, "report": text_report(comparison, int(width))}
+        return ComparisonReport(comparison.verdict, text_report(comparison, int(width)))
 
     return answer(work)
 

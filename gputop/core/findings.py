@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 Severity = Literal["high", "medium", "low"]
 
@@ -27,9 +27,11 @@ class Gain:
     per: Literal["step", "sample"] = "step"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One cause, with the numbers it rests on and what to do. ``origin`` is "trace" or "live".
+
+    The fields stand in the order in which documents have them.
 
     The severity of a trace finding follows from the share of the step it costs
     (:func:`severity_of`). Telemetry shows no steps: the severity of a live finding is the
@@ -44,12 +46,12 @@ class Finding:
     severity: Severity
     title: str
     why: str
-    evidence: Mapping[str, float]  # base units, the unit in the name: wait_s, share_ratio, …
+    evidence: Mapping[str, int | float]  # base units, the unit in the name: wait_s, share_ratio, …
     action: str
-    source: str  # where the rule and its limits come from
+    snippet: str | None = None
     gain: Gain
     gpus: tuple[int, ...] = ()
-    snippet: str | None = None
+    source: str  # where the rule and its limits come from
     origin: Literal["trace", "live"] = "trace"
     consequences: tuple[Finding, ...] = ()
 
@@ -58,34 +60,6 @@ class Finding:
         """Its own id and those of all that it explains."""
         return frozenset({self.id}).union(*(f.ids for f in self.consequences))
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "severity": self.severity,
-            "title": self.title,
-            "why": self.why,
-            "evidence": dict(self.evidence),
-            "action": self.action,
-            "snippet": self.snippet,
-            "gain": {"step_time": self.gain.step_time, "how": self.gain.how, "per": self.gain.per},
-            "gpus": list(self.gpus),
-            "source": self.source,
-            "origin": self.origin,
-            "consequences": [f.to_json() for f in self.consequences],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Finding:
-        """The inverse of :meth:`to_json`; raises KeyError where a required field is absent."""
-        gain = data["gain"]
-        return cls(
-            id=data["id"], severity=data["severity"], title=data["title"], why=data["why"],
-            evidence=data["evidence"], action=data["action"], source=data["source"],
-            gain=Gain(gain["step_time"], gain["how"], gain.get("per", "step")), gpus=tuple(data["gpus"]),
-            snippet=data["snippet"], origin=data.get("origin", "trace"),
-            consequences=tuple(cls.from_json(f) for f in data.get("consequences", ())),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Abstained:
@@ -93,9 +67,6 @@ class Abstained:
 
     id: str
     missing: str
-
-    def to_json(self) -> dict[str, str]:
-        return {"id": self.id, "missing": self.missing}
 
 
 @dataclass(frozen=True, slots=True)

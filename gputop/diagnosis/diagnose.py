@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
 
 from gputop.advice.trace.advise import trace_advice
 from gputop.advice.trace.facts import TraceFacts
@@ -15,18 +18,19 @@ from gputop.analysis.gpu.device_time import gpu_number, gpu_use, timelines, unus
 from gputop.analysis.gpu.kernel_table import kernel_sizes, kernels
 from gputop.analysis.gpu.memory import memory
 from gputop.analysis.gpu.replicas import replicas
+from gputop.analysis.gpu.typical_step import typical_step
 from gputop.analysis.host.functions import functions
 from gputop.analysis.host.gaps import step_gaps
 from gputop.analysis.host.host_causes import host_causes
 from gputop.analysis.host.host_ops import host_ops
 from gputop.analysis.host.input_pipeline import input_pipeline
 from gputop.analysis.host.launch_threads import launch_threads
-from gputop.analysis.results import Analysis, Steps
+from gputop.analysis.results import Analysis, TraceNote, TraceSummary
+from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.steps import find_steps
-from gputop.analysis.steps.typical_step import typical_step
 from gputop.trace.lookups import how_to_mark_steps
-from gputop.trace.model import QualityNote, Trace
+from gputop.trace.model import Trace
 from gputop.trace.parallel import pool
 from gputop.trace.readers.load import load
 
@@ -75,39 +79,41 @@ def examine(trace: Trace, params: int | None = None) -> TraceFacts:
     by_gpu = {timeline.gpu: use.result() for timeline, use in zip(gpu_timelines, used, strict=True)}
     gpus = [by_gpu.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if gpu_timelines else []
     analysis = Analysis(
-        paths=list(trace.paths), format=trace.format, hosts=list(trace.hosts),
-        window_s=(window[1] - window[0]) / 1e9, events=trace.event_count, simulated=trace.simulated,
-        quality=[*trace.quality, *_notes(trace, steps, bool(gpu_timelines))], steps=steps,
-        breakdown=parts.result() if parts else None, gpus=sorted(gpus, key=lambda use: use.gpu),
+        simulated=trace.simulated, trace=TraceSummary(
+            paths=tuple(trace.paths), format=trace.format, hosts=tuple(trace.hosts),
+            window_s=(window[1] - window[0]) / 1e9, events=trace.event_count,
+            quality=tuple(_notes(trace, steps, bool(gpu_timelines)))),
+        steps=steps.times if steps is not None else None,
+        breakdown=parts.result() if parts else None, gpus=tuple(sorted(gpus, key=lambda use: use.gpu)),
         collectives=communicated.result(), memory=held.result(), input=input_.result(), gaps=gaps.result(), ops=ops,
         functions=called.result(), launch_threads=launching.result(), kernels=table.result(),
         kernel_sizes=sizes.result(), copies=copied.result(), replicas=compared.result() if compared else None,
         typical_step=one_step.result(),
     )
-    facts = TraceFacts.of(trace, gpu_timelines, analysis, waits.result(), causes.result(), params)
+    facts = TraceFacts.of(trace, gpu_timelines, analysis, steps, waits.result(), causes.result(), params)
     advice = trace_advice(facts)
-    analysis.findings, analysis.abstained = advice.findings, advice.abstained
-    return facts
+    return replace(facts, analysis=msgspec.structs.replace(
+        analysis, findings=advice.findings, abstained=advice.abstained))
 
 
-def _notes(trace: Trace, steps: Steps | None, device_events: bool) -> list[QualityNote]:
-    """What the analyses themselves have to add to the reader's notes."""
-    known = {note.id for note in trace.quality}
-    notes = []
+def _notes(trace: Trace, steps: Steps | None, device_events: bool) -> list[TraceNote]:
+    """The reader's notes, and what the analyses themselves have to add to them."""
+    notes = [TraceNote(note.id, note.message) for note in trace.quality]
+    known = {note.id for note in notes}
     if steps is None:
-        notes.append(QualityNote("no_steps", (
+        notes.append(TraceNote("no_steps", (
             "No training steps found: neither step markers nor calls of a step function nor a kernel sequence that "
             "surely repeats. Shares are of the whole window. Capture longer than two steps, or mark steps with "
             f"{how_to_mark_steps(trace)}.")))
     elif steps.count < _FEW_STEPS:
-        notes.append(QualityNote("few_steps", f"Only {steps.count} whole step{'' if steps.count == 1 else 's'} in "
+        notes.append(TraceNote("few_steps", f"Only {steps.count} whole step{'' if steps.count == 1 else 's'} in "
                                               "the window: take the figures as a sample, or capture longer."))
     if steps is not None:
-        notes += evaluation_note(steps)
+        notes += evaluation_note(steps.times)
     if not device_events and trace.gpus and not known & {"empty_device_plane", "no_device_events"}:
-        notes.append(QualityNote("empty_device_plane", (
+        notes.append(TraceNote("empty_device_plane", (
             "The trace lists GPUs but no GPU event: the profiler had no right to CUPTI's data, or nothing ran. "
             "`gputop doctor` says how to grant it.")))
     if not trace.gpus:
-        notes.append(QualityNote("no_gpu", "No GPU in this trace: time that is not input wait counts as host."))
+        notes.append(TraceNote("no_gpu", "No GPU in this trace: time that is not input wait counts as host."))
     return notes

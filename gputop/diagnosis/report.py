@@ -37,16 +37,18 @@ def text_report(analysis: Analysis, width: int = 80) -> str:
 def _head(a: Analysis, width: int) -> Iterator[str]:
     if a.simulated:
         yield "SIMULATED: this trace was made by gputop, not recorded on real GPUs."
-    paths = [printable(str(p)) for p in a.paths]
+    paths = [printable(p) for p in a.trace.paths]
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     yield f"Trace    {paths[0] if paths else '(in memory)'}{more}"
-    yield from wrap(f"{WRITERS.get(a.format, a.format)}, {a.events:,} events over {seconds(a.window_s)}, "
-                    f"{_number(len(a.gpus), 'GPU')}" + (f", host {', '.join(a.hosts)}" if a.hosts else ""),
+    trace = a.trace
+    yield from wrap(f"{WRITERS.get(trace.format, trace.format)}, {trace.events:,} events over "
+                    f"{seconds(trace.window_s)}, {_number(len(a.gpus), 'GPU')}"
+                    + (f", host {', '.join(trace.hosts)}" if trace.hosts else ""),
                     width, "         ")
 
 
 def _quality(a: Analysis, width: int) -> Iterator[str]:
-    for note in a.quality:
+    for note in a.trace.quality:
         yield from wrap(note.message, width, "Note     ")
 
 
@@ -69,10 +71,10 @@ def _steps(a: Analysis, width: int) -> Iterator[str]:
 def _breakdown(a: Analysis, width: int) -> Iterator[str]:
     if a.breakdown is None:
         return
-    parts, total = a.breakdown.to_json(), a.breakdown.total
+    parts, total = a.breakdown.known, a.breakdown.total
     yield f"Where the mean step of {seconds(total)} goes" + (", mean over the GPUs" if len(a.gpus) > 1 else "")
     for part in WORK_FIRST:
-        share = parts[part.id] / total if total else 0.0
+        share = parts.get(part.id, 0.0) / total if total else 0.0
         if share >= 0.0005:
             yield f"  {part.name:<21}{seconds(parts[part.id]):>10} {share:>6.1%}  {'█' * round(share * _BAR)}"
 
@@ -147,7 +149,7 @@ def _unexplained(a: Analysis) -> str:
     """The largest idle part of the step that no finding names, where it is large; else nothing."""
     if a.breakdown is None or not a.gpus:
         return ""
-    parts, total = a.breakdown.to_json(), a.breakdown.total
+    parts, total = a.breakdown.known, a.breakdown.total
     named = {id_ for f in a.findings for id_ in f.ids}
     name = max(_TO_EXPLAIN, key=lambda part: 0.0 if named & ids_by_part(part) else parts[part])
     share = parts[name] / total if total else 0.0

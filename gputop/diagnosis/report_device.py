@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gputop.analysis.results import Analysis
-from gputop.analysis.results_device import Concurrency, KernelRow, LaunchOrder, Replicas, StepSkew
+from gputop.analysis.results import Analysis, Concurrency, KernelRow, LaunchOrder, Replicas, StepSkew
 from gputop.text.units import bytes_, fit, percent, printable, rate, ratio, seconds
 from gputop.text.wrapping import wrap
 
@@ -125,7 +124,7 @@ def _sizes(a: Analysis, width: int) -> Iterator[str]:
     highest = max(counts)
     bars = "".join(_BARS[round(c / highest * (len(_BARS) - 1))] if c else " " for c in counts)
     # What another framework takes is another figure.
-    pace = ": TensorFlow takes 20-40 µs to launch one" if a.format == "xspace" else ""
+    pace = ": TensorFlow takes 20-40 µs to launch one" if a.trace.format == "xspace" else ""
     yield from _labelled("sizes", (
         f"{percent(below[20e-6])} are shorter than 20 µs, {percent(below[40e-6])} than 40 µs{pace}. "
         "Counts by duration, which doubles from bar to bar:"), width)

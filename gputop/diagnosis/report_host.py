@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gputop.analysis.results import Analysis
-from gputop.analysis.results_host import LaunchThreads, Pipeline, Stage
+from gputop.analysis.results import Analysis, LaunchThreads, Pipeline, Stage
 from gputop.text.units import bytes_, percent, printable, ratio, seconds
 from gputop.text.wrapping import wrap
 
@@ -132,21 +131,20 @@ def _contention(t: LaunchThreads) -> str:
 
 def holders(a: Analysis, width: int) -> Iterator[str]:
     """Head-room, fragmentation and the largest holders of the fullest allocator."""
-    detailed = [use for use in a.memory if use.detail is not None and use.capacity_bytes > 0]
-    if not detailed:
+    sized = [use for use in a.memory if use.capacity_bytes > 0]
+    if not sized:
         return
-    use = max(detailed, key=lambda use: (use.peak_in_window_bytes or 0) / use.capacity_bytes)
-    d = use.detail
-    if d is None or d.headroom_bytes is None:
+    use = max(sized, key=lambda use: (use.peak_in_window_bytes or 0) / use.capacity_bytes)
+    if use.headroom_bytes is None:
         return
-    text = f"{use.allocator}: {bytes_(d.headroom_bytes)} free at the peak of this window"
-    if d.fragmentation_at_peak is not None:
-        text += f", fragmentation {percent(d.fragmentation_at_peak)}"
-    if d.holders:
-        names = (f"{_short(h.op, _NAME_WIDTH)} {bytes_(h.bytes)}" for h in d.holders[:_NAMES])
+    text = f"{use.allocator}: {bytes_(use.headroom_bytes)} free at the peak of this window"
+    if use.fragmentation_at_peak is not None:
+        text += f", fragmentation {percent(use.fragmentation_at_peak)}"
+    if use.holders:
+        names = (f"{_short(h.op, _NAME_WIDTH)} {bytes_(h.bytes)}" for h in use.holders[:_NAMES])
         text += f"; held by {', '.join(names)}"
-        if d.unattributed_bytes:
-            text += f", {bytes_(d.unattributed_bytes)} from before or without a name"
+        if use.unattributed_bytes:
+            text += f", {bytes_(use.unattributed_bytes)} from before or without a name"
     yield from _labelled("", text, width)
 
 

@@ -1,4 +1,4 @@
-"""Analysis in a process of its own: ``python -m gputop.diagnosis.worker PATH…`` prints the JSON document.
+"""Analysis in a process of its own, which prints its answer as JSON: an :class:`Answer`.
 
 Parsing a trace holds the interpreter's lock and up to gigabytes; the monitor must neither
 stand still for it nor keep the memory.
@@ -16,9 +16,15 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
+
+from gputop.analysis.results import Analysis
+from gputop.core.codec import convert, parse, to_document
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
+
+T = TypeVar("T")
 
 # A trace of two million events takes about 10 s (docs/TRACE_NOTES.md, "Decoding at scale"). A worker that needs longer
 # than this hangs.
@@ -38,39 +44,64 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """A GputopError of the subprocess."""
+
+    message: str
+    fix: str
+    exit_code: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a subprocess prints: what it was asked for, or why there is none."""
+
+    result: Any = None
+    error: Failure | None = None
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """What a trace says: as data, as text, and in a sentence on what bounds the job."""
+
+    analysis: Analysis
+    report: str  # of REPORT_WIDTH columns
+    limit: str
+
+
 def analyze_in_worker(
     paths: Sequence[str], stop: threading.Event | None = None, timeout_s: float = TIMEOUT_S,
-) -> dict[str, Any]:
-    """Analyse these files in a subprocess; returns the document ``gputop.analysis/1`` with the
-    text report under ``report``.
+) -> Diagnosis:
+    """Analyze these files in a subprocess.
 
     Blocks; call it from a worker thread. Set ``stop`` to give up early. Raises GputopError
     with the child's own message, or one that says how the child ended. However this ends,
     KeyboardInterrupt included, the child does not outlive it.
     """
-    return run_in_worker("gputop.diagnosis.worker", list(map(str, paths)), stop, timeout_s)
+    return run_in_worker("gputop.diagnosis.worker", list(map(str, paths)), Diagnosis, stop, timeout_s)
 
 
 def run_in_worker(
-    module: str, arguments: Sequence[str], stop: threading.Event | None = None, timeout_s: float = TIMEOUT_S,
-    what: str = "analysis", pass_fds: Sequence[int] = (),
-) -> dict[str, Any]:
-    """``main(arguments)`` of this module of gputop in a subprocess, which prints one JSON object (:func:`answer`).
+    module: str, arguments: Sequence[str], kind: type[T], stop: threading.Event | None = None,
+    timeout_s: float = TIMEOUT_S, what: str = "analysis", pass_fds: Sequence[int] = (),
+) -> T:
+    """``main(arguments)`` of this module of gputop in a subprocess, which prints an :class:`Answer` (:func:`answer`).
 
-    ``what`` it makes, for messages; ``pass_fds`` are files it inherits. Else as :func:`analyze_in_worker`.
+    ``kind`` is the type of its result, ``what`` names it in messages; ``pass_fds`` are files the subprocess inherits.
+    Else as :func:`analyze_in_worker`.
     """
     command = [sys.executable, "-c", _CHILD, str(Path(__file__).resolve().parents[2]), str(os.getpid()), module,
                *arguments]
     try:
-        return _run(command, stop, timeout_s, what, pass_fds)
+        output, code, stderr = _run(command, stop, timeout_s, what, pass_fds)
     except OSError as error:
         raise GputopError(f"The {what} could not be started: {error}", "The trace is kept: run `gputop analyze` on "
                           "it.") from error
+    return _result(output, code, stderr, kind, what)
 
 
 def _run(
     command: list[str], stop: threading.Event | None, timeout_s: float, what: str, pass_fds: Sequence[int],
-) -> dict[str, Any]:
+) -> tuple[bytes, int, str]:
+    """The output of the subprocess, its status, and the end of what it wrote to stderr."""
     with tempfile.TemporaryFile() as errors, subprocess.Popen(
         # A session of its own: ctrl-c in the terminal is for gputop to decide on.
         command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, start_new_session=True,
@@ -84,7 +115,7 @@ def _run(
             code = child.wait()
         errors.seek(0)
         tail = errors.read()[-2000:].decode(errors="replace").strip()
-    return _document(output, code, tail, what)
+    return output, code, tail
 
 
 def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_s: float, what: str) -> bytes:
@@ -109,23 +140,23 @@ def _read(child: subprocess.Popen[bytes], stop: threading.Event | None, timeout_
             chunks.append(chunk)
 
 
-def _document(output: bytes, code: int, stderr: str, what: str) -> dict[str, Any]:
-    try:
-        document = json.loads(output) if output else None
-    except ValueError:
-        document = None
+def _result(output: bytes, code: int, stderr: str, kind: type[T], what: str) -> T:
     if code == -signal.SIGKILL:
         raise GputopError(f"The {what} was killed by the kernel, most likely for want of memory.",
                           "The trace is kept: run `gputop analyze` on it on a machine with more memory, "
                           "or capture a shorter window.")
-    if isinstance(document, dict) and "error" in document:
-        error = document["error"]
-        raise GputopError(error["message"], error["fix"], error["exit_code"])
-    if code != 0 or not isinstance(document, dict):
-        last = stderr.splitlines()[-1] if stderr else "it left no message"
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        raise GputopError(f"The {what} {how}: {last}", "The trace is kept; please report this with the trace.")
-    return document
+    try:
+        answered = convert(parse(output), Answer)
+        if answered.error is None and code == EXIT_OK:
+            return convert(answered.result, kind)
+        problem = ""
+    except ValueError as error:
+        answered, problem = Answer(), str(error)
+    if answered.error is not None:
+        raise GputopError(answered.error.message, answered.error.fix, answered.error.exit_code)
+    last = stderr.splitlines()[-1] if stderr else problem or "it left no message"
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    raise GputopError(f"The {what} {how}: {last}", "The trace is kept; please report this with the trace.")
 
 
 def die_with(parent: int) -> None:
@@ -141,31 +172,31 @@ def die_with(parent: int) -> None:
         sys.exit(EXIT_FAILED)
 
 
-def answer(work: Callable[[], dict[str, Any]]) -> int:
+def answer(work: Callable[[], object]) -> int:
     """In the subprocess: print what ``work`` returns, or its error, as JSON; returns the status to end with."""
     try:
-        document = work()
+        answered = Answer(work())
         status = EXIT_OK
     except GputopError as error:
-        document = {"error": {"message": error.message, "fix": error.fix, "exit_code": error.exit_code}}
+        answered = Answer(error=Failure(error.message, error.fix, error.exit_code))
         status = error.exit_code
     except MemoryError:
-        document = {"error": {"message": "There was not enough memory for the trace.",
-                              "fix": "Capture a shorter window, or analyse the trace on a larger machine.",
-                              "exit_code": EXIT_FAILED}}
+        answered = Answer(error=Failure("There was not enough memory for the trace.",
+                                        "Capture a shorter window, or analyze the trace on a larger machine.",
+                                        EXIT_FAILED))
         status = EXIT_FAILED
-    json.dump(document, sys.stdout, allow_nan=False)
+    json.dump(to_document(answered), sys.stdout, allow_nan=False)
     return status
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Analyse and print the document, with ``report`` (text) and ``limit`` (a sentence) in it."""
+    """Analyze and print the :class:`Diagnosis`."""
     from gputop.diagnosis.diagnose import analyze
     from gputop.diagnosis.report import limit_of, text_report
 
-    def work() -> dict[str, Any]:
+    def work() -> Diagnosis:
         analysis = analyze(list(arguments))
-        return {**analysis.to_json(), "report": text_report(analysis, REPORT_WIDTH), "limit": limit_of(analysis)}
+        return Diagnosis(analysis, text_report(analysis, REPORT_WIDTH), limit_of(analysis))
 
     return answer(work)
 

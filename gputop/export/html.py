@@ -213,10 +213,9 @@ def _findings(s: Snapshot) -> str:
         limit = s.capture.limit if s.capture is not None else s.live.limit
         body = f"<p>{NOTHING_FOUND} {esc(limit)}</p>"
     missing: dict[str, list[str]] = {}
-    for abstained in s.live.abstained:
+    found = tables.analysis(s)
+    for abstained in (*s.live.abstained, *(found.abstained if found is not None else ())):
         missing.setdefault(abstained.missing, []).append(abstained.id)
-    for a in tables.items(tables.analysis(s).get("abstained")):
-        missing.setdefault(str(a.get("missing")), []).append(str(a.get("id")))
     if missing:
         rows = "".join(f"<dt><code>{esc(', '.join(ids))}</code></dt><dd>{esc(what)}</dd>"
                        for what, ids in missing.items())

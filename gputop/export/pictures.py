@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from gputop.analysis.results import Breakdown
 from gputop.render.gpu_columns import MUTED_METRICS
 from gputop.render.palette import SHADES, STEPS, level_rgb, step_of
 from gputop.render.step_parts import PART_BY_ID, PARTS, StepPart
@@ -71,9 +72,9 @@ class PartShare(NamedTuple):
     share: float
 
 
-def shares(breakdown: Mapping[str, float | None]) -> list[PartShare]:
+def shares(breakdown: Breakdown | None) -> list[PartShare]:
     """The parts of a step that are known and not zero, in the order of the bar."""
-    known = {name: value for name, value in breakdown.items() if value is not None and 0 < value < 1e15}
+    known = {} if breakdown is None else {name: value for name, value in breakdown.known.items() if value > 0}
     total = sum(known.values())
     return [PartShare(part, known[part.id], known[part.id] / total) for part in PARTS if part.id in known]
 

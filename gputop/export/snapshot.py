@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputop import __version__
+from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.core.samples import OK, CgroupSample, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
@@ -74,12 +75,12 @@ def document(session: Session) -> dict[str, Any]:
         "rhythm": _step_period(session.step_period, session.history),
         "servers": [{**asdict(s), "description": redaction.command(s.description)} for s in session.servers],
         "capture": None if record is None else {
-            **record.to_json(), "remarks": list(record.remarks), "analysis": record.analysis,
+            **record.to_json(), "remarks": list(record.remarks), "analysis": to_document(record.analysis),
             "report": record.report, "limit": record.limit,
             "problem": record.problem and {"message": record.problem.message, "fix": record.problem.fix}},
-        "findings": [f.to_json() for f in session.findings],
+        "findings": to_document(session.findings),
         "limit": session.live.limit,
-        "abstained": [a.to_json() for a in session.live.abstained],
+        "abstained": to_document(session.live.abstained),
     }
 
 

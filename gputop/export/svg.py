@@ -15,7 +15,7 @@ from typing import Any
 from gputop.core.findings import Finding
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.export import pictures
-from gputop.export.tables import analysis, mapping
+from gputop.export.tables import analysis
 from gputop.render.finding_text import NOTHING_FOUND, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, flags_of
 from gputop.render.gpu_names import gpu_kinds
@@ -169,7 +169,8 @@ def _host(page: _Page, s: Snapshot) -> None:
 
 
 def _step(page: _Page, s: Snapshot) -> None:
-    parts = pictures.shares(mapping(analysis(s).get("breakdown")))
+    found = analysis(s)
+    parts = pictures.shares(found.breakdown if found is not None else None)
     if not parts:
         return
     page.y += 36

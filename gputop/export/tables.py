@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
+from gputop.analysis.results import Analysis, GpuUse, TypicalStep
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
 from gputop.export import pictures
@@ -14,6 +15,8 @@ from gputop.render.step_parts import PART_BY_ID
 from gputop.replay.snapshot import Snapshot
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import devices, limits, percent, ratio, reading, seconds
+
+_MAX_SLOTS = 10_000  # of a step's picture
 
 
 class _Cell(NamedTuple):
@@ -35,27 +38,9 @@ def _cells(column: GpuColumn) -> Iterator[_Cell]:
 _CELLS = tuple(cell for column in COLUMNS if column.page and column.metrics for cell in _cells(column))
 
 
-# What a saved analysis holds is not checked as a whole: it may be of another version, or edited.
-
-
-def analysis(s: Snapshot) -> Mapping[str, Any]:
-    return (s.capture.analysis or {}) if s.capture is not None else {}
-
-
-def items(value: Any) -> list[Mapping[str, Any]]:
-    """The objects in a list."""
-    return [v for v in value if isinstance(v, Mapping)] if isinstance(value, list) else []
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """``value`` if it is an object, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if abs(value) < 1e15 else None
+def analysis(s: Snapshot) -> Analysis | None:
+    """What the trace of the last capture says."""
+    return s.capture.analysis if s.capture is not None else None
 
 
 # -- the step ------------------------------------------------------------------------------------
@@ -70,10 +55,10 @@ def step(s: Snapshot) -> str:
     parts = [f"<section><h2>The step<small>{about}</small></h2>"]
     if record.problem is not None:
         parts.append(f'<p class="bad">{esc(record.problem.message)}</p><p>{esc(record.problem.fix)}</p>')
-    parts.append(_breakdown(found, record.step_s))
-    parts.append(_one_step(found))
-    parts.append(_gpu_table(found))
-    notes = [str(q.get("message")) for q in items(mapping(found.get("trace")).get("quality"))] + list(record.notes)
+    notes = list(record.notes)
+    if found is not None:
+        parts += [_breakdown(found), _one_step(found.typical_step), _gpu_table(found.gpus)]
+        notes = [note.message for note in found.trace.quality] + notes
     parts += [f'<p class="fine">{esc(note)}</p>' for note in (*notes, *s.remarks)]
     parts.append(f'<p class="fine">The trace: <code>{esc(str(record.path))}</code></p>')
     if record.report:
@@ -81,21 +66,20 @@ def step(s: Snapshot) -> str:
     return "".join((*parts, "</section>"))
 
 
-def _breakdown(found: Mapping[str, Any], step_s: float | None) -> str:
-    shares = pictures.shares(mapping(found.get("breakdown")))
+def _breakdown(found: Analysis) -> str:
+    shares = pictures.shares(found.breakdown)
     if not shares:
         return ""
     total = sum(s.time_s for s in shares)
-    steps = mapping(found.get("steps"))
-    summary = f"Mean step {seconds(total)}" + ("" if step_s is None else f", median {seconds(step_s)}")
-    p95 = _number(steps.get("p95_s"))
-    summary += "" if p95 is None else f", 95th percentile {seconds(p95)}"
+    summary = f"Mean step {seconds(total)}"
+    if found.steps is not None:
+        summary += (f", median {seconds(found.steps.median_s)}, 95th percentile {seconds(found.steps.p95_s)} "
+                    f"of {found.steps.count} steps")
     bar = "".join(f'<span style="width:{100 * s.share:.3f}%;background:{s.part.dark}" title="{esc(s.part.label)}: '
                   f'{seconds(s.time_s)}, {percent(s.share)}"></span>' for s in shares)
     rows = "".join(f'<li title="{esc(s.part.meaning)}"><i style="background:{s.part.dark}"></i>{esc(s.part.label)}'
                    f"<b>{esc(_share(s.share))}</b><em>{seconds(s.time_s)}</em></li>"
                    for s in sorted(shares, key=lambda s: -s.time_s))
-    summary += f" of {steps['count']} steps" if isinstance(steps.get("count"), int) else ""
     return (f"<p>{summary}, as means of the GPUs that took part.</p>"
             f'<div class="step" role="img" aria-label="parts of the step">{bar}</div><ul class="legend">{rows}</ul>')
 
@@ -104,54 +88,44 @@ def _share(share: float) -> str:
     return percent(share) if share >= 0.0095 else f"{100 * share:.1f} %" if share >= 0.0005 else "<0.1 %"
 
 
-def _one_step(found: Mapping[str, Any]) -> str:
-    """The step nearest to the median, a strip a GPU; nothing where the document does not hold it whole."""
-    typical = mapping(found.get("typical_step"))
-    slots, duration_s = typical.get("slots"), _number(typical.get("duration_s"))
-    if not isinstance(slots, int) or not 0 < slots <= 10_000 or not duration_s:
+def _one_step(step: TypicalStep | None) -> str:
+    """The step nearest to the median, a strip a GPU; nothing where its runs are not of its slots."""
+    if step is None or not 0 < step.slots <= _MAX_SLOTS or not step.duration_s or not step.gpus:
         return ""
+    slots = step.slots
     rows = ""
-    for gpu in items(typical.get("gpus")):
-        runs = gpu.get("runs")
-        if not isinstance(runs, list) or not all(_is_run(run, slots) for run in runs):
+    for gpu in step.gpus:
+        if not all(part in PART_BY_ID and 0 <= first < end <= slots for part, first, end in gpu.runs):
             return ""
-        label = f"GPU {gpu.get('gpu')}"
-        rows += (f'<div class="lane"><span>{esc(str(gpu.get("gpu")))}</span><svg viewBox="0 0 {slots} 1" role="img" '
-                 f'preserveAspectRatio="none" shape-rendering="crispEdges" aria-label="{esc(label)}">'
-                 f"{pictures.step_runs(runs)}</svg></div>")
-    ticks = "".join(f"<span>{seconds(duration_s * i / 4)}</span>" for i in range(5))
-    if not rows:
-        return ""
-    return (f"<h3>One step as it went: number {esc(str(typical.get('step')))} of the trace, {seconds(duration_s)}, "
-            f"a row a GPU. Each {seconds(duration_s / slots)} shows the part that took most of it.</h3>"
+        rows += (f'<div class="lane"><span>{gpu.gpu}</span><svg viewBox="0 0 {slots} 1" role="img" '
+                 f'preserveAspectRatio="none" shape-rendering="crispEdges" aria-label="GPU {gpu.gpu}">'
+                 f"{pictures.step_runs(gpu.runs)}</svg></div>")
+    ticks = "".join(f"<span>{seconds(step.duration_s * i / 4)}</span>" for i in range(5))
+    return (f"<h3>One step as it went: number {step.step} of the trace, {seconds(step.duration_s)}, "
+            f"a row a GPU. Each {seconds(step.duration_s / slots)} shows the part that took most of it.</h3>"
             f'<div class="plate steps">{rows}<div class="axis"><span></span><div>{ticks}</div></div></div>')
 
 
-def _is_run(run: Any, slots: int) -> bool:
-    return (isinstance(run, list) and len(run) == 3 and run[0] in PART_BY_ID
-            and all(isinstance(at, int) for at in run[1:]) and 0 <= run[1] < run[2] <= slots)
-
-
 NO_LAUNCHES = "the launches are not in the trace"
-# Heading, key in the analysis, and why there may be no figure.
-TRACE_COLUMNS = (
-    ("busy", "busy", ""), ("compute", "compute", ""), ("collectives", "collectives", ""), ("copies", "copies", ""),
-    ("idle, host's fault", "idle_host_fault", "never idle, or the launches that ended most of it are not in the trace"),
-    ("tensor cores, of kernel time", "tensor_core_time", "no kernel's name tells"))
+# Heading, what it shows, and why there may be no figure.
+TRACE_COLUMNS: tuple[tuple[str, Callable[[GpuUse], float | None], str], ...] = (
+    ("busy", lambda gpu: gpu.busy, ""), ("compute", lambda gpu: gpu.compute, ""),
+    ("collectives", lambda gpu: gpu.collectives, ""), ("copies", lambda gpu: gpu.copies, ""),
+    ("idle, host's fault", lambda gpu: gpu.idle_host_fault,
+     "never idle, or the launches that ended most of it are not in the trace"),
+    ("tensor cores, of kernel time", lambda gpu: gpu.tensor_core_time, "no kernel's name tells"))
 
 
-def _gpu_table(found: Mapping[str, Any]) -> str:
-    gpus = items(found.get("gpus"))
+def _gpu_table(gpus: Sequence[GpuUse]) -> str:
     if not gpus:
         return ""
     head = "".join(f"<th>{esc(title)}</th>" for title, _, _ in TRACE_COLUMNS)
     rows = ""
     for gpu in gpus:
-        cells = "".join(_level(_number(gpu.get(key)), why) for _, key, why in TRACE_COLUMNS)
-        delay, kernels = _number(gpu.get("launch_delay_median_s")), _number(gpu.get("kernels_per_s"))
+        cells = "".join(_level(value(gpu), why) for _, value, why in TRACE_COLUMNS)
+        delay = gpu.launch_delay_median_s
         cells += _none(NO_LAUNCHES) if delay is None else f"<td>{seconds(delay)}</td>"
-        cells += _none("") if kernels is None else f"<td>{kernels:,.0f}</td>"
-        rows += f"<tr><td>{esc(str(gpu.get('gpu')))}</td>{cells}</tr>"
+        rows += f"<tr><td>{gpu.gpu}</td>{cells}<td>{gpu.kernels_per_s:,.0f}</td></tr>"
     return ('<h3>In the trace, by the job\'s own GPU numbers</h3><div class="scroll"><table><thead><tr><th>GPU</th>'
             f"{head}<th>launch delay</th><th>kernels/s</th></tr></thead><tbody>{rows}</tbody></table></div>")
 

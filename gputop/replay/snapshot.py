@@ -1,19 +1,21 @@
-"""A snapshot's document back as values: for the pictures made of it, and for ``gputop replay``.
+"""The document ``gputop.snapshot/1`` as values: for the pictures made of it, and for ``gputop replay``.
 
-A file may come from anywhere. Everything but the trace's analysis is checked before anything
-is built from it; of the analysis, those parts that views rely on.
+A file may come from anywhere: everything in it is checked before anything is built from it. The types of the
+document are here; what a type cannot say (that a number is a time, that a grid is of some size) is a function each.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any
 
+from msgspec import Meta, Struct
+
+from gputop.analysis.results import Analysis
+from gputop.core.codec import convert, parse
 from gputop.core.errors import GputopError
 from gputop.core.findings import Abstained, Advice, Finding
 from gputop.core.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
@@ -39,8 +41,8 @@ DATA_ID = "gputop-snapshot"  # the element of an HTML page that holds the docume
 _MAX_FILE_BYTES = 64 << 20
 _MAX_GPUS, _MAX_SLICES = 1024, 10_000
 _LAST_TIME_S = 253_402_300_799.0  # the year 9999; localtime takes no more
+_Time = Annotated[float, Meta(ge=0, le=_LAST_TIME_S)]
 _PAGE = re.compile(rf'<script type="application/json" id="{DATA_ID}">(.*?)</script>', re.S)
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,8 @@ def read(path: Path) -> Snapshot:
     text = data.decode("utf-8", "replace")
     page = _PAGE.search(text) if text.lstrip()[:1] == "<" else None
     try:
-        document = json.loads(page[1] if page else text, parse_constant=_reject_constant)
-    except (ValueError, RecursionError) as error:
+        document = parse(page[1] if page else text)
+    except ValueError as error:
         raise GputopError(f"{path} is no snapshot, or damaged: {error}", fix) from error
     return from_document(document, str(path))
 
@@ -124,219 +126,247 @@ def from_document(document: Any, name: str = "the snapshot") -> Snapshot:
             and schema.startswith("gputop.snapshot/") else "gputop snapshot --format json makes one.")
         raise GputopError(f"{name} is {kind}", fix)
     try:
-        return _snapshot(document)
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError, AttributeError) as error:
-        what = f"{error.args[0]} is missing" if isinstance(error, KeyError) and error.args else str(error)
-        raise GputopError(f"{name} is damaged: {what}", "Copy it again, or take a new snapshot.") from error
+        return convert(document, _Document).snapshot()
+    except ValueError as error:
+        raise GputopError(f"{name} is damaged: {error}", "Copy it again, or take a new snapshot.") from error
 
 
-# -- checked values ------------------------------------------------------------------------------
+# -- the document --------------------------------------------------------------------------------
 
 
-def _reject_constant(constant: str) -> float:
-    raise ValueError(f"{constant} is no number")
+class _Reading(Struct):
+    value: float | None
+    unit: str
+    source: str | None
+    reason: str | None
+    coarse: bool
+
+    def reading(self) -> Reading:
+        return Reading(self.value, self.unit, self.source or "", self.reason, self.coarse)
 
 
-def number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{str(value)[:40]!r} where a number belongs")
-    return float(value)
+def _readings(raw: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Reading]:
+    """Those of metrics that this version knows; another version's may have a form of their own."""
+    return {metric: convert(r, _Reading).reading() for metric, r in raw.items() if metric in known}
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{str(value)[:40]!r} where a whole number belongs")
-    return value
+class _GpuProcess(Struct):
+    pid: int
+    kind: str
+    memory_bytes: _Reading
+    sm_ratio: _Reading
+    mig: int | None
+
+    def sample(self) -> GpuProcess:
+        return GpuProcess(self.pid, self.kind, self.memory_bytes.reading(), self.sm_ratio.reading(), self.mig)
 
 
-def _time(value: Any) -> float:
-    if not 0 <= number(value) <= _LAST_TIME_S:
-        raise ValueError(f"{value} is no time")
-    return float(value)
+class _Xid(Struct):
+    time_s: _Time
+    xid: int
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{str(value)[:40]!r} where a text belongs")
-    return value
+class _Gpu(Struct):
+    index: int
+    uuid: str
+    name: str
+    pci_bus_id: str
+    pcie_gen_max: int | None
+    pcie_width_max: int | None
+    numa_node: int | None
+    mig: int | None
+    mig_mode: bool
+    readings: dict[str, Any]
+    processes: list[_GpuProcess]
+    processes_reason: str | None
+    clock_event_reasons: tuple[str, ...]
+    clock_events_reason: str | None
+    state: str
+    message: str | None
+    xids: list[_Xid]
+    xids_reason: str | None
+
+    def sample(self) -> GpuSample:
+        info = GpuInfo(self.index, self.uuid, self.name, self.pci_bus_id, self.pcie_gen_max, self.pcie_width_max,
+                       self.numa_node, self.mig, self.mig_mode)
+        return GpuSample(
+            info, _readings(self.readings, GPU_METRICS), tuple(p.sample() for p in self.processes),
+            self.processes_reason, self.clock_event_reasons, self.clock_events_reason, self.state, self.message or "",
+            tuple(XidEvent(x.time_s, x.xid) for x in self.xids), self.xids_reason)
 
 
-def _optional(check: Callable[[Any], _T], value: Any) -> _T | None:
-    return None if value is None else check(value)
+class _Cgroup(Struct):
+    name: str
+    readings: dict[str, Any]
+
+    def sample(self) -> CgroupSample:
+        return CgroupSample(self.name, _readings(self.readings, CGROUP_METRICS))
 
 
-def _list(value: Any, most: int = 100_000) -> list[Any]:
-    if not isinstance(value, list) or len(value) > most:
-        raise ValueError(f"{str(value)[:40]!r} where a list belongs")
-    return value
+class _HostProcess(Struct):
+    pid: int
+    user: str | None
+    command: str | None
+    cpu_cores: _Reading
+    rss_bytes: _Reading
+
+    def sample(self) -> HostProcess:
+        return HostProcess(self.pid, self.user, self.command, self.cpu_cores.reading(), self.rss_bytes.reading())
 
 
-def _dict(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{str(value)[:40]!r} where an object belongs")
-    return value
+class _Host(Struct):
+    hostname: str
+    readings: dict[str, Any]
+    cpu_count: int | None
+    core_ratios: tuple[float, ...] | None
+    cpu_limit_cores: float | None
+    cgroup: _Cgroup | None = None
+    top_processes: list[_HostProcess] = []
+    top_reason: str | None = "not in this snapshot"
+
+    def sample(self) -> HostSample:
+        return HostSample(
+            self.hostname, _readings(self.readings, HOST_METRICS), self.cpu_count, self.core_ratios or (),
+            self.cpu_limit_cores, self.cgroup.sample() if self.cgroup is not None else None,
+            tuple(p.sample() for p in self.top_processes), self.top_reason)
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{str(value)[:40]!r} where true or false belongs")
-    return value
+class _Process(Struct):
+    pid: int
+    user: str | None
+    command: str | None
+    cpu_cores: _Reading
+    rss_bytes: _Reading
+    threads: int | None
+    reason: str | None
+    parent_pid: int | None
+    started_s: _Time | None
+    local_pid: int | None
+    container: str | None
+    cuda_visible_devices: str | None
+    io_read_bytes_per_s: _Reading
+    io_write_bytes_per_s: _Reading
+    container_pid: int | None
+    note: str | None
+    reasons: dict[str, str]
+    cuda_device_order: str | None = None
+    cgroup: _Cgroup | None = None
+
+    def sample(self, gpus: Sequence[GpuSample]) -> ProcessSample:
+        return ProcessSample(
+            self.pid, self.user, self.command, self.cpu_cores.reading(), self.rss_bytes.reading(), self.threads,
+            {g.info.index: p for g in gpus for p in g.processes if p.pid == self.pid}, self.reason, self.parent_pid,
+            self.started_s, self.local_pid, self.container, self.cuda_visible_devices,
+            self.io_read_bytes_per_s.reading(), self.io_write_bytes_per_s.reading(), self.container_pid, self.note,
+            self.reasons, cuda_device_order=self.cuda_device_order,
+            cgroup=self.cgroup.sample() if self.cgroup is not None else None)
 
 
-# -- the parts -----------------------------------------------------------------------------------
+class _Lane(Struct):
+    mean: tuple[float | None, ...]
+    full_scale: float | None = None
+
+    def track(self, metric: str, slices: int) -> Track:
+        if len(self.mean) != slices:
+            raise ValueError(f"{len(self.mean)} of {slices} slices")
+        return Track(metric, self.mean, self.full_scale if self.full_scale and self.full_scale > 0 else None)
 
 
-def _snapshot(doc: dict[str, Any]) -> Snapshot:
-    gpus = tuple(_gpu(g) for g in _list(doc["gpus"], _MAX_GPUS))
-    sample = NodeSample(
-        time_s=_time(doc["time_s"]), gpus=gpus, host=_host(doc["host"]),
-        processes=tuple(_process(p, gpus) for p in _list(doc["processes"])), interval_s=number(doc["interval_s"]),
-        source=_text(doc["source"]), simulated=_flag(doc["simulated"]),
-        own_cpu_ratio=_optional(number, doc["own_cpu_ratio"]))
-    abstained = tuple(Abstained(_text(a["id"]), _text(a["missing"])) for a in _list(doc["abstained"]))
-    return Snapshot(
-        sample=sample, interval_s=number(doc["interval_s"]), version=_text(doc["gputop"]),
-        history=_optional(_grid, doc["history"]), spectrogram=_optional(_spectrogram, doc.get("spectrogram")),
-        servers=tuple(_server(s) for s in _list(doc["servers"])), capture=_optional(_capture, doc["capture"]),
-        remarks=tuple(_text(r) for r in _list((doc["capture"] or {}).get("remarks", []))),
-        findings=tuple(_finding(f) for f in _list(doc["findings"])),
-        live=Advice(abstained=abstained, limit=_text(doc.get("limit", ""))))
+class _Slices(Struct):
+    start_s: _Time
+    slice_s: Annotated[float, Meta(ge=0.1, le=86_400)]
+    slices: Annotated[int, Meta(gt=0, le=_MAX_SLICES)]
+
+    def grid(self, gpus: Mapping[str, tuple[Track, ...]]) -> Grid:
+        if self.start_s + self.slices * self.slice_s > _LAST_TIME_S:
+            raise ValueError(f"{self.slices} slices of {self.slice_s} s from {self.start_s}")
+        return Grid(self.start_s, self.slice_s, self.slices, gpus)
 
 
-def _reading(raw: Any) -> Reading:
-    return Reading(_optional(number, raw["value"]), _text(raw["unit"]), _text(raw["source"] or ""),
-                   _optional(_text, raw["reason"]), _flag(raw["coarse"]))
+class _History(_Slices):
+    gpus: dict[str, dict[str, Any]]
+
+    def checked(self) -> Grid:
+        return self.grid({uuid: tuple(convert(lane, _Lane).track(metric, self.slices)
+                                      for metric, lane in lanes.items() if metric in LANE_METRICS)
+                          for uuid, lanes in self.gpus.items()})
 
 
-def _readings(raw: Any, known: Mapping[str, Any]) -> dict[str, Reading]:
-    """Those of metrics that this version knows; what was not sampled is left out."""
-    return {metric: _reading(r) for metric, r in _dict(raw).items() if metric in known}
+class _LevelLane(Struct):
+    metric: str
+    mean: tuple[float | None, ...]
+    levels: tuple[tuple[Annotated[float, Meta(ge=0, le=1)], ...] | None, ...]
+    full_scale: float | None = None
+
+    def track(self, slices: int) -> Track:
+        track = _Lane(self.mean, self.full_scale).track(self.metric, slices)
+        if self.metric not in LANE_METRICS:
+            raise ValueError(f"{self.metric!r} where a metric belongs")
+        if len(self.levels) != slices or any(shares is not None and len(shares) != LEVELS for shares in self.levels):
+            raise ValueError(f"not the shares of {LEVELS} levels in {slices} slices")
+        return replace(track, levels=self.levels)
 
 
-def _gpu(raw: dict[str, Any]) -> GpuSample:
-    info = GpuInfo(
-        _whole(raw["index"]), _text(raw["uuid"]), _text(raw["name"]), _text(raw["pci_bus_id"]),
-        _optional(_whole, raw["pcie_gen_max"]), _optional(_whole, raw["pcie_width_max"]),
-        _optional(_whole, raw["numa_node"]), _optional(_whole, raw["mig"]), _flag(raw["mig_mode"]))
-    return GpuSample(
-        info, _readings(raw["readings"], GPU_METRICS),
-        tuple(GpuProcess(_whole(p["pid"]), _text(p["kind"]), _reading(p["memory_bytes"]), _reading(p["sm_ratio"]),
-                         _optional(_whole, p["mig"])) for p in _list(raw["processes"])),
-        _optional(_text, raw["processes_reason"]), tuple(_text(r) for r in _list(raw["clock_event_reasons"])),
-        _optional(_text, raw["clock_events_reason"]), _text(raw["state"]), _optional(_text, raw["message"]) or "",
-        tuple(XidEvent(_time(x["time_s"]), _whole(x["xid"])) for x in _list(raw["xids"])),
-        _optional(_text, raw["xids_reason"]))
+class _Spectrogram(_Slices):
+    gpus: dict[str, _LevelLane]
+
+    def checked(self) -> Grid:
+        return self.grid({uuid: (lane.track(self.slices),) for uuid, lane in self.gpus.items()})
 
 
-def _host(raw: dict[str, Any]) -> HostSample:
-    return HostSample(_text(raw["hostname"]), _readings(raw["readings"], HOST_METRICS),
-                      _optional(_whole, raw["cpu_count"]), tuple(number(c) for c in _list(raw["core_ratios"] or [])),
-                      _optional(number, raw["cpu_limit_cores"]), _optional(_cgroup, raw.get("cgroup")),
-                      tuple(_top_process(p) for p in _list(raw.get("top_processes", []))),
-                      _optional(_text, raw.get("top_reason", "not in this snapshot")))
+class _Problem(Struct):
+    message: str
+    fix: str
 
 
-def _cgroup(raw: dict[str, Any]) -> CgroupSample:
-    return CgroupSample(_text(raw["name"]), _readings(raw["readings"], CGROUP_METRICS))
+class _Capture(Struct):
+    address: str
+    path: str
+    time_s: _Time
+    asked_s: float
+    took_s: float
+    notes: tuple[str, ...]
+    analysis: Analysis | None
+    remarks: tuple[str, ...] = ()
+    report: str = ""
+    limit: str = ""
+    problem: _Problem | None = None
+
+    def record(self) -> CaptureRecord:
+        problem = None if self.problem is None else GputopError(printable(self.problem.message),
+                                                                printable(self.problem.fix))
+        return CaptureRecord(self.address, Path(self.path), self.time_s, self.asked_s, self.took_s, self.notes,
+                             self.analysis, lines(self.report), self.limit, problem)
 
 
-def _top_process(raw: dict[str, Any]) -> HostProcess:
-    return HostProcess(_whole(raw["pid"]), _optional(_text, raw["user"]), _optional(_text, raw["command"]),
-                       _reading(raw["cpu_cores"]), _reading(raw["rss_bytes"]))
+class _Document(Struct):
+    gputop: str
+    time_s: _Time
+    interval_s: float
+    source: str
+    simulated: bool
+    own_cpu_ratio: float | None
+    host: _Host
+    gpus: Annotated[list[_Gpu], Meta(max_length=_MAX_GPUS)]
+    processes: list[_Process]
+    history: _History | None
+    servers: tuple[Server, ...]
+    capture: _Capture | None
+    findings: tuple[Finding, ...]
+    abstained: tuple[Abstained, ...]
+    spectrogram: _Spectrogram | None = None
+    limit: str = ""
 
-
-def _process(raw: dict[str, Any], gpus: Sequence[GpuSample]) -> ProcessSample:
-    pid = _whole(raw["pid"])
-    held = {g.info.index: p for g in gpus for p in g.processes if p.pid == pid}
-    return ProcessSample(
-        pid, _optional(_text, raw["user"]), _optional(_text, raw["command"]), _reading(raw["cpu_cores"]),
-        _reading(raw["rss_bytes"]), _optional(_whole, raw["threads"]), held, _optional(_text, raw["reason"]),
-        _optional(_whole, raw["parent_pid"]), _optional(_time, raw["started_s"]), _optional(_whole, raw["local_pid"]),
-        _optional(_text, raw["container"]), _optional(_text, raw["cuda_visible_devices"]),
-        _reading(raw["io_read_bytes_per_s"]), _reading(raw["io_write_bytes_per_s"]),
-        _optional(_whole, raw["container_pid"]), _optional(_text, raw["note"]),
-        {_text(k): _text(v) for k, v in _dict(raw["reasons"]).items()},
-        cuda_device_order=_optional(_text, raw.get("cuda_device_order")), cgroup=_optional(_cgroup, raw.get("cgroup")))
-
-
-def _grid(raw: dict[str, Any], tracks: Callable[[Any, int], tuple[Track, ...]] | None = None) -> Grid:
-    slices, slice_s, start_s = _whole(raw["slices"]), number(raw["slice_s"]), _time(raw["start_s"])
-    if not 0 < slices <= _MAX_SLICES or not 0.1 <= slice_s <= 86_400:
-        raise ValueError(f"{slices} slices of {slice_s} s")
-    _time(start_s + slices * slice_s)
-    return Grid(start_s, slice_s, slices,
-                {_text(uuid): (tracks or _lanes)(r, slices) for uuid, r in _dict(raw["gpus"]).items()})
-
-
-def _lanes(raw: Any, slices: int) -> tuple[Track, ...]:
-    return tuple(Track(metric, _slices(lane["mean"], slices, number), _scale(lane))
-                 for metric, lane in _dict(raw).items() if metric in LANE_METRICS)
-
-
-def _spectrogram(raw: dict[str, Any]) -> Grid:
-    def track(lane: Any, slices: int) -> tuple[Track, ...]:
-        if lane["metric"] not in LANE_METRICS:
-            raise ValueError(f"{lane['metric']!r} where a metric belongs")
-        return (Track(lane["metric"], _slices(lane["mean"], slices, number), _scale(lane),
-                      _slices(lane["levels"], slices, _shares)),)
-
-    return _grid(raw, track)
-
-
-def _scale(lane: Mapping[str, Any]) -> float | None:
-    scale = _optional(number, lane.get("full_scale"))
-    return scale if scale is not None and scale > 0 else None
-
-
-def _shares(raw: Any) -> tuple[float, ...]:
-    shares = tuple(number(v) for v in _list(raw))
-    if len(shares) != LEVELS or not all(0 <= s <= 1 for s in shares):
-        raise ValueError(f"not the shares of {LEVELS} levels")
-    return shares
-
-
-def _slices(raw: Any, slices: int, check: Callable[[Any], _T]) -> tuple[_T | None, ...]:
-    if len(_list(raw)) != slices:
-        raise ValueError(f"{len(raw)} of {slices} slices")
-    return tuple(_optional(check, v) for v in raw)
-
-
-def _server(raw: dict[str, Any]) -> Server:
-    return Server(_text(raw["address"]), _text(raw["description"]), _optional(_whole, raw["pid"]),
-                  _optional(_text, raw["problem"]), _flag(raw["asked"]))
-
-
-def _finding(raw: dict[str, Any]) -> Finding:
-    finding = Finding.from_json(raw)
-    for text in (finding.id, finding.title, finding.why, finding.action, finding.source, finding.gain.how):
-        _text(text)
-    if finding.severity not in ("high", "medium", "low") or finding.origin not in ("trace", "live") \
-            or finding.gain.per not in ("step", "sample"):
-        raise ValueError(f"a finding that is {str(finding.severity)[:20]!r}, of {str(finding.origin)[:20]!r}")
-    _optional(_text, finding.snippet)
-    _optional(number, finding.gain.step_time)
-    for name, value in _dict(finding.evidence).items():
-        _text(name), number(value)
-    for gpu in finding.gpus:
-        _whole(gpu)
-    for consequence in raw.get("consequences", ()):
-        _finding(consequence)
-    return finding
-
-
-def _capture(raw: dict[str, Any]) -> CaptureRecord:
-    analysis = _optional(_dict, raw["analysis"])
-    if analysis is not None:
-        for finding in _list(analysis["findings"]):
-            _finding(finding)
-        steps = _dict(analysis.get("steps") or {"median_s": 0})
-        for value in (steps["median_s"], *_list(steps.get("durations_s", []), 1_000_000)):
-            number(value)
-        for value in _dict(analysis.get("breakdown") or {}).values():
-            _optional(number, value)
-    told = _optional(_dict, raw.get("problem"))
-    problem = None if told is None else GputopError(printable(_text(told["message"])), printable(_text(told["fix"])))
-    return CaptureRecord(
-        _text(raw["address"]), Path(_text(raw["path"])), _time(raw["time_s"]), number(raw["asked_s"]),
-        number(raw["took_s"]), tuple(_text(n) for n in _list(raw["notes"])), cast(Any, analysis),
-        lines(_text(raw.get("report", ""))), _text(raw.get("limit", "")), problem)
+    def snapshot(self) -> Snapshot:
+        gpus = tuple(g.sample() for g in self.gpus)
+        sample = NodeSample(
+            time_s=self.time_s, gpus=gpus, host=self.host.sample(),
+            processes=tuple(p.sample(gpus) for p in self.processes), interval_s=self.interval_s, source=self.source,
+            simulated=self.simulated, own_cpu_ratio=self.own_cpu_ratio)
+        return Snapshot(
+            sample=sample, interval_s=self.interval_s, version=self.gputop,
+            history=self.history.checked() if self.history is not None else None,
+            spectrogram=self.spectrogram.checked() if self.spectrogram is not None else None, servers=self.servers,
+            capture=self.capture.record() if self.capture is not None else None,
+            remarks=self.capture.remarks if self.capture is not None else (), findings=self.findings,
+            live=Advice(abstained=self.abstained, limit=self.limit))

@@ -143,11 +143,10 @@ def analyze(record: CaptureRecord, closing: threading.Event) -> CaptureRecord:
     from gputop.diagnosis.worker import analyze_in_worker
 
     try:
-        document = analyze_in_worker([str(record.path)], closing)
+        found = analyze_in_worker([str(record.path)], closing)
     except GputopError as error:
         return replace(record, problem=error)
-    report, limit = document.pop("report"), document.pop("limit")
-    return replace(record, analysis=document, report=report, limit=limit)
+    return replace(record, analysis=found.analysis, report=found.report, limit=found.limit)
 
 
 def record_of_workers(name: str, asked_s: float, captured: MultiWorkerCapture,

@@ -75,7 +75,7 @@ class FindingStore:
             known = bool(numbers.by_ordinal)
             traced = tuple(on_node(f, numbers) for f in record.findings) if record else ()
             self.findings = merge_findings(traced, self.live.findings, age_s,
-                                           allocators_known=bool(analysis and analysis.get("memory")),
+                                           allocators_known=analysis is not None and bool(analysis.memory),
                                            job_gpus=numbers.by_ordinal.values() if known else None)
             self.events.note_findings(self.findings, self._clock())
 
@@ -87,5 +87,5 @@ def _gpu_numbers(record: CaptureRecord, servers: Sequence[Server], sample: NodeS
         return unknown("several workers were captured at once, each with its own numbers")
     server = servers[0]
     process = job_process(sample.processes, server.pid, server.address.rpartition(":")[0] in _LOCAL_HOSTS)
-    return gpu_numbers(process, [g.info for g in sample.gpus], [g["gpu"] for g in record.analysis.get("gpus", ())],
+    return gpu_numbers(process, [g.info for g in sample.gpus], [gpu.gpu for gpu in record.analysis.gpus],
                        whole_node=sample.gpus_unwatched == 0)

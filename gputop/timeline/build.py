@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.advice.trace.facts import TraceFacts
-from gputop.analysis.results import Analysis
 from gputop.core.errors import GputopError
 from gputop.text.units import printable
 from gputop.timeline.idle_gaps import RankedIdleGap, rank_idle_gaps
@@ -28,15 +27,15 @@ def build(facts: TraceFacts, file: BinaryIO) -> None:
     rows = rows_of(facts.trace)
     found = rank_idle_gaps(facts)
     try:
-        _write(facts.trace, facts.analysis, rows, found, Writer(file))
+        _write(facts, rows, found, Writer(file))
     except OSError as error:
         raise GputopError(f"The timeline could not be written: {error.strerror or error}",
                           "Free some space, or set TMPDIR to a folder with more: a million events take about 60 MB."
                           ) from error
 
 
-def _write(trace: Trace, analysis: Analysis, rows: Rows, found: list[RankedIdleGap], out: Writer) -> None:
-    device, host = trace.device, trace.host
+def _write(facts: TraceFacts, rows: Rows, found: list[RankedIdleGap], out: Writer) -> None:
+    trace, device, host = facts.trace, facts.trace.device, facts.trace.host
     parts = ((device, rows.of_device), (host, rows.of_host), (host, rows.of_stage))
     out.column("start", np.int64, (events.start_ns[place] for events, place in parts))
     out.column("end", np.int64, (events.end_ns[place] for events, place in parts))
@@ -51,11 +50,12 @@ def _write(trace: Trace, analysis: Analysis, rows: Rows, found: list[RankedIdleG
         raw = [text.encode("utf-8", "replace") + b"\n" for text in texts]
         out.column(column, np.uint8, [np.frombuffer(b"".join(raw), np.uint8)])
         out.column(f"{column}_end", np.int64, [np.cumsum([len(text) for text in raw], dtype=np.int64)])
-    bounds = analysis.steps.bounds_ns if analysis.steps else ()
+    bounds = facts.steps.bounds_ns if facts.steps is not None else ()
     out.column("steps", np.int64, [np.array(bounds, np.int64).ravel()])
     out.finish({
         "window_ns": trace.window_ns, "paths": [printable(path) for path in trace.paths], "simulated": trace.simulated,
-        "events": trace.event_count, "quality": [[note.id, printable(note.message)] for note in analysis.quality],
+        "events": trace.event_count,
+        "quality": [[note.id, printable(note.message)] for note in facts.analysis.trace.quality],
         "rows": [asdict(row) for row in rows.rows], "bounds": rows.bounds,
         "streams": {str(gpu): own for gpu, own in rows.streams.items()}, **tracks_of_rows,
         "idle_gaps": _with_ends(found, rows),

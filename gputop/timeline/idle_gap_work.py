@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gputop.analysis.host.gaps import charge, step_calls, without_prefix
-from gputop.analysis.results import Steps
+from gputop.analysis.steps.model import Steps
 from gputop.text.units import printable
 from gputop.timeline.model import HostWork
 from gputop.trace.model import I64, Trace

@@ -19,7 +19,6 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, parts_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, idle_after, waits_for_another
 from gputop.analysis.host.host_causes import late_by_cause
-from gputop.analysis.results import Analysis
 from gputop.core.findings import Finding
 from gputop.text.units import percent, printable
 from gputop.timeline.idle_gap_work import IdlePeriod, host_work_in
@@ -64,7 +63,7 @@ def find_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> tuple[IdleGap, ...]
 
 def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> list[RankedIdleGap]:
     """The same with the events that ended them."""
-    trace, analysis, gpu_timelines, waits = facts.trace, facts.analysis, facts.gpu_timelines, facts.waits
+    trace, gpu_timelines, waits = facts.trace, facts.gpu_timelines, facts.waits
     within = facts.judged_spans
     parts = parts_by_gpu(trace, gpu_timelines, list(zip(within.start.tolist(), within.end.tolist(), strict=True)))
     idle_spans = []
@@ -76,12 +75,12 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> list[RankedIdleGap]
     if not idle_spans:
         return []
     groups = _groups(idle_spans, limit)
-    by_cause = _by_cause(trace, gpu_timelines, analysis, parts)
+    by_cause = _by_cause(facts, parts)
     shares = _cost_shares(idle_spans, groups, by_cause)
     events = _ending_events(trace, idle_spans, groups)
     causes = [_cause(idle_spans[group.members[0][0]], share) for group, share in zip(groups, shares, strict=True)]
     gpus = [sorted({idle_spans[i].timeline.gpu for i, _ in group.members}) for group in groups]
-    work = host_work_in(trace, analysis.steps, [
+    work = host_work_in(trace, facts.steps, [
         _period(trace, group, cause, own, event)
         for group, cause, own, event in zip(groups, causes, gpus, events, strict=True)])
     return [
@@ -89,8 +88,8 @@ def rank_idle_gaps(facts: TraceFacts, limit: int = LIMIT) -> list[RankedIdleGap]
             gpus=tuple(sorted(gpu_number(trace, gpu) for gpu in own)), start_ns=group.start, end_ns=group.end,
             cost_ns=group.cost, part=_part(cause, share), cause=cause,
             host=_host_summary(trace, done, group, cause, event),
-            ended_by=_ended_by(trace, cause, event), finding=_finding(cause, share, analysis.findings), meanwhile=other,
-            work=done,
+            ended_by=_ended_by(trace, cause, event), meanwhile=other,
+            finding=_finding(cause, share, facts.analysis.findings), work=done,
         ), event)
         for group, share, cause, own, event, done, other in zip(
             groups, shares, causes, gpus, events, work,
@@ -144,12 +143,11 @@ def _partners(idle: _IdleSpans, number: int, idle_spans: Sequence[_IdleSpans], o
     return np.where(together, at, -1)
 
 
-def _by_cause(
-    trace: Trace, gpu_timelines: Sequence[GpuTimeline], analysis: Analysis, parts: Mapping[int, Mapping[str, Spans]],
-) -> dict[int, dict[str, Spans]]:
+def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> dict[int, dict[str, Spans]]:
     """For each GPU when it is idle for each cause, and for the choice of the finding: when in the parts ``launch``
     and ``host``, and ``after_copy``, after a copy that the host waited for."""
-    late, _ = late_by_cause(trace, gpu_timelines, analysis.steps, analysis.ops) if len(trace.host) else ([], {})
+    trace, gpu_timelines = facts.trace, facts.gpu_timelines
+    late, _ = late_by_cause(trace, gpu_timelines, facts.steps, facts.analysis.ops) if len(trace.host) else ([], {})
     of_host = {own.timeline.gpu: own.by_cause for own in late if own.timeline is not None}
     device = trace.device
     held = held_copies(trace, np.flatnonzero((device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER)))
@@ -165,7 +163,7 @@ def _by_cause(
         own["idle"] = subtract(part["idle"], own["other_gpu"])
         own["launch"], own["host"] = part["launch"], part["host"]
         copies = timeline.rows[np.isin(timeline.rows, held)]
-        own["after_copy"] = idle_after(trace, timeline, device.end_ns[copies], analysis.steps)
+        own["after_copy"] = idle_after(trace, timeline, device.end_ns[copies], facts.steps)
         out[timeline.gpu] = own
     return out
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gputop.analysis.results import Analysis
+from gputop.advice.trace.facts import TraceFacts
 from gputop.text.units import fit, percent, ranges, seconds
 from gputop.text.wrapping import wrap
 from gputop.timeline.model import CAUSES, IdleGap
@@ -17,21 +17,21 @@ _MAX_WORKS = 4  # of the host, in text
 _NAME_WIDTH = 60  # columns for the name of a kernel or op: C++ templates have hundreds
 
 
-def text_of(idle_gaps: Sequence[IdleGap], analysis: Analysis, origin_ns: int, width: int = 80) -> str:
+def text_of(idle_gaps: Sequence[IdleGap], facts: TraceFacts, origin_ns: int, width: int = 80) -> str:
     """A section for the report of the analysis; times count from ``origin_ns``, the trace's first event."""
     if not idle_gaps:
-        why = "no GPU of this trace ran anything" if not any(gpu.busy for gpu in analysis.gpus) else (
+        why = "no GPU of this trace ran anything" if not any(gpu.busy for gpu in facts.analysis.gpus) else (
             "no GPU is ever idle within the steps")
         return f"Idle gaps: none, {why}.\n"
     lines = ["Idle gaps by GPU time lost"]
     for number, idle_gap in enumerate(idle_gaps, 1):
-        lines += _lines(number, idle_gap, analysis, origin_ns, width)
+        lines += _lines(number, idle_gap, facts, origin_ns, width)
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _lines(number: int, gap: IdleGap, analysis: Analysis, origin_ns: int, width: int) -> Iterator[str]:
+def _lines(number: int, gap: IdleGap, facts: TraceFacts, origin_ns: int, width: int) -> Iterator[str]:
     length = gap.end_ns - gap.start_ns
-    step = _step(gap, analysis)
+    step = _step(gap, facts)
     yield from wrap(
         f"{seconds(gap.cost_ns / 1e9)}: {'GPUs' if len(gap.gpus) > 1 else 'GPU'} {ranges(gap.gpus)} for "
         f"{seconds(length / 1e9)} from {(gap.start_ns - origin_ns) / 1e9:.6f} s"
@@ -52,22 +52,22 @@ def _lines(number: int, gap: IdleGap, analysis: Analysis, origin_ns: int, width:
                         "       ")
 
 
-def to_json(idle_gaps: Sequence[IdleGap], analysis: Analysis, origin_ns: int) -> list[dict[str, Any]]:
+def to_json(idle_gaps: Sequence[IdleGap], facts: TraceFacts, origin_ns: int) -> list[dict[str, Any]]:
     """``start_s`` and ``end_s`` count from ``origin_ns``, steps from 0 as in ``durations_s``; null: not known."""
     return [{
         "gpus": list(gap.gpus), "start_s": (gap.start_ns - origin_ns) / 1e9, "end_s": (gap.end_ns - origin_ns) / 1e9,
-        "cost_s": gap.cost_ns / 1e9, "step": _step(gap, analysis), "part": gap.part, "cause": gap.cause,
+        "cost_s": gap.cost_ns / 1e9, "step": _step(gap, facts), "part": gap.part, "cause": gap.cause,
         "finding": gap.finding, "ended_by": gap.ended_by or None, "meanwhile": gap.meanwhile or None,
         "host": [{"thread": work.thread, "threads": work.threads, "role": work.role, "op": work.op or None,
                   "time_s": work.time_ns / 1e9} for work in gap.work],
     } for gap in idle_gaps]
 
 
-def _step(gap: IdleGap, analysis: Analysis) -> int | None:
+def _step(gap: IdleGap, facts: TraceFacts) -> int | None:
     """The step in which the gap begins, counted from 0."""
-    if analysis.steps is None:
+    if facts.steps is None:
         return None
-    bounds = np.array(analysis.steps.bounds_ns)
+    bounds = facts.steps.edges_ns
     at = int(np.searchsorted(bounds[:, 0], gap.start_ns, side="right")) - 1
     return at if at >= 0 and gap.start_ns < bounds[at, 1] else None
 

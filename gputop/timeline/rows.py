@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.gpu.device_time import gpu_number
-from gputop.analysis.host.input_pipeline import GET_NEXT
 from gputop.analysis.host.tf_data import ITERATOR, iterator_paths
+from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.text.units import printable
 from gputop.timeline.model import KINDS, Row, RowKind
 from gputop.trace.intervals import Spans, merge, subtract, union

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from gputop.core.errors import GputopError
 from gputop.diagnosis.worker import TIMEOUT_S, answer, run_in_worker
@@ -28,7 +27,7 @@ def timeline_in_worker(
     """
     try:
         with tempfile.TemporaryFile(prefix="gputop-timeline-") as file:
-            run_in_worker("gputop.timeline.worker", [str(file.fileno()), *map(str, paths)], stop, timeout_s,
+            run_in_worker("gputop.timeline.worker", [str(file.fileno()), *map(str, paths)], int, stop, timeout_s,
                           "timeline", pass_fds=(file.fileno(),))
             return Timeline.open(file)
     except OSError as error:
@@ -37,17 +36,17 @@ def timeline_in_worker(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the timeline to the open file of that number."""
+    """Write the timeline to the open file of that number; answers with the number of events."""
     from gputop.diagnosis.diagnose import examine
     from gputop.timeline.build import build
     from gputop.trace.readers.load import load
 
-    def work() -> dict[str, Any]:
+    def work() -> int:
         number, *paths = arguments
         facts = examine(load(paths))
         with os.fdopen(int(number), "wb", buffering=0) as file:
             build(facts, file)
-        return {"events": facts.trace.event_count}
+        return facts.trace.event_count
 
     return answer(work)
 

@@ -182,10 +182,11 @@ class GputopApp(TerminalApp):
         title = "What to do"
         if record is not None:
             title += f" · capture {status_lines.time_ago(session.clock(), record.time_s)} + live"
-        breakdown = record.analysis.get("breakdown") if record is not None and record.analysis else None
+        found = record.analysis.breakdown if record is not None and record.analysis is not None else None
         panel = self._actions
         panel.numbers = session.gpu_numbers
-        panel.update_view(session.findings, title, messages.panel_intro(session, self.no_server_hint()), breakdown)
+        panel.update_view(session.findings, title, messages.panel_intro(session, self.no_server_hint()),
+                          {} if found is None else found.known)
 
     def no_server_hint(self) -> tuple[str, ...]:
         """What to do while no profiler server is known."""

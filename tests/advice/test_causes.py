@@ -6,11 +6,13 @@ import pytest
 
 from gputop.advice.causes import fold_consequences
 from gputop.advice.merge import merge_findings
+from gputop.core.codec import convert, to_document
 from gputop.core.findings import Finding, Gain, severity_of
 
 
 def made(id_: str, share: float | None, gpus: tuple[int, ...] = (0,), **evidence: float) -> Finding:
-    return Finding(id_, severity_of(share or 0), id_, "why", evidence, "do", "rule", Gain(share, "how"), gpus)
+    return Finding(id=id_, severity=severity_of(share or 0), title=id_, why="why", evidence=evidence, action="do",
+                   source="rule", gain=Gain(share, "how"), gpus=gpus)
 
 
 def folded(*findings: Finding) -> dict[str, tuple[str, ...]]:
@@ -58,10 +60,10 @@ def test_copies_within_the_gpu_are_not_a_matter_of_pinning():
 def test_unrelated_findings_stay_and_documents_keep_what_is_folded():
     assert len(folded(made("input_bound", 0.3), made("tensor_cores_unused", 0.2))) == 2
     (finding,) = fold_consequences([made("copies_pageable", 0.2), made("sync_copies", 0.1)])
-    document = finding.to_json()
+    document = to_document(finding)
     assert [c["id"] for c in document["consequences"]] == ["sync_copies"]
-    assert Finding.from_json(document) == finding
-    assert Finding.from_json({k: v for k, v in document.items() if k != "consequences"}).consequences == ()
+    assert convert(document, Finding) == finding
+    assert convert({k: v for k, v in document.items() if k != "consequences"}, Finding).consequences == ()
 
 
 def test_a_live_finding_that_a_trace_has_folded_is_not_listed_again():

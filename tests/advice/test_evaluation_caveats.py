@@ -5,18 +5,19 @@ from __future__ import annotations
 import pytest
 
 from gputop.advice.evaluation_caveats import with_evaluation_caveat
-from gputop.analysis.results import Steps
+from gputop.analysis.results import StepTimes
 from gputop.core.findings import Abstained, Finding, Gain
 from gputop.diagnosis.diagnose import analyze_trace
 from tests.advice.trace.host_jobs import chained
 
 
 def finding(id_: str = "input_bound") -> Finding:
-    return Finding(id_, "high", "t", "Why.", {}, "a", "s", Gain(0.5, ""))
+    return Finding(id=id_, severity="high", title="t", why="Why.", evidence={}, action="a", source="s",
+                   gain=Gain(0.5, ""))
 
 
-def steps(phase: str, **left_out: float) -> Steps:
-    return Steps("a", "high", ((0, 1),), 1, 1, 1, phase=phase, left_out_s=left_out)
+def steps(phase: str, **left_out: float) -> StepTimes:
+    return StepTimes("a", "high", 1, 1, 1, 1, phase=phase, left_out_s=left_out)
 
 
 @pytest.mark.parametrize("phase", ["evaluation", "prediction"])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from gputop.analysis.results import Analysis
 from gputop.comparison.series import StepSeries
 from gputop.comparison.sides import Side
 from gputop.trace.model import F64
+from tests.analyses import make_analysis
 
 SHARES = {"busy": 0.8, "compute": 0.6, "collectives": 0.2, "collectives_exposed": 0.1, "copies": 0.1, "idle": 0.2,
           "launch_delay_s": 2e-5, "kernels": 500.0, "tensor_core_time": 0.5}
@@ -38,7 +43,7 @@ def side(seed: int = 0, steps: int = 20, mean_s: float = 0.2, spread: float = 0.
     by_gpu = {gpu: {name: noisy(value, 1.0 if value < 1 and name != "launch_delay_s" else np.inf)
                     for name, value in SHARES.items()} for gpu in range(gpus)}
     series = StepSeries(durations, by_part, by_gpu, noisy(0.4, 1.0))
-    document = {
+    document: dict[str, Any] = {
         "schema": "gputop.analysis/1", "simulated": simulated,
         "steps": {"anchor": "train markers", "confidence": "high", "count": len(durations),
                   "median_s": float(np.median(durations)), "mean_s": float(durations.mean()),
@@ -54,5 +59,13 @@ def side(seed: int = 0, steps: int = 20, mean_s: float = 0.2, spread: float = 0.
         "copies": {"rows": [{"gpu": 0, "direction": "h2d", "bytes_per_step": h2d_bytes}]},
         "findings": list(findings), "abstained": [{"id": id_, "missing": "the trace"} for id_ in abstained],
     }
-    return Side(f"{seed}.xplane.pb", "trace" if with_series else "analysis", document,
+    return Side(f"{seed}.xplane.pb", "trace" if with_series else "analysis", make_analysis(**document),
                 series=series if with_series else None)
+
+
+def changed(of: Side, change: Callable[[dict[str, Any]], object]) -> Side:
+    """The same side with another analysis: ``change`` edits its document."""
+    assert of.analysis is not None
+    document = json.loads(json.dumps(of.analysis.to_json()))
+    change(document)
+    return replace(of, analysis=Analysis.from_json(document))

@@ -10,7 +10,12 @@ import pytest
 from gputop.comparison.advice import Followed, followed
 from gputop.comparison.compare import compare_sides
 from gputop.comparison.sides import Side
-from tests.comparison.sides import finding, side
+from gputop.core.codec import convert
+from gputop.core.findings import Advice, Finding
+from gputop.export.snapshot import document as snapshot_document
+from gputop.replay.snapshot import from_document
+from tests.comparison.sides import changed, finding, side
+from tests.fakes import StillSession
 
 
 def advice(a: Side, b: Side) -> dict[str, Followed]:
@@ -58,9 +63,11 @@ def test_a_rule_that_abstains_cures_nothing():
 
 
 def test_what_a_side_cannot_show_is_not_gone():
-    live = {**finding("idle_gpu", None), "origin": "live"}
-    seen = replace(side(0), live={"findings": [finding("input_bound"), live], "abstained": []})
-    only_trace, only_live = side(1), replace(seen, analysis=None, series=None, live={"findings": [], "abstained": []})
+    snapshot = from_document(snapshot_document(StillSession(ticks=1)))
+    live = convert({**finding("idle_gpu", None), "origin": "live"}, Finding)
+    seen = replace(side(0), live=replace(snapshot, findings=(convert(finding("input_bound"), Finding), live)))
+    only_trace = side(1)
+    only_live = replace(seen, analysis=None, series=None, live=replace(snapshot, findings=(), live=Advice()))
     for b, statuses in ((only_trace, ["gone", "not judged"]), (only_live, ["not judged", "gone"])):
         assert [(e.id, e.status) for e in followed(seen, b, None)] == list(
             zip(["input_bound", "idle_gpu"], statuses, strict=True))
@@ -84,8 +91,7 @@ def test_a_gain_per_sample_is_measured_per_sample():
     a = side(0, findings=[finding("batch_size_headroom", 0.4, per="sample")])
     entry = advice(a, side(1, mean_s=0.24, h2d_bytes=2e8))["batch_size_headroom"]
     assert entry.measured == pytest.approx(0.4, abs=0.03) and entry.outcome == "as promised"
-    unknown = side(1, mean_s=0.24)
-    unknown.analysis["copies"] = None
+    unknown = changed(side(1, mean_s=0.24), lambda document: document.update(copies=None))
     entry = advice(a, unknown)["batch_size_headroom"]
     assert entry.measured is None and "batch sizes" in (entry.reason or "")
 
@@ -93,8 +99,7 @@ def test_a_gain_per_sample_is_measured_per_sample():
 def test_without_a_promise_or_a_step_time_nothing_is_judged():
     a = side(0, findings=[finding("input_bound", None)])
     assert advice(a, side(1))["input_bound"].reason == "no gain was promised"
-    b = side(1)
-    b.analysis["steps"] = None
+    b = changed(side(1), lambda document: document.update(steps=None))
     entry = advice(side(0, findings=[finding("input_bound")]), b)["input_bound"]
     assert entry.outcome == "cannot be told" and entry.measured is None
 

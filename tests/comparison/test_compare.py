@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 import gputop
-from gputop.analysis.results_device import to_json
+from gputop.analysis.results import Analysis
 from gputop.cli import main
 from gputop.comparison.compare import Comparison, compare, compare_sides
 from gputop.comparison.report import text_report
 from gputop.comparison.rows import Row
 from gputop.comparison.sides import read_side
+from gputop.core.codec import to_document
 from gputop.core.errors import GputopError, NoDataError
 from gputop.diagnosis.diagnose import analyze
 from gputop.export.snapshot import document as snapshot_document
@@ -23,8 +24,8 @@ from gputop.export.snapshot import to_json as snapshot_json
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import Scenario, find_scenario
 from gputop.simulation.xspace import build_xspace
-from tests.comparison.sides import PARTS, finding, side
-from tests.fakes import StillSession
+from tests.comparison.sides import PARTS, changed, finding, side
+from tests.fakes import START_S, StillSession
 from tests.trace.shares import NEEDS_SHARED, SHARED
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -110,7 +111,7 @@ def test_a_saved_analysis_stands_for_its_trace(node, tmp_path):
 
 @pytest.mark.parametrize("how", ["plain", "sorted", "gz"])
 def test_saved_documents_are_known_however_they_were_written(tmp_path, how):
-    text = json.dumps(side(0).analysis, sort_keys=how == "sorted", indent=None if how == "gz" else 1)
+    text = json.dumps(side(0).analysis.to_json(), sort_keys=how == "sorted", indent=None if how == "gz" else 1)
     path = tmp_path / "a.json"
     path.write_bytes(gzip.compress(text.encode()) if how == "gz" else text.encode())
     assert read_side(path).kind == "analysis"
@@ -140,11 +141,17 @@ def test_what_cannot_be_compared_says_why(tmp_path, text, message):
 
 def snapshot(folder: Path, name: str, sm: list[float | None], **more: object) -> Path:
     path = folder / f"{name}.json"
-    path.write_text(json.dumps({
-        "schema": "gputop.snapshot/1", "simulated": False, "findings": [], "abstained": [], "capture": None,
-        "gpus": [{"index": 0, "uuid": "GPU-a" + name, "name": "NVIDIA H100"}],
-        "history": {"gpus": {"GPU-a" + name: {"sm_active": {"mean": sm}}}}, **more}))
+    document = json.loads(snapshot_json(snapshot_document(StillSession(ticks=2, gpus=1))))
+    uuid = document["gpus"][0]["uuid"]
+    history = {"start_s": START_S, "slice_s": 5.0, "slices": len(sm), "gpus": {uuid: {"sm_active": {"mean": sm}}}}
+    path.write_text(json.dumps({**document, "findings": [], "abstained": [], "capture": None,
+                                "history": history if sm else None, **more}))
     return path
+
+
+def captured(analysis: Analysis) -> dict[str, object]:
+    return {"address": "a:1", "path": "/t", "time_s": START_S, "asked_s": 1.0, "took_s": 1.0, "notes": [],
+            "analysis": analysis.to_json()}
 
 
 def test_snapshots_are_compared_by_their_lanes(tmp_path):
@@ -171,11 +178,11 @@ def test_a_snapshot_as_gputop_writes_it(tmp_path):
 
 def test_a_snapshots_capture_is_compared_too(tmp_path):
     lanes = [0.4, 0.41, 0.42, 0.4, 0.41]
-    before = snapshot(tmp_path, "before", lanes, capture={"analysis": side(0).analysis},
+    before = snapshot(tmp_path, "before", lanes, capture=captured(side(0).analysis),
                       findings=[finding("input_bound", 0.3)])
     bare = snapshot(tmp_path, "bare", lanes)
     after = tmp_path / "after.json"
-    after.write_text(json.dumps(side(1, mean_s=0.14).analysis))
+    after.write_text(json.dumps(side(1, mean_s=0.14).analysis.to_json()))
     c = compare(before, after)
     assert c.verdict == "better" and c.advice[0].outcome == "as promised"
     c = compare(before, bare)
@@ -203,8 +210,8 @@ def test_what_is_not_alike_is_said_first(a, b, note):
 
 
 def test_other_phases_and_unsure_steps_are_said():
-    a, b = side(0), side(1)
-    b.analysis["steps"] |= {"phase": "evaluation", "confidence": "low"}
+    a = side(0)
+    b = changed(side(1), lambda document: document["steps"].update(phase="evaluation", confidence="low"))
     assert [n.id for n in compare_sides(a, b).notes] == ["other_phase", "unsure_steps"]
 
 
@@ -214,7 +221,7 @@ def test_alike_sides_have_no_notes():
 
 def test_the_document_is_typed_and_whole(node):
     document = compare(node["before"], node["after"]).to_json()
-    assert json.loads(json.dumps(document, allow_nan=False)) == to_json(document)
+    assert json.loads(json.dumps(document, allow_nan=False)) == json.loads(json.dumps(to_document(document)))
     assert document["schema"] == "gputop.compare/1" and document["verdict"] == "better"
     for row in document["rows"]:
         assert row["verdict"] in ("better", "worse", "changed", "noise", "cannot be told")
@@ -225,11 +232,13 @@ def test_the_document_is_typed_and_whole(node):
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_the_text_fits_and_carries_no_escapes(width):
-    a, b = side(0, gpus=16, findings=[finding("input_bound")]), side(1, mean_s=0.1, gpus=16)
-    a.analysis["findings"][0]["title"] = "\x1b[2Jtitle" + " of many words" * 20
-    for document in (a.analysis, b.analysis):
+    def with_escapes(document):
         document["memory"][0]["allocator"] = "\x1b]0;GPU\x07" + "x" * 60
         document["steps"]["anchor"] = "calls of \x1b[31mf"
+
+    hostile = finding("input_bound") | {"title": "\x1b[2Jtitle" + " of many words" * 20}
+    a, b = (changed(one, with_escapes) for one in (
+        side(0, gpus=16, findings=[hostile]), side(1, mean_s=0.1, gpus=16)))
     text = text_report(compare_sides(replace(a, path="\x1b[1ma"), b), width)
     assert "\x1b" not in text and "\x07" not in text
     assert max(map(len, text.splitlines())) <= width

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gputop.analysis.results import Analysis
 from gputop.comparison.compare import compare_sides
 from gputop.comparison.report import text_report
 from gputop.comparison.rows import PART_ORDER, Row, all_rows
 from gputop.comparison.sides import Side
-from gputop.core.errors import NoDataError
+from gputop.core.errors import GputopError, NoDataError
 from tests.comparison import sides
-from tests.comparison.sides import finding, side
+from tests.comparison.sides import changed, finding, side
 
 
 def verdicts(a: Side, b: Side) -> dict[tuple[str, str, int | None], str]:
@@ -95,9 +96,8 @@ def test_saved_documents_tell_the_step_time_but_no_parts():
 
 
 def test_documents_without_durations_say_what_is_missing():
-    a, b = side(0, with_series=False), side(1, mean_s=0.1, with_series=False)
-    for s in (a, b):
-        del s.analysis["steps"]["durations_s"]
+    a, b = (changed(one, lambda document: document["steps"].pop("durations_s")) for one in (
+        side(0, with_series=False), side(1, mean_s=0.1, with_series=False)))
     row = the(a, b, "steps", "mean_s")
     assert row.verdict == "cannot be told" and row.a == pytest.approx(0.2, rel=0.05)
     assert row.reason is not None and "A and B" in row.reason
@@ -105,9 +105,11 @@ def test_documents_without_durations_say_what_is_missing():
 
 def test_without_steps_nothing_of_them_is_told():
     a, b = side(0), side(1)
-    a.analysis["steps"] = None
-    a.analysis["gpus"][0]["busy"] = 0.5
-    a = replace(a, series=None)
+    def without_steps(document):
+        document["steps"] = None
+        document["gpus"][0]["busy"] = 0.5
+
+    a = replace(changed(a, without_steps), series=None)
     row = the(a, b, "steps", "mean_s")
     assert row.a is None and row.b is not None and row.verdict == "cannot be told"
     assert row.reason == "no training steps were found in A"
@@ -132,10 +134,9 @@ def test_drifting_steps_far_apart_are_told_apart_by_the_median_only():
 
 def test_figures_without_a_better_are_changed():
     a, b = side(0), side(1)
-    b.analysis["memory"][0]["peak_bytes"] = 2**31
-    assert the(a, b, "memory", "GPU_0_bfc").verdict == "changed"
-    b.analysis["memory"][0]["peak_bytes"] = 2**30 + 1000
-    assert the(a, b, "memory", "GPU_0_bfc").verdict == "noise"
+    for peak_bytes, verdict in ((2**31, "changed"), (2**30 + 1000, "noise")):
+        b = changed(b, lambda document: document["memory"][0].update(peak_bytes=peak_bytes))  # noqa: B023
+        assert the(a, b, "memory", "GPU_0_bfc").verdict == verdict
 
 
 def test_only_gpus_of_both_sides_are_compared():
@@ -145,7 +146,7 @@ def test_only_gpus_of_both_sides_are_compared():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_document_edited_or_of_another_version_never_fails(seed):
-    """Any value of a saved analysis may be missing or of any type."""
+    """Any value of a saved analysis may be missing or of any type: it is compared, or refused as damaged."""
     rng = random.Random(seed)
     junk = (None, True, -1, 0, math.nan, math.inf, 10**400, "x", [], {}, [1], [{}], {"a": 1}, [[1]])
 
@@ -159,7 +160,11 @@ def test_a_document_edited_or_of_another_version_never_fails(seed):
         return rng.choice(junk) if depth and rng.random() < 0.2 else value
 
     a, b = (side(i, 6, with_series=False, findings=[finding("input_bound")], abstained=["x"]) for i in (0, 1))
-    spoiled = replace(b, analysis=spoil(b.analysis))
+    try:
+        spoiled = replace(b, analysis=Analysis.from_json(spoil(b.analysis.to_json())))
+    except GputopError as error:
+        assert "damaged" in error.message and error.fix
+        return
     for first, second in ((a, spoiled), (spoiled, a), (spoiled, spoiled)):
         try:
             comparison = compare_sides(first, second)

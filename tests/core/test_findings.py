@@ -3,20 +3,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gputop.advice.merge import merge_findings
+from gputop.core.codec import convert, to_document
 from gputop.core.findings import Abstained, Finding, Gain, at_most, collect, ranked, severity_of
 
-F = Finding("input_bound", "high", "t", "w", {"wait_s": 0.2}, "a", "s", Gain(0.5, "how"), (0, 1), "x = 1")
+F = Finding(id="input_bound", severity="high", title="t", why="w", evidence={"wait_s": 0.2}, action="a", source="s",
+            gain=Gain(0.5, "how"), gpus=(0, 1), snippet="x = 1")
 
 
 def test_json_round_trip() -> None:
-    assert Finding.from_json(F.to_json()) == F
+    assert convert(to_document(F), Finding) == F
 
 
 def test_json_without_per_is_per_step() -> None:
-    data = F.to_json()
-    assert data["gain"].pop("per") == "step" and Finding.from_json(data) == F
+    data = to_document(F)
+    assert data["gain"].pop("per") == "step" and convert(data, Finding) == F
     sample = replace(F, gain=Gain(0.5, "how", "sample"))
-    assert Finding.from_json(sample.to_json()) == sample
+    assert convert(to_document(sample), Finding) == sample
 
 
 def test_the_lower_of_two_severities() -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gputop.analysis.results import Analysis, Steps
+from gputop.analysis.results import Analysis
+from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.steps import find_steps
 from gputop.diagnosis.diagnose import analyze, analyze_trace
 from gputop.diagnosis.report import text_report
 from gputop.trace.model import Trace
@@ -30,7 +32,7 @@ def analysed(name: str) -> Analysis:
 
 
 def steps_of(name: str) -> Steps:
-    steps = analysed(name).steps
+    steps = find_steps(trace_of(name))
     assert steps is not None
     return steps
 
@@ -40,16 +42,16 @@ def test_steps_are_those_the_job_logged(name):
     ends = np.array(LOGGED[name]["step_end_unix_s"])
     origin = trace_of(name).origin_ns / 1e9
     steps = steps_of(name)
-    assert steps.median_s == pytest.approx(LOGGED[name]["median_step_s"], rel=0.15)
+    assert steps.times.median_s == pytest.approx(LOGGED[name]["median_step_s"], rel=0.15)
     for begin, end in steps.bounds_ns:  # the job logs a step's end after its call and before the next
         assert ((ends > origin + begin / 1e9) & (ends < origin + end / 1e9 + 1e-4)).sum() == 1
-    assert steps.phase == "training"
+    assert steps.times.phase == "training"
 
 
 def test_validation_is_left_out_and_named():
     a = analysed("keras3_validation")
-    assert set(steps_of("keras3_validation").left_out_s) == {"evaluation"}
-    assert "evaluation" in {note.id for note in a.quality} and "of evaluation" in text_report(a)
+    assert set(steps_of("keras3_validation").times.left_out_s) == {"evaluation"}
+    assert "evaluation" in {note.id for note in a.trace.quality} and "of evaluation" in text_report(a)
 
 
 def test_the_callbacks_work_fills_the_gaps():
@@ -79,4 +81,4 @@ def test_documents_are_plain_json_and_reports_fit(name):
 def test_jax_has_steps_and_no_tensorflow_figures():
     a = analyze([DATA / "jax_cpu.xplane.pb.gz"])
     assert a.steps is not None and a.steps.count == 20 and a.gaps is not None
-    assert a.ops is None and a.launch_threads is None and a.memory == []
+    assert a.ops is None and a.launch_threads is None and a.memory == ()

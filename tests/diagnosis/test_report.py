@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from gputop.diagnosis.diagnose import analyze_trace
@@ -50,8 +51,9 @@ def test_copies_beside_compute_are_not_what_limits():
     for i in range(STEPS):
         b.run(0, i * STEP + 100, 8_500, "MemcpyH2D", kind=Kind.H2D, stream=2, launch=i * STEP + 10)
     a = analyze_trace(b.build())
-    use = replace(a.gpus[0], busy=0.8, compute=0.3, copies=0.7, copies_exposed=0.1, collectives_exposed=0.4)
-    assert "exposed collectives (40 %)" in limit_of(replace(a, gpus=[use]))
+    use = msgspec.structs.replace(a.gpus[0], busy=0.8, compute=0.3, copies=0.7, copies_exposed=0.1,
+                                  collectives_exposed=0.4)
+    assert "exposed collectives (40 %)" in limit_of(msgspec.structs.replace(a, gpus=(use,)))
     assert "idle (51 %)" in limit_of(a) and "copies" not in limit_of(a)
 
 
@@ -103,7 +105,7 @@ def test_launches_do_not_explain_what_else_the_host_was_at():
 def test_how_to_mark_steps_fits_the_framework(event, format_, how):
     trace = Builder().host(event, 0, 10).run(0, 20, 5, launch=5).build()
     trace.format = format_
-    assert how in next(note.message for note in analyze_trace(trace).quality if note.id == "no_steps")
+    assert how in next(note.message for note in analyze_trace(trace).trace.quality if note.id == "no_steps")
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -118,9 +120,10 @@ def test_wrapping_keeps_to_the_width(width):
 def test_the_table_of_gpus_fits_what_the_monitor_shows():
     """REPORT_WIDTH is what is left of 80 columns there."""
     a = analyze_trace(launch_bound(2).build())
-    most = replace(a.gpus[0], gpu=100, busy=1.0, compute=1.0, collectives=0.99, collectives_exposed=0.99, copies=1.0,
-                   idle_host_fault=1.0, launch_delay_median_s=0.0995, kernels_per_s=1_234_567.0)
-    table = text_report(replace(a, gpus=[most]), REPORT_WIDTH).split("\nGPU ")[1].split("\n\n")[0]
+    most = msgspec.structs.replace(
+        a.gpus[0], gpu=100, busy=1.0, compute=1.0, collectives=0.99, collectives_exposed=0.99, copies=1.0,
+        idle_host_fault=1.0, launch_delay_median_s=0.0995, kernels_per_s=1_234_567.0)
+    table = text_report(msgspec.structs.replace(a, gpus=(most,)), REPORT_WIDTH).split("\nGPU ")[1].split("\n\n")[0]
     assert "1,234,567" in table and all(len(line) <= REPORT_WIDTH for line in ("GPU " + table).splitlines())
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
+import msgspec
 import pytest
 
 from gputop.analysis.results import Analysis
@@ -103,5 +102,5 @@ def test_lines_keep_to_the_width(width):
 
 def test_an_analysis_of_older_fields_still_prints():
     a: Analysis = analyze_trace(job().build())
-    bare = replace(a, kernels=None, kernel_sizes=(), copies=None, replicas=None, collectives=None)
+    bare = msgspec.structs.replace(a, kernels=None, kernel_sizes=(), copies=None, replicas=None, collectives=None)
     assert "Kernels" not in text_report(bare) and "compared" not in text_report(bare)

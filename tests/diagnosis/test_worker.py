@@ -14,7 +14,7 @@ from gputop.core.errors import GputopError
 from gputop.core.signal_handlers import signal_handlers
 from gputop.diagnosis import worker
 from gputop.diagnosis.diagnose import analyze
-from gputop.diagnosis.worker import analyze_in_worker
+from gputop.diagnosis.worker import analyze_in_worker, run_in_worker
 
 CAPTURE = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xplane.pb.gz"
 
@@ -22,9 +22,9 @@ CAPTURE = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xpla
 def test_document_and_report_come_from_another_process(tmp_path, monkeypatch):
     (tmp_path / "selectors.py").write_text("raise RuntimeError('shadowed')")  # the user's own file of that name
     monkeypatch.chdir(tmp_path)
-    document = analyze_in_worker([str(CAPTURE)])
-    assert document["schema"] == "gputop.analysis/1" and document["findings"][0]["id"] == "input_bound"
-    assert "Waits for input" in document["report"]
+    found = analyze_in_worker([str(CAPTURE)])
+    assert found.analysis == analyze([str(CAPTURE)]) and found.analysis.findings[0].id == "input_bound"
+    assert "Waits for input" in found.report
 
 
 def test_the_childs_own_message_and_status_arrive(tmp_path):
@@ -116,8 +116,19 @@ def test_a_crash_gives_its_last_line(monkeypatch):
 
 
 def test_output_larger_than_a_pipe_arrives_whole(monkeypatch):
-    replaced(monkeypatch, "import json; print(json.dumps({'x': 'y' * 500000}))")
-    assert len(analyze_in_worker(["x"])["x"]) == 500_000
+    replaced(monkeypatch, "import json; print(json.dumps({'result': 'y' * 500000}))")
+    assert len(run_in_worker("m", [], str)) == 500_000
+
+
+@pytest.mark.parametrize(("answer", "message"), [
+    ("[" * 100_000, "nested too deeply"), ("{}", "null where an object belongs"),
+    ('{"result": {"analysis": {"trace": {}, "steps": 5}, "report": "", "limit": ""}}', "analysis.steps"),
+    ('{"result": {"analysis": {"trace": {"window_s": 1e999}}}}', "inf is no number"),
+])
+def test_an_answer_of_another_form_says_what_is_wrong_with_it(monkeypatch, answer, message):
+    replaced(monkeypatch, f"print({answer!r})")
+    with pytest.raises(GputopError, match=message):
+        analyze_in_worker(["x"])
 
 
 def test_it_does_not_run_for_ever(monkeypatch):

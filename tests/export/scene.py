@@ -6,8 +6,10 @@ import random
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from gputop.analysis.results import Analysis, Breakdown, StepRuns, TypicalStep
 from gputop.core.findings import Finding, Gain
 from gputop.core.samples import GpuSample, Reading, XidEvent
 from gputop.diagnosis.diagnose import analyze
@@ -19,18 +21,17 @@ _TRACE = Path(__file__).resolve().parents[1] / "data" / "keras3_slow_input.xplan
 HOSTILE = ("</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
            "]]>&amp;<!--'\"\x1b[31m\x00\u202etxt.exe\u2066\ud800[bold]x[/]")
 SECRET = "hunter2secret"
-RUNS = [["input", 0, 150], ["h2d", 150, 160], ["compute", 160, 390], ["collectives", 390, 400]]
+RUNS = (("input", 0, 150), ("h2d", 150, 160), ("compute", 160, 390), ("collectives", 390, 400))
 
 
 @cache
-def _analysis() -> tuple[dict[str, Any], str]:
+def _analysis() -> tuple[Analysis, str]:
     found = analyze(str(_TRACE))
-    doc = found.to_json()
-    doc["breakdown"] = {"input": 0.13, "h2d": 0.002, "compute": 0.15, "collectives": 0.01, "d2h": 0.0, "launch": 0.0,
-                        "host": 0.005, "idle": 0.003}
-    doc["typical_step"] = {"step": 3, "duration_s": 0.3, "slots": 400,
-                           "gpus": [{"gpu": g, "runs": RUNS} for g in range(8)]}
-    return doc, text_report(found, 80)
+    shown = msgspec.structs.replace(
+        found, breakdown=Breakdown(input=0.13, h2d=0.002, compute=0.15, collectives=0.01, d2h=0.0, launch=0.0,
+                                   host=0.005, idle=0.003),
+        typical_step=TypicalStep(3, 0.3, 400, tuple(StepRuns(g, RUNS) for g in range(8))))
+    return shown, text_report(found, 80)
 
 
 def session(gpus: int = 8, *, name: str = "", noise: bool = False, ticks: int = 300) -> StillSession:
@@ -58,13 +59,15 @@ def session(gpus: int = 8, *, name: str = "", noise: bool = False, ticks: int = 
     out.sample = replace(out.sample, processes=(process,), host=host, source=name or out.sample.source)
     out.servers = (Server("localhost:6009", name or f"python train.py --token={SECRET}", 41231),
                    Server("far:1", problem=name or "no answer", asked=True))
-    doc, report = _analysis()
-    finding = Finding("input_bound", "high", name or "Waits for input 46 % of the step", name or "No GPU has work.",
-                      {name or "wait_s": 0.137, "share_ratio": 0.46}, name or "Run the map in parallel.",
-                      name or "XProf", Gain(0.46, name or "assuming it scales"), (0, 1),
-                      name or "ds = ds.map(\n    fn)", consequences=())
+    analysis, report = _analysis()
+    finding = Finding(id="input_bound", severity="high", title=name or "Waits for input 46 % of the step",
+                      why=name or "No GPU has work.",
+                      evidence={name or "wait_s": 0.137, "share_ratio": 0.46},
+                      action=name or "Run the map in parallel.",
+                      source=name or "XProf", gain=Gain(0.46, name or "assuming it scales"), gpus=(0, 1),
+                      snippet=name or "ds = ds.map(\n    fn)", consequences=())
     small = replace(finding, id="idle_gpu", severity="low", gain=Gain(None, "no figure"), origin="live", snippet=None)
     out.findings = (replace(finding, consequences=(small,)), small)
     out.last_capture = CaptureRecord("localhost:6009", Path("/traces/vm.xplane.pb"), out.sample.time_s - 30, 10.0, 10.2,
-                                     (name or "the server said so",), doc, name or report, "The limit.")
+                                     (name or "the server said so",), analysis, name or report, "The limit.")
     return out

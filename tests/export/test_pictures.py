@@ -24,6 +24,7 @@ from gputop.export.tables import NO_LAUNCHES, TRACE_COLUMNS
 from gputop.render.finding_text import NOTHING_FOUND
 from gputop.render.step_parts import PART_BY_ID
 from gputop.replay.snapshot import read
+from tests.analyses import make_analysis
 from tests.export.scene import HOSTILE, SECRET, session
 from tests.fakes import StillSession
 
@@ -136,8 +137,7 @@ def test_shares_of_the_step_fill_its_bar() -> None:
 def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:
     doc = json.loads(to_json(document(session())))
     doc["capture"]["analysis"]["breakdown"]["d2h"] = 1e-6
-    doc["capture"]["analysis"]["gpus"] = [{"gpu": 0, "busy": 0.9, "idle_host_fault": None,
-                                           "launch_delay_median_s": None}]
+    doc["capture"]["analysis"]["gpus"] = make_analysis(gpus=[{"gpu": 0, "busy": 0.9}]).to_json()["gpus"]
     page = to_html(doc)
     assert "D2H<b>&lt;0.1 %</b>" in page and "0.0 %" not in page
     (why,) = (why for _, key, why in TRACE_COLUMNS if key == "idle_host_fault")

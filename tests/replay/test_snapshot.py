@@ -66,12 +66,14 @@ def test_a_list_of_numbers_is_one_line() -> None:
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"schema": "gputop.snapshot/2"}, "of gputop.snapshot/2"), ({"schema": "gputop.analysis/1"}, "gputop.analysis/1"),
-    ({"schema": 7}, "no document of gputop"), ({"gpus": None}, "'None' where a list"),
-    ({"time_s": 1e300}, "is no time"), ({"time_s": -1.0}, "is no time"),
-    ({"interval_s": True}, "'True' where a number"),
-    ({"simulated": 1}, "'1' where true or false"), ({"source": ["x"]}, "where a text"),
-    ({"history": {"start_s": 0, "slice_s": 5, "slices": 10**9, "gpus": {}}}, "slices of"),
-    ({"spectrogram": {"start_s": 0, "slice_s": 0.0, "slices": 1, "gpus": {}}}, "slices of"),
+    ({"schema": 7}, "no document of gputop"), ({"gpus": None}, "gpus: null where a list"),
+    ({"time_s": 1e300}, "too large a number"), ({"time_s": 1e12}, "time_s: not a number"),
+    ({"time_s": -1.0}, "time_s: not a number >= 0"), ({"interval_s": True}, "interval_s: bool where a number"),
+    ({"simulated": 1}, "simulated: int where true or false"), ({"source": ["x"]}, "where a text"),
+    ({"history": {"start_s": 0, "slice_s": 5, "slices": 10**9, "gpus": {}}}, "history.slices: not a whole number <="),
+    ({"history": {"start_s": 0, "slice_s": 5, "slices": 1, "gpus": {"a": {"sm_active": {"mean": []}}}}},
+     "0 of 1 slices"),
+    ({"spectrogram": {"start_s": 0, "slice_s": 0.0, "slices": 1, "gpus": {}}}, "slice_s: not a number >= 0.1"),
     ({"findings": [{}]}, "is missing"), ({"capture": []}, "damaged"),
 ])
 def test_a_document_that_is_wrong_says_where(change: dict[str, Any], message: str) -> None:

@@ -14,6 +14,7 @@ from gputop.profiler.capture.plan import Plan, Probe
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.safe_capture import Cost
 from gputop.session.captures import capture_and_analyze
+from tests.analyses import make_analysis
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
 SHORT = Plan(10.0, 4.1, "this job makes 240 k events/s", Probe(0.5, 0.8, 2_000_000, 120_000, 0), ("a note",))
@@ -21,7 +22,7 @@ SHORT = Plan(10.0, 4.1, "this job makes 240 k events/s", Probe(0.5, 0.8, 2_000_0
 
 def record(durations_s: list[float] | None = None, *, plan: Plan | None = SHORT) -> CaptureRecord:
     steps = {"count": len(durations_s), "durations_s": durations_s, "median_s": 1.0} if durations_s else None
-    return CaptureRecord("a:1", Path("x"), 0.0, 10.0, 5.0, analysis={"findings": [], "steps": steps}, plan=plan,
+    return CaptureRecord("a:1", Path("x"), 0.0, 10.0, 5.0, analysis=make_analysis(steps=steps), plan=plan,
                          cost=Cost(8.0, 4.1, 10, 30, 20))
 
 

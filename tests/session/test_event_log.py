@@ -11,8 +11,9 @@ from gputop.profiler.capture.records import CaptureRecord, CaptureStatus
 from gputop.session.event_log import MAX_ENDED_EVENTS, REAPPEARANCE_S, EventLog
 from tests.fakes import START_S, StillSession, node_sample
 
-FOUND = Finding("power_capped", "medium", "GPU 0 is held at its power limit", "why", {}, "do", "test",
-                Gain(None, "how"), (0,), None)
+FOUND = Finding(id="power_capped", severity="medium", title="GPU 0 is held at its power limit", why="why",
+                evidence={}, action="do", source="test",
+                gain=Gain(None, "how"), gpus=(0,), snippet=None)
 
 
 def _with(sample: NodeSample, gpu: int, **change: object) -> NodeSample:

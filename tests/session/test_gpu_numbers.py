@@ -85,8 +85,10 @@ def test_the_process_behind_a_server() -> None:
     assert job_process([one], None, local=False) is None and job_process([one], 99, local=True) is None
 
 
-FINDING = Finding("gpu0_oversubscribed", "high", "GPU 0 does more", "why", {}, "act", "test", Gain(0.3, ""), (0,))
-LIVE = Finding("low_sm_active", "medium", "low", "why", {}, "act", "test", Gain(None, ""), (2,), origin="live")
+FINDING = Finding(id="gpu0_oversubscribed", severity="high", title="GPU 0 does more", why="why", evidence={},
+                  action="act", source="test", gain=Gain(0.3, ""), gpus=(0,))
+LIVE = Finding(id="low_sm_active", severity="medium", title="low", why="why", evidence={}, action="act",
+               source="test", gain=Gain(None, ""), gpus=(2,), origin="live")
 
 
 def test_findings_speak_of_the_nodes_gpus_and_say_how() -> None:

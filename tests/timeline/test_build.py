@@ -61,13 +61,13 @@ def test_steps_window_and_what_the_trace_is():
         b.run(0, 1_000 * i + 50, 700, launch=1_000 * i + 10)
     trace = b.build()
     trace.simulated = True
-    analysis = examine(trace).analysis
+    facts = examine(trace)
     timeline = timeline_of(trace)
-    assert analysis.steps is not None
-    assert [tuple(step) for step in timeline.steps_ns.tolist()] == list(analysis.steps.bounds_ns)
+    assert facts.steps is not None
+    assert [tuple(step) for step in timeline.steps_ns.tolist()] == list(facts.steps.bounds_ns)
     assert timeline.window_ns == trace.window_ns and timeline.events == trace.event_count
     assert timeline.simulated and timeline.paths == ("synthetic",)
-    assert timeline.quality == tuple((note.id, note.message) for note in analysis.quality)
+    assert timeline.quality == tuple((note.id, note.message) for note in facts.analysis.trace.quality)
 
 
 def linked(timeline: Timeline, name: str) -> list[tuple[str, int] | None]:

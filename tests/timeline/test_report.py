@@ -20,7 +20,7 @@ CAPTURE = Path(__file__).resolve().parents[1] / "data" / "keras3_fast.xplane.pb.
 
 def report(b: Builder, limit: int = 2, width: int = 80) -> str:
     facts = examine(b.build())
-    return text_of(find_idle_gaps(facts, limit), facts.analysis, facts.trace.window_ns[0], width)
+    return text_of(find_idle_gaps(facts, limit), facts, facts.trace.window_ns[0], width)
 
 
 def test_text_tells_where_why_who_and_what_ended_it():
@@ -43,8 +43,8 @@ def test_times_count_from_the_first_event():
         events.end_ns += 10**9
     shifted.trace.device.launch_ns += 10**9
     later = examine(shifted.trace)
-    mine = to_json(find_idle_gaps(facts, 1), facts.analysis, facts.trace.window_ns[0])
-    assert to_json(find_idle_gaps(later, 1), later.analysis, later.trace.window_ns[0]) == mine
+    mine = to_json(find_idle_gaps(facts, 1), facts, facts.trace.window_ns[0])
+    assert to_json(find_idle_gaps(later, 1), later, later.trace.window_ns[0]) == mine
 
 
 def test_nothing_to_tell():

@@ -62,6 +62,6 @@ def test_no_place_for_the_file(monkeypatch):
 def test_a_full_disk_is_said_by_the_worker():
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(  # noqa: PTH123
             GputopError, match="No space left on device") as caught:
-        run_in_worker("gputop.timeline.worker", [str(full.fileno()), str(CAPTURE)], what="timeline",
+        run_in_worker("gputop.timeline.worker", [str(full.fileno()), str(CAPTURE)], int, what="timeline",
                       pass_fds=(full.fileno(),))
     assert "TMPDIR" in caught.value.fix

@@ -13,14 +13,16 @@ from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.tui.screens.dialogs import Popup
 from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
+from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession
 
 HEAVY = Finding(
-    "gpu0_oversubscribed", "high", "GPU 0 does 2.2× the work of the others",
-    "Kernel time per step is 91 ms on GPU 0 and 41 ms on GPUs 1–7, which wait for it at every all-reduce.",
-    {"kernel_time_gpu0_s": 0.091, "kernel_time_others_s": 0.041, "work_ratio": 2.2},
-    "Keep metrics, variables and preprocessing off GPU 0; give each program its own GPUs.",
-    "test", Gain(0.38, "all replicas as fast as the others"), (0,), 'CUDA_VISIBLE_DEVICES=1 python eval.py')
+    id="gpu0_oversubscribed", severity="high", title="GPU 0 does 2.2× the work of the others",
+    why="Kernel time per step is 91 ms on GPU 0 and 41 ms on GPUs 1–7, which wait for it at every all-reduce.",
+    evidence={"kernel_time_gpu0_s": 0.091, "kernel_time_others_s": 0.041, "work_ratio": 2.2},
+    action="Keep metrics, variables and preprocessing off GPU 0; give each program its own GPUs.",
+    source="test", gain=Gain(0.38, "all replicas as fast as the others"), gpus=(0,),
+    snippet='CUDA_VISIBLE_DEVICES=1 python eval.py')
 SMALL = replace(HEAVY, id="copies_excessive", severity="low", title="Copies take 3 % of the step",
                 gain=Gain(0.03, "copies overlapped"))
 
@@ -33,7 +35,7 @@ class FoundSession(StillSession):
         self.servers = (Server("127.0.0.1:6009", "python train.py --batch 256", 41231),)
         self.last_capture = CaptureRecord(
             "127.0.0.1:6009", Path("/traces/run/node-07.xplane.pb"), START_S + self.tick - 12, 10.0, 10.4,
-            analysis={"steps": {"median_s": 0.412}, "findings": [HEAVY.to_json(), SMALL.to_json()]},
+            analysis=make_analysis(steps={"median_s": 0.412}, findings=[HEAVY, SMALL]),
             report="breakdown of the step")
         self.live = Advice()
         self.finding_store.refresh()

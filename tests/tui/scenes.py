@@ -93,15 +93,15 @@ def _trace(scenario: str) -> tuple[bytes, dict[str, Any], str, str]:
             timeline = file.read()
         analysis = facts.analysis
         report = text_report(analysis, 100).replace(folder, f"traces/{scenario}")
-        return timeline, analysis.to_json(), report, limit_of(analysis)
+        return timeline, analysis, report, limit_of(analysis)
 
 
 @cache
 def capture_of(scenario: str) -> CaptureRecord:
     """A capture of a scenario's job; its file is no longer there, as after a cleaning up."""
-    _, document, report, limit = _trace(scenario)
+    _, analysis, report, limit = _trace(scenario)
     return CaptureRecord(ADDRESS, Path(f"traces/{scenario}/demo-node.xplane.pb"), START_S, 2.0, 2.1,
-                         analysis=document, report=report, limit=limit)
+                         analysis=analysis, report=report, limit=limit)
 
 
 def timeline_of(scenario: str) -> Timeline:

@@ -25,8 +25,10 @@ from tests.trace.build import Builder
 from tests.tui.textual_private import message_text
 
 STEP_NS = 1_000_000
-LAUNCH_BOUND = Finding("launch_bound", "high", "The GPUs wait for launches", "Between kernels nothing is queued.",
-                       {"share_ratio": 0.4}, "Compile the step.", "test", Gain(0.4, "no gap"), (0, 1))
+LAUNCH_BOUND = Finding(id="launch_bound", severity="high", title="The GPUs wait for launches",
+                       why="Between kernels nothing is queued.",
+                       evidence={"share_ratio": 0.4}, action="Compile the step.", source="test",
+                       gain=Gain(0.4, "no gap"), gpus=(0, 1))
 
 
 def timeline_of(trace: Trace) -> Timeline:

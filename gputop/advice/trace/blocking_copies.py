@@ -12,8 +12,8 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.device_time import idle_after
-from gputop.analysis.host.input_pipeline import loops
 from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.steps.training_loops import training_loops
 from gputop.text.units import percent
 from gputop.trace.intervals import EMPTY, intersect, merge, subtract, union
 from gputop.trace.lookups import host_rows
@@ -108,7 +108,7 @@ class SyncCopies(Verdict):
 
 def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
     """The host waits for copies in the midst of the step, so the GPU runs out of work each time."""
-    device, steps = facts.trace.device, facts.analysis.steps
+    device, steps = facts.trace.device, facts.steps
     copies = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER)
     if not copies.any():
         return None
@@ -117,7 +117,7 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
     held = held_copies(facts.trace, np.flatnonzero(copies))
     idle_ns, count, size = 0, 0, 0
     judged = facts.judged_spans
-    input_waits = merge(EMPTY, *(loop.waits for loop in loops(facts.trace)))
+    input_waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
     for timeline in facts.gpu_timelines:
         own = timeline.rows[np.isin(timeline.rows, held)]
         after = idle_after(facts.trace, timeline, device.end_ns[own], steps)

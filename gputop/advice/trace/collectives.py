@@ -14,7 +14,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.gpu.collective_waits import CollectiveWaits
-from gputop.analysis.results_device import CollectiveOp
+from gputop.analysis.results import CollectiveOp
 from gputop.text.units import percent, ranges, seconds
 
 _OVERLAP = {
@@ -62,13 +62,13 @@ def _allreduce(facts: TraceFacts) -> CollectiveOp | None:
 
 def _bytes(facts: TraceFacts, op: CollectiveOp, gpus: int) -> float | None:
     """What a GPU reduces per step (or in the window): as the trace tells, else four bytes for each parameter."""
-    steps = facts.analysis.steps
+    steps = facts.steps
     if op.bytes is not None:
         per_call = op.bytes / op.count
         return per_call * (op.count / gpus if op.count_per_step is None else op.count_per_step)
     if facts.params is None or steps is None:
         return None
-    return 4.0 * facts.params * steps.iterations_per_step
+    return 4.0 * facts.params * steps.times.iterations_per_step
 
 
 # -- communication_exposed --------------------------------------------------------------------------
@@ -206,14 +206,14 @@ class AllReduceCount(Verdict):
 
 def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     """Many small AllReduces per step where a few would do: each costs its latency."""
-    waits, op, steps = _judged(facts), _allreduce(facts), facts.analysis.steps
+    waits, op, steps = _judged(facts), _allreduce(facts), facts.steps
     if not isinstance(waits, CollectiveWaits):
         return waits
     if op is None or not waits.durations_s:
         return None
     if steps is None or op.count_per_step is None:
         return Missing("training steps, to count AllReduces per step")
-    count = op.count_per_step / steps.iterations_per_step
+    count = op.count_per_step / steps.times.iterations_per_step
     if count <= limit("allreduce_count.many"):
         return None
     typical, least = (float(np.percentile(waits.durations_s, q)) for q in (50, 10))
@@ -222,13 +222,14 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
         per = moved / op.count_per_step
         if per >= limit("allreduce_count.message_bytes"):
             return None
-        needed = max(1, math.ceil(moved / steps.iterations_per_step / limit("allreduce_count.bucket_bytes")))
+        needed = max(1, math.ceil(moved / steps.times.iterations_per_step / limit("allreduce_count.bucket_bytes")))
     elif typical > limit("allreduce_count.latency_s"):
         return Missing(f"the model's parameters (--params N): whether {count:.0f} AllReduces per step of "
                        f"{typical * 1e3:.2g} ms are too small is not known")
     else:
         per, needed = None, 1
-    share = savings.merged(count, needed, least, waits.allreduce_exposed, facts.period_s / steps.iterations_per_step)
+    share = savings.merged(count, needed, least, waits.allreduce_exposed,
+                           facts.period_s / steps.times.iterations_per_step)
     if share < limit("collectives.share"):
         return None
     return AllReduceCount(gpus=facts.active_numbers, share=share, count=count, needed=needed, median_s=typical,
@@ -273,7 +274,7 @@ def judge_allreduce_slow(facts: TraceFacts) -> AllReduceSlow | Missing | None:
         return waits
     if op is None or op.transfer_s is None:
         return None if op is None else _missing(facts)
-    gpus, steps = len(op.exposed_s), facts.analysis.steps.count if facts.analysis.steps else 1
+    gpus, steps = len(op.exposed_s), facts.steps.count if facts.steps else 1
     transfer_s = sum(waits.durations_s) / steps
     if transfer_s * waits.allreduce_exposed < limit("collectives.share") * facts.period_s:
         return None

@@ -13,7 +13,7 @@ from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import JAX, KERAS2, KERAS3
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.analysis.results_host import Functions
+from gputop.analysis.results import Functions
 from gputop.core.findings import at_most, severity_of
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import Mask, name_mask
@@ -48,7 +48,7 @@ class Retracing(Verdict):
 
 def judge_retracing(facts: TraceFacts) -> Retracing | Missing | None:
     """The step's function is traced or compiled again and again, and the GPU waits for it."""
-    functions, host, steps = facts.analysis.functions, facts.host, facts.analysis.steps
+    functions, host, steps = facts.analysis.functions, facts.host, facts.steps
     if functions is None or host is None:
         if facts.analysis.ops is not None and facts.analysis.ops.eager_share == 1.0:
             return None  # nothing is a function
@@ -219,10 +219,10 @@ def _chains(facts: TraceFacts) -> tuple[float, float, float]:
     """Per step (or window) and GPU: seconds that fusing would save, seconds in rows of element-wise kernels, rows."""
     trace = facts.trace
     device = trace.device
-    steps = facts.analysis.steps
+    steps = facts.steps
     kernels = np.flatnonzero(device.kind <= Kind.COLLECTIVE)
     if steps is not None:
-        bounds = np.array(steps.bounds_ns)
+        bounds = steps.edges_ns
         at = np.searchsorted(bounds[:, 0], device.start_ns[kernels], side="right") - 1
         kernels = kernels[(at >= 0) & (device.start_ns[kernels] < bounds[np.maximum(at, 0), 1])]
     kernels = kernels[np.lexsort((device.start_ns[kernels], device.line[kernels]))]

@@ -11,6 +11,8 @@ from gputop.analysis.gpu.collective_waits import CollectiveWaits
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.host_causes import HostCauses
 from gputop.analysis.results import Analysis, GpuUse
+from gputop.analysis.steps.model import Steps
+from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import EMPTY, Spans, union
 from gputop.trace.lookups import detect_framework
 from gputop.trace.model import Trace
@@ -30,6 +32,7 @@ class TraceFacts:
 
     trace: Trace
     analysis: Analysis
+    steps: Steps | None
     shares: Mapping[str, float] | None
     basis: str  # "step" or "window"
     period_s: float
@@ -51,7 +54,7 @@ class TraceFacts:
     @property
     def small_sample_caveat(self) -> str | None:
         """What a finding rests on, in a sentence, where that is too little for a high severity; else None."""
-        steps = self.analysis.steps.count if self.analysis.steps else 0
+        steps = self.steps.count if self.steps else 0
         kernels = sum(gpu.kernels for gpu in self.active) / max(len(self.active), 1)
         if steps >= limit("few.steps") or kernels >= limit("few.kernels"):
             return None
@@ -61,14 +64,14 @@ class TraceFacts:
     @property
     def steps_or_window(self) -> int:
         """How many steps a sum over all of ``judged_spans`` is of; 1 without steps."""
-        return self.analysis.steps.count if self.analysis.steps else 1
+        return self.steps.count if self.steps else 1
 
     @property
     def judged_spans(self) -> Spans:
         """The time that is judged: the steps, or from the first device event to the last."""
-        steps = self.analysis.steps
+        steps = self.steps
         if steps is not None:
-            return union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns])
+            return steps.spans
         if not self.gpu_timelines:
             return EMPTY
         begins, ends = zip(*(timeline.window_ns for timeline in self.gpu_timelines), strict=True)
@@ -76,11 +79,11 @@ class TraceFacts:
 
     @classmethod
     def of(
-        cls, trace: Trace, gpu_timelines: Sequence[GpuTimeline], analysis: Analysis, waits: CollectiveWaits | None,
-        host: HostCauses | None, params: int | None = None,
+        cls, trace: Trace, gpu_timelines: Sequence[GpuTimeline], analysis: Analysis, steps: Steps | None,
+        waits: CollectiveWaits | None, host: HostCauses | None, params: int | None = None,
     ) -> TraceFacts:
         parts, basis = analysis.breakdown, "step"
-        if parts is None and analysis.steps is None and (gpu_timelines or not trace.gpus):
+        if parts is None and steps is None and (gpu_timelines or not trace.gpus):
             basis = "window"
             lo, hi = trace.window_ns
             if gpu_timelines:
@@ -89,6 +92,6 @@ class TraceFacts:
             parts = breakdown(trace, gpu_timelines, [(lo, hi)]) if hi > lo else None
         shares = None
         if parts is not None and parts.total > 0:
-            shares = {name: seconds / parts.total for name, seconds in parts.to_json().items()}
-        return cls(trace, analysis, shares, basis, parts.total if parts else 0.0, detect_framework(trace), params,
-                   tuple(gpu_timelines), waits, host)
+            shares = {name: parts.known.get(name, 0.0) / parts.total for name in PART_IDS}
+        return cls(trace, analysis, steps, shares, basis, parts.total if parts else 0.0, detect_framework(trace),
+                   params, tuple(gpu_timelines), waits, host)

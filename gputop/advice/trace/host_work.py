@@ -11,7 +11,7 @@ from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import CUSTOM, EAGER, JAX, KERAS2, KERAS3, PYTORCH
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.analysis.results_host import GapWork
+from gputop.analysis.results import GapWork
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import how_to_mark_steps
 
@@ -67,7 +67,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
 
     Waiting for input, tracing and compiling, and ops run one by one as the model are not in these seconds.
     """
-    host, steps = facts.host, facts.analysis.steps
+    host, steps = facts.host, facts.steps
     assert host is not None and host.gap_s is not None
     if steps is None or steps.count < limit("host.steps"):
         return Missing("two whole steps: what lies between them is the gap; capture longer, or mark steps with "

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gputop.analysis.results_host import Pipeline, Stage
+from gputop.analysis.results import Pipeline, Stage
 from gputop.text.units import percent, seconds
 
 _PREFETCH = "ds = ds.prefetch(tf.data.AUTOTUNE)  # last"

@@ -26,7 +26,7 @@ class InputBound(Verdict):
 
 def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     """The GPUs stand still while the training loop waits for a batch."""
-    waited, steps = facts.analysis.input, facts.analysis.steps
+    waited, steps = facts.analysis.input, facts.steps
     assert waited is not None and facts.shares is not None
     if steps is not None and steps.count < limit("input_bound.steps"):
         return Missing("a second whole step: one wait can be an accident; capture longer")
@@ -46,13 +46,13 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     """By the pipeline waited for most; in general terms where the trace does not show its stages."""
     if facts.framework == "pytorch":
         return _LOADER
-    waited, steps = facts.analysis.input, facts.analysis.steps
+    waited, steps = facts.analysis.input, facts.steps
     if waited is None:
         return suggest_fix_by_name(None)
     pipeline = next((pipeline for pipeline in waited.pipelines if pipeline.batches), None)
     found = None
     if pipeline is not None and steps is not None:
-        found = suggest_fix(pipeline, facts.period_s, wait_s, steps.iterations_per_step, cpu_budget(facts.trace))
+        found = suggest_fix(pipeline, facts.period_s, wait_s, steps.times.iterations_per_step, cpu_budget(facts.trace))
     return found or suggest_fix_by_name(next(iter(waited.stages), None))
 
 

@@ -52,7 +52,7 @@ def judge_small_kernels(facts: TraceFacts) -> SmallKernels | None:
         gpus=facts.active_numbers, share=share, short_ratio=short, pauses_s=pauses_s,
         kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus), pace_s=launch_pace_s(facts),
-        kernels_per_step=None if facts.analysis.steps is None else (
+        kernels_per_step=None if facts.steps is None else (
             kernels * facts.period_s * len(gpus) / sum(gpu.window_s for gpu in gpus)),
     )
 

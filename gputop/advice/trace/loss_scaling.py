@@ -43,7 +43,7 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
         checks_ns += intersect(union(device.start_ns[own], device.end_ns[own]), judged).total
         # The predicate's copy: what the GPU stands still for after it, until the host launches on.
         copied = own[(device.kind[own] >= Kind.H2D) & (device.kind[own] <= Kind.COPY_OTHER)]
-        idle = idle_after(facts.trace, timeline, device.end_ns[copied], facts.analysis.steps)
+        idle = idle_after(facts.trace, timeline, device.end_ns[copied], facts.steps)
         waits_ns += intersect(idle, judged).total
         kernels += int((device.kind[own] == Kind.COMPUTE).sum())
     per = 1e9 * len(facts.gpu_timelines) * facts.steps_or_window

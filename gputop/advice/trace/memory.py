@@ -45,14 +45,14 @@ def judge_memory_pressure(facts: TraceFacts) -> MemoryPressure | None:
     worst = max(share, key=lambda gpu: share[gpu])
     if share[worst] < limit("trace_memory.warn"):
         return None
-    use, detail = used[worst], used[worst].detail
-    pieces = None if detail is None else detail.fragmentation_max
+    use = used[worst]
+    pieces = use.fragmentation_max
     in_pieces = pieces is not None and pieces >= limit("trace_memory.fragmented")
     severity: Severity = "low"
     if share[worst] >= limit("trace_memory.critical"):
         # "High" is for jobs that will fail: nothing left, or what is left is of no use.
         severity = "high" if share[worst] >= limit("trace_memory.full") and in_pieces else "medium"
-    top = detail.holders[0] if detail is not None and detail.holders else None
+    top = use.holders[0] if use.holders else None
     return MemoryPressure(
         gpus=tuple(sorted(gpu for gpu, part in share.items() if part >= limit("trace_memory.warn"))),
         severity=severity, fullest=worst, peak_bytes=use.peak_bytes, capacity_bytes=use.capacity_bytes,

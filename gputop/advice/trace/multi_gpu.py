@@ -11,7 +11,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.analysis.results_device import LaunchOrder, Replicas, ReplicaWork
+from gputop.analysis.results import LaunchOrder, Replicas, ReplicaWork
 from gputop.text.units import percent, ranges
 
 _GPU0 = (

@@ -14,7 +14,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.analysis.results_device import KernelRow
+from gputop.analysis.results import KernelRow
 from gputop.text.units import percent
 
 _HAVE_TENSOR_CORES = (7, 0)

@@ -15,7 +15,7 @@ def training_loop(facts: TraceFacts) -> str:
         return JAX if facts.framework == "jax" else PYTORCH
     functions = facts.analysis.functions
     names = [use.name for use in functions.functions] if functions is not None else []
-    anchor = facts.analysis.steps.anchor if facts.analysis.steps is not None else ""
+    anchor = facts.steps.times.anchor if facts.steps is not None else ""
     if any(name.startswith(("one_step_on_", "multi_step_on_")) for name in names):
         return KERAS3
     if any(name.startswith(("train_function", "test_function", "predict_function")) for name in names) or (

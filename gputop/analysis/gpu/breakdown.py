@@ -23,8 +23,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from gputop.analysis.gpu.device_time import GpuTimeline, waits_for_another
-from gputop.analysis.host.input_pipeline import Loop, loops
 from gputop.analysis.results import Breakdown
+from gputop.analysis.steps.training_loops import TrainingLoop, training_loops
 from gputop.render.step_parts import PART_IDS
 from gputop.trace.intervals import EMPTY, Spans, chained, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import host_stat
@@ -42,7 +42,8 @@ def breakdown(trace: Trace, gpu_timelines: Sequence[GpuTimeline], bounds: Sequen
     """Mean over ``bounds`` (disjoint, in order), in seconds."""
     parts, gpus = _parts(trace, gpu_timelines, bounds)
     unit = 1e9 * len(bounds) * max(gpus, 1)
-    return Breakdown(**{name: sum(spans.total for spans in parts[name]) / unit for name in PART_IDS})
+    known = PART_IDS if gpu_timelines else ("input", "host")  # no GPU, no parts on it
+    return Breakdown(**{name: sum(spans.total for spans in parts[name]) / unit for name in known})
 
 
 def breakdown_by_step(
@@ -61,7 +62,7 @@ def parts_by_gpu(
     """For each GPU that took part (index into ``Trace.gpus``) when each part holds on it."""
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     gpu_timelines = [timeline for timeline in gpu_timelines if intersect(timeline.busy, within).total]
-    starved = _starved(trace, gpu_timelines, loops(trace))
+    starved = _starved(trace, gpu_timelines, training_loops(trace))
     launching = _launching(trace, within) if gpu_timelines else EMPTY
     out = {}
     for timeline in gpu_timelines:
@@ -80,7 +81,7 @@ def _parts(
         return {name: [parts[name] for parts in by_gpu.values()] for name in PART_IDS}, len(by_gpu)
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     parts: dict[str, list[Spans]] = {name: [] for name in PART_IDS}
-    parts["input"].append(intersect(merge(EMPTY, *(loop.waits for loop in loops(trace))), within))
+    parts["input"].append(intersect(merge(EMPTY, *(loop.waits for loop in training_loops(trace))), within))
     parts["host"].append(subtract(within, parts["input"][0]))
     return parts, 0
 
@@ -112,7 +113,7 @@ def late_by_host(
     """For each GPU that took part (index into ``Trace.gpus``) the instants of the parts ``launch`` and ``host``."""
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     gpu_timelines = [timeline for timeline in gpu_timelines if intersect(timeline.busy, within).total]
-    starved = _starved(trace, gpu_timelines, loops(trace))
+    starved = _starved(trace, gpu_timelines, training_loops(trace))
     return {timeline.gpu: _late_by_host(timeline, gpu_timelines, within, starved[timeline.gpu])
             for timeline in gpu_timelines}
 
@@ -122,7 +123,7 @@ def _late_by_host(timeline: GpuTimeline, gpu_timelines: list[GpuTimeline], withi
     return subtract(intersect(timeline.late, within), waits)
 
 
-def _starved(trace: Trace, gpu_timelines: Sequence[GpuTimeline], waiting: Sequence[Loop]) -> dict[int, Spans]:
+def _starved(trace: Trace, gpu_timelines: Sequence[GpuTimeline], waiting: Sequence[TrainingLoop]) -> dict[int, Spans]:
     """For each GPU when the loop that feeds it waits for a batch and none of that loop's GPUs is busy.
 
     A loop bound to a thread feeds the GPUs that thread launches on, any other loop those of its host.

@@ -15,8 +15,8 @@ import numpy as np
 from gputop.analysis.gpu.breakdown import late_by_host
 from gputop.analysis.gpu.collectives import by_operation, matched, of_gpus
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
-from gputop.analysis.results import Steps
 from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.model import F64, I64, Trace
 
@@ -59,7 +59,7 @@ def collective_waits(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: 
     gpu_timelines = ran
     beside = [merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other) for timeline in gpu_timelines]
     per = steps.count if steps is not None else 1
-    within = None if steps is None else union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns])
+    within = None if steps is None else steps.spans
     waits: list[list[Spans]] = [[EMPTY] for _ in gpu_timelines]
     moves: list[list[Spans]] = [[EMPTY] for _ in gpu_timelines]
     late = np.zeros(len(gpu_timelines))

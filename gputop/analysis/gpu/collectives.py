@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
-from gputop.analysis.results import Collectives, Steps
-from gputop.analysis.results_device import CollectiveOp
+from gputop.analysis.results import CollectiveOp, Collectives
 from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import subtract, union
 from gputop.trace.kernel_names import UNKNOWN
 from gputop.trace.model import I64, Kind, Trace

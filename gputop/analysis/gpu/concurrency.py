@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gputop.analysis.results_device import Concurrency, PairOverlap
+from gputop.analysis.results import Concurrency, PairOverlap
 from gputop.trace.intervals import Spans, intersect
 
 _PAIRS_KEPT = 28  # all of eight GPUs

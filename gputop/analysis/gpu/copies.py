@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gputop.analysis.results import Steps
-from gputop.analysis.results_device import CopyRow, CopyTable, OpCopies
+from gputop.analysis.results import CopyRow, CopyTable, OpCopies
 from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.steps.model import Steps
 from gputop.trace.kernel_names import split_op
 from gputop.trace.model import I64, Kind, MemoryKind, Trace
 

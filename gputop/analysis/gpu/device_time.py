@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.gpu.copies import Copies, copies
-from gputop.analysis.results import GpuUse, Steps
+from gputop.analysis.results import GpuUse
+from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, merge, subtract, union
 from gputop.trace.kernel_names import UNKNOWN, classify
 from gputop.trace.model import I64, Kind, Trace
@@ -129,7 +130,7 @@ def gpu_use(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> GpuUse:
     moved: Copies = copies(trace, timeline.rows)
     per_step = None
     if steps is not None:
-        bounds = np.array(steps.bounds_ns)
+        bounds = steps.edges_ns
         per_step = int(coverage(timeline.compute, bounds[:, 0], bounds[:, 1]).sum()) / steps.count / 1e9
     return GpuUse(
         gpu=gpu_number(trace, timeline.gpu),
@@ -231,7 +232,7 @@ def idle_after(trace: Trace, timeline: GpuTimeline, ends_ns: I64, steps: Steps |
     if steps is not None:
         kernels = trace.device.start_ns[timeline.kernels]
         after = np.append(kernels, timeline.window_ns[1])[np.searchsorted(kernels, timeline.gaps.end)]
-        edges = np.sort(np.array(steps.bounds_ns).ravel())
+        edges = np.sort(steps.edges_ns.ravel())
         chosen &= np.searchsorted(edges, timeline.gaps.start, side="right") == np.searchsorted(
             edges, after + _NEAR_STEP_NS, side="right")
     return Spans(timeline.gaps.start[chosen], timeline.gaps.end[chosen])

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
-from gputop.analysis.results import Steps
-from gputop.analysis.results_device import GpuPart, KernelRow, Kernels, KernelSizes
+from gputop.analysis.results import GpuPart, KernelRow, Kernels, KernelShape, KernelSizes
 from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.steps.model import Steps
 from gputop.trace.kernel_names import UNKNOWN, classify, split_op
 from gputop.trace.model import F64, I64, Kind, LaunchShape, Trace
 
@@ -133,7 +133,8 @@ def _table(
             occupancy_known=shape.known_ns / time,
             by_gpu={gpu: GpuPart(int(c), float(t) / 1e9, float(t) / max(float(all_), 1.0))
                     for gpu, c, t, all_ in zip(columns.gpus, counts[i], of_gpu, whole, strict=True) if c},
-            shape=shape.main if by_name and not rest else None, shapes=shape.kinds if by_name and not rest else 0,
+            shape=_kernel_shape(shape.main) if by_name and not rest else None,
+            shapes=shape.kinds if by_name and not rest else 0,
             collective=by_name and not rest and classify(name).kind is Kind.COLLECTIVE,
             names=int((count[place == len(kept)] > 0).sum()) if rest else 1,
         ))
@@ -190,6 +191,10 @@ class _Shapes(NamedTuple):
     kinds: int = 0
     known_ns: float = 0.0
     occupied_ns: float = 0.0
+
+
+def _kernel_shape(shape: LaunchShape | None) -> KernelShape | None:
+    return None if shape is None else KernelShape(*shape)
 
 
 def _shapes(trace: Trace, group: I64, columns: _Columns, n: int) -> list[_Shapes]:

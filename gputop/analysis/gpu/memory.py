@@ -6,15 +6,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gputop.analysis.results import AllocatorUse
-from gputop.analysis.results_host import Holder, MemoryDetail
+from gputop.analysis.results import AllocatorUse, Holder
 from gputop.trace.model import I64, AllocatorEvents, Trace
 
 POINTS = 500  # of a timeline, at most
 TOP = 10  # holders kept
 
 
-def memory(trace: Trace) -> list[AllocatorUse]:
+def memory(trace: Trace) -> tuple[AllocatorUse, ...]:
     """Peak, capacity and the course in between by allocator, by name. Those whose records tell no sizes are left out.
 
     The peak is of the allocator's lifetime where recorded; capacity is in use plus available.
@@ -26,19 +25,12 @@ def memory(trace: Trace) -> list[AllocatorUse]:
         sized = own & (events.available_bytes >= 0)
         if not sized.any():
             continue
-        in_window = int(events.in_use_bytes[own].max())
         capacity = int((events.in_use_bytes[sized] + events.available_bytes[sized]).max())
-        out.append(AllocatorUse(
-            trace.names[allocator],
-            peak_bytes=max(in_window, int(events.peak_bytes[own].max())),
-            capacity_bytes=capacity,
-            peak_in_window_bytes=in_window,
-            detail=_detail(trace, np.flatnonzero(own), capacity),
-        ))
-    return sorted(out, key=lambda use: use.allocator)
+        out.append(_allocator(trace, trace.names[allocator], np.flatnonzero(own), capacity))
+    return tuple(sorted(out, key=lambda use: use.allocator))
 
 
-def _detail(trace: Trace, rows: I64, capacity: int) -> MemoryDetail:
+def _allocator(trace: Trace, name: str, rows: I64, capacity: int) -> AllocatorUse:
     events = trace.allocator
     # Records of one instant have no order of their own: by what is in use, so that the order of reading tells nothing.
     rows = rows[np.lexsort((events.in_use_bytes[rows], events.time_ns[rows]))]
@@ -48,14 +40,16 @@ def _detail(trace: Trace, rows: I64, capacity: int) -> MemoryDetail:
     start = trace.window_ns[0] if len(trace.device) or len(trace.host) else int(events.time_ns.min())
     times = (events.time_ns[rows] - start) / 1e9
     at_peak, highest = _fragmentation(events, rows, peak)
-    holders, told, before = _holders(trace, rows, int(events.time_ns[rows[peak]]), int(in_use[peak]))
+    holders, unattributed, before = _holders(trace, rows, int(events.time_ns[rows[peak]]), int(in_use[peak]))
     is_free = events.is_free[rows] if len(events.is_free) == len(events) else np.zeros(0, bool)
-    return MemoryDetail(
+    return AllocatorUse(
+        name, peak_bytes=max(int(in_use[peak]), int(events.peak_bytes[rows].max())), capacity_bytes=capacity,
+        peak_in_window_bytes=int(in_use[peak]),
         timeline_s=tuple(times[kept].tolist()), timeline_in_use_bytes=tuple(in_use[kept].tolist()),
         peak_s=float(times[peak]), headroom_bytes=capacity - int(in_use[peak]),
         fragmentation_at_peak=at_peak, fragmentation_max=highest,
         allocations=int((~is_free).sum()), frees=int(is_free.sum()),
-        holders=holders, unattributed_bytes=told, allocated_before_bytes=before,
+        holders=holders, unattributed_bytes=unattributed, allocated_before_bytes=before,
     )
 
 

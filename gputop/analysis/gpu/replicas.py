@@ -14,9 +14,9 @@ import numpy as np
 
 from gputop.analysis.gpu.concurrency import concurrency
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
-from gputop.analysis.results import Steps
-from gputop.analysis.results_device import LaunchOrder, Replicas, ReplicaWork, StepSkew
+from gputop.analysis.results import LaunchOrder, Replicas, ReplicaWork, StepSkew
 from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import coverage, union
 from gputop.trace.model import I64, Kind, Trace
 
@@ -40,7 +40,7 @@ def replicas(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | 
         return Replicas(basis, work, ratio, missing=missing)
     windows = [timeline.window_ns for timeline in gpu_timelines]
     within = (union([min(a for a, _ in windows)], [max(b for _, b in windows)])
-              if steps is None else union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns]))
+              if steps is None else steps.spans)
     numbers = [gpu_number(trace, timeline.gpu) for timeline in gpu_timelines]
     launched = [_launched(trace, timeline.computing) for timeline in gpu_timelines]
     by_launch = all(len(rows) for rows in launched)
@@ -71,7 +71,7 @@ def _work(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | Non
         if steps is None:
             rows, compute, per = timeline.rows, timeline.compute.total, 1
         else:
-            bounds = np.array(steps.bounds_ns)
+            bounds = steps.edges_ns
             rows = timeline.rows[in_steps(device.start_ns[timeline.rows], steps)]
             compute, per = int(coverage(timeline.compute, bounds[:, 0], bounds[:, 1]).sum()), steps.count
         kind = device.kind[rows]

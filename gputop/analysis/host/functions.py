@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 
-from gputop.analysis.results_host import Functions, FunctionUse
+from gputop.analysis.results import Functions, FunctionUse
 from gputop.trace.intervals import Spans, intersect, union
 from gputop.trace.lookups import host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace

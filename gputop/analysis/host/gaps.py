@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.gpu.device_time import GpuTimeline
-from gputop.analysis.results import Steps
-from gputop.analysis.results_host import GapWork, StepGaps
+from gputop.analysis.results import GapWork, StepGaps
+from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import EMPTY, Spans, coverage, merge, subtract, union
 from gputop.trace.lookups import host_stat, name_mask
 from gputop.trace.model import I64, Trace
@@ -37,7 +37,7 @@ def step_gaps(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
     if steps is None:
         return None
     calls = step_calls(trace, steps)
-    within = union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns])
+    within = steps.spans
     busy = [timeline.busy for timeline in gpu_timelines]
     if busy:
         gaps, what = subtract(within, merge(EMPTY, *busy)), "no GPU busy within the step"
@@ -67,7 +67,7 @@ def step_calls(trace: Trace, steps: Steps) -> I64:
     host = trace.host
     if not steps.call_ends_ns:
         return np.empty(0, np.int64)
-    begin = np.array([a for a, _ in steps.bounds_ns], np.int64)
+    begin = steps.edges_ns[:, 0]
     end = np.array(steps.call_ends_ns, np.int64)
     first = np.searchsorted(host.start_ns, begin, side="left")
     last = np.searchsorted(host.start_ns, begin, side="right")

@@ -25,10 +25,10 @@ from gputop.analysis.gpu.breakdown import late_by_host
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.host_spans import HostSpans, compiled_calls, host_spans
-from gputop.analysis.host.input_pipeline import loops
 from gputop.analysis.host.launch_threads import work_by_line
-from gputop.analysis.results import Steps
-from gputop.analysis.results_host import GapWork, HostOps
+from gputop.analysis.results import GapWork, HostOps
+from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.training_loops import training_loops
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.model import Trace
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
@@ -152,7 +152,7 @@ def _late(
         return [(trace.gpus[timeline.gpu].host, timeline, late[timeline.gpu])
                 for timeline in gpu_timelines if timeline.gpu in late]
     within = union([a for a, _ in bounds], [b for _, b in bounds])
-    waiting = loops(trace)
+    waiting = training_loops(trace)
     return [(host, None, subtract(within, merge(EMPTY, *(loop.waits for loop in waiting if loop.host == host))))
             for host in sorted({line.host for line in trace.lines})]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gputop.analysis.results import Steps
-from gputop.analysis.results_host import EagerOp, HostOps, OpType
+from gputop.analysis.results import EagerOp, HostOps, OpType
+from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, coverage, union
 from gputop.trace.lookups import host_stat, name_mask
 from gputop.trace.model import I64, Trace
@@ -91,7 +91,7 @@ def _within(trace: Trace, steps: Steps | None) -> Spans:
     if steps is None:
         low, high = trace.window_ns
         return union([low], [high + 1])
-    return union([a for a, _ in steps.bounds_ns], [b for _, b in steps.bounds_ns])
+    return steps.spans
 
 
 def _begins_in(spans: Spans, times: I64) -> npt.NDArray[np.bool_]:

@@ -3,53 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import numpy as np
 
 from gputop.analysis.host.tf_data import pipelines
-from gputop.analysis.results import InputPipeline, Steps
-from gputop.trace.intervals import Spans, coverage, union
+from gputop.analysis.results import InputPipeline
+from gputop.analysis.steps.model import Steps
+from gputop.analysis.steps.training_loops import GET_NEXT, training_loops
+from gputop.trace.intervals import coverage
 from gputop.trace.lookups import host_rows, name_mask
 from gputop.trace.model import Trace
 from gputop.trace.nesting import nest
 
-# The step's own wait. tf.data's stages run on other threads and cost nothing while a batch lies ready.
-GET_NEXT = r"(?:MultiDevice)?IteratorGetNext\w*Op::DoCompute$"
-_LOADER = r"enumerate\(DataLoader\)#"
 _STAGE = r"Iterator::"
-
-
-class Loop(NamedTuple):
-    """A training loop and when it waited for a batch. ``line`` is its thread, -1 where it may use any of the host's."""
-
-    host: str
-    line: int
-    waits: Spans
-
-
-def loops(trace: Trace) -> list[Loop]:
-    """One per process that has a training loop; none where no calls for a batch are traced.
-
-    The replicas of one TensorFlow process each have an iterator and are one loop; the ranks
-    of a PyTorch job are a loop each.
-    """
-    lines = trace.lines
-    hosts = {host: i for i, host in enumerate(sorted({line.host for line in lines}))}
-    for pattern, loop_of_line in (
-        (GET_NEXT, np.array([hosts[line.host] for line in lines], np.int64)),
-        (_LOADER, np.arange(len(lines))),
-    ):
-        rows = host_rows(trace, pattern)
-        if len(rows):
-            loop = loop_of_line[trace.host.line[rows]]
-            names = list(hosts)
-            return [
-                Loop(names[i] if pattern == GET_NEXT else lines[i].host, -1 if pattern == GET_NEXT else int(i),
-                     union(trace.host.start_ns[rows[loop == i]], trace.host.end_ns[rows[loop == i]]))
-                for i in np.unique(loop)
-            ]
-    return []
 
 
 def input_pipeline(trace: Trace, steps: Steps | None) -> InputPipeline | None:
@@ -59,12 +25,12 @@ def input_pipeline(trace: Trace, steps: Steps | None) -> InputPipeline | None:
     the whole window and ``wait_s_per_step`` the mean per wait. None where the trace has no
     events of an input pipeline.
     """
-    found = [loop.waits for loop in loops(trace)]
+    found = [loop.waits for loop in training_loops(trace)]
     if not found:
         return None
     how = "tf.data IteratorGetNext" if len(host_rows(trace, GET_NEXT)) else "PyTorch DataLoader"
     if steps is not None:
-        bounds = np.array(steps.bounds_ns)
+        bounds = steps.edges_ns
         waited = sum(int(coverage(loop, bounds[:, 0], bounds[:, 1]).sum()) for loop in found)
         length, count = int((bounds[:, 1] - bounds[:, 0]).sum()) * len(found), steps.count * len(found)
         how += ", union of the calls within steps"

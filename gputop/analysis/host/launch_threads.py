@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
 from gputop.analysis.host.host_ops import OP
-from gputop.analysis.results_host import LaunchThread, LaunchThreads
+from gputop.analysis.results import LaunchThread, LaunchThreads
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
 from gputop.trace.lookups import host_stat, name_mask
 from gputop.trace.model import I64, Trace

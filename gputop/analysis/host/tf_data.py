@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gputop.analysis.results_host import Pipeline, Stage
+from gputop.analysis.results import Pipeline, Stage
 from gputop.trace.int_map import IntMap
 from gputop.trace.lookups import host_rows, host_stat
 from gputop.trace.model import I64, Trace

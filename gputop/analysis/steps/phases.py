@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from gputop.analysis.results import Steps
+from gputop.analysis.results import StepTimes, TraceNote
 from gputop.text.units import seconds
 from gputop.trace.intervals import union
 from gputop.trace.lookups import Mask, name_mask
-from gputop.trace.model import I64, QualityNote, Trace
+from gputop.trace.model import I64, Trace
 from gputop.trace.threads import INPUT, lines_of
 
 TRAINING, EVALUATION, PREDICTION, UNKNOWN = "training", "evaluation", "prediction", "unknown"
@@ -54,20 +54,20 @@ def phases(trace: Trace, rows: I64, key: I64) -> dict[int, str]:
     return out
 
 
-def evaluation_note(steps: Steps) -> list[QualityNote]:
+def evaluation_note(steps: StepTimes) -> list[TraceNote]:
     """What to bear in mind where the window holds something else than training."""
     if steps.phase in (EVALUATION, PREDICTION):
-        return [QualityNote("evaluation", (
+        return [TraceNote("evaluation", (
             f"The steps of this window are {steps.phase}, no training: nothing here tells how training runs. Capture "
             "while the job trains."))]
     if UNKNOWN in steps.left_out_s:
-        return [QualityNote("evaluation", (
+        return [TraceNote("evaluation", (
             f"The window holds another step function of Keras as well ({seconds(steps.left_out_s[UNKNOWN])}), and no "
             "op tells which of them trains and which evaluates: the steps may be either. Capture while only fit "
             "runs."))]
     if steps.left_out_s:
         parts = " and ".join(f"{seconds(time)} of {phase}" for phase, time in sorted(steps.left_out_s.items()))
-        return [QualityNote("evaluation", (
+        return [TraceNote("evaluation", (
             f"The window also holds {parts}; the steps leave that out, figures by GPU are of the whole window."))]
     return []
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from gputop.analysis.host.input_pipeline import GET_NEXT
-from gputop.analysis.results import Steps
+from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.kernel_sequence import kernel_sequence
+from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
+from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.trace.int_map import IntMap
 from gputop.trace.lookups import host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Kind, Trace
@@ -139,17 +140,19 @@ def _alike(length_ns: I64, usual_ns: float) -> npt.NDArray[np.bool_]:
 
 def _steps(trace: Trace, anchors: _Anchors, bounds: I64, calls: I64, dropped: int) -> Steps:
     seconds = (bounds[:, 1] - bounds[:, 0]) / 1e9
-    return Steps(
+    times = StepTimes(
         anchor=anchors.what,
         confidence=anchors.confidence if len(bounds) >= 2 else "low",
-        bounds_ns=tuple((int(a), int(b)) for a, b in bounds),
+        count=len(bounds),
         median_s=float(np.median(seconds)),
         mean_s=float(seconds.mean()),
         p95_s=float(np.percentile(seconds, 95)),
+        durations_s=tuple(seconds.tolist()),
         dropped=dropped,
         iterations_per_step=_iterations(trace, calls) if anchors.packs_iterations else 1.0,
-        phase=anchors.phase, left_out_s=anchors.left_out_s, call_ends_ns=_call_ends(anchors, bounds),
+        phase=anchors.phase, left_out_s=anchors.left_out_s,
     )
+    return Steps(tuple(map(tuple, bounds.tolist())), times, _call_ends(anchors, bounds))
 
 
 def _call_ends(anchors: _Anchors, bounds: I64) -> tuple[int, ...]:

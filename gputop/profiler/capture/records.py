@@ -11,6 +11,7 @@ from gputop.core.findings import Finding
 from gputop.text.units import seconds
 
 if TYPE_CHECKING:
+    from gputop.analysis.results import Analysis, StepTimes
     from gputop.profiler.capture.multi_worker import Outcome
     from gputop.profiler.capture.plan import Plan
     from gputop.profiler.capture.safe_capture import Cost
@@ -58,7 +59,7 @@ class CaptureRecord:
     asked_s: float
     took_s: float
     notes: tuple[str, ...] = ()  # errors and warnings of the profiler server
-    analysis: dict[str, Any] | None = None  # the document of ``analyze --json``
+    analysis: Analysis | None = None
     report: str = ""  # the analysis as text
     limit: str = ""  # what bounds the job, should nothing be wrong with it
     problem: GputopError | None = None  # why there is no analysis
@@ -69,24 +70,23 @@ class CaptureRecord:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        return tuple(Finding.from_json(f) for f in self.analysis["findings"]) if self.analysis else ()
+        return self.analysis.findings if self.analysis is not None else ()
 
     @property
     def step_s(self) -> float | None:
         """Median step time, where the trace has steps."""
-        return self._steps.get("median_s")
+        return self.steps.median_s if self.steps is not None else None
 
     @property
-    def _steps(self) -> dict[str, Any]:
-        """What the analysis says of the steps; empty where it found none."""
-        return (self.analysis or {}).get("steps") or {}
+    def steps(self) -> StepTimes | None:
+        return self.analysis.steps if self.analysis is not None else None
 
     @property
     def steps_slowed_s(self) -> tuple[float, float] | None:
         """Median of the first and of the last fifth of the steps in the trace; ten steps at least."""
         from statistics import median  # 4 ms of the first frame otherwise
 
-        durations = self._steps.get("durations_s", ())
+        durations = self.steps.durations_s if self.steps is not None else ()
         fifth = len(durations) // 5
         return (median(durations[:fifth]), median(durations[-fifth:])) if fifth >= 2 else None
 
@@ -96,8 +96,8 @@ class CaptureRecord:
         lines = list(self.notices)
         if self.plan is not None:
             lines += [f"{self.plan.chosen_s:g} s: {self.plan.why}", *self.plan.notes]
-            count = self._steps.get("count", 0)
-            if self.plan.shortened and self.analysis and count < _FEW_STEPS:
+            count = self.steps.count if self.steps is not None else 0
+            if self.plan.shortened and self.analysis is not None and count < _FEW_STEPS:
                 lines.append(f"{count or 'no'} whole step{'s' if count != 1 else ''} in it; for more: "
                              f"gputop capture --seconds {self.asked_s:g} --force")
             elif self.plan.enough:

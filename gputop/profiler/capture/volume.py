@@ -52,4 +52,5 @@ def step_time(path: Path, events: int) -> tuple[float, bool] | None:
         return None
     if steps is None:
         return None
-    return steps.median_s, steps.confidence != "low" and steps.phase in (TRAINING, UNKNOWN)
+    times = steps.times
+    return times.median_s, times.confidence != "low" and times.phase in (TRAINING, UNKNOWN)

@@ -90,8 +90,7 @@ class CaptureList(DrawnLines, can_focus=True):
         for i, record in enumerate(self.captures[self._top:self._top + self.ROWS], self._top):
             here = i == self.index and self.has_focus
             mark = "A" if record is self.a else "B" if record is self.b else " "
-            count = ((record.analysis or {}).get("steps") or {}).get("count")
-            steps = f"{count} steps" if count else ""
+            steps = f"{record.steps.count} steps" if record.steps is not None else ""
             about = f"{steps:>10}   {printable(record.address)}   {printable(record.path.name)}"
             lines.append([("›" if here else " ", ACCENT), (f" {mark}  ", ACCENT),
                           (fit(label(record), 26), BOLD if here else PLAIN),
@@ -208,7 +207,7 @@ def compared(a: CaptureRecord, b: CaptureRecord, width: int, stop: threading.Eve
     why = "their traces are no longer on disk"
     if a.path.exists() and b.path.exists():
         try:
-            return colored(compare_in_worker(str(a.path), str(b.path), width, stop)["report"])
+            return colored(compare_in_worker(str(a.path), str(b.path), width, stop).report)
         except GputopError as error:
             why = printable(error.message)
     from gputop.comparison.compare import compare_sides

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gputop.text.units import NA, bytes_, percent, printable, ranges, rate, seconds
+
+if TYPE_CHECKING:
+    from gputop.analysis.results import Analysis
 
 _MIN_NAME_COLUMNS = 40  # enough to tell most names apart
 
@@ -61,14 +64,20 @@ def arranged(table: Table, pattern: str, by: int | None, reverse: bool) -> list[
     return known + [r for r in rows if r[by] is None]
 
 
-def tables(analysis: Mapping[str, Any] | None) -> tuple[Table, ...]:
-    """All tables of a document gputop.analysis/1, in the order of their tabs; empty ones where it is None."""
-    document: Mapping[str, Any] = analysis or {}
-    made = (_kernels(document, "by_name", "Kernels"), _kernels(document, "by_op", "By op"), _collectives(document),
-            _memory(document), _copies(document), _host_ops(document), _functions(document), _input(document))
+def tables(analysis: Analysis | None) -> tuple[Table, ...]:
+    """All tables of an analysis, in the order of their tabs; empty ones where it is None."""
+    found = analysis if analysis is not None else _nothing()
+    made = (_kernels(found, by_op=False), _kernels(found, by_op=True), _collectives(found), _memory(found),
+            _copies(found), _host_ops(found), _functions(found), _input(found))
     if analysis is not None:
         return made
     return tuple(Table(t.name, t.columns, (), "The trace could not be analyzed: t tells why.") for t in made)
+
+
+def _nothing() -> Analysis:
+    from gputop.analysis.results import Analysis, TraceSummary
+
+    return Analysis(trace=TraceSummary())
 
 
 def _share(value: float) -> str:
@@ -84,27 +93,22 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
-def _list(value: Any) -> list[Mapping[str, Any]]:
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, Sequence) else []
-
-
-def _kernels(document: Mapping[str, Any], key: str, name: str) -> Table:
-    kernels = document.get("kernels") or {}
+def _kernels(found: Analysis, by_op: bool) -> Table:
+    kernels = found.kernels
     columns = (Column("share", _share), Column("time", seconds), Column("count", _count), Column("mean", seconds),
                Column("type", spare=True), Column("tensor", _share, spare=True), Column("GPUs", spare=True),
-               Column("occup.", _share, spare=True),
-               Column("kernel" if key == "by_name" else "TF op", wide=True))
-    rows = tuple((r["share"], r["time_s"], r["count"], r["mean_s"], _type(r.get("types") or {}), r.get("tensor_core"),
-                  ranges(int(g) for g in r.get("by_gpu") or {}), r.get("occupancy"),
-                  r["name"] or f"and {r.get('names', 1)} more") for r in _list(kernels.get(key)))
-    if not kernels:
-        empty = "No kernels: no GPU worked in the window, or the trace was taken without GPU events."
-    elif kernels.get(key) is None:
-        empty = "The kernels in this trace name no op: nothing tells which op each belongs to."
-    else:
-        empty = "No kernel ran in the window."
-    kind = kernels.get("occupancy_is")
-    note = "tensor: share of the time on tensor cores." + (f" occup.: occupancy, {kind}." if kind else "")
+               Column("occup.", _share, spare=True), Column("TF op" if by_op else "kernel", wide=True))
+    name = "By op" if by_op else "Kernels"
+    if kernels is None:
+        return Table(name, columns, (),
+                     "No kernels: no GPU worked in the window, or the trace was taken without GPU events.")
+    table = kernels.by_op if by_op else kernels.by_name
+    rows = tuple((r.share, r.time_s, r.count, r.mean_s, _type(r.types), r.tensor_core, ranges(r.by_gpu), r.occupancy,
+                  r.name or f"and {r.names} more") for r in table or ())
+    empty = ("No kernel ran in the window." if table is not None else
+             "The kernels in this trace name no op: nothing tells which op each belongs to.")
+    note = "tensor: share of the time on tensor cores."
+    note += f" occup.: occupancy, {kernels.occupancy_is}." if kernels.occupancy_is else ""
     return Table(name, columns, rows, empty, note if rows else "")
 
 
@@ -113,94 +117,94 @@ def _type(types: Mapping[str, float]) -> str | None:
     return None if name in (None, "unknown") else name
 
 
-def _collectives(document: Mapping[str, Any]) -> Table:
-    found = document.get("collectives") or {}
+def _collectives(found: Analysis) -> Table:
     columns = (Column("operation"), Column("count", _count), Column("per step", _number), Column("time", seconds),
                Column("transfer", seconds), Column("waiting", _share), Column("bytes", bytes_, spare=True),
                Column("exposed, most", seconds, spare=True), Column("remark", wide=True))
-    rows = tuple((r["operation"], r["count"], r.get("count_per_step"), r["time_s"], r.get("transfer_s"),
-                  r.get("waiting"), r.get("bytes"), max((r.get("exposed_s") or {}).values(), default=None),
-                  r.get("reason") or "") for r in _list(found.get("operations")))
-    gpus = document.get("gpus") or ()
-    empty = ("One GPU in the trace: it has nobody to talk to." if len(gpus) == 1 else
+    empty = ("One GPU in the trace: it has nobody to talk to." if len(found.gpus) == 1 else
              "No collectives in the window: the GPUs do not exchange gradients through NCCL here.")
-    last = found.get("last_to_arrive") or {}
+    collectives = found.collectives
+    if collectives is None:
+        return Table("Collectives", columns, (), empty)
+    rows = tuple((r.operation, r.count, r.count_per_step, r.time_s, r.transfer_s, r.waiting, r.bytes,
+                  max(r.exposed_s.values(), default=None), r.reason or "") for r in collectives.operations)
+    last = collectives.last_to_arrive or {}
     total = sum(last.values())
     late = max(last, key=lambda g: last[g], default=None)
-    note = f"Last to arrive most often: GPU {late}, {percent(last[late] / total)} of them." if late and total else ""
-    return Table("Collectives", columns, rows, empty, note or printable(found.get("reason") or ""))
+    note = "" if late is None or not total else (
+        f"Last to arrive most often: GPU {late}, {percent(last[late] / total)} of them.")
+    return Table("Collectives", columns, rows, empty, note or printable(collectives.reason or ""))
 
 
-def _memory(document: Mapping[str, Any]) -> Table:
+def _memory(found: Analysis) -> Table:
     columns = (Column("allocator"), Column("at the peak", bytes_), Column("of the peak", _share, spare=True),
                Column("of capacity", _share), Column("allocations", _count, spare=True), Column("held by", wide=True))
     rows: list[tuple[Value, ...]] = []
-    told = False
-    for use in _list(document.get("memory")):
-        name, peak, room = use["allocator"], use.get("peak_in_window_bytes"), use.get("capacity_bytes")
-        highest = use.get("peak_bytes")
-        parts: list[tuple[float | None, float | None, str]] = []
-        if highest != peak or peak is None:
+    for use in found.memory:
+        peak, room, highest = use.peak_in_window_bytes, use.capacity_bytes, use.peak_bytes
+        parts: list[tuple[int, int | None, str]] = []
+        if highest != peak:
             parts.append((highest, None, "all, at the highest ever"))
         if peak is not None:
             parts.append((peak, None, "all, at the peak of the capture" + (", the highest ever" if not parts else "")))
-        parts += [(h["bytes"], h["allocations"], h["op"]) for h in _list(use.get("holders"))]
-        if use.get("unattributed_bytes"):
-            parts.append((use["unattributed_bytes"], None,
+        parts += [(h.bytes, h.allocations, h.op) for h in use.holders]
+        if use.unattributed_bytes:
+            parts.append((use.unattributed_bytes, None,
                           "allocated before the capture (variables, optimizer state), or by no named op"))
-        rows += [(name, size, size / peak if size is not None and peak else None,
-                  size / room if size is not None and room else None, count, what) for size, count, what in parts]
-        told = told or bool(use.get("holders"))
-    note = "" if told or not rows else "Who held the memory at the peak is not in the trace."
+        rows += [(use.allocator, size, size / peak if peak else None, size / room if room else None, count, what)
+                 for size, count, what in parts]
+    held = any(use.holders for use in found.memory)
+    note = "" if held or not rows else "Who held the memory at the peak is not in the trace."
     return Table("Memory", columns, tuple(rows),
                  "No allocator in the trace: TensorFlow writes them with its host events.", note)
 
 
-def _copies(document: Mapping[str, Any]) -> Table:
-    copies = document.get("copies") or {}
+def _copies(found: Analysis) -> Table:
     columns = (Column("GPU", _number), Column("way"), Column("from"), Column("to"), Column("count", _count),
                Column("bytes", bytes_), Column("time", seconds), Column("rate", rate),
                Column("per step", _number, spare=True), Column("time/step", seconds, spare=True),
                Column("TF op", wide=True))
-    rows: list[tuple[Value, ...]] = [
-        (r["gpu"], r["direction"], r["source"], r["target"], r["count"], r.get("bytes"), r["time_s"],
-         r.get("bytes_per_s"), r.get("count_per_step"), r.get("time_s_per_step"), "")
-        for r in _list(copies.get("rows"))]
-    rows += [(None, r["direction"], "", "", r["count"], r.get("bytes"), r["time_s"],
-              r["bytes"] / r["time_s"] if r.get("bytes") and r["time_s"] else None, None, None, r["op"])
-             for r in _list(copies.get("by_op"))]
-    note = "" if copies.get("by_op") is not None or not rows else "The copies in this trace name no op."
+    rows: list[tuple[Value, ...]] = []
+    by_op = None
+    if found.copies is not None:
+        by_op = found.copies.by_op
+        rows += [(r.gpu, r.direction, r.source, r.target, r.count, r.bytes, r.time_s, r.bytes_per_s, r.count_per_step,
+                  r.time_s_per_step, "") for r in found.copies.rows]
+    rows += [(None, r.direction, "", "", r.count, r.bytes, r.time_s,
+              r.bytes / r.time_s if r.bytes and r.time_s else None, None, None, r.op) for r in by_op or ()]
+    note = "" if by_op is not None or not rows else "The copies in this trace name no op."
     return Table("Copies", columns, tuple(rows), "No copies to, from or between GPUs in the window.", note)
 
 
-def _host_ops(document: Mapping[str, Any]) -> Table:
-    ops = document.get("ops") or {}
+def _host_ops(found: Analysis) -> Table:
     columns = (Column("type"), Column("placed on"), Column("count", _count), Column("host time", seconds),
                Column("GPU time", seconds), Column("longest", wide=True))
-    # An op whose events on the host were not traced is known by its work on the GPU alone.
-    rows: list[tuple[Value, ...]] = [(r["type"], r.get("placement"), r["count"] or None,
-                                      r["host_s"] if r["count"] else None, r["device_s"], r.get("example") or "")
-                                     for r in _list(ops.get("types"))]
-    rows += [(r["name"], "eager", r["count"], r["seconds"], None, "run one by one from Python")
-             for r in _list(ops.get("eager"))]
+    rows: list[tuple[Value, ...]] = []
+    ops = found.ops
+    if ops is not None:
+        # An op whose events on the host were not traced is known by its work on the GPU alone.
+        rows += [(r.type, r.placement, r.count or None, r.host_s if r.count else None, r.device_s, r.example)
+                 for r in ops.types]
+        rows += [(r.name, "eager", r.count, r.seconds, None, "run one by one from Python") for r in ops.eager]
     return Table("Host ops", columns, tuple(rows),
                  "No TF ops on host threads: the trace has no host events, or is of another framework.",
-                 f"Times are in the {printable(str(ops['basis']))}." if ops.get("basis") else "")
+                 f"Times are in the {printable(ops.basis)}." if ops is not None and ops.basis else "")
 
 
-def _functions(document: Mapping[str, Any]) -> Table:
-    functions = document.get("functions") or {}
+def _functions(found: Analysis) -> Table:
     columns = (Column("calls", _count), Column("time", seconds), Column("tracings", _count),
                Column("retracings", _count), Column("tracing", seconds, spare=True), Column("XLA"),
                Column("XLA run", seconds, spare=True), Column("modes", spare=True), Column("tf.function", wide=True))
-    rows = tuple((r["calls"], r["seconds"], r["tracings"], r["retracings"], r["tracing_s"],
-                  None if r.get("xla") is None else "yes" if r["xla"] else "no", r.get("xla_s"),
-                  ", ".join(f"{mode} {n}" for mode, n in (r.get("modes") or {}).items()), r["name"])
-                 for r in _list(functions.get("functions")))
-    compiled = functions.get("xla_compilations")
-    note = f"{compiled} XLA compilations, {seconds(functions.get('xla_compile_s') or 0.0)}." if compiled else ""
-    return Table("Functions", columns, rows,
-                 "No calls of a tf.function in the window: an eager loop, or another framework.", note)
+    empty = "No calls of a tf.function in the window: an eager loop, or another framework."
+    functions = found.functions
+    if functions is None:
+        return Table("Functions", columns, (), empty)
+    rows = tuple((r.calls, r.seconds, r.tracings, r.retracings, r.tracing_s,
+                  None if r.xla is None else "yes" if r.xla else "no", r.xla_s,
+                  ", ".join(f"{mode} {n}" for mode, n in r.modes.items()), r.name) for r in functions.functions)
+    compiled = functions.xla_compilations
+    note = f"{compiled} XLA compilations, {seconds(functions.xla_compile_s)}." if compiled else ""
+    return Table("Functions", columns, rows, empty, note)
 
 
 def _stage(path: str) -> str:
@@ -208,21 +212,20 @@ def _stage(path: str) -> str:
     return " < ".join(reversed(path.split("::")))
 
 
-def _input(document: Mapping[str, Any]) -> Table:
-    found = document.get("input") or {}
+def _input(found: Analysis) -> Table:
     columns = (Column("cost per batch", seconds), Column("own time", seconds), Column("function", seconds, spare=True),
                Column("calls", _count, spare=True), Column("workers", _count, spare=True), Column("parallel", _count),
                Column("buffer empty", _share), Column("stage", wide=True))
-    rows = tuple((s.get("cost_s_per_batch"), s["self_s"], s.get("function_s"), s["calls"], s.get("workers"),
-                  s.get("parallelism"), s.get("buffer_empty"), _stage(s["path"]))
-                 for p in _list(found.get("pipelines")) for s in _list(p.get("stages")))
-    note = ""
-    if found:
-        wait = f"A step waits {seconds(found['wait_s_per_step'])} for its batch, {percent(found['wait_ratio'])} of it."
-        bounding = [_stage(p["bounding"]) for p in _list(found.get("pipelines")) if p.get("bounding")]
-        note = f"{wait} Bounded by {printable('; '.join(bounding))}." if bounding else wait
-    return Table("Input", columns, rows,
-                 "No tf.data stages in the window: the input is not tf.data, or all of it was ready before.", note)
+    empty = "No tf.data stages in the window: the input is not tf.data, or all of it was ready before."
+    waits = found.input
+    if waits is None:
+        return Table("Input", columns, (), empty)
+    rows = tuple((s.cost_s_per_batch, s.self_s, s.function_s, s.calls, s.workers, s.parallelism, s.buffer_empty,
+                  _stage(s.path)) for p in waits.pipelines for s in p.stages)
+    note = f"A step waits {seconds(waits.wait_s_per_step)} for its batch, {percent(waits.wait_ratio)} of it."
+    bounding = [_stage(p.bounding) for p in waits.pipelines if p.bounding]
+    note += f" Bounded by {printable('; '.join(bounding))}." if bounding else ""
+    return Table("Input", columns, rows, empty, note)
 
 
 def widths(table: Table, rows: Iterable[Sequence[Value]], room: int) -> dict[int, int]:

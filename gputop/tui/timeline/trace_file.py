@@ -47,14 +47,14 @@ class TraceFile:
         from gputop.diagnosis.worker import analyze_in_worker
 
         try:
-            document = analyze_in_worker(self.paths, stop)
+            found = analyze_in_worker(self.paths, stop)
         except GputopError as error:
             if stop.is_set():
                 return False
             self.report = Text(f"{printable(error.message)}\n{printable(error.fix)}")
             return True
-        self.report = Text(document["report"])
-        self.findings = tuple(Finding.from_json(f) for f in document["findings"])
+        self.report = Text(found.report)
+        self.findings = found.analysis.findings
         self.analyzed = True
         return True
 

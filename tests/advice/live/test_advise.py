@@ -13,6 +13,7 @@ from gputop.advice.live.advise import live_advice
 from gputop.advice.live.node_view import gpus_text
 from gputop.advice.live_rules import LIVE_RULES
 from gputop.advice.registry import LIMITS, limit
+from gputop.core.codec import convert, to_document
 from gputop.core.findings import Finding
 from gputop.core.samples import LOST, GpuSample
 from gputop.telemetry.history import History
@@ -93,7 +94,7 @@ def test_findings_keep_the_contract() -> None:
         assert finding.origin == "live" and finding.gpus and finding.gain.how and finding.source
         assert finding.gain.step_time is None  # nothing live tells of steps
         assert all(isinstance(v, float) for v in finding.evidence.values())
-        assert Finding.from_json(json.loads(json.dumps(finding.to_json()))) == replace(
+        assert convert(json.loads(json.dumps(to_document(finding))), Finding) == replace(
             finding, evidence=dict(finding.evidence))
     assert [f.severity for f in advice.findings] == sorted(
         (f.severity for f in advice.findings), key=["high", "medium", "low"].index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.advice.trace.input_fixes import InputFix, suggest_fix, suggest_fix_by_name
-from gputop.analysis.results_host import Pipeline, Stage
+from gputop.analysis.results import Pipeline, Stage
 
 
 def pipeline(*stages: tuple[str, float, int], bounding: str = "", batches: int = 10, calls: int = 10,

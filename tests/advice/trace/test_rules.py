@@ -88,7 +88,7 @@ def test_input_abstains_without_its_events_without_gpu_data_and_on_a_single_step
         b.host("IteratorGetNextOp::DoCompute", i * 100 + 10, 50)
     a = analyze_trace(b.build())
     assert a.breakdown is None and not a.findings
-    assert "empty_device_plane" in {q.id for q in a.quality}
+    assert "empty_device_plane" in {q.id for q in a.trace.quality}
     assert "GPU" in abstained(a)["input_bound"]
     one = Builder(gpus=0).host("train", 0, 100, step_num=1).host("IteratorGetNextOp::DoCompute", 0, 50)
     assert "second" in abstained(analyze_trace(one.build()))["input_bound"]

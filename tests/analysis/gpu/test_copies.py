@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gputop.analysis.gpu.copies import copy_table
 from gputop.analysis.gpu.device_time import timelines
-from gputop.analysis.results_device import CopyTable
+from gputop.analysis.results import CopyTable
 from gputop.analysis.steps.steps import find_steps
 from gputop.trace.model import Kind, MemoryKind
 from tests.trace.build import Builder, keras_steps

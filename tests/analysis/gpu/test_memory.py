@@ -10,19 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputop.analysis.gpu.memory import POINTS, downsample, memory
-from gputop.analysis.results import AllocatorUse
-from gputop.analysis.results_host import Holder, MemoryDetail
+from gputop.analysis.results import Holder
+from gputop.core.codec import to_document
 from gputop.trace.readers.load import load
 from tests.trace.build import Builder
 from tests.trace.readers.xspace.reference import Builder as XSpace
 
 AMD = Path(__file__).resolve().parents[3] / "../shared/data/xplane_amd"
 GPU = "GPU_0_bfc"
-
-
-def detail(use: AllocatorUse) -> MemoryDetail:
-    assert use.detail is not None
-    return use.detail
 
 
 def test_holders_are_what_was_allocated_and_not_yet_freed_at_the_peak():
@@ -35,24 +30,23 @@ def test_holders_are_what_was_allocated_and_not_yet_freed_at_the_peak():
     b.memory(6, GPU, 650, 350, 900, size=100, address=1, free=True, fragmentation=0.5)
     b.memory(7, GPU, 700, 300, 900, op="late:Late", size=50, address=4)
     (use,) = memory(b.build())
-    d = detail(use)
     assert (use.peak_bytes, use.peak_in_window_bytes, use.capacity_bytes) == (900, 750, 1000)
-    assert d.holders == (Holder("a/Conv2D:Conv2D", 300, 2),)
-    assert d.unattributed_bytes == 450 and d.allocated_before_bytes == 400
-    assert d.headroom_bytes == 250 and d.peak_s == pytest.approx(5e-6)
-    assert (d.allocations, d.frees) == (5, 2)
-    assert d.fragmentation_at_peak == 0.25 and d.fragmentation_max == 0.5
-    assert d.timeline_s == pytest.approx([i * 1e-6 for i in range(1, 8)])
-    assert d.timeline_in_use_bytes == (500, 650, 500, 700, 750, 650, 700)
+    assert use.holders == (Holder("a/Conv2D:Conv2D", 300, 2),)
+    assert use.unattributed_bytes == 450 and use.allocated_before_bytes == 400
+    assert use.headroom_bytes == 250 and use.peak_s == pytest.approx(5e-6)
+    assert (use.allocations, use.frees) == (5, 2)
+    assert use.fragmentation_at_peak == 0.25 and use.fragmentation_max == 0.5
+    assert use.timeline_s == pytest.approx([i * 1e-6 for i in range(1, 8)])
+    assert use.timeline_in_use_bytes == (500, 650, 500, 700, 750, 650, 700)
 
 
 def test_what_is_not_told_is_none_and_json_has_no_nan():
     b = Builder(gpus=0).memory(1, GPU, 500, 500, 900).memory(2, GPU, 400, 600, 900, fragmentation=math.inf)
     (use,) = memory(b.build())
-    d = detail(use)
-    assert d.fragmentation_at_peak is d.fragmentation_max is d.unattributed_bytes is d.allocated_before_bytes is None
-    assert d.holders == ()
-    assert json.loads(json.dumps(use.to_json(), allow_nan=False))["timeline_in_use_bytes"] == [500, 400]
+    assert use.fragmentation_at_peak is use.fragmentation_max is None
+    assert use.unattributed_bytes is use.allocated_before_bytes is None
+    assert use.holders == ()
+    assert json.loads(json.dumps(to_document(use), allow_nan=False))["timeline_in_use_bytes"] == [500, 400]
 
 
 def test_the_lifetimes_peak_is_not_the_windows():
@@ -76,7 +70,7 @@ def test_a_long_timeline_is_short_in_json():
     for i in range(3000):
         b.memory(i, GPU, i % 7, 10 - i % 7, 6)
     (use,) = memory(b.build())
-    assert len(detail(use).timeline_s) <= POINTS and max(detail(use).timeline_in_use_bytes) == 6
+    assert len(use.timeline_s) <= POINTS and max(use.timeline_in_use_bytes) == 6
 
 
 Action = st.tuples(st.integers(0, 4), st.integers(1, 50), st.sampled_from(["a:A", "b:B", None]))
@@ -103,9 +97,8 @@ def test_holders_against_a_heap_kept_by_hand(actions):
     for op, size in held.values():
         if op is not None:
             want[op] = want.get(op, 0) + size
-    d = detail(use)
-    assert {h.op: h.bytes for h in d.holders} == want
-    assert d.unattributed_bytes == peak - sum(want.values()) and d.allocated_before_bytes == 0
+    assert {h.op: h.bytes for h in use.holders} == want
+    assert use.unattributed_bytes == peak - sum(want.values()) and use.allocated_before_bytes == 0
 
 
 def test_the_reader_fills_the_columns_of_single_allocations():
@@ -132,8 +125,7 @@ def test_real_allocators_agree_with_themselves():
     change = np.where(a.is_free, -a.allocation_bytes, a.allocation_bytes)
     assert (np.diff(a.in_use_bytes) == change[1:]).all()
     (use,) = memory(trace)
-    d = detail(use)
-    assert d.allocations == 30 and d.frees == 29 and use.peak_in_window_bytes == 663228416
-    assert d.headroom_bytes == use.capacity_bytes - 663228416 and 0 < (d.fragmentation_max or 0) < 1
-    assert d.holders == () and d.unattributed_bytes == use.peak_in_window_bytes  # JAX names no ops there
-    assert d.allocated_before_bytes == 134219008
+    assert use.allocations == 30 and use.frees == 29 and use.peak_in_window_bytes == 663228416
+    assert use.headroom_bytes == use.capacity_bytes - 663228416 and 0 < (use.fragmentation_max or 0) < 1
+    assert use.holders == () and use.unattributed_bytes == use.peak_in_window_bytes  # JAX names no ops there
+    assert use.allocated_before_bytes == 134219008

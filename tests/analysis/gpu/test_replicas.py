@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.gpu.replicas import replicas
-from gputop.analysis.results_device import Replicas
+from gputop.analysis.results import Replicas
 from gputop.analysis.steps.steps import find_steps
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.simulation.loop import TrainingLoop

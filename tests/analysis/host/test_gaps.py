@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.gaps import step_gaps
-from gputop.analysis.results_host import StepGaps
+from gputop.analysis.results import StepGaps
 from gputop.analysis.steps.steps import find_steps
 from gputop.diagnosis.diagnose import analyze_trace
 from tests.trace.build import Builder, keras_steps

@@ -10,6 +10,7 @@ import pytest
 from gputop.analysis.gpu.breakdown import late_by_host
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.host_causes import HostCauses, host_causes
+from gputop.analysis.steps.steps import find_steps
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Trace
 from gputop.trace.readers.load import load
@@ -22,9 +23,9 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 def causes(trace: Trace) -> tuple[HostCauses, float]:
     """The division, and the host's part of the breakdown in seconds."""
     a = analyze_trace(trace)
-    found = host_causes(trace, timelines(trace), a.steps, a.ops)
+    found = host_causes(trace, timelines(trace), find_steps(trace), a.ops)
     assert found is not None and a.breakdown is not None
-    return found, a.breakdown.launch + a.breakdown.host
+    return found, (a.breakdown.launch or 0.0) + a.breakdown.host
 
 
 @pytest.mark.parametrize("b", [gap(0.3), placed(0.3), retraced(0.3), retraced(0.3, every=2), eager(80, 60),
@@ -35,7 +36,7 @@ def test_the_causes_sum_to_what_the_breakdown_calls_the_hosts_part(b, shuffle):
     c, total = causes(trace)
     parts = (c.tracing_s, c.eager_s, c.placement_s or 0.0, c.gap_s or 0.0, c.dispatch_s)
     assert sum(parts) == pytest.approx(total, abs=1e-9) and min(parts) >= 0
-    late = late_by_host(trace, timelines(trace), analyze_trace(trace).steps.bounds_ns)
+    late = late_by_host(trace, timelines(trace), find_steps(trace).bounds_ns)
     assert sum(s.total for s in late.values()) / 1e9 / analyze_trace(trace).steps.count == pytest.approx(total)
 
 

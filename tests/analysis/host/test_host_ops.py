@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gputop.analysis.host.host_ops import host_ops
-from gputop.analysis.results_host import HostOps, OpType
+from gputop.analysis.results import HostOps, OpType
 from gputop.analysis.steps.steps import find_steps
 from gputop.trace.readers.load import load
 from tests.trace.build import Builder, keras_steps

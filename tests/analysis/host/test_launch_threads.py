@@ -4,7 +4,7 @@ import pytest
 
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.host.launch_threads import launch_threads
-from gputop.analysis.results_host import LaunchThreads
+from gputop.analysis.results import LaunchThreads
 from gputop.trace.threads import role
 from tests.trace.build import Builder
 

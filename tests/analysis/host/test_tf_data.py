@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gputop.analysis.host.tf_data import pipelines
-from gputop.analysis.results_host import Pipeline, Stage
+from gputop.analysis.results import Pipeline, Stage
 from gputop.trace.readers.load import load
 from tests.trace.build import Builder
 

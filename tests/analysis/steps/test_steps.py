@@ -14,15 +14,15 @@ def test_keras2_markers_win_and_evaluation_ends_a_step():
     b.host("test", 520, 50, step_num=0, _r=1)
     keras_steps(b, 5, 100, 80)
     steps = find_steps(b.build())
-    assert steps is not None and "train" in steps.anchor and steps.confidence == "high"
+    assert steps is not None and "train" in steps.times.anchor and steps.times.confidence == "high"
     assert steps.count == 5
     assert steps.bounds_ns[-1] == (400_000, 520_000)
 
 
 def test_keras3_calls_reach_to_the_next_call_and_the_last_is_left_out():
     steps = find_steps(keras_steps(Builder(gpus=0), 6, 100, 60, first=7).build())
-    assert steps is not None and steps.count == 5 and steps.dropped == 1
-    assert steps.median_s == pytest.approx(100e-6)
+    assert steps is not None and steps.count == 5 and steps.times.dropped == 1
+    assert steps.times.median_s == pytest.approx(100e-6)
     assert steps.bounds_ns[0] == (7_000, 107_000)
 
 
@@ -31,7 +31,7 @@ def test_keras3_by_the_traced_function_where_eager_execute_is_absent():
     for i in range(4):
         b.host("one_step_on_iterator", i * 50, 30, tf_function_call="notTraced-nonXla")
     steps = find_steps(b.build())
-    assert steps is not None and steps.count == 3 and "tf_function_call" in steps.anchor
+    assert steps is not None and steps.count == 3 and "tf_function_call" in steps.times.anchor
 
 
 def test_validation_is_a_function_of_its_own():
@@ -40,7 +40,7 @@ def test_validation_is_a_function_of_its_own():
         b.host("EagerExecute", 600 + i * 20, 10, is_func=1, eager_op="__inference_multi_step_on_iterator_77")
     steps = find_steps(b.build())
     assert steps is not None and steps.count == 6  # the last training step ends where validation begins
-    assert steps.mean_s == pytest.approx(100e-6)
+    assert steps.times.mean_s == pytest.approx(100e-6)
 
 
 def test_functions_on_tf_data_threads_are_no_steps():
@@ -59,8 +59,8 @@ def test_where_the_host_runs_ahead_its_calls_tell_no_step_time(ahead):
         for k in range(9):
             b.run(0, 20 + i * 1000 + k * 110, 100, launch=call + 1 + k, thread="python")
     steps = find_steps(b.build())
-    assert steps is not None and steps.count == 7 and steps.median_s == pytest.approx(1000e-6)
-    assert ("the host runs ahead" in steps.anchor) == ahead and bool(steps.call_ends_ns) != ahead
+    assert steps is not None and steps.count == 7 and steps.times.median_s == pytest.approx(1000e-6)
+    assert ("the host runs ahead" in steps.times.anchor) == ahead and bool(steps.call_ends_ns) != ahead
 
 
 def test_a_pause_after_the_steps_is_no_running_ahead():
@@ -70,7 +70,7 @@ def test_a_pause_after_the_steps_is_no_running_ahead():
         b.run(0, 20 + i * 1000, 900, launch=i * 1000 + 10, thread="python")
     b.run(0, 60_000, 10, launch=59_990, thread="python")
     steps = find_steps(b.build())
-    assert steps is not None and steps.anchor == "train markers with step_num" and steps.count >= 7
+    assert steps is not None and steps.times.anchor == "train markers with step_num" and steps.count >= 7
 
 
 def test_what_compiles_again_and_again_is_no_warm_up():
@@ -81,7 +81,7 @@ def test_what_compiles_again_and_again_is_no_warm_up():
         b.host("train", at, length - 1, step_num=i)
         at += length
     steps = find_steps(b.build())
-    assert steps is not None and steps.count == 9 and steps.dropped == 0
+    assert steps is not None and steps.count == 9 and steps.times.dropped == 0
 
 
 def test_compilation_is_warm_up():
@@ -91,8 +91,8 @@ def test_compilation_is_warm_up():
     for i in range(6):
         b.host("EagerExecute", 5000 + i * 100, 60, is_func=1, eager_op="__inference_one_step_on_iterator_1")
     steps = find_steps(b.build())
-    assert steps is not None and steps.count == 5 and steps.dropped == 2
-    assert steps.mean_s == pytest.approx(100e-6)
+    assert steps is not None and steps.count == 5 and steps.times.dropped == 2
+    assert steps.times.mean_s == pytest.approx(100e-6)
 
 
 def test_steps_per_execution_is_counted_by_get_next():
@@ -100,7 +100,7 @@ def test_steps_per_execution_is_counted_by_get_next():
     for i in range(16):
         b.host("IteratorGetNextAsOptionalOp::DoCompute", i * 25 + 3, 2, line="tf_data_iterator_get_next/1")
     steps = find_steps(b.build())
-    assert steps is not None and steps.iterations_per_step == 4
+    assert steps is not None and steps.times.iterations_per_step == 4
 
 
 def test_replicas_are_not_iterations():
@@ -110,7 +110,7 @@ def test_replicas_are_not_iterations():
             b.run(gpu, i * 100 + 10, 50)
             b.host("IteratorGetNextOp::DoCompute", i * 100 + 3, 2, line=f"tf_data_iterator_get_next/{gpu}")
     steps = find_steps(b.build())
-    assert steps is not None and steps.iterations_per_step == 1
+    assert steps is not None and steps.times.iterations_per_step == 1
 
 
 def test_custom_loop_by_its_root_function():
@@ -119,7 +119,7 @@ def test_custom_loop_by_its_root_function():
         b.host("EagerExecute", i * 100, 60, is_func=1, eager_op="__inference_train_7")
         b.host("EagerExecute", i * 100 + 70, 5, is_func=1, eager_op="__inference_metric_9")
     steps = find_steps(b.build())
-    assert steps is not None and "__inference_train_7" in steps.anchor and steps.confidence == "medium"
+    assert steps is not None and "__inference_train_7" in steps.times.anchor and steps.times.confidence == "medium"
     assert steps.count == 7
 
 
@@ -135,7 +135,7 @@ def test_jax_calls_recorded_twice_count_once():
     for i in range(6):
         b.host("PjitFunction(step)", i * 100, 60).host("PjitFunction(step)", i * 100 + 1, 58)
     steps = find_steps(b.build())
-    assert steps is not None and steps.count == 5 and steps.mean_s == pytest.approx(100e-6)
+    assert steps is not None and steps.count == 5 and steps.times.mean_s == pytest.approx(100e-6)
 
 
 def test_profiler_steps_that_touch_count_to_the_last():
@@ -143,12 +143,12 @@ def test_profiler_steps_that_touch_count_to_the_last():
     for i in range(3):
         b.host(f"ProfilerStep#{i + 4}", i * 100, 99.5, step_num=i + 4)
     steps = find_steps(b.build())
-    assert steps is not None and steps.count == 3 and steps.confidence == "high"
+    assert steps is not None and steps.count == 3 and steps.times.confidence == "high"
 
 
 def test_one_marked_step_has_low_confidence():
     steps = find_steps(Builder(gpus=0, format="chrome").host("ProfilerStep#1", 0, 100).build())
-    assert steps is not None and steps.count == 1 and steps.confidence == "low"
+    assert steps is not None and steps.count == 1 and steps.times.confidence == "low"
 
 
 def _sequence(names: list[str], gaps: float = 50) -> Builder:
@@ -165,8 +165,8 @@ def _sequence(names: list[str], gaps: float = 50) -> Builder:
 def test_a_kernel_sequence_that_repeats_begins_after_its_widest_gap():
     step = ["first", *(f"layer{i % 4}" for i in range(16)), "update"]
     steps = find_steps(_sequence((step * 7)[5:]).build())  # cut into in the middle of a step
-    assert steps is not None and steps.confidence == "low" and "18 kernels" in steps.anchor
-    assert steps.mean_s == pytest.approx((18 * 10 + 50) * 1e-6)
+    assert steps is not None and steps.times.confidence == "low" and "18 kernels" in steps.times.anchor
+    assert steps.times.mean_s == pytest.approx((18 * 10 + 50) * 1e-6)
 
 
 @pytest.mark.parametrize("names", [
@@ -209,9 +209,9 @@ def test_training_and_evaluation_are_told_apart_by_their_ops():
     for i in range(40):  # takes more time than training does
         _call(b, 500 + i * 100, 90, EVALUATE, FORWARD)
     steps = find_steps(b.build())
-    assert steps is not None and steps.phase == "training" and steps.count == 5
-    assert steps.left_out_s == pytest.approx({"evaluation": 3.6e-3})
-    assert [note.id for note in evaluation_note(steps)] == ["evaluation"]
+    assert steps is not None and steps.times.phase == "training" and steps.count == 5
+    assert steps.times.left_out_s == pytest.approx({"evaluation": 3.6e-3})
+    assert [note.id for note in evaluation_note(steps.times)] == ["evaluation"]
 
 
 def test_evaluation_alone_is_said_to_be_that():
@@ -219,8 +219,8 @@ def test_evaluation_alone_is_said_to_be_that():
     for i in range(5):
         _call(b, i * 100, 40, EVALUATE, FORWARD)
     steps = find_steps(b.build())
-    assert steps is not None and steps.phase == "evaluation" and "which evaluates" in steps.anchor
-    assert "no training" in evaluation_note(steps)[0].message
+    assert steps is not None and steps.times.phase == "evaluation" and "which evaluates" in steps.times.anchor
+    assert "no training" in evaluation_note(steps.times)[0].message
 
 
 @pytest.mark.parametrize("ops", [(), ("optional:OptionalFromValue", "Add/ReadVariableOp:ReadVariableOp")])
@@ -229,7 +229,7 @@ def test_without_ops_of_a_model_the_phase_is_not_known(ops):
     for i in range(5):
         _call(b, i * 100, 40, EVALUATE, *ops)
     steps = find_steps(b.build())
-    assert steps is not None and steps.phase == "unknown" and not evaluation_note(steps)
+    assert steps is not None and steps.times.phase == "unknown" and not evaluation_note(steps.times)
 
 
 def test_where_xla_runs_the_step_forward_ops_prove_nothing():
@@ -237,7 +237,7 @@ def test_where_xla_runs_the_step_forward_ops_prove_nothing():
     for i in range(5):
         _call(b, i * 100, 40, FIT, FORWARD, "CpuExecutable::ExecuteAsyncOnStream")
     steps = find_steps(b.build())
-    assert steps is not None and steps.phase == "unknown"
+    assert steps is not None and steps.times.phase == "unknown"
 
 
 def test_two_step_functions_of_which_nothing_is_known_are_not_called_training():
@@ -245,8 +245,9 @@ def test_two_step_functions_of_which_nothing_is_known_are_not_called_training():
     for i in range(6):
         b.host("EagerExecute", 600 + i * 20, 10, is_func=1, eager_op="__inference_multi_step_on_iterator_77")
     steps = find_steps(b.build())
-    assert steps is not None and steps.phase == "unknown" and steps.left_out_s == pytest.approx({"unknown": 60e-6})
-    assert "may be either" in evaluation_note(steps)[0].message
+    assert (steps is not None and steps.times.phase == "unknown"
+            and steps.times.left_out_s == pytest.approx({"unknown": 60e-6}))
+    assert "may be either" in evaluation_note(steps.times)[0].message
 
 
 def test_the_ops_of_kernels_tell_the_phase_too():
@@ -255,7 +256,7 @@ def test_the_ops_of_kernels_tell_the_phase_too():
         _call(b, i * 100, 40, FIT)
         b.run(0, i * 100 + 70, 20, op=BACKWARD, launch=i * 100 + 5)
     steps = find_steps(b.build())
-    assert steps is not None and steps.phase == "training"
+    assert steps is not None and steps.times.phase == "training"
 
 
 @pytest.mark.parametrize(("function", "phase"), [
@@ -267,7 +268,7 @@ def test_functions_whose_name_tells(function, phase):
     for i in range(5):
         _call(b, i * 100, 40, function, FORWARD)
     steps = find_steps(b.build())
-    assert steps is not None and steps.phase == phase
+    assert steps is not None and steps.times.phase == phase
 
 
 def test_markers_of_training_win_over_longer_ones_of_evaluation():
@@ -277,7 +278,8 @@ def test_markers_of_training_win_over_longer_ones_of_evaluation():
     for i in range(20):
         b.host("test", 300 + i * 100, 90, step_num=i)
     steps = find_steps(b.build())
-    assert steps is not None and steps.phase == "training" and steps.count == 3 and "evaluation" in steps.left_out_s
+    assert (steps is not None and steps.times.phase == "training" and steps.count == 3
+            and "evaluation" in steps.times.left_out_s)
 
 
 def test_the_only_training_step_of_a_window_does_not_stand_for_it():
@@ -286,7 +288,8 @@ def test_the_only_training_step_of_a_window_does_not_stand_for_it():
     for i in range(6):
         _call(b, 100 + i * 50, 40, EVALUATE, FORWARD)
     steps = find_steps(b.build())
-    assert steps is not None and steps.phase == "evaluation" and steps.count == 5 and "training" in steps.left_out_s
+    assert (steps is not None and steps.times.phase == "evaluation" and steps.count == 5
+            and "training" in steps.times.left_out_s)
 
 
 def test_a_custom_loop_prefers_the_function_that_trains_and_ends_before_a_pause():
@@ -298,8 +301,8 @@ def test_a_custom_loop_prefers_the_function_that_trains_and_ends_before_a_pause(
         for i in range(10):
             _call(b, block * 10_000 + 600 + i * 900, 800, "__inference_test_step_3", FORWARD)
     steps = find_steps(b.build())
-    assert steps is not None and "train_step" in steps.anchor and steps.phase == "training"
-    assert steps.count == 11 and steps.mean_s == pytest.approx(100e-6)
+    assert steps is not None and "train_step" in steps.times.anchor and steps.times.phase == "training"
+    assert steps.count == 11 and steps.times.mean_s == pytest.approx(100e-6)
 
 
 def test_a_function_traced_anew_at_each_call_is_one_loop():
@@ -308,7 +311,7 @@ def test_a_function_traced_anew_at_each_call_is_one_loop():
         b.host("train_step", i * 100, 80, tf_function_call="traced-nonXla", tracing_count=i)
         _call(b, i * 100 + 50, 20, f"__inference_train_step_{i}")
     steps = find_steps(b.build())
-    assert steps is not None and steps.anchor == "calls of the tf.function train_step" and steps.count == 5
+    assert steps is not None and steps.times.anchor == "calls of the tf.function train_step" and steps.count == 5
 
 
 def test_a_loop_without_functions_steps_by_its_batches():
@@ -317,7 +320,7 @@ def test_a_loop_without_functions_steps_by_its_batches():
         b.host("EagerExecute", i * 100, 5, is_func=0, eager_op="IteratorGetNext")
         b.host("EagerExecute", i * 100 + 10, 50, is_func=0, eager_op="MatMul")
     steps = find_steps(b.build())
-    assert steps is not None and "batch" in steps.anchor and steps.confidence == "low" and steps.count == 5
+    assert steps is not None and "batch" in steps.times.anchor and steps.times.confidence == "low" and steps.count == 5
 
 
 def test_steps_know_the_ends_of_their_calls():

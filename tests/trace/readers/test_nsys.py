@@ -110,7 +110,7 @@ def test_ranges_named_as_kineto_s_steps_mark_steps(tmp_path):
     database.commit()
     database.close()
     steps = find_steps(read_nsys(path))
-    assert steps is not None and (steps.anchor, steps.median_s) == ("ProfilerStep# markers", 150e-9)
+    assert steps is not None and (steps.times.anchor, steps.times.median_s) == ("ProfilerStep# markers", 150e-9)
 
 
 @pytest.mark.parametrize("missing", sorted(set(TABLES) - {"CUPTI_ACTIVITY_KIND_KERNEL"}))

@@ -9,6 +9,7 @@ from gputop.profiler.capture.records import CaptureRecord, Server
 from gputop.telemetry.step_period import TOO_FAST, StepPeriodEstimate
 from gputop.tui.monitor.columns import MAX_LINES_PER_GPU, lines_per_gpu
 from gputop.tui.monitor.status_lines import host, job, replay_keys
+from tests.analyses import make_analysis
 from tests.fakes import cgroup_sample, node_sample
 
 SERVER = Server("127.0.0.1:6009", "python train.py --batch 256", 41231)
@@ -17,7 +18,7 @@ FOUND = StepPeriodEstimate(2.4, 0.91, None, "sm_active", tuple(range(8)), 8, 0.5
 
 def _job(step_period: StepPeriodEstimate | None, step_s: float | None = None, width: int = 160) -> str:
     record = None if step_s is None else CaptureRecord(
-        SERVER.address, Path("t"), 100.0, 10.0, 10.0, analysis={"steps": {"median_s": step_s}, "findings": []})
+        SERVER.address, Path("t"), 100.0, 10.0, 10.0, analysis=make_analysis(steps={"median_s": step_s}))
     return "".join(text for text, _ in job((SERVER,), True, None, record, 112.0, width, step_period))
 
 

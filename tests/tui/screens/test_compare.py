@@ -16,6 +16,7 @@ from gputop.render.step_parts import PART_BY_ID
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import compared_to_baseline
 from gputop.tui.screens.compare import CaptureList, CompareScreen, colored, compared
+from tests.analyses import make_analysis
 from tests.fakes import START_S
 from tests.tui.found import FoundSession, box_text, text_of
 from tests.tui.textual_private import message_text
@@ -33,8 +34,8 @@ def steps(median_s: float, count: int = 40) -> dict[str, object]:
 
 
 def record(n: int, step_s: float, path: Path = Path("/gone")) -> CaptureRecord:
-    analysis = {"schema": "gputop.analysis/1", "steps": steps(step_s), "findings": [], "abstained": [], "gpus": []}
-    return CaptureRecord(f"host-{n}:6009", path / f"{n}.xplane.pb", START_S + n, 10.0, 10.0, analysis=analysis)
+    found = make_analysis(steps=steps(step_s))
+    return CaptureRecord(f"host-{n}:6009", path / f"{n}.xplane.pb", START_S + n, 10.0, 10.0, analysis=found)
 
 
 class Captured(FoundSession):
@@ -118,7 +119,7 @@ async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
 
 
 async def test_two_real_traces_side_by_side() -> None:
-    records = [replace(record(n, 1.0), path=path, analysis=analyze([str(path)]).to_json())
+    records = [replace(record(n, 1.0), path=path, analysis=analyze([str(path)]))
                for n, path in enumerate((SLOW, FAST))]
     session = Captured(*records)
     app = GputopApp(session)
@@ -140,7 +141,7 @@ def test_without_the_traces_the_analyses_are_compared_and_that_is_said() -> None
 
 
 def test_captures_without_steps_say_that_it_cannot_be_told() -> None:
-    bare = replace(record(1, 0.4), analysis={"gpus": [], "findings": []})
+    bare = replace(record(1, 0.4), analysis=make_analysis())
     assert "Whether the step time changed cannot be told" in str(compared(bare, bare, 88, threading.Event()))
 
 

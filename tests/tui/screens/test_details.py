@@ -30,6 +30,7 @@ from gputop.tui.screens.dialogs import LivePopup
 from gputop.tui.screens.finding import finding_parts
 from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
 from gputop.tui.screens.tables_screen import TablesScreen
+from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession, cgroup_sample, node_sample
 from tests.tui.found import HEAVY, SMALL, FoundSession, box_text, text_of
 from tests.tui.screens.test_tables import TabledSession
@@ -267,14 +268,14 @@ async def test_findings_carry_the_nodes_gpu_numbers_in_the_app() -> None:
     process = replace(session.sample.processes[0], cuda_visible_devices="3",
                       gpus={3: session.sample.processes[0].gpus[3]})
     session.sample = replace(session.sample, processes=(process,))
-    analysis = {**session.last_capture.analysis, "gpus": [{"gpu": 0}]}
-    session.capture_ended(replace(session.last_capture, analysis=analysis), session.servers)
+    found = make_analysis(gpus=[{"gpu": 0}], findings=session.last_capture.findings)
+    session.capture_ended(replace(session.last_capture, analysis=found), session.servers)
     assert next(f for f in session.findings if f.id == HEAVY.id).gpus == (3,)
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("r", "enter")
         assert "GPU 0 of the process = GPU 3 of the node" in box_text(app)
-    session.capture_ended(replace(session.last_capture, analysis=analysis), [*session.servers, *session.servers])
+    session.capture_ended(replace(session.last_capture, analysis=found), [*session.servers, *session.servers])
     assert "several workers" in (session.gpu_numbers.reason or "")
     assert next(f for f in session.findings if f.id == HEAVY.id).gpus == HEAVY.gpus
 

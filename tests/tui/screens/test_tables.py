@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from textual.widgets import DataTable
 
+from gputop.analysis.results import Analysis
 from gputop.diagnosis.diagnose import analyze
 from gputop.tui.app import GputopApp
 from gputop.tui.screens.dialogs import Ask, Popup
 from gputop.tui.screens.tables import Column, Table, arranged, tables, widths
 from gputop.tui.screens.tables_screen import TablesScreen, Tabs
 from gputop.tui.widgets.cached_lines import LinesWidget
+from tests.analyses import make_analysis
 from tests.diagnosis.test_worker import CAPTURE
 from tests.tui.found import FoundSession, box_text, text_of
 from tests.tui.textual_private import messages
 
 TABLE = Table("t", (Column("n", str), Column("name", wide=True)), ((2.0, "b"), (None, "a"), (3.0, "C")), "none")
-EMPTY = {"gpus": [{"gpu": 0}], "kernels": None, "memory": []}
+EMPTY = make_analysis(gpus=[{"gpu": 0}])
 
 
-def document() -> dict[str, object]:
-    return {
+def found() -> Analysis:
+    document: dict[str, Any] = {
         "gpus": [{"gpu": 0}, {"gpu": 1}],
         "kernels": {"by_name": [
             {"name": "gemm_[bold]x", "count": 40, "time_s": 0.8, "mean_s": 0.02, "share": 0.8, "types": {"bf16": 1.0},
@@ -50,6 +53,7 @@ def document() -> dict[str, object]:
                                                      "calls": 10, "workers": 4, "cost_s_per_batch": 0.2,
                                                      "parallelism": 4, "buffer_empty": None}]}]},
     }
+    return make_analysis(**document)
 
 
 def test_sorting_goes_from_the_largest_and_keeps_what_is_not_known_last() -> None:
@@ -61,14 +65,14 @@ def test_sorting_goes_from_the_largest_and_keeps_what_is_not_known_last() -> Non
 
 
 def test_an_op_not_traced_on_the_host_took_no_known_time_there() -> None:
-    told = {"ops": {"types": [{"type": "MatMul", "placement": "gpu", "count": 0, "host_s": 0.0, "device_s": 1.0,
-                               "example": "dense/MatMul"}]}}
-    ops = next(t for t in tables(told) if t.name == "Host ops")
+    matmul = {"type": "MatMul", "placement": "gpu", "count": 0, "host_s": 0.0, "device_s": 1.0,
+              "example": "dense/MatMul"}
+    ops = next(t for t in tables(make_analysis(ops={"types": [matmul]})) if t.name == "Host ops")
     assert ops.rows[0][:5] == ("MatMul", "gpu", None, None, 1.0)
 
 
 def test_every_table_tells_what_the_analysis_holds() -> None:
-    kernels, by_op, collectives, memory, copies, ops, functions, pipeline = tables(document())
+    kernels, by_op, collectives, memory, copies, ops, functions, pipeline = tables(found())
     assert [c.text(v) for c, v in zip(kernels.columns, kernels.rows[0], strict=True)] == [
         "80 %", "800 ms", "40", "20.0 ms", "bf16", "100 %", "0-1", "25 %", "gemm_[bold]x"]
     assert kernels.rows[1][-1] == "and 7 more" and kernels.rows[1][4:8] == (None, None, "0", None)
@@ -93,14 +97,14 @@ def test_the_wide_column_gets_the_room_that_is_left() -> None:
     assert widths(TABLE, TABLE.rows, 100)[1] == 24
     long = replace(TABLE, rows=((1.0, "x" * 300),))
     assert widths(long, long.rows, 100)[1] == 100 - widths(long, long.rows, 100)[0] - 4
-    kernels = tables(document())[0]
+    kernels = tables(found())[0]
     names = {room: [kernels.columns[i].title for i in widths(kernels, kernels.rows, room)] for room in (60, 78, 200)}
     assert len(names[200]) == len(kernels.columns) > len(names[78]) >= len(names[60])
     assert {"share", "time", "count", "kernel"} <= set(names[60])
 
 
 def test_the_analysis_of_a_real_trace_fills_them() -> None:
-    found = {t.name: t for t in tables(analyze([str(CAPTURE)]).to_json())}
+    found = {t.name: t for t in tables(analyze([str(CAPTURE)]))}
     assert all(len(row) == len(t.columns) for t in found.values() for row in t.rows)
     assert found["Host ops"].rows and found["Functions"].rows
 
@@ -109,7 +113,7 @@ class TabledSession(FoundSession):
     def __init__(self) -> None:
         super().__init__()
         assert self.last_capture is not None
-        self.last_capture = replace(self.last_capture, analysis=document() | {"findings": []})
+        self.last_capture = replace(self.last_capture, analysis=found())
 
 
 async def test_keys_and_mouse_of_the_tables() -> None:
@@ -167,4 +171,4 @@ async def test_they_draw_at_any_size(size: tuple[int, int]) -> None:
 
 
 def test_a_window_without_kernels_is_not_a_trace_without() -> None:
-    assert tables({"kernels": {"by_name": []}})[0].empty == "No kernel ran in the window."
+    assert tables(make_analysis(kernels={"by_name": []}))[0].empty == "No kernel ran in the window."

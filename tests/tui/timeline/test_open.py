@@ -21,6 +21,7 @@ from gputop.tui.timeline.screen import TimelineScreen
 from gputop.tui.timeline.trace_file import TraceFile, trace_of
 from gputop.tui.timeline_app import TimelineApp
 from gputop.tui.widgets.cached_lines import LinesWidget
+from tests.analyses import make_analysis
 from tests.fakes import START_S, StillSession
 from tests.tui.timelines import LAUNCH_BOUND, job, notes, picture, refused, text_of, timeline_of, trace_file, until
 
@@ -109,7 +110,7 @@ class CapturedSession(StillSession):
         super().__init__()
         self.last_capture = CaptureRecord(
             "127.0.0.1:6009", Path("/traces/run/node.xplane.pb"), START_S + self.tick - 12, 10.0, 10.4,
-            analysis={"findings": [LAUNCH_BOUND.to_json()]}, report="where the step goes")
+            analysis=make_analysis(findings=[LAUNCH_BOUND]), report="where the step goes")
         self.finding_store.refresh()
 
 

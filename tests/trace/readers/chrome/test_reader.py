@@ -66,7 +66,7 @@ def test_what_tensorflow_says_of_its_calls_is_read_from_exports_too():
     assert [v.tolist() for v in trace.host.stats["is_func"]] == [[0, 1, 3, 4, 5], [1] * 5]
     assert "tracing_count" not in trace.host.stats and [v.tolist() for v in trace.host.stats["id"]] == [[2], [77]]
     steps = find_steps(trace)
-    assert steps is not None and steps.count == 4 and steps.anchor.startswith("calls of Keras' step function")
+    assert steps is not None and steps.count == 4 and steps.times.anchor.startswith("calls of Keras' step function")
 
 
 def test_kineto():
@@ -284,6 +284,6 @@ def test_a_file_cut_off_before_its_gpu_s_events_does_not_pass_for_one_without_a_
     trace = read_chrome([("t.json", [text[:text.index(b'{"ph": "X", "cat": "kernel"')]])])
     assert len(trace.host) and not len(trace.device) and len(trace.gpus) == 8
     analysis = analyze_trace(trace)
-    assert [q.id for q in analysis.quality[:2]] == ["truncated", "no_device_events"]
-    assert analysis.breakdown is None and analysis.gpus == [] and not analysis.findings
-    assert "no_gpu" not in {q.id for q in analysis.quality}
+    assert [q.id for q in analysis.trace.quality[:2]] == ["truncated", "no_device_events"]
+    assert analysis.breakdown is None and analysis.gpus == () and not analysis.findings
+    assert "no_gpu" not in {q.id for q in analysis.trace.quality}

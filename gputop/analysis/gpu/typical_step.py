@@ -9,7 +9,8 @@ import numpy as np
 
 from gputop.analysis.gpu.breakdown import parts_by_gpu
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
-from gputop.analysis.results import Steps, TypicalStep
+from gputop.analysis.results import StepRuns, TypicalStep
+from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import coverage
 from gputop.trace.model import Trace
 
@@ -21,7 +22,7 @@ def typical_step(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Step
     if steps is None:
         return None
     durations = np.array([(end - begin) / 1e9 for begin, end in steps.bounds_ns])
-    step = int(np.argmin(np.abs(durations - steps.median_s)))
+    step = int(np.argmin(np.abs(durations - steps.times.median_s)))
     begin, end = steps.bounds_ns[step]
     gpus = parts_by_gpu(trace, gpu_timelines, [(begin, end)])
     if not gpus:
@@ -32,5 +33,6 @@ def typical_step(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Step
         names = list(parts)
         most = np.argmax([coverage(spans, edges[:-1], edges[1:]) for spans in parts.values()], axis=0)
         cuts = [0, *(np.flatnonzero(np.diff(most)) + 1).tolist(), SLOTS]
-        runs.append((gpu_number(trace, gpu), tuple((names[most[a]], a, b) for a, b in itertools.pairwise(cuts))))
-    return TypicalStep(step, float(durations[step]), SLOTS, tuple(sorted(runs)))
+        runs.append(StepRuns(gpu_number(trace, gpu), tuple((names[most[a]], a, b)
+                                                           for a, b in itertools.pairwise(cuts))))
+    return TypicalStep(step, float(durations[step]), SLOTS, tuple(sorted(runs, key=lambda r: r.gpu)))

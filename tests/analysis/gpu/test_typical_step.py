@@ -1,19 +1,22 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
 from gputop.analysis.gpu.breakdown import breakdown, parts_by_gpu
 from gputop.analysis.gpu.device_time import timelines
-from gputop.analysis.results import Steps
-from gputop.analysis.steps.typical_step import SLOTS, typical_step
+from gputop.analysis.gpu.typical_step import SLOTS, typical_step
+from gputop.analysis.results import StepTimes
+from gputop.analysis.steps.model import Steps
+from gputop.core.codec import to_document
 from gputop.diagnosis.diagnose import analyze_trace
 from tests.trace.build import Builder
 
 
 def _steps(*bounds: tuple[int, int]) -> Steps:
-    return Steps(anchor="test", confidence="high", bounds_ns=bounds, median_s=1e-3, mean_s=1e-3, p95_s=1e-3)
+    return Steps(bounds, StepTimes("test", "high", len(bounds), median_s=1e-3, mean_s=1e-3, p95_s=1e-3))
 
 
 def _trace() -> Builder:
@@ -27,19 +30,19 @@ def test_the_runs_say_when_each_gpu_did_what() -> None:
     trace = _trace().build()
     step = typical_step(trace, timelines(trace), _steps((0, 400_000), (400_000, 1_400_000), (400_000, 1_400_000)))
     assert step is not None and (step.step, step.duration_s) == (1, pytest.approx(1e-3))
-    gpus = dict(step.gpus)
+    gpus = {gpu.gpu: gpu.runs for gpu in step.gpus}
     assert gpus[0][0] == ("compute", 0, SLOTS // 2) and gpus[1][-1] == ("compute", SLOTS // 2, SLOTS)
     for runs in gpus.values():
         assert runs[0][1] == 0 and runs[-1][2] == SLOTS
         assert all(a[2] == b[1] and a[0] != b[0] for a, b in itertools.pairwise(runs))
-    assert step.to_json()["gpus"][0]["runs"][0] == ["compute", 0, SLOTS // 2]
+    assert json.loads(json.dumps(to_document(step)))["gpus"][0]["runs"][0] == ["compute", 0, SLOTS // 2]
 
 
 def test_parts_of_the_gpus_average_to_the_breakdown() -> None:
     trace = _trace().build()
     bounds = [(0, 400_000), (400_000, 1_400_000)]
     gpus = parts_by_gpu(trace, timelines(trace), bounds)
-    mean = breakdown(trace, timelines(trace), bounds).to_json()
+    mean = breakdown(trace, timelines(trace), bounds).known
     for name, value in mean.items():
         assert sum(parts[name].total for parts in gpus.values()) / 2 / 2 / 1e9 == pytest.approx(value)
 

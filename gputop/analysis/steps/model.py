@@ -1,0 +1,38 @@
+"""The training steps of a trace, as the analyses need them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gputop.analysis.results import StepTimes
+from gputop.trace.intervals import Spans, union
+from gputop.trace.model import I64
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """When each training step ran, and the figures of them all.
+
+    ``bounds_ns`` are (start, end) pairs relative to the trace's origin, disjoint and in order. ``call_ends_ns`` are
+    the ends of the calls or markers at which the steps begin; empty where steps rest on kernels.
+    """
+
+    bounds_ns: tuple[tuple[int, int], ...]
+    times: StepTimes
+    call_ends_ns: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.bounds_ns)
+
+    @property
+    def edges_ns(self) -> I64:
+        """The bounds as an array of shape (count, 2)."""
+        return np.array(self.bounds_ns, np.int64).reshape(-1, 2)
+
+    @property
+    def spans(self) -> Spans:
+        """The time within steps; steps that touch are one span."""
+        return union([a for a, _ in self.bounds_ns], [b for _, b in self.bounds_ns])

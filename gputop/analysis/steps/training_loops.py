@@ -1,0 +1,47 @@
+"""The training loops of a trace and when they wait for a batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gputop.trace.intervals import Spans, union
+from gputop.trace.lookups import host_rows
+from gputop.trace.model import Trace
+
+# The step's own wait. tf.data's stages run on other threads and cost nothing while a batch lies ready.
+GET_NEXT = r"(?:MultiDevice)?IteratorGetNext\w*Op::DoCompute$"
+_LOADER = r"enumerate\(DataLoader\)#"
+
+
+class TrainingLoop(NamedTuple):
+    """A training loop and when it waited for a batch. ``line`` is its thread, -1 where it may use any of the host's."""
+
+    host: str
+    line: int
+    waits: Spans
+
+
+def training_loops(trace: Trace) -> list[TrainingLoop]:
+    """One per process that has a training loop; none where no calls for a batch are traced.
+
+    The replicas of one TensorFlow process each have an iterator and are one loop; the ranks
+    of a PyTorch job are a loop each.
+    """
+    lines = trace.lines
+    hosts = {host: i for i, host in enumerate(sorted({line.host for line in lines}))}
+    for pattern, loop_of_line in (
+        (GET_NEXT, np.array([hosts[line.host] for line in lines], np.int64)),
+        (_LOADER, np.arange(len(lines))),
+    ):
+        rows = host_rows(trace, pattern)
+        if len(rows):
+            loop = loop_of_line[trace.host.line[rows]]
+            names = list(hosts)
+            return [
+                TrainingLoop(names[i] if pattern == GET_NEXT else lines[i].host, -1 if pattern == GET_NEXT else int(i),
+                             union(trace.host.start_ns[rows[loop == i]], trace.host.end_ns[rows[loop == i]]))
+                for i in np.unique(loop)
+            ]
+    return []

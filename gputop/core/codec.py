@@ -1,0 +1,104 @@
+"""JSON documents to typed values and back, by msgspec: results, findings, snapshots, what a worker process answers.
+
+A document may come from anywhere: an older version, an editor, an attacker. Everything is checked on the way in:
+the types, and that each number is finite and of a size that can be computed with. A key that the type does not have
+is ignored, one that is missing has its default.
+
+msgspec takes 15 ms to import. Where the first frame must not wait for it, import this module where it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from gputop.core.errors import GputopError
+
+T = TypeVar("T")
+MAX_NUMBER = 1e30  # above what anything measures, and still safe to add and to multiply
+_MAX_INTEGER = 10 ** 30
+_NAMES = {"array": "a list", "object": "an object", "str": "a text", "int": "a whole number", "float": "a number",
+          "bool": "true or false", "null": "null"}
+_DAMAGED = "Copy it again, or make a new one."
+_MISMATCH = re.compile(r"Expected (`.*?`.*?), got (`.*?`)(?: - at `(?:key` in `)?\$(.*?)`)?$")
+_OUT_OF_BOUNDS = re.compile(r"Expected `(.*?)` (.+?)(?: - at `\$(.*?)`)?$")
+_MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `\$(.*?)`)?$")
+
+
+def to_document(value: object) -> Any:
+    """``value`` as JSON-ready objects, lists, texts and numbers; keys in the order of the fields."""
+    return msgspec.to_builtins(value, str_keys=True)
+
+
+def from_document(document: object, kind: type[T], name: str, fix: str = _DAMAGED) -> T:
+    """A value of type ``kind`` out of parsed JSON; raises GputopError that calls the document ``name``."""
+    try:
+        return convert(document, kind)
+    except ValueError as error:
+        raise GputopError(f"{name} is damaged: {error}", fix) from error
+
+
+def convert(document: object, kind: type[T]) -> T:
+    """The same; raises ValueError that says what is wrong where."""
+    check_numbers(document)
+    try:
+        return msgspec.convert(document, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(_plain(str(error))) from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def parse(text: str | bytes | bytearray) -> Any:
+    """The JSON document in a text; raises ValueError where it holds none."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def check_numbers(document: object) -> None:
+    """Raise ValueError for a number that is not finite, or larger than any measurement."""
+    waiting = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            waiting.extend(value)
+        elif isinstance(value, float):
+            if not math.isfinite(value):
+                raise ValueError(f"{value} is no number")
+            if abs(value) > MAX_NUMBER:
+                raise ValueError(f"{value:g} is too large a number")
+        elif isinstance(value, int) and abs(value) > _MAX_INTEGER:
+            raise ValueError("a whole number is too large")
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")
+
+
+def _plain(message: str) -> str:
+    """msgspec's message with the place first: ``gpus[0].index: null where a whole number belongs``."""
+    found = _MISMATCH.search(message)
+    if found is not None:
+        wanted, got, place = found.groups()
+        kinds = re.findall(r"\w+", wanted)
+        belongs = " or ".join(_NAMES[k] for k in kinds if k in _NAMES) or wanted
+        return f"{_place(place)}{got.strip('`')} where {belongs} belongs"
+    found = _MISSING.search(message)
+    if found is not None:
+        return f"{_place(found[2])}{found[1]} is missing"
+    found = _OUT_OF_BOUNDS.search(message)
+    if found is not None:
+        return f"{_place(found[3])}not {_NAMES.get(found[1], found[1])} {found[2]}"
+    return message
+
+
+def _place(path: str | None) -> str:
+    return f"{path.removeprefix('.')}: " if path else ""
