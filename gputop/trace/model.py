@@ -162,6 +162,7 @@ class AllocatorEvents:
     allocation_bytes: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # what it took, rounding included
     address: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     fragmentation: F64 = field(default_factory=lambda: np.empty(0, np.float64))  # 0-1, NaN: unknown
+    region_type: I32 = field(default_factory=lambda: np.empty(0, np.int32))  # index into names, -1: none
 
     def __len__(self) -> int:
         return len(self.time_ns)

@@ -115,6 +115,7 @@ def test_the_reader_fills_the_columns_of_single_allocations():
     assert a.allocation_bytes.tolist() == [100, -1]
     assert a.fragmentation[0] == 0.5 and np.isnan(a.fragmentation[1])
     assert [trace.names[i] if i >= 0 else None for i in a.tf_op] == ["a/MatMul:MatMul", None]
+    assert [trace.names[i] if i >= 0 else None for i in a.region_type] == ["temp", None]
 
 
 @pytest.mark.skipif(not AMD.exists(), reason="the shared real traces are not on this machine")

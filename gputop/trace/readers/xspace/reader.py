@@ -54,7 +54,7 @@ _INTEGER_STATS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "ite
 _STRING_STATS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")
 _LAUNCH_STATS = ("correlation_id", "device_id", "memcpy_details")
 _ALLOCATOR_STATS = ("allocator_name", "bytes_allocated", "bytes_available", "peak_bytes_in_use", "tf_op",
-                    "allocation_bytes", "addr", "fragmentation")
+                    "allocation_bytes", "addr", "fragmentation", "region_type")
 _HOST_STATS = (*_INTEGER_STATS, *_STRING_STATS, *_LAUNCH_STATS, *_ALLOCATOR_STATS)
 
 
@@ -342,6 +342,7 @@ class _XSpace:
             allocation_bytes=integers(chunk, "allocation_bytes", n)[rows],
             address=integers(chunk, "addr", n)[rows],
             fragmentation=floats(chunk, "fragmentation", n)[rows],
+            region_type=self._without_empty(strings(chunk, "region_type", n, names, references)[rows]),
         ))
 
     def _without_empty(self, text: I64) -> I32:
