@@ -191,7 +191,7 @@ def test_the_host_names_the_processes_that_use_most_also_without_a_gpu() -> None
     assert [line.split()[0] for line in by_memory.splitlines()[1:] if line] == ["8", "41231", "7"]
     assert "GPU 0-7" in by_cpu and SECRET not in text and max(map(len, by_cpu.splitlines()[1:])) <= 80
     first = tuple(replace(p, cpu_cores=Reading.missing("count", "first sample: a rate needs two")) for p in BUSY)
-    assert "N/A: first look" in str(host_text(replace(sample, host=replace(host, top_processes=first))))
+    assert "N/A: first sample" in str(host_text(replace(sample, host=replace(host, top_processes=first))))
 
 
 def test_control_groups_show_what_is_used_of_what_is_granted_and_what_is_strained() -> None:
