@@ -1,4 +1,4 @@
-"""Protobuf wire format, written by the column: a hundred thousand events in one go.
+"""Protobuf wire format, encoded by the column: a hundred thousand events in one call.
 
 Only what an XSpace needs. Every part of a message is a block of bytes, one row per event,
 with each row's length; a message is its parts row by row, behind their lengths.
@@ -26,8 +26,13 @@ UINT, INT, REF = 3, 4, 7
 _STAT_DOUBLE, _STAT_STR = 2, 5
 
 
+_BYTE = [bytes([value]) for value in range(256)]
+
+
 def varint(value: int) -> bytes:
     """A varint; negative numbers as 64-bit two's complement."""
+    if 0 <= value < 0x80:
+        return _BYTE[value]
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:

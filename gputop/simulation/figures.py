@@ -1,21 +1,22 @@
-"""What a monitor reads while simulated operations run: figures as integrals over time.
+"""The live figures of simulated operations, as integrals over time.
 
-For each GPU and step a curve gives, at every moment, how much of each quantity has gathered
+For each GPU and step a curve gives, at every moment, how much of each quantity has accumulated
 since the step's start. A live figure is the difference of two integrals over the time
 between; so figures of small windows add up to those of a large one, exactly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gputop.simulation import kernels
-from gputop.simulation.program import StepKind, Stream
+from gputop.simulation.program import I64, KERNEL_KINDS, Program
 from gputop.simulation.scenarios import GPU_COUNT, Scenario
-from gputop.simulation.step import SimulatedStep, StepOps
+from gputop.simulation.timeline import CopyEvent, StreamOps
 
 F64 = npt.NDArray[np.float64]
 
@@ -29,9 +30,39 @@ HOST_QUANTITIES = ("launch_cpu_s", "write_bytes")
 # Watts that full activity of each part adds to the idle board, chosen so that a GPU full of
 # tensor-core GEMMs draws some 650 W of an H100's 700 W.
 _SM_W, _TENSOR_W, _DRAM_W, _FP32_W = 190.0, 420.0, 110.0, 90.0
+_DRAM_BYTES_PER_S = 3.35e12  # bandwidth of an H100 SXM's HBM3
 
 _ACTIVITY = ("sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp32_active", "fp16_active")
-_TABLE = np.array([[k.sm, k.occupancy, k.tensor, k.dram, k.fp32, k.fp16] for k in kernels.KERNELS.values()])
+# While a kernel of that kind runs, as shares of the whole GPU, in the range such kernels show on an H100.
+_KERNEL_ACTIVITY: dict[str, tuple[float, ...]] = {
+    "gemm": (0.97, 0.17, 0.70, 0.34, 0.02, 0.0),
+    "conv": (0.97, 0.17, 0.65, 0.40, 0.02, 0.0),
+    "norm": (0.92, 0.44, 0.0, 0.70, 0.14, 0.0),
+    "bias": (0.95, 0.80, 0.0, 0.82, 0.03, 0.05),
+    "softmax": (0.96, 0.71, 0.0, 0.78, 0.11, 0.02),
+    "ew": (0.95, 0.84, 0.0, 0.86, 0.02, 0.06),
+    "act": (0.96, 0.82, 0.0, 0.80, 0.20, 0.0),
+    "reduce": (0.88, 0.52, 0.0, 0.66, 0.08, 0.02),
+    "loss": (0.90, 0.40, 0.0, 0.48, 0.16, 0.0),
+    "mean": (0.88, 0.52, 0.0, 0.66, 0.08, 0.0),
+    "apply": (0.96, 0.75, 0.0, 0.90, 0.09, 0.0),
+}
+_ACTIVITY_TABLE = np.array([_KERNEL_ACTIVITY[kind] for kind in KERNEL_KINDS])
+# A collective is resident on as many SMs as it has channels (24 of 132), moving data or waiting.
+_NCCL_SM = 24 / 132
+_NCCL_OCCUPANCY = _NCCL_SM * 17 / 64  # 17 of 64 warps
+_NCCL_TRANSFER_DRAM = 0.16
+_COPY_QUANTITY = {"H2D": "pcie_rx_bytes", "D2H": "pcie_tx_bytes", "P2P": "nvlink_bytes"}
+
+
+class StepOps(NamedTuple):
+    """The operations of one GPU in one step. ``transfer_ns``: the last part of each collective, which moves data."""
+
+    program: Program
+    compute: StreamOps
+    collectives: StreamOps
+    transfer_ns: I64
+    copies: tuple[CopyEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,38 +86,40 @@ class Curve:
 
 def gpu_curve(ops: StepOps, scenario: Scenario) -> Curve:
     """The integrals of :data:`GPU_QUANTITIES` over one GPU's step."""
-    moving = ops.end_ns - ops.transfer_ns
-    knots = np.unique(np.concatenate([[0], ops.start_ns, ops.end_ns, moving]))
+    compute, collectives = ops.compute, ops.collectives
+    moving = collectives.end - ops.transfer_ns
+    copy_times = np.array([(c.start, c.end) for c in ops.copies], np.int64).ravel()
+    knots = np.unique(np.concatenate([[0], *compute[1:3], *collectives[1:3], moving, copy_times]))
     rates = np.zeros((len(knots) - 1, len(GPU_QUANTITIES)))
     if not len(rates):
         return Curve(knots, np.zeros((1, len(GPU_QUANTITIES))))
     middle = (knots[:-1] + knots[1:]) / 2
     column = {name: rates[:, i] for i, name in enumerate(GPU_QUANTITIES)}
 
-    row, active = _running(ops, Stream.COMPUTE, middle)
-    if len(row):
-        activity = _TABLE[ops.program.kernel[row]] * active[:, None] * scenario.sm_fill
+    if len(compute.row):
+        index, active = _running(compute.start, compute.end, middle)
+        kind = ops.program.kind[compute.row[index]]
+        activity = _ACTIVITY_TABLE[kind] * active[:, None] * scenario.sm_fill
         for i, name in enumerate(_ACTIVITY):
             column[name] += activity[:, i]
         column["gr_active"] += active
 
-    row, active = _running(ops, Stream.COLLECTIVE, middle)
-    if len(row):
-        transfer = active * (middle >= moving[row])
-        column["sm_active"] += kernels.NCCL_SM * active
-        column["sm_occupancy"] += kernels.NCCL_OCCUPANCY * active
-        column["dram_active"] += kernels.NCCL_TRANSFER_DRAM * transfer
+    if len(collectives.row):
+        index, active = _running(collectives.start, collectives.end, middle)
+        transfer = active * (middle >= moving[index])
+        column["sm_active"] += _NCCL_SM * active
+        column["sm_occupancy"] += _NCCL_OCCUPANCY * active
+        column["dram_active"] += _NCCL_TRANSFER_DRAM * transfer
         np.maximum(column["gr_active"], active, out=column["gr_active"])
         # A ring passes every byte 2·(n-1)/n times, in and out alike.
-        ring = ops.program.bytes[row] * 2 * (GPU_COUNT - 1) / GPU_COUNT
-        column["nvlink_bytes"] += transfer * ring / np.maximum(ops.transfer_ns[row], 1) * 1e9
+        ring = scenario.gradient_bytes / scenario.job.comm_count * 2 * (GPU_COUNT - 1) / GPU_COUNT
+        column["nvlink_bytes"] += transfer * ring / np.maximum(ops.transfer_ns[index], 1) * 1e9
 
-    for stream, name in ((Stream.H2D, "pcie_rx_bytes"), (Stream.D2H, "pcie_tx_bytes"), (Stream.P2P, "nvlink_bytes")):
-        row, active = _running(ops, stream, middle)
-        if len(row):
-            rate = ops.program.bytes[row] / np.maximum(ops.end_ns[row] - ops.start_ns[row], 1) * 1e9
-            column[name] += active * rate
-            column["dram_active"] += active * rate / 3.35e12  # of an H100 SXM's HBM3 bandwidth
+    for copy in ops.copies:
+        active = (middle >= copy.start) & (middle < copy.end)
+        rate = copy.copy.size / max(copy.end - copy.start, 1) * 1e9
+        column[_COPY_QUANTITY[copy.copy.way]] += active * rate
+        column["dram_active"] += active * rate / _DRAM_BYTES_PER_S
 
     for name in ("sm_active", "dram_active"):
         np.minimum(column[name], 1.0, out=column[name])
@@ -97,14 +130,11 @@ def gpu_curve(ops: StepOps, scenario: Scenario) -> Curve:
     return _integrate(knots, rates)
 
 
-def host_curve(step: SimulatedStep, scenario: Scenario) -> Curve:
-    """The integrals of :data:`HOST_QUANTITIES`: CPU time of the launching threads, bytes to disk."""
-    if step.kind is StepKind.CHECKPOINT:
-        knots = np.array([0, step.body_ns], np.int64)
-        write = scenario.checkpoint_bytes / step.body_ns * 1e9
-        return _integrate(knots, np.array([[1.0, write]]))
-    spans = [(int(g.launch_ns[0]), int(g.launch_end_ns[-1])) for g in step.gpus if len(g.launch_ns)]
-    knots = np.unique(np.array([0, step.body_ns, *(t for span in spans for t in span)], np.int64))
+def host_curve(gpus: Sequence[StepOps], body_ns: int) -> Curve:
+    """The integrals of :data:`HOST_QUANTITIES` in a step: CPU time of the launching threads."""
+    launched = [ops.compute for ops in gpus if len(ops.compute.row)]
+    spans = [(int(ops.launch[0]), int(ops.launch_end[-1])) for ops in launched]
+    knots = np.unique(np.array([0, body_ns, *(t for span in spans for t in span)], np.int64))
     middle = (knots[:-1] + knots[1:]) / 2
     busy = np.zeros(len(middle))
     for begin, end in spans:
@@ -112,14 +142,16 @@ def host_curve(step: SimulatedStep, scenario: Scenario) -> Curve:
     return _integrate(knots, np.stack([busy, np.zeros(len(middle))], axis=1))
 
 
-def _running(ops: StepOps, stream: Stream, at: F64) -> tuple[npt.NDArray[np.intp], F64]:
-    """Per moment: the row of the last operation begun on that stream, and 1.0 if it still runs."""
-    rows = ops.rows(stream)
-    if not len(rows):
-        return rows, np.zeros(len(at))
-    last = np.searchsorted(ops.start_ns[rows], at, side="right") - 1
-    row = rows[np.maximum(last, 0)]
-    return row, ((last >= 0) & (at < ops.end_ns[row])).astype(np.float64)
+def checkpoint_curve(size_bytes: int, body_ns: int) -> Curve:
+    """The integrals of :data:`HOST_QUANTITIES` while one thread writes a checkpoint."""
+    return _integrate(np.array([0, body_ns], np.int64), np.array([[1.0, size_bytes / body_ns * 1e9]]))
+
+
+def _running(start: I64, end: I64, at: F64) -> tuple[npt.NDArray[np.intp], F64]:
+    """Per moment: the last operation begun on a stream, and 1.0 if it still runs."""
+    last = np.searchsorted(start, at, side="right") - 1
+    index = np.maximum(last, 0)
+    return index, ((last >= 0) & (at < end[index])).astype(np.float64)
 
 
 def _integrate(knots_ns: npt.NDArray[np.int64], rates: F64) -> Curve:

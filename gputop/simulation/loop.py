@@ -1,6 +1,6 @@
-"""The simulated training job over time: epochs of steps, each waiting for its batch.
+"""The demo's training job over time: epochs of training, evaluation and a checkpoint, without end.
 
-Steps are drawn from a few simulated in full (:mod:`gputop.simulation.step`); when each one
+Each step is one of a few that were simulated in full (:mod:`gputop.simulation.timeline`). When it
 starts follows from the input pipeline and the Python between steps. A loop is a function of
 its scenario and seed alone: it has no clock. Times are int nanoseconds since its start.
 """
@@ -9,30 +9,65 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
-from gputop.simulation.figures import F64, GPU_QUANTITIES, HOST_QUANTITIES, Curve, gpu_curve, host_curve
-from gputop.simulation.program import StepKind, Stream, programs
-from gputop.simulation.scenarios import GPU_COUNT, Scenario
-from gputop.simulation.step import I64, SimulatedStep, simulate_step
+from gputop.simulation.figures import (
+    F64,
+    GPU_QUANTITIES,
+    HOST_QUANTITIES,
+    Curve,
+    StepOps,
+    checkpoint_curve,
+    gpu_curve,
+    host_curve,
+)
+from gputop.simulation.job import Copy
+from gputop.simulation.program import Program
+from gputop.simulation.scenarios import GPU_COUNT, MB, Scenario
+from gputop.simulation.timeline import (
+    NO_OPS,
+    CopyEvent,
+    InputPipeline,
+    Step,
+    StreamOps,
+    Timeline,
+    job_programs,
+    simulate,
+)
 
 CALL_NS = 350_000  # Python from the step's start to asking for the batch
-FETCH_NS = 70_000  # what taking a batch costs that is there already
 EVAL_INPUT_SHARE = 0.45  # of a training batch's time: no augmentation
 KEEP_NS = 1_800 * 10**9  # how much of the past stays known
+_LOOK_AHEAD_NS = 5 * 10**9
+# Device-to-host rate of weights: cudaMemcpy from the device to pageable memory moves through a
+# staging buffer, so a checkpoint does not reach the link's rate.
+_CHECKPOINT_GB_PER_S = 11.0
+_CHECKPOINT_CHUNK_BYTES = 64 * MB
+
+
+class StepKind(IntEnum):
+    TRAIN = 0
+    EVAL = 1
+    CHECKPOINT = 2
+
+
 _VARIANTS = {StepKind.TRAIN: 8, StepKind.EVAL: 3, StepKind.CHECKPOINT: 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
-    """A step simulated in full, with the integrals of its figures."""
+class StepTemplate:
+    """A step simulated in full, with the integrals of its figures; times since the batch was there.
 
-    step: SimulatedStep
+    ``issued_ns``: until the host threads have launched everything; ``body_ns``: until Python goes on.
+    """
+
+    kind: StepKind
+    gpus: tuple[StepOps, ...]
+    issued_ns: int
+    body_ns: int
     gpu_curves: tuple[Curve, ...]
     host: Curve
     gpu_total: F64  # [gpus, GPU_QUANTITIES]
@@ -60,66 +95,56 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class OpSlice:
-    """Operations of one stream of one GPU in one step, times since the loop's start.
-
-    ``rows`` are rows of the step's program; ``number`` is the step's.
-    """
-
-    number: int
-    template: int
-    rows: npt.NDArray[np.intp]
-    start_ns: I64
-    end_ns: I64
-    launch_ns: I64
-    launch_end_ns: I64
-
-
-@dataclass(frozen=True, slots=True)
-class Truth:
-    """What the loop did in the training steps of a stretch of time: means per step, seconds.
-
-    Tuples have one entry per GPU. ``compute_s`` is time in compute kernels, ``collectives_s``
-    in collectives of which ``transfer_s`` moved data and the rest waited; ``input_wait_s`` is
-    from asking for a batch to having it.
-    """
-
-    steps: int
-    step_s: float
-    input_wait_s: float
-    compute_s: tuple[float, ...]
-    collectives_s: tuple[float, ...]
-    transfer_s: float
-    h2d_s: tuple[float, ...]
-    kernels: tuple[int, ...]
-
-    @property
-    def input_wait_ratio(self) -> float:
-        return self.input_wait_s / self.step_s
-
-
-@dataclass(frozen=True, slots=True)
 class _Epoch:
     steps: list[StepRecord]
     starts_ns: list[int]
-    gpu: F64  # [steps + 1, gpus, quantities]: gathered since the loop's start, at each step's start
+    gpu: F64  # [steps + 1, gpus, quantities]: accumulated since the loop's start, at each step's start
     host: F64  # [steps + 1, quantities]
 
 
-class _Producer:
-    """An input pipeline that makes one batch after the other while its buffer has room."""
+def step_templates(scenario: Scenario, kind: StepKind, seed: int, programs: list[Program]) -> list[StepTemplate]:
+    """Simulated steps of that kind."""
+    if kind is StepKind.CHECKPOINT:
+        return [_checkpoint_template(scenario, programs)]
+    job = scenario.job.replace(seed=seed + kind, steps=_VARIANTS[kind], training=kind is StepKind.TRAIN)
+    timeline = simulate(job, lead=0, programs=programs)
+    out = []
+    for step in timeline.steps:
+        gpus = []
+        # The host waits for each step's result, so that no operation of one step lies in another.
+        compute, collectives = (
+            [ops.select((ops.launch >= step.ready) & (ops.launch < step.back)).shifted(-step.ready) for ops in streams]
+            for streams in (timeline.compute, timeline.collectives))
+        transfer = np.min([ops.end - ops.start for ops in collectives], axis=0)
+        for g, program in enumerate(programs):
+            copies = tuple(c.shifted(-step.ready) for c in timeline.copies[g] if step.ready <= c.launch < step.back)
+            gpus.append(StepOps(program, compute[g], collectives[g], transfer, copies))
+        body = step.back - step.ready
+        out.append(_template(scenario, kind, gpus, step.issued - step.ready, body, host_curve(gpus, body)))
+    return out
 
-    def __init__(self, depth: int, start_ns: int) -> None:
-        self._free_ns = start_ns
-        self._taken = deque([start_ns] * depth, maxlen=depth)
 
-    def take(self, wait_ns: int, work_ns: int) -> tuple[int, int, int]:
-        """Ask for the next batch: when making it began and ended, and when it is in hand."""
-        begun = max(self._free_ns, self._taken[0])
-        self._free_ns = begun + work_ns
-        in_hand = max(wait_ns, self._free_ns) + FETCH_NS
-        self._taken.append(in_hand)
-        return begun, self._free_ns, in_hand
+def _checkpoint_template(scenario: Scenario, programs: list[Program]) -> StepTemplate:
+    """GPU 0's weights are copied to the host by pieces, and written to disk."""
+    copies = []
+    time, left = 0, scenario.checkpoint_bytes
+    while left > 0:
+        copy = Copy("D2H", min(left, _CHECKPOINT_CHUNK_BYTES), _CHECKPOINT_GB_PER_S, "device", "pageable")
+        end = time + 6_000 + int(copy.size / copy.gb_per_s)
+        copies.append(CopyEvent(copy, "checkpoint/SaveV2:SaveV2", time + 6_000, end, time, end + 2_000))
+        time, left = end + 3_000, left - copy.size
+    gpus = [StepOps(program, NO_OPS, NO_OPS, NO_OPS.row, ()) for program in programs]
+    gpus[0] = gpus[0]._replace(copies=tuple(copies))
+    body = max(time, int(scenario.checkpoint_bytes / scenario.checkpoint_write_bytes_per_s * 1e9))
+    return _template(scenario, StepKind.CHECKPOINT, gpus, time, body, checkpoint_curve(scenario.checkpoint_bytes, body))
+
+
+def _template(
+    scenario: Scenario, kind: StepKind, gpus: list[StepOps], issued_ns: int, body_ns: int, host: Curve,
+) -> StepTemplate:
+    curves = tuple(gpu_curve(ops, scenario) for ops in gpus)
+    total = np.stack([curve.total[-1] for curve in curves])
+    return StepTemplate(kind, tuple(gpus), issued_ns, body_ns, curves, host, total)
 
 
 class TrainingLoop:
@@ -129,12 +154,14 @@ class TrainingLoop:
         self.scenario = scenario
         self._seed = seed
         self._lock = threading.RLock()
-        self.templates: list[Template] = []
+        self.programs = job_programs(scenario.job)
+        self.templates: list[StepTemplate] = []
         self._template_ids: dict[StepKind, list[int]] = {}
-        rng = np.random.default_rng([seed, 0])
-        for kind, count in _VARIANTS.items():
-            self._template_ids[kind] = [self._add_template(kind, rng) for _ in range(count)]
-        self._producer = _Producer(scenario.prefetch_batches, 0)
+        for kind in StepKind:
+            own = step_templates(scenario, kind, seed, self.programs)
+            self._template_ids[kind] = list(range(len(self.templates), len(self.templates) + len(own)))
+            self.templates += own
+        self._pipeline = InputPipeline(scenario.job.prefetch)
         self._epochs: list[_Epoch] = []
         self._epoch_starts: list[int] = []
         self._epoch_number = 0
@@ -145,16 +172,6 @@ class TrainingLoop:
         self._host_total = np.zeros(len(HOST_QUANTITIES) + 1)
         # Batches in the making: seconds of work and batches, of the training and evaluation pipelines.
         self._input = {kind: Curve(np.zeros(1, np.int64), np.zeros((1, 2))) for kind in (StepKind.TRAIN, StepKind.EVAL)}
-
-    def _add_template(self, kind: StepKind, rng: np.random.Generator) -> int:
-        step = simulate_step(kind, programs(self.scenario, kind), self.scenario, rng)
-        if kind is StepKind.CHECKPOINT:
-            write_ns = int(self.scenario.checkpoint_bytes / self.scenario.checkpoint_write_bytes_per_s * 1e9)
-            step = replace(step, body_ns=max(step.body_ns, write_ns))
-        curves = tuple(gpu_curve(ops, self.scenario) for ops in step.gpus)
-        total = np.stack([curve.total[-1] for curve in curves])
-        self.templates.append(Template(step, curves, host_curve(step, self.scenario), total))
-        return len(self.templates) - 1
 
     # -- the job over time
 
@@ -167,29 +184,29 @@ class TrainingLoop:
             return self._epochs
 
     def _add_epoch(self) -> None:
-        scenario = self.scenario
+        scenario, job = self.scenario, self.scenario.job
         rng = np.random.default_rng([self._seed, 1 + self._epoch_number])
         kinds = [StepKind.TRAIN] * scenario.steps_per_epoch + [StepKind.EVAL] * scenario.eval_steps
         kinds.append(StepKind.CHECKPOINT)
         n = len(kinds)
-        work = (scenario.input_s * 1e9 * np.exp(scenario.input_variation * rng.standard_normal(n))).astype(int).tolist()
-        gap = (scenario.host_gap_s * 1e9 * np.exp(0.2 * rng.standard_normal(n))).astype(int).tolist()
+        work = (job.produce_ms * 1e6 * np.exp(job.input_jitter * rng.standard_normal(n))).astype(int).tolist()
+        gap = (job.gap_ms * 1e6 * np.exp(0.2 * rng.standard_normal(n))).astype(int).tolist()
         choice = rng.integers(0, 1 << 30, n).tolist()
         steps: list[StepRecord] = []
-        evaluation: _Producer | None = None
+        evaluation: InputPipeline | None = None
         time = self._end_ns
         for i, kind in enumerate(kinds):
             ids = self._template_ids[kind]
             template = ids[choice[i] % len(ids)]
             asks = time + CALL_NS
             if kind is StepKind.TRAIN:
-                begun, ended, begin = self._producer.take(asks, work[i])
+                begun, ended, begin = self._pipeline.take(asks, work[i])
             elif kind is StepKind.EVAL:
-                evaluation = evaluation or _Producer(scenario.prefetch_batches, time)
+                evaluation = evaluation or InputPipeline(job.prefetch, time)
                 begun, ended, begin = evaluation.take(asks, int(work[i] * EVAL_INPUT_SHARE))
             else:
                 begun, ended, begin = 0, 0, asks
-            end = begin + self.templates[template].step.body_ns
+            end = begin + self.templates[template].body_ns
             following = end + gap[i]
             steps.append(StepRecord(
                 self._step_number, kind, template, self._batch, time, asks, begin, end, following,
@@ -271,49 +288,26 @@ class TrainingLoop:
             epochs = list(self._known(end_ns))
         return [s for e in epochs for s in e.steps if s.made_ns > start_ns and s.made_from_ns < end_ns]
 
-    def operations(self, gpu: int, stream: Stream, start_ns: int, end_ns: int) -> Iterator[OpSlice]:
-        """The operations of that stream, launched or run in that time, step by step."""
-        for step in self.steps(start_ns, end_ns):
-            ops = self.templates[step.template].step.gpus[gpu]
-            rows = ops.rows(stream)
-            if len(rows):
-                at = step.begin_ns
-                yield OpSlice(
-                    step.number, step.template, rows, ops.start_ns[rows] + at, ops.end_ns[rows] + at,
-                    ops.launch_ns[rows] + at, ops.launch_end_ns[rows] + at)
-
     def epoch_start(self, after_ns: int) -> int:
         """When the first epoch starts that does not start before ``after_ns``."""
         with self._lock:
             self._known(after_ns)
             return next(start for start in self._epoch_starts if start >= after_ns)
 
-    def truth(self, start_ns: int, end_ns: int) -> Truth:
-        """What happened in the training steps that lie wholly in that time; ValueError if there are none."""
-        steps = [
-            s for s in self.steps(start_ns, end_ns)
-            if s.kind is StepKind.TRAIN and s.start_ns >= start_ns and s.next_ns <= end_ns
-        ]
-        if not steps:
-            raise ValueError("no whole training step in that time")
-        n = len(steps)
-        seconds = np.zeros((GPU_COUNT, len(Stream)))
-        kernels = np.zeros(GPU_COUNT, np.int64)
-        transfer = 0
-        for s in steps:
-            gpus = self.templates[s.template].step.gpus
-            transfer += int(gpus[0].transfer_ns.sum())
-            for g, ops in enumerate(gpus):
-                np.add.at(seconds[g], ops.program.stream, (ops.end_ns - ops.start_ns) / 1e9)
-                kernels[g] += len(ops.rows(Stream.COMPUTE))
-        seconds /= n
-        return Truth(
-            steps=n,
-            step_s=sum(s.next_ns - s.start_ns for s in steps) / n / 1e9,
-            input_wait_s=sum(s.begin_ns - s.wait_ns for s in steps) / n / 1e9,
-            compute_s=tuple(seconds[:, Stream.COMPUTE].tolist()),
-            collectives_s=tuple(seconds[:, Stream.COLLECTIVE].tolist()),
-            transfer_s=transfer / n / 1e9,
-            h2d_s=tuple(seconds[:, Stream.H2D].tolist()),
-            kernels=tuple((kernels // n).tolist()),
-        )
+    def timeline(self, start_ns: int, end_ns: int) -> Timeline:
+        """All that happens in that time, at its edges more."""
+        ran = self.steps(start_ns, end_ns)
+        # Batches are made, and lie in the buffer, for steps that come after that time.
+        later = self.steps(end_ns, end_ns + _LOOK_AHEAD_NS)[:2 * self.scenario.job.prefetch + 1]
+        known = {s.number: s for s in (*ran, *self.batches(start_ns, end_ns), *later)}
+        calls = [s for _, s in sorted(known.items()) if s.kind is not StepKind.CHECKPOINT]
+        done = [(s.begin_ns, self.templates[s.template]) for s in ran]
+        gpus = range(GPU_COUNT)
+        return Timeline(
+            self.scenario.job, self.programs,
+            [StreamOps.join([step.gpus[g].compute.shifted(at) for at, step in done]) for g in gpus],
+            [StreamOps.join([step.gpus[g].collectives.shifted(at) for at, step in done]) for g in gpus],
+            [[copy.shifted(at) for at, step in done for copy in step.gpus[g].copies] for g in gpus],
+            steps=[Step(s.start_ns, s.wait_ns, s.begin_ns, s.begin_ns + self.templates[s.template].issued_ns, s.end_ns,
+                        s.end_ns, first=True, trace=(0, 0), training=s.kind is StepKind.TRAIN) for s in calls],
+            batches=[(s.made_from_ns, s.made_ns) for s in calls], end=end_ns)

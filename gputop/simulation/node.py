@@ -34,7 +34,7 @@ from gputop.core.samples import (
 )
 from gputop.simulation.figures import F64, GPU_QUANTITIES
 from gputop.simulation.loop import TrainingLoop
-from gputop.simulation.scenarios import GPU_COUNT, GiB
+from gputop.simulation.scenarios import CPU_COUNT, EXAMPLE_BYTES, GPU_COUNT, GiB
 
 SECOND_NS = 10**9
 HOSTNAME = "demo-node"
@@ -42,7 +42,6 @@ SOURCE = "simulated"
 PID = 4_194_904  # above Linux's highest pid (2^22), so that it can be no process of this machine
 COMMAND = "python train.py --model vit_b16 --strategy mirrored"
 USER = "demo"
-CPU_COUNT = 224
 CONTAINER = "slurm 48213"
 
 _MiB = 1 << 20
@@ -194,7 +193,7 @@ class Node:
         before, after = self.loop.host_integrals(start_ns), self.loop.host_integrals(end_ns)
         rate = {name: (after[name] - before[name]) / seconds for name in after}
         scenario = self.loop.scenario
-        cores = rate["input_s"] * scenario.input_workers + rate["launch_cpu_s"] + rate["python_cpu_s"]
+        cores = rate["input_s"] * scenario.job.input_workers + rate["launch_cpu_s"] + rate["python_cpu_s"]
         dataset = rate["batches"] * scenario.batch_per_gpu * GPU_COUNT * scenario.record_bytes
         from_network = dataset if scenario.dataset_on_network else 0.0
         values = {
@@ -210,7 +209,7 @@ class Node:
         }
         readings = {k: Reading(float(v), HOST_METRICS[k].unit, SOURCE) for k, v in values.items()}
         busy = [rate["python_cpu_s"], *[rate["launch_cpu_s"] / GPU_COUNT] * GPU_COUNT,
-                *[rate["input_s"]] * scenario.input_workers]  # a thread each
+                *[rate["input_s"]] * scenario.job.input_workers]  # a thread each
         top = ((PID, USER, COMMAND, cores, self.job_memory_bytes()), *_SYSTEM)
         return HostSample(HOSTNAME, readings, CPU_COUNT, _core_ratios(busy), top_processes=tuple(
             HostProcess(pid, user, command, Reading(float(round(used, 3)), COUNT, SOURCE),
@@ -220,15 +219,15 @@ class Node:
     def job_memory_bytes(self) -> int:
         """Resident memory of the job: itself and its prefetch buffer."""
         scenario = self.loop.scenario
-        batch = scenario.batch_per_gpu * GPU_COUNT * scenario.example_bytes
-        return _JOB_MEMORY + (scenario.prefetch_batches + 1) * batch
+        batch = scenario.batch_per_gpu * GPU_COUNT * EXAMPLE_BYTES
+        return _JOB_MEMORY + (scenario.job.prefetch + 1) * batch
 
     def process(self, host: HostSample, cores: float, gpus: dict[int, GpuProcess]) -> ProcessSample:
         """The training job as the host sees it; all that goes to and from the disks is the job's."""
         return ProcessSample(
             PID, USER, COMMAND, Reading(round(cores, 3), COUNT, SOURCE),
             Reading(float(self.job_memory_bytes()), BYTES, SOURCE),
-            threads=_JOB_THREADS + self.loop.scenario.input_workers, gpus=gpus,
+            threads=_JOB_THREADS + self.loop.scenario.job.input_workers, gpus=gpus,
             container=CONTAINER, cuda_visible_devices=",".join(str(gpu) for gpu in range(GPU_COUNT)),
             io_read_bytes_per_s=host["disk_read_bytes_per_s"], io_write_bytes_per_s=host["disk_write_bytes_per_s"],
             cgroup=self._cgroup(cores), reasons=dict.fromkeys(("parent_pid", "started_s"), SOURCE),

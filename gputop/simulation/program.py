@@ -1,160 +1,223 @@
-"""What the host thread of one GPU issues in one step, in order: the input of the simulation."""
+"""The kernels that one GPU runs in a step: name, TensorFlow op, phase and mean time, in launch order.
+
+The names are those of real traces: cuBLAS', cuDNN's and CUTLASS' matrix kernels for the GPU's
+generation and number type, TensorFlow's generated element-wise kernels, and XLA's fusions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from gputop.simulation import kernels
-from gputop.simulation.scenarios import GPU_COUNT, MB, Scenario
+from gputop.simulation.job import Job
+from gputop.simulation.kernel_names import CONV, GEMM, kernel_names
 
-
-class Stream(IntEnum):
-    COMPUTE = 0
-    COLLECTIVE = 1
-    H2D = 2
-    D2H = 3
-    P2P = 4
+I64 = npt.NDArray[np.int64]
 
 
 class Phase(IntEnum):
-    """Parts of a step that wait for each other, in this order."""
+    """Parts of a step. Kernels of the extra phase run on GPU 0 alone, between forward and backward pass."""
 
-    INPUT = 0
-    FORWARD = 1
-    GATHER = 2
+    FORWARD = 0
+    BACKWARD = 1
+    APPLY = 2
     EXTRA = 3
-    BACKWARD = 4  # with the all-reduces of its gradients
-    APPLY = 5
-    OUTPUT = 6
 
 
-class StepKind(IntEnum):
-    TRAIN = 0
-    EVAL = 1
-    CHECKPOINT = 2
+_SUFFIX = {"fp32": ("FLOAT", "float"), "tf32": ("FLOAT", "float"), "fp16": ("HALF", "Eigen::half"),
+           "bf16": ("BFLOAT16", "Eigen::bfloat16")}
+
+# (kind, op name in the layer, op type) of one layer; weight by kind below.
+_LAYERS = {
+    "transformer": (
+        (("norm", "layer_norm", "FusedBatchNormV3"), ("gemm", "attention/qkv", "MatMul"), ("bias", "attention/qkv",
+                                                                                           "BiasAdd"),
+         ("gemm", "attention/scores", "BatchMatMulV2"), ("softmax", "attention/softmax", "Softmax"),
+         ("gemm", "attention/values", "BatchMatMulV2"), ("gemm", "attention/output", "MatMul"), ("ew", "add", "AddV2"),
+         ("norm", "layer_norm_1", "FusedBatchNormV3"), ("gemm", "mlp/dense", "MatMul"), ("act", "mlp/gelu", "Erf"),
+         ("gemm", "mlp/dense_1", "MatMul")),
+        (("gemm", "mlp/dense_1/MatMul", "MatMul"), ("gemm", "mlp/dense_1/MatMul_1", "MatMul"),
+         ("reduce", "mlp/dense_1/BiasAddGrad", "BiasAddGrad"), ("ew", "mlp/gelu/mul", "Mul"),
+         ("gemm", "mlp/dense/MatMul", "MatMul"), ("gemm", "mlp/dense/MatMul_1", "MatMul"),
+         ("norm", "layer_norm_1", "FusedBatchNormGradV3"), ("gemm", "attention/output/MatMul", "MatMul"),
+         ("gemm", "attention/output/MatMul_1", "MatMul"), ("gemm", "attention/values/MatMul", "BatchMatMulV2"),
+         ("ew", "attention/softmax/mul", "Mul"), ("gemm", "attention/scores/MatMul", "BatchMatMulV2"),
+         ("gemm", "attention/qkv/MatMul", "MatMul"), ("gemm", "attention/qkv/MatMul_1", "MatMul"),
+         ("reduce", "attention/qkv/BiasAddGrad", "BiasAddGrad"), ("norm", "layer_norm", "FusedBatchNormGradV3"))),
+    "cnn": (
+        (("conv", "conv2d", "Conv2D"), ("norm", "batch_norm", "FusedBatchNormV3"), ("act", "relu", "Relu"),
+         ("ew", "add", "AddV2")),
+        (("act", "relu", "ReluGrad"), ("norm", "batch_norm", "FusedBatchNormGradV3"),
+         ("conv", "conv2d/Conv2DBackpropInput", "Conv2DBackpropInput"),
+         ("conv", "conv2d/Conv2DBackpropFilter", "Conv2DBackpropFilter"))),
+    "mlp": (
+        (("gemm", "dense", "MatMul"), ("bias", "dense", "BiasAdd"), ("act", "dense/relu", "Relu")),
+        (("act", "dense/relu", "ReluGrad"), ("reduce", "dense/BiasAddGrad", "BiasAddGrad"), ("gemm", "dense/MatMul",
+                                                                                             "MatMul"),
+         ("gemm", "dense/MatMul_1", "MatMul"))),
+    "rnn": (
+        (("gemm", "lstm_cell/MatMul", "MatMul"), ("gemm", "lstm_cell/MatMul_1", "MatMul"), ("bias", "lstm_cell",
+                                                                                            "BiasAdd"),
+         ("act", "lstm_cell/Sigmoid", "Sigmoid"), ("ew", "lstm_cell/mul", "Mul"), ("act", "lstm_cell/Tanh", "Tanh"),
+         ("ew", "lstm_cell/add", "AddV2")),
+        (("ew", "lstm_cell/mul_grad", "Mul"), ("act", "lstm_cell/TanhGrad", "TanhGrad"),
+         ("act", "lstm_cell/SigmoidGrad", "SigmoidGrad"), ("gemm", "lstm_cell/MatMul/MatMul", "MatMul"),
+         ("gemm", "lstm_cell/MatMul/MatMul_1", "MatMul"), ("reduce", "lstm_cell/BiasAddGrad", "BiasAddGrad"))),
+}
+_Row = tuple[str, str, str, Phase]  # kind, op name, op type
+_CHAIN = ("Mul", "AddV2", "Sqrt", "RealDiv", "Sub", "Square", "Maximum", "Exp", "Log1p", "Neg")
+_LOSS_SCALING = "loss_scale_optimizer"
+_MATMULS = ("gemm", "conv")
+KERNEL_KINDS = (*_MATMULS, "norm", "bias", "softmax", "ew", "act", "reduce", "loss", "mean", "apply")
+_EXTRA_MATMUL_WEIGHT = 8.0  # time of one of GPU 0's extra matmuls against one of the kernels beside them
 
 
-# Time on the device of a copy of a few bytes, and device-to-host rates of weights: cudaMemcpy
-# from pageable memory moves through a staging buffer, so a checkpoint does not reach link rate.
-SMALL_COPY_NS = 1_600
-CHECKPOINT_COPY_BYTES_PER_S = 11e9
-NVLINK_BYTES_PER_S = 220e9
-_LOSS_BYTES = 8
-_CHECKPOINT_CHUNK_BYTES = 64 * MB
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Program:
-    """One row per device operation, in launch order.
+    """One GPU's kernels of a step, one row per kernel in launch order.
 
-    ``kernel`` indexes ``kernels.KERNEL_KEYS`` (-1: a copy or a collective), ``op`` indexes
-    ``op_names`` (-1: none), ``duration_ns`` is the mean on the device (of a collective: the
-    transfer alone), ``bytes`` what a copy or collective moves.
+    ``name`` indexes ``names`` and ``details`` (CUPTI's text on the launch), ``op`` indexes ``ops``,
+    ``kind`` indexes :data:`KERNEL_KINDS`.
     """
 
-    stream: npt.NDArray[np.int8]
-    phase: npt.NDArray[np.int8]
-    kernel: npt.NDArray[np.int16]
-    op: npt.NDArray[np.int32]
-    duration_ns: npt.NDArray[np.float64]
-    bytes: npt.NDArray[np.int64]
-    op_names: tuple[str, ...]
+    names: list[str]
+    details: list[str]
+    ops: list[str]
+    name: I64
+    op: I64
+    kind: I64
+    phase: I64
+    mean_ns: I64
 
-    def __len__(self) -> int:
-        return len(self.stream)
+    def rows(self, phase: Phase) -> I64:
+        return np.flatnonzero(self.phase == phase)
 
-
-class _Builder:
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, int, int, int, float, int]] = []
-        self.ops: dict[str, int] = {}
-
-    def add(
-        self, stream: Stream, phase: Phase, duration_ns: float, kernel: int = -1, op: str = "", size: int = 0
-    ) -> None:
-        op_index = self.ops.setdefault(op, len(self.ops)) if op else -1
-        self.rows.append((stream, phase, kernel, op_index, duration_ns, size))
-
-    def build(self) -> Program:
-        columns = list(zip(*self.rows, strict=True)) if self.rows else [()] * 6
-        stream, phase, kernel, op, duration, size = columns
-        return Program(
-            np.array(stream, np.int8), np.array(phase, np.int8), np.array(kernel, np.int16), np.array(op, np.int32),
-            np.array(duration, np.float64), np.array(size, np.int64), tuple(self.ops),
-        )
+    @property
+    def is_matmul(self) -> npt.NDArray[np.bool_]:
+        return self.kind < len(_MATMULS)
 
 
-def programs(scenario: Scenario, kind: StepKind) -> tuple[Program, ...]:
-    """The program of each GPU for one kind of step."""
-    if kind is StepKind.CHECKPOINT:
-        return (_checkpoint(scenario),) + (_Builder().build(),) * (GPU_COUNT - 1)
-    others = _step(scenario, kind, gpu0=False)
-    gpu0 = _step(scenario, kind, gpu0=True) if scenario.gpu0_extra_s else others
-    return (gpu0,) + (others,) * (GPU_COUNT - 1)
+def _small_name(kind: str, op_type: str, job: Job, k: int) -> str:
+    upper, lower = _SUFFIX[job.dtype]
+    if job.xla or job.jax:
+        stem = {"norm": "input_reduce_fusion", "reduce": "input_reduce_fusion", "softmax": "triton_softmax",
+                "loss": "input_exponential_reduce_fusion", "mean": "wrapped_reduce", "bias": "loop_add_fusion",
+                "act": "loop_multiply_fusion", "ew": "loop_add_multiply_fusion",
+                "apply": "loop_multiply_subtract_fusion"}[kind]
+        return f"{stem}_{k}"
+    norm = f"void tensorflow::(anonymous namespace)::LayerNormKernel<{lower}, float>({lower} const*, float*)"
+    if job.family == "cnn":
+        way = "bw" if "Grad" in op_type else "fw"
+        norm = f"void cudnn::bn_{way}_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1>(cudnn::cudnnTensorStruct)"
+    return {
+        "norm": norm,
+        "reduce": f"void tensorflow::functor::ColumnReduceSimpleKernel<{lower} const*, {lower}*, gpuprim::Sum>"
+                  f"({lower} const*, {lower}*, int, int, int, gpuprim::Sum)",
+        "softmax": f"void tensorflow::(anonymous namespace)::GenerateNormalizedProb<{lower}, float, 8>({lower} const*)",
+        "bias": f"void tensorflow::BiasNHWCKernel<{lower}>(int, {lower} const*, {lower} const*, {lower}*, int)",
+        "act": f"{op_type}_GPU_DT_{upper}_DT_{upper}_kernel",
+        "ew": f"{op_type}_GPU_DT_{upper}_DT_{upper}_kernel",
+        "loss": "void tensorflow::functor::SparseXentGradKernel<float, long long>(float const*, long long const*)",
+        "mean": "void tensorflow::functor::BlockReduceKernel<float*, float*, 256, "
+                "tensorflow::functor::MeanOp<float> >(float*)",
+        "apply": "void tensorflow::functor::ApplyAdamKernel<float>(int, float*, float*, float*, float const*)",
+    }[kind]
+
+def build_program(job: Job, gpu: int = 0) -> Program:
+    """One GPU's kernels of a step. Their times sum to ``compute_ms``, with ``matmul_factor`` 1.
+
+    The checks of loss scaling after the backward pass and the extra kernels of GPU 0 come on top.
+    """
+    rng = job.rng("program")
+    rows = _model_rows(job)
+    mean_ns = _times(job, rows)
+    if gpu == 0 and job.gpu0_extra_kernels:
+        rows, mean_ns = _add_extra(job, rows, mean_ns)
+    names: dict[str, int] = {}
+    ops: dict[str, int] = {}
+    details: list[str] = []
+    name, op = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+    scope = {"keras2": "model/", "custom": "model/", "eager": ""}.get(job.style, "StatefulPartitionedCall/model_1/")
+    for i, (kind, op_name, op_type, phase) in enumerate(rows):
+        text = _kernel_name(job, kind, op_name, op_type, phase, i)
+        if text not in names:
+            names[text] = len(names)
+            details.append(_details(rng, kind, job.small_grids))
+        name[i] = names[text]
+        full = f"jit(train_step)/{op_name}" if job.jax else f"{scope}{op_name}:{op_type}"
+        op[i] = ops.setdefault(full, len(ops))
+    return Program(
+        list(names), details, list(ops), name, op, np.array([KERNEL_KINDS.index(kind) for kind, *_ in rows], np.int64),
+        np.array([phase for *_, phase in rows], np.int64), np.maximum(mean_ns, 900).astype(np.int64))
 
 
-def _step(scenario: Scenario, kind: StepKind, gpu0: bool) -> Program:
-    out = _Builder()
-    images = scenario.batch_per_gpu * scenario.example_bytes
-    labels = scenario.batch_per_gpu * 4
-    for size, nanoseconds in ((images, images / scenario.copy_bytes_per_s * 1e9), (labels, SMALL_COPY_NS)):
-        out.add(Stream.H2D, Phase.INPUT, nanoseconds, size=size, op="IteratorGetNext:IteratorGetNext")
-
-    layers = scenario.layers
-    forward = [(k, f"vit/encoder_{i}/{op}") for i in range(layers) for k, op in kernels.FORWARD]
-    backward = [
-        (k, f"gradient_tape/vit/encoder_{i}/{op}") for i in reversed(range(layers)) for k, op in kernels.BACKWARD
-    ]
-    apply = [(k, f"adam/encoder_{i}/{op}") for i in range(layers) for k, op in kernels.APPLY]
-    scale = scenario.compute_s * 1e9 / sum(kernels.KERNELS[k].weight for k, _ in forward + backward + apply)
-
-    def issue(items: list[tuple[str, str]], phase: Phase, scale: float) -> None:
-        for key, op in items:
-            out.add(Stream.COMPUTE, phase, kernels.KERNELS[key].weight * scale, kernels.KERNEL_KEYS.index(key), op)
-
-    issue(forward, Phase.FORWARD, scale)
-    if kind is StepKind.TRAIN:
-        if scenario.gpu0_extra_s and gpu0:
-            many = scenario.gpu0_extra_kernels
-            extra = [kernels.EXTRA[i % len(kernels.EXTRA)] for i in range(many)]
-            issue(extra, Phase.EXTRA, scenario.gpu0_extra_s * 1e9 / sum(kernels.KERNELS[k].weight for k, _ in extra))
-        elif scenario.gpu0_extra_s:
-            nanoseconds = scenario.gather_bytes / NVLINK_BYTES_PER_S * 1e9
-            op = "concat_predictions/ConcatV2:ConcatV2"
-            out.add(Stream.P2P, Phase.GATHER, nanoseconds, size=scenario.gather_bytes, op=op)
-        _backward(out, scenario, backward, issue, scale)
-        issue(apply, Phase.APPLY, scale)
-    out.add(Stream.D2H, Phase.OUTPUT, SMALL_COPY_NS, size=_LOSS_BYTES, op="Identity:Identity")
-    return out.build()
+def _model_rows(job: Job) -> list[_Row]:
+    forward, backward = _LAYERS[job.family]
+    chain = tuple(("ew", f"custom_{i}", _CHAIN[i % len(_CHAIN)]) for i in range(job.chained_elementwise))
+    forward, backward = forward + chain[::2], backward + chain[1::2]
+    apply_count = max(2, round(0.08 * job.kernels)) if job.training else 0
+    per_layer = len(forward) + (len(backward) if job.training else 0)
+    layers = range(max(1, round((job.kernels - apply_count) / per_layer)))
+    rows = [(kind, f"block_{layer}/{op}", t, Phase.FORWARD) for layer in layers for kind, op, t in forward]
+    # Once per step.
+    rows += [("loss", "compile_loss/xent", "SparseSoftmaxCrossEntropyWithLogits", Phase.FORWARD),
+             ("mean", "compile_loss/mean", "Mean", Phase.FORWARD)]
+    if job.training:
+        rows += [(kind, f"gradient_tape/block_{layer}/{op}", t, Phase.BACKWARD)
+                 for layer in reversed(layers) for kind, op, t in backward]
+    for i in range(job.loss_scale_kernels):
+        check, op_type = ("IsFinite", "IsFinite") if i % 2 else ("mul", "Mul")
+        rows.append(("ew", f"{_LOSS_SCALING}/{check}_{i // 2}", op_type, Phase.BACKWARD))
+    return rows + [("apply", f"adam/update_{i}", "ResourceApplyAdam", Phase.APPLY) for i in range(apply_count)]
 
 
-def _backward(
-    out: _Builder, scenario: Scenario, items: list[tuple[str, str]],
-    issue: Callable[[list[tuple[str, str]], Phase, float], None], scale: float,
-) -> None:
-    """Gradients, and after every n-th part of them the all-reduce of that part."""
-    buckets = scenario.allreduce_buckets
-    size = scenario.gradient_bytes // buckets
-    bounds = [round(i * len(items) / buckets) for i in range(buckets + 1)]
-    for bucket, (first, last) in enumerate(pairwise(bounds)):
-        issue(items[first:last], Phase.BACKWARD, scale)
-        duration = size / scenario.allreduce_bytes_per_s * 1e9
-        op = f"CollectiveReduceV2_{bucket}:CollectiveReduceV2"
-        out.add(Stream.COLLECTIVE, Phase.BACKWARD, duration, size=size, op=op)
+def _times(job: Job, rows: list[_Row]) -> npt.NDArray[np.float64]:
+    """Mean time of each kernel, in nanoseconds."""
+    matmul = np.array([kind in _MATMULS for kind, *_ in rows])
+    check = np.array([op.startswith(_LOSS_SCALING) for _, op, *_ in rows])
+    weight = np.where(check, 0.0, job.rng("weights").lognormal(0.0, 0.35, len(rows)))
+    share = job.elementwise if matmul.any() else 1.0
+    mean_ns = np.empty(len(rows))
+    for group, part in ((matmul, 1 - share), (~matmul, share)):
+        mean_ns[group] = weight[group] / weight[group].sum() * job.compute_ms * 1e6 * part
+    mean_ns[matmul] *= job.matmul_factor
+    if job.loss_scale_kernels:
+        mean_ns[check] = job.loss_scale_ms * 1e6 / job.loss_scale_kernels
+    return mean_ns
 
 
-def _checkpoint(scenario: Scenario) -> Program:
-    out = _Builder()
-    left = scenario.checkpoint_bytes
-    while left > 0:
-        size = min(left, _CHECKPOINT_CHUNK_BYTES)
-        nanoseconds = size / CHECKPOINT_COPY_BYTES_PER_S * 1e9
-        out.add(Stream.D2H, Phase.OUTPUT, nanoseconds, size=size, op="checkpoint/SaveV2:SaveV2")
-        left -= size
-    return out.build()
+def _add_extra(
+    job: Job, rows: list[_Row], mean_ns: npt.NDArray[np.float64],
+) -> tuple[list[_Row], npt.NDArray[np.float64]]:
+    """GPU 0's extra kernels, after the forward pass: a teacher's matmuls and metrics."""
+    count = job.gpu0_extra_kernels
+    extra = [("ew", f"teacher/metrics_{i}", "TopKV2", Phase.EXTRA) if i % 3 else
+             ("gemm", f"teacher/dense_{i}", "MatMul", Phase.EXTRA) for i in range(count)]
+    weight = np.array([_EXTRA_MATMUL_WEIGHT if kind == "gemm" else 1.0 for kind, *_ in extra])
+    at = sum(phase == Phase.FORWARD for *_, phase in rows)
+    own = weight / weight.sum() * job.gpu0_extra_ms * 1e6
+    return rows[:at] + extra + rows[at:], np.concatenate((mean_ns[:at], own, mean_ns[at:]))
+
+
+def _kernel_name(job: Job, kind: str, op_name: str, op_type: str, phase: Phase, row: int) -> str:
+    flash = job.xla and job.family == "transformer" and job.dtype in ("bf16", "fp16") and not job.matmul_names
+    if kind == "gemm" and flash and ("scores" in op_name or "values" in op_name):
+        return (f"void flash_{'fwd' if phase == Phase.FORWARD else 'bwd'}_kernel<Flash_kernel_traits<128, 64, 64, 4, "
+                f"cutlass::{'bfloat16_t' if job.dtype == 'bf16' else 'half_t'}>, true>(Flash_params)")
+    if kind in _MATMULS:
+        names = kernel_names(GEMM if kind == "gemm" else CONV, job.matmul_names or job.dtype, job.architecture)
+        return names[(row if kind == "gemm" else 0 if phase == Phase.FORWARD else 1 + row) % len(names)]
+    return _small_name(kind, op_type, job, row % 97)
+
+
+def _details(rng: np.random.Generator, kind: str, small: bool) -> str:
+    if kind in _MATMULS:
+        blocks = f"{rng.integers(2, 24)},1,1" if small else f"{rng.integers(64, 512)},{rng.integers(1, 8)},1"
+        return (f"regs:{rng.integers(96, 240)} static_shared:0 dynamic_shared:{rng.integers(4, 96) * 1024} "
+                f"grid:{blocks} block:256,1,1 occ_pct:{rng.integers(1, 6) * 6.25:g}")
+    blocks = str(rng.integers(2, 40) if small else rng.integers(256, 8192))
+    return (f"regs:{rng.integers(16, 48)} static_shared:0 dynamic_shared:0 grid:{blocks},1,1 "
+            f"block:{rng.choice([128, 256, 512, 1024])},1,1 occ_pct:{rng.integers(4, 9) * 12.5:g}")

@@ -1,6 +1,6 @@
-"""The demo's scenarios: what the simulated training job does, as numbers.
+"""The demo's scenarios: the parameters of the simulated training job, and of its epochs.
 
-A scenario only sets causes (how long a batch takes to read, what a launch costs, which GPU
+A scenario only sets causes (how long a batch takes to make, what a launch costs, which GPU
 has more to do). Utilization, waits and step time follow in :mod:`gputop.simulation.loop`.
 """
 
@@ -9,56 +9,57 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.simulation.job import Job
 
 GPU_COUNT = 8
+CPU_COUNT = 224
 GiB = 1 << 30
 MB = 1_000_000
+EXAMPLE_BYTES = 224 * 224 * 3 * 4  # of one example as copied to the GPU
+_MEMORY_MIB, _ALLOCATOR_MIB = 81_559, 77_200  # an H100's memory, and what TensorFlow reserves of it
+_ALLREDUCE_GB_PER_S = 205.0  # gradient bytes over the time of one all-reduce
+
+
+def _vit(*, batch_per_gpu: int, allocator_peak_gib: float = 68, gradient_bytes: int = 1_216 * MB, **changes: object,
+         ) -> Job:
+    """Synchronous data parallelism on eight H100 GPUs, one process: a vision transformer in mixed bfloat16.
+
+    Keras 3 on TensorFlow 2.21 runs it, without XLA.
+    """
+    job = Job(
+        seed=2024, style="keras3", version=(2, 21), gpu="H100", gpus=GPU_COUNT, dtype="bf16", kernels=444,
+        elementwise=0.155, jitter=0.012, kernel_gap_us=0.9,
+        function_start_ms=0.8, launch_us=22.0, launch_jitter=0.15, latency_us=2.0, thread_stagger_us=40.0,
+        run_ahead=0, gap_ms=2.5,
+        produce_ms=150.0, prefetch=4, buffer_full=False, input_workers=64, readers=8, cpu_budget=CPU_COUNT,
+        input_jitter=0.12, batch_mb=batch_per_gpu * EXAMPLE_BYTES / MB, h2d_overlap=False, h2d_gb_per_s=50.0,
+        comm_ms=gradient_bytes / MB / _ALLREDUCE_GB_PER_S, comm_count=6, comm_latency_us=0.0, comm_skew_us=0.0,
+        memory=_allocator_share(allocator_peak_gib), fragmentation=0.031,
+        allocator_share=_ALLOCATOR_MIB / _MEMORY_MIB, op_events=False, noise=False)
+    return job.replace(**changes)
+
+
+def _allocator_share(gib: float) -> float:
+    return gib * 1024 / _ALLOCATOR_MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One training job on eight GPUs, one process, synchronous data parallelism.
-
-    Times are seconds and means; the loop varies them by its seeded generator.
-    """
+    """One training job. ``job`` describes its training steps; times are means, which the loop varies."""
 
     id: str
     title: str
     description: str
-
+    job: Job
     batch_per_gpu: int
-    layers: int  # kernels per step and GPU: about 37 a layer
-    compute_s: float  # kernel time per step and GPU, apart from collectives
-    sm_fill: float = 1.0  # how much of the GPU a kernel fills, against one of a large batch
-
-    launch_s: float = 22e-6  # host time per kernel launch, on the thread of its GPU
-    function_start_s: float = 0.8e-3  # from the batch in hand to the first launch
-    host_gap_s: float = 2.5e-3  # Python between steps: callbacks, logs
-    gpu0_extra_s: float = 0.0  # kernel time that GPU 0 has on top of its share
-    gpu0_extra_kernels: int = 0
-    gather_bytes: int = 0  # what each other GPU sends GPU 0 for that
-
-    input_s: float = 0.15  # the pipeline's time for one global batch
-    input_variation: float = 0.12  # standard deviation of its logarithm
-    input_workers: int = 64  # busy tf.data threads while it works
-    prefetch_batches: int = 4
+    sm_fill: float = 1.0  # the share of the GPU that a kernel fills, relative to one of a large batch
     record_bytes: int = 115_000  # of one example as stored
     dataset_on_network: bool = False
-    example_bytes: int = 224 * 224 * 3 * 4  # of one example as copied to the GPU
-    copy_bytes_per_s: float = 50e9  # one GPU's host-to-device copies
-    copy_pinned: bool = True
-
     gradient_bytes: int = 1_216 * MB
-    allreduce_buckets: int = 6
-    allreduce_bytes_per_s: float = 205e9  # gradient bytes over the time of one all-reduce
-
     steps_per_epoch: int = 200
     eval_steps: int = 40
     checkpoint_bytes: int = 3_650 * MB  # weights and both Adam moments
     checkpoint_write_bytes_per_s: float = 1.8e9
-
-    allocator_peak_bytes: int = 68 * GiB
-    gpu0_allocator_peak_bytes: int | None = None  # None: as on the others
 
 
 _ALL = (
@@ -66,34 +67,34 @@ _ALL = (
         id="gpu0-oversubscribed",
         title="GPU 0 does more work than the others",
         description="teacher model and metrics of the whole batch run on GPU 0; the other seven wait for it in NCCL",
-        batch_per_gpu=160, layers=12, compute_s=0.150,
-        gpu0_extra_s=0.186, gpu0_extra_kernels=150, gather_bytes=96 * MB,
-        input_s=0.21, steps_per_epoch=215, eval_steps=90,
-        allocator_peak_bytes=41 * GiB, gpu0_allocator_peak_bytes=67 * GiB,
+        job=_vit(batch_per_gpu=160, compute_ms=150.0, gpu0_extra_ms=186.0, gpu0_extra_kernels=150, gather_mb=96.0,
+                 produce_ms=210.0, allocator_peak_gib=41, gpu0_memory=_allocator_share(67)),
+        batch_per_gpu=160, steps_per_epoch=215, eval_steps=90,
     ),
     Scenario(
         id="input-bound",
         title="The GPUs wait for the input pipeline",
         description="decoding and augmenting on the CPU takes longer than the GPUs' work; the prefetch buffer is empty",
-        batch_per_gpu=160, layers=12, compute_s=0.150,
-        input_s=0.34, input_workers=88, prefetch_batches=2, dataset_on_network=True,
-        steps_per_epoch=220, eval_steps=30, allocator_peak_bytes=62 * GiB,
+        job=_vit(batch_per_gpu=160, compute_ms=150.0, produce_ms=340.0, input_workers=88, prefetch=2,
+                 allocator_peak_gib=62),
+        batch_per_gpu=160, dataset_on_network=True, steps_per_epoch=220, eval_steps=30,
     ),
     Scenario(
         id="launch-bound",
         title="The host launches kernels too slowly",
         description="a small model in thousands of short kernels, launched by eight replicas that share one process: "
                     "each is done long before the next one arrives",
-        batch_per_gpu=8, layers=27, compute_s=24e-3, sm_fill=0.6,
-        launch_s=200e-6, input_s=0.05, input_workers=24,
-        steps_per_epoch=330, eval_steps=50, gradient_bytes=172 * MB, checkpoint_bytes=516 * MB,
-        allocator_peak_bytes=7 * GiB,
+        job=_vit(batch_per_gpu=8, kernels=999, compute_ms=24.0, launch_us=200.0, produce_ms=50.0, input_workers=24,
+                 allocator_peak_gib=7, gradient_bytes=172 * MB),
+        batch_per_gpu=8, sm_fill=0.6, steps_per_epoch=330, eval_steps=50, gradient_bytes=172 * MB,
+        checkpoint_bytes=516 * MB,
     ),
     Scenario(
         id="healthy",
         title="All GPUs busy, nothing to mend",
         description="input and launches run ahead of the GPUs, collectives hide behind compute",
-        batch_per_gpu=256, layers=12, compute_s=0.285, input_s=0.17, steps_per_epoch=250, eval_steps=50,
+        job=_vit(batch_per_gpu=256, compute_ms=285.0, produce_ms=170.0),
+        batch_per_gpu=256, steps_per_epoch=250, eval_steps=50,
     ),
 )
 

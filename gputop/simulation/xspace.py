@@ -1,243 +1,325 @@
-"""A stretch of the simulated job as the XSpace that TensorFlow 2.21's profiler would return for it.
+"""A simulated job's timeline as the XSpace that TensorFlow's or JAX' profiler would return for it.
 
-Planes, lines, names and stats are those of a real capture on CUDA GPUs. As there, events
-that began before the capture or end after it are missing, line times count from the
-session's start, and that stands in the plane "Task Environment". One plane more,
-``/gputop:simulated``, marks the trace for good.
+Planes, lines, names and stats are those of real captures on CUDA GPUs. As there, events that began
+before the capture or end after it are missing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gputop.simulation import kernels
-from gputop.simulation.encode import INT, REF, UINT, Column, Plane, Stats, events, field_bytes, stat, stat_ref
-from gputop.simulation.loop import OpSlice, TrainingLoop
-from gputop.simulation.program import Phase, Program, StepKind, Stream
-from gputop.simulation.scenarios import GPU_COUNT
-from gputop.simulation.step import I64
-from gputop.simulation.xspace_host import InputLines, python_line
+from gputop.simulation.encode import (
+    INT,
+    REF,
+    UINT,
+    Column,
+    Plane,
+    Stats,
+    StatValue,
+    events,
+    field_bytes,
+    stat,
+    stat_ref,
+)
+from gputop.simulation.host_events import host_events
+from gputop.simulation.job import GPUS, Job
+from gputop.simulation.program import I64
+from gputop.simulation.timeline import HostEvent, StreamOps, Timeline
+
+if TYPE_CHECKING:
+    from gputop.simulation.loop import TrainingLoop
 
 SIMULATED_PLANE = "/gputop:simulated"
-# What the simulated TensorFlow has reserved of each GPU for its own allocator.
-ALLOCATOR_CAPACITY_BYTES = 77_200 << 20
-_CUPTI_START_NS = 850_000  # the GPU tracer comes up after the session has begun
-_STREAM_NUMBERS = {Stream.COMPUTE: 13, Stream.H2D: 14, Stream.D2H: 15, Stream.P2P: 16, Stream.COLLECTIVE: 24}
-_COPIES = {Stream.H2D: "MemcpyH2D", Stream.D2H: "MemcpyD2H", Stream.P2P: "MemcpyP2P"}
-_ALLOCATIONS = 12  # recorded allocations and deallocations of activations per step and GPU
-_H100: Stats = {
-    "device_vendor": "Nvidia", "clock_rate": 1_980_000, "core_count": 132, "memory_bandwidth": 3_352_320_000_000,
-    "memory_size": 85_024_112_640, "compute_cap_major": 9, "compute_cap_minor": 0,
-}
+_STREAMS = {"Kernel": 13, "H2D": 14, "D2H": 15, "D2D": 13, "P2P": 16, "Collective": 24}
+_COLLECTIVE_DETAILS = "regs:96 static_shared:0 dynamic_shared:87296 grid:24,1,1 block:544,1,1 occ_pct:26.5625"
+_STREAM_LINES = dict[int, tuple[set[str], list[bytes]]]  # kinds of operations and events, by stream number
+
+
+def write_xspace(
+    timeline: Timeline, begin_ns: int, end_ns: int, *, origin_unix_ns: int, hostname: str, mark: Stats | None = None,
+) -> bytes:
+    """The serialized XSpace of a capture of that time of the timeline.
+
+    ``origin_unix_ns`` is the Unix time of the timeline's zero. ``mark`` are stats of the plane that says for
+    good that the trace is simulated; without them there is none.
+    """
+    planes = [*_Recorder(timeline, begin_ns, end_ns, origin_unix_ns).planes()]
+    if mark is not None:
+        plane = Plane(SIMULATED_PLANE)
+        for name, value in mark.items():
+            plane.add_stat(name, value)
+        planes.append(plane.finish())
+    errors = [field_bytes(2, text) for text in timeline.job.errors]
+    return b"".join([*planes, *errors, field_bytes(4, hostname)])
 
 
 def build_xspace(loop: TrainingLoop, start_ns: int, end_ns: int, origin_unix_ns: int, hostname: str) -> bytes:
-    """The serialized XSpace of the loop's time from ``start_ns`` to ``end_ns``.
+    """The serialized XSpace of the demo's job from ``start_ns`` to ``end_ns``, marked as simulated.
 
     ``origin_unix_ns`` is the Unix time of the loop's start.
     """
-    capture = _Capture(loop, start_ns, end_ns)
-    host = Plane("/host:CPU", 2)
-    planes = []
-    for gpu in range(GPU_COUNT):
-        planes.append(capture.device_plane(gpu))
-        capture.launch_line(host, gpu)
-    steps = loop.steps(start_ns, end_ns)
-    host.add_line(1_001, "python", 0, [python_line(host, loop, steps, start_ns, end_ns)])
-    InputLines(host, loop, start_ns, end_ns).add(steps)
-    planes.append(host.finish())
-
-    environment = Plane("Task Environment")
-    environment.add_stat("profile_start_time", origin_unix_ns + start_ns)
-    environment.add_stat("profile_stop_time", origin_unix_ns + end_ns)
-    mark = Plane(SIMULATED_PLANE)
-    mark.add_stat("scenario", loop.scenario.id)
-    mark.add_stat("title", loop.scenario.title)
-    mark.add_stat("note", "Nothing here was measured: made by gputop's simulated training loop.")
-    planes += [Plane("/host:metadata").finish(), environment.finish(), mark.finish()]
-    return b"".join(planes) + field_bytes(4, hostname)
+    mark = {"scenario": loop.scenario.id, "title": loop.scenario.title,
+            "note": "Nothing here was measured: made by gputop's simulated training loop."}
+    return write_xspace(loop.timeline(start_ns, end_ns), start_ns, end_ns, origin_unix_ns=origin_unix_ns,
+                        hostname=hostname, mark=mark)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ops:
-    """Operations of one stream, of all the capture's steps together. Ids are row numbers of step programs."""
+class _Recorder:
+    def __init__(self, timeline: Timeline, begin_ns: int, end_ns: int, origin_unix_ns: int) -> None:
+        self.t, self.job = timeline, timeline.job
+        self.begin, self.end = begin_ns, end_ns
+        self.origin = origin_unix_ns
+        self.lines: dict[str, list[bytes]] = {}
+        self.host = Plane("/host:CPU", 9)
+        self.correlation = 1_000 + int(self.job.rng("record").integers(1, 10**6))
+        # Before TF 2.12 lines carry Unix times; since then they count from the session's start.
+        self.absolute = self.job.version < (2, 12) and not self.job.jax
 
-    stream: Stream
-    name: I64  # KERNEL_KEYS index, or -1
-    op: list[str]
-    op_index: I64  # into ``op``
-    bytes: I64
-    start_ns: I64
-    end_ns: I64
-    launch_ns: I64
-    launch_end_ns: I64
-    correlation: I64
+    def planes(self) -> Iterator[bytes]:
+        job = self.job
+        gpus = job.captured_gpus
+        yield from [self._device(gpu) for gpu in range(gpus)]
+        yield from [self._device_plane(gpu).finish() for gpu in range(gpus, gpus + job.idle_gpus)]
+        if job.host_plane:
+            self._host_lines()
+            for i, (name, data) in enumerate(sorted(self.lines.items())):
+                self.host.add_line(7_000 + i, self._thread(name), self._timestamp(), data)
+            yield self.host.finish()
+        yield Plane("/host:metadata").finish()
+        if not self.absolute:
+            environment = Plane("Task Environment")
+            environment.add_stat("profile_start_time", self.origin + self.begin)
+            environment.add_stat("profile_stop_time", self.origin + self.end)
+            yield environment.finish()
 
-    def where(self, mask: np.ndarray) -> _Ops:
-        return _Ops(self.stream, self.name[mask], self.op, self.op_index[mask], self.bytes[mask], self.start_ns[mask],
-                    self.end_ns[mask], self.launch_ns[mask], self.launch_end_ns[mask], self.correlation[mask])
+    def _timestamp(self) -> int:
+        """Of every line."""
+        return self.origin + self.begin if self.absolute else 0
 
+    def _thread(self, key: str) -> str:
+        job, number = self.job, _hash(key) % 10**6
+        if key.startswith("compute"):
+            if job.jax:
+                return f"py_xla_execute/{number}" if job.gpus > 1 else "python3"
+            gpu = key.removeprefix("compute")
+            return f"gpu_private_{gpu}/{number}" if job.private_threads else f"tf_Compute/{number}"
+        if key == "python":
+            return "python3" if job.jax else "python"
+        pool = {"get_next": "tf_data_iterator_get_next", "resource": "tf_data_iterator_resource",
+                "read": "tf_data_parallel_interleave"}.get(key, "tf_data_private_threadpool")
+        return f"{pool}/{number}"
 
-class _Capture:
-    def __init__(self, loop: TrainingLoop, start_ns: int, end_ns: int) -> None:
-        self._loop = loop
-        self._start = start_ns
-        self._end = end_ns
-        longest = max(len(ops.program) for t in loop.templates for ops in t.step.gpus)
-        self._stride = longest + 1
-        self._first = next((s.number for s in loop.steps(start_ns, end_ns)), 0)
-        self._streams: dict[tuple[int, Stream], _Ops | None] = {}
+    def _launch_thread(self, gpu: int) -> str:
+        """The thread that launches a GPU's work."""
+        if self.job.style == "eager" or (self.job.jax and self.job.gpus == 1):
+            return "python"
+        return "compute0" if self.job.one_thread else f"compute{gpu}"
 
-    def _ops(self, gpu: int, stream: Stream) -> _Ops | None:
-        key = (gpu, stream)
-        if key not in self._streams:
-            slices = list(self._loop.operations(gpu, stream, self._start, self._end))
-            self._streams[key] = self._merge(gpu, stream, slices) if slices else None
-        return self._streams[key]
+    # GPUs
 
-    def _merge(self, gpu: int, stream: Stream, slices: list[OpSlice]) -> _Ops:
-        names: dict[str, int] = {}
-        maps: dict[int, I64] = {}
-        name, op, size, correlation = [], [], [], []
-        for part in slices:
-            program: Program = self._loop.templates[part.template].step.gpus[gpu].program
-            if id(program) not in maps:
-                prefix = f"replica_{gpu}/" if gpu else ""
-                ids = [names.setdefault(prefix + n, len(names)) for n in program.op_names]
-                maps[id(program)] = np.array(ids, np.int64)
-            name.append(program.kernel[part.rows])
-            op.append(maps[id(program)][program.op[part.rows]])
-            size.append(program.bytes[part.rows])
-            run = (part.number - self._first) * GPU_COUNT + gpu
-            correlation.append(1_000 + run * self._stride + part.rows)
-        return _Ops(
-            stream, np.concatenate(name).astype(np.int64), list(names), np.concatenate(op), np.concatenate(size),
-            np.concatenate([p.start_ns for p in slices]), np.concatenate([p.end_ns for p in slices]),
-            np.concatenate([p.launch_ns for p in slices]), np.concatenate([p.launch_end_ns for p in slices]),
-            np.concatenate(correlation),
-        )
-
-    def device_plane(self, gpu: int) -> bytes:
+    def _device_plane(self, gpu: int) -> Plane:
+        _, capability, memory, bandwidth, cores, clock, _ = GPUS[self.job.gpu]
         plane = Plane(f"/device:GPU:{gpu}", gpu)
-        for name, value in _H100.items():
+        for name, value in (("device_vendor", "Nvidia"), ("clock_rate", clock), ("core_count", cores),
+                            ("memory_bandwidth", bandwidth * 10**9), ("memory_size", memory << 20),
+                            ("compute_cap_major", capability[0]), ("compute_cap_minor", capability[1])):
             plane.add_stat(name, value)
-        base = self._start + _CUPTI_START_NS
-        for stream, number in _STREAM_NUMBERS.items():
-            ops = self._ops(gpu, stream)
-            if ops is None:
-                continue
-            ops = ops.where((ops.start_ns >= base) & (ops.end_ns <= self._end))
-            if not len(ops.start_ns):
-                continue
-            details_name, details = self._details(plane, gpu, ops)
-            data = events(
-                self._event_ids(plane, ops, launches=False), (ops.start_ns - base) * 1000,
-                (ops.end_ns - ops.start_ns) * 1000,
-                [Column(plane.stat_id("correlation_id"), UINT, ops.correlation),
-                 Column(plane.stat_id(details_name), REF, details),
-                 Column(plane.stat_id("tf_op"), REF, plane.ref_ids(ops.op)[ops.op_index])],
-                [stat(plane.stat_id("context_id"), "$$1")],
-            )
-            kinds = _COPIES.get(stream, "Kernel")
-            plane.add_line(number, f"Stream #{number}({kinds})", _CUPTI_START_NS, [data])
+        return plane
+
+    def _device(self, gpu: int) -> bytes:
+        plane = self._device_plane(gpu)
+        job, program, compute = self.job, self.t.programs[gpu], self.t.compute[gpu]
+        streams: _STREAM_LINES = {}
+        ops = self._op_names(gpu, program.ops)
+        self._kernels(plane, gpu, streams, "Kernel", compute, program.name[compute.row], program.names,
+                      program.details, program.op[compute.row], ops)
+        collectives = self.t.collectives[gpu]
+        if len(collectives.row):
+            reduce = "CollectiveReduceV2" if job.version >= (2, 13) else "NcclAllReduce"
+            self._kernels(plane, gpu, streams, "Collective", collectives, collectives.row * 0, [_collective_name(job)],
+                          [_COLLECTIVE_DETAILS], collectives.row, [
+                              f"all-reduce-start.{i}" for i in range(job.comm_count)] if job.jax else
+                          self._op_names(gpu, [f"{reduce}_{i}:{reduce}" for i in range(job.comm_count)]))
+        self._copies(plane, gpu, streams)
+        for number, (kinds, data) in sorted(streams.items()):
+            order = sorted(kinds, key=lambda k: _hash(k + str(self.job.seed)))
+            plane.add_line(number, f"Stream #{number}({','.join(order)})", self._timestamp(), data)
         return plane.finish()
 
-    def launch_line(self, plane: Plane, gpu: int) -> None:
-        """The thread that issues one GPU's work: its driver calls and its memory allocations."""
-        thread = 2_100 + gpu
-        pieces = []
-        for stream in _STREAM_NUMBERS:
-            ops = self._ops(gpu, stream)
-            if ops is None:
-                continue
-            ops = ops.where((ops.launch_ns >= self._start + _CUPTI_START_NS) & (ops.launch_end_ns <= self._end))
-            columns = [Column(plane.stat_id("correlation_id"), UINT, ops.correlation),
-                       Column(plane.stat_id("tf_op"), REF, plane.ref_ids(ops.op)[ops.op_index])]
-            if stream in _COPIES:
-                details_name, details = self._details(plane, gpu, ops)
-                columns.append(Column(plane.stat_id(details_name), REF, details))
-            pieces.append(events(
-                self._event_ids(plane, ops, launches=True), (ops.launch_ns - self._start) * 1000,
-                (ops.launch_end_ns - ops.launch_ns) * 1000, columns,
-                [stat(plane.stat_id("device_id"), gpu), stat(plane.stat_id("context_id"), "$$1")],
-            ))
-        pieces += self._allocations(plane, gpu)
-        plane.add_line(thread, f"tf_Compute/{thread}", 0, pieces)
+    def _op_names(self, gpu: int, ops: list[str]) -> list[str]:
+        return [f"replica_{gpu}/{op}" for op in ops] if gpu and not self.job.jax and not self.job.serial else ops
 
-    def _event_ids(self, plane: Plane, ops: _Ops, launches: bool) -> I64:
-        if ops.stream in _COPIES:
-            return np.full(len(ops.name), plane.event_id(_COPIES[ops.stream]), np.int64)
-        if ops.stream is Stream.COLLECTIVE:
-            name = kernels.NCCL_SYMBOL if launches else kernels.NCCL_NAME
-            return np.full(len(ops.name), plane.event_id(name), np.int64)
-        types = kernels.KERNELS.values()
-        ids = np.array([plane.event_id((k.symbol or k.name) if launches else k.name) for k in types], np.int64)
-        return ids[ops.name]
+    def _kernels(
+        self, plane: Plane, gpu: int, streams: _STREAM_LINES, kind: str, ran: StreamOps,
+        name: I64, names: list[str], details: list[str], op: I64, ops: list[str],
+    ) -> None:
+        """Kernels of one stream, and their launches. ``name`` indexes ``names`` and ``details``, ``op`` ``ops``."""
+        job, correlation = self.job, self.correlation + np.arange(len(name))
+        self.correlation += len(name)
+        seen = (ran.start >= self.begin) & (ran.end <= self.end) & job.device_events
+        if seen.any():
+            stats = [Column(plane.stat_id("correlation_id"), UINT, correlation[seen]),
+                     Column(plane.stat_id("kernel_details"), REF, plane.ref_ids(details)[name[seen]])]
+            constants = [stat(plane.stat_id("context_id"), "$$1")]
+            shown = ops
+            if job.jax or job.xla:
+                hlo = [o.rsplit("/", 1)[-1].split(":")[0].lower().replace("_", "-") for o in ops]
+                stats.append(Column(plane.stat_id("hlo_op"), REF, plane.ref_ids(hlo)[op[seen]]))
+                constants.append(stat_ref(plane.stat_id("hlo_module"), plane.stat_id(_module_name(job))))
+                shown = ["XlaModule:" if job.jax else "cluster_0/xla_run:_XlaRun"] * len(ops)
+            if job.tf_ops:
+                stats.append(Column(plane.stat_id("tf_op"), REF, plane.ref_ids(shown)[op[seen]]))
+            ids = np.array([plane.event_id(x) for x in names], np.int64)
+            data = events(ids[name[seen]], (ran.start[seen] - self.begin) * 1000, (ran.end - ran.start)[seen] * 1000,
+                          stats, constants)
+            kinds, lines = streams.setdefault(_STREAMS[kind], (set(), []))
+            kinds.add("Kernel")
+            lines.append(data)
+        called = (ran.launch >= self.begin) & (ran.launch_end <= self.end) & job.launches
+        if called.any():
+            launch, launch_end = ran.launch[called], ran.launch_end[called]
+            host = self.host
+            symbols = np.array([host.event_id(_symbol(x)) for x in names], np.int64)
+            data = events(
+                symbols[name[called]], (launch - self.begin) * 1000, (launch_end - launch) * 1000,
+                [Column(host.stat_id("correlation_id"), UINT, correlation[called])],
+                [stat(host.stat_id("device_id"), gpu), stat(host.stat_id("context_id"), "$$1")])
+            self.lines.setdefault(self._launch_thread(gpu), []).append(data)
+            if kind == "Kernel" and job.op_events and not (job.xla or job.jax):
+                self._op_events(gpu, op[called], ops, launch, launch_end)
 
-    def _details(self, plane: Plane, gpu: int, ops: _Ops) -> tuple[str, I64]:
-        """The stat that says how a kernel was launched or what a copy moved, and its values."""
-        if ops.stream is Stream.COLLECTIVE:
-            return "kernel_details", np.full(len(ops.name), plane.stat_id(kernels.NCCL_DETAILS), np.int64)
-        if ops.stream is Stream.COMPUTE:
-            return "kernel_details", plane.ref_ids([k.details for k in kernels.KERNELS.values()])[ops.name]
-        host = "pinned" if self._loop.scenario.copy_pinned else "pageable"
-        source, target, to = {
-            Stream.H2D: (host, "device", gpu),
-            Stream.D2H: ("device", "pageable", 0),
-            Stream.P2P: ("device", "device", 0),
-        }[ops.stream]
-        sizes, row = np.unique(ops.bytes, return_inverse=True)
-        texts = [f"kind_src:{source} kind_dst:{target} size:{size} dest:{to} async:1" for size in sizes.tolist()]
-        return "memcpy_details", plane.ref_ids(texts)[row]
+    def _op_events(self, gpu: int, op: I64, ops: list[str], launch: I64, launch_end: I64) -> None:
+        """The executor's event of each op, around its launch."""
+        host = self.host
+        before = np.minimum(np.diff(launch, prepend=launch[0] - 4_000) * 0.35, 12_000).astype(np.int64)
+        begin = np.maximum(launch - np.maximum(before, 300), self.begin)
+        length = np.maximum(launch_end + 200 - begin, 200)
+        lines = self.lines.setdefault(self._launch_thread(gpu), [])
 
-    def _allocations(self, plane: Plane, gpu: int) -> list[bytes]:
-        """Activations come with the forward launches and go with the backward ones."""
-        scenario = self._loop.scenario
-        peak = scenario.allocator_peak_bytes
-        if gpu == 0 and scenario.gpu0_allocator_peak_bytes is not None:
-            peak = scenario.gpu0_allocator_peak_bytes
-        base = min(scenario.checkpoint_bytes + scenario.gradient_bytes, peak // 2)
-        level = np.arange(1, _ALLOCATIONS + 1)
-        rising = base + (peak - base) * level // _ALLOCATIONS
+        def record(names: list[str], which: I64, at: I64, duration: I64, stats: list[Column] | None = None) -> None:
+            ids = np.array([host.event_id(x) for x in names], np.int64)
+            lines.append(events(ids[which], (at - self.begin) * 1000, duration * 1000, stats or []))
+
+        record(ops, op, begin, length)
+        if self.job.style == "eager":
+            kinds = [x.rsplit(":", 1)[-1] for x in ops]
+            outer = begin - np.minimum(np.maximum(before, 600) * 2, 25_000)
+            outer = np.maximum(outer, np.concatenate(([self.begin], begin[:-1] + length[:-1] + 100)))
+            size = begin + length + 150 - outer
+            outer, size, which = outer[size > 0], size[size > 0], op[size > 0]
+            record(["EagerExecute"], which * 0, outer, size, [
+                Column(host.stat_id("eager_op"), REF, host.ref_ids(kinds)[which]),
+                Column(host.stat_id("is_func"), INT, which * 0)])
+            record([f"EagerLocalExecute: {x}" for x in kinds], which, outer + 120, (size - 160).clip(0))
+        if self.job.noise:
+            some = begin[::5]
+            record(["ThreadpoolListener::Record"], np.zeros(len(some), np.int64), some, np.zeros(len(some), np.int64))
+
+    def _copies(self, plane: Plane, gpu: int, streams: _STREAM_LINES) -> None:
+        job = self.job
+        for event in self.t.copies[gpu]:
+            self.correlation += 1
+            copy = event.copy
+            name = f"Memcpy{copy.way}"
+            if job.old_details:
+                details = f"num_bytes:{copy.size}\ndest:{gpu}\nasync:{int(copy.is_async)}"
+            else:
+                details = (f"kind_src:{copy.src} kind_dst:{copy.dst} size:{copy.size} "
+                           f"dest:{0 if copy.way in ('D2H', 'P2P') else gpu} async:{int(copy.is_async)}")
+            if event.start >= self.begin and event.end <= self.end and job.device_events:
+                values: dict[str, StatValue] = {"correlation_id": self.correlation, "memcpy_details": details}
+                if event.op and job.tf_ops:
+                    values["tf_op"] = event.op
+                kinds, lines = streams.setdefault(_STREAMS[copy.way], (set(), []))
+                kinds.add(name)
+                lines.append(plane.event(name, event.start - self.begin, event.end - event.start, values))
+            if job.launches:
+                self._add(self._launch_thread(gpu), name, event.launch, event.launch_end, {
+                    "correlation_id": self.correlation, "device_id": gpu, "memcpy_details": details})
+
+    # Host
+
+    def _add(self, thread: str, name: str, start: int, end: int, stats: Stats | None = None) -> None:
+        """A TraceMe is recorded only if both its ends lie within the session."""
+        if start >= self.begin and end <= self.end and end >= start:
+            self.lines.setdefault(thread, []).append(self.host.event(name, start - self.begin, end - start, stats))
+
+    def _host_lines(self) -> None:
+        own: list[HostEvent] = [e for e in self.t.host if e.name]
+        for event in [*own, *host_events(self.t)]:
+            thread = event.thread
+            if thread.startswith("compute"):
+                thread = self._launch_thread(int(thread.removeprefix("compute")))
+            self._add(thread, event.name, event.start, event.end, event.stats)
+        if self.job.allocator:
+            for gpu in range(self.job.captured_gpus):
+                self._allocations(gpu)
+
+    def _allocations(self, gpu: int) -> None:
+        """The allocator's events: activations come in the forward pass and go in the backward pass."""
+        job, host = self.job, self.host
+        capacity, peak = job.allocator_capacity_bytes, job.allocator_peak_bytes(gpu)
+        each = 10
+        size = (peak - int(peak * 0.42) // 256 * 256) // each // 256 * 256
+        number = np.arange(2 * each)
+        times = []
+        for step in self.t.steps:
+            length = max(step.issued - step.ready, 2 * each * 1000)
+            times.append(step.ready + length * (number + 1) // (2 * each + 1))
+        time = np.concatenate(times) if times else number[:0]
         # A deallocation is recorded with what is left after it.
-        falling = base + (peak - base) * (_ALLOCATIONS - level) // _ALLOCATIONS
-        size = (peak - base) // _ALLOCATIONS
-        out = []
-        for name, phase, in_use in (
-            ("MemoryAllocation", Phase.FORWARD, rising), ("MemoryDeallocation", Phase.BACKWARD, falling),
-        ):
-            at, used, ops = [], [], []
-            for step in self._loop.steps(self._start, self._end):
-                if step.kind is StepKind.TRAIN:
-                    own = self._loop.templates[step.template].step.gpus[gpu]
-                    rows = np.flatnonzero((own.program.phase == phase) & (own.program.stream == Stream.COMPUTE))
-                    rows = rows[np.linspace(0, len(rows) - 1, _ALLOCATIONS).astype(int)]
-                    at.append(step.begin_ns + own.launch_ns[rows] - 4_000)
-                    used.append(in_use)
-                    ops.append(plane.ref_ids([own.program.op_names[i] for i in own.program.op[rows]]))
-            if not at:
+        in_use = np.tile(peak - size * (each - np.minimum(number + 1, 2 * each - 1 - number)), len(times))
+        is_free = np.tile(number >= each, len(times))
+        constants = [stat_ref(host.stat_id("allocator_name"), host.stat_id(f"GPU_{gpu}_bfc")),
+                     stat(host.stat_id("fragmentation"), float(job.fragmentation)),
+                     stat_ref(host.stat_id("region_type"), host.stat_id("dynamic"))]
+        ops = self.t.programs[gpu].ops
+        which = host.ref_ids([ops[i % len(ops)] for i in range(each)])
+        for name, wanted in (("MemoryAllocation", ~is_free), ("MemoryDeallocation", is_free)):
+            rows = np.flatnonzero(wanted & (time >= self.begin) & (time < self.end))
+            n = len(rows)
+            if not n:
                 continue
-            time, held, op = np.concatenate(at), np.concatenate(used), np.concatenate(ops)
-            mask = (time >= self._start) & (time < self._end)
-            time, held, op = time[mask], held[mask], op[mask]
-            n = len(time)
-            constants = [
-                stat_ref(plane.stat_id("allocator_name"), plane.stat_id(f"GPU_{gpu}_bfc")),
-                stat(plane.stat_id("fragmentation"), 0.031),
-                stat_ref(plane.stat_id("region_type"), plane.stat_id("dynamic")),
-                stat_ref(plane.stat_id("shape"), plane.stat_id("[]")),
-            ]
-            out.append(events(
-                np.full(n, plane.event_id(name), np.int64), (time - self._start) * 1000, np.full(n, 400_000, np.int64),
-                [Column(plane.stat_id("bytes_reserved"), INT, np.zeros(n, np.int64)),
-                 Column(plane.stat_id("bytes_allocated"), INT, held),
-                 Column(plane.stat_id("bytes_available"), INT, ALLOCATOR_CAPACITY_BYTES - held),
-                 Column(plane.stat_id("peak_bytes_in_use"), INT, np.full(n, peak, np.int64)),
-                 Column(plane.stat_id("requested_bytes"), INT, np.full(n, size - 256, np.int64)),
-                 Column(plane.stat_id("allocation_bytes"), INT, np.full(n, size, np.int64)),
-                 Column(plane.stat_id("tf_op"), REF, op)],
-                constants,
-            ))
-        return out
+            self.lines.setdefault(self._launch_thread(gpu), []).append(events(
+                np.full(n, host.event_id(name), np.int64), (time[rows] - self.begin) * 1000, np.zeros(n, np.int64),
+                [Column(host.stat_id("bytes_allocated"), INT, in_use[rows]),
+                 Column(host.stat_id("bytes_available"), INT, capacity - in_use[rows]),
+                 Column(host.stat_id("peak_bytes_in_use"), INT, np.full(n, peak, np.int64)),
+                 Column(host.stat_id("requested_bytes"), INT, np.full(n, size - 100, np.int64)),
+                 Column(host.stat_id("allocation_bytes"), INT, np.full(n, size, np.int64)),
+                 Column(host.stat_id("tf_op"), REF, which[np.arange(n) % each])], constants))
+
+
+def _collective_name(job: Job) -> str:
+    if job.jax:
+        return "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    if job.version >= (2, 19):
+        return "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    return "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
+
+
+def _module_name(job: Job) -> str:
+    if job.jax:
+        return "jit_train_step"
+    return "a_inference_train_step_2501__XlaMustCompile_true_config_proto_3175580994766145631_.17"
+
+
+def _symbol(name: str) -> str:
+    """The mangled name, which the launch carries."""
+    if "(" not in name and "<" not in name:
+        return name
+    head = name.removeprefix("void ").replace("(anonymous namespace)", "").split("<")[0].split("(")[0].replace("::", "")
+    return f"_Z{len(head)}{head}I{_hash(name) % 10**8}EEvPKT_PS1_i"
+
+
+def _hash(text: str) -> int:
+    """Stable between processes, unlike hash()."""
+    value = 2166136261
+    for byte in text.encode():
+        value = (value ^ byte) * 16777619 & 0x7FFFFFFF
+    return value
+
+

@@ -30,8 +30,14 @@ from tests.trace.shares import NEEDS_SHARED, SHARED
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 SLOW, FAST = DATA / "keras3_slow_input.xplane.pb.gz", DATA / "keras3_fast.xplane.pb.gz"
-OVERSUBSCRIBED = replace(find_scenario("gpu0-oversubscribed"), input_s=0.12)  # never the limit, cured or not
-CURED = replace(OVERSUBSCRIBED, gpu0_extra_s=0.0, gpu0_extra_kernels=0, gather_bytes=0)
+
+
+def with_job(scenario: Scenario, **changes: object) -> Scenario:
+    return replace(scenario, job=scenario.job.replace(**changes))
+
+
+OVERSUBSCRIBED = with_job(find_scenario("gpu0-oversubscribed"), produce_ms=120.0)  # never the limit, cured or not
+CURED = with_job(OVERSUBSCRIBED, gpu0_extra_ms=0.0, gpu0_extra_kernels=0, gather_mb=0.0)
 needs_shared = pytest.mark.skipif(not SHARED.exists(), reason=NEEDS_SHARED)
 
 

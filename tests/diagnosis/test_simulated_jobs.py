@@ -8,6 +8,7 @@ from gputop.diagnosis.diagnose import analyze
 from gputop.simulation.loop import TrainingLoop
 from gputop.simulation.scenarios import find_scenario
 from gputop.simulation.xspace import build_xspace
+from tests.simulation.loop_truth import loop_truth
 
 BEGIN_NS = 20_000_000_000
 LENGTH_NS = 2_500_000_000
@@ -23,7 +24,7 @@ def test_cause_and_figures(tmp_path, scenario, findings):
     loop = TrainingLoop(find_scenario(scenario))
     path = tmp_path / "node.xplane.pb"
     path.write_bytes(build_xspace(loop, BEGIN_NS, BEGIN_NS + LENGTH_NS, 1_700_000_000_000_000_000, "node"))
-    a, truth = analyze([str(path)]), loop.truth(BEGIN_NS, BEGIN_NS + LENGTH_NS)
+    a, truth = analyze([str(path)]), loop_truth(loop, BEGIN_NS, BEGIN_NS + LENGTH_NS)
     assert {f.id for f in a.findings if f.severity != "low"} == findings
     assert a.simulated and a.steps is not None and a.breakdown is not None and a.input is not None
     # One step more or less lies in the window, and batches differ in how long they take.

@@ -7,23 +7,17 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.simulation.figures import GPU_QUANTITIES
-from gputop.simulation.loop import KEEP_NS, OpSlice, TrainingLoop
-from gputop.simulation.program import StepKind, Stream
-from gputop.simulation.scenarios import DEFAULT_SCENARIO, GPU_COUNT, SCENARIOS, find_scenario
+from gputop.simulation.loop import KEEP_NS, StepKind, TrainingLoop
+from gputop.simulation.scenarios import DEFAULT_SCENARIO, EXAMPLE_BYTES, GPU_COUNT, SCENARIOS, find_scenario
+from gputop.simulation.timeline import StreamOps
 from tests.simulation.conftest import SECOND, training
+from tests.simulation.loop_truth import loop_truth
 
 COLUMN = {name: i for i, name in enumerate(GPU_QUANTITIES)}
 
 
-def _clipped_seconds(loop: TrainingLoop, gpu: int, stream: Stream, start: int, end: int) -> float:
-    total = 0
-    for part in loop.operations(gpu, stream, start, end):
-        total += int(np.maximum(np.minimum(part.end_ns, end) - np.maximum(part.start_ns, start), 0).sum())
-    return total / 1e9
-
-
-def _bytes(loop: TrainingLoop, gpu: int, part: OpSlice) -> np.ndarray:
-    return loop.templates[part.template].step.gpus[gpu].program.bytes[part.rows]
+def _clipped_seconds(ops: StreamOps, start: int, end: int) -> float:
+    return float(np.maximum(np.minimum(ops.end, end) - np.maximum(ops.start, start), 0).sum()) / 1e9
 
 
 def test_steps_follow_each_other_and_none_begins_before_its_batch_is_made(loop: TrainingLoop) -> None:
@@ -36,7 +30,7 @@ def test_steps_follow_each_other_and_none_begins_before_its_batch_is_made(loop: 
 
 
 def test_the_pipeline_makes_one_batch_at_a_time_and_only_with_room_in_its_buffer(loop: TrainingLoop) -> None:
-    depth = loop.scenario.prefetch_batches
+    depth = loop.scenario.job.prefetch
     steps = [s for s in loop.steps(0, 200 * SECOND) if s.kind is StepKind.TRAIN]
     for before, step in itertools.pairwise(steps):
         assert step.made_from_ns >= before.made_ns
@@ -63,19 +57,18 @@ def test_figures_of_small_windows_add_up_to_those_of_a_large_one(loop: TrainingL
 
 def test_figures_are_the_integrals_of_the_operations(loop: TrainingLoop) -> None:
     start, end = training(loop, 12.3)
+    timeline = loop.timeline(start, end)
     for gpu in (0, 5):
         figures = loop.gpu_integrals(gpu, end) - loop.gpu_integrals(gpu, start)
-        compute = _clipped_seconds(loop, gpu, Stream.COMPUTE, start, end)
-        collectives = _clipped_seconds(loop, gpu, Stream.COLLECTIVE, start, end)
+        compute = _clipped_seconds(timeline.compute[gpu], start, end)
+        collectives = _clipped_seconds(timeline.collectives[gpu], start, end)
         assert max(compute, collectives) <= figures[COLUMN["gr_active"]] <= min(compute + collectives, 12.3)
         # SM active: every kernel by its share of the GPU, collectives by their channels.
         most = loop.scenario.sm_fill * compute + collectives * 24 / 132
         assert figures[COLUMN["sm_active"]] == pytest.approx(most, rel=0.12)
-        copied = sum(
-            int(_bytes(loop, gpu, p)[(p.start_ns >= start) & (p.end_ns <= end)].sum())
-            for p in loop.operations(gpu, Stream.H2D, start, end)
-        )
-        one = loop.scenario.batch_per_gpu * loop.scenario.example_bytes
+        copied = sum(c.copy.size for c in timeline.copies[gpu]
+                     if c.copy.way == "H2D" and c.start >= start and c.end <= end)
+        one = loop.scenario.batch_per_gpu * EXAMPLE_BYTES
         assert copied > 0
         assert figures[COLUMN["pcie_rx_bytes"]] == pytest.approx(copied, abs=1.01 * one)
 
@@ -108,19 +101,19 @@ def test_the_past_is_kept_for_a_while_and_then_forgotten() -> None:
 
 def test_truth_needs_a_whole_training_step(loop: TrainingLoop) -> None:
     with pytest.raises(ValueError, match="no whole training step"):
-        loop.truth(0, 1_000)
+        loop_truth(loop, 0, 1_000)
 
 
 def test_input_bound_waits_for_input_and_its_gpus_are_idle_meanwhile(input_loop: TrainingLoop) -> None:
     start, end = training(input_loop, 30)
-    truth = input_loop.truth(start, end)
+    truth = loop_truth(input_loop, start, end)
     assert 0.45 < truth.input_wait_ratio < 0.6
     active = (input_loop.gpu_integrals(4, end) - input_loop.gpu_integrals(4, start))[COLUMN["gr_active"]] / 30
     assert active == pytest.approx(1 - truth.input_wait_ratio, abs=0.04)
 
 
 def test_what_each_scenario_is_about(loop: TrainingLoop) -> None:
-    truth = loop.truth(*training(loop, 30))
+    truth = loop_truth(loop, *training(loop, 30))
     ratio = truth.compute_s[0] / truth.compute_s[1]
     waiting = 1 - truth.transfer_s / truth.collectives_s[3]
     expected = {

@@ -1,16 +1,29 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputop.simulation.loop import TrainingLoop
-from gputop.simulation.program import Phase, StepKind, Stream
-from gputop.simulation.step import STREAM_GAP_NS, StepOps, run_in_order
+from gputop.simulation.figures import StepOps
+from gputop.simulation.loop import StepKind, TrainingLoop
+from gputop.simulation.program import Phase
+from gputop.simulation.timeline import run_in_order
+
+GAP_NS = 900
 
 
-def _templates(loop: TrainingLoop) -> list[StepOps]:
-    return [ops for template in loop.templates for ops in template.step.gpus if len(ops.program)]
+def _steps(loop: TrainingLoop) -> list[StepOps]:
+    return [ops for template in loop.templates for ops in template.gpus if len(ops.compute.row) or ops.copies]
+
+
+def _streams(ops: StepOps) -> Iterator[np.ndarray]:
+    """Start, end, launch and the end of its call of the operations of each stream, a row each."""
+    for stream in (ops.compute, ops.collectives):
+        yield np.array(stream[1:]).T.reshape(-1, 4)
+    for way in ("H2D", "D2H", "P2P"):
+        yield np.array([c[2:] for c in ops.copies if c.copy.way == way], np.int64).reshape(-1, 4)
 
 
 _JOBS = st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 5_000)), min_size=1, max_size=30)
@@ -19,65 +32,68 @@ _JOBS = st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 5_000)), min_s
 @given(_JOBS, st.integers(0, 9_000))
 def test_a_stream_runs_in_order_and_starts_each_as_soon_as_it_can(jobs: list[tuple[int, int]], floor: int) -> None:
     ready, duration = (np.array(column, np.int64) for column in zip(*jobs, strict=True))
-    start, end = run_in_order(ready, duration, floor)
+    start, end = run_in_order(ready, duration, floor, GAP_NS)
     free = floor
-    for i in range(len(jobs)):  # the same said one by one
+    for i in range(len(jobs)):  # the same, one by one
         assert start[i] == max(ready[i], free)
         assert end[i] == start[i] + duration[i]
-        free = end[i] + STREAM_GAP_NS
+        free = end[i] + GAP_NS
 
 
 def test_nothing_overlaps_on_a_stream(loop: TrainingLoop) -> None:
-    for ops in _templates(loop):
-        for stream in Stream:
-            rows = ops.rows(stream)
-            assert (ops.start_ns[rows][1:] >= ops.end_ns[rows][:-1]).all()
-            assert (ops.end_ns[rows] > ops.start_ns[rows]).all()
+    for ops in _steps(loop):
+        for stream in _streams(ops):
+            assert (stream[1:, 0] >= stream[:-1, 1]).all()
+            assert (stream[:, 1] > stream[:, 0]).all()
 
 
 def test_launches_precede_what_they_launch_and_do_not_overlap(loop: TrainingLoop) -> None:
-    for ops in _templates(loop):
-        assert (ops.launch_ns < ops.launch_end_ns).all()
-        assert (ops.launch_end_ns < ops.start_ns).all()
-        assert (ops.launch_ns[1:] >= ops.launch_end_ns[:-1]).all()
+    for ops in _steps(loop):
+        launched = np.concatenate(list(_streams(ops)))
+        start, _, launch, call_end = launched[np.argsort(launched[:, 2])].T
+        # The call of a copy to pageable memory lasts as long as the copy.
+        waits = np.isin(launch, [c.launch for c in ops.copies if c.copy.dst == "pageable"])
+        assert (launch < call_end).all()
+        assert (np.where(waits, launch, call_end) < start).all()
+        assert (launch[1:] >= call_end[:-1]).all()
 
 
 def test_a_collective_moves_data_once_the_last_gpu_is_there_and_ends_on_all_at_once(loop: TrainingLoop) -> None:
     for template in loop.templates:
-        if template.step.kind is not StepKind.TRAIN:
+        if template.kind is not StepKind.TRAIN:
             continue
-        rows = [ops.rows(Stream.COLLECTIVE) for ops in template.step.gpus]
-        assert all(len(r) == loop.scenario.allreduce_buckets for r in rows)
-        ends = np.array([ops.end_ns[r] for ops, r in zip(template.step.gpus, rows, strict=True)])
-        starts = np.array([ops.start_ns[r] for ops, r in zip(template.step.gpus, rows, strict=True)])
-        transfer = template.step.gpus[0].transfer_ns[rows[0]]
+        assert all(len(ops.collectives.row) == loop.scenario.job.comm_count for ops in template.gpus)
+        ends = np.array([ops.collectives.end for ops in template.gpus])
+        starts = np.array([ops.collectives.start for ops in template.gpus])
         assert (ends == ends[0]).all()
-        assert (starts.max(axis=0) + transfer == ends[0]).all()
+        assert (starts.max(axis=0) + template.gpus[0].transfer_ns == ends[0]).all()
 
 
 def test_phases_wait_for_each_other(loop: TrainingLoop) -> None:
     for template in loop.templates:
-        for ops in template.step.gpus:
-            phase, stream = ops.program.phase, ops.program.stream
+        for ops in template.gpus:
+            start, end, phase = ops.compute.start, ops.compute.end, ops.program.phase[ops.compute.row]
+            copies = {way: np.array([c[2:4] for c in ops.copies if c.copy.way == way]).reshape(-1, 2)
+                      for way in ("H2D", "D2H", "P2P")}
+            forward, backward, apply = (phase == p for p in (Phase.FORWARD, Phase.BACKWARD, Phase.APPLY))
+            done = np.concatenate((end, ops.collectives.end, copies["H2D"][:, 1], copies["P2P"][:, 1]))
             for earlier, later in (
-                (phase == Phase.INPUT, phase == Phase.FORWARD),
-                (phase == Phase.FORWARD, phase == Phase.BACKWARD),
-                (phase == Phase.BACKWARD, phase == Phase.APPLY),
-                (stream != Stream.D2H, phase == Phase.OUTPUT),
+                (copies["H2D"][:, 1], start[forward]), (end[forward], start[backward]),
+                (np.concatenate((end[backward], ops.collectives.end)), start[apply]), (done, copies["D2H"][:, 0]),
             ):
-                if earlier.any() and later.any():
-                    assert ops.end_ns[earlier].max() <= ops.start_ns[later].min()
-            if len(phase):
-                assert ops.end_ns.max() < template.step.body_ns
+                if len(earlier) and len(later):
+                    assert earlier.max() <= later.min()
+            if len(done):
+                assert max(done.max(), copies["D2H"].max(initial=0)) < template.body_ns
 
 
 def test_gpu0s_extra_work_starts_when_the_others_have_sent_theirs(gpu0_loop: TrainingLoop) -> None:
     for template in gpu0_loop.templates:
-        if template.step.kind is not StepKind.TRAIN:
+        if template.kind is not StepKind.TRAIN:
             continue
-        first, *others = template.step.gpus
-        arrived = max(int(ops.end_ns[ops.rows(Stream.P2P)].max()) for ops in others)
-        extra = first.start_ns[first.program.phase == Phase.EXTRA]
-        assert len(extra) == gpu0_loop.scenario.gpu0_extra_kernels
-        assert extra.min() >= arrived
-        assert not len(first.rows(Stream.P2P))
+        first, *others = template.gpus
+        sent = [[c.end for c in ops.copies if c.copy.way == "P2P"] for ops in (first, *others)]
+        extra = first.compute.start[first.program.phase[first.compute.row] == Phase.EXTRA]
+        assert len(extra) == gpu0_loop.scenario.job.gpu0_extra_kernels
+        assert sent[0] == [] and all(len(own) == 1 for own in sent[1:])
+        assert extra.min() >= max(max(own) for own in sent[1:])

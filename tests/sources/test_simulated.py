@@ -7,7 +7,7 @@ import pytest
 from gputop.core.errors import GputopError
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS
 from gputop.core.samples import NodeSample
-from gputop.simulation.program import StepKind
+from gputop.simulation.loop import StepKind
 from gputop.simulation.scenarios import SCENARIOS
 from gputop.sources.simulated import BACKFILL_S, SimulatedSource
 

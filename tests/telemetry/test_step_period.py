@@ -25,6 +25,7 @@ from gputop.telemetry.step_period import (
     steps_per_period,
 )
 from tests.fakes import node_sample
+from tests.simulation.loop_truth import loop_truth
 
 F64 = npt.NDArray[np.float64]
 
@@ -148,7 +149,7 @@ def _watch(scenario: str, interval_s: float, seconds: float) -> tuple[StepPeriod
         start_ns = begin_ns + round(i * interval_s * 1e9)
         end_ns = begin_ns + round((i + 1) * interval_s * 1e9)
         history.append(node.sample(gpus, start_ns, end_ns, 1.8e9 + end_ns / 1e9, "simulated"))
-    return estimate_step_period(history), loop.truth(begin_ns, begin_ns + round(seconds * 1e9)).step_s
+    return estimate_step_period(history), loop_truth(loop, begin_ns, begin_ns + round(seconds * 1e9)).step_s
 
 
 @pytest.mark.parametrize("scenario", ["gpu0-oversubscribed", "input-bound", "healthy"])

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
-from tests.advice.labelled.job import Job
-from tests.advice.labelled.record import record
-from tests.advice.labelled.timeline import Timeline, simulate
+from gputop.simulation.job import Job
+from gputop.simulation.timeline import Timeline, simulate
+from gputop.simulation.xspace import write_xspace
+from tests.advice.labelled.truth import capture_window
 
+_ORIGIN_UNIX_NS = 1_790_000_000_000_000_000
 HIGH, MEDIUM, LOW = "high", "medium", "low"
 Window = tuple[str | None, str]  # least and greatest severity; least None: it may be absent
 TRACE_IDS = (
     "input_bound", "step_gap_host", "thread_contention", "launch_bound", "small_kernels", "eager_execution",
-    "retracing",
-    "xla_off", "host_placement", "copies_excessive", "copies_pageable", "sync_copies", "tensor_cores_unused",
-    "fp16_fallback", "dims_unaligned", "loss_scaling", "batch_size_headroom", "memory_pressure",
-    "communication_exposed",
-    "allreduce_count", "allreduce_slow", "collective_waiting", "replica_imbalance", "gpu0_oversubscribed",
-    "serial_gpus",
-    "staggered_launch",
-)
+    "retracing", "xla_off", "host_placement", "copies_excessive", "copies_pageable", "sync_copies",
+    "tensor_cores_unused", "fp16_fallback", "dims_unaligned", "loss_scaling", "batch_size_headroom", "memory_pressure",
+    "communication_exposed", "allreduce_count", "allreduce_slow", "collective_waiting", "replica_imbalance",
+    "gpu0_oversubscribed", "serial_gpus", "staggered_launch")
 # What is true besides the injected fault is named too: a cure that would save this share of the step may be advised.
 _WORTH_NAMING = 0.03
 FUSED = 3.2  # XLA's fusions take a third of the time of the element-wise ops they stand for
+
+
+@cache
+def call_ms(job: Job) -> float:
+    """Mean time from one call of the step function to the next."""
+    return simulate(job).step_ms
 
 
 @dataclass(frozen=True)
@@ -52,27 +56,28 @@ class Case:
         return simulate(self.job)
 
     def bytes(self) -> bytes:
-        return record(self.timeline)
+        return write_xspace(
+            self.timeline, *capture_window(self.timeline), origin_unix_ns=_ORIGIN_UNIX_NS, hostname="trainer-0")
 
     @cached_property
     def shares(self) -> dict[str, float]:
         """Share of the step that each injected fault costs, by running the job without it."""
         step = self.timeline.step_ms
-        return {id_: 1 - simulate(job).step_ms / step for id_, job in self.cured.items()}
+        return {id_: 1 - call_ms(job) / step for id_, job in self.cured.items()}
 
     @cached_property
     def must(self) -> dict[str, Window]:
         step = self.timeline.step_ms
-        least = {id_: 1 - simulate(job).step_ms / step for id_, job in self.eased.items()}
-        out = {id_: severity_window(share, least.get(id_)) for id_,
-               share in self.shares.items() if id_ not in self.windows}
+        least = {id_: 1 - call_ms(job) / step for id_, job in self.eased.items()}
+        out = {id_: severity_window(share, least.get(id_)) for id_, share in self.shares.items()
+               if id_ not in self.windows}
         return {**out, **self.windows}
 
     @cached_property
     def ambient(self) -> dict[str, float]:
         """Share of the step that the things any job has a little of cost in this one."""
         step = self.timeline.step_ms
-        return {id_: 1 - simulate(job).step_ms / step for id_, job in cures(self.job).items()}
+        return {id_: 1 - call_ms(job) / step for id_, job in cures(self.job).items()}
 
     @cached_property
     def may(self) -> frozenset[str]:
@@ -92,16 +97,16 @@ def _severity(share: float) -> str:
 
 def cures(job: Job) -> dict[str, Job]:
     """The job without each of the things any job has a little of."""
-    out = {"input_bound": job.but(produce_ms=0.05, prefetch=max(job.prefetch, 2)),
-           "launch_bound": job.but(launch_us=1.0, stall_share=0.0),
-           "step_gap_host": job.but(gap_ms=0.01)}
+    out = {
+        "input_bound": job.replace(produce_ms=0.05, prefetch=max(job.prefetch, 2)),
+        "launch_bound": job.replace(launch_us=1.0, stall_share=0.0), "step_gap_host": job.replace(gap_ms=0.01)}
     if job.gpus > 1 and job.comm_ms:
-        out["communication_exposed"] = job.but(comm_ms=0.01, comm_latency_us=1.0, comm_count=1)
+        out["communication_exposed"] = job.replace(comm_ms=0.01, comm_latency_us=1.0, comm_count=1)
     if job.batch_mb:
-        out["copies_excessive"] = job.but(batch_mb=0.01)
+        out["copies_excessive"] = job.replace(batch_mb=0.01)
     if job.run_ahead == 0 and not job.cpu_only:  # without fetching each step's result the queue would bridge gaps
-        out["sync_copies"] = job.but(run_ahead=1)
+        out["sync_copies"] = job.replace(run_ahead=1)
     if not (job.xla or job.jax or job.cpu_only):
         left = 1 - job.elementwise * (1 - 1 / FUSED)
-        out["xla_off"] = job.but(compute_ms=job.compute_ms * left, elementwise=job.elementwise / FUSED / left)
+        out["xla_off"] = job.replace(compute_ms=job.compute_ms * left, elementwise=job.elementwise / FUSED / left)
     return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from functools import cache
 
 from tests.advice.labelled.case import TRACE_IDS, Case, Window
 from tests.advice.labelled.faults import FAULTS, Fault
@@ -14,6 +15,7 @@ from tests.advice.labelled.pairs import pairs
 STRENGTHS = {"weak": 0.025, "medium": 0.1, "strong": 0.32}
 
 
+@cache
 def fault_case(id_: str, strength: str, seed: int) -> Case:
     fault = FAULTS[id_](seed * 31 + zlib.crc32(id_.encode()) % 1000, STRENGTHS[strength])
     return _case(f"{id_}-{strength}-{seed}", id_, fault, first=strength != "weak")

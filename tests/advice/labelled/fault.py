@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.advice.labelled.case import Window
-from tests.advice.labelled.job import Job
-from tests.advice.labelled.jobs import draw
-from tests.advice.labelled.timeline import simulate
+from gputop.simulation.job import Job
+from tests.advice.labelled.case import Window, call_ms
+from tests.advice.labelled.jobs import random_job
 
 IMBALANCE = ("replica_imbalance", "gpu0_oversubscribed")
 COMM = ("communication_exposed", "allreduce_count", "allreduce_slow", "collective_waiting")
@@ -30,21 +29,22 @@ class Fault:
 
 def step_ms(job: Job) -> float:
     """Length of one iteration, in milliseconds."""
-    return simulate(job).step_ms / job.iterations
+    return call_ms(job) / job.iterations
 
 
-_VERSIONS = {"keras2": ((2, 10), (2, 13), (2, 15)), "keras3": ((2, 16), (2, 18), (2, 19), (2, 21)), "spe": ((2, 20),),
-             "custom": ((2, 12), (2, 16), (2, 19)), "eager": ((2, 11), (2, 15), (2, 19)), "jax_step": ((2, 21),),
-             "jax_pjit": ((2, 21),)}
+_VERSIONS = {
+    "keras2": ((2, 10), (2, 13), (2, 15)), "keras3": ((2, 16), (2, 18), (2, 19), (2, 21)), "spe": ((2, 20),),
+    "custom": ((2, 12), (2, 16), (2, 19)), "eager": ((2, 11), (2, 15), (2, 19)), "jax_step": ((2, 21),),
+    "jax_pjit": ((2, 21),)}
 
 
-def host(seed: int, *styles: str) -> dict[str, object]:
+def loop_style(seed: int, *styles: str) -> dict[str, object]:
     """One of these ways to write a training loop, and a version that has it."""
     style = styles[seed % len(styles)]
     return {"style": style, "version": _VERSIONS[style][seed // len(styles) % len(_VERSIONS[style])]}
 
 
-def several(seed: int, **wanted: object) -> Job:
+def multi_gpu_job(seed: int, **wanted: object) -> Job:
     """A sound job on several GPUs. Collectives that are not overlapped are short."""
-    job = draw(seed, **{"gpus": (2, 4, 8, 8, 4)[seed % 5], "idle_gpus": 0, "warm_up": 0.0, **wanted})
-    return job if job.comm_overlap or "comm_ms" in wanted else job.but(comm_ms=0.02 * job.compute_ms)
+    job = random_job(seed, **{"gpus": (2, 4, 8, 8, 4)[seed % 5], "idle_gpus": 0, "warm_up": 0.0, **wanted})
+    return job if job.comm_overlap or "comm_ms" in wanted else job.replace(comm_ms=0.02 * job.compute_ms)

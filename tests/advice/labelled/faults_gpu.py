@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gputop.simulation.job import Copy, MidStepWork
 from tests.advice.labelled.case import FUSED, HIGH, LOW, MEDIUM, Window
-from tests.advice.labelled.fault import COMM, IMBALANCE, PRECISION, Fault, host, step_ms
-from tests.advice.labelled.job import Copy, Point
-from tests.advice.labelled.jobs import draw
+from tests.advice.labelled.fault import COMM, IMBALANCE, PRECISION, Fault, loop_style, step_ms
+from tests.advice.labelled.jobs import random_job
 
 
 def xla_off(seed: int, share: float) -> Fault:
@@ -15,15 +15,17 @@ def xla_off(seed: int, share: float) -> Fault:
     busy, so nothing else is to gain. The cured job has the same matmuls and a third of that time.
     """
     part = share * 1.45  # of it 69 % goes
-    job = draw(seed, warm_up=0.0, **host(seed, "keras2", "keras3", "custom"), xla=False,
-               family=("transformer", "mlp", "cnn")[seed % 3], chained_elementwise=6 + seed % 5, kernels=360,
-               compute_ms=40.0, elementwise=part)
+    job = random_job(
+        seed, warm_up=0.0, **loop_style(seed, "keras2", "keras3", "custom"), xla=False,
+        family=("transformer", "mlp", "cnn")[seed % 3], chained_elementwise=6 + seed % 5, kernels=360, compute_ms=40.0,
+        elementwise=part)
     left = 1 - part * (1 - 1 / FUSED)
-    fused = job.but(xla=True, chained_elementwise=0, kernels=140, compute_ms=40.0 * left,
-                    elementwise=part / FUSED / left)
+    fused = job.replace(
+        xla=True, chained_elementwise=0, kernels=140, compute_ms=40.0 * left, elementwise=part / FUSED / left)
     window: Window = (None, MEDIUM) if share < 0.05 else (LOW, HIGH) if share < 0.15 else (MEDIUM, HIGH)
-    return Fault(job, fused, ("small_kernels",), ("input_bound", "launch_bound", "eager_execution", "step_gap_host",
-                                                  *IMBALANCE, *PRECISION), window)
+    return Fault(
+        job, fused, ("small_kernels",), ("input_bound", "launch_bound", "eager_execution", "step_gap_host", *IMBALANCE,
+        *PRECISION), window)
 
 
 def copies_excessive(seed: int, share: float) -> Fault:
@@ -32,19 +34,20 @@ def copies_excessive(seed: int, share: float) -> Fault:
     Pinned, asynchronous and at the link's rate, in the compute stream's order: nothing about how they are
     done is wrong, only that they are done.
     """
-    job = draw(seed, warm_up=0.0, gpus=(1, 2)[seed % 2], old_details=False)
+    job = random_job(seed, warm_up=0.0, gpus=(1, 2)[seed % 2], old_details=False)
     count = (6, 24, 12)[seed % 3]
     each = step_ms(job) * share / (1 - share) / count
     way = ("D2H", "H2D", "D2D", "both")[seed % 4]
     rate = 450.0 if way == "D2D" else job.link_gb_per_s
     ends = {"D2H": ("device", "pinned"), "H2D": ("pinned", "device"), "D2D": ("device", "device")}
-    points = []
+    transfers = []
     for i in range(count):
         own = ("D2H", "H2D")[i % 2] if way == "both" else way
-        points.append(Point(0.04 + 0.9 * i / count, (Copy(own, int(each * 1e6 * rate), rate, *ends[own]),),
-                            op=f"swap_{i}:Identity"))
-    return Fault(job.but(points=tuple(points)), job, (), ("copies_pageable", "sync_copies", "input_bound",
-                                                          "launch_bound", "step_gap_host", *IMBALANCE))
+        copy = Copy(own, int(each * 1e6 * rate), rate, *ends[own])
+        transfers.append(MidStepWork(0.04 + 0.9 * i / count, (copy,), op=f"swap_{i}:Identity"))
+    return Fault(
+        job.replace(mid_step=tuple(transfers)), job, must_not=("copies_pageable", "sync_copies", "input_bound",
+        "launch_bound", "step_gap_host", *IMBALANCE))
 
 
 def copies_pageable(seed: int, share: float) -> Fault:
@@ -53,12 +56,13 @@ def copies_pageable(seed: int, share: float) -> Fault:
     The copy says kind_src:pageable and its call lasts as long as it does; no copy of the next batch can
     run beside the step. In pinned memory it would run at the link's rate behind the step before.
     """
-    job = draw(seed, warm_up=0.0, old_details=False, gpus=1, run_ahead=0)
+    job = random_job(seed, warm_up=0.0, old_details=False, gpus=1, run_ahead=0)
     rate = job.link_gb_per_s * (0.2 + 0.03 * (seed % 3))
     size = step_ms(job) * share / (1 - share) * rate
-    paged = job.but(pinned=False, h2d_gb_per_s=rate, batch_mb=size)
-    return Fault(paged, paged.but(pinned=True, h2d_gb_per_s=0.0), ("copies_excessive", "sync_copies"),
-                 ("launch_bound", "step_gap_host", *COMM, *IMBALANCE))
+    paged = job.replace(pinned=False, h2d_gb_per_s=rate, batch_mb=size)
+    return Fault(
+        paged, paged.replace(pinned=True, h2d_gb_per_s=0.0), ("copies_excessive", "sync_copies"),
+        ("launch_bound", "step_gap_host", *COMM, *IMBALANCE))
 
 
 def sync_copies(seed: int, share: float) -> Fault:
@@ -67,13 +71,16 @@ def sync_copies(seed: int, share: float) -> Fault:
     The copies are tiny and not asynchronous (async:0, then cuStreamSynchronize): what they cost is the
     launch queue running dry, and what the host does with the value before it launches on.
     """
-    job = draw(seed, warm_up=0.0, gpus=1, old_details=False, **host(seed, "custom", "jax_step", "keras3"), run_ahead=1)
+    job = random_job(
+        seed, warm_up=0.0, gpus=1, old_details=False, run_ahead=1, **loop_style(seed, "custom", "jax_step", "keras3"))
     count = 8 + 4 * (seed % 5)
     each = max(step_ms(job) * share / (1 - share) / count - 0.03, 0.01)
-    points = tuple(Point((i + 0.5) / count, (Copy("D2H", 4 << (i % 8), 0.01, "device", "pinned", is_async=False),),
-                         blocks=True, host_ms=each, sync_call=True) for i in range(count))
-    return Fault(job.but(points=points), job, ("launch_bound", "host_placement"),
-                 ("input_bound", "step_gap_host", "copies_pageable", "copies_excessive", *COMM, *IMBALANCE))
+    fetches = tuple(
+        MidStepWork((i + 0.5) / count, (Copy("D2H", 4 << (i % 8), 0.01, "device", "pinned", is_async=False),),
+        blocks=True, host_ms=each, sync_call=True) for i in range(count))
+    return Fault(
+        job.replace(mid_step=fetches), job, ("launch_bound", "host_placement"),
+        ("input_bound", "step_gap_host", "copies_pageable", "copies_excessive", *COMM, *IMBALANCE))
 
 
 def tensor_cores_unused(seed: int, share: float) -> Fault:
@@ -82,15 +89,17 @@ def tensor_cores_unused(seed: int, share: float) -> Fault:
     TF32 switched off, or a GPU before it without mixed precision. The kernels say FFMA (sgemm, scudnn,
     simt), the cured job's say tensor core and take a fraction of the time.
     """
-    job = draw(seed, warm_up=0.0, gpu=("V100", "A100", "H100", "T4", "A10")[seed % 5], dtype="fp32", xla=False,
-               **host(seed, "keras2", "custom", "keras3", "jax_step"), elementwise=0.2)
+    job = random_job(
+        seed, warm_up=0.0, gpu=("V100", "A100", "H100", "T4", "A10")[seed % 5], dtype="fp32", xla=False,
+        **loop_style(seed, "keras2", "custom", "keras3", "jax_step"), elementwise=0.2)
     if share < 0.05:
-        job = job.but(elementwise=0.97, matmul_factor=1.8)
+        job = job.replace(elementwise=0.97, matmul_factor=1.8)
     else:
-        job = job.but(matmul_factor=max(share / (1 - share) / 0.8 + 1, 1.2))
-    cured = job.but(matmul_factor=1.0, dtype="tf32" if job.architecture not in ("volta", "turing") else "fp16")
-    return Fault(job, cured, ("xla_off",), ("fp16_fallback", "dims_unaligned", "loss_scaling", "input_bound",
-                                            "launch_bound"), (None, LOW) if share < 0.05 else (MEDIUM, HIGH))
+        job = job.replace(matmul_factor=max(share / (1 - share) / 0.8 + 1, 1.2))
+    cured = job.replace(matmul_factor=1.0, dtype="tf32" if job.architecture not in ("volta", "turing") else "fp16")
+    return Fault(
+        job, cured, ("xla_off",), ("fp16_fallback", "dims_unaligned", "loss_scaling", "input_bound", "launch_bound"),
+        (None, LOW) if share < 0.05 else (MEDIUM, HIGH))
 
 
 def fp16_fallback(seed: int, share: float) -> Fault:
@@ -98,15 +107,17 @@ def fp16_fallback(seed: int, share: float) -> Fault:
 
     FP16 kernels of the ordinary cores (…_fp16_scudnn, hgemm) for shapes or layouts that have no tensor-core kernel.
     """
-    job = draw(seed, warm_up=0.0, gpu=("V100", "A100", "T4")[seed % 3], dtype="fp16", xla=False,
-               matmul_names="fp16_scudnn", **host(seed, "keras2", "custom", "keras3"), elementwise=0.2)
+    job = random_job(
+        seed, warm_up=0.0, gpu=("V100", "A100", "T4")[seed % 3], dtype="fp16", xla=False, matmul_names="fp16_scudnn",
+        **loop_style(seed, "keras2", "custom", "keras3"), elementwise=0.2)
     if share < 0.05:
-        job = job.but(elementwise=0.97, matmul_factor=1.8)
+        job = job.replace(elementwise=0.97, matmul_factor=1.8)
     else:
-        job = job.but(matmul_factor=share / (1 - share) / 0.8 + 1)
-    return Fault(job, job.but(matmul_factor=1.0, matmul_names=""), ("tensor_cores_unused", "xla_off"),
-                 ("dims_unaligned", "input_bound", "launch_bound", "step_gap_host"),
-                 (None, LOW) if share < 0.05 else (LOW, HIGH) if share < 0.15 else (MEDIUM, HIGH))
+        job = job.replace(matmul_factor=share / (1 - share) / 0.8 + 1)
+    return Fault(
+        job, job.replace(matmul_factor=1.0, matmul_names=""), ("tensor_cores_unused", "xla_off"),
+        ("dims_unaligned", "input_bound", "launch_bound", "step_gap_host"),
+        (None, LOW) if share < 0.05 else (LOW, HIGH) if share < 0.15 else (MEDIUM, HIGH))
 
 
 def dims_unaligned(seed: int, share: float) -> Fault:
@@ -115,15 +126,17 @@ def dims_unaligned(seed: int, share: float) -> Fault:
     They use tensor cores, at half the rate or less, because each thread loads one or two values at a time.
     """
     dtype = ("fp16", "bf16")[seed % 2]
-    job = draw(seed, warm_up=0.0, gpu="A100", dtype=dtype, xla=False, **host(seed, "keras2", "custom", "keras3"),
-               matmul_names="unaligned" if dtype == "fp16" else "unaligned_bf16", elementwise=0.2)
+    job = random_job(
+        seed, warm_up=0.0, gpu="A100", dtype=dtype, xla=False, **loop_style(seed, "keras2", "custom", "keras3"),
+        matmul_names="unaligned" if dtype == "fp16" else "unaligned_bf16", elementwise=0.2)
     if share < 0.05:
-        job = job.but(elementwise=0.97, matmul_factor=1.6)
+        job = job.replace(elementwise=0.97, matmul_factor=1.6)
     else:
-        job = job.but(matmul_factor=share / (1 - share) / 0.8 + 1)
-    return Fault(job, job.but(matmul_factor=1.0, matmul_names=""), ("xla_off",),
-                 ("tensor_cores_unused", "input_bound", "launch_bound", "loss_scaling"),
-                 (None, LOW) if share < 0.05 else (LOW, HIGH))
+        job = job.replace(matmul_factor=share / (1 - share) / 0.8 + 1)
+    return Fault(
+        job, job.replace(matmul_factor=1.0, matmul_names=""), ("xla_off",),
+        ("tensor_cores_unused", "input_bound", "launch_bound", "loss_scaling"),
+        (None, LOW) if share < 0.05 else (LOW, HIGH))
 
 
 def loss_scaling(seed: int, share: float) -> Fault:
@@ -132,14 +145,15 @@ def loss_scaling(seed: int, share: float) -> Fault:
     Two small kernels per variable after the backward pass, then a predicate copied to the host before the
     optimizer's launches, at each step. bfloat16 needs none of it, a static scale no verdict.
     """
-    job = draw(seed, warm_up=0.0, dtype="fp16", gpu=("V100", "A100", "T4")[seed % 3], xla=False,
-               gpus=(1, 1, 2)[seed % 3], **host(seed, "keras2", "custom", "keras3"), compute_ms=18.0 + 7 * (seed % 4),
-               run_ahead=1)
+    job = random_job(
+        seed, warm_up=0.0, dtype="fp16", gpu=("V100", "A100", "T4")[seed % 3], xla=False, gpus=(1, 1, 2)[seed % 3],
+        **loop_style(seed, "keras2", "custom", "keras3"), compute_ms=18.0 + 7 * (seed % 4), run_ahead=1)
     cost = max(step_ms(job) * share / (1 - share) - 0.4, 0.0)
     count = min(max(40, int(cost / 0.012)), 700)
-    return Fault(job.but(loss_scale_kernels=count, loss_scale_ms=cost, loss_scale_blocks=True), job,
-                 ("sync_copies", "small_kernels", "xla_off"), ("input_bound", "tensor_cores_unused", "fp16_fallback",
-                                                               "dims_unaligned", "step_gap_host"))
+    return Fault(
+        job.replace(loss_scale_kernels=count, loss_scale_ms=cost, loss_scale_blocks=True), job,
+        ("sync_copies", "small_kernels", "xla_off"), ("input_bound", "tensor_cores_unused", "fp16_fallback",
+        "dims_unaligned", "step_gap_host"))
 
 
 def batch_size_headroom(seed: int, share: float) -> Fault:
@@ -149,22 +163,24 @@ def batch_size_headroom(seed: int, share: float) -> Fault:
     a larger batch makes them longer at nearly the same number. Weak: a fifth is free and the kernels are large.
     """
     used = {True: 0.18, False: 0.4}[share > 0.15] if share >= 0.05 else 0.78
-    job = draw(seed, warm_up=0.0, memory=used, **host(seed, "keras2", "keras3", "custom", "keras3"), xla=False,
-               gpus=(1, 1, 2)[seed % 3], compute_ms=12.0, kernels=560, small_grids=True, batch_mb=0.5, produce_ms=3.0,
-               comm_ms=0.5, steps=14, run_ahead=1)
+    job = random_job(
+        seed, warm_up=0.0, memory=used, **loop_style(seed, "keras2", "keras3", "custom", "keras3"), xla=False,
+        gpus=(1, 1, 2)[seed % 3], compute_ms=12.0, kernels=560, small_grids=True, batch_mb=0.5, produce_ms=3.0,
+        comm_ms=0.5, steps=14, run_ahead=1)
     if share < 0.05:
-        job = draw(seed, warm_up=0.0, memory=used)
+        job = random_job(seed, warm_up=0.0, memory=used)
         return Fault(job, job, (), ("memory_pressure", "input_bound", "step_gap_host", *IMBALANCE), (None, LOW))
     lost = 0.55 if share > 0.15 else 0.25
-    slow = job.but(launch_us=step_ms(job) * 1000 / (1 - lost) / job.kernels)
-    return Fault(slow, slow, ("launch_bound", "small_kernels", "xla_off"),
-                 ("memory_pressure", "input_bound", "step_gap_host", *IMBALANCE), (LOW, HIGH),
-                 main=("launch_bound", "small_kernels"))
+    slow = job.replace(launch_us=step_ms(job) * 1000 / (1 - lost) / job.kernels)
+    return Fault(
+        slow, slow, ("launch_bound", "small_kernels", "xla_off"), ("memory_pressure", "input_bound", "step_gap_host",
+        *IMBALANCE), (LOW, HIGH), main=("launch_bound", "small_kernels"))
 
 
 def memory_pressure(seed: int, share: float) -> Fault:
     """The allocator's peak is at its capacity and its free memory in pieces: the next larger tensor fails."""
     used = (0.992 if share > 0.15 else 0.972) if share >= 0.05 else 0.912
-    job = draw(seed, warm_up=0.0, memory=used, fragmentation=0.35 if share > 0.05 else 0.05)
-    return Fault(job, job, (), ("batch_size_headroom", "input_bound", *IMBALANCE),
-                 (None, MEDIUM) if share < 0.05 else (LOW, HIGH) if share < 0.15 else (MEDIUM, HIGH))
+    job = random_job(seed, warm_up=0.0, memory=used, fragmentation=0.35 if share > 0.05 else 0.05)
+    return Fault(
+        job, job, (), ("batch_size_headroom", "input_bound", *IMBALANCE),
+        (None, MEDIUM) if share < 0.05 else (LOW, HIGH) if share < 0.15 else (MEDIUM, HIGH))

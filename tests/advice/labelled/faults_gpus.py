@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gputop.simulation.job import Job
 from tests.advice.labelled.case import HIGH, MEDIUM
-from tests.advice.labelled.fault import IMBALANCE, Fault, host, several, step_ms
-from tests.advice.labelled.job import Job
-from tests.advice.labelled.jobs import draw
+from tests.advice.labelled.fault import IMBALANCE, Fault, loop_style, multi_gpu_job, step_ms
+from tests.advice.labelled.jobs import random_job
 
 # Gradients reduced per second over eight GPUs' NVLink, as NCCL's own tests measure it.
 _GB_PER_S = {"V100": 75.0, "A100": 130.0, "H100": 230.0}
@@ -21,12 +21,13 @@ def communication_exposed(seed: int, share: float) -> Fault:
     All arrive together and the transfer is as fast as the links are, in few large pieces: what is wrong
     is only that nothing is computed meanwhile.
     """
-    job = several(seed, comm_overlap=True, gpu=("A100", "H100", "V100")[seed % 3])
+    job = multi_gpu_job(seed, comm_overlap=True, gpu=("A100", "H100", "V100")[seed % 3])
     lost = step_ms(job) * share / (1 - share)
-    exposed = job.but(comm_overlap=False, comm_ms=lost, comm_count=4 + seed % 5)
-    return Fault(exposed, exposed.but(comm_overlap=True, comm_count=32), (),
-                 ("collective_waiting", "allreduce_count", "allreduce_slow", "input_bound", "launch_bound",
-                  *IMBALANCE), params=_params(exposed, _GB_PER_S[job.gpu]) if seed % 2 else None)
+    exposed = job.replace(comm_overlap=False, comm_ms=lost, comm_count=4 + seed % 5)
+    return Fault(
+        exposed, exposed.replace(comm_overlap=True, comm_count=32), (),
+        ("collective_waiting", "allreduce_count", "allreduce_slow", "input_bound", "launch_bound", *IMBALANCE),
+        params=_params(exposed, _GB_PER_S[job.gpu]) if seed % 2 else None)
 
 
 def allreduce_count(seed: int, share: float) -> Fault:
@@ -34,13 +35,15 @@ def allreduce_count(seed: int, share: float) -> Fault:
 
     Together they move little; merged into a few they would take a fraction of the time.
     """
-    job = several(seed, comm_ms=0.8, comm_count=6, comm_overlap=False, compute_ms=14.0 + 6 * (seed % 4), kernels=150)
+    job = multi_gpu_job(
+        seed, comm_ms=0.8, comm_count=6, comm_overlap=False, compute_ms=14.0 + 6 * (seed % 4), kernels=150)
     count = 120 + 40 * (seed % 5)
     latency = step_ms(job) * share / (1 - share) * 1000 / count
     steps = min(job.steps, max(9, int(30_000 / (job.gpus * (job.kernels + count)))))
     latency = max(latency, 12.0)
-    return Fault(job.but(comm_count=count, comm_latency_us=latency, steps=steps), job,
-                 ("communication_exposed", "launch_bound"), ("collective_waiting", "input_bound", *IMBALANCE))
+    return Fault(
+        job.replace(comm_count=count, comm_latency_us=latency, steps=steps), job,
+        ("communication_exposed", "launch_bound"), ("collective_waiting", "input_bound", *IMBALANCE))
 
 
 def allreduce_slow(seed: int, share: float) -> Fault:
@@ -49,13 +52,13 @@ def allreduce_slow(seed: int, share: float) -> Fault:
     NCCL fell back to sockets or to a slow path. All GPUs arrive together, so it is no waiting; the number of
     parameters is given, since the trace does not show it.
     """
-    job = several(seed, gpu=("A100", "H100", "V100")[seed % 3], comm_overlap=False, comm_count=5,
-                  comm_ms=0.5)
+    job = multi_gpu_job(seed, gpu=("A100", "H100", "V100")[seed % 3], comm_overlap=False, comm_count=5, comm_ms=0.5)
     lost = step_ms(job) * share / (1 - share)
-    slow = job.but(comm_ms=lost)
+    slow = job.replace(comm_ms=lost)
     rate = 0.9 - 0.15 * (seed % 4)
-    return Fault(slow, job, ("communication_exposed",), ("collective_waiting", "allreduce_count", "input_bound",
-                                                         "launch_bound", *IMBALANCE), params=_params(slow, rate))
+    return Fault(
+        slow, job, ("communication_exposed",), ("collective_waiting", "allreduce_count", "input_bound", "launch_bound",
+        *IMBALANCE), params=_params(slow, rate))
 
 
 def collective_waiting(seed: int, share: float) -> Fault:
@@ -64,31 +67,34 @@ def collective_waiting(seed: int, share: float) -> Fault:
     Its launches come late (its process was busy), so all the others wait for it within the first collective:
     that time is in NCCL's kernels, yet the transfer, seen on the late GPU, is short.
     """
-    job = several(seed, run_ahead=0, comm_overlap=bool(seed % 2))
+    job = multi_gpu_job(seed, run_ahead=0, comm_overlap=bool(seed % 2))
     late = step_ms(job) * share / (1 - share)
-    return Fault(job.but(late_ms=late, late_gpu=-1 if seed % 3 == 0 else job.gpus - 1 - seed % 2), job,
-                 ("launch_bound", "staggered_launch"), ("allreduce_slow", "allreduce_count", "input_bound", *IMBALANCE))
+    return Fault(
+        job.replace(late_ms=late, late_gpu=-1 if seed % 3 == 0 else job.gpus - 1 - seed % 2), job,
+        ("launch_bound", "staggered_launch"), ("allreduce_slow", "allreduce_count", "input_bound", *IMBALANCE))
 
 
 def replica_imbalance(seed: int, share: float) -> Fault:
     """One GPU, not the first, computes more per step (longer sequences, a larger shard); the others wait for it."""
-    job = several(seed, comm_overlap=bool(seed % 2))
+    job = multi_gpu_job(seed, comm_overlap=bool(seed % 2))
     who = 1 + seed % (job.gpus - 1)
     factor = tuple(1 / (1 - share) if g == who else 1.0 for g in range(job.gpus))
-    even = job.but(gpu_factor=(sum(factor) / job.gpus,) * job.gpus)
-    return Fault(job.but(gpu_factor=factor), job, ("collective_waiting",),
-                 ("gpu0_oversubscribed", "allreduce_slow", "allreduce_count", "communication_exposed", "input_bound",
-                  "launch_bound", "batch_size_headroom"), eased=even)
+    even = job.replace(gpu_factor=(sum(factor) / job.gpus,) * job.gpus)
+    return Fault(
+        job.replace(gpu_factor=factor), job, ("collective_waiting",),
+        ("gpu0_oversubscribed", "allreduce_slow", "allreduce_count", "communication_exposed", "input_bound",
+        "launch_bound", "batch_size_headroom"), eased=even)
 
 
 def gpu0_oversubscribed(seed: int, share: float) -> Fault:
     """GPU 0 has work of its own beside its share (metrics, a teacher, variables): the others wait for it."""
-    job = several(seed, comm_overlap=bool(seed % 2))
+    job = multi_gpu_job(seed, comm_overlap=bool(seed % 2))
     lost = step_ms(job) * share / (1 - share)
-    return Fault(job.but(gpu0_extra_ms=lost, gpu0_extra_kernels=max(6, int(lost / 0.15))), job,
-                 ("collective_waiting", "replica_imbalance"), ("allreduce_slow", "allreduce_count",
-                                                               "communication_exposed", "input_bound", "launch_bound"),
-                 eased=job.but(gpu_factor=(1 + lost / job.gpus / job.compute_ms,) * job.gpus))
+    return Fault(
+        job.replace(gpu0_extra_ms=lost, gpu0_extra_kernels=max(6, int(lost / 0.15))), job,
+        ("collective_waiting", "replica_imbalance"), ("allreduce_slow", "allreduce_count", "communication_exposed",
+        "input_bound", "launch_bound"), eased=job.replace(gpu_factor=(1 + lost / job.gpus / job.compute_ms,
+        ) * job.gpus))
 
 
 def serial_gpus(seed: int, share: float) -> Fault:
@@ -97,10 +103,12 @@ def serial_gpus(seed: int, share: float) -> Fault:
     Activations go from GPU to GPU. The cured job does the same work with all GPUs at once.
     """
     count = 2 if share < 0.4 else 4
-    job = draw(seed, warm_up=0.0, gpus=count, idle_gpus=0, comm_ms=0.0, xla=False, run_ahead=0, compute_ms=45.0,
-               kernels=240, steps=12, **host(seed, "custom", "keras3", "keras2"))
-    return Fault(job.but(serial=True), job.but(comm_ms=1.0), ("staggered_launch", "copies_excessive", "launch_bound"),
-                 ("input_bound", "allreduce_slow", "collective_waiting", "gpu0_oversubscribed"), (MEDIUM, HIGH))
+    job = random_job(
+        seed, warm_up=0.0, gpus=count, idle_gpus=0, comm_ms=0.0, xla=False, run_ahead=0, compute_ms=45.0, kernels=240,
+        steps=12, **loop_style(seed, "custom", "keras3", "keras2"))
+    return Fault(
+        job.replace(serial=True), job.replace(comm_ms=1.0), ("staggered_launch", "copies_excessive", "launch_bound"),
+        ("input_bound", "allreduce_slow", "collective_waiting", "gpu0_oversubscribed"), (MEDIUM, HIGH))
 
 
 def staggered_launch(seed: int, share: float) -> Fault:
@@ -108,10 +116,12 @@ def staggered_launch(seed: int, share: float) -> Fault:
 
     They do the same work and end as they began, one after the other; the collective holds them together.
     """
-    job = several(seed, run_ahead=0, xla=False, comm_overlap=False, comm_count=4,
-                  **host(seed, "custom", "keras2", "keras3"))
-    job = job.but(comm_ms=job.compute_ms * 0.03)
+    job = multi_gpu_job(
+        seed, run_ahead=0, xla=False, comm_overlap=False, comm_count=4,
+        **loop_style(seed, "custom", "keras2", "keras3"))
+    job = job.replace(comm_ms=job.compute_ms * 0.03)
     delay = step_ms(job) * share / (1 - share) / (job.gpus - 1)
-    paced = job.but(launch_us=delay * 1000 / job.kernels)
-    return Fault(paced.but(one_thread=True), paced, ("launch_bound", "collective_waiting"),
-                 ("input_bound", "allreduce_slow", "allreduce_count", *IMBALANCE))
+    paced = job.replace(launch_us=delay * 1000 / job.kernels)
+    return Fault(
+        paced.replace(one_thread=True), paced, ("launch_bound", "collective_waiting"),
+        ("input_bound", "allreduce_slow", "allreduce_count", *IMBALANCE))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.advice.labelled.job import GPUS, Job
+from gputop.simulation.job import GPUS, Job
 
-_DTYPES = {"volta": ("fp16",), "turing": ("fp16",), "ampere": ("bf16", "fp16", "tf32"), "ada": ("bf16", "tf32"),
-           "hopper": ("bf16", "bf16", "tf32")}
-_STYLES = (("keras2", (2, 10)), ("keras2", (2, 13)), ("keras2", (2, 15)), ("keras3", (2, 16)), ("keras3", (2, 18)),
-           ("keras3", (2, 21)), ("custom", (2, 15)), ("custom", (2, 19)), ("spe", (2, 20)), ("jax_step", (2, 21)),
-           ("jax_pjit", (2, 21)))
+_DTYPES = {
+    "volta": ("fp16",), "turing": ("fp16",), "ampere": ("bf16", "fp16", "tf32"), "ada": ("bf16", "tf32"),
+    "hopper": ("bf16", "bf16", "tf32")}
+_STYLES = (
+    ("keras2", (2, 10)), ("keras2", (2, 13)), ("keras2", (2, 15)), ("keras3", (2, 16)), ("keras3", (2, 18)),
+    ("keras3", (2, 21)), ("custom", (2, 15)), ("custom", (2, 19)), ("spe", (2, 20)), ("jax_step", (2, 21)),
+    ("jax_pjit", (2, 21)))
 _EVENTS = 22_000  # device events of a trace
 
 
-def draw(seed: int, **wanted: object) -> Job:
+def random_job(seed: int, **wanted: object) -> Job:
     """A job with nothing wrong: launches well ahead of the GPUs, batches ready, gradients moved behind the compute."""
     rng = np.random.default_rng([seed, 77])
     style, version = _STYLES[int(rng.integers(len(_STYLES)))]
@@ -37,16 +39,14 @@ def draw(seed: int, **wanted: object) -> Job:
     steps = int(np.clip(_EVENTS / (kernels * gpus * per_execution), 6 if per_execution > 1 else 9, 24))
     job = Job(
         seed=seed, style=style, version=version, gpu=gpu, gpus=gpus, family=family, dtype=dtype, compute_ms=compute,
-        kernels=kernels, elementwise=float(rng.uniform(0.06, 0.15)) * (1.0 if xla else 0.5), xla=xla,
-        launch_us=launch, steps=steps,
-        per_execution=per_execution, jitter=float(rng.uniform(0.004, 0.02)),
-        produce_ms=compute * float(rng.uniform(0.2, 0.6)),
-        prefetch=int(rng.integers(1, 6)), map_parallel=bool(rng.random() < 0.75), input_workers=int(rng.integers(2, 9)),
+        kernels=kernels, elementwise=float(rng.uniform(0.06, 0.15)) * (1.0 if xla else 0.5), xla=xla, launch_us=launch,
+        steps=steps, per_execution=per_execution, jitter=float(rng.uniform(0.004, 0.02)),
+        produce_ms=compute * float(rng.uniform(0.2, 0.6)), prefetch=int(rng.integers(1, 6)),
+        map_parallel=bool(rng.random() < 0.75), input_workers=int(rng.integers(2, 9)),
         batch_mb=min(float(rng.uniform(1, 80)), compute * 0.4 * GPUS[gpu][6]), comm_ms=comm,
         comm_count=int(rng.integers(8, 16)), memory=float(rng.uniform(0.8, 0.895)), gap_ms=float(rng.uniform(0.1, 0.6)),
         private_threads=bool(rng.random() < 0.3) and not jax, noise=bool(rng.random() < 0.7),
-        op_events=bool(rng.random() < 0.8),
-        warm_up=compute * 3 if rng.random() < 0.2 else 0.0, run_ahead=int(rng.choice([1, 1, 1, 2])),
-        idle_gpus=int(rng.choice([0, 0, 0, 1])) if gpus < 8 else 0, old_details=version < (2, 11) and not jax,
-    )
-    return job.but(**wanted)
+        op_events=bool(rng.random() < 0.8), warm_up=compute * 3 if rng.random() < 0.2 else 0.0,
+        run_ahead=int(rng.choice([1, 1, 1, 2])), idle_gpus=int(rng.choice([0, 0, 0, 1])) if gpus < 8 else 0,
+        old_details=version < (2, 11) and not jax)
+    return job.replace(**wanted)

@@ -32,11 +32,12 @@ class Verdict:
 def judge(case: Case, findings: Iterable[tuple[str, str]], rules: frozenset[str] | None = None) -> Verdict:
     """``findings`` are (id, severity) as they are sorted; ``rules`` the ids that have a rule (None: all)."""
     found = dict(findings)
-    wanted = tuple(id_ for id_, (least,
-                                 _) in case.must.items() if least is not None and (rules is None or id_ in rules))
+    wanted = tuple(
+        id_ for id_, (least, _) in case.must.items() if least is not None and (rules is None or id_ in rules))
     hit = tuple(id_ for id_ in wanted if id_ in found and _ORDER[found[id_]] >= _ORDER[LOW])
-    severity_off = {id_: found[id_] for id_, (least, most) in case.must.items()
-                    if id_ in found and not _ORDER[least] <= _ORDER[found[id_]] <= _ORDER[most]}
+    severity_off = {
+        id_: found[id_] for id_,
+        (least, most) in case.must.items() if id_ in found and not _ORDER[least] <= _ORDER[found[id_]] <= _ORDER[most]}
     serious = [id_ for id_, severity in found.items() if severity in (HIGH, MEDIUM)]
     # What may be absent may not be said loudly: no false alarm only up to its greatest severity.
     false = tuple(id_ for id_ in serious if (id_ not in case.must and id_ not in case.may) or id_ in case.abstain or (
@@ -45,9 +46,9 @@ def judge(case: Case, findings: Iterable[tuple[str, str]], rules: frozenset[str]
     first = next(iter(serious), None)
     main = tuple(id_ for id_ in case.main if rules is None or id_ in rules)
     right = None if not main or not case.main or (rules is not None and case.main[0] not in rules) else first in main
-    return Verdict(case.name, case.kind, found, wanted, hit, tuple(i for i in wanted if i not in hit), severity_off,
-                   false,
-                   contradicted, first, right, dict(case.shares))
+    return Verdict(
+        case.name, case.kind, found, wanted, hit, tuple(i for i in wanted if i not in hit), severity_off, false,
+        contradicted, first, right, dict(case.shares))
 
 
 def summary(verdicts: Iterable[Verdict]) -> dict[str, Any]:
@@ -65,9 +66,7 @@ def summary(verdicts: Iterable[Verdict]) -> dict[str, Any]:
         "cases": len(verdicts), "recall": _ratio(hit, wanted), "precision": _ratio(serious - false, serious),
         "main_cause_first": _ratio(sum(first), len(first)), "severity_agreement": _ratio(rated - off, rated),
         "false_alarms_on_healthy": sum(len(v.false) for v in healthy), "healthy": len(healthy),
-        "contradictions": sum(len(v.contradicted) for v in verdicts),
-        "ids": _by_id(verdicts),
-    }
+        "contradictions": sum(len(v.contradicted) for v in verdicts), "ids": _by_id(verdicts)}
 
 
 def _by_id(verdicts: list[Verdict]) -> Mapping[str, Mapping[str, int]]:

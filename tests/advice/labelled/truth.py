@@ -1,15 +1,13 @@
-"""What a trace's figures must come out as, from the timeline it was written from: the generator's own account."""
+"""The figures that an analysis of a simulated trace must find, computed from the timeline it was written from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from tests.advice.labelled.program import I64
-from tests.advice.labelled.record import window
-from tests.advice.labelled.timeline import Timeline
+from gputop.simulation.program import I64
+from gputop.simulation.timeline import MS, Timeline, lead_steps
 
 Spans = list[tuple[int, int]]
 
@@ -41,8 +39,22 @@ class Truth:
     collectives_per_step: float
 
 
+def capture_window(timeline: Timeline) -> tuple[int, int]:
+    """The capture's begin and end: anywhere within the first and the last step, as of a user's key press."""
+    job, steps = timeline.job, timeline.steps
+    if not job.clip:
+        return 0, timeline.end + 2 * MS
+    rng = job.rng("window")
+    first = [s.start for s in steps if s.first]
+    at = lead_steps(job)
+    low, high = first[at], first[-1]
+    begin = low + int(float(rng.uniform(0.1, 0.9)) * (first[at + 1] - low))
+    end = high + int(float(rng.uniform(0.1, 0.9)) * (timeline.end - high))
+    return begin, end
+
+
 def truth(t: Timeline) -> Truth:
-    begin, end = window(t)
+    begin, end = capture_window(t)
     starts = [anchor for anchor in _anchors(t) if begin <= anchor[0] and anchor[1] <= end]
     edges = [a for a, _ in starts]
     mean = (edges[-1] - edges[0]) / (len(edges) - 1) / 1e9 if len(edges) > 1 else None
@@ -51,7 +63,7 @@ def truth(t: Timeline) -> Truth:
         waits = [(s.request, s.ready) for s in t.steps if s.request >= begin and s.ready <= end]
         inside = sum(max(0, min(b, edges[-1]) - max(a, edges[0])) for a, b in waits)
         ratio = inside / (edges[-1] - edges[0])
-    seen = 0 if t.job.cpu_only else t.job.seen_gpus or t.job.gpus
+    seen = t.job.captured_gpus
     gpus = [_gpu(t, g, begin, end) for g in range(seen)]
     return Truth(edges, mean, ratio, gpus, _waiting(t, begin, end) if seen > 1 else None,
                  t.job.comm_count * t.job.iterations if t.job.gpus > 1 and t.job.comm_ms else 0)
@@ -70,46 +82,42 @@ def _anchors(t: Timeline) -> Spans:
 
 
 def _gpu(t: Timeline, gpu: int, begin: int, end: int) -> GpuTruth:
-    name, _, start, stop, _, launched = t.compute[gpu].columns()
-    seen = (start >= begin) & (stop <= end)
-    _, _, c_start, c_stop, _, c_launched = t.collectives[gpu].columns()
-    c_seen = (c_start >= begin) & (c_stop <= end)
+    kernels, collectives = ([ops.select((ops.start >= begin) & (ops.end <= end)) for ops in (
+        t.compute[gpu], t.collectives[gpu])])
     copies = [c for c in t.copies[gpu] if c.start >= begin and c.end <= end]
     moved = [(c.start, c.end) for c in copies]
-    compute = _pairs(start[seen], stop[seen])
-    collected = _pairs(c_start[c_seen], c_stop[c_seen])
+    compute = _pairs(kernels.start, kernels.end)
+    collected = _pairs(collectives.start, collectives.end)
     every = compute + collected + moved
     whole = max(b for _, b in every) - min(a for a, _ in every)
-    ways = sorted({c.copy.way for c in copies})
-    delays = np.concatenate(((start - launched)[seen & (launched >= begin)],
-                             (c_start - c_launched)[c_seen & (c_launched >= begin)]))
-    matmul = np.isin(name, np.unique(t.programs[gpu].name[t.programs[gpu].matmul]))
-    length = (stop - start)[seen]
+    ways = {way: [c for c in copies if c.copy.way == way] for way in sorted({c.copy.way for c in copies})}
+    delays = np.concatenate([(ops.start - ops.launch_end)[ops.launch_end >= begin] for ops in (kernels, collectives)])
+    matmul = t.programs[gpu].is_matmul[kernels.row]
+    length = kernels.end - kernels.start
     return GpuTruth(
         busy=_union(every) / whole, compute=_union(compute) / whole, collectives=_union(collected) / whole,
         exposed=(_union(compute + collected) - _union(compute)) / whole, copies=_union(moved) / whole,
-        kernels=int(seen.sum() + c_seen.sum()),
-        copied_bytes={w.lower(): sum(c.copy.size for c in copies if c.copy.way == w) for w in ways},
-        copied_s={w.lower(): sum(c.end - c.start for c in copies if c.copy.way == w) / 1e9 for w in ways},
-        copied={w.lower(): sum(1 for c in copies if c.copy.way == w) for w in ways},
+        kernels=len(kernels.row) + len(collectives.row),
+        copied_bytes={way.lower(): sum(c.copy.size for c in own) for way, own in ways.items()},
+        copied_s={way.lower(): sum(c.end - c.start for c in own) / 1e9 for way, own in ways.items()},
+        copied={way.lower(): len(own) for way, own in ways.items()},
         launch_delay_s=float(np.median(delays)) / 1e9 if len(delays) else None,
-        matmul_share=float(length[matmul[seen]].sum() / length.sum()) if len(length) else 0.0,
+        matmul_share=float(length[matmul].sum() / length.sum()) if len(length) else 0.0,
     )
 
 
 def _waiting(t: Timeline, begin: int, end: int) -> float | None:
     """1 - transfer / summed time of the collectives that all GPUs have in the window."""
-    columns = [rows.columns() for rows in t.collectives]
-    if not len(columns[0][2]):
+    if not len(t.collectives[0].row):
         return None
-    start = np.stack([c[2] for c in columns])
-    stop = np.stack([c[3] for c in columns])
+    start = np.stack([ops.start for ops in t.collectives])
+    stop = np.stack([ops.end for ops in t.collectives])
     seen = (start.min(axis=0) >= begin) & (stop.max(axis=0) <= end)
     length = (stop - start)[:, seen]
-    return float(1 - length.min(axis=0).sum() * len(columns) / length.sum())
+    return float(1 - length.min(axis=0).sum() * len(length) / length.sum())
 
 
-def _pairs(start: I64, stop: npt.NDArray[np.int64]) -> Spans:
+def _pairs(start: I64, stop: I64) -> Spans:
     return list(zip(start.tolist(), stop.tolist(), strict=True))
 
 

@@ -1,10 +1,10 @@
-"""What the host's threads show of a job, beside launches: Python's calls, the step function, tf.data."""
+"""The host threads' events of a simulated job, beside launches: Python's calls, the step function, tf.data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.advice.labelled.timeline import MS, US, HostEvent, Step, Timeline
+from gputop.simulation.timeline import MS, US, HostEvent, Step, Timeline
 
 Stats = dict[str, int | float | str]
 
@@ -52,7 +52,7 @@ def _tracing(step: Step) -> Iterator[HostEvent]:
 
 def _call(t: Timeline, step: Step, begin: int, end: int, function: str, name: str, counted: int) -> Iterator[HostEvent]:
     """A tf.function from Python: the wrapper, the C call, and the function itself."""
-    op = f"__inference_{name}_{21_876 + 13 * counted}"
+    op = f"__inference_{name}_{21_876 + 13 * counted if step.training else 24_415}"
     yield HostEvent("python", function, begin, end, {"tf_function_call": _traced(t, step), "tracing_count": counted})
     run = (step.trace[1] if step.retraced else begin) + 60 * US
     if run + 30 * US < end:
@@ -124,9 +124,9 @@ def _waits(t: Timeline) -> Iterator[HostEvent]:
         yield HostEvent(thread, "IteratorGetNextOp::DoCompute", begin, end,
                         {"id": 77_000 + n, "iter_num": 1000 + n, "element_size": int(job.batch_mb * 1e6)})
         yield HostEvent(thread, "Iterator::Root", begin + 4 * US, end - 4 * US,
-                        {"id": 11, "name": "inject/prefetch", "cpu_budget": 32, "algorithm": "DEFAULT"})
+                        {"id": 11, "name": "inject/prefetch", "cpu_budget": job.cpu_budget, "algorithm": "DEFAULT"})
         if job.prefetch:
-            # How many batches lie ready besides when this one is asked for; nothing is said of an empty buffer.
+            # Batches that are ready when this one is asked for; of an empty buffer tf.data records nothing.
             made = sum(1 for _, done in t.batches[n:n + job.prefetch] if done <= begin)
             stats: Stats = {"id": 12, "parent_id": 11, "buffer_limit": job.prefetch, "autotune": "true"}
             if made:
@@ -135,34 +135,37 @@ def _waits(t: Timeline) -> Iterator[HostEvent]:
 
 
 def _pipeline(t: Timeline) -> Iterator[HostEvent]:
-    """Who makes the batches: reading, mapping and batching."""
+    """The threads that make the batches: reading, mapping and batching."""
     job = t.job
     root = "Iterator::Root::Prefetch" if job.prefetch else "Iterator::Root"
+    batch = f"{root}::BatchV2"
     thread = "resource" if job.prefetch else ("get_next" if job.style in ("keras2", "keras3", "spe") else "python")
     for begin, end in t.batches:
         length = end - begin
         if length < 40 * US:
             continue
-        if job.map_parallel:
-            yield HostEvent(thread, f"{root}::BatchV2", begin, end, {"id": 13, "parent_id": 12, "batch_size": 64})
-            each = length // 4
-            for i in range(4):
-                at = begin + i * each + 2 * US
-                yield HostEvent(thread, f"{root}::BatchV2::ParallelMapV2", at, at + int(each * 0.9),
-                                {"id": 14, "parent_id": 13, "parallelism": job.input_workers})
-            for worker in range(job.input_workers):
-                at = begin + (worker * 37 % 11) * length // 300
-                stop = end - (worker * 53 % 17) * length // 200
-                yield HostEvent(f"map{worker}", "InstantiatedCapturedFunction::Run", at, stop, {"id": 900 + worker})
-                yield HostEvent(f"map{worker}", "DecodeJpeg:DecodeJpeg", at + length // 50, at + (stop - at) * 2 // 3)
-        else:
-            yield HostEvent(thread, f"{root}::BatchV2", begin, end, {"id": 13, "parent_id": 12, "batch_size": 64})
+        yield HostEvent(thread, batch, begin, end, {"id": 13, "parent_id": 12, "batch_size": 64})
+        if not job.map_parallel:
             each = length // 8
             for i in range(8):
                 at = begin + i * each + US
-                yield HostEvent(thread, f"{root}::BatchV2::Map", at, at + int(each * 0.95), {"id": 14, "parent_id": 13})
-                yield HostEvent(thread, f"{root}::BatchV2::Map::TFRecord", at + US, at + int(each * 0.07),
+                yield HostEvent(thread, f"{batch}::Map", at, at + int(each * 0.95), {"id": 14, "parent_id": 13})
+                yield HostEvent(thread, f"{batch}::Map::TFRecord", at + US, at + int(each * 0.07),
                                 {"id": 15, "parent_id": 14})
                 yield HostEvent(thread, "InstantiatedCapturedFunction::Run", at + int(each * 0.08),
-                                at + int(each * 0.93),
-                                {"id": 900})
+                                at + int(each * 0.93), {"id": 900})
+            continue
+        each = length // 4
+        for i in range(4):
+            at = begin + i * each + 2 * US
+            yield HostEvent(thread, f"{batch}::ParallelMapV2", at, at + int(each * 0.9),
+                            {"id": 14, "parent_id": 13, "parallelism": job.input_workers})
+        if job.readers:
+            yield HostEvent("read", f"{batch}::ParallelMapV2::ParallelInterleaveV4", begin, begin + length // 16,
+                            {"id": 15, "parent_id": 14, "parallelism": job.readers})
+        # Workers end one after the other: elements differ in size.
+        for worker in range(job.input_workers):
+            at = begin + (worker * 37 % 11) * length // 300
+            stop = end - (worker * 53 % 17) * length // 200
+            yield HostEvent(f"map{worker}", "InstantiatedCapturedFunction::Run", at, stop, {"id": 900 + worker})
+            yield HostEvent(f"map{worker}", "DecodeJpeg:DecodeJpeg", at + length // 50, at + (stop - at) * 2 // 3)

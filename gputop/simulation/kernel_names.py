@@ -1,7 +1,7 @@
-"""Names of matrix kernels as traces show them, by number type and GPU generation ("" for all others).
+"""Names of matrix kernels in traces, by number type and GPU generation ("": all others).
 
-As cuBLAS, cuDNN and CUTLASS name them: FFMA kernels (sgemm, scudnn, simt), tensor-core kernels of
-each type, such with poor alignment, and FP16 kernels of the ordinary cores.
+They are cuBLAS', cuDNN's and CUTLASS' own: FFMA kernels (sgemm, scudnn, simt), tensor-core kernels of
+each type, tensor-core kernels for unaligned dimensions, and FP16 kernels without tensor cores.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ GEMM: Table = {
             "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT",
             "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN",
             "nvjet_tst_256x128_64x4_2x1_v_bz_coopA_NNT",
+            "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_64x4_nn_align8>(Params)",
         ),
         "": (
             "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_nn",
@@ -173,7 +174,7 @@ CONV: Table = {
 }
 
 
-def names_of(table: Table, kind: str, architecture: str) -> tuple[str, ...]:
-    """The kernels of that number type on that generation."""
+def kernel_names(table: Table, kind: str, architecture: str) -> tuple[str, ...]:
+    """The kernels of that number type on that GPU generation."""
     own = table[kind]
     return own.get(architecture) or own[""]

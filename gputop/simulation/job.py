@@ -1,0 +1,194 @@
+"""The parameters of a simulated training job. Everything a trace shows follows from them and the seed."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+# (architecture, compute capability, memory MiB, memory GB/s, SMs, clock kHz, host link GB/s)
+GPUS: dict[str, tuple[str, tuple[int, int], int, int, int, int, float]] = {
+    "V100": ("volta", (7, 0), 16_160, 898, 80, 1_530_000, 11.8),
+    "T4": ("turing", (7, 5), 15_360, 320, 40, 1_590_000, 11.2),
+    "A100": ("ampere", (8, 0), 40_536, 1555, 108, 1_410_000, 23.5),
+    "RTX3090": ("ampere", (8, 6), 24_268, 936, 82, 1_695_000, 23.0),
+    "A10": ("ampere", (8, 6), 22_731, 600, 72, 1_695_000, 22.0),
+    "L4": ("ada", (8, 9), 23_034, 300, 58, 2_040_000, 22.5),
+    "H100": ("hopper", (9, 0), 81_559, 3352, 132, 1_980_000, 51.0),
+}
+
+KERAS_STYLES = ("keras2", "keras3", "spe")
+JAX_STYLES = ("jax_step", "jax_pjit")
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A memory copy. ``way`` is H2D, D2H, D2D or P2P; ``gb_per_s`` is its transfer rate."""
+
+    way: str
+    size: int
+    gb_per_s: float
+    src: str
+    dst: str
+    is_async: bool = True
+
+
+@dataclass(frozen=True)
+class MidStepWork:
+    """Copies and host work between two kernels of a step, at ``at`` (0: begin of forward, 1: end of backward).
+
+    With ``blocks`` the host waits for the GPU before it continues. ``host_ms`` is the host's own work
+    after that, recorded as the executor event ``op`` if that is given.
+    """
+
+    at: float
+    copies: tuple[Copy, ...] = ()
+    blocks: bool = False
+    host_ms: float = 0.0
+    op: str = ""
+    sync_call: bool = False  # an explicit cuStreamSynchronize
+
+
+@dataclass(frozen=True)
+class Job:
+    """Times are means, in milliseconds per step or microseconds per kernel; the seed varies them."""
+
+    seed: int
+    style: str = "keras3"  # keras2, keras3, spe, custom, eager, jax_step, jax_pjit
+    version: tuple[int, int] = (2, 19)
+    gpu: str = "A100"
+    gpus: int = 1
+    idle_gpus: int = 0  # visible to the process, never used
+    cpu_only: bool = False
+    steps: int = 16
+    per_execution: int = 4  # optimizer steps per call, style "spe" (Keras' steps_per_execution)
+    training: bool = True  # False: an evaluation loop, forward pass only
+
+    # kernels of one GPU
+    family: str = "transformer"  # transformer, cnn, mlp, rnn
+    dtype: str = "bf16"
+    compute_ms: float = 60.0
+    kernels: int = 400
+    elementwise: float = 0.14  # share of the compute time
+    chained_elementwise: int = 0  # more element-wise ops per layer, one feeding the next
+    matmul_factor: float = 1.0  # multiplies the time of matmuls and convolutions
+    matmul_names: str = ""  # kernel names of another kind than the dtype's: unaligned, unaligned_bf16, fp16_scudnn
+    xla: bool = False
+    small_grids: bool = False  # kernels have fewer blocks than the GPU has SMs
+    jitter: float = 0.01
+    kernel_gap_us: float = 1.0  # between two queued kernels of one stream
+
+    # launches
+    function_start_ms: float = 0.05  # from the batch to the first launch
+    launch_us: float = 9.0
+    launch_jitter: float = 0.2
+    latency_us: float = 4.5  # from the launch to the earliest start
+    run_ahead: int = 1  # steps by which the host may lead the device; 0: it waits for each step's result
+    thread_stagger_us: float = 0.0  # the GPUs' launching threads start one after the other
+    private_threads: bool = False  # TF_GPU_THREAD_MODE=gpu_private
+    stall_share: float = 0.0  # share of the launches that are delayed by ``stall_us`` in the mean
+    stall_us: float = 0.0
+    gap_ms: float = 0.3  # Python between two steps
+    gap_events: tuple[str, ...] = ()
+    retrace_every: int = 0  # steps; 0: never
+    retrace_ms: float = 0.0
+    warm_up: float = 0.0  # milliseconds that the first step takes longer
+
+    # input pipeline
+    produce_ms: float = 20.0  # one batch, by all workers together
+    prefetch: int = 2
+    buffer_full: bool = True  # at the first step
+    burst_every: int = 0  # every so many batches one takes ``burst_ms`` longer
+    burst_ms: float = 0.0
+    map_parallel: bool = True
+    input_workers: int = 4
+    readers: int = 0  # files that a ParallelInterleave stage reads at once; 0: no such stage
+    cpu_budget: int = 32  # CPUs that tf.data may use
+    input_jitter: float = 0.08
+    batch_mb: float = 38.0
+    pinned: bool = True
+    h2d_overlap: bool = True
+    h2d_gb_per_s: float = 0.0  # 0: the link's rate
+    tf_data: bool = True
+
+    # several GPUs
+    comm_ms: float = 0.0  # transfer time of all gradients of a step
+    comm_count: int = 8
+    comm_overlap: bool = True
+    comm_latency_us: float = 18.0  # of each collective, beside its transfer
+    comm_skew_us: float = 4.0  # a collective ends on all GPUs within this time
+    late_ms: float = 0.0  # launches to one GPU begin later by this
+    late_gpu: int = -1  # -1: another one each step
+    gpu_factor: tuple[float, ...] = ()  # relative compute time of each GPU
+    gpu0_extra_ms: float = 0.0  # kernel time of GPU 0 beside its share, between forward and backward pass
+    gpu0_extra_kernels: int = 0
+    gather_mb: float = 0.0  # what each other GPU sends to GPU 0 before these kernels
+    one_thread: bool = False  # one thread launches to all GPUs, one after the other
+    serial: bool = False  # model parallelism: the layers are spread over the GPUs
+
+    mid_step: tuple[MidStepWork, ...] = ()
+    loss_scale_kernels: int = 0
+    loss_scale_ms: float = 0.0
+    loss_scale_blocks: bool = False
+
+    # memory: the allocator's peak as a share of its capacity
+    memory: float = 0.86
+    gpu0_memory: float = 0.0  # on GPU 0; 0: as on the others
+    fragmentation: float = 0.04
+    allocator_share: float = 0.925  # of the GPU's memory that TensorFlow reserves
+
+    # what the capture records
+    seen_gpus: int = 0  # GPUs of the captured process; 0: all
+    host_plane: bool = True
+    launches: bool = True  # the host's launch calls, which CUPTI records apart from the kernels
+    device_events: bool = True
+    allocator: bool = True
+    op_events: bool = True
+    tf_ops: bool = True
+    noise: bool = True
+    clip: bool = True
+    old_details: bool = False
+    errors: tuple[str, ...] = ()
+
+    def rng(self, what: str) -> np.random.Generator:
+        """A random stream per use: changing one parameter leaves all other draws as they are."""
+        return np.random.default_rng([self.seed, zlib.crc32(what.encode())])
+
+    def replace(self, **changes: object) -> Job:
+        """The job with other values of these parameters."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    @property
+    def jax(self) -> bool:
+        return self.style in JAX_STYLES
+
+    @property
+    def iterations(self) -> int:
+        """Optimizer steps of one call from Python."""
+        return self.per_execution if self.style == "spe" else 1
+
+    @property
+    def architecture(self) -> str:
+        return GPUS[self.gpu][0]
+
+    @property
+    def link_gb_per_s(self) -> float:
+        return GPUS[self.gpu][6]
+
+    @property
+    def captured_gpus(self) -> int:
+        """How many of the GPUs that the job uses are in the trace."""
+        return 0 if self.cpu_only else self.seen_gpus or self.gpus
+
+    @property
+    def allocator_capacity_bytes(self) -> int:
+        return _whole_blocks((GPUS[self.gpu][2] << 20) * self.allocator_share)
+
+    def allocator_peak_bytes(self, gpu: int) -> int:
+        return _whole_blocks(self.allocator_capacity_bytes * ((gpu == 0 and self.gpu0_memory) or self.memory))
+
+
+def _whole_blocks(size_bytes: float) -> int:
+    """The allocator hands out blocks of 256 bytes."""
+    return int(size_bytes) // 256 * 256
