@@ -2,7 +2,7 @@
 
     python benchmarks/advice.py [--seeds N] [--only TEXT] [--all-ids] [--json FILE] [-v]
 
-Every case is a generated trace with known truth: one fault in several strengths, pairs of them, sound
+Every case is a generated trace with known truth: one fault in several strengths, pairs of them, healthy
 jobs, and traces that lack a rule's inputs. Recall counts ids that have a rule; --all-ids the others too.
 """
 

@@ -67,13 +67,13 @@ class StepOps(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Piecewise linear integrals: ``total[i]`` is what has gathered until ``knots_ns[i]``."""
+    """Piecewise linear integrals: ``total[i]`` is what has accumulated until ``knots_ns[i]``."""
 
     knots_ns: npt.NDArray[np.int64]
     total: F64  # [knots, quantities]
 
     def at(self, time_ns: int) -> F64:
-        """What has gathered until then, one value per quantity."""
+        """What has accumulated until then, one value per quantity."""
         i = int(self.knots_ns.searchsorted(time_ns, side="right")) - 1
         if i < 0:
             return np.zeros(self.total.shape[1])

@@ -76,7 +76,7 @@ class StepTemplate:
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One step of the job. It starts at ``start_ns``, asks for its batch at ``wait_ns``, has it at
-    ``begin_ns``, its work is done at ``end_ns``; the next step starts at ``next_ns``.
+    ``begin_ns`` and is done at ``end_ns``; the next step starts at ``next_ns``.
 
     The pipeline made its batch from ``made_from_ns`` to ``made_ns`` (both 0: it takes no batch).
     """
@@ -251,7 +251,7 @@ class TrainingLoop:
         return epoch, max(0, bisect_right(epoch.starts_ns, time_ns) - 1)
 
     def gpu_integrals(self, gpu: int, time_ns: int) -> F64:
-        """How much of each of :data:`GPU_QUANTITIES` that GPU has gathered since the loop's start."""
+        """How much of each of :data:`GPU_QUANTITIES` that GPU has accumulated since the loop's start."""
         epoch, i = self._locate(time_ns)
         step = epoch.steps[i]
         if time_ns >= step.end_ns:
@@ -295,7 +295,7 @@ class TrainingLoop:
             return next(start for start in self._epoch_starts if start >= after_ns)
 
     def timeline(self, start_ns: int, end_ns: int) -> Timeline:
-        """All that happens in that time, at its edges more."""
+        """What happens in that time; steps that overlap its edges are whole."""
         ran = self.steps(start_ns, end_ns)
         # Batches are made, and lie in the buffer, for steps that come after that time.
         later = self.steps(end_ns, end_ns + _LOOK_AHEAD_NS)[:2 * self.scenario.job.prefetch + 1]

@@ -1,7 +1,6 @@
-"""The simulated node: what its sensors show while the simulated job runs.
+"""The simulated node: the readings of its sensors while the simulated job runs.
 
-Readings are made from the loop's integrals over the time since the reading before; nothing
-is drawn at random here.
+They follow from the loop's integrals over the time since the last reading; nothing is random here.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _KELVIN_PER_W = 0.056
 _MEMORY_WARMER_C = 9.0  # stacks of device memory than the GPU beside them
 _SLOWDOWN_C = 87.0
 _WARMING_S = 18.0  # time constant of the heat sink
-_LONG_PAUSE_S = 600  # without a look; then the past is not followed second by second
+_LONG_PAUSE_S = 600  # between two samples; after it the temperature is not followed second by second
 
 _HOST_MEMORY = 2_048 * GiB
 _SYSTEM_MEMORY = 41 * GiB
@@ -114,12 +113,12 @@ class _Heat:
     def __init__(self, node: Node, gpu: int) -> None:
         self._node = node
         self._gpu = gpu
-        self._second = -_LONG_PAUSE_S  # not looked at yet
+        self._second = -_LONG_PAUSE_S  # no sample yet
         self._before_c = self._now_c = 0.0
 
     def at(self, time_ns: int) -> float:
         second = time_ns // SECOND_NS
-        if not 0 <= second - self._second < _LONG_PAUSE_S:  # the first look, a look back, or after a long pause
+        if not 0 <= second - self._second < _LONG_PAUSE_S:  # the first sample, an earlier time, or after a long pause
             self._second = max(0, second - 90)  # five time constants earlier: what was before is forgotten
             self._before_c = self._now_c = self._settled(self._second)
         decay = math.exp(-1 / _WARMING_S)
@@ -145,7 +144,7 @@ class Node:
         self._recent: list[dict[int, F64]] = [{} for _ in range(GPU_COUNT)]
 
     def _integrals(self, gpu: int, time_ns: int) -> F64:
-        """The loop's, remembered for a moment: windows and means meet at the same times."""
+        """The loop's integrals, cached: windows and means share their times."""
         recent = self._recent[gpu]
         found = recent.get(time_ns)
         if found is None:

@@ -60,7 +60,7 @@ def test_the_analysis_finds_what_was_put_into_the_trace(case: Case) -> None:
 
 @pytest.mark.parametrize(("dtype", "gpu", "family"), [("tf32", "A100", "cnn"), ("bf16", "H100", "transformer"),
                                                       ("fp16", "V100", "mlp")])
-def test_matmuls_of_sound_jobs_are_seen_on_tensor_cores(dtype: str, gpu: str, family: str) -> None:
+def test_matmuls_of_healthy_jobs_are_seen_on_tensor_cores(dtype: str, gpu: str, family: str) -> None:
     case = Case("types", "healthy", Job(3, dtype=dtype, gpu=gpu, family=family, kernels=120, steps=8))
     (use,), (own,) = analysis_of(case).gpus, truth(case.timeline).gpus
     assert use.tensor_core_time == pytest.approx(own.matmul_share, abs=1e-6)
@@ -95,7 +95,7 @@ def test_what_must_not_be_said_is_not_true_either(id_: str) -> None:
 
 
 @pytest.mark.parametrize("case", list(HEALTHY.values())[::6], ids=lambda case: case.name)
-def test_sound_jobs_have_nothing_to_cure(case: Case) -> None:
+def test_healthy_jobs_have_nothing_to_fix(case: Case) -> None:
     assert case.may <= {"xla_off"}  # some element-wise work is in any job
 
 
@@ -133,7 +133,7 @@ def test_strong_faults_are_found(id_: str) -> None:
     "healthy-eight-overlapped", "healthy-tf32-by-default", "healthy-cpu-only", "healthy-unused-gpus",
     "healthy-big-batches-pinned", "healthy-callbacks-behind-queue", "healthy-near-memory-limit",
 ])
-def test_sound_jobs_are_not_accused(name: str) -> None:
+def test_healthy_jobs_are_not_accused(name: str) -> None:
     assert not judge(HEALTHY[name], findings(HEALTHY[name])).false
 
 

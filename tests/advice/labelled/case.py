@@ -1,4 +1,7 @@
-"""A labelled case: a job, and what the advice on its trace must, may and must not say."""
+"""A labelled case: a job, and the findings that its trace must, may and must not lead to.
+
+The label follows from how the job is built and from simulating it without its faults; it knows no rule.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ TRACE_IDS = (
     "tensor_cores_unused", "fp16_fallback", "dims_unaligned", "loss_scaling", "batch_size_headroom", "memory_pressure",
     "communication_exposed", "allreduce_count", "allreduce_slow", "collective_waiting", "replica_imbalance",
     "gpu0_oversubscribed", "serial_gpus", "staggered_launch")
-# What is true besides the injected fault is named too: a cure that would save this share of the step may be advised.
+# Any job has a little of some faults; where fixing one would save this share of the step, it may be found too.
 _WORTH_NAMING = 0.03
-FUSED = 3.2  # XLA's fusions take a third of the time of the element-wise ops they stand for
+FUSED = 3.2  # XLA's fusions take a third of the time of the element-wise ops that they replace
 
 
 @cache
@@ -33,17 +36,20 @@ def call_ms(job: Job) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """``cured`` holds for each injected id the same job without that fault: the difference is what it costs.
-    ``eased`` holds a weaker cure of some (the work spread over all GPUs instead of gone), where either may be promised.
-    ``windows`` overrides the severities that follow from the share. ``main`` lists what may come first,
-    nothing where nothing is wrong. ``abstain`` are rules whose inputs the trace lacks.
+    """A job and its label.
+
+    ``fixed``: for each injected id the same job without that fault; the difference is what the fault costs.
+    ``partly_fixed``: for some ids a weaker fix (the work spread over all GPUs instead of gone), where the
+    estimated saving may be that of either.
+    ``windows``: severities, where they do not follow from the cost. ``main``: the ids that may come first,
+    empty where nothing is wrong. ``abstain``: rules whose inputs the trace lacks.
     """
 
     name: str
     kind: str  # fault, pair, healthy, missing
     job: Job
-    cured: Mapping[str, Job] = field(default_factory=dict)
-    eased: Mapping[str, Job] = field(default_factory=dict)
+    fixed: Mapping[str, Job] = field(default_factory=dict)
+    partly_fixed: Mapping[str, Job] = field(default_factory=dict)
     windows: Mapping[str, Window] = field(default_factory=dict)
     main: tuple[str, ...] = ()
     consequences: frozenset[str] = frozenset()
@@ -61,23 +67,23 @@ class Case:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Share of the step that each injected fault costs, by running the job without it."""
+        """Share of the step that each injected fault costs, by simulating the job without it."""
         step = self.timeline.step_ms
-        return {id_: 1 - call_ms(job) / step for id_, job in self.cured.items()}
+        return {id_: 1 - call_ms(job) / step for id_, job in self.fixed.items()}
 
     @cached_property
     def must(self) -> dict[str, Window]:
         step = self.timeline.step_ms
-        least = {id_: 1 - call_ms(job) / step for id_, job in self.eased.items()}
+        least = {id_: 1 - call_ms(job) / step for id_, job in self.partly_fixed.items()}
         out = {id_: severity_window(share, least.get(id_)) for id_, share in self.shares.items()
                if id_ not in self.windows}
         return {**out, **self.windows}
 
     @cached_property
     def ambient(self) -> dict[str, float]:
-        """Share of the step that the things any job has a little of cost in this one."""
+        """Share of the step that the faults of which any job has a little cost in this one."""
         step = self.timeline.step_ms
-        return {id_: 1 - call_ms(job) / step for id_, job in cures(self.job).items()}
+        return {id_: 1 - call_ms(job) / step for id_, job in ambient_fixes(self.job).items()}
 
     @cached_property
     def may(self) -> frozenset[str]:
@@ -86,7 +92,7 @@ class Case:
 
 
 def severity_window(share: float, least_share: float | None = None) -> Window:
-    """The severities that a figure within a third of the truth leads to, or of a truth between two shares."""
+    """The severities that follow from a figure within a third of the truth, or of a truth between two shares."""
     least, most = _severity((share if least_share is None else least_share) * 0.75), _severity(share * 1.35)
     return (None if least == LOW else least), most
 
@@ -95,8 +101,8 @@ def _severity(share: float) -> str:
     return HIGH if share >= 0.15 else MEDIUM if share >= 0.05 else LOW
 
 
-def cures(job: Job) -> dict[str, Job]:
-    """The job without each of the things any job has a little of."""
+def ambient_fixes(job: Job) -> dict[str, Job]:
+    """The job without each of the faults of which any job has a little."""
     out = {
         "input_bound": job.replace(produce_ms=0.05, prefetch=max(job.prefetch, 2)),
         "launch_bound": job.replace(launch_us=1.0, stall_share=0.0), "step_gap_host": job.replace(gap_ms=0.01)}

@@ -1,4 +1,4 @@
-"""All labelled cases: every fault in several strengths, pairs of faults, sound jobs and traces that lack something."""
+"""All labelled cases: every fault in several strengths, pairs of faults, healthy jobs, and traces that lack inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.advice.labelled.faults import FAULTS, Fault
 from tests.advice.labelled.healthy import healthy, missing
 from tests.advice.labelled.pairs import pairs
 
-# Share of the step that a fault is to cost.
+# Share of the step that a fault is meant to cost.
 STRENGTHS = {"weak": 0.025, "medium": 0.1, "strong": 0.32}
 
 
@@ -24,8 +24,8 @@ def fault_case(id_: str, strength: str, seed: int) -> Case:
 def _case(name: str, id_: str, fault: Fault, first: bool) -> Case:
     windows: dict[str, Window] = {} if fault.window is None else {id_: fault.window}
     return Case(
-        name=name, kind="fault", job=fault.job, cured={id_: fault.cured}, windows=windows,
-        eased={} if fault.eased is None else {id_: fault.eased},
+        name=name, kind="fault", job=fault.job, fixed={id_: fault.fixed}, windows=windows,
+        partly_fixed={} if fault.partly_fixed is None else {id_: fault.partly_fixed},
         main=(id_, *fault.main) if first else (), consequences=frozenset(fault.consequences),
         must_not=frozenset(fault.must_not), params=fault.params,
     )

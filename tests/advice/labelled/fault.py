@@ -1,4 +1,4 @@
-"""A fault in a job, and what faults have in common."""
+"""A fault in a job, and helpers of the functions that make one."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ PRECISION = ("tensor_cores_unused", "fp16_fallback", "dims_unaligned", "loss_sca
 
 @dataclass(frozen=True)
 class Fault:
-    """A job with the fault and without; the rest as in :class:`~tests.advice.labelled.case.Case`."""
+    """A job with the fault and without. The other fields are those of :class:`~tests.advice.labelled.case.Case`."""
 
     job: Job
-    cured: Job
+    fixed: Job
     consequences: tuple[str, ...] = ()
     must_not: tuple[str, ...] = ()
-    window: Window | None = None  # of severities, where the cost in time does not give it
+    window: Window | None = None  # of severities, where they do not follow from the cost
     params: int | None = None
-    eased: Job | None = None
-    main: tuple[str, ...] = ()  # what may come first, besides the fault's own id
+    partly_fixed: Job | None = None
+    main: tuple[str, ...] = ()  # ids that may come first, besides the fault's own
 
 
 def step_ms(job: Job) -> float:
@@ -39,12 +39,12 @@ _VERSIONS = {
 
 
 def loop_style(seed: int, *styles: str) -> dict[str, object]:
-    """One of these ways to write a training loop, and a version that has it."""
+    """One of these ways to write a training loop, and a TensorFlow version that has it."""
     style = styles[seed % len(styles)]
     return {"style": style, "version": _VERSIONS[style][seed // len(styles) % len(_VERSIONS[style])]}
 
 
 def multi_gpu_job(seed: int, **wanted: object) -> Job:
-    """A sound job on several GPUs. Collectives that are not overlapped are short."""
+    """A healthy job on several GPUs. Collectives that are not overlapped are short."""
     job = random_job(seed, **{"gpus": (2, 4, 8, 8, 4)[seed % 5], "idle_gpus": 0, "warm_up": 0.0, **wanted})
     return job if job.comm_overlap or "comm_ms" in wanted else job.replace(comm_ms=0.02 * job.compute_ms)

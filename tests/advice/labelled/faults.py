@@ -1,8 +1,8 @@
-"""One fault each, put into a sound job: what physically happens, and why the label holds.
+"""One fault per finding id, put into a healthy job: what physically happens, and why the label holds.
 
-``share`` is the part of the faulty step that the fault is to cost; the label's severity comes from
-what it then really costs (:attr:`Case.shares`). The ids of other faults that a cause brings with
-it are its consequences; ids that contradict it must not be advised.
+``share`` is the part of the faulty step that the fault is meant to cost; the label's severity follows from
+what it really costs then (:attr:`Case.shares`). ``consequences`` are ids of other faults that the cause
+brings with it; ids that contradict it must not be found.
 """
 
 from __future__ import annotations

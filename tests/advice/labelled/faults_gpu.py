@@ -12,7 +12,7 @@ def xla_off(seed: int, share: float) -> Fault:
     """Long chains of element-wise ops, each a kernel that reads and writes all of its tensor.
 
     XLA would fuse a chain into one kernel; moving the data once instead of three to four times. GPUs are
-    busy, so nothing else is to gain. The cured job has the same matmuls and a third of that time.
+    busy, so nothing else is to gain. The fixed job has the same matmuls and a third of that time.
     """
     part = share * 1.45  # of it 69 % goes
     job = random_job(
@@ -87,7 +87,7 @@ def tensor_cores_unused(seed: int, share: float) -> Fault:
     """Matmuls and convolutions in FP32 on the ordinary cores of a GPU that has tensor cores.
 
     TF32 switched off, or a GPU before it without mixed precision. The kernels say FFMA (sgemm, scudnn,
-    simt), the cured job's say tensor core and take a fraction of the time.
+    simt), the fixed job's say tensor core and take a fraction of the time.
     """
     job = random_job(
         seed, warm_up=0.0, gpu=("V100", "A100", "H100", "T4", "A10")[seed % 5], dtype="fp32", xla=False,
@@ -96,9 +96,9 @@ def tensor_cores_unused(seed: int, share: float) -> Fault:
         job = job.replace(elementwise=0.97, matmul_factor=1.8)
     else:
         job = job.replace(matmul_factor=max(share / (1 - share) / 0.8 + 1, 1.2))
-    cured = job.replace(matmul_factor=1.0, dtype="tf32" if job.architecture not in ("volta", "turing") else "fp16")
+    fixed = job.replace(matmul_factor=1.0, dtype="tf32" if job.architecture not in ("volta", "turing") else "fp16")
     return Fault(
-        job, cured, ("xla_off",), ("fp16_fallback", "dims_unaligned", "loss_scaling", "input_bound", "launch_bound"),
+        job, fixed, ("xla_off",), ("fp16_fallback", "dims_unaligned", "loss_scaling", "input_bound", "launch_bound"),
         (None, LOW) if share < 0.05 else (MEDIUM, HIGH))
 
 

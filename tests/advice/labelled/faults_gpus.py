@@ -83,7 +83,7 @@ def replica_imbalance(seed: int, share: float) -> Fault:
     return Fault(
         job.replace(gpu_factor=factor), job, ("collective_waiting",),
         ("gpu0_oversubscribed", "allreduce_slow", "allreduce_count", "communication_exposed", "input_bound",
-        "launch_bound", "batch_size_headroom"), eased=even)
+        "launch_bound", "batch_size_headroom"), partly_fixed=even)
 
 
 def gpu0_oversubscribed(seed: int, share: float) -> Fault:
@@ -93,14 +93,14 @@ def gpu0_oversubscribed(seed: int, share: float) -> Fault:
     return Fault(
         job.replace(gpu0_extra_ms=lost, gpu0_extra_kernels=max(6, int(lost / 0.15))), job,
         ("collective_waiting", "replica_imbalance"), ("allreduce_slow", "allreduce_count", "communication_exposed",
-        "input_bound", "launch_bound"), eased=job.replace(gpu_factor=(1 + lost / job.gpus / job.compute_ms,
+        "input_bound", "launch_bound"), partly_fixed=job.replace(gpu_factor=(1 + lost / job.gpus / job.compute_ms,
         ) * job.gpus))
 
 
 def serial_gpus(seed: int, share: float) -> Fault:
     """The layers lie on the GPUs one after the other, without pipelining: only one GPU works at a time.
 
-    Activations go from GPU to GPU. The cured job does the same work with all GPUs at once.
+    Activations go from GPU to GPU. The fixed job does the same work with all GPUs at once.
     """
     count = 2 if share < 0.4 else 4
     job = random_job(

@@ -11,7 +11,7 @@ def input_bound(seed: int, share: float) -> Fault:
     """Batches are made more slowly than the GPUs use them: the step sits in IteratorGetNext with all GPUs idle.
 
     Either tf.data makes a batch only when asked (no prefetch, serial map), so that its time adds to the
-    step; or it prefetches but is slower than the step, so that its time becomes the step. The cure is the
+    step; or it prefetches but is slower than the step, so that its time becomes the step. The fix is the
     pipeline: with idle GPUs the batch size or the launches say nothing, whatever memory is free.
     """
     job = random_job(
@@ -97,7 +97,7 @@ def small_kernels(seed: int, share: float) -> Fault:
     """The step is thousands of kernels of a few microseconds, each below what launching one takes.
 
     Launched one by one the GPU waits for most of them; as one CUDA graph they run back to back and
-    still lose the pause between any two. The same work in fewer, larger kernels is the cure.
+    still lose the pause between any two. The same work in fewer, larger kernels is the fix.
     """
     graph = seed % 3 == 0
     count = (1200, 2000, 900)[seed % 3]

@@ -1,4 +1,4 @@
-"""Sound jobs of many kinds, drawn by seed: what faults are put into."""
+"""Healthy jobs of many kinds, drawn by seed: what faults are put into."""
 
 from __future__ import annotations
 

@@ -22,15 +22,15 @@ _BALANCE = ("replica_imbalance", "gpu0_oversubscribed")
 
 
 def _pair(name: str, job: Job, faults: dict[str, dict[str, object]], windows: dict[str, Window] | None = None) -> Case:
-    """``faults`` maps each id to the parameters that make it; the other's cure is to leave them out."""
+    """``faults`` maps each id to the parameters that make it; without them the fault is fixed."""
     both = job.replace(**{key: value for own in faults.values() for key, value in own.items()})
-    cured = {id_: both.replace(**{key: getattr(job, key) for key in own}) for id_, own in faults.items()}
+    fixed = {id_: both.replace(**{key: getattr(job, key) for key in own}) for id_, own in faults.items()}
     step = call_ms(both)
-    shares = {id_: 1 - call_ms(other) / step for id_, other in cured.items() if id_ not in (windows or {})}
+    shares = {id_: 1 - call_ms(other) / step for id_, other in fixed.items() if id_ not in (windows or {})}
     largest = max(shares.values(), default=0.0)
     first = tuple(id_ for id_, share in shares.items() if share >= 0.8 * largest)
     return Case(
-        name=f"pair-{name}", kind="pair", job=both, cured=cured, windows=windows or {}, main=first,
+        name=f"pair-{name}", kind="pair", job=both, fixed=fixed, windows=windows or {}, main=first,
         consequences=frozenset(c for id_ in faults for c in _CONSEQUENCES.get(id_, ())),
         must_not=frozenset(id_ for id_ in (*_BALANCE, "input_bound",
         "memory_pressure") if id_ not in faults and id_ not in {c for f in faults for c in _CONSEQUENCES.get(f, ())}))
@@ -75,7 +75,7 @@ def pairs() -> list[Case]:
         _pair("headroom-xla", one.replace(xla=False, style="keras2", version=(2, 13)),
         {"batch_size_headroom": {"memory": 0.3}, "xla_off": {"chained_elementwise": 8, "elementwise": 0.6}},
         {"batch_size_headroom": (None, HIGH), "xla_off": (LOW, HIGH)}))
-    # Nearly all of the step is pinned copies at the link's rate, the few matmuls in FP32: pinning would cure nothing.
+    # Nearly all of the step is pinned copies at the link's rate, the few matmuls in FP32: pinning would save nothing.
     full = random_job(
         403, gpus=2, gpu="H100", dtype="fp32", style="custom", version=(2, 16), xla=False, warm_up=0.0, compute_ms=8.0,
         kernels=90, comm_ms=0.0, batch_mb=0.0, produce_ms=2.0, run_ahead=1, steps=10, idle_gpus=0)

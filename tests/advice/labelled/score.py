@@ -1,4 +1,4 @@
-"""How well the findings fit the labels. Pure: it takes cases and analyses, and knows nothing of rules."""
+"""How well findings agree with the labels. Pure: it takes cases and findings, and knows no rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ORDER = {None: -1, LOW: 0, MEDIUM: 1, HIGH: 2}
 
 @dataclass
 class Verdict:
-    """One case: what was asked for and found, missed, rated otherwise, or accused without ground."""
+    """One case: the wanted findings that were found, missed or rated otherwise, and the false ones."""
 
     name: str
     kind: str
@@ -35,11 +35,10 @@ def judge(case: Case, findings: Iterable[tuple[str, str]], rules: frozenset[str]
     wanted = tuple(
         id_ for id_, (least, _) in case.must.items() if least is not None and (rules is None or id_ in rules))
     hit = tuple(id_ for id_ in wanted if id_ in found and _ORDER[found[id_]] >= _ORDER[LOW])
-    severity_off = {
-        id_: found[id_] for id_,
-        (least, most) in case.must.items() if id_ in found and not _ORDER[least] <= _ORDER[found[id_]] <= _ORDER[most]}
+    severity_off = {id_: found[id_] for id_, (least, most) in case.must.items()
+                    if id_ in found and not _ORDER[least] <= _ORDER[found[id_]] <= _ORDER[most]}
     serious = [id_ for id_, severity in found.items() if severity in (HIGH, MEDIUM)]
-    # What may be absent may not be said loudly: no false alarm only up to its greatest severity.
+    # An optional finding counts as false above its greatest severity.
     false = tuple(id_ for id_ in serious if (id_ not in case.must and id_ not in case.may) or id_ in case.abstain or (
         id_ in case.must and case.must[id_][0] is None and id_ in severity_off and id_ not in case.may))
     contradicted = tuple(id_ for id_ in found if id_ in case.must_not or id_ in case.abstain)
