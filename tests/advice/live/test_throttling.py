@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.advice.live.advise import live_advice
 from gputop.core.samples import GpuSample
-from gputop.telemetry.history import History
-from tests.advice.live.scene import Scene, abstained, after, get, ids, play, read
+from tests.advice.live.scene import Scene, abstained, after, get, ids, play
 
 # -- power_capped -----------------------------------------------------------------------------------
 
@@ -57,37 +55,6 @@ def test_a_short_peak_is_no_cap_and_a_dip_does_not_end_one() -> None:
 def test_without_clocks_it_abstains() -> None:
     advice = after(Scene(other={"sm_clock_hz": None}), 40)
     assert "SM clock" in abstained(advice)["power_capped"]
-
-
-# -- no_fine_metrics -----
-
-def test_coarse_only() -> None:
-    advice = after(Scene(fine=False), 40)
-    finding = get(advice, "no_fine_metrics")
-    assert finding.gpus == tuple(range(8)) and "the test says so" in finding.why
-    no_util = after(Scene(fine=False, other={"gpu_util": None}), 40)
-    assert "no_fine_metrics" in abstained(no_util)
-
-
-def test_the_first_blank_ticks_of_gpm_are_not_coarse_only() -> None:
-    """A prefilled history holds coarse utilization alone; GPM answers from the third tick on."""
-    history = History()
-    for t in range(14):
-        for_now = Scene(fine=False, other={"memory_used_bytes": None}).sample(t)
-        history.append(for_now)
-    for t in range(14, 30):
-        sample = Scene(fine=t > 16).sample(t)
-        history.append(sample)
-        assert "no_fine_metrics" not in ids(live_advice(history, sample))
-
-
-def test_a_missing_value_now_and_then_is_not_coarse_only() -> None:
-    scene = Scene(other={"sm_active": 0.9}, change=lambda g, t: g if t % 7 else replace(
-        g, readings={**g.readings, "sm_active": read("sm_active", None)}))
-    _, advice = play(scene, 60)
-    assert all("no_fine_metrics" not in ids(a) for a in advice)
-
-
 
 
 # -- thermal_throttled ------------------------------------------------------------------------------

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from gputop.core.findings import Finding
 from gputop.trace.model import Kind
-from tests.advice.trace.traces import STEP, STEPS
+from tests.advice.trace.traces import STEP, STEPS, abstained, findings
 from tests.trace.build import Builder, keras_steps
 
 EXECUTOR, WORKER = "tf_Compute/1", "tf_data_private_threadpool/"
 BF16 = "sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x16_kernel"
+HOST_RULES = {"step_gap_host", "host_placement", "retracing", "eager_execution", "thread_contention", "xla_off"}
+
+
+def found(job: Builder) -> dict[str, Finding]:
+    """What the rules on the host's side say."""
+    return {id_: finding for id_, finding in findings(job).items() if id_ in HOST_RULES}
+
+
+def missing(job: Builder) -> dict[str, str]:
+    """What those rules lack that abstain."""
+    return {id_: what for id_, what in abstained(job).items() if id_ in HOST_RULES}
 
 
 def kernels(b: Builder, step: int, begin: float, end: float, ahead: float = 0.0) -> None:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.core.findings import Finding
-from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Kind, MemoryKind
-from tests.advice.trace.traces import KERNEL, STEP, STEPS, copying, healthy, job
+from tests.advice.trace.traces import KERNEL, STEP, STEPS, abstained, copying, findings, healthy, job
 from tests.trace.build import Builder
 
 GIB = 2**30
 
 
-def findings(b: Builder) -> dict[str, Finding]:
-    return {f.id: f for f in analyze_trace(b.build()).findings}
-
-
-def abstained(b: Builder) -> dict[str, str]:
-    return {a.id: a.missing for a in analyze_trace(b.build()).abstained}
 
 
 @pytest.mark.parametrize(("length", "there"), [(500, False), (800, True), (6_000, True)])

@@ -1,24 +1,16 @@
-"""Rules on several GPUs: collectives, and GPUs one after the other."""
+"""Several GPUs: uneven work, work by turns, a staggered launch."""
 
 from __future__ import annotations
 
 import pytest
 
-from gputop.core.findings import Finding
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.model import Kind, MemoryKind
-from tests.advice.trace.traces import KERNEL, STEP, STEPS, fill, job
+from tests.advice.trace.traces import KERNEL, STEP, STEPS, fill, findings, healthy, job, uneven
 from tests.trace.build import Builder
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
-
-def findings(b: Builder, params: int | None = None) -> dict[str, Finding]:
-    return {f.id: f for f in analyze_trace(b.build(), params).findings}
-
-
-def abstained(b: Builder, params: int | None = None) -> dict[str, str]:
-    return {a.id: a.missing for a in analyze_trace(b.build(), params).abstained}
 
 
 def reducing(transfer: float, count: int = 1, late: float = 0.0, gpus: int = 4, compute: float = 14_000,
@@ -39,92 +31,6 @@ def reducing(transfer: float, count: int = 1, late: float = 0.0, gpus: int = 4, 
                 b.run(gpu, start, joined + k * (transfer + 1) + transfer - start, NCCL, kind=Kind.COLLECTIVE,
                       launch=max(begin - 500, 0), stream=2)
     return b
-
-
-@pytest.mark.parametrize(("transfer", "severity"), [(500, None), (800, "low"), (1_600, "medium"), (4_000, "high")])
-def test_exposed_communication(transfer, severity):
-    found = findings(reducing(transfer))
-    assert {id_: f.severity for id_, f in found.items()} == (
-        {} if severity is None else {"communication_exposed": severity})
-    if severity:
-        assert found["communication_exposed"].gain.step_time == pytest.approx(transfer / STEP, abs=0.005)
-
-
-def test_communication_beside_compute_costs_nothing():
-    assert findings(reducing(4_000, hidden=True)) == {}
-
-
-def test_no_more_is_promised_than_there_is_compute_to_hide_behind():
-    f = findings(reducing(15_000, compute=2_000))["communication_exposed"]
-    assert f.gain.step_time == pytest.approx(0.1, abs=0.02)
-
-
-@pytest.mark.parametrize(("late", "there"), [(400, False), (3_000, True)])
-@pytest.mark.parametrize("gpus", [2, 4])
-def test_waiting_for_a_late_gpu(late, there, gpus):
-    found = findings(reducing(200, late=late, gpus=gpus))
-    assert ("collective_waiting" in found) == there
-    assert not found.keys() & {"communication_exposed", "allreduce_slow", "replica_imbalance"}
-    if there:
-        f = found["collective_waiting"]
-        assert f.gpus == (gpus - 1,) and f.gain.step_time == pytest.approx(late / STEP, abs=0.01)
-        assert f"GPU {gpus - 1} arrives last" in f.why
-
-
-def test_gpus_that_take_turns_in_being_late_are_all_named():
-    b = job(2)
-    for i in range(STEPS):
-        for gpu in (0, 1):
-            behind = 3_000 if gpu == i % 2 else 0
-            for k in range(100):
-                b.run(gpu, i * STEP + 100 + behind + k * 100, 98, KERNEL, launch=i * STEP + 50 + behind + k * 100)
-            b.run(gpu, i * STEP + 10_200 + behind, 3_100 - behind, NCCL, kind=Kind.COLLECTIVE, launch=i * STEP + 9_000)
-    f = findings(b)["collective_waiting"]
-    assert f.gpus == (0, 1) and "take turns" in f.why and f.gain.step_time == pytest.approx(0.15, abs=0.01)
-
-
-def test_one_gpu_of_the_job_cannot_tell_waiting_from_transfer():
-    said = abstained(reducing(4_000, gpus=1))
-    assert all("only one GPU" in said[id_] for id_ in ("communication_exposed", "collective_waiting", "allreduce_slow"))
-
-
-@pytest.mark.parametrize(("count", "transfer", "params", "there"), [
-    (30, 60, None, False),  # few
-    (60, 60, None, True),
-    (60, 60, 2_000_000, True),  # 8 MB in all
-    (60, 60, 200_000_000, False),  # 13 MB each: well packed
-])
-def test_many_small_allreduces(count, transfer, params, there):
-    found = findings(reducing(transfer, count, link=True), params)
-    assert ("allreduce_count" in found) == there
-    if there:
-        f = found["allreduce_count"]
-        assert f.evidence["allreduces_per_step"] == count and f.evidence["needed_per_step"] == 1
-        assert f.gain.step_time == pytest.approx((count - 1) * transfer / STEP, rel=0.05)
-        assert [c.id for c in f.consequences] == ["communication_exposed"]
-
-
-def test_allreduces_that_may_be_large_are_not_judged_without_parameters():
-    assert "--params" in abstained(reducing(400, 40, compute=2_000))["allreduce_count"]
-
-
-@pytest.mark.parametrize(("params", "there"), [(2_000_000, True), (8_000_000, False), (None, False)])
-def test_allreduce_against_its_bytes(params, there):
-    # 4 ms; at 11.9 GB/s a ring of four takes 1.5 × 8 MB in 1.0 ms, or 32 MB in 4.0 ms.
-    b = reducing(4_000, link=True)
-    found = findings(b, params)
-    assert ("allreduce_slow" in found) == there
-    if there:
-        f = found["allreduce_slow"]
-        assert f.evidence["wanted_s"] == pytest.approx(1.5 * 8e6 / 11.9e9 + 50e-6, rel=0.01)
-        assert [c.id for c in f.consequences] == ["communication_exposed"]
-    if params is None:
-        assert "--params" in abstained(b)["allreduce_slow"]
-
-
-def test_the_link_must_be_known_and_waiting_is_never_slowness():
-    assert "pinned" in abstained(reducing(4_000), 2_000_000)["allreduce_slow"]
-    assert "allreduce_slow" not in findings(reducing(200, late=5_000, link=True), 2_000_000)
 
 
 def by_turns(gpus: int, overlap: float) -> Builder:
@@ -173,3 +79,47 @@ def test_gpus_launched_one_after_the_other(each, shared, gpus, there):
 
 def test_one_late_gpu_is_no_staggered_launch():
     assert "staggered_launch" not in findings(reducing(200, late=3_000))
+
+
+
+@pytest.mark.parametrize(("heavy", "id_"), [(0, "gpu0_oversubscribed"), (2, "replica_imbalance")])
+@pytest.mark.parametrize(("longer", "left"), [(True, 1.25), (False, 1.0)], ids=["a larger share", "work of its own"])
+def test_imbalance(heavy, id_, longer, left):
+    found = findings(uneven(heavy, 2.0, longer=longer))
+    assert set(found) == {id_}
+    f = found[id_]
+    assert f.gpus == (heavy,) and f.evidence["ratio"] == pytest.approx(2.0, abs=0.05)
+    assert ("do not have" in f.why) is not longer and f.gain.how.startswith("at most") is not longer
+    assert f.gain.step_time == pytest.approx((2 - left) * 6 / 20, abs=0.02) and f.severity == "high"
+    assert f"GPU {heavy} of the job" in f.title  # the job's own numbers: CUDA_VISIBLE_DEVICES renumbers
+    assert "off GPU 0" not in f.action
+
+
+def test_imbalance_below_ten_percent_is_no_finding():
+    assert findings(uneven(0, 1.07, light=15_000)) == {}
+
+
+def test_imbalance_that_saves_nothing_of_the_step_is_no_finding():
+    assert not findings(uneven(0, 1.5, light=600)).keys() & {"gpu0_oversubscribed", "replica_imbalance"}
+
+
+def test_an_unused_gpu_is_not_a_light_replica():
+    b = healthy()
+    trace = b.build()
+    trace.gpus += [type(trace.gpus[0])("node", 1)]
+    assert analyze_trace(trace).findings == ()
+    b = job(4)
+    fill(b, 0, 100, 18_000, 196, 4, queued=20)
+    for gpu in (1, 2, 3):  # some odd kernel only
+        fill(b, gpu, 100, 400, 196, 4, queued=20)
+    assert not findings(b).keys() & {"gpu0_oversubscribed", "replica_imbalance"}
+
+
+def test_waiting_in_collectives_is_no_work():
+    b = job(2)
+    fill(b, 0, 100, 9_000, 96, 4, queued=20)
+    fill(b, 1, 100, 9_000, 96, 4, queued=20)
+    for i in range(STEPS):
+        b.run(0, i * STEP + 9_100, 9_000, "ncclDevKernel_AllReduce", kind=Kind.COLLECTIVE, launch=i * STEP + 9_050)
+        b.run(1, i * STEP + 18_000, 100, "ncclDevKernel_AllReduce", kind=Kind.COLLECTIVE, launch=i * STEP + 9_050)
+    assert not findings(b).keys() & {"gpu0_oversubscribed", "replica_imbalance"}

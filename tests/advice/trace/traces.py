@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from gputop.trace.model import Kind, MemoryKind
+from gputop.analysis.results import Analysis
+from gputop.core.findings import Finding
+from gputop.diagnosis.diagnose import analyze_trace
+from gputop.trace.model import Kind, MemoryKind, Trace
 from tests.trace.build import Builder, keras_steps
 
 STEP = 20_000.0  # µs
 STEPS = 6
 KERNEL = "loop_add_fusion_3"  # tells neither its number type nor what cores it needs
+
+
+def analyzed(job: Builder | Trace | Analysis, params: int | None = None) -> Analysis:
+    if isinstance(job, Analysis):
+        return job
+    return analyze_trace(job.build() if isinstance(job, Builder) else job, params)
+
+
+def findings(job: Builder | Trace | Analysis, params: int | None = None) -> dict[str, Finding]:
+    return {f.id: f for f in analyzed(job, params).findings}
+
+
+def abstained(job: Builder | Trace | Analysis, params: int | None = None) -> dict[str, str]:
+    return {a.id: a.missing for a in analyzed(job, params).abstained}
 
 
 def job(gpus: int = 1) -> Builder:

@@ -1,27 +1,13 @@
-"""Rules on the host's side: where they must speak, where they must not, where they cannot know."""
+"""Host work between the steps, and ops placed on the host."""
 
 from __future__ import annotations
 
 import pytest
 
-from gputop.core.findings import Finding
-from gputop.diagnosis.diagnose import analyze_trace
-from tests.advice.trace.host_jobs import BF16, chained, contended, eager, gap, kernels, placed, retraced, torch_gap
+from tests.advice.trace.host_jobs import BF16, found, gap, kernels, missing, placed, torch_gap
 from tests.advice.trace.traces import STEP, STEPS
 from tests.trace.build import Builder, keras_steps
 
-MINE = {"step_gap_host", "host_placement", "retracing", "eager_execution", "thread_contention", "xla_off"}
-
-
-def found(b: Builder) -> dict[str, Finding]:
-    return {f.id: f for f in analyze_trace(b.build()).findings if f.id in MINE}
-
-
-def missing(b: Builder) -> dict[str, str]:
-    return {a.id: a.missing for a in analyze_trace(b.build()).abstained if a.id in MINE}
-
-
-# step_gap_host
 
 @pytest.mark.parametrize(("share", "severity"), [(0.04, None), (0.08, "medium"), (0.3, "high")])
 def test_the_gap_between_calls_is_rated_by_its_share(share, severity):
@@ -121,8 +107,6 @@ def test_the_gap_abstains_without_calls_and_on_a_single_step():
     assert "two whole steps" in missing(one)["step_gap_host"]
 
 
-# host_placement
-
 @pytest.mark.parametrize(("share", "severity"), [(0.02, None), (0.08, "medium"), (0.3, "high")])
 def test_ops_on_the_host_by_time(share, severity):
     f = found(placed(share)).get("host_placement")
@@ -149,110 +133,3 @@ def test_ops_that_launch_or_wait_or_belong_to_the_input_are_no_placement():
     no_gpu = keras_steps(Builder(gpus=0), 5, STEP, STEP - 50).host("a:EagerPyFunc", 10, 9_000, line="tf_Compute/1")
     assert "without a GPU" in missing(no_gpu)["host_placement"]
     assert "host_tracer_level" in missing(gap(0.3))["host_placement"]
-
-
-# retracing
-
-@pytest.mark.parametrize(("share", "severity"), [(0.02, None), (0.1, "medium"), (0.4, "high")])
-def test_retracing_at_every_call(share, severity):
-    f = found(retraced(share)).get("retracing")
-    assert (f.severity if f else None) == severity
-    if f:
-        assert f.gain.step_time == pytest.approx(share, abs=0.02)
-        assert f.evidence["retracings_count"] == STEPS + 1 and f.evidence["tracings_ever_count"] == 13
-        assert "train_step" in f.title and "reduce_retracing" in (f.snippet or "")
-        assert "step_gap_host" not in found(retraced(share))
-
-
-def test_a_function_traced_anew_is_the_same_steps_by_another_number():
-    b = Builder(gpus=1)
-    for i in range(9):
-        at = i * STEP
-        begin = STEP * 0.3 if i % 3 == 0 else 100.0
-        traced = "traced-nonXla" if i % 3 == 0 else "notTraced-nonXla"
-        b.host("train_step", at, STEP - 40, tf_function_call=traced, tracing_count=2 + i // 3)
-        b.host("EagerExecute", at + begin - 30, STEP - begin - 20, is_func=1,
-               eager_op=f"__inference_train_step_{i // 3}")
-        kernels(b, i, begin, STEP - 30)
-    a = analyze_trace(b.build())
-    assert a.steps is not None and a.steps.count >= 7
-    assert found(b)["retracing"].gain.step_time == pytest.approx(0.1, abs=0.03)
-
-
-def test_one_tracing_in_the_window_is_no_retracing():
-    assert "retracing" not in found(retraced(0.4, every=STEPS + 1))
-
-
-def test_jax_compiling_at_every_call():
-    b = Builder(gpus=0)
-    for i in range(6):
-        b.host("PjitFunction(step)", i * 1000, 800)
-        if i > 1:
-            b.host("backend_compile", i * 1000 + 100, 300)
-        b.host("PjRtCpuExecutable::Execute", i * 1000 + 450, 300)
-    f = found(b)["retracing"]
-    assert f.title.startswith("step is compiled") and "jax.jit" in (f.snippet or "")
-    assert f.gain.step_time == pytest.approx(0.33, abs=0.1)
-
-
-# eager_execution
-
-def test_a_model_that_runs_op_by_op():
-    f = found(eager(80, 60))["eager_execution"]
-    assert f.severity == "high" and f.gain.step_time == pytest.approx(60 / 160, abs=0.03)
-    assert f.evidence["eager_ops_per_step"] == 80 and "@tf.function" in (f.snippet or "")
-
-
-def test_few_eager_ops_are_a_callbacks():
-    assert "eager_execution" not in found(eager(40, 60))  # below 50 a step
-    assert "eager_execution" not in found(eager(80, 2))  # 2 % of the step
-    assert "eager_execution" not in found(gap(0.3))
-    assert "EagerExecute" in missing(Builder(gpus=1).run(0, 0, 100, launch=0))["eager_execution"]
-
-
-# thread_contention
-
-def test_launches_held_up_while_tf_data_fills_the_cpus():
-    f = found(contended(6))["thread_contention"]
-    assert f.severity == "high" and f.evidence["input_threads_at_work"] == pytest.approx(6)
-    assert f.evidence["cpus"] == 8 and "TF_GPU_THREAD_MODE=gpu_private" in (f.snippet or "")
-    private = found(contended(6, pool="gpu_private_0/1"))["thread_contention"]
-    assert "GPU_THREAD" not in (private.snippet or "") and "private_threadpool_size" in (private.snippet or "")
-
-
-@pytest.mark.parametrize("b", [
-    contended(3), contended(6, together=0.3), contended(6, stall=20), contended(6, stall=60, every=1), contended(0),
-], ids=["few threads", "another time", "hardly late", "all alike", "none"])
-def test_no_contention_without_all_of_its_evidence(b):
-    assert "thread_contention" not in found(b)
-
-
-def test_contention_abstains_without_the_cpus_and_without_launches():
-    assert "cpu_budget" in missing(contended(6, cpus=0))["thread_contention"]
-    assert "host_tracer_level" in missing(Builder(gpus=1).run(0, 0, 100))["thread_contention"]
-
-
-# xla_off
-
-@pytest.mark.parametrize(("row", "part", "severity"), [
-    (2, 0.4, None), (4, 0.03, None), (4, 0.2, "medium"), (8, 0.4, "medium"),
-])
-def test_rows_of_elementwise_kernels(row, part, severity):
-    f = found(chained(row, part=part)).get("xla_off")
-    assert (f.severity if f else None) == severity
-    if f:
-        assert f.gain.step_time == pytest.approx(part * (1 - 1.5 / row), abs=0.01)
-        assert "jit_compile" in (f.snippet or "")
-        assert "only a try can tell" in f.why
-
-
-def test_where_xla_is_seen_it_is_not_off():
-    assert "xla_off" not in found(chained(8, xla=True))
-    assert "xla_off" not in found(chained(8).run(0, STEP * 20, 5, "input_fusion_3", launch=STEP * 19))
-
-
-def test_a_trace_without_the_host_accuses_nobody():
-    bare = Builder(gpus=1)
-    for i in range(50):
-        bare.run(0, i * 100, 90, "Mul_GPU_DT_FLOAT_DT_FLOAT_kernel")
-    assert found(bare) == {} and set(missing(bare)) == MINE

@@ -1,0 +1,55 @@
+"""All rules on a trace together."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.core.findings import Finding
+from gputop.diagnosis.diagnose import analyze_trace
+from tests.advice.trace.host_jobs import HOST_RULES, found, missing
+from tests.advice.trace.traces import KERNEL, STEP, findings, healthy, launch_bound
+from tests.trace.build import Builder, keras_steps
+
+
+def test_a_trace_without_the_host_accuses_nobody():
+    bare = Builder(gpus=1)
+    for i in range(50):
+        bare.run(0, i * 100, 90, "Mul_GPU_DT_FLOAT_DT_FLOAT_kernel")
+    assert found(bare) == {} and set(missing(bare)) == HOST_RULES
+
+
+GIB = 2**30
+
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_healthy_job_has_no_findings(gpus):
+    assert findings(healthy(gpus)) == {}
+
+
+def with_memory(b: Builder, peak_gib: float, gpus: int = 1) -> Builder:
+    for gpu in range(gpus):
+        b.memory(5, f"GPU_{gpu}_bfc", int(peak_gib * GIB / 2), int((40 - peak_gib / 2) * GIB), int(peak_gib * GIB))
+    return b
+
+
+def test_few_kernels_make_nothing_high():
+    def micro(kernels: int, steps: int) -> dict[str, Finding]:
+        b = keras_steps(Builder(), steps, STEP, STEP - 50) if steps else Builder()
+        for i in range(kernels):
+            t = 50 + i * STEP * max(steps, 1) / kernels
+            b.run(0, t, 10, KERNEL, launch=t - 8)
+            b.host("gap", t + 20, 5)
+        return findings(with_memory(b, 1))
+
+    for kernels, steps in ((25, 0), (150, 2)):
+        few = micro(kernels, steps)
+        assert {f.severity for f in few.values()} == {"medium"} and set(few) == {"launch_bound", "batch_size_headroom"}
+        assert all("kernels per GPU only" in f.why for f in few.values())
+    many = micro(400, 0)
+    assert many["launch_bound"].severity == "high" and "only" not in many["launch_bound"].why
+
+
+def test_worst_comes_first():
+    a = analyze_trace(with_memory(launch_bound(), 20 / 1.2).build())
+    assert [f.id for f in a.findings] == ["launch_bound", "batch_size_headroom"]

@@ -1,0 +1,119 @@
+"""Collectives: exposed, waiting, too many, too slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.trace.model import Kind, MemoryKind
+from tests.advice.trace.traces import KERNEL, STEP, STEPS, abstained, fill, findings, job
+from tests.trace.build import Builder
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+
+
+def reducing(transfer: float, count: int = 1, late: float = 0.0, gpus: int = 4, compute: float = 14_000,
+             link: bool = False, hidden: bool = False) -> Builder:
+    """Compute, then ``count`` AllReduces of ``transfer`` µs; the last GPU begins its compute ``late`` µs later."""
+    b = job(gpus)
+    for gpu in range(gpus):
+        behind = late if gpu == gpus - 1 else 0.0
+        fill(b, gpu, 100 + behind, 100 + behind + compute, 98, 2, queued=90)
+        for i in range(STEPS):
+            if link:
+                b.run(gpu, i * STEP + 10, 84, "MemcpyH2D", kind=Kind.H2D, launch=i * STEP, size=1_000_000,
+                      src=MemoryKind.PINNED, dst=MemoryKind.DEVICE)
+            begin = i * STEP + 100 + (0 if hidden else compute)
+            joined = begin + late
+            for k in range(count):
+                start = begin + behind if k == 0 else joined + k * (transfer + 1)
+                b.run(gpu, start, joined + k * (transfer + 1) + transfer - start, NCCL, kind=Kind.COLLECTIVE,
+                      launch=max(begin - 500, 0), stream=2)
+    return b
+
+
+@pytest.mark.parametrize(("transfer", "severity"), [(500, None), (800, "low"), (1_600, "medium"), (4_000, "high")])
+def test_exposed_communication(transfer, severity):
+    found = findings(reducing(transfer))
+    assert {id_: f.severity for id_, f in found.items()} == (
+        {} if severity is None else {"communication_exposed": severity})
+    if severity:
+        assert found["communication_exposed"].gain.step_time == pytest.approx(transfer / STEP, abs=0.005)
+
+
+def test_communication_beside_compute_costs_nothing():
+    assert findings(reducing(4_000, hidden=True)) == {}
+
+
+def test_no_more_is_promised_than_there_is_compute_to_hide_behind():
+    f = findings(reducing(15_000, compute=2_000))["communication_exposed"]
+    assert f.gain.step_time == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize(("late", "there"), [(400, False), (3_000, True)])
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_waiting_for_a_late_gpu(late, there, gpus):
+    found = findings(reducing(200, late=late, gpus=gpus))
+    assert ("collective_waiting" in found) == there
+    assert not found.keys() & {"communication_exposed", "allreduce_slow", "replica_imbalance"}
+    if there:
+        f = found["collective_waiting"]
+        assert f.gpus == (gpus - 1,) and f.gain.step_time == pytest.approx(late / STEP, abs=0.01)
+        assert f"GPU {gpus - 1} arrives last" in f.why
+
+
+def test_gpus_that_take_turns_in_being_late_are_all_named():
+    b = job(2)
+    for i in range(STEPS):
+        for gpu in (0, 1):
+            behind = 3_000 if gpu == i % 2 else 0
+            for k in range(100):
+                b.run(gpu, i * STEP + 100 + behind + k * 100, 98, KERNEL, launch=i * STEP + 50 + behind + k * 100)
+            b.run(gpu, i * STEP + 10_200 + behind, 3_100 - behind, NCCL, kind=Kind.COLLECTIVE, launch=i * STEP + 9_000)
+    f = findings(b)["collective_waiting"]
+    assert f.gpus == (0, 1) and "take turns" in f.why and f.gain.step_time == pytest.approx(0.15, abs=0.01)
+
+
+def test_one_gpu_of_the_job_cannot_tell_waiting_from_transfer():
+    said = abstained(reducing(4_000, gpus=1))
+    assert all("only one GPU" in said[id_] for id_ in ("communication_exposed", "collective_waiting", "allreduce_slow"))
+
+
+@pytest.mark.parametrize(("count", "transfer", "params", "there"), [
+    (30, 60, None, False),  # few
+    (60, 60, None, True),
+    (60, 60, 2_000_000, True),  # 8 MB in all
+    (60, 60, 200_000_000, False),  # 13 MB each: well packed
+])
+def test_many_small_allreduces(count, transfer, params, there):
+    found = findings(reducing(transfer, count, link=True), params)
+    assert ("allreduce_count" in found) == there
+    if there:
+        f = found["allreduce_count"]
+        assert f.evidence["allreduces_per_step"] == count and f.evidence["needed_per_step"] == 1
+        assert f.gain.step_time == pytest.approx((count - 1) * transfer / STEP, rel=0.05)
+        assert [c.id for c in f.consequences] == ["communication_exposed"]
+
+
+def test_allreduces_that_may_be_large_are_not_judged_without_parameters():
+    assert "--params" in abstained(reducing(400, 40, compute=2_000))["allreduce_count"]
+
+
+@pytest.mark.parametrize(("params", "there"), [(2_000_000, True), (8_000_000, False), (None, False)])
+def test_allreduce_against_its_bytes(params, there):
+    # 4 ms; at 11.9 GB/s a ring of four takes 1.5 × 8 MB in 1.0 ms, or 32 MB in 4.0 ms.
+    b = reducing(4_000, link=True)
+    found = findings(b, params)
+    assert ("allreduce_slow" in found) == there
+    if there:
+        f = found["allreduce_slow"]
+        assert f.evidence["wanted_s"] == pytest.approx(1.5 * 8e6 / 11.9e9 + 50e-6, rel=0.01)
+        assert [c.id for c in f.consequences] == ["communication_exposed"]
+    if params is None:
+        assert "--params" in abstained(b)["allreduce_slow"]
+
+
+def test_the_link_must_be_known_and_waiting_is_never_slowness():
+    assert "pinned" in abstained(reducing(4_000), 2_000_000)["allreduce_slow"]
+    assert "allreduce_slow" not in findings(reducing(200, late=5_000, link=True), 2_000_000)

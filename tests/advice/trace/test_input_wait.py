@@ -1,0 +1,63 @@
+"""Waiting for input."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.advice.trace_rules import TRACE_RULES
+from gputop.diagnosis.diagnose import analyze_trace
+from tests.advice.trace.traces import STEP, STEPS, abstained, findings, healthy, input_bound
+from tests.trace.build import Builder
+
+
+def test_input_bound():
+    found = findings(input_bound())
+    assert set(found) == {"input_bound"}
+    f = found["input_bound"]
+    assert f.severity == "high" and f.gpus == (0,)
+    assert f.gain.step_time == pytest.approx(0.4, abs=0.02)
+    assert f.evidence["wait_s"] == pytest.approx(8e-3, rel=0.05)
+
+
+@pytest.mark.parametrize(("stage", "words"), [
+    ("Map", "num_parallel_calls"), ("ParallelMapV2", "cache"), ("BatchV2", "batch(batch_size, num_parallel_calls"),
+    ("TFRecord", "interleave"), ("Generator", "TFRecordDataset"), ("Shuffle", "prefetch"),
+])
+def test_the_cure_fits_the_slowest_stage(stage, words):
+    assert words in (findings(input_bound(stage=stage))["input_bound"].snippet or "")
+
+
+def test_a_wait_below_five_percent_is_no_finding():
+    assert findings(input_bound(wait=900)) == {}
+
+
+def test_waiting_while_the_gpus_work_off_their_queue_costs_nothing():
+    b = healthy()
+    for i in range(STEPS):
+        b.host("IteratorGetNextOp::DoCompute", i * STEP + 200, STEP * 0.8, line="tf_data_iterator_get_next/1")
+    assert "input_bound" not in findings(b)
+
+
+def test_input_on_the_cpu_alone():
+    b = Builder(gpus=0)
+    for i in range(5):
+        b.host("train", i * 100, 99, step_num=i, _r=1)
+        b.host("IteratorGetNextOp::DoCompute", i * 100 + 10, 50, line="tf_data_iterator_get_next/1")
+    a = analyze_trace(b.build())
+    assert [f.id for f in a.findings] == ["input_bound"]
+    assert {rule.id for rule in TRACE_RULES} - set(abstained(a)) == {"input_bound"}
+
+
+def test_input_abstains_without_its_events_without_gpu_data_and_on_a_single_step():
+    missing = abstained(analyze_trace(healthy().build()))["input_bound"]
+    assert "host_tracer_level" in missing and "if the job has any" in missing, "no fault of the capture"
+    b = Builder(gpus=2)
+    for i in range(5):
+        b.host("train", i * 100, 99, step_num=i)
+        b.host("IteratorGetNextOp::DoCompute", i * 100 + 10, 50)
+    a = analyze_trace(b.build())
+    assert a.breakdown is None and not a.findings
+    assert "empty_device_plane" in {q.id for q in a.trace.quality}
+    assert "GPU" in abstained(a)["input_bound"]
+    one = Builder(gpus=0).host("train", 0, 100, step_num=1).host("IteratorGetNextOp::DoCompute", 0, 50)
+    assert "second" in abstained(analyze_trace(one.build()))["input_bound"]

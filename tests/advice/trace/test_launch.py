@@ -1,0 +1,66 @@
+"""Waiting for launches."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.diagnosis.diagnose import analyze_trace
+from tests.advice.trace.traces import (
+    KERNEL,
+    STEP,
+    STEPS,
+    abstained,
+    fill,
+    findings,
+    input_bound,
+    job,
+    launch_bound,
+    uneven,
+)
+from tests.trace.build import Builder
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_launch_bound(gpus):
+    found = findings(launch_bound(gpus))
+    assert set(found) == {"launch_bound"}
+    f = found["launch_bound"]
+    assert f.severity == "high" and f.gpus == tuple(range(gpus))
+    # Keras does not compile steps under tf.distribute.
+    assert ("jit_compile" if gpus == 1 else "auto_jit") in (f.snippet or "")
+    assert f.evidence["kernel_median_s"] == pytest.approx(10e-6)
+    if gpus == 1:
+        assert f.evidence["launch_pace_s"] == pytest.approx(40e-6) and "launches one every 40.0 µs" in f.why
+    assert f.gain.step_time == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_deep_queue_is_healthy_even_with_gaps():
+    b = job()
+    fill(b, 0, 0, STEP, 10, 30, queued=15_000)
+    assert "launch_bound" not in findings(b)
+
+
+def test_idle_that_input_explains_is_not_launching():
+    assert "launch_bound" not in findings(input_bound())
+
+
+def test_idle_behind_a_busier_gpu_is_not_launching():
+    assert "launch_bound" not in findings(uneven(2, 3.0))
+
+
+def test_host_work_between_steps_is_not_launching():
+    b = Builder()
+    for i in range(6):
+        b.host("EagerExecute", i * 20_000, 8_000, is_func=1, eager_op="__inference_multi_step_on_iterator_42")
+    fill(b, 0, 20, 8_000, 196, 4, queued=15)
+    a = analyze_trace(b.build())
+    assert a.breakdown is not None and a.breakdown.host > 0.5 * a.breakdown.total
+    assert "launch_bound" not in {f.id for f in a.findings}
+
+
+def test_launch_abstains_without_launches():
+    b = job()
+    for i in range(STEPS * 100):
+        b.run(0, i * 200, 100, KERNEL)
+    a = analyze_trace(b.build())
+    assert "correlation" in abstained(a)["launch_bound"] and not a.findings
