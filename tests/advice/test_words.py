@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import pytest
 
 from gputop.advice.registry import RULES
@@ -53,16 +54,24 @@ def example(cls: Any, style: str, name: str = "") -> Any:
         keys = {"ways": ("h2d", "d2h", "d2d"), "figures": FIGURES if style == "rich" else FIGURES[:2]}.get(
             name, (0, 1) if arguments[0] is int else ())
         return {key: example(arguments[1], style, name) for key in keys}
-    if dataclasses.is_dataclass(cls) and cls not in (GpuSample, ProcessSample, CgroupSample):
-        hints = get_type_hints(cls)
-        return cls(**{f.name: chosen(cls, style, f.name, hints[f.name]) for f in dataclasses.fields(cls)})
+    if has_fields(cls) and cls not in (GpuSample, ProcessSample, CgroupSample):
+        return cls(**{field: chosen(cls, style, field, hint) for field, hint in get_type_hints(cls).items()
+                      if field in fields(cls)})
     return plain(cls, style, name)
+
+
+def has_fields(cls: Any) -> bool:
+    return dataclasses.is_dataclass(cls) or (isinstance(cls, type) and issubclass(cls, msgspec.Struct))
+
+
+def fields(cls: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else cls.__struct_fields__
 
 
 def chosen(cls: Any, style: str, name: str, hint: Any) -> Any:
     if name == "metric" and cls.__name__ == "_FullLink":
         return "pcie_rx_bytes_per_s"
-    return CHOSEN[style][name] if name in CHOSEN[style] and not dataclasses.is_dataclass(hint) else example(
+    return CHOSEN[style][name] if name in CHOSEN[style] and not has_fields(hint) else example(
         hint, style, name)
 
 
