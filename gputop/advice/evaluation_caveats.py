@@ -1,6 +1,6 @@
 """Advice on a window that does not train, or may not: said more softly, or not at all.
 
-How a job evaluates says nothing about memory, precision or gradients of its training. Of the rest the cure may be
+How a job evaluates says nothing about memory, precision or gradients of its training. Of the rest the fix may be
 right for the evaluation, which is what ran; it is not known to save time of the training.
 """
 

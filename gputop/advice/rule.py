@@ -1,7 +1,7 @@
 """What a rule is: one record with everything the rest of gputop has to know about it.
 
 The records stand in :mod:`gputop.advice.trace_rules` and :mod:`gputop.advice.live_rules`,
-:mod:`gputop.advice.registry` joins and looks them up. A record imports no rule's code: it names the module.
+:mod:`gputop.advice.registry` joins them and finds one by its id. A record imports no rule's code: it names the module.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
                   f"XProf: any other part of 3 % of the step is moderate (15 % high); {OWN}Keras' own loop passes"),
-            Limit("step_gap_host.told", 0.5, "ratio",
+            Limit("step_gap_host.named", 0.5, "ratio",
                   f"{OWN}a cause is named as the main one only if it fills half of the gap"),
         ),
     ),

@@ -349,7 +349,7 @@ def describe_tensor_idle(v: TensorIdle) -> Explanation:
 
 @dataclass(slots=True)
 class _Seen:
-    """What a look over all GPUs has brought so far."""
+    """What has been found while all GPUs are gone through."""
 
     found: list[_Pipes] = field(default_factory=list)
     judged: bool = False

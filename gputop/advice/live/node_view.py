@@ -87,7 +87,7 @@ class NodeView:
     # -- what the rules before found ------------------------------------------------------------
 
     def note(self, finding: Finding) -> None:
-        """Remember a finding of this tick for the rules that come after it."""
+        """Remember a finding of this sample for the rules that come after it."""
         indices = set(finding.gpus)
         rule = rule_of(finding.id, "live")
         if rule is not None and rule.holds_up_job:
@@ -97,15 +97,15 @@ class NodeView:
         self._found.append((finding.id, frozenset(indices)))
 
     def found(self, *finding_ids: str) -> bool:
-        """Whether a rule before on this tick found one of these."""
+        """Whether a rule before found, on this sample, one of these."""
         return any(found in finding_ids for found, _ in self._found)
 
     def gpus_explained_by(self, *finding_ids: str) -> frozenset[int]:
-        """The GPUs whose state one of these findings, made before on this tick, accounts for."""
+        """The GPUs whose state one of these findings, made before on this sample, accounts for."""
         return frozenset(i for found, gpus in self._found if found in finding_ids for i in gpus)
 
     def gpus_left_out(self, rule_id: str) -> frozenset[int]:
-        """The GPUs that this rule leaves out: a rule before it on this tick accounts for their state."""
+        """The GPUs that this rule leaves out: a rule before it accounts for their state."""
         rule = rule_of(rule_id, "live")
         return frozenset() if rule is None else self.gpus_explained_by(*rule.yields_to)
 
@@ -177,7 +177,7 @@ class NodeView:
         without readings are left out. There are :meth:`slices` of them at most."""
         window, count = self.window(metric, seconds), self.slices(seconds)
         values = window.values[:, [self._column[g.info.uuid] for g in gpus]].astype(np.float64)
-        # A reading tells of the interval before it: its middle decides, so that late ticks fall into their slice too.
+        # A reading is of the interval before it: its middle decides, so that late samples fall into their slice too.
         age_s = self.sample.time_s - window.times + (self.sample.interval_s or 0.0) / 2
         place = np.floor(age_s * count / seconds)
         out = []
@@ -264,7 +264,7 @@ class NodeView:
 
     def full_cores(self, seconds: float) -> float:
         """How many cores of the host had no time left, on average; 0 where that is not known."""
-        known = [look.full_cores for look in self.host(seconds) if look.full_cores is not None]
+        known = [point.full_cores for point in self.host(seconds) if point.full_cores is not None]
         return sum(known) / len(known) if known else 0.0
 
     def host(self, seconds: float) -> list[HostHistoryPoint]:

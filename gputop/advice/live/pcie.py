@@ -75,7 +75,7 @@ def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | Non
 
 
 def _rates_at_work(view: NodeView, window_s: float) -> F32:
-    """The rates of the links, [look, gpu]; NaN where they are not known or the GPU was not at work."""
+    """The rates of the links, [sample, gpu]; NaN where they are not known or the GPU was not at work."""
     rates, busy = view.window(_LINK, window_s).values, limit("pcie_link_degraded.busy")
     work = np.zeros(rates.shape, bool)
     for metric in ("gpu_util", "sm_active"):
@@ -206,7 +206,7 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
 
 
 def _rate(view: NodeView, gpu: GpuSample, metric: str) -> tuple[float | None, float]:
-    """Mean traffic and its window. 20-ms looks, kept until the next one, count only if there are enough."""
+    """Mean traffic and its window. 20-ms samples, kept until the next one, count only if there are enough."""
     if not gpu[metric].coarse:
         window_s = view.seconds("window_s")
         return view.mean(gpu, metric, window_s), window_s
@@ -216,8 +216,8 @@ def _rate(view: NodeView, gpu: GpuSample, metric: str) -> tuple[float | None, fl
         return None, window_s
     values = view.window(metric, window_s).values[:, view.column(gpu)]
     known = values[~np.isnan(values)]
-    looks = 1 + int(np.count_nonzero(np.diff(known)))
-    return (mean if looks >= limit("pcie_saturated.coarse_count") else None), window_s
+    samples = 1 + int(np.count_nonzero(np.diff(known)))
+    return (mean if samples >= limit("pcie_saturated.coarse_count") else None), window_s
 
 
 def _no_traffic(gpu: GpuSample, metric: str, window_s: float) -> str:

@@ -99,7 +99,7 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
 
 def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
     """What fills the gap, what to do, and the code."""
-    most = limit("step_gap_host.told") * v.gap_s
+    most = limit("step_gap_host.named") * v.gap_s
     for pattern, what, action, snippets in _WORK:
         named = [work for work in (*v.work, *v.executor_work) if re.match(pattern, work.name)]
         if sum(work.s_per_step for work in named) >= most:
