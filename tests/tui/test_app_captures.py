@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gputop.advice.live.advise import Advice
 from gputop.core.errors import GputopError
+from gputop.core.findings import Advice
 from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.records import CaptureStatus
 from gputop.profiler.capture.safe_capture import Cost
