@@ -66,8 +66,8 @@ def run(reader: str, path: Path) -> None:
 
     from gputop.profiler import messages
     from gputop.trace.readers import load, nsys  # noqa: F401
-    from gputop.trace.readers.chrome import chrome  # noqa: F401
-    from gputop.trace.readers.xspace import xspace  # noqa: F401
+    from gputop.trace.readers.chrome import reader as chrome  # noqa: F401
+    from gputop.trace.readers.xspace import reader as xspace  # noqa: F401
 
     messages.XSpace()
     before, start = peak_bytes(), time.process_time()

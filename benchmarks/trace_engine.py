@@ -38,7 +38,7 @@ _TIMES = 3
 def run_gputop(path: Path) -> int:
     from gputop.diagnosis.diagnose import analyze
 
-    return analyze([path]).events
+    return analyze([path]).trace.events
 
 
 def run_on_one_core(path: Path) -> int:
@@ -57,7 +57,7 @@ def run_interface(path: Path) -> int:
     """What the monitor does with a capture."""
     from gputop.diagnosis.worker import analyze_in_worker
 
-    return analyze_in_worker([str(path)])["trace"]["events"]
+    return analyze_in_worker([str(path)]).analysis.trace.events
 
 
 _RUNS = {"gputop": run_gputop, "one core": run_on_one_core, "xprof": run_xprof, "interface": run_interface}
@@ -70,8 +70,8 @@ def run(what: str, path: Path) -> None:
     else:
         from gputop.diagnosis import diagnose, worker  # noqa: F401
         from gputop.trace.readers import nsys  # noqa: F401
-        from gputop.trace.readers.chrome import chrome  # noqa: F401
-        from gputop.trace.readers.xspace import xspace  # noqa: F401
+        from gputop.trace.readers.chrome import reader as chrome  # noqa: F401
+        from gputop.trace.readers.xspace import reader as xspace  # noqa: F401
     before, wall, cpu = held_bytes(), time.perf_counter(), time.process_time()
     result = _RUNS[what](path)
     print(json.dumps({"result": result, "wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu,
