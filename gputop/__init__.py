@@ -1,25 +1,36 @@
-"""gputop: why the GPUs are not at 100 %, and what to do about it."""
+"""gputop: why the GPUs are not at 100 %, and what to do about it.
+
+What stands in ``__all__`` is the Python API (docs/API.md). All figures are in base units: seconds, bytes, watts,
+ratios 0-1; None is a value that is not known. What a user can mend raises :class:`GputopError`.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gputop.comparison.compare import compare as compare
+    from gputop.analysis.results import Analysis
+    from gputop.comparison.compare import Comparison, compare
+    from gputop.core.errors import GputopError, NoDataError
+    from gputop.core.findings import Finding
     from gputop.diagnosis.diagnose import analyze
+    from gputop.replay.reader import Recording, open_recording
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "analyze", "compare"]
+__all__ = ["Analysis", "Comparison", "Finding", "GputopError", "NoDataError", "Recording", "__version__", "analyze",
+           "compare", "open_recording"]
+_MODULES = {
+    "Analysis": "gputop.analysis.results", "Comparison": "gputop.comparison.compare",
+    "Finding": "gputop.core.findings", "GputopError": "gputop.core.errors", "NoDataError": "gputop.core.errors",
+    "Recording": "gputop.replay.reader", "analyze": "gputop.diagnosis.diagnose",
+    "compare": "gputop.comparison.compare", "open_recording": "gputop.replay.reader",
+}
 
 
 def __getattr__(name: str) -> Any:
     # Lazy: the monitor's first frame must not wait for NumPy and the trace engine.
-    if name == "analyze":
-        from gputop.diagnosis.diagnose import analyze
+    if name not in _MODULES:
+        raise AttributeError(f"module 'gputop' has no attribute {name!r}")
+    from importlib import import_module
 
-        return analyze
-    if name == "compare":
-        from gputop.comparison.compare import compare
-
-        return compare
-    raise AttributeError(f"module 'gputop' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

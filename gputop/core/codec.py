@@ -31,7 +31,14 @@ _MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `\$(.*?)`)
 
 def to_document(value: object) -> Any:
     """``value`` as JSON-ready objects, lists, texts and numbers; keys in the order of the fields."""
-    return msgspec.to_builtins(value, str_keys=True)
+    return _with_lists(msgspec.to_builtins(value, str_keys=True))
+
+
+def _with_lists(value: Any) -> Any:
+    """msgspec leaves tuples as they are; JSON has none."""
+    if isinstance(value, dict):
+        return {key: _with_lists(item) for key, item in value.items()}
+    return [_with_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def from_document(document: object, kind: type[T], name: str, fix: str = _DAMAGED) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 import zlib
@@ -28,6 +29,16 @@ from gputop.replay.format import (
 from gputop.text.units import bytes_
 
 _CHUNK_BYTES = 1 << 20
+
+
+def open_recording(path: str | os.PathLike[str]) -> Recording:
+    """A file that ``gputop record`` has written, as a context manager.
+
+    ``len()`` is its number of samples, ``times_s`` their Unix times, ``sample(i)`` one of them: all readings of all
+    GPUs, processes and the host, each with its unit and source or the reason why it has no value. Raises GputopError
+    for a file that is no recording or cannot be read, NoDataError for one without a sample.
+    """
+    return Recording(Path(path))
 
 
 class Recording:
@@ -63,6 +74,12 @@ class Recording:
 
     def __len__(self) -> int:
         return len(self.times_s)
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         file, self._file = self._file, None

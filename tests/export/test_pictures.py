@@ -140,7 +140,7 @@ def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:
     doc["capture"]["analysis"]["gpus"] = make_analysis(gpus=[{"gpu": 0, "busy": 0.9}]).to_json()["gpus"]
     page = to_html(doc)
     assert "D2H<b>&lt;0.1 %</b>" in page and "0.0 %" not in page
-    (why,) = (why for _, key, why in TRACE_COLUMNS if key == "idle_host_fault")
+    (why,) = (why for heading, _, why in TRACE_COLUMNS if heading == "idle, host's fault")
     assert f'title="{why}">N/A<' in page and f'title="{NO_LAUNCHES}">N/A<' in page
 
 

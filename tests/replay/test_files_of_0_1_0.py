@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
 
+import gputop
+from gputop.analysis.results import Analysis
 from gputop.replay.reader import Recording
 from gputop.replay.snapshot import Snapshot, read
 from gputop.replay.snapshot_source import SnapshotPlayer
@@ -34,6 +37,24 @@ def test_a_recording() -> None:
     assert sample.gpus[0].info.name == "NVIDIA H100 80GB HBM3" and sample.host.hostname == "demo-node"
     assert sample.processes[0].command == "python train.py --model vit_b16 --strategy mirrored" and sample.simulated
     recording.close()
+
+
+def test_a_recording_by_the_python_api() -> None:
+    with gputop.open_recording(DATA / "demo.gputop") as recording:
+        assert isinstance(recording, gputop.Recording) and len(recording) == 7
+    with pytest.raises(gputop.GputopError, match="cannot read"):
+        gputop.open_recording(DATA / "none")
+
+
+def test_a_saved_analysis() -> None:
+    document = json.loads((DATA / "analysis.json").read_text())
+    saved, now = Analysis.from_json(document), gputop.analyze(DATA.parent / "keras3_slow_input.xplane.pb.gz")
+    assert saved.to_json() == document
+    assert (saved.steps, saved.breakdown, saved.input, saved.gpus) == (now.steps, now.breakdown, now.input, now.gpus)
+    assert gputop.compare(DATA / "analysis.json", DATA / "analysis.json").verdict == "noise"
+    del document["typical_step"], document["steps"]["phase"]
+    older = Analysis.from_json({**document, "key_of_a_later_version": [1]})
+    assert older.steps is not None and older.steps.phase == "unknown" and older.typical_step is None
 
 
 def test_a_snapshot_with_a_capture(snapshot: Snapshot) -> None:
