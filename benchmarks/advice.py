@@ -1,4 +1,4 @@
-"""How good the advice on traces is: gputop's findings on the labelled suite of tests/advice/labelled.
+"""How good the advice on traces is: gputop's findings on the labeled suite of tests/advice/labeled.
 
     python benchmarks/advice.py [--seeds N] [--only TEXT] [--all-ids] [--json FILE] [-v]
 
@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from gputop.analysis.results import Analysis
 from gputop.diagnosis.diagnose import analyze_trace
 from gputop.trace.readers.xspace.reader import read_xspaces
-from tests.advice.labelled.case import TRACE_IDS, Case
-from tests.advice.labelled.cases import all_cases
-from tests.advice.labelled.rules import ids_with_rules
-from tests.advice.labelled.score import Verdict, judge, summary
+from tests.advice.labeled.case import TRACE_IDS, Case
+from tests.advice.labeled.cases import all_cases
+from tests.advice.labeled.rules import ids_with_rules
+from tests.advice.labeled.score import Verdict, judge, summary
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,7 +9,7 @@ and after) between the start of the client and its end, less those it made: true
 CPU is what job and client took between these moments, less what the steps the job made meanwhile take it
 otherwise; others' work on the machine hardly changes that. Growth is that of the job's resident memory at
 its highest.
-The traces of both are analysed, as a cheaper capture that finds less would be no gain: whether the costliest finding
+The traces of both are analyzed, as a cheaper capture that finds less would be no gain: whether the costliest finding
 of each round is the same, in how many rounds each client had which findings, and how many steps they rest on.
 The goal: a fifth of the training lost and a quarter of the growth, with the same findings.
 """

@@ -37,13 +37,13 @@ def make(paths: list[str], out: Path) -> dict[str, float]:
     trace = load(paths)
     read = time.perf_counter()
     facts = examine(trace)
-    analysed = time.perf_counter()
+    analyzed = time.perf_counter()
     rank_idle_gaps(facts)
     sought = time.perf_counter()
     with out.open("wb") as file:
         build(facts, file)
-    return {"events": trace.event_count, "read_s": read - begin, "analyse_s": analysed - read,
-            "idle_gaps_s": sought - analysed, "build_s": time.perf_counter() - sought, "peak_bytes": held("VmHWM"),
+    return {"events": trace.event_count, "read_s": read - begin, "analyze_s": analyzed - read,
+            "idle_gaps_s": sought - analyzed, "build_s": time.perf_counter() - sought, "peak_bytes": held("VmHWM"),
             "file_bytes": out.stat().st_size}
 
 
@@ -155,7 +155,7 @@ def main() -> None:
             write(trace, args.events, args.gpus)
         path = Path(folder) / "timeline"
         made = in_process("--make", str(trace), str(path))
-        print(f"{made['events']:,} events: read {made['read_s']:.1f} s, analyze {made['analyse_s']:.1f} s, idle gaps "
+        print(f"{made['events']:,} events: read {made['read_s']:.1f} s, analyze {made['analyze_s']:.1f} s, idle gaps "
               f"{made['idle_gaps_s']:.1f} s, build (idle gaps included) {made['build_s']:.1f} s, peak "
               f"{made['peak_bytes'] / 2**20:,.0f} MiB; file {made['file_bytes'] / 2**20:,.0f} MiB, "
               f"{made['file_bytes'] / made['events']:.1f} bytes an event")

@@ -9,7 +9,7 @@ measurement in a fresh process, import of the libraries not counted:
   nearest to two million events: each three times by turns, the median counting, gputop on all cores (it
   uses up to four, xprof one) and on a single one;
 - ``gputop.analyze`` on every size: time and memory per event, which stay level if growth is linear;
-- what the process of the user interface holds while a worker analyses, and after.
+- what the process of the user interface holds while a worker analyzes, and after.
 
 xprof is looked for in --xprof-python, which may be another environment's interpreter
 (`pip install xprof`); without it only gputop is measured.
@@ -125,7 +125,7 @@ def main() -> None:
             print(f"{m['result']:>10,.0f} events {size / 1e6:6.0f} MB  {m['wall_s']:6.2f} s  "
                   f"{m['wall_s'] / m['result'] * 1e6:5.2f} µs/event  {more / m['result']:5.0f} bytes/event "
                   f"({more / size:3.1f} x the file)")
-        print("\nThe interface's own process, a worker analysing the largest")
+        print("\nThe interface's own process, a worker analyzing the largest")
         m = measure("interface", paths[-1])
         print(f"{m['before_bytes'] / 1e6:.0f} MB before, {m['peak_bytes'] / 1e6:.0f} MB at most; the worker is gone")
 

@@ -68,7 +68,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("shared_gpu.together_s", 10.0, "s",
                   f"{OWN}a job that ends while the next one starts is not reported"),
             Limit("shared_gpu.memory_ratio", 0.02, "ratio",
-                  f"{OWN}a bare CUDA context (some 500 MB) on a data-centre card is not called a second job"),
+                  f"{OWN}a bare CUDA context (some 500 MB) on a data-center card is not called a second job"),
             Limit("shared_gpu.sm_high", 0.15, "ratio", "contract of severities: 15 % is high"),
             Limit("shared_gpu.sm_medium", 0.05, "ratio", "contract of severities: 5 % is medium"),
         ),

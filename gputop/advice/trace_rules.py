@@ -171,7 +171,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         parts=("launch", "host"), idle_gaps={"after_copy": 1}, events=_COPIES,
         follows_from=(Cause("copies_pageable"), Cause("host_placement"), Cause("loss_scaling")),
         limits=(
-            Limit("sync_copies.share", 0.02, "ratio", "nsys-ai: synchronisation 2 % of the time and more"),
+            Limit("sync_copies.share", 0.02, "ratio", "nsys-ai: synchronization 2 % of the time and more"),
         ),
     ),
     Rule(
@@ -218,7 +218,7 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("batch_size_headroom.factor", 2.0, "ratio",
                   f"{OWN}the batch can at least double even if all memory in use grew with it"),
             Limit("batch_size_headroom.factor_max", 8.0, "ratio",
-                  f"{OWN}one change does not alter the optimisation problem beyond recognition"),
+                  f"{OWN}one change does not alter the optimization problem beyond recognition"),
             Limit("batch_size_headroom.share", 0.03, "ratio", "as launch_bound.share"),
         ),
     ),

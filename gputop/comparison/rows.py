@@ -29,7 +29,7 @@ ERROR = 0.01
 MIN_EFFECT = 0.01
 _MIN_RATE = 50e6  # bytes/s
 # Steps that drift are worth few independent ones and have no interval. A change of the median this large, over this
-# many steps, in this share of all pairs of a step of A and one of B counts all the same: series whose neighbours
+# many steps, in this share of all pairs of a step of A and one of B counts all the same: series whose neighbors
 # correlate by 0.6 do that by chance in 1 of 100 cases. gputop's own figures.
 _APART_CHANGE = 0.1
 _APART_STEPS = 10

@@ -1,4 +1,4 @@
-"""Two series of steps against each other: an interval for what changed, neighbouring steps being alike.
+"""Two series of steps against each other: an interval for what changed, neighboring steps being alike.
 
 Both intervals are two-sided, deterministic, and None where the series are too short to tell.
 
@@ -9,7 +9,7 @@ Both intervals are two-sided, deterministic, and None where the series are too s
 
 Steps are not independent: a slow one is often followed by another. Each series therefore counts
 for n (1 - r) / (1 + r) steps, the effective size of a first-order autoregression (G. V. Bayley and
-J. M. Hammersley, J. R. Stat. Soc. Suppl. 8, 1946), with r the correlation of neighbours, corrected
+J. M. Hammersley, J. R. Stat. Soc. Suppl. 8, 1946), with r the correlation of neighbors, corrected
 for its bias in short series (M. G. Kendall, Biometrika 41, 1954) and never taken as negative.
 """
 

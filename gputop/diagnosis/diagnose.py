@@ -1,4 +1,4 @@
-"""From trace files to an :class:`~gputop.analysis.results.Analysis`: load, analyse, advise."""
+"""From trace files to an :class:`~gputop.analysis.results.Analysis`: load, analyze, advise."""
 
 from __future__ import annotations
 

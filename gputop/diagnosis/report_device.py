@@ -28,7 +28,7 @@ def across_gpus(a: Analysis, width: int) -> Iterator[str]:
         ("first kernel", _skew(r.first_kernel, r.missing.get("first_kernel"))),
         ("launches", _launches(r.launches, r.missing.get("launches"))),
     ):
-        yield from _labelled(label, text, width)
+        yield from _labeled(label, text, width)
 
 
 def _work(r: Replicas) -> str:
@@ -101,7 +101,7 @@ def kernels(a: Analysis, width: int) -> Iterator[str]:
     if k.by_op_type:
         ops = [f"{printable(row.name)} {percent(row.share)}" for row in k.by_op_type
                if row.name and row.share >= _WORTH_NAMING][:_OPS_SHOWN]
-        yield from _labelled("op types", ", ".join(ops), width)
+        yield from _labeled("op types", ", ".join(ops), width)
     yield from _sizes(a, width)
 
 
@@ -125,7 +125,7 @@ def _sizes(a: Analysis, width: int) -> Iterator[str]:
     bars = "".join(_BARS[round(c / highest * (len(_BARS) - 1))] if c else " " for c in counts)
     # What another framework takes is another figure.
     pace = ": TensorFlow takes 20-40 µs to launch one" if a.trace.format == "xspace" else ""
-    yield from _labelled("sizes", (
+    yield from _labeled("sizes", (
         f"{percent(below[20e-6])} are shorter than 20 µs, {percent(below[40e-6])} than 40 µs{pace}. "
         "Counts by duration, which doubles from bar to bar:"), width)
     yield f"{'':{_INDENT}}{seconds(bounds[0])} |{bars}| {seconds(bounds[-1])}"
@@ -152,7 +152,7 @@ def copies(a: Analysis, width: int) -> Iterator[str]:
         yield f"  and {len(largest) - _COPIES_SHOWN} more ways, shorter"
     if a.copies.by_op:
         ops = [f"{printable(op.op)} {op.direction} {seconds(op.time_s)}" for op in a.copies.by_op[:_OPS_SHOWN]]
-        yield from _labelled("by op", ", ".join(ops), width)
+        yield from _labeled("by op", ", ".join(ops), width)
 
 
 def collective_operations(a: Analysis, width: int) -> Iterator[str]:
@@ -168,5 +168,5 @@ def collective_operations(a: Analysis, width: int) -> Iterator[str]:
         yield f"  {op.operation:<13} {op.count:>7,} {seconds(op.time_s):>8} {ratio(exposed):>7} {waiting:>7} {size:>9}"
 
 
-def _labelled(label: str, text: str, width: int) -> list[str]:
+def _labeled(label: str, text: str, width: int) -> list[str]:
     return wrap(text, width, f"  {label:<13}") if text else []

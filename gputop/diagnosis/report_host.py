@@ -27,7 +27,7 @@ def pipelines(a: Analysis, width: int) -> Iterator[str]:
         if pipeline.bounding is not None and pipeline.bounding_s_per_batch is not None:
             text += (f"; bound by {pipeline.bounding.rpartition('::')[2]}, its segment costs "
                      f"{seconds(pipeline.bounding_s_per_batch)} per batch")
-        yield from _labelled("Input", text, width)
+        yield from _labeled("Input", text, width)
         if a.input.wait_ratio >= _WORTH_A_TREE and pipeline.batches:
             yield from _tree(pipeline, width)
 
@@ -58,7 +58,7 @@ def gaps(a: Analysis, width: int) -> Iterator[str]:
     g = a.gaps
     if g is None or a.steps is None or g.total_s_per_step < _WORTH_GAPS * a.steps.mean_s:
         return
-    yield from _labelled("Gaps", f"{seconds(g.total_s_per_step)} per step, {g.what}", width)
+    yield from _labeled("Gaps", f"{seconds(g.total_s_per_step)} per step, {g.what}", width)
     parts = [(work.name, work.s_per_step) for work in g.main]
     if g.no_event_s_per_step is not None:
         parts.append(("(no event: Python)", g.no_event_s_per_step))
@@ -66,7 +66,7 @@ def gaps(a: Analysis, width: int) -> Iterator[str]:
     for label, found in (("training loop", parts), ("executors", [(w.name, w.s_per_step) for w in g.executor])):
         shown = [f"{_short(name, _NAME_WIDTH)} {seconds(time)}" for name, time in found[:_NAMES] if time > 0]
         if shown:
-            yield from _labelled("", f"{label}: {', '.join(shown)}", width)
+            yield from _labeled("", f"{label}: {', '.join(shown)}", width)
 
 
 def ops(a: Analysis, width: int) -> Iterator[str]:
@@ -77,11 +77,11 @@ def ops(a: Analysis, width: int) -> Iterator[str]:
     count, per = (a.steps.count, "step") if a.ops.basis == "steps" and a.steps else (1, "window")
     if on_host:
         names = ", ".join(f"{op.type} {seconds(op.host_s / count)}" for op in on_host[:_NAMES])
-        yield from _labelled("Host ops", f"{seconds(a.ops.host_s / count)} per {per}: {names}", width)
+        yield from _labeled("Host ops", f"{seconds(a.ops.host_s / count)} per {per}: {names}", width)
     if a.ops.eager_share is not None and a.ops.eager_share >= _WORTH_EAGER:
         names = ", ".join(f"{op.name} {seconds(op.seconds / count)}" for op in a.ops.eager[:_NAMES])
         rate = "" if a.ops.eager_ops_per_step is None else f", {a.ops.eager_ops_per_step:.3g} ops per step"
-        yield from _labelled("Eager", f"{percent(a.ops.eager_share)} of the time in ops and functions{rate}: {names}",
+        yield from _labeled("Eager", f"{percent(a.ops.eager_share)} of the time in ops and functions{rate}: {names}",
                              width)
 
 
@@ -92,7 +92,7 @@ def functions(a: Analysis, width: int) -> Iterator[str]:
         return
     for use in f.functions[:_NAMES]:
         if use.tracings:
-            yield from _labelled("Tracing", f"{use.name} traced {use.tracings} times in {use.calls} calls, "
+            yield from _labeled("Tracing", f"{use.name} traced {use.tracings} times in {use.calls} calls, "
                                             f"{seconds(use.tracing_s)} building graphs, {seconds(use.tracing_calls_s)} "
                                             "in those calls", width)
     parts = [f"compiled {f.xla_compilations} times, {seconds(f.xla_compile_s)}"] if f.xla_compilations else []
@@ -100,7 +100,7 @@ def functions(a: Analysis, width: int) -> Iterator[str]:
         told = [use.name for use in f.functions[:_NAMES] if use.xla is xla]
         parts += [f"{what} {', '.join(told)}"] if told else []
     if parts:
-        yield from _labelled("XLA", "; ".join(parts), width)
+        yield from _labeled("XLA", "; ".join(parts), width)
 
 
 def launch_threads(a: Analysis, width: int) -> Iterator[str]:
@@ -114,7 +114,7 @@ def launch_threads(a: Analysis, width: int) -> Iterator[str]:
         text = (f"by {len(t.threads)} host threads, {fewest if fewest == most else f'{fewest} to {most}'} per GPU")
     if t.mode != "unknown":
         text += f"; TF_GPU_THREAD_MODE {t.mode}"
-    yield from _labelled("Launches", text + _contention(t), width)
+    yield from _labeled("Launches", text + _contention(t), width)
 
 
 def _contention(t: LaunchThreads) -> str:
@@ -145,7 +145,7 @@ def holders(a: Analysis, width: int) -> Iterator[str]:
         text += f"; held by {', '.join(names)}"
         if use.unattributed_bytes:
             text += f", {bytes_(use.unattributed_bytes)} from before or without a name"
-    yield from _labelled("", text, width)
+    yield from _labeled("", text, width)
 
 
 def _short(name: str, width: int) -> str:
@@ -156,5 +156,5 @@ def _short(name: str, width: int) -> str:
     return "…" + name[1 - width:] if "/" in name else name[:width - 1] + "…"
 
 
-def _labelled(label: str, text: str, width: int) -> list[str]:
+def _labeled(label: str, text: str, width: int) -> list[str]:
     return wrap(text, width, f"{label:<9}")

@@ -74,7 +74,7 @@ _SYSTEM = (
 )
 _JOB_THREADS = 148  # beside tf.data's
 _LOG_BYTES_PER_BATCH = 3_000
-_ACK_SHARE = 0.004  # of received network traffic goes back as acknowledgements
+_ACK_SHARE = 0.004  # of received network traffic goes back as acknowledgments
 
 _RATIOS = frozenset(name for name in GPU_QUANTITIES if name in GPU_METRICS)
 _COLUMN = {name: i for i, name in enumerate(GPU_QUANTITIES)}

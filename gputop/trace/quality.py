@@ -91,7 +91,7 @@ def note_clipping(
     return window_ns and (window_ns[0], min(window_ns[1], last))
 
 
-def note_serialised(trace: Trace) -> None:
+def note_serialized(trace: Trace) -> None:
     """A note where no two kernels of a GPU overlap although several streams ran many.
 
     Profilers of older TensorFlow versions run one kernel at a time unless

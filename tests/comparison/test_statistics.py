@@ -47,7 +47,7 @@ def test_unchanged_jobs_are_rarely_told_apart(count, correlation):
     assert max(false.values()) / runs < 0.04
 
 
-def test_without_counting_neighbours_they_would_be():
+def test_without_counting_neighbors_they_would_be():
     rng = np.random.default_rng(6)
     false = 0
     for _ in range(300):

@@ -19,7 +19,7 @@ def test_whose_fault_the_well_known_ones_are(fault: str, numbers: tuple[int, ...
         assert found.meaning and found.action.endswith(".")
 
 
-def test_a_number_that_is_not_in_the_table_points_to_the_catalogue() -> None:
+def test_a_number_that_is_not_in_the_table_points_to_the_catalog() -> None:
     found = explain(987)
     assert (found.number, found.fault) == (987, UNKNOWN)
     assert CATALOG in found.action

@@ -27,7 +27,7 @@ def trace_of(name: str) -> Trace:
 
 
 @cache
-def analysed(name: str) -> Analysis:
+def analyzed(name: str) -> Analysis:
     return analyze_trace(trace_of(name))
 
 
@@ -49,13 +49,13 @@ def test_steps_are_those_the_job_logged(name):
 
 
 def test_validation_is_left_out_and_named():
-    a = analysed("keras3_validation")
+    a = analyzed("keras3_validation")
     assert set(steps_of("keras3_validation").times.left_out_s) == {"evaluation"}
     assert "evaluation" in {note.id for note in a.trace.quality} and "of evaluation" in text_report(a)
 
 
 def test_the_callbacks_work_fills_the_gaps():
-    gaps = analysed("keras3_host_work").gaps
+    gaps = analyzed("keras3_host_work").gaps
     assert gaps is not None and gaps.no_event_s_per_step is not None
     assert gaps.no_event_s_per_step >= 0.005  # it sleeps for 5 ms a step
     work = {w.name: w for w in gaps.main}
@@ -66,14 +66,14 @@ def test_the_callbacks_work_fills_the_gaps():
 
 @pytest.mark.parametrize(("name", "eager"), [("keras3_fast", 0.0), ("keras3_slow_input", 0.0), ("tf_retracing", 0.05)])
 def test_jobs_in_functions_run_next_to_nothing_eagerly(name, eager):
-    ops = analysed(name).ops
+    ops = analyzed(name).ops
     assert ops is not None and ops.eager_share is not None and ops.eager_share <= eager
 
 
 @pytest.mark.parametrize("name", ["jax_cpu", "keras2_tf215", "keras3_fast", "keras3_host_work", "keras3_validation",
                                   "tf_retracing"])
 def test_documents_are_plain_json_and_reports_fit(name):
-    a = analysed(name)
+    a = analyzed(name)
     json.dumps(a.to_json(), allow_nan=False)
     assert max(map(len, text_report(a, 80).splitlines()[3:])) <= 80
 

@@ -28,12 +28,12 @@ ROUND = 0.0006  # the table is rounded to 0.1
 
 
 @cache
-def analysed(name: str) -> Analysis:
+def analyzed(name: str) -> Analysis:
     return analyze(sorted(str(p) for p in DATA.resolve().glob(FILES[name])))
 
 
 def found(name: str) -> dict[str, str]:
-    return {f.id: f.severity for f in analysed(name).findings}
+    return {f.id: f.severity for f in analyzed(name).findings}
 
 
 # GPU: window ms, busy, compute, collectives, exposed (None: not in the table), copies, host's fault, launch delay s
@@ -55,7 +55,7 @@ TABLE = [
 @pytest.mark.parametrize("row", TABLE, ids=[f"{row[0]}-gpu{row[1]}" for row in TABLE])
 def test_time_of_each_gpu(row):
     name, gpu, window_ms, busy, compute, collectives, exposed, copies, fault, delay = row
-    use = analysed(name).gpus[gpu]
+    use = analyzed(name).gpus[gpu]
     assert use.gpu == gpu
     assert use.window_s * 1e3 == pytest.approx(window_ms, abs=0.6)
     assert use.busy == pytest.approx(busy / 100, abs=POINT + ROUND)
@@ -73,12 +73,12 @@ def test_time_of_each_gpu(row):
 @needs_data
 def test_hta_agrees_on_idle():
     hta = (49.34, 34.28, 62.08, 43.20, 53.57, 55.64, 61.80, 75.75)
-    assert [1 - use.busy for use in analysed("dlrm").gpus] == pytest.approx([x / 100 for x in hta], abs=POINT)
+    assert [1 - use.busy for use in analyzed("dlrm").gpus] == pytest.approx([x / 100 for x in hta], abs=POINT)
 
 
 @needs_data
 def test_dlrm_waits_in_its_collectives_for_gpu_7():
-    c = analysed("dlrm").collectives
+    c = analyzed("dlrm").collectives
     assert c is not None and c.transfer_s is not None
     assert c.summed_s == pytest.approx(48.54e-3, rel=1e-3) and c.transfer_s == pytest.approx(1.74e-3, rel=5e-3)
     assert c.waiting == pytest.approx(0.964, abs=5e-4)
@@ -87,27 +87,27 @@ def test_dlrm_waits_in_its_collectives_for_gpu_7():
 
 @needs_data
 def test_mfu_transfer():
-    c = analysed("mfu").collectives
+    c = analyzed("mfu").collectives
     assert c is not None and c.transfer_s is not None
     assert (c.summed_s, c.transfer_s) == pytest.approx((25.40e-3, 11.55e-3), rel=1e-3)
 
 
 @needs_data
 def test_h100_copies_are_pinned_at_link_rate():
-    use = analysed("h100").gpus[0]
+    use = analyzed("h100").gpus[0]
     size = use.copies_bytes["h2d"]
     assert size == pytest.approx(25.5e9, rel=2e-3)
     assert size / use.copies_s["h2d"] == pytest.approx(27.7e9, rel=2e-3)
     assert use.copies_pageable_s is not None and use.copies_pageable_s / use.copies_s["h2d"] < 1e-3
     assert use.tensor_core_time == 0
-    finding = analysed("h100").findings[0]
+    finding = analyzed("h100").findings[0]
     assert (finding.id, finding.severity) == ("copies_excessive", "high")
     assert "pageable" not in finding.action and "pinned already" in finding.why
 
 
 @needs_data
 def test_steps_of_the_kineto_traces():
-    a100, v100 = analysed("a100").steps, analysed("v100").steps
+    a100, v100 = analyzed("a100").steps, analyzed("v100").steps
     assert a100 is not None and a100.count == 3 and a100.median_s == pytest.approx(0.2225, rel=1e-3)
     # The first of five filled the launch queue (35 ms against 96).
     assert v100 is not None and (v100.count, v100.dropped) == (4, 1)
@@ -130,7 +130,7 @@ def test_findings(name, findings):
 @needs_data
 @pytest.mark.parametrize("name", ["amd_8gpu", "amd_legacy", "amd_attention"])
 def test_native_xspaces_with_idle_planes(name):
-    a = analysed(name)
+    a = analyzed(name)
     assert [use.gpu for use in a.gpus] == list(range(8)) and a.collectives is None
     assert all(not use.kernels or use.busy > 0 for use in a.gpus)
     assert a.memory and all(0 < m.peak_bytes <= m.capacity_bytes for m in a.memory)
@@ -139,22 +139,22 @@ def test_native_xspaces_with_idle_planes(name):
 
 @needs_data
 def test_nothing_wrong_says_what_the_limit_is():
-    text = text_report(analysed("amd_attention"))
+    text = text_report(analyzed("amd_attention"))
     assert "Nothing found to mend" in text and "bound by compute" in text.replace("\n", " ") and "94 %" in text
 
 
 @needs_data
 def test_dlrm_waits_for_gpu_7():
-    main = analysed("dlrm").findings[0]
+    main = analyzed("dlrm").findings[0]
     assert main.id == "collective_waiting" and main.gpus == (7,) and main.evidence["last_to_arrive_count"] == 5
     # The transfer is short: the network is not to blame.
-    assert not {"communication_exposed", "allreduce_slow", "allreduce_count"} & {i for f in analysed("dlrm").findings
+    assert not {"communication_exposed", "allreduce_slow", "allreduce_count"} & {i for f in analyzed("dlrm").findings
                                                                                  for i in f.ids}
 
 
 @needs_data
 def test_precision_is_all_there_is_to_say_of_the_healthy_trace():
-    (finding,) = analysed("v100").findings
+    (finding,) = analyzed("v100").findings
     assert "GradScaler" in (finding.snippet or "") and "keras" not in (finding.snippet or "")
     assert finding.gain.step_time == pytest.approx(0.524 * 2 / 3, abs=0.01)
 
@@ -162,7 +162,7 @@ def test_precision_is_all_there_is_to_say_of_the_healthy_trace():
 @needs_data
 @pytest.mark.parametrize("name", FILES)
 def test_documents_are_plain_json_and_reports_fit(name):
-    a = analysed(name)
+    a = analyzed(name)
     json.dumps(a.to_json(), allow_nan=False)
     if a.breakdown is not None and a.steps is not None:
         assert a.breakdown.total == pytest.approx(a.steps.mean_s)

@@ -210,7 +210,7 @@ def test_without_capture_history_or_gpus_there_is_still_a_page() -> None:
     ElementTree.fromstring(to_svg(document(watched)))
 
 
-def test_a_trace_that_could_not_be_analysed_says_why() -> None:
+def test_a_trace_that_could_not_be_analyzed_says_why() -> None:
     watched = session()
     assert watched.last_capture is not None
     watched.last_capture = replace(watched.last_capture, analysis=None, report="",

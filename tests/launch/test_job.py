@@ -63,7 +63,7 @@ def test_its_output_and_its_end(tmp_path):
     ("\\e[31", ["�[31"]),  # not whole
     ("\\n\\n", []),
 ])
-def test_colours_go_and_what_else_is_no_text_is_seen(tmp_path, written, lines):
+def test_colors_go_and_what_else_is_no_text_is_seen(tmp_path, written, lines):
     job = _job(tmp_path, f"printf '{written}'")
     assert job.ended.wait(60)
     assert job.tail(5)[0] == lines

@@ -15,7 +15,7 @@ from gputop.timeline.model import CAUSES
 from gputop.trace.model import Kind, Trace
 from gputop.trace.readers.load import load
 from gputop.trace.readers.xspace.reader import read_xspaces
-from tests.advice.labelled.cases import fault_case
+from tests.advice.labeled.cases import fault_case
 from tests.advice.trace.traces import fill, healthy, input_bound, job, launch_bound, uneven
 from tests.timeline.make import timeline_of
 from tests.trace.build import Builder, keras_steps
@@ -28,7 +28,7 @@ ALL = 10**6  # more than any of these traces has
 MOST = 1_000
 
 
-def labelled(fault: str) -> Trace:
+def labeled(fault: str) -> Trace:
     case = fault_case(fault, "strong", 1)
     return read_xspaces([(f"{case.name}.xplane.pb", "trainer-0", case.bytes())])
 
@@ -126,7 +126,7 @@ def test_waiting_in_a_collective_for_the_last_gpu():
     ("serial_gpus", "other_gpu"), ("gpu0_oversubscribed", "collective_wait"),
 ])
 def test_most_of_what_is_lost_belongs_to_the_fault_that_was_put_in(fault, cause):
-    found = find_idle_gaps(examine(labelled(fault)), MOST)
+    found = find_idle_gaps(examine(labeled(fault)), MOST)
     lost = sum(b.cost_ns for b in found)
     assert sum(b.cost_ns for b in found if b.finding == fault) > 0.75 * lost
     assert sum(b.cost_ns for b in found if b.cause == cause) > 0.75 * lost
@@ -134,7 +134,7 @@ def test_most_of_what_is_lost_belongs_to_the_fault_that_was_put_in(fault, cause)
 
 
 def test_a_thread_that_is_kept_from_launching_shows_no_event():
-    first = find_idle_gaps(examine(labelled("thread_contention")))[0]
+    first = find_idle_gaps(examine(labeled("thread_contention")))[0]
     assert first.work[0].op == "" and first.work[0].role == "executor" and ": no event " in first.host
 
 

@@ -49,7 +49,7 @@ def two_streams(apart_ns: int, kernels: int = 60, gpus: int = 1) -> Builder:
     return b
 
 
-def test_serialised_kernels():
+def test_serialized_kernels():
     assert ids(two_streams(500).read()) == ["serialised_kernels"]
     assert ids(two_streams(499).read()) == []
     assert ids(two_streams(500, kernels=40).read()) == [], "too few to tell"

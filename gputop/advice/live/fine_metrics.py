@@ -41,7 +41,7 @@ def describe_no_fine_metrics(v: NoFineMetrics) -> Explanation:
             f"waiting for each other. SM activity is missing: {v.reason}.",
         evidence={"window_s": v.window_s, "coarse_gpus_count": float(len(v.gpus))},
         action="Capture a trace (c) to see what the kernels do; SM activity live needs a Hopper or newer GPU (GPM), or "
-               "on data-centre cards from Volta on a DCGM host engine that watches it (dcgm-exporter, or gputop "
+               "on data-center cards from Volta on a DCGM host engine that watches it (dcgm-exporter, or gputop "
                "--dcgm-watch; its help says what that costs).",
         gain="this is about what can be seen, not about the job",
         source="NVML: definition of utilization; GPM: Hopper and newer; DCGM field 1002",

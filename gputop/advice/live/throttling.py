@@ -85,7 +85,7 @@ def describe_thermal_throttled(v: ThermalThrottled) -> Explanation:
             f"{percent(worst.share)} of the last {v.window_s:.0f} s. In synchronous training all GPUs wait for the "
             "slowest.",
         evidence=evidence,
-        action="Have the cooling looked at: fans, dust, air flow, inlet temperature, neighbours in the rack. Until "
+        action="Have the cooling looked at: fans, dust, air flow, inlet temperature, neighbors in the rack. Until "
                "then a lower power limit keeps the clock even.",
         snippet="nvidia-smi -q -d TEMPERATURE,PERFORMANCE" + (f" -i {v.gpus[0]}" if len(v.gpus) == 1 else ""),
         gain="kernels bound by arithmetic gain what the clock gains; telemetry does not show which are",

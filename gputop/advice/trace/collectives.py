@@ -44,7 +44,7 @@ def _missing(facts: TraceFacts) -> Missing | None:
     reason = next(iter(unmatched.values()), "")
     return Missing(
         f"the collectives of all GPUs of the job, to tell waiting from transfer: {reason} (several ranks' files can be "
-        "analysed together)") if reason else None
+        "analyzed together)") if reason else None
 
 
 def _judged(facts: TraceFacts) -> CollectiveWaits | Missing | None:

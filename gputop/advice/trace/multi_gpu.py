@@ -83,7 +83,7 @@ def judge_replica_imbalance(facts: TraceFacts) -> Imbalance | None:
 def describe_replica_imbalance(v: Imbalance, job: Job) -> Explanation:
     ratio = v.compute_s / v.others_compute_s
     why = (f"GPU {v.heavy}, as the job numbers them, computes {v.compute_s * 1e3:.3g} ms per {job.basis}, the others "
-           f"{v.others_compute_s * 1e3:.3g} ms (median); they wait for it at every synchronisation.")
+           f"{v.others_compute_s * 1e3:.3g} ms (median); they wait for it at every synchronization.")
     if v.own_work:
         why += f" It runs {v.kernels_ratio:.2g}× as many kernels: work that the others do not have."
     return Explanation(

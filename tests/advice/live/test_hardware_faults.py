@@ -68,7 +68,7 @@ def test_the_severity_follows_what_the_number_means(xid: int, severity: Severity
     assert finding.evidence == {"xid": float(xid), "xid_count": 1.0, "xid_age_s": 14.0}
 
 
-def test_an_unknown_number_points_to_the_catalogue() -> None:
+def test_an_unknown_number_points_to_the_catalog() -> None:
     finding = get(after(with_xids({3: ((5.0, 987),)}), 20), "hardware_error")
     assert "docs.nvidia.com" in finding.action and "unknown origin" in finding.why
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.trace.readers.load import load
-from tests.diagnosis.test_real_traces import DATA, FILES, analysed, needs_data
+from tests.diagnosis.test_real_traces import DATA, FILES, analyzed, needs_data
 
 # Of ResNet-50, which the A100 trace trains; its gradients are all-reduced once a step.
 RESNET50_PARAMETERS = 25_557_032
@@ -14,7 +14,7 @@ RESNET50_PARAMETERS = 25_557_032
 @needs_data
 @pytest.mark.parametrize("name", FILES)
 def test_tables_add_up(name):
-    a = analysed(name)
+    a = analyzed(name)
     used = {gpu.gpu: gpu for gpu in a.gpus if gpu.busy}
     if any(gpu.kernels for gpu in used.values()):
         k = a.kernels
@@ -42,7 +42,7 @@ def test_tables_add_up(name):
 
 @needs_data
 def test_an_all_reduce_of_the_model():
-    (reduce, broadcast) = analysed("a100").collectives.operations
+    (reduce, broadcast) = analyzed("a100").collectives.operations
     assert (reduce.operation, broadcast.operation) == ("AllReduce", "Broadcast")
     assert reduce.bytes == 3 * 4 * RESNET50_PARAMETERS and reduce.count_per_step == 5
     assert reduce.transfer_s is None and "only one GPU" in (reduce.reason or "")
@@ -50,7 +50,7 @@ def test_an_all_reduce_of_the_model():
 
 @needs_data
 def test_operations_of_dlrm_and_its_replicas():
-    a = analysed("dlrm")
+    a = analyzed("dlrm")
     assert a.collectives is not None and a.replicas is not None and a.replicas.work is not None
     assert {op.operation: op.count_per_step for op in a.collectives.operations} == {"SendRecv": 5, "AllReduce": 3}
     assert all(op.waiting is not None and op.waiting > 0.8 for op in a.collectives.operations)
@@ -63,14 +63,14 @@ def test_operations_of_dlrm_and_its_replicas():
 
 @needs_data
 def test_pinned_copies_at_link_rate():
-    rows = [r for r in analysed("h100").copies.rows if (r.direction, r.source) == ("h2d", "pinned")]
+    rows = [r for r in analyzed("h100").copies.rows if (r.direction, r.source) == ("h2d", "pinned")]
     assert [r.bytes_per_s for r in rows] == pytest.approx([27.7e9] * 2, rel=2e-3)
     assert [r.bytes for r in rows] == pytest.approx([25.5e9] * 2, rel=2e-3)
 
 
 @needs_data
 def test_two_gpus_of_a_pipeline_run_side_by_side():
-    r = analysed("mfu").replicas
+    r = analyzed("mfu").replicas
     assert r is not None and r.compute is not None and r.compute.serial is not None and not r.missing
     assert r.compute.serial < 0.2 < (r.compute.serial_by_chance or 0) and r.compute.exactly[2] > 0.75
     assert r.gpu0_ratio == pytest.approx(1, abs=0.05)
@@ -79,9 +79,9 @@ def test_two_gpus_of_a_pipeline_run_side_by_side():
 @needs_data
 def test_occupancy_is_unknown_where_the_trace_does_not_tell():
     for name in ("amd_8gpu", "mfu", "h100"):
-        k = analysed(name).kernels
+        k = analyzed(name).kernels
         assert k is not None and k.occupancy_is is None and all(row.occupancy is None for row in k.by_name)
-    v100 = analysed("v100").kernels
+    v100 = analyzed("v100").kernels
     assert v100 is not None and v100.occupancy_is == "estimated"
     assert all(row.occupancy is not None and 0 <= row.occupancy <= 1 for row in v100.by_name)
 

@@ -43,7 +43,7 @@ def notes(app: GputopApp) -> str:
     return message_text(app)
 
 
-class SignallingSession(StillSession):
+class SignalingSession(StillSession):
     """Remembers signals instead of sending them, or refuses."""
 
     def __init__(self, refuse: GputopError | None = None) -> None:
@@ -66,7 +66,7 @@ async def open_signals(app: GputopApp, pilot: Any) -> SignalList:
 
 
 async def test_a_signal_is_sent_only_after_the_question_is_answered() -> None:
-    session = SignallingSession()
+    session = SignalingSession()
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         signals = await open_signals(app, pilot)
@@ -94,7 +94,7 @@ async def test_a_signal_is_sent_only_after_the_question_is_answered() -> None:
 
 
 async def test_a_refused_signal_is_told_with_its_reason() -> None:
-    app = GputopApp(SignallingSession(GputopError("41231 belongs to bob, you are ana", "Ask its owner.")))
+    app = GputopApp(SignalingSession(GputopError("41231 belongs to bob, you are ana", "Ask its owner.")))
     async with app.run_test(size=(120, 40)) as pilot:
         await open_signals(app, pilot)
         await pilot.press("enter", "y")

@@ -26,7 +26,7 @@ from tests.tui.found import FoundSession, box_text, text_of
 from tests.tui.goldens import cells
 from tests.tui.goldens import text_of as screen_text
 from tests.tui.scenes import Scene
-from tests.tui.screens.test_details import SignallingSession, open_signals
+from tests.tui.screens.test_details import SignalingSession, open_signals
 
 OPENED = (120, 40)
 SIZES = ((40, 12), (80, 24), (20, 5), (200, 60), (60, 8))
@@ -129,7 +129,7 @@ async def test_keys_that_come_together_each_scroll() -> None:
 
 @pytest.mark.parametrize("size", [(20, 5), (40, 12), (80, 9), (120, 40)])
 async def test_a_signal_can_be_chosen_and_sent_on_every_terminal(size: tuple[int, int]) -> None:
-    session = SignallingSession()
+    session = SignalingSession()
     app = GputopApp(session)
     async with app.run_test(size=OPENED) as pilot:
         signals = await open_signals(app, pilot)
@@ -150,7 +150,7 @@ async def test_a_signal_can_be_chosen_and_sent_on_every_terminal(size: tuple[int
 
 
 async def test_while_it_is_asked_no_key_is_named_that_does_nothing() -> None:
-    app = GputopApp(SignallingSession())
+    app = GputopApp(SignalingSession())
     async with app.run_test(size=(80, 24)) as pilot:
         await open_signals(app, pilot)
         keys = str(frame_of(pilot).border_subtitle)

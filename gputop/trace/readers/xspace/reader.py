@@ -18,7 +18,7 @@ from gputop.trace.int_map import IntMap
 from gputop.trace.launch_join import Launches
 from gputop.trace.model import I32, I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
 from gputop.trace.parallel import pool
-from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages, note_serialised
+from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages, note_serialized
 from gputop.trace.readers.clock_file import HostClock, read_clocks
 from gputop.trace.readers.clock_skew import HostSlices, align
 from gputop.trace.readers.content import memory_limit, read_all, too_big
@@ -158,7 +158,7 @@ def read_xspaces(
            "Capture while the job trains, for at least a few steps, with host_tracer_level 2.")
     trace = builder.finish("xspace", paths, to_unix_ns=0 if wall_clock else None,
                            profile_window_ns=window, simulated=simulated, empty_fix=fix)
-    note_serialised(trace)
+    note_serialized(trace)
     return trace
 
 

@@ -333,7 +333,7 @@ def test_several_hosts_share_one_clock():
     assert trace.device.launch_ns.tolist() == [0, 501]
 
 
-def test_simulated_planes_are_honoured():
+def test_simulated_planes_are_honored():
     b = sample()
     b.plane("/gputop:simulated")
     assert b.read().simulated

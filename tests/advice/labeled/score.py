@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.advice.labelled.case import HIGH, LOW, MEDIUM, Case
+from tests.advice.labeled.case import HIGH, LOW, MEDIUM, Case
 
 _ORDER = {None: -1, LOW: 0, MEDIUM: 1, HIGH: 2}
 

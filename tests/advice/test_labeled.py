@@ -1,4 +1,4 @@
-"""The labelled suite itself (its traces show what was put into them), and the advice on a part of it."""
+"""The labeled suite itself (its traces show what was put into them), and the advice on a part of it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from benchmarks.advice import analysis_of, main
 from gputop.simulation.job import Job
 from gputop.simulation.timeline import simulate
-from tests.advice.labelled.case import HIGH, LOW, MEDIUM, TRACE_IDS, Case, severity_window
-from tests.advice.labelled.cases import fault_case
-from tests.advice.labelled.faults import FAULTS
-from tests.advice.labelled.healthy import healthy, missing
-from tests.advice.labelled.pairs import pairs
-from tests.advice.labelled.rules import ids_with_rules
-from tests.advice.labelled.score import judge, summary
-from tests.advice.labelled.truth import truth
+from tests.advice.labeled.case import HIGH, LOW, MEDIUM, TRACE_IDS, Case, severity_window
+from tests.advice.labeled.cases import fault_case
+from tests.advice.labeled.faults import FAULTS
+from tests.advice.labeled.healthy import healthy, missing
+from tests.advice.labeled.pairs import pairs
+from tests.advice.labeled.rules import ids_with_rules
+from tests.advice.labeled.score import judge, summary
+from tests.advice.labeled.truth import truth
 
 HEALTHY = {case.name: case for case in healthy()}
 MISSING = {case.name: case for case in missing()}

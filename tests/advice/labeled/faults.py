@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.advice.labelled import faults_gpu, faults_gpus, faults_host
-from tests.advice.labelled.case import TRACE_IDS
-from tests.advice.labelled.fault import Fault
+from tests.advice.labeled import faults_gpu, faults_gpus, faults_host
+from tests.advice.labeled.case import TRACE_IDS
+from tests.advice.labeled.fault import Fault
 
 FAULTS: Mapping[str, Callable[[int, float], Fault]] = {
     id_: next(getattr(module, id_) for module in (faults_host, faults_gpu, faults_gpus) if hasattr(module, id_))

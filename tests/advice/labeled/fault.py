@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gputop.simulation.job import Job
-from tests.advice.labelled.case import Window, call_ms
-from tests.advice.labelled.jobs import random_job
+from tests.advice.labeled.case import Window, call_ms
+from tests.advice.labeled.jobs import random_job
 
 IMBALANCE = ("replica_imbalance", "gpu0_oversubscribed")
 COMM = ("communication_exposed", "allreduce_count", "allreduce_slow", "collective_waiting")
@@ -15,7 +15,7 @@ PRECISION = ("tensor_cores_unused", "fp16_fallback", "dims_unaligned", "loss_sca
 
 @dataclass(frozen=True)
 class Fault:
-    """A job with the fault and without. The other fields are those of :class:`~tests.advice.labelled.case.Case`."""
+    """A job with the fault and without. The other fields are those of :class:`~tests.advice.labeled.case.Case`."""
 
     job: Job
     fixed: Job

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gputop.simulation.job import Copy, Job, MidStepWork
-from tests.advice.labelled.case import HIGH, LOW, Case, Window, call_ms
-from tests.advice.labelled.jobs import random_job
+from tests.advice.labeled.case import HIGH, LOW, Case, Window, call_ms
+from tests.advice.labeled.jobs import random_job
 
 _CONSEQUENCES = {
     "collective_waiting": ("launch_bound", "staggered_launch"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gputop.simulation.job import Job
-from tests.advice.labelled.case import HIGH, MEDIUM
-from tests.advice.labelled.fault import IMBALANCE, Fault, loop_style, multi_gpu_job, step_ms
-from tests.advice.labelled.jobs import random_job
+from tests.advice.labeled.case import HIGH, MEDIUM
+from tests.advice.labeled.fault import IMBALANCE, Fault, loop_style, multi_gpu_job, step_ms
+from tests.advice.labeled.jobs import random_job
 
 # Gradients reduced per second over eight GPUs' NVLink, as NCCL's own tests measure it.
 _GB_PER_S = {"V100": 75.0, "A100": 130.0, "H100": 230.0}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gputop.simulation.job import Copy, MidStepWork
-from tests.advice.labelled.case import FUSED, HIGH, LOW, MEDIUM, Window
-from tests.advice.labelled.fault import COMM, IMBALANCE, PRECISION, Fault, loop_style, step_ms
-from tests.advice.labelled.jobs import random_job
+from tests.advice.labeled.case import FUSED, HIGH, LOW, MEDIUM, Window
+from tests.advice.labeled.fault import COMM, IMBALANCE, PRECISION, Fault, loop_style, step_ms
+from tests.advice.labeled.jobs import random_job
 
 
 def xla_off(seed: int, share: float) -> Fault:

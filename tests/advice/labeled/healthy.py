@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gputop.simulation.job import Copy, Job, MidStepWork
-from tests.advice.labelled.case import MEDIUM, Case, Window
-from tests.advice.labelled.faults import FAULTS
-from tests.advice.labelled.jobs import random_job
+from tests.advice.labeled.case import MEDIUM, Case, Window
+from tests.advice.labeled.faults import FAULTS
+from tests.advice.labeled.jobs import random_job
 
 _DEVICE_IDS = frozenset(
     ("launch_bound", "small_kernels", "xla_off", "copies_excessive", "copies_pageable", "sync_copies",

@@ -1,4 +1,4 @@
-"""A labelled case: a job, and the findings that its trace must, may and must not lead to.
+"""A labeled case: a job, and the findings that its trace must, may and must not lead to.
 
 The label follows from how the job is built and from simulating it without its faults; it knows no rule.
 """
@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from gputop.simulation.job import Job
 from gputop.simulation.timeline import Timeline, simulate
 from gputop.simulation.xspace import write_xspace
-from tests.advice.labelled.truth import capture_window
+from tests.advice.labeled.truth import capture_window
 
 _ORIGIN_UNIX_NS = 1_790_000_000_000_000_000
 HIGH, MEDIUM, LOW = "high", "medium", "low"

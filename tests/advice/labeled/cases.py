@@ -1,4 +1,4 @@
-"""All labelled cases: every fault in several strengths, pairs of faults, healthy jobs, and traces that lack inputs."""
+"""All labeled cases: every fault in several strengths, pairs of faults, healthy jobs, and traces that lack inputs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import zlib
 from collections.abc import Iterator
 from functools import cache
 
-from tests.advice.labelled.case import TRACE_IDS, Case, Window
-from tests.advice.labelled.faults import FAULTS, Fault
-from tests.advice.labelled.healthy import healthy, missing
-from tests.advice.labelled.pairs import pairs
+from tests.advice.labeled.case import TRACE_IDS, Case, Window
+from tests.advice.labeled.faults import FAULTS, Fault
+from tests.advice.labeled.healthy import healthy, missing
+from tests.advice.labeled.pairs import pairs
 
 # Share of the step that a fault is meant to cost.
 STRENGTHS = {"weak": 0.025, "medium": 0.1, "strong": 0.32}

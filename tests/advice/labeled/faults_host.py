@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gputop.simulation.job import Copy, MidStepWork
-from tests.advice.labelled.fault import COMM, IMBALANCE, Fault, loop_style, step_ms
-from tests.advice.labelled.jobs import random_job
+from tests.advice.labeled.fault import COMM, IMBALANCE, Fault, loop_style, step_ms
+from tests.advice.labeled.jobs import random_job
 
 
 def input_bound(seed: int, share: float) -> Fault:
