@@ -164,7 +164,7 @@ LIVE_RULES: tuple[Rule, ...] = (
             Limit("pcie_saturated.coarse_window_s", 120.0, "s",
                   f"NVML's call sees 20 ms; {OWN}a few dozen looks, 5 s apart, make a mean"),
             Limit("pcie_saturated.coarse_count", 12, "count",
-                  f"{OWN}the mean of 20-ms looks is good to about 0.1 even if they differ widely"),
+                  f"{OWN}the mean of 20-ms samples is good to about 0.1 even if they differ widely"),
             Limit("pcie_saturated.medium_enter", 0.8, "ratio", f"{OWN}the GPU visibly waits"),
             Limit("pcie_saturated.medium_leave", 0.9, "ratio", f"{OWN}it lies a step above the value to enter"),
         ),

@@ -438,7 +438,7 @@ class KernelSizes(Struct, frozen=True):
 
 
 class CopyRow(Struct, frozen=True):
-    """Copies of one GPU and way. ``bytes_per_s`` is bytes over the summed time of the copies whose size is told,
+    """Copies of one GPU and way. ``bytes_per_s`` is bytes over the summed time of the copies whose size is known,
     so parallel copies do not add up to the link's rate. Per step: those that start within steps."""
 
     gpu: int

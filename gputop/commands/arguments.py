@@ -20,13 +20,13 @@ from gputop.session.options import DEFAULT_RULE
 
 _EPILOG = """\
 What is not said here, ~/.config/gputop/config.toml may say; gputop config shows all it can hold.
-exit status: 0 done; 1 it failed, the message says why and what to do; 2 wrong usage; 3 nothing to look at
+exit status: 0 done; 1 it failed, the message says why and what to do; 2 wrong usage; 3 nothing to show
 (no GPU, no profiler server, no trace events)"""
 
 SIMULATED_DEFAULT = "default"
 
 COMMANDS = {
-    "snapshot": "one look, headless",
+    "snapshot": "the state of the node now, headless",
     "capture": "one trace, headless, with its findings",
     "analyze": "analyze a trace that exists",
     "compare": "two traces, analyses or snapshots: what changed beyond noise",
@@ -82,7 +82,7 @@ def watch_options(watch: argparse.ArgumentParser) -> None:
 
 
 def dip_options(dips: argparse.ArgumentParser) -> None:
-    """When to capture without being told to."""
+    """When to capture automatically."""
     dips.add_argument("--on-dip", nargs="?", const=DEFAULT_RULE, default=None, metavar="RULE",
                       help=f"capture by itself when a GPU dips, into <logdir>/black-box (bounded); default rule: "
                            f"{DEFAULT_RULE!r}. Also tensor, dram, util, power, and levels: 'tensor<10%%', 'power<200W'")
@@ -96,7 +96,7 @@ def dip_options(dips: argparse.ArgumentParser) -> None:
 
 
 def screen_options(screen: argparse.ArgumentParser) -> None:
-    """How the monitor looks. What is left out here, the config file may say."""
+    """The appearance of the monitor. The config file may hold what the command line leaves out."""
     screen.add_argument("--theme", default=None, metavar="NAME",
                         help="gputop-dark, gputop-light, gputop-contrast (color-blind safe), or one of Textual's")
     screen.add_argument("--color", choices=("auto", "truecolor", "256", "16", "none"), default=None,

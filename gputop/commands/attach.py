@@ -29,8 +29,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.yes and not _agreed(args.pid, process.user, process.command):
         say("nothing was done")
         return EXIT_OK
-    told = start_server(process, args.port)
-    print(f"{told.line}: gputop finds it by itself")
+    announcement = start_server(process, args.port)
+    print(f"{announcement.line}: gputop finds it by itself")
     return EXIT_OK
 
 

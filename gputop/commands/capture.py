@@ -40,25 +40,25 @@ def run(args: argparse.Namespace) -> int:
         say(note)
     chosen = choose_servers(servers)
     stop = threading.Event()
-    said: list[str] = []
+    reported: list[str] = []
 
     def interrupted(*_: object) -> None:
         """The first ctrl-c or other signal ends the recording and keeps its data; a second ctrl-c quits."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         stop.set()
-        if "analyzing" in said:
+        if "analyzing" in reported:
             say(f"stopped; the trace is kept in {options.logdir}")
             raise KeyboardInterrupt
 
     def on_status(status: CaptureStatus) -> None:
-        if status.phase not in said:
-            said.append(status.phase)
+        if status.phase not in reported:
+            reported.append(status.phase)
             hint = ""
             if status.phase == "recording":
                 hint = f" for {status.chosen_s:g} s ({status.why}); ctrl-c stops it and keeps the data"
             say(f"{status.phase} {status.address}{hint}")
-        if status.message and status.message not in said:
-            said.append(status.message)
+        if status.message and status.message not in reported:
+            reported.append(status.message)
             say(status.message)
 
     with signal_handlers(termination_handlers(interrupted)):

@@ -45,12 +45,12 @@ def run(args: argparse.Namespace, options: Options) -> int:
         session.listen(changed)
         session.start()
         say(f"waiting for {options.auto_capture.rule.text}; ctrl-c ends it")
-        told, known = "", session.last_capture
+        reported, known = "", session.last_capture
         while session.failure is None:
             ended.wait(_POLL_PERIOD_S)
-            if auto_capture.note != told:
-                told = auto_capture.note
-                say(told)
+            if auto_capture.note != reported:
+                reported = auto_capture.note
+                say(reported)
             running = session.status is not None and session.status.running
             if stop.is_set() and not (running and not ended.is_set()):
                 return EXIT_OK

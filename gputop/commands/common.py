@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gputop.sources.base import Source
     from gputop.tui.terminal.preferences import Preferences
 
-LATE_TICKS = 5
+MAX_LATE_SAMPLES = 5
 
 
 def source_of(args: argparse.Namespace) -> Source:
@@ -85,24 +85,25 @@ def _attached(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def start(session: Session, seconds: float) -> None:
-    """Run a session until it has looked for ``seconds``, two samples at least; raises its failure."""
+    """Run a session until it has sampled for ``seconds``, two samples at least; raises its failure."""
     ready = threading.Event()
 
     def listener(change: str) -> None:
         sample, history = session.sample, session.history
-        looked = False
+        sampled = False
         if history is not None and sample is not None and sample.interval_s is not None:
-            # A GPU whose driver was late for just this tick is waited for; one that hangs is not.
+            # A GPU whose driver was late for just this sample is waited for; one that hangs is not.
             late = any(gpu.state == OK and not gpu.readings for gpu in sample.gpus)
-            looked = sample.time_s - session.started_s >= seconds + (LATE_TICKS * sample.interval_s if late else 0.0)
-        if change == "failed" or looked:
+            wait_s = seconds + (MAX_LATE_SAMPLES * sample.interval_s if late else 0.0)
+            sampled = sample.time_s - session.started_s >= wait_s
+        if change == "failed" or sampled:
             ready.set()
 
     session.listen(listener)
     session.start()
-    patience_s = max(seconds, 2 * session.interval_s) + 30.0
-    if not ready.wait(patience_s):
-        raise GputopError(f"no sample within {patience_s:.0f} s: the driver does not answer",
+    timeout_s = max(seconds, 2 * session.interval_s) + 30.0
+    if not ready.wait(timeout_s):
+        raise GputopError(f"no sample within {timeout_s:.0f} s: the driver does not answer",
                           "See whether nvidia-smi returns; a hung driver needs a GPU reset or a reboot.")
     if session.failure is not None:
         raise session.failure

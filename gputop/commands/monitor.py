@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     if unfit:
         from gputop.commands import snapshot
 
-        say(f"{unfit}: one look as text in place of the monitor (gputop snapshot has more forms)")
+        say(f"{unfit}: one snapshot as text in place of the monitor (gputop snapshot has more forms)")
         return snapshot.run(argparse.Namespace(**{**vars(args), "format": "text", "output": None, "seconds": 2.0}))
     preferences = preferences_of(args)
     sampler = Sampler(source, options.interval_s)
@@ -49,7 +49,7 @@ def unfit_terminal() -> str:
 
 
 def _has_driver() -> bool:
-    """Whether NVML's library can be loaded at all: a cheap look before the first frame."""
+    """Whether NVML's library can be loaded at all: a cheap check before the first frame."""
     import ctypes
 
     try:

@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.job:
         raise GputopError("no command to run", "Write it after --: gputop run -- python train.py", EXIT_USAGE)
     file = environment.find_command(args.job)
-    doubt = environment.launch_warning(args.job, file)
-    if doubt is not None:
-        say(doubt)
+    warning = environment.launch_warning(args.job, file)
+    if warning is not None:
+        say(warning)
     token = environment.new_token()
     environ = environment.job_environ(environment.inherited_environ(), token, args.port, args.listen)
     if args.headless:
@@ -99,20 +99,20 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
     options = options_of(args)
     source = source_of(args)
     try:
-        source.open()  # what keeps the monitor from running is said before the job starts
+        source.open()  # what keeps the monitor from running is reported before the job starts
     except GputopError as error:
         raise GputopError(error.message, f"{error.fix} Without the monitor: gputop run --headless -- …",
                           error.exit_code) from None
     session = Session(source, options)
-    told: list[Announcement] = []
+    announced: list[Announcement] = []
 
-    def announced(announcement: Announcement) -> None:
-        told.append(announcement)
+    def on_announcement(announcement: Announcement) -> None:
+        announced.append(announcement)
         if announcement.address is not None:
             session.attach(announcement.address)
         job.set_server(announcement.address, announcement.line)
 
-    with contextlib.closing(Announcements(token, announced)) as announcements:
+    with contextlib.closing(Announcements(token, on_announcement)) as announcements:
         job = Job(args.job, environ, args.output or log_path(options.logdir))
         announcements.start()
         try:
@@ -127,8 +127,8 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
         except Exception:  # noqa: BLE001  a fault of gputop's; the job is to be waited for all the same
             traceback.print_exc()
         wait_for_exit(job, print)
-    if not any(announcement.address for announcement in told):
-        say(told[-1].line if told else "no profiler server came up: no Python of the job that reads PYTHONPATH "
-            "imported TensorFlow or JAX")
+    if not any(announcement.address for announcement in announced):
+        say(announced[-1].line if announced else
+            "no profiler server came up: no Python of the job that reads PYTHONPATH imported TensorFlow or JAX")
     assert job.returncode is not None
     return exit_like(job.returncode)

@@ -1,4 +1,4 @@
-"""``gputop snapshot``: one look, headless."""
+"""``gputop snapshot``: the state of the node now, headless."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("json", "text", "svg", "html"), default=None,
                         help="html: one page for a ticket; default: by FILE's ending (.json, .svg, .html), else text")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to stdout")
-    parser.add_argument("--seconds", type=positive_seconds, default=2.0, metavar="S", help="how long to look (2)")
+    parser.add_argument("--seconds", type=positive_seconds, default=2.0, metavar="S", help="how long to sample (2)")
 
 
 def run(args: argparse.Namespace) -> int:

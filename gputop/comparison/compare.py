@@ -51,9 +51,9 @@ class Comparison:
         if not rows:
             return None
         mean, median = rows["mean_s"], rows["median_s"]
-        for said in (("better", "worse"), ("noise",)):
+        for verdicts in (("better", "worse"), ("noise",)):
             for row in (mean, median):
-                if row.verdict in said:
+                if row.verdict in verdicts:
                     return row
         return mean
 

@@ -138,15 +138,15 @@ def copies(a: Analysis, width: int) -> Iterator[str]:
     ways: dict[tuple[str, str, str], list[float]] = {}
     for row in a.copies.rows:
         sums = ways.setdefault((row.direction, row.source, row.target), [0.0, 0.0, 0.0, 0.0])
-        told = row.bytes_per_s is not None and row.bytes is not None
+        has_rate = row.bytes_per_s is not None and row.bytes is not None
         for i, value in enumerate((row.count, row.bytes or 0, row.time_s,
-                                   (row.bytes or 0) / (row.bytes_per_s or 1) if told else 0.0)):
+                                   (row.bytes or 0) / (row.bytes_per_s or 1) if has_rate else 0.0)):
             sums[i] += value
     yield "Copies   summed over GPUs, rates of a single copy"
     yield f"  {'way':<5} {'memory':<17} {'count':>8} {'time':>8} {'bytes':>6} {'rate':>9}"
     largest = sorted(ways.items(), key=lambda item: -item[1][2])
-    for (direction, source, target), (count, size, time, told_s) in largest[:_COPIES_SHOWN]:
-        amount = f"{bytes_(size):>6} {rate(size / told_s):>9}" if told_s else f"{'?':>6} {'?':>9}"
+    for (direction, source, target), (count, size, time, timed_s) in largest[:_COPIES_SHOWN]:
+        amount = f"{bytes_(size):>6} {rate(size / timed_s):>9}" if timed_s else f"{'?':>6} {'?':>9}"
         yield f"  {direction:<5} {source + ' → ' + target:<17} {int(count):>8,} {seconds(time):>8} {amount}"
     if len(largest) > _COPIES_SHOWN:
         yield f"  and {len(largest) - _COPIES_SHOWN} more ways, shorter"

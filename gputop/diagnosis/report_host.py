@@ -97,8 +97,8 @@ def functions(a: Analysis, width: int) -> Iterator[str]:
                                             "in those calls", width)
     parts = [f"compiled {f.xla_compilations} times, {seconds(f.xla_compile_s)}"] if f.xla_compilations else []
     for xla, what in ((True, "runs"), (False, "does not run")):
-        told = [use.name for use in f.functions[:_NAMES] if use.xla is xla]
-        parts += [f"{what} {', '.join(told)}"] if told else []
+        names = [use.name for use in f.functions[:_NAMES] if use.xla is xla]
+        parts += [f"{what} {', '.join(names)}"] if names else []
     if parts:
         yield from _labeled("XLA", "; ".join(parts), width)
 

@@ -47,7 +47,7 @@ def dependencies() -> Check:
             importlib.import_module(module)
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            found.append(f"{name} (version not told)")
+            found.append(f"{name} (version not known)")
         except (ImportError, AttributeError, TypeError, ValueError, RuntimeError, OSError) as error:
             broken[name] = f"{name} cannot be imported ({type(error).__name__}: {error})"
     if broken:

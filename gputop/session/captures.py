@@ -43,7 +43,7 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
         discovery = discover_servers(None)
         notes = tuple(discovery.notes)
         discovered |= {s.address: Server(s.address, s.about(), s.pid) for s in discovery.servers}
-    def look(text: str) -> Server:
+    def check(text: str) -> Server:
         try:
             address = parse_address(text)
         except GputopError as error:
@@ -60,10 +60,10 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
     if len(attached) > 1:  # those that are down must not add up
         from concurrent.futures import ThreadPoolExecutor
 
-        with ThreadPoolExecutor(min(32, len(attached)), "gputop-look") as threads:
-            found = {s.address: s for s in threads.map(look, attached)}
+        with ThreadPoolExecutor(min(32, len(attached)), "gputop-servers") as threads:
+            found = {s.address: s for s in threads.map(check, attached)}
     else:
-        found = {s.address: s for s in map(look, attached)}
+        found = {s.address: s for s in map(check, attached)}
     return tuple((found | {a: s for a, s in discovered.items() if a not in found}).values()), notes
 
 

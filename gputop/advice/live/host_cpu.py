@@ -203,7 +203,7 @@ def _thread_full(v: HostCpuSaturated, process: ProcessSample, evidence: dict[str
     return Explanation(
         title=f"One CPU thread holds up {gpus_text(v.gpus)}",
         why=f"{name_of(process)} used {cores:.1f} cores over the last {v.window_s:.0f} s, one of them full in "
-            f"{percent(full)} of the looks, while no kernel ran in {percent(1 - util)} of the time: its main thread "
+            f"{percent(full)} of the samples, while no kernel ran in {percent(1 - util)} of the time: its main thread "
             "(Python runs one at a time) does not keep up.",
         evidence=evidence | {"process_cpu_cores": cores, "full_core_share_ratio": full, "gpu_util_ratio": util},
         action="Take work off the main thread: more steps per call of the compiled function, input by parallel tf.data "

@@ -188,7 +188,7 @@ def describe_pcie_saturated(v: PcieSaturated) -> Explanation:
         evidence[f"{v.activity[0]}_ratio"] = v.activity[1]
         if v.severity == "medium":
             waits = f" while the GPU was active {percent(v.activity[1])} of the time"
-    coarse = ", from looks of 20 ms," if reading.coarse else ""
+    coarse = ", from samples of 20 ms," if reading.coarse else ""
     return Explanation(
         title=f"{gpus_text(v.gpus)}: PCIe link full",
         why=f"GPU {worst.gpu.info.index} over the last {worst.window_s:.0f} s: {_WAYS[worst.metric]} traffic "
@@ -225,6 +225,6 @@ def _no_traffic(gpu: GpuSample, metric: str, window_s: float) -> str:
         if gpu[name].reason is not None:
             return f"{name} of {gpus_text([gpu])}: {gpu[name].reason}"
     if gpu[metric].coarse:
-        return (f"{limit('pcie_saturated.coarse_count'):.0f} different 20-ms looks at the traffic in {window_s:.0f} s: "
-                "single ones say little")
+        return (f"{limit('pcie_saturated.coarse_count'):.0f} different 20-ms samples of the traffic in "
+                f"{window_s:.0f} s: single ones say little")
     return f"{window_s:.0f} s of PCIe traffic"

@@ -110,8 +110,8 @@ def _operation(
             exposed[gpu_number(trace, timeline.gpu)] = subtract(spans, timeline.compute).total / 1e9
     rows = [r for r in rows if len(r)]
     all_ = np.concatenate(rows)
-    told = device.bytes[all_]
-    told = told[told >= 0]
+    known_sizes = device.bytes[all_]
+    known_sizes = known_sizes[known_sizes >= 0]
     per_step = None
     if steps is not None:
         per_step = sum(int(in_steps(device.start_ns[r], steps).sum()) for r in rows) / len(rows) / steps.count
@@ -120,7 +120,7 @@ def _operation(
     found = None if isinstance(match, str) else match
     return CollectiveOp(
         name, len(all_), per_step, int((device.end_ns[all_] - device.start_ns[all_]).sum()) / 1e9,
-        int(told.sum()) if len(told) else None, exposed,
+        int(known_sizes.sum()) if len(known_sizes) else None, exposed,
         found.transfer / 1e9 if found else None,
         1 - found.transfer / found.matched if found and found.matched else None, reason,
     ), found

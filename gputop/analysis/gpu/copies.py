@@ -44,9 +44,9 @@ def copies(trace: Trace, rows: I64) -> Copies:
     for name, kind in DIRECTIONS.items():
         own = rows[device.kind[rows] == kind]
         if len(own):
-            told = device.bytes[own] >= 0
+            has_size = device.bytes[own] >= 0
             seconds[name] = int((device.end_ns[own] - device.start_ns[own]).sum()) / 1e9
-            sizes[name] = int(device.bytes[own][told].sum()) if told.any() else None
+            sizes[name] = int(device.bytes[own][has_size].sum()) if has_size.any() else None
             count[name] = len(own)
     return Copies(seconds, sizes, count, _pageable_s(trace, rows))
 
@@ -99,12 +99,12 @@ def _memory(kind: int) -> str:
 
 
 def _sums(trace: Trace, rows: I64) -> tuple[int, int | None, float, float | None]:
-    """Count, bytes, seconds, and bytes per second of the copies whose size is told."""
+    """Count, bytes, seconds, and bytes per second of the copies whose size is known."""
     device = trace.device
     length = device.end_ns[rows] - device.start_ns[rows]
-    told = device.bytes[rows] >= 0
-    size = int(device.bytes[rows][told].sum()) if told.any() else None
-    time = int(length[told].sum())
+    has_size = device.bytes[rows] >= 0
+    size = int(device.bytes[rows][has_size].sum()) if has_size.any() else None
+    time = int(length[has_size].sum())
     return len(rows), size, int(length.sum()) / 1e9, size / time * 1e9 if size is not None and time else None
 
 

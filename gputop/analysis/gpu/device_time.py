@@ -209,14 +209,14 @@ def kernel_types(trace: Trace, timeline: GpuTimeline) -> tuple[dict[str, float] 
     times = np.bincount(index, weights=length)
     names = np.flatnonzero(np.bincount(index))
     by_type: dict[str, float] = {}
-    tensor, told = 0.0, False
+    tensor, any_known = 0.0, False
     for name, time in zip(names.tolist(), times[names], strict=True):
         kernel = classify(trace.names[name - 1] if name else "")
         dtype = kernel.dtype or UNKNOWN
         by_type[dtype] = by_type.get(dtype, 0.0) + float(time) / total
-        told = told or kernel.tensor_core is not None
+        any_known = any_known or kernel.tensor_core is not None
         tensor += float(time) / total if kernel.tensor_core else 0.0
-    return dict(sorted(by_type.items(), key=lambda item: -item[1])), tensor if told else None
+    return dict(sorted(by_type.items(), key=lambda item: -item[1])), tensor if any_known else None
 
 
 def idle_after(trace: Trace, timeline: GpuTimeline, ends_ns: I64, steps: Steps | None) -> Spans:

@@ -67,9 +67,10 @@ def _fragmentation(events: AllocatorEvents, rows: I64, peak: int) -> tuple[float
     """At the peak and the highest: 1 - largest free block / free bytes (bfc_allocator.cc); NaN and absent are None."""
     if len(events.fragmentation) != len(events):
         return None, None
-    told: npt.NDArray[np.float64] = events.fragmentation[rows]
-    finite = np.isfinite(told)
-    return (float(told[peak]) if finite[peak] else None), (float(told[finite].max()) if finite.any() else None)
+    fragmentation: npt.NDArray[np.float64] = events.fragmentation[rows]
+    finite = np.isfinite(fragmentation)
+    at_peak = float(fragmentation[peak]) if finite[peak] else None
+    return at_peak, float(fragmentation[finite].max()) if finite.any() else None
 
 
 def _holders(

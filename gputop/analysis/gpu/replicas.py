@@ -76,10 +76,10 @@ def _work(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | Non
             compute, per = int(coverage(timeline.compute, bounds[:, 0], bounds[:, 1]).sum()), steps.count
         kind = device.kind[rows]
         copies = rows[(kind >= Kind.H2D) & (kind <= Kind.COPY_OTHER)]
-        told = device.bytes[copies]
-        told = told[told >= 0]
+        known_sizes = device.bytes[copies]
+        known_sizes = known_sizes[known_sizes >= 0]
         amounts.append((compute / per / 1e9, int((kind == Kind.COMPUTE).sum()) / per, len(copies) / per))
-        sizes.append(int(told.sum()) / per if len(told) or not len(copies) else None)
+        sizes.append(int(known_sizes.sum()) / per if len(known_sizes) or not len(copies) else None)
     out = []
     for i, (timeline, own, size) in enumerate(zip(gpu_timelines, amounts, sizes, strict=True)):
         others = [median(a[j] for k, a in enumerate(amounts) if k != i) for j in range(3)]

@@ -54,7 +54,7 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans) -> list[FunctionUs
         own = np.array(places)
         modes = [trace.names[i] for i in mode[own].tolist()]
         traced = np.array([m.startswith("traced") for m in modes], bool)
-        told = [counts[row] for row in rows[own].tolist() if row in counts]
+        tracing_counts = [counts[row] for row in rows[own].tolist() if row in counts]
         first = sum(counts.get(row) == 1 for row in rows[own[traced]].tolist())
         calls_s = int(length[rows[own[traced]]].sum()) / 1e9
         built = int(building[own].sum()) / 1e9
@@ -65,7 +65,7 @@ def _functions(trace: Trace, compiled: set[str], runs: Spans) -> list[FunctionUs
             modes=dict(sorted(Counter(modes).items())),
             tracings=int(traced.sum()), retracings=int(traced.sum()) - first,
             tracing_s=built if built else calls_s, tracing_calls_s=calls_s,
-            tracing_count=max(told) if told else None,
+            tracing_count=max(tracing_counts) if tracing_counts else None,
             xla=True if xla else False if any(m.endswith("-nonXla") for m in modes) else None, xla_s=in_xla / 1e9,
         ))
     return out

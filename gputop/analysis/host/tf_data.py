@@ -174,8 +174,8 @@ def _function_time(trace: Trace, calls: _Calls) -> dict[int, int]:
     around = nesting.holder(np.arange(len(rows)) >= m)[m:]
     stage_of_start = np.where(around < m, stage[around], -1)
     has, ids = _keys(trace, started, "id")
-    told = has & (stage_of_start >= 0)
-    of_id = IntMap(dict(zip(ids[told].tolist(), stage_of_start[told].tolist(), strict=True)))
+    matched = has & (stage_of_start >= 0)
+    of_id = IntMap(dict(zip(ids[matched].tolist(), stage_of_start[matched].tolist(), strict=True)))
     runs = host_rows(trace, _RUNS_FUNCTION)
     has, ids = _keys(trace, runs, "id")
     runs, stage_of_run = runs[has], of_id(ids[has])
@@ -273,8 +273,8 @@ def _buffer(trace: Trace, rows: I64) -> tuple[int | None, float | None]:
 
     None where no call tells the limit either, so that a missing figure says nothing.
     """
-    told, limits = _stat_of(trace, rows, "buffer_limit")
-    if not told.any():
+    has_limit, limits = _stat_of(trace, rows, "buffer_limit")
+    if not has_limit.any():
         return None, None
     _, elements = _stat_of(trace, rows, "buffered_elements")
-    return int(limits[told].max()), float((elements[told] <= 0).mean())
+    return int(limits[has_limit].max()), float((elements[has_limit] <= 0).mean())

@@ -89,15 +89,15 @@ def run_watchdog(timeout_s: float) -> None:
         signal.signal(number, signal.SIG_IGN)  # it ends when its work is done, within seconds of gputop's end
     load_grpc()
     print("ready", flush=True)
-    heard = b""
+    unfinished_line = b""
     recording: set[str] = set()
     while True:
         readable, _, _ = select.select([0], [], [], timeout_s)
-        said = os.read(0, _LINE_BYTES) if readable else b""
-        if not said:
+        received = os.read(0, _LINE_BYTES) if readable else b""
+        if not received:
             _stop_twice(recording)
             return
-        *lines, heard = (heard + said).split(b"\n")
+        *lines, unfinished_line = (unfinished_line + received).split(b"\n")
         for line in lines:
             word, _, address = line.decode().partition(" ")
             if word == "q":
@@ -342,8 +342,8 @@ def _explain(address: str, code: str, details: str) -> GputopError:
     if is_busy(code, details):
         return GputopError(f"{address} is busy: another profiling session is running in that process",
                            "Wait for it to end. One that a killed gputop left behind ends with the job.")
-    said = f": {details[:300]}" if details else ""
-    return GputopError(f"{address} answered {code} to continuous profiling{said}", "See the job's own output.")
+    detail = f": {details[:300]}" if details else ""
+    return GputopError(f"{address} answered {code} to continuous profiling{detail}", "See the job's own output.")
 
 
 def drop_reason(kept: RecordingState, before_s: float) -> str | None:

@@ -69,11 +69,11 @@ def gpu_text(gpu: GpuSample, width: int = 100) -> Text:
                "" if gpu.info.numa_node is None else f"NUMA node {gpu.info.numa_node}")
     out.append("\n")
     readings = [(metric, gpu[metric.id]) for metric in GPU_METRICS.values()]
-    told = [(metric, r) for metric, r in readings if r.reason is None or r.reason != gpu.message]
-    for metric, r in told:
+    own_reasons = [(metric, r) for metric, r in readings if r.reason is None or r.reason != gpu.message]
+    for metric, r in own_reasons:
         sheet.figure(metric.label, r, r.source + (" (coarse)" if r.coarse else ""), BOLD)
-    if len(told) < len(readings):
-        out.append(f"{'All other figures' if told else 'All figures'} are {NA} for the reason above.\n", DIM)
+    if len(own_reasons) < len(readings):
+        out.append(f"{'All other figures' if own_reasons else 'All figures'} are {NA} for the reason above.\n", DIM)
     for event in gpu.xids:
         out.append(f"\nXid {event.xid} at {time.strftime('%H:%M:%S', time.localtime(event.time_s))}", BAD)
     if gpu.xids_reason is not None:
@@ -94,7 +94,7 @@ def process_text(p: ProcessSample, now_s: float, gone: bool = False, width: int 
         sheet.line(label, NA if value is None else value, printable(why if value is None else more))
 
     if gone:
-        out.append("It holds no GPU any more, or has ended: this is the last look.\n", WARN)
+        out.append("It holds no GPU any more, or has ended: this is its last sample.\n", WARN)
     out.append(printable(redaction.command(p.command)) if p.command is not None
                else f"command: {NA}, {printable(p.reason or 'not known')}", BOLD)
     out.append("\n\n")

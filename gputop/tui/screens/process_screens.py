@@ -85,11 +85,11 @@ class SignalList(DrawnLines, can_focus=True):
         width, height = self.size
         if width <= 0:
             return
-        said = self._explanation(width)
-        shown = max(0, min(len(SIGNALS), height - len(said) if self.asked else height))
-        said = said[:height - shown]
-        head = self._head(width)[:height - shown - len(said)]
-        blank = height - shown - len(said) - len(head)
+        explanation = self._explanation(width)
+        shown = max(0, min(len(SIGNALS), height - len(explanation) if self.asked else height))
+        explanation = explanation[:height - shown]
+        head = self._head(width)[:height - shown - len(explanation)]
+        blank = height - shown - len(explanation) - len(head)
         first = min(max(0, self.index - shown // 2), len(SIGNALS) - shown)
         lines: list[list[StyledText]] = [[(text, BOLD)] for text in head]
         lines += [[]] * (blank > 1)
@@ -101,7 +101,7 @@ class SignalList(DrawnLines, can_focus=True):
             lines.append([("› " if chosen else "  ", ACCENT), (name, BOLD if chosen else PLAIN),
                           (fit(what, width - 14) if width >= 24 else "", DIM)])
         lines += [[]] * (blank > 0)
-        self.show([*lines, *([(text, WARN if self.asked else DIM)] for text in said)])
+        self.show([*lines, *([(text, WARN if self.asked else DIM)] for text in explanation)])
 
 
 class SignalScreen(ModalScreen[Signals | None]):

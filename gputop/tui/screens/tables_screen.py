@@ -127,9 +127,9 @@ class TablesScreen(Screen[None]):
                                 DIM if value is None else PLAIN, no_wrap=True) for column, value, size in cells))
         grid.display = bool(self._rows)
         reason = table.empty if not table.rows else "" if self._rows else "No row holds that text: / to change it."
-        said = self.query_one("#tables-empty", LinesWidget)
-        said.display = bool(reason)
-        said.show([[], *([("  " + line, PLAIN)] for line in wrap(printable(reason), width - 4, 4))])
+        empty_text = self.query_one("#tables-empty", LinesWidget)
+        empty_text.display = bool(reason)
+        empty_text.show([[], *([("  " + line, PLAIN)] for line in wrap(printable(reason), width - 4, 4))])
 
     def on_tabs_chosen(self, message: Tabs.Chosen) -> None:
         self.action_table(message.index)

@@ -1,4 +1,4 @@
-"""Live rules about the link: full, degraded, idle on purpose, seen in 20-ms looks."""
+"""Live rules about the link: full, degraded, idle on purpose, seen in 20-ms samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_full_link_matters_where_the_gpu_waits() -> None:
 
 
 def coarse(rate: Level, every_s: float = 5.0) -> Scene:
-    """20-ms looks, each shown until the next one."""
+    """20-ms samples, each shown until the next one."""
     def change(gpu: GpuSample, t: float) -> GpuSample:
         now = rate(t // every_s * every_s) if callable(rate) else rate
         readings = {m: Reading(now, BYTES_PER_S, "NVML 20 ms", coarse=True)
@@ -41,17 +41,17 @@ def coarse(rate: Level, every_s: float = 5.0) -> Scene:
     return Scene(dict.fromkeys(range(8), 0.5), change=change)
 
 
-def test_20_ms_looks_count_only_if_there_are_enough() -> None:
+def test_20_ms_samples_count_only_if_there_are_enough() -> None:
     rng = random.Random(2)
-    looks = [rng.uniform(40e9, 55e9) for _ in range(100)]
-    scene = coarse(lambda t: looks[int(t) // 5])
+    samples = [rng.uniform(40e9, 55e9) for _ in range(100)]
+    scene = coarse(lambda t: samples[int(t) // 5])
     early = after(scene, 45)
-    assert "pcie_saturated" not in ids(early) and "20-ms looks" in abstained(early)["pcie_saturated"]
+    assert "pcie_saturated" not in ids(early) and "20-ms samples" in abstained(early)["pcie_saturated"]
     finding = get(after(scene, 130), "pcie_saturated")
-    assert finding.evidence["window_s"] == 120.0 and "looks of 20 ms" in finding.why
-    few = coarse(lambda t: looks[int(t) // 20], every_s=20.0)  # seven different ones
+    assert finding.evidence["window_s"] == 120.0 and "samples of 20 ms" in finding.why
+    few = coarse(lambda t: samples[int(t) // 20], every_s=20.0)  # seven different ones
     advice = after(few, 130)
-    assert "pcie_saturated" not in ids(advice) and "20-ms looks" in abstained(advice)["pcie_saturated"]
+    assert "pcie_saturated" not in ids(advice) and "20-ms samples" in abstained(advice)["pcie_saturated"]
 
 
 def test_missing_traffic_is_named() -> None:

@@ -132,7 +132,7 @@ def test_on_a_terminal_that_cannot_place_text_it_is_one_look_as_text(term: str, 
     with terminal((120, 40), "--demo", "healthy", "--interval", "0.2", env={"TERM": term}) as there:
         assert there.ended() == 0
         said = bytes(there.raw).decode()
-        assert why in said and "one look as text" in said and "What to do" in said
+        assert why in said and "one snapshot as text" in said and "What to do" in said
         assert "\x1b" not in said
 
 
