@@ -28,7 +28,7 @@ def test_evaluation_softens_advice_and_says_what_to_do(phase):
     assert isinstance(with_evaluation_caveat(finding("batch_size_headroom"), steps(phase)), Abstained)
 
 
-def test_training_and_what_is_merely_not_told_are_left_alone():
+def test_training_and_unknown_phases_get_no_caveat():
     for s in (steps("training", evaluation=1.0), steps("unknown"), None):
         assert with_evaluation_caveat(finding(), s) == finding()
     assert with_evaluation_caveat(None, steps("evaluation")) is None

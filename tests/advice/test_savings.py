@@ -42,6 +42,6 @@ def test_side_by_side_leaves_the_longest():
     assert savings.side_by_side(0.09, [0.03, 0.03, 0.03], 0.1) == pytest.approx(0.6)
 
 
-def test_starting_together_saves_no_more_than_the_gpu_stands_still():
+def test_starting_at_once_saves_no_more_than_the_idle_time():
     assert savings.started_together(0.04, 0.1, 0.1) == pytest.approx(0.4)
     assert savings.started_together(0.04, 0.01, 0.1) == pytest.approx(0.1)

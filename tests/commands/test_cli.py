@@ -36,7 +36,7 @@ def test_without_a_driver_it_says_so_and_offers_the_demo(tmp_path: Path) -> None
     assert "driver" in done.stderr and "gputop --demo" in done.stderr and done.stdout == ""
 
 
-def test_snapshot_without_a_driver_is_nothing_to_look_at(tmp_path: Path) -> None:
+def test_snapshot_without_a_driver_has_nothing_to_show(tmp_path: Path) -> None:
     done = gputop("snapshot", "--format", "json", env=no_driver(tmp_path))
     assert done.returncode == 3 and done.stdout == "" and "--demo" in done.stderr
 
@@ -61,7 +61,7 @@ def test_wrong_values_are_wrong_usage_too(args: list[str], capsys: pytest.Captur
     assert "gputop:" in capsys.readouterr().err
 
 
-def test_without_a_terminal_the_monitor_is_one_look_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_the_monitor_is_one_snapshot_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--demo", "--interval", "0.2"]) == 0
     said = capsys.readouterr()
     assert "standard output is no terminal" in said.err and "gputop snapshot" in said.err
@@ -133,7 +133,7 @@ def test_forced_capture_has_no_probe(tmp_path: Path) -> None:
     assert "probing" not in done.stderr
 
 
-def test_capture_where_nothing_listens_is_nothing_to_look_at(tmp_path: Path, unused_port: int) -> None:
+def test_capture_where_nothing_listens_has_nothing_to_show(tmp_path: Path, unused_port: int) -> None:
     done = gputop("capture", "--attach", f"127.0.0.1:{unused_port}", "--logdir", str(tmp_path))
     assert done.returncode == 3, done.stderr
     assert f"127.0.0.1:{unused_port}" in done.stderr and "server.start(6009)" in done.stderr

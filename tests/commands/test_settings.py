@@ -114,7 +114,7 @@ def test_the_parser_is_imported_only_for_a_file(tmp_path: Path) -> None:
         assert done.stdout.strip() == str(exists)
 
 
-def test_a_setting_made_twice_counts_once_and_is_told(file: Path) -> None:
+def test_a_setting_made_twice_counts_once_with_a_warning(file: Path) -> None:
     file.write_text("interval = 2\ninterval = 3\n")
     config = load(file)
     assert config["interval"] == 3.0 and "was set in line 1 already" in config.warnings[0]

@@ -26,14 +26,14 @@ def advice(a: Side, b: Side) -> dict[str, Followed]:
     (0.3, 0.7, "as promised"), (0.3, 0.74, "as promised"), (0.3, 0.85, "less than promised"),
     (0.3, 0.5, "more than promised"), (0.3, 1.2, "less than promised"),
 ])
-def test_a_cured_cause_against_its_promise(promised, left, outcome):
+def test_a_cured_cause_against_its_estimated_saving(promised, left, outcome):
     entry = advice(side(0, findings=[finding("input_bound", promised)]), side(1, mean_s=0.2 * left))["input_bound"]
     assert (entry.status, entry.promised, entry.outcome) == ("gone", promised, outcome)
     assert entry.measured == pytest.approx(1 - left, abs=0.05)
     assert entry.low is not None and entry.high is not None and entry.low < entry.measured < entry.high
 
 
-def test_a_weaker_cause_is_measured_against_what_is_left_of_its_promise():
+def test_a_weaker_cause_is_measured_against_the_rest_of_its_estimated_saving():
     # From 200 ms: without its cause 140 ms; at 160 ms an eighth of it is left, so 20 % were promised for that much.
     entry = advice(side(0, findings=[finding("input_bound", 0.3)]),
                    side(1, mean_s=0.16, findings=[finding("input_bound", 0.125, severity="medium")]))["input_bound"]
@@ -80,7 +80,7 @@ def test_a_cause_that_another_one_explains_is_not_gone():
     assert {id_: e.status for id_, e in found.items()} == {"collective_waiting": "same", "replica_imbalance": "new"}
 
 
-def test_another_batch_size_leaves_the_promise_open():
+def test_with_another_batch_size_the_estimated_saving_is_not_judged():
     a = side(0, findings=[finding("launch_bound", 0.5)])
     entry = advice(a, side(1, mean_s=0.2, h2d_bytes=2e8))["launch_bound"]
     assert entry.outcome == "cannot be told" and "2 times" in (entry.reason or "")
@@ -96,7 +96,7 @@ def test_a_gain_per_sample_is_measured_per_sample():
     assert entry.measured is None and "batch sizes" in (entry.reason or "")
 
 
-def test_without_a_promise_or_a_step_time_nothing_is_judged():
+def test_without_an_estimated_saving_or_a_step_time_nothing_is_judged():
     a = side(0, findings=[finding("input_bound", None)])
     assert advice(a, side(1))["input_bound"].reason == "no gain was promised"
     b = changed(side(1), lambda document: document.update(steps=None))
@@ -104,7 +104,7 @@ def test_without_a_promise_or_a_step_time_nothing_is_judged():
     assert entry.outcome == "cannot be told" and entry.measured is None
 
 
-def test_steps_that_vary_too_much_judge_no_promise():
+def test_steps_that_vary_too_much_judge_no_estimated_saving():
     wild = np.random.default_rng(3).lognormal(0, 1, 12)
     entry = advice(side(0, step_s=wild, findings=[finding("input_bound", 0.1)]),
                    side(1, step_s=wild[::-1] * 1.02))["input_bound"]

@@ -73,7 +73,7 @@ def test_the_real_pair_with_slow_and_fast_input():
     assert next(e for e in back.advice if e.id == "input_bound").status == "new"
 
 
-def test_a_cured_gpu_0_keeps_its_promise(node):
+def test_a_cured_gpu_0_saves_as_estimated(node):
     c = compare(node["before"], node["after"])
     assert c.verdict == "better" and c.sample_change is None
     assert verdict(c, "breakdown", "collectives") == "better" == verdict(c, "gpus", "collectives_exposed", 1)
@@ -258,7 +258,7 @@ def test_idle_shares_that_grow_with_a_shorter_step_are_explained():
     assert "the same idle time is a larger share" in " ".join(text_report(compare_sides(a, b)).split())
 
 
-def test_a_mean_and_a_typical_step_that_disagree_are_both_told():
+def test_a_mean_and_a_typical_step_that_disagree_are_both_reported():
     a, b = side(0, 200), side(1, 200, mean_s=0.21)
     slow = a.series.step_s.copy()
     slow[::5] *= 2
@@ -273,14 +273,14 @@ def test_temperatures_have_their_unit_and_no_shares():
     assert "Temperature, GPU 0                   58 °C     35 °C   -22 °C  changed" in text
 
 
-def test_nothing_changed_and_nothing_told_are_sentences():
+def test_nothing_changed_and_nothing_known_are_sentences():
     assert "NOISE: the step time did not change" in text_report(compare_sides(side(0), side(1)))
     few = text_report(compare_sides(side(0, 3), side(1, 3)))
     assert "Whether the step time changed cannot be told: too few steps" in " ".join(few.split())
 
 
 @needs_shared
-def test_two_real_jobs_are_told_not_to_be_the_same():
+def test_two_real_jobs_are_reported_as_different():
     c = compare(SHARED / "nsys" / "h100_2gpu_1s.sqlite", SHARED / "nsys" / "mfu_2gpu_before.sqlite")
     assert c.notes[0].id == "other_kernels" and c.verdict == "cannot be told"
     c = compare(SHARED / "kineto" / "a100_launch_bound.json.gz", SHARED / "kineto" / "v100_healthy.json.gz")

@@ -103,7 +103,7 @@ def test_documents_without_durations_say_what_is_missing():
     assert row.reason is not None and "A and B" in row.reason
 
 
-def test_without_steps_nothing_of_them_is_told():
+def test_without_steps_there_are_no_rows_of_steps():
     a, b = side(0), side(1)
     def without_steps(document):
         document["steps"] = None
@@ -122,7 +122,7 @@ def test_packed_iterations_are_unpacked():
     assert row.verdict == "noise" and row.b == pytest.approx(0.2, rel=0.05)
 
 
-def test_drifting_steps_far_apart_are_told_apart_by_the_median_only():
+def test_drifting_steps_far_apart_are_distinguished_by_the_median_only():
     drift = np.concatenate((np.linspace(1, 1.5, 10), np.linspace(1.5, 1, 10)))
     a, b = side(0, step_s=drift), side(1, step_s=drift * 0.5)
     assert the(a, b, "steps", "median_s").verdict == "better"

@@ -35,7 +35,7 @@ def test_students_quantile_is_that_of_the_tables(freedom, table):
 
 
 @pytest.mark.parametrize(("count", "correlation"), [(8, 0.0), (20, 0.0), (20, 0.4), (60, 0.6)])
-def test_unchanged_jobs_are_rarely_told_apart(count, correlation):
+def test_unchanged_jobs_are_rarely_distinguished(count, correlation):
     rng = np.random.default_rng(5)
     false = {"mean": 0, "median": 0}
     runs = 600

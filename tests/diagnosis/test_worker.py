@@ -103,7 +103,7 @@ def replaced(monkeypatch, code: str) -> None:
     monkeypatch.setattr(worker, "_CHILD", code)
 
 
-def test_a_child_killed_for_memory_is_told_apart(monkeypatch):
+def test_a_child_killed_for_memory_is_reported_as_such(monkeypatch):
     replaced(monkeypatch, f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})")
     with pytest.raises(GputopError, match="memory"):
         analyze_in_worker(["x"])

@@ -86,7 +86,7 @@ _INSIDE = ProcessSample(
 )
 
 
-def test_host_and_processes_are_told_whole() -> None:
+def test_host_and_processes_are_complete() -> None:
     session = _with(StillSession(), _INSIDE)
     doc = json.loads(to_json(document(session)))
     assert doc["host"]["core_ratios"] == [1.0, 0.97, 0.5] and doc["host"]["cpu_limit_cores"] == 8.0
@@ -102,7 +102,7 @@ def test_host_and_processes_are_told_whole() -> None:
             "  CUDA_VISIBLE_DEVICES=0,1\ufffd\n      matched by its mapping of /dev/nvidia0\n") in text
 
 
-def test_limits_of_control_groups_and_busy_processes_without_a_gpu_are_told_and_read_back() -> None:
+def test_limits_of_control_groups_and_busy_processes_without_a_gpu_are_written_and_read_back() -> None:
     group = cgroup_sample("slurm 7", cpu_limit_cores=8.0, cpu_used_cores=7.9, cpu_throttled_ratio=0.41,
                           memory_limit_bytes=64 * 2.0**30, memory_used_bytes=62 * 2.0**30, oom_kills=2.0)
     own = cgroup_sample("/user.slice", cpu_limit_cores=None, cpu_used_cores=0.1)

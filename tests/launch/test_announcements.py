@@ -18,7 +18,7 @@ def _tell(token: str, data: bytes) -> None:
         teller.sendto(data, f"\0gputop-run-{token}")
 
 
-def test_what_is_told_arrives_and_what_makes_no_sense_does_not():
+def test_announcements_arrive_and_malformed_ones_do_not():
     token, received = new_token(), queue.Queue()
     announcements = Announcements(token, received.put)
     announcements.start()
@@ -32,13 +32,13 @@ def test_what_is_told_arrives_and_what_makes_no_sense_does_not():
     assert received.empty()
 
 
-def test_nothing_told_is_none():
+def test_no_announcement_is_none():
     announcements = Announcements(new_token(), lambda _: None)
     assert announcements.receive(0.0) is None
     announcements.close()
 
 
-def test_what_is_told_is_made_safe():
+def test_announcements_are_made_printable():
     token = new_token()
     announcements = Announcements(token, lambda _: None)
     _tell(token, json.dumps({"address": None, "line": "\x1b[31mno server"}).encode())

@@ -26,13 +26,13 @@ def test_a_function_that_is_not_there():
 
 
 @pytest.mark.parametrize("size", [0, 4, 16, 63, 64, 200, 1000])
-def test_a_file_cut_short_is_told(size):
+def test_a_truncated_file_is_reported(size):
     data = Path(sys.executable).resolve().read_bytes()[:size]
     with pytest.raises(ValueError, match="ELF"):
         functions_of(data, _NAMES)
 
 
-def test_another_kind_of_file_is_told():
+def test_another_kind_of_file_is_reported():
     with pytest.raises(ValueError, match="no 64-bit"):
         functions_of(b"\x7fELF\x01\x01" + bytes(200), _NAMES)
     shell = shutil.which("sh")

@@ -25,7 +25,7 @@ def test_what_was_there_stays():
     ("python --check-hash-based-pycs always -I", None),  # told too little rather than wrongly
     ("train -I", None),
 ])
-def test_options_that_leave_the_environment_aside(words, option):
+def test_options_that_ignore_the_environment(words, option):
     doubt = launch_warning(words.split(), "/bin/true")
     assert (doubt is None) == (option is None)
     assert option is None or f"Python's {option} " in str(doubt)

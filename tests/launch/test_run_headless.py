@@ -220,7 +220,7 @@ def test_the_environments_own_sitecustomize_runs(tmp_path):
     assert run("--", sys.executable, "-c", code, path=tmp_path).stdout == f"{own} {own}\n"
 
 
-def test_the_error_of_the_environments_own_sitecustomize_is_told_as_without(tmp_path):
+def test_the_error_of_the_environments_own_sitecustomize_is_reported_as_without(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('theirs')")
     bare = subprocess.run([sys.executable, "-c", "print(1)"], env=environment(tmp_path), capture_output=True, text=True,
                           check=True)
@@ -229,7 +229,7 @@ def test_the_error_of_the_environments_own_sitecustomize_is_told_as_without(tmp_
     assert (ended.stdout, ended.stderr) == (bare.stdout, 2 * bare.stderr)  # gputop's own Python says it too
 
 
-def test_a_python_that_leaves_the_environment_aside_is_said_before_it_starts(packages):
+def test_a_python_that_ignores_the_environment_is_reported_before_it_starts(packages):
     ended = run("--", sys.executable, "-I", "-c", "print(1)", path=packages)
     assert ended.stdout == "1\n"
     assert "Python's -I leaves the environment aside" in ended.stderr

@@ -250,7 +250,7 @@ class TestFileSystemsThatFail:
         assert str(path) in caught.value.message and "gputop analyze" in caught.value.fix
         assert path.stat().st_size == len(server.xspace)
 
-    def test_a_trace_from_the_response_needs_no_second_look_at_the_disk(self, logdir, failing):
+    def test_a_trace_from_the_response_is_not_read_from_the_disk(self, logdir, failing):
         failing("stat", lambda path, *_: path.name.endswith(".xplane.pb") and path in path.parent.iterdir())
         with serve() as server:
             result = capture(server.address, seconds=0.01, logdir=logdir)

@@ -95,7 +95,7 @@ def test_sockets_bound_to_one_address_are_left_alone():
         assert one.getsockname()[1] not in ports
 
 
-def test_holders_are_told_oldest_first():
+def test_holders_are_listed_oldest_first():
     with socket.create_server(("", 0)) as wildcard:
         wildcard.set_inheritable(True)
         code = "print('up', flush=True); import sys; sys.stdin.read()"
@@ -243,7 +243,7 @@ def test_workers_that_a_capture_may_crash_are_known(proc, version, config, mappe
     assert said is None or ("process 77" in said and "may end the job" in said)
 
 
-def test_what_is_known_of_a_server_is_told_in_a_line():
+def test_a_server_is_described_in_a_line():
     server = discovery.ProfilerServer("a:1", 7, discovery._own_user(), "python train.py", "TensorFlow", "2.21.0",
                                       "worker 1")
     assert server.about() == "TensorFlow 2.21.0, worker 1: python train.py"
@@ -284,7 +284,7 @@ def _note(asked: list[str], address: str) -> None:
     raise GputopError("nobody there", "")
 
 
-def test_a_training_job_is_told_by_its_libraries(tmp_path):
+def test_a_training_job_is_recognized_by_its_libraries(tmp_path):
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "maps").write_text(MAPS.format(site="/site-packages"))
     assert discovery.is_training(7, tmp_path) is True and discovery.is_training(8, tmp_path) is None

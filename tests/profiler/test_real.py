@@ -25,7 +25,7 @@ from tests.tf_job import start_tf_job
 pytestmark = pytest.mark.tensorflow
 
 
-def test_found_without_being_told(tf_fast_job):
+def test_found_without_an_address(tf_fast_job):
     (server,) = [s for s in Finder().find().servers if s.pid == tf_fast_job.pid]
     assert server.address == tf_fast_job.address
     assert (server.framework, server.version) == ("TensorFlow", tf_fast_job.versions["tensorflow"])

@@ -221,7 +221,7 @@ def test_a_full_disk_ends_the_recording_and_keeps_it(tmp_path: Path) -> None:
     assert all(recording.sample(i).simulated for i in range(len(recording)))
 
 
-def test_record_stops_when_told_and_drops_nothing(tmp_path: Path) -> None:
+def test_record_stops_on_request_and_drops_nothing(tmp_path: Path) -> None:
     path, stop, said = tmp_path / "node.rec", threading.Event(), []
 
     def say(message: str) -> None:

@@ -103,7 +103,7 @@ def test_as_fast_as_it_goes_to_the_end(watch: Callable[..., Watched]) -> None:
     assert [watched.tick() for _ in range(11)] == list(range(39, 50))
 
 
-def test_pause_stands_still_and_seek_still_works(watch: Callable[..., Watched]) -> None:
+def test_seek_works_during_a_pause(watch: Callable[..., Watched]) -> None:
     watched = watch([float(t) for t in range(200)])
     assert watched.tick() == 0
     watched.player.toggle_pause()

@@ -76,7 +76,7 @@ def test_the_minutes_before_are_the_means_of_the_history() -> None:
         out.close()
 
 
-def test_what_is_of_the_past_says_that_it_is_coarse() -> None:
+def test_samples_of_the_history_are_coarse() -> None:
     samples = SnapshotSamples(snapshot_of(StillSession(ticks=60)))
     before = samples.sample(10)
     assert before.gpus[0]["sm_active"].coarse and before.gpus[0]["sm_active"].source == "snapshot, mean of 5 s"

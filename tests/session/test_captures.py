@@ -50,7 +50,7 @@ def test_a_trace_that_could_have_been_longer_names_what_it_may_miss() -> None:
     assert sum("--force" in r for r in record([0.1], plan=enough).remarks) == 1
 
 
-def test_steps_that_grow_slower_under_the_profiler_are_told() -> None:
+def test_steps_that_grow_slower_under_the_profiler_are_reported() -> None:
     slower = record([0.10, 0.10, *[0.11] * 6, 0.15, 0.15])
     assert slower.remarks[-1] == "steps took 100 ms at its beginning and 150 ms at its end"
     assert slower.to_json()["cost"]["first_steps_s"] == 0.10 and slower.to_json()["cost"]["last_steps_s"] == 0.15

@@ -36,7 +36,7 @@ def test_throttling_is_an_episode_that_short_breaks_do_not_end() -> None:
     assert log.between(START_S + 15, START_S + 40) == []
 
 
-def test_faults_are_told_once_and_counters_only_where_they_grow() -> None:
+def test_faults_are_logged_once_and_counters_only_where_they_grow() -> None:
     log = EventLog()
     for tick in range(5):
         sample = node_sample(tick, 2)
@@ -100,7 +100,7 @@ def test_memory_is_bounded() -> None:
     assert len(log.between(0, START_S + 1e9)) <= MAX_ENDED_EVENTS + 1
 
 
-def test_a_session_keeps_marks_and_rhythm() -> None:
+def test_a_session_keeps_marks_and_step_period() -> None:
     def throttle(gpu: GpuSample, tick: int) -> GpuSample:
         return replace(gpu, clock_event_reasons=("thermal",)) if tick == 100 and gpu.info.index == 2 else gpu
 

@@ -108,7 +108,7 @@ def test_a_source_that_does_not_open_is_the_session_s_failure() -> None:
     session.close()
 
 
-def test_the_past_is_taken_into_history_without_being_judged() -> None:
+def test_the_backfill_enters_the_history_and_no_rule_runs_on_it() -> None:
     session = StillSession(ticks=0)
     told: list[str] = []
     session.listen(told.append)
@@ -159,7 +159,7 @@ def test_a_record_without_an_analysis_has_no_findings() -> None:
     assert record.findings == () and record.step_s is None
 
 
-def test_a_fault_of_our_own_ends_the_capture_and_not_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_gputop_ends_the_capture_and_not_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> CaptureRecord:
         raise PermissionError("no way")
 
@@ -173,7 +173,7 @@ def test_a_fault_of_our_own_ends_the_capture_and_not_the_session(monkeypatch: py
         assert session.status is not None and "no way" in session.status.message
 
 
-def test_a_fault_while_looking_for_servers_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_discovery_of_servers_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> None:
         raise UnicodeError("label too long")
 

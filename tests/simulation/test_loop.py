@@ -86,7 +86,7 @@ def test_host_figures_follow_the_pipeline(loop: TrainingLoop) -> None:
     assert longer["write_bytes"] - after["write_bytes"] == pytest.approx(loop.scenario.checkpoint_bytes)
 
 
-def test_the_past_is_kept_for_a_while_and_then_forgotten() -> None:
+def test_earlier_steps_are_kept_for_a_while_and_then_dropped() -> None:
     loop = TrainingLoop(SCENARIOS["healthy"])
     at = 400 * SECOND
     before = loop.gpu_integrals(2, at)

@@ -67,7 +67,7 @@ def test_coarse_utilization_hides_what_sm_activity_shows(source: SimulatedSource
         assert sample["temperature_c"].value < first["temperature_c"].value  # type: ignore[operator]
 
 
-def test_the_past_is_five_minutes_of_the_same_job(source: SimulatedSource, past: list[NodeSample]) -> None:
+def test_the_backfill_is_five_minutes_of_the_same_job(source: SimulatedSource, past: list[NodeSample]) -> None:
     assert len(past) == BACKFILL_S
     times = [s.time_s for s in past]
     assert times == sorted(times) and times[-1] == NOW - 1 and times[0] == NOW - BACKFILL_S
@@ -78,7 +78,7 @@ def test_the_past_is_five_minutes_of_the_same_job(source: SimulatedSource, past:
         assert sample.gpus[2] == node.gpu(2, end - 10**9, end)
 
 
-def test_phases_show_in_the_past(source: SimulatedSource, past: list[NodeSample]) -> None:
+def test_phases_show_in_the_backfill(source: SimulatedSource, past: list[NodeSample]) -> None:
     """Checkpoints: GPUs idle, GPU 0 sends to the host, the disk is written. Training: none of it."""
     loop = source._opened().loop
     seen = {StepKind.CHECKPOINT: 0, StepKind.TRAIN: 0}
@@ -114,7 +114,7 @@ def test_input_bound_shows_on_the_host() -> None:
     assert bound.gpus[1]["sm_active"].value < 0.6 < healthy.gpus[1]["sm_active"].value  # type: ignore[operator]
 
 
-def test_a_window_is_the_time_since_the_last_look(source: SimulatedSource) -> None:
+def test_a_window_is_the_time_since_the_last_sample(source: SimulatedSource) -> None:
     node = source._opened()
     fresh = _open()
     probe = fresh.gpus[3]

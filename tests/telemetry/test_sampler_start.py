@@ -15,7 +15,7 @@ from gputop.telemetry.sampler import MIN_INTERVAL_S, Sampler
 from tests.telemetry.test_sampler import WAIT_S, Node
 
 
-def test_with_nobody_connected_it_looks_at_the_gpus_and_waits() -> None:
+def test_before_a_connection_it_reads_the_gpus_and_waits() -> None:
     node = Node()
     sampler = Sampler(node, MIN_INTERVAL_S)
     sampler.start()
@@ -32,7 +32,7 @@ def test_with_nobody_connected_it_looks_at_the_gpus_and_waits() -> None:
     assert node.closed.is_set()
 
 
-def test_with_nobody_connected_a_failure_is_kept_and_told_later() -> None:
+def test_a_failure_before_a_connection_is_kept_and_reported_later() -> None:
     node = Node()
     node.fault = NoDataError("no GPU", "buy one")
     sampler = Sampler(node, MIN_INTERVAL_S)
@@ -52,7 +52,7 @@ def test_one_that_nobody_connects_can_be_stopped() -> None:
     assert node.closed.is_set()
 
 
-def test_the_past_comes_once_after_the_first_sample(begin_past: Callable[[Node], list[object]]) -> None:
+def test_the_backfill_comes_once_after_the_first_sample(begin_past: Callable[[Node], list[object]]) -> None:
     past = [NodeSample(float(i), (), HostSample("node", {})) for i in range(3)]
     got = begin_past(Node(past=past))
     assert isinstance(got[0], NodeSample) and len(got[0].gpus) == 2
@@ -60,7 +60,7 @@ def test_the_past_comes_once_after_the_first_sample(begin_past: Callable[[Node],
     assert isinstance(got[2], NodeSample) and got[2].time_s > got[0].time_s
 
 
-def test_a_source_that_fails_to_tell_its_past_is_sampled_all_the_same(
+def test_a_source_whose_backfill_fails_is_sampled(
     begin_past: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node()
@@ -68,7 +68,7 @@ def test_a_source_that_fails_to_tell_its_past_is_sampled_all_the_same(
     assert begin_past(node)[1] == ()
 
 
-def test_a_past_that_hangs_is_not_waited_for_long(
+def test_a_backfill_that_hangs_is_given_up_soon(
     begin_past: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, gate = Node(), threading.Event()
@@ -80,7 +80,7 @@ def test_a_past_that_hangs_is_not_waited_for_long(
     gate.set()
 
 
-def test_a_past_that_is_slow_to_come_holds_up_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_backfill_delays_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     node, gate, out = Node(), threading.Event(), queue.SimpleQueue[object]()
     past = NodeSample(1.0, (), HostSample("node", {}))
     monkeypatch.setattr(node, "backfill", lambda now_s, interval_s: gate.wait(WAIT_S) and [past])

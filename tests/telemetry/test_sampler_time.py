@@ -132,7 +132,7 @@ def test_a_host_that_hangs_once_is_missing_and_nothing_old_is_shown_after_it(mon
 
 
 @pytest.mark.parametrize(("interval_s", "tick_timeout_s"), [(0.1, 0.08), (0.5, 0.4), (2.0, 0.5)])
-def test_a_gpu_that_begins_to_hang_delays_one_tick_by_what_is_promised(
+def test_a_gpu_that_begins_to_hang_delays_one_sample_by_the_documented_time(
     interval_s: float, tick_timeout_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert sampler_module.tick_timeout_s(interval_s) == pytest.approx(tick_timeout_s)

@@ -73,7 +73,7 @@ def _false_alarms(noise: str, samples: int, gpus: int, seeds: range) -> int:
 
 @pytest.mark.parametrize("noise", ["white", "the same on all GPUs", "a mean over ten samples", "a random walk"])
 @pytest.mark.parametrize(("samples", "gpus"), [(40, 1), (120, 4), (300, 8)])
-def test_noise_has_no_rhythm(noise: str, samples: int, gpus: int) -> None:
+def test_noise_has_no_step_period(noise: str, samples: int, gpus: int) -> None:
     assert _false_alarms(noise, samples, gpus, range(250)) <= 2, "under 1 %"
 
 
@@ -93,7 +93,7 @@ def test_why_there_is_none() -> None:
     assert ramp.period_s is None and ramp.interval_s == 1.0 and (ramp.shortest_s, ramp.longest_s) == (2.5, 60.0)
 
 
-def test_what_repeats_within_two_and_a_half_samples_is_too_fast_and_its_double_is_not_told() -> None:
+def test_what_repeats_within_two_and_a_half_samples_is_too_fast_and_its_double_is_not_reported() -> None:
     found = estimate(*steps(2.2, 1.0, 300, uneven=0.0, jitter=0.005))
     assert (found.period_s, found.reason) == (None, TOO_FAST)
 
@@ -123,7 +123,7 @@ def test_a_pause_between_the_steps_does_not_hide_them() -> None:
     assert estimate(times, values).period_s == pytest.approx(0.37, rel=0.03)
 
 
-def test_the_rhythm_that_most_gpus_share_is_told_with_its_gpus() -> None:
+def test_the_step_period_that_most_gpus_share_is_reported_with_its_gpus() -> None:
     times, job = steps(5.0, 1.0, 300, gpus=5)
     _, other = steps(8.3, 1.0, 300, seed=1, gpus=2)
     idle = np.zeros((300, 1))
@@ -186,7 +186,7 @@ def test_power_is_taken_where_sm_activity_cannot_be_read() -> None:
     assert estimate_step_period(History()).period_s is None
 
 
-def test_whole_steps_in_a_rhythm() -> None:
+def test_whole_steps_in_a_step_period() -> None:
     step_period = StepPeriodEstimate(2.4, 0.9, interval_s=0.5)
     assert [steps_per_period(step_period, s) for s in (2.41, 0.6, 0.62, 0.8)] == [1, 4, None, 3]
     assert steps_per_period(StepPeriodEstimate(None, reason="flat"), 1.0) is None

@@ -34,7 +34,7 @@ def test_a_ratio_in_a_cell_and_in_a_sentence() -> None:
     assert (fmt.ratio(0.384), fmt.percent(0.384)) == ("38%", "38 %")
 
 
-def test_unknown_is_told_from_zero() -> None:
+def test_unknown_differs_from_zero() -> None:
     assert fmt.reading(Reading.missing("W", "no permission")) == "N/A"
     assert fmt.reading(Reading(0.0, "W")) == "0W"
 

@@ -49,7 +49,7 @@ def test_rows_stand_by_gpu_then_threads_then_stages():
     assert {KINDS[k] for k in kinds["tf_data_private_threadpool/3"]} == {KINDS[k] for k in kinds["python"]} == {"input"}
 
 
-def test_two_stages_of_one_name_are_told_by_their_paths():
+def test_two_stages_of_one_name_are_distinguished_by_their_paths():
     b = Builder().host("Iterator::Root::Map", 0, 5).host("Iterator::Root::Map::Batch::Map", 1, 2)
     labels = [row.label for row in timeline_of(b.build()).rows if row.kind == "stage"]
     assert labels == ["Map", "Map::Batch::Map"]

@@ -146,7 +146,7 @@ def test_search_goes_through_all_hits_in_order(events, text, time, row, back):
     assert found == (left[::-1] if back else left)
 
 
-def test_names_and_depths_are_told():
+def test_names_and_depths_of_events():
     b = Builder()
     b.run(0, 10, 5, "gemm", launch=1, op="model/dense:MatMul")
     b.host("outer", 0, 50).host("inner", 0.5, 20).host("innermost", 1, 2)
@@ -162,7 +162,7 @@ def test_names_and_depths_are_told():
         timeline.range(row.key, 3)
 
 
-def test_many_events_are_told_in_blocks():
+def test_many_events_are_read_in_blocks():
     """More events than are looked at in one go, a long one around them, and hits far apart."""
     b = Builder()
     b.host("around", 0, 100_000)

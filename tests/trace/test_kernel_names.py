@@ -81,7 +81,7 @@ def test_launch_shapes():
         (16, 1, 1), (512, 1, 1), -1, 64, None)
 
 
-def test_an_occupancy_that_is_not_told_is_reckoned_for_nvidia():
+def test_a_missing_occupancy_is_computed_for_nvidia():
     text = "regs:168 static_shared:1024 dynamic_shared:229376 grid:264,1,1 block:384,1,1 occ_pct:0"
     plain, h100 = launch_shape(text), launch_shape(text, (9, 0))
     assert plain is not None and plain.occupancy is None and h100 is not None and h100.occupancy == 12 / 64

@@ -37,7 +37,7 @@ async def test_capture_without_a_server_says_how_to_get_one() -> None:
         assert any("No capture is running" in m for m in notices) and any("No capture yet" in m for m in notices)
 
 
-async def test_while_the_first_capture_runs_nobody_is_told_to_start_one() -> None:
+async def test_while_the_first_capture_runs_nobody_is_asked_to_start_one() -> None:
     session = FoundSession()
     session.last_capture, session.live = None, Advice()
     app = GputopApp(session)
@@ -52,7 +52,7 @@ async def test_while_the_first_capture_runs_nobody_is_told_to_start_one() -> Non
         assert len(notices) == 4 and all("under way" in m and "press c" not in m for m in notices)
 
 
-def test_the_end_of_a_shortened_capture_is_told_in_few_lines() -> None:
+def test_the_end_of_a_shortened_capture_takes_few_lines() -> None:
     session = FoundSession()
     record = session.last_capture
     assert record is not None
@@ -67,7 +67,7 @@ def test_the_end_of_a_shortened_capture_is_told_in_few_lines() -> None:
         "t: its timeline. T: its tables. J: all that is to say of it."]
 
 
-async def test_what_to_beware_of_is_told_once_while_a_capture_runs() -> None:
+async def test_a_warning_of_a_running_capture_is_shown_once() -> None:
     session = FoundSession()
     app = GputopApp(session)
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
@@ -101,7 +101,7 @@ async def test_progress_and_failure_of_a_capture_are_on_the_job_line() -> None:
 
 
 @pytest.mark.parametrize(("key", "force"), [("c", False), ("C", True)])
-async def test_what_a_capture_cost_is_told_when_it_is_done(key: str, force: bool,
+async def test_the_cost_of_a_capture_is_shown_when_it_is_done(key: str, force: bool,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     session = FoundSession()
     asked: list[bool] = []

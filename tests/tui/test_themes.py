@@ -68,7 +68,7 @@ async def test_every_form_at_every_size_says_the_same(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["none", "ascii", "16", "console"])
-async def test_levels_are_told_apart_without_color(form: str) -> None:
+async def test_levels_are_distinguishable_without_color(form: str) -> None:
     def half(gpu: GpuSample, tick: int) -> GpuSample:
         level = {0: 0.0, 1: 0.5, 2: 1.0}.get(gpu.info.index, float(tick % 2))
         return replace(gpu, readings={**gpu.readings, "sm_active": replace(gpu["sm_active"], value=level)})

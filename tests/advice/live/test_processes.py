@@ -89,7 +89,7 @@ def test_idle_leaves_when_work_begins() -> None:
     assert "idle_gpu" in ids(advice[199]) and "idle_gpu" not in ids(advice[205])
 
 
-def test_unused_gpus_are_told_apart_from_idle_ones() -> None:
+def test_unused_gpus_are_distinguished_from_idle_ones() -> None:
     advice = after(Scene(jobs=[Job(gpus=range(6))]), 150)
     assert ids(advice) == ["unused_gpu"]
     assert get(advice, "unused_gpu").gpus == (6, 7) and get(advice, "unused_gpu").severity == "low"

@@ -46,7 +46,7 @@ def test_communication_beside_compute_costs_nothing():
     assert findings(reducing(4_000, hidden=True)) == {}
 
 
-def test_no_more_is_promised_than_there_is_compute_to_hide_behind():
+def test_the_estimated_saving_is_at_most_the_compute_to_hide_behind():
     f = findings(reducing(15_000, compute=2_000))["communication_exposed"]
     assert f.gain.step_time == pytest.approx(0.1, abs=0.02)
 

@@ -8,7 +8,7 @@ from gputop.trace.model import Kind, MemoryKind
 from tests.advice.trace.traces import STEP, STEPS, copying, findings, healthy
 
 
-def test_pinned_copies_are_not_told_to_pin():
+def test_pinned_copies_are_not_advised_to_pin():
     f = findings(copying(Kind.H2D, 6_000))["copies_excessive"]
     assert f.severity == "high" and "fewer bytes" in f.action and "pageable" not in f.action
     assert f.evidence["pageable_ratio"] == 0

@@ -48,5 +48,5 @@ def test_loss_scaling_counts_its_checks_and_the_wait_for_the_verdict(checks, wai
         assert (f.evidence["verdict_wait_s"] > 0) == bool(wait)
 
 
-def test_newer_gpus_are_told_to_use_bfloat16():
+def test_newer_gpus_are_advised_to_use_bfloat16():
     assert "BF16" in findings(on(scaled(120, "loss_scale_optimizer/IsFinite"), (8, 0)))["loss_scaling"].action

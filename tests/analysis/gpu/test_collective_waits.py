@@ -59,7 +59,7 @@ def test_what_cannot_be_matched_says_why_and_without_collectives_there_is_nothin
 
 
 @pytest.mark.parametrize("held_up", [True, False])
-def test_lateness_by_late_launches_is_told_from_lateness_by_more_work(held_up):
+def test_lateness_by_late_launches_is_distinguished_from_lateness_by_more_work(held_up):
     b = Builder(gpus=2)
     for gpu in range(2):
         b.run(gpu, 10, 90, launch=0)

@@ -57,7 +57,7 @@ def test_what_the_windows_edge_cut_off_on_one_gpu_is_left_out():
     assert c.summed_s == pytest.approx((10 + 3 * 140) * 1e-6)
 
 
-def test_dense_collectives_at_the_windows_edge_are_told_apart():
+def test_dense_collectives_at_the_windows_edge_are_matched():
     """The capture of GPU 1 begins later, in the middle of collectives that follow each other every 300 us."""
     b = Builder(gpus=2)
     for i in range(12):

@@ -95,7 +95,7 @@ def test_every_table_sums_to_all_kernels(events):
     assert sum(k.time_s_by_gpu.values()) == pytest.approx(k.time_s)
 
 
-def test_replicas_of_an_op_are_one_and_types_are_told_apart():
+def test_replicas_of_an_op_are_merged_and_types_are_not():
     b = (Builder(gpus=2).run(0, 0, 30, NAMES[1], op="model/dense/MatMul:MatMul")
          .run(1, 0, 20, NAMES[0], op="replica_1/model/dense/MatMul:MatMul").run(1, 30, 50, "k", op="jit_f/fusion.12"))
     k = tables(b.build())

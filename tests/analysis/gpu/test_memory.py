@@ -40,7 +40,7 @@ def test_holders_are_what_was_allocated_and_not_yet_freed_at_the_peak():
     assert use.timeline_in_use_bytes == (500, 650, 500, 700, 750, 650, 700)
 
 
-def test_what_is_not_told_is_none_and_json_has_no_nan():
+def test_unknown_values_are_none_and_json_has_no_nan():
     b = Builder(gpus=0).memory(1, GPU, 500, 500, 900).memory(2, GPU, 400, 600, 900, fragmentation=math.inf)
     (use,) = memory(b.build())
     assert use.fragmentation_at_peak is use.fragmentation_max is None

@@ -53,7 +53,7 @@ def test_with_gpus_gaps_are_when_none_of_them_is_busy():
     assert executor["ExecutorState::Process"] == pytest.approx(5e-6)
 
 
-def test_no_gaps_are_told_without_steps_or_without_gpu_events():
+def test_no_gaps_without_steps_or_without_gpu_events():
     assert gaps_of(Builder(gpus=0).host("EagerExecute", 0, 10)) is None
     assert gaps_of(keras_steps(Builder(gpus=1), 5, 100, 60)) is None  # GPUs are there and their plane is empty
 

@@ -25,7 +25,7 @@ def by_type(ops: HostOps) -> dict[tuple[str, str | None], OpType]:
     return {(op.type, op.placement): op for op in ops.types}
 
 
-def test_placement_is_told_by_device_events_and_by_launches_inside():
+def test_placement_is_known_by_device_events_and_by_launches_inside():
     b = keras_steps(Builder(), 4, 100, 90)
     for i in range(4):
         at, line = i * 100, "tf_Compute/1"

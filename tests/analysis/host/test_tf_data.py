@@ -52,7 +52,7 @@ def test_a_parallel_stage_costs_what_its_workers_do_not_what_is_waited_for_it():
     assert found.wait_s == pytest.approx(100e-6)
 
 
-def test_prefetch_is_empty_where_no_element_is_told():
+def test_prefetch_is_empty_where_no_element_is_recorded():
     stage = stages(pipelines(training().build())[0])["Prefetch"]
     assert (stage.buffer_limit, stage.buffer_empty) == (2, 0.5)
     bare = Builder(gpus=0).host("Iterator::Root", 0, 9, id=1).host("Iterator::Root::Prefetch", 1, 5, id=2, parent_id=1)

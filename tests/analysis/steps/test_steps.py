@@ -202,7 +202,7 @@ FORWARD, BACKWARD = "m/dense/MatMul:MatMul", "gradient_tape/m/dense/MatMul_1:Mat
 FIT, EVALUATE = "__inference_multi_step_on_iterator_1", "__inference_multi_step_on_iterator_2"
 
 
-def test_training_and_evaluation_are_told_apart_by_their_ops():
+def test_training_and_evaluation_are_distinguished_by_their_ops():
     b = Builder(gpus=0)
     for i in range(5):
         _call(b, i * 100, 40, FIT, FORWARD, BACKWARD)

@@ -61,7 +61,7 @@ def test_how_much_may_be_kept(kept, said):
     assert drop_reason(kept, 10.0) == said
 
 
-def test_a_server_without_it_is_told_apart_from_one_that_is_busy(tmp_path):
+def test_a_server_without_it_is_distinguished_from_a_busy_one(tmp_path):
     with serve(FakeProfiler()) as server, pytest.raises(Unsupported):
         Continuous([(server.address, None)]).start()
     with serve(FakeProfiler(continuous=True, recording_all_the_time=True)) as server:
@@ -104,7 +104,7 @@ class TestSeveralServers:
             results = recording.snapshot(tmp_path, ["able"])
         assert list(results) == [able.address] and results[able.address].path.name == "able.xplane.pb"
 
-    def test_where_none_can_the_likeliest_to_pass_is_told(self):
+    def test_where_none_can_the_likeliest_to_pass_is_reported(self):
         busy = FakeProfiler(continuous=True, recording_all_the_time=True)
         with serve(FakeProfiler()) as without, serve(busy), pytest.raises(GputopError, match="is busy"):
             Continuous([(without.address, None), (busy.address, None)]).start()
@@ -120,7 +120,7 @@ class TestSeveralServers:
             assert others.recording_all_the_time and not own.recording_all_the_time
         assert others.continuous_calls == ["start"] and own.continuous_calls == ["start", "stop", "stop"]
 
-    def test_one_that_does_not_end_when_told_is_ended_by_the_guard(self):
+    def test_one_that_does_not_end_on_request_is_ended_by_the_watchdog(self):
         deaf, good = FakeProfiler(continuous=True, deaf_to_stops=2), FakeProfiler(continuous=True)
         with serve(deaf), serve(good):
             recording = Continuous([(deaf.address, None), (good.address, None)])
@@ -167,7 +167,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_the_watchdog_ends_it_when_gputop_stands_still(monkeypatch):
+def test_the_watchdog_ends_it_when_gputop_hangs(monkeypatch):
     monkeypatch.setattr(continuous, "WATCHDOG_TIMEOUT_S", 0.2)
     with serve(FakeProfiler(continuous=True)) as server:
         recording = Continuous([(server.address, None)])

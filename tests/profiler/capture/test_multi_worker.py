@@ -74,7 +74,7 @@ def test_one_run_folder_with_a_trace_of_each(logdir):
     assert len({r.session_id for s in servers for r in s.requests[1:]}) == 1
 
 
-def test_they_are_told_one_moment_by_their_own_clocks(logdir):
+def test_all_workers_start_at_one_moment_by_their_own_clocks(logdir):
     """One clock is an hour ahead, one a day behind: a common Unix time would hold the first one's profiler for long."""
     with serving(*(FakeProfiler(clock_ahead_s=s) for s in (0.0, 3600.0, -86400.0))) as servers:
         done = capture_workers(addresses(servers), seconds=0.2, logdir=logdir)
@@ -89,7 +89,7 @@ def test_they_are_told_one_moment_by_their_own_clocks(logdir):
     assert any("began within" in note for note in done.notes())
 
 
-def test_without_a_look_at_its_clock_none_is_told_to_wait(logdir):
+def test_a_worker_whose_clock_is_unknown_is_not_asked_to_wait(logdir):
     """As where a port of this machine is a tunnel to another."""
     with serving(FakeProfiler(clock_ahead_s=3600.0), FakeProfiler(clock_ahead_s=0.0)) as servers:
         done = capture_workers(addresses(servers), seconds=0.05, logdir=logdir, force=True)
@@ -143,7 +143,7 @@ def test_a_server_that_is_gone_after_the_probe(logdir):
     assert "went away" in done.outcomes[0].error.message and done.outcomes[1].result is not None
 
 
-def test_where_none_works_the_reasons_of_all_are_told_and_nothing_is_left(logdir):
+def test_where_none_works_the_reasons_of_all_are_reported_and_nothing_is_left(logdir):
     with serving(FakeProfiler(has_service=False)) as servers, pytest.raises(GputopError) as caught:
         capture_workers([*addresses(servers), ("127.0.0.1:1", None)], seconds=0.2, logdir=logdir)
     assert "none of the 2 workers" in caught.value.message and "127.0.0.1:1" in caught.value.message
@@ -266,7 +266,7 @@ def test_that_fewer_steps_would_do_is_no_reason_to_bear_less(logdir, monkeypatch
     assert (done.plan.chosen_s, done.plan.enough) == (0.1, True)
 
 
-def test_what_to_beware_of_is_told_while_there_is_time(logdir, monkeypatch):
+def test_a_warning_comes_before_the_recording(logdir, monkeypatch):
     monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda pids: "beware")
     told: list[CaptureStatus] = []
     with serving(FakeProfiler(), FakeProfiler()) as servers:

@@ -88,7 +88,7 @@ def test_a_hundred_steps_will_do(asked_s, probed, chosen_s, why):
     assert made.enough == ("will do" in why)
 
 
-def test_what_is_bearable_is_more_than_will_do():
+def test_the_longest_safe_duration_exceeds_the_chosen_one():
     small = probe(60_000, step_s=0.0025, sure=True)
     made = plan(10, small, FreeResources(), longest=True)
     assert (made.chosen_s, made.enough) == (7.8, False)

@@ -171,7 +171,7 @@ def test_the_job_s_memory_is_watched(logdir):
 
 
 @pytest.mark.parametrize(("after_s", "ended"), [(0.2, True), (99.0, False)])
-def test_a_job_that_grows_too_much_is_spared_once_steps_are_recorded(logdir, monkeypatch, after_s, ended):
+def test_a_job_that_grows_too_much_ends_the_recording_once_steps_are_recorded(logdir, monkeypatch, after_s, ended):
     size = iter(range(10**9, 10**12, 10**9))  # a gigabyte more at each look
     monkeypatch.setattr(safe_capture, "resident_bytes", lambda pid: next(size))
     monkeypatch.setattr(safe_capture, "growth_limits", lambda probe, free: (after_s, 3e9))
@@ -185,14 +185,14 @@ def test_a_job_that_grows_too_much_is_spared_once_steps_are_recorded(logdir, mon
         assert plan.why.startswith("ended then, as the job's memory had grown by ")
 
 
-def test_a_slow_hand_over_is_told(logdir):
+def test_a_slow_hand_over_is_reported(logdir):
     assert safe_capture.Cost(8.0, 4.0).text() == (
         "the call took 8.0 s for 4.0 s of trace: the server spent 4.0 s gathering it, and the job was slowed meanwhile")
     assert safe_capture.Cost(4.3, 4.0).text() == "the call took 4.3 s for 4.0 s of trace"
     assert safe_capture.Cost(4.3, 4.0).growth_bytes is None
 
 
-def test_a_trace_a_hundred_times_what_the_probe_promised_is_kept_all_the_same(logdir):
+def test_a_trace_a_hundred_times_the_estimate_of_the_probe_is_kept(logdir):
     def lie(server: FakeProfiler, number: int) -> None:
         server.xspace = make_xspace(events=3 if number == 0 else 200_000)
 

@@ -57,7 +57,7 @@ def captured(monkeypatch):
     return asked
 
 
-def test_a_dip_is_captured_and_told(tmp_path, captured):
+def test_a_dip_is_captured_and_reported(tmp_path, captured):
     session = Fed(AutoCaptureOptions(RULE), tmp_path)
     session.go(120, 0.9, 0.9)
     assert session.auto_capture.state() == "auto-capture 0/20: sm<0.6*median for 5s"
@@ -96,7 +96,7 @@ def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured)
     assert len(captured) == 1
 
 
-def test_without_a_server_the_dip_is_told_all_the_same(tmp_path):
+def test_without_a_server_the_dip_is_reported(tmp_path):
     session = Fed(AutoCaptureOptions(RULE), tmp_path)
     session.go(120, 0.9)
     session.go(10, 0.2)

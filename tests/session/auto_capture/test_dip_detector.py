@@ -62,7 +62,7 @@ class Course:
         return dips
 
 
-def test_a_dip_is_told_once_after_it_has_lasted():
+def test_a_dip_is_reported_once_after_it_has_lasted():
     course = Course()
     assert course.go(120, 0.9, 0.9) == []
     assert course.go(5, 0.9, 0.3) == [] and course.trigger.any_low
@@ -103,7 +103,7 @@ def test_the_end_of_a_job_is_a_dip_once_and_idle_is_its_usual_then():
     assert len(course.go(900, 0.0)) == 1
 
 
-def test_a_level_needs_no_past():
+def test_a_level_needs_no_earlier_samples():
     course = Course("sm<30% for 3s")
     (dip,) = course.go(10, 0.1)
     assert dip.median is None and dip.threshold == 0.3 and "usually" not in dip.text("0")

@@ -28,7 +28,7 @@ def scene(make_scene: Callable[..., Scene]) -> Scene:
 # -- connecting ------------------------------------------------------------------------------------
 
 
-def test_nothing_is_looked_for_where_nothing_listens(scene: Scene) -> None:
+def test_no_bindings_are_loaded_where_nothing_listens(scene: Scene) -> None:
     scene.engine.stop()
     scene.client.step()
     snapshot = scene.client.snapshot()
@@ -179,7 +179,7 @@ def test_a_connection_that_is_gone_is_not_asked_to_undo_its_watches(scene: Scene
 # -- reading and watching --------------------------------------------------------------------------
 
 
-def test_without_consent_nothing_is_watched_and_the_engine_is_spared(scene: Scene) -> None:
+def test_without_consent_nothing_is_watched(scene: Scene) -> None:
     for _ in range(5):
         scene.step()
     assert scene.client.snapshot().values["GPU-0"][1002].code == fields.NOT_WATCHED

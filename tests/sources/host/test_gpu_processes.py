@@ -237,7 +237,7 @@ def test_the_environment_is_read_again_only_after_another_program_was_started(pr
     assert table.read(on_gpus(10))[0].cuda_visible_devices == "1"
 
 
-def test_between_the_looks_only_the_gpus_are_new(proc: ProcTree, ticking: Ticking) -> None:
+def test_between_the_scans_only_the_gpus_are_new(proc: ProcTree, ticking: Ticking) -> None:
     proc.add(10)
     reads: list[str] = []
     table = GpuProcessTable(ticking, proc.root, read=lambda path, limit: reads.append(path) or Path(path).read_bytes())
@@ -253,7 +253,7 @@ def test_between_the_looks_only_the_gpus_are_new(proc: ProcTree, ticking: Tickin
     assert [p.command for p in table.read(on_gpus(10, 11))] == ["python train.py"] * 2  # a newcomer does not wait
 
 
-def test_looks_that_cost_much_come_less_often(proc: ProcTree, ticking: Ticking) -> None:
+def test_expensive_scans_come_less_often(proc: ProcTree, ticking: Ticking) -> None:
     for pid in range(10, 15):
         proc.add(pid)
     reads: list[str] = []

@@ -74,7 +74,7 @@ def test_counters_that_go_back_count_nothing() -> None:
     assert rates.update(1.0, {1: member(1, 0, 0, ticks=20)}, lambda _: False)[1].cpu_cores.value == 0.0
 
 
-def test_no_time_between_two_looks() -> None:
+def test_no_time_between_two_samples() -> None:
     rates = FamilyRates(100)
     rates.update(5.0, {1: member(1, 0, 0)}, lambda _: False)
     assert rates.update(5.0, {1: member(1, 0, 9)}, lambda _: False)[1].io_read_bytes_per_s.reason == FIRST

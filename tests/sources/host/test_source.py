@@ -62,7 +62,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Ticking) -
     return PsutilHost(clock=ticking, root=tmp_path), fake
 
 
-def test_first_look_has_no_rates_and_says_why(
+def test_the_first_sample_has_no_rates_and_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Ticking
 ) -> None:
     host, _ = made_up(monkeypatch, tmp_path, ticking)
@@ -177,7 +177,7 @@ def test_within_one_kernel_tick_there_is_no_share(
     assert host.read(0.0)["cpu_ratio"].reason == "too short a time"
 
 
-def test_between_the_periods_the_last_look_stands(
+def test_between_the_periods_the_last_sample_stays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Ticking
 ) -> None:
     host, _ = made_up(monkeypatch, tmp_path, ticking)

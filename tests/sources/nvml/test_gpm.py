@@ -33,7 +33,7 @@ def near(reading: Reading, value: float) -> bool:
     return reading.value is not None and reading.value == pytest.approx(value, rel=1e-6)
 
 
-def test_first_look_has_no_value_and_says_why(fake: FakeNvml) -> None:
+def test_the_first_sample_has_no_value_and_says_why(fake: FakeNvml) -> None:
     sample = Node(fake).sample()
     for _, metric, _ in gpm.METRICS:
         assert sample[metric].reason == gpm.FIRST
@@ -59,7 +59,7 @@ def test_units_and_directions(fake: FakeNvml) -> None:
     assert sample.activity()[0] == "sm_active"
 
 
-def test_each_look_covers_the_time_since_the_last(fake: FakeNvml) -> None:
+def test_each_sample_covers_the_time_since_the_last(fake: FakeNvml) -> None:
     node = Node(fake, "set pcie_rx_mib 1000")
     for after_s in (0.0, 1.0, 0.5, 2.0):
         sample = node.sample(after_s)
@@ -67,7 +67,7 @@ def test_each_look_covers_the_time_since_the_last(fake: FakeNvml) -> None:
     assert fake.calls("nvmlGpmSampleGet") == 4
 
 
-def test_looks_closer_than_100_ms_repeat_the_last_value_instead_of_0(fake: FakeNvml) -> None:
+def test_samples_closer_than_100_ms_repeat_the_last_value_instead_of_0(fake: FakeNvml) -> None:
     node = Node(fake, "set pcie_rx_mib 1000")
     node.sample()
     value = node.sample(after_s=1.0)[RX]

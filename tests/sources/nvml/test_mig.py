@@ -138,7 +138,7 @@ def test_mig_mode_without_an_instance(fake: FakeNvml, clock: Clock) -> None:
     assert [probe.info.label for probe in source.gpus] == ["0", "1"]
 
 
-def test_a_gpu_lost_while_its_instances_are_looked_for(fake: FakeNvml, clock: Clock) -> None:
+def test_a_gpu_lost_during_the_search_for_its_instances(fake: FakeNvml, clock: Clock) -> None:
     source = opened(fake, clock, *DIVIDED, "refuse nvmlDeviceGetMigDeviceHandleByIndex 15 0")
     assert [probe.read(0.0).state for probe in source.gpus] == [LOST, OK]
 

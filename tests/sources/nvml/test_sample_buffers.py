@@ -68,7 +68,7 @@ def test_intervals_shorter_than_the_samples_have_gaps_and_longer_ones_nothing(fa
     "refuse nvmlDeviceGetSamples 3", "refuse nvmlDeviceGetSamples 15", "fault nvmlDeviceGetSamples -1 1 1 garbage ff",
     "fault nvmlDeviceGetSamples -1 1 1 garbage random",
 ])
-def test_a_driver_that_does_not_tell_gives_no_past(fake: FakeNvml, clock: Clock, setting: str) -> None:
+def test_a_driver_without_sample_buffers_gives_no_backfill(fake: FakeNvml, clock: Clock, setting: str) -> None:
     assert list(opened(fake, clock, "gpus 2", setting).backfill(clock.now_s, 1.0)) == []
 
 

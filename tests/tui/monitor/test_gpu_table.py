@@ -91,7 +91,7 @@ def test_the_header_counts_instances_apart_from_their_gpu() -> None:
     assert "2×H100 80GB" in alone and "MIG" not in alone
 
 
-def test_full_cores_are_told() -> None:
+def test_full_cores_are_reported() -> None:
     node = node_sample(1)
     busy = replace(node.host, core_ratios=(1.0, 0.97, 0.2) + 93 * (0.1,))
     assert "of 96 cores, 2 full" in "".join(t for t, _ in host(replace(node, host=busy), 120))

@@ -36,7 +36,7 @@ def test_a_window_knows_its_columns() -> None:
     assert Window.of(TimeView(5.0, START_S + 100), START_S + 299, 20).begin_s(19) == START_S + 100
 
 
-def test_ticks_count_back_from_now_and_stand_still() -> None:
+def test_ticks_count_back_from_now_and_do_not_move() -> None:
     shown = text(axis(WINDOW, (), True, None))
     assert len(shown) == 60
     assert [shown.index(label) for label in ("┊-4m", "┊-3m", "┊-2m", "┊-1m")] == [11, 23, 35, 47]

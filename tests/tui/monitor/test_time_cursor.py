@@ -149,7 +149,7 @@ async def test_it_stays_in_its_slice_while_time_goes_on_and_holds_the_picture_at
         assert table.end_s is None and table.time.time_s is None
 
 
-async def test_past_the_edge_the_cursor_scrolls() -> None:
+async def test_beyond_the_edge_the_cursor_scrolls() -> None:
     app = GputopApp(StillSession(ticks=2000, gpus=1))
     async with app.run_test(size=(80, 30)) as pilot:
         await pilot.pause()

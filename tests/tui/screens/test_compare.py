@@ -82,7 +82,7 @@ async def test_marking_says_what_to_do_next() -> None:
         assert "One capture so far" in messages(app)
 
 
-async def test_a_capture_after_a_is_told_beside_it() -> None:
+async def test_a_capture_after_a_is_offered_beside_it() -> None:
     session = Captured(record(1, 0.4))
     session.set_baseline(session.captures[0])
     assert compared_to_baseline(session) == ()
@@ -140,7 +140,7 @@ def test_without_the_traces_the_analyses_are_compared_and_that_is_said() -> None
     assert text.startswith("From the analyses alone: their traces are no longer on disk") and "BETTER" in text
 
 
-def test_captures_without_steps_say_that_it_cannot_be_told() -> None:
+def test_captures_without_steps_say_that_it_cannot_be_decided() -> None:
     bare = replace(record(1, 0.4), analysis=make_analysis())
     assert "Whether the step time changed cannot be told" in str(compared(bare, bare, 88, threading.Event()))
 

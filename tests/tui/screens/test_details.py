@@ -93,7 +93,7 @@ async def test_a_signal_is_sent_only_after_the_question_is_answered() -> None:
         assert len(session.sent) == 1 and app.screen is app.screen_stack[0]
 
 
-async def test_a_refused_signal_is_told_with_its_reason() -> None:
+async def test_a_refused_signal_is_reported_with_its_reason() -> None:
     app = GputopApp(SignalingSession(GputopError("41231 belongs to bob, you are ana", "Ask its owner.")))
     async with app.run_test(size=(120, 40)) as pilot:
         await open_signals(app, pilot)

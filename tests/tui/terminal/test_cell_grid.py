@@ -81,7 +81,7 @@ def test_moving_a_lane_costs_its_new_cells_only() -> None:
     assert update.startswith("\x1b[2;5H\x1b[P\x1b[29C\x1b[@") and len(update) < 80
 
 
-def test_strokes_of_one_pen_are_drawn_together_and_bold_ends_without_naming_the_colors_again() -> None:
+def test_spans_of_one_style_are_drawn_at_once_and_bold_ends_without_naming_the_colors_again() -> None:
     cells = CellGrid(40, 4)
     cells.update()
     cells.feed(drawn([(y, x, style, text) for y in range(3)

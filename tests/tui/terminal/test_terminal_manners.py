@@ -128,7 +128,7 @@ def test_messages_elsewhere_the_screen_is_still_the_screen(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("term", "why"), [("dumb", "TERM is dumb"), ("", "TERM is not set")])
-def test_on_a_terminal_that_cannot_place_text_it_is_one_look_as_text(term: str, why: str) -> None:
+def test_on_a_terminal_that_cannot_place_text_it_is_one_snapshot_as_text(term: str, why: str) -> None:
     with terminal((120, 40), "--demo", "healthy", "--interval", "0.2", env={"TERM": term}) as there:
         assert there.ended() == 0
         said = bytes(there.raw).decode()
@@ -136,7 +136,7 @@ def test_on_a_terminal_that_cannot_place_text_it_is_one_look_as_text(term: str, 
         assert "\x1b" not in said
 
 
-def test_without_keys_to_hear_it_is_one_look_as_text_too() -> None:
+def test_without_key_input_it_is_one_snapshot_as_text_too() -> None:
     command = ["/bin/sh", "-c", f"exec {sys.executable} -m gputop --demo healthy --interval 0.2 </dev/null"]
     with terminal((120, 40), command=command) as there:
         assert there.ended() == 0

@@ -124,7 +124,7 @@ def test_ranks_on_one_clock():
     assert trace.quality == []
 
 
-def test_ranks_of_equal_number_are_told_apart_by_order():
+def test_ranks_of_equal_number_are_distinguished_by_order():
     trace = read(kineto(), kineto())
     assert [g.rank for g in trace.gpus] == [0, 1]
     assert len(trace.device) == 6
