@@ -19,10 +19,8 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @pytest.mark.parametrize(("status", "arguments"), [
     (0, ["capture", "--demo", "--seconds", "0.5", "--logdir", "{}"]),
     (3, ["capture", "--attach", "127.0.0.1:1", "--logdir", "{}"]),
-    (0, ["capture", "--demo", "--interval", "0.1", "--on-dip", "sm<95% for 1s", "--seconds", "0.5", "--logdir",
-         "{}"]),
     (0, ["record", "--demo", "--interval", "0.1", "--seconds", "0.3", "-o", "{}/file"]),
-], ids=["capture", "nothing to capture", "on dip", "record"])
+], ids=["capture", "nothing to capture", "record"])
 def test_what_handled_signals_before_does_so_again(status, arguments, tmp_path):
     before = {number: signal.getsignal(number) for number in _HANDLED}
     assert main([argument.format(tmp_path) for argument in arguments]) == status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,9 @@ def test_options_of_dips():
 
 
 def test_a_wait_for_a_dip(tmp_path, capsys):
-    """The simulated node's GPUs 1 to 7 are always below 95 %."""
+    """The simulated node's GPUs 1 to 7 are always below 95 %. Signals are handled as before once it is over."""
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in handled}
     assert main(["capture", "--demo", "--interval", "0.1", "--on-dip", "sm<95% for 1s", "--seconds", "0.5", "--json",
                  "--logdir", str(tmp_path)]) == 0
     out, said = capsys.readouterr()
@@ -68,3 +71,4 @@ def test_a_wait_for_a_dip(tmp_path, capsys):
     path = Path(document["capture"]["path"])
     assert path.is_relative_to(tmp_path / "black-box") and path.is_file()
     assert "waiting for sm<95% for 1s" in said and "captured by itself: GPU " in said
+    assert {number: signal.getsignal(number) for number in handled} == before
