@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import NoReturn
 
 from gputop.commands.arguments import parse
-from gputop.commands.common import say
 from gputop.commands.settings import apply_settings, config_path, load
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
+from gputop.text import console
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,13 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     settings = load(config_path())
     for warning in settings.warnings:
-        say(warning)
+        console.say(warning)
     apply_settings(args, settings)
     try:
         if getattr(args, "demo", None) == "list":
             from gputop.simulation.scenarios import describe
 
-            print(describe())
+            console.write_text(describe())
             return EXIT_OK
         if sys.stdout is None:
             raise GputopError("standard output is closed", "Redirect it to a file, or use -o FILE.")
@@ -38,9 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # a full disk is said here, not by the interpreter on its way out
         return status
     except GputopError as error:
-        say(error.message)
-        if error.fix:
-            print(f"  {error.fix}", file=sys.stderr)
+        console.print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -49,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except OSError as error:  # what GputopError does not already explain: standard output itself
-        say(f"cannot write the output: {error.strerror or error}")
+        console.say(f"cannot write the output: {error.strerror or error}")
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED

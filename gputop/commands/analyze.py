@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
 from gputop.commands.arguments import add_shared, screen_options
@@ -12,6 +10,7 @@ from gputop.commands.common import preferences_of, width
 from gputop.commands.monitor import unfit_terminal
 from gputop.commands.option_types import count, parameter_count
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.text import console
 from gputop.trace.readers.registry import ACCEPTED_BRIEF
 
 
@@ -47,12 +46,11 @@ def run(args: argparse.Namespace) -> int:
         document = analysis.to_json()
         if idle_gaps is not None:
             document["bubbles"] = report.to_json(idle_gaps, facts, origin_ns)
-        json.dump(document, sys.stdout, indent=1, allow_nan=False)
-        print()
+        console.write_json(document)
     else:
-        print(text_report(analysis, width()))
+        console.write_text(text_report(analysis, width()))
         if idle_gaps is not None:
-            print(report.text_of(idle_gaps, facts, origin_ns, width()))
+            console.write_text(report.text_of(idle_gaps, facts, origin_ns, width()))
     return EXIT_OK
 
 

@@ -17,6 +17,7 @@ from gputop import __version__
 from gputop.commands.option_types import count, interval_s, minutes, seconds_before_dip
 from gputop.core.errors import EXIT_USAGE
 from gputop.session.options import DEFAULT_RULE
+from gputop.text import console
 
 _EPILOG = """\
 What is not said here, ~/.config/gputop/config.toml may say; gputop config shows all it can hold.
@@ -45,8 +46,9 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
     def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(EXIT_USAGE, f"gputop: {message}\n")
+        console.note(self.format_usage())
+        console.say(message)
+        self.exit(EXIT_USAGE)
 
 
 def watch_options(watch: argparse.ArgumentParser) -> None:

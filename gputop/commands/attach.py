@@ -6,9 +6,11 @@ import argparse
 import sys
 import textwrap
 
-from gputop.commands.common import say, width
+from gputop.commands.common import width
 from gputop.commands.option_types import pid, port
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.text import console, redaction
+from gputop.text.console import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,13 +26,13 @@ def run(args: argparse.Namespace) -> int:
     process = examine(args.pid)
     address = serving(args.pid)
     if address is not None:
-        print(f"process {args.pid} serves its profiler at {address} already: gputop finds it by itself")
+        console.write_text(f"process {args.pid} serves its profiler at {address} already: gputop finds it by itself")
         return EXIT_OK
     if not args.yes and not _agreed(args.pid, process.user, process.command):
         say("nothing was done")
         return EXIT_OK
     announcement = start_server(process, args.port)
-    print(f"{announcement.line}: gputop finds it by itself")
+    console.write_text(f"{announcement.line}: gputop finds it by itself")
     return EXIT_OK
 
 
@@ -40,7 +42,8 @@ def _agreed(pid: int, user: str, command: str) -> bool:
                           "If it is meant: gputop attach PID --yes", EXIT_USAGE)
     what = ("gputop would have its own Python start the profiler server of the TensorFlow or JAX it has loaded, once, "
             "between two of its steps. The server stays until the process ends and costs nothing until it is used.")
-    print(f"Process {pid} of {user}: {command[:200]}", textwrap.fill(what, width()), sep="\n", file=sys.stderr)
+    shown = console.one_line(redaction.command(command), 200)
+    console.note(f"Process {pid} of {console.one_line(user, 40)}: {shown}\n{textwrap.fill(what, width())}")
     try:
         return input("Start it? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:

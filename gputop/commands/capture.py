@@ -7,9 +7,10 @@ import signal
 import threading
 
 from gputop.commands.arguments import add_shared, dip_options, watch_options
-from gputop.commands.common import options_of, print_capture, say, source_of
+from gputop.commands.common import options_of, print_capture, source_of
 from gputop.commands.option_types import positive_seconds
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
+from gputop.text.console import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

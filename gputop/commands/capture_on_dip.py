@@ -8,12 +8,13 @@ import signal
 import threading
 from dataclasses import replace
 
-from gputop.commands.common import print_capture, say, source_of
+from gputop.commands.common import print_capture, source_of
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
 from gputop.profiler.capture.records import CaptureRecord
 from gputop.session.options import Options
 from gputop.session.session import Change, Session
+from gputop.text.console import say
 
 _POLL_PERIOD_S = 0.2
 

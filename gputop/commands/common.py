@@ -13,6 +13,8 @@ from gputop.commands.arguments import SIMULATED_DEFAULT
 from gputop.commands.settings import save_setting
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.core.samples import OK
+from gputop.text import console
+from gputop.text.console import say
 
 if TYPE_CHECKING:
     from gputop.profiler.capture.records import CaptureRecord
@@ -122,18 +124,11 @@ def print_capture(record: CaptureRecord, *, as_json: bool) -> int:
     if record.problem is not None:
         raise record.problem
     if as_json:
-        import json
-
         analysis = record.analysis.to_json() if record.analysis is not None else {}
-        json.dump({**analysis, "capture": record.to_json()}, sys.stdout, indent=1, allow_nan=False)
-        print()
+        console.write_json({**analysis, "capture": record.to_json()})
     else:
-        print(record.report)
+        console.write_text(record.report)
     return EXIT_OK
-
-
-def say(message: str) -> None:
-    print(f"gputop: {message}", file=sys.stderr)
 
 
 def width() -> int:

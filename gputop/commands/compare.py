@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 
 from gputop.commands.common import width
 from gputop.core.errors import EXIT_OK
+from gputop.text import console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +22,7 @@ def run(args: argparse.Namespace) -> int:
 
     comparison = compare(args.a, args.b)
     if args.json:
-        json.dump(comparison.to_json(), sys.stdout, indent=1, allow_nan=False)
-        print()
+        console.write_json(comparison.to_json())
     else:
-        print(text_report(comparison, width()), end="")
+        console.write_text(text_report(comparison, width()), end="")
     return EXIT_OK

@@ -6,6 +6,7 @@ import argparse
 
 from gputop.commands.settings import Config, document
 from gputop.core.errors import EXIT_OK, GputopError
+from gputop.text import console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
     if args.path:
         if config.path is None:
             raise GputopError("a user without a home folder has no file of settings", "Set HOME or XDG_CONFIG_HOME.")
-        print(config.path)
+        console.write_text(str(config.path))
     else:
-        print(document(config), end="")
+        console.write_text(document(config), end="")
     return EXIT_OK

@@ -7,7 +7,8 @@ import contextlib
 import os
 import sys
 
-from gputop.commands.common import options_of, preferences_of, say, source_of
+from gputop.commands.common import options_of, preferences_of, source_of
+from gputop.text.console import say
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,10 +8,11 @@ import threading
 from pathlib import Path
 
 from gputop.commands.arguments import add_shared, watch_options
-from gputop.commands.common import say, source_of
+from gputop.commands.common import source_of
 from gputop.commands.option_types import positive_seconds
 from gputop.core.errors import EXIT_OK
 from gputop.core.signal_handlers import signal_handlers, termination_handlers
+from gputop.text.console import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

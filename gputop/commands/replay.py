@@ -7,10 +7,11 @@ import contextlib
 from pathlib import Path
 
 from gputop.commands.arguments import add_shared, screen_options
-from gputop.commands.common import options_of, preferences_of, say
+from gputop.commands.common import options_of, preferences_of
 from gputop.commands.monitor import unfit_terminal
 from gputop.commands.option_types import replay_speed, seconds_from_zero
 from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.text.console import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,16 +7,17 @@ import contextlib
 import os
 import signal
 import sys
-import traceback
 from pathlib import Path
 from typing import NoReturn
 
 from gputop.commands.arguments import add_shared, screen_options, watch_options
-from gputop.commands.common import options_of, preferences_of, say, source_of
+from gputop.commands.common import options_of, preferences_of, source_of
 from gputop.commands.monitor import unfit_terminal
 from gputop.commands.option_types import port
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.launch import environment
+from gputop.text import console
+from gputop.text.console import say
 
 _EPILOG = """\
 The server starts in the first Python process of the job that imports TensorFlow or JAX, and in each rank
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.print_path:
-        print(environment.INSIDE)
+        console.write_text(str(environment.INSIDE))
         return EXIT_OK
     if not args.job:
         raise GputopError("no command to run", "Write it after --: gputop run -- python train.py", EXIT_USAGE)
@@ -124,9 +125,9 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
                 run_monitor(session, job, preferences)
         except GputopError as error:  # of the monitor's, not of the job's
             say(f"the monitor ended: {error.message}")
-        except Exception:  # noqa: BLE001  a fault of gputop's; the job is to be waited for all the same
-            traceback.print_exc()
-        wait_for_exit(job, print)
+        except Exception as error:  # noqa: BLE001  a fault of gputop's; the job is to be waited for all the same
+            say(f"the monitor ended by a fault of its own: {type(error).__name__}: {error}")
+        wait_for_exit(job)
     if not any(announcement.address for announcement in announced):
         say(announced[-1].line if announced else
             "no profiler server came up: no Python of the job that reads PYTHONPATH imported TensorFlow or JAX")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 from pathlib import Path
 
 from gputop.commands.arguments import add_shared, watch_options
-from gputop.commands.common import options_of, say, source_of, start
+from gputop.commands.common import options_of, source_of, start
 from gputop.commands.option_types import positive_seconds
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
+from gputop.text import console
+from gputop.text.console import say
 
 # Text under such a name would be opened by what cannot show it.
 _NOT_WRITTEN = frozenset((".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".csv", ".xlsx", ".gz", ".zip"))
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
                 say(f"no profiler server at {server.address}: {server.problem}")
         text = render(session, args.format or format_of(args.output or Path()))
     if args.output is None:
-        sys.stdout.write(text)
+        console.write_document(text)
     else:
         there = args.output.is_file()
         write_private(args.output, text.encode(), make_folder=False)

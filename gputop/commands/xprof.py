@@ -9,6 +9,7 @@ from gputop.commands.option_types import port
 from gputop.core.errors import EXIT_OK
 from gputop.launch import xprof
 from gputop.session.options import DEFAULT_LOGDIR
+from gputop.text import console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     logdir = xprof.logdir_of(args.path or Path(DEFAULT_LOGDIR))
     if args.print:
-        print(xprof.open_command(logdir))
+        console.write_text(xprof.open_command(logdir))
         return EXIT_OK
     return xprof.serve(logdir, args.port)

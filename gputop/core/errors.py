@@ -6,6 +6,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NO_DATA = 3
+MESSAGE_CHARS = 4000  # of what an error keeps: a server may answer with 50 MB of error text
 
 
 class GputopError(Exception):
@@ -16,13 +17,18 @@ class GputopError(Exception):
     """
 
     def __init__(self, message: str, fix: str = "", exit_code: int = EXIT_FAILED) -> None:
+        message = _shortened(message)
         super().__init__(message)
         self.message = message
-        self.fix = fix
+        self.fix = _shortened(fix)
         self.exit_code = exit_code
 
     def __str__(self) -> str:
         return f"{self.message}\n  {self.fix}" if self.fix else self.message
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MESSAGE_CHARS else f"{text[:MESSAGE_CHARS]}… ({len(text):,} characters)"
 
 
 class NoDataError(GputopError):

@@ -12,6 +12,7 @@ from typing import Any
 
 from gputop.core.errors import EXIT_FAILED, EXIT_NO_DATA, EXIT_OK
 from gputop.doctor.check import Check
+from gputop.text import console
 
 SCHEMA = "gputop.doctor/1"
 _COLORS = {"ok": "32", "warn": "33", "fail": "31", "unknown": "35"}
@@ -47,11 +48,12 @@ def to_text(report: Report, width: int = 100, *, color: bool = False) -> str:
         word = check.status.ljust(8)
         if color:
             word = f"\x1b[{_COLORS[check.status]}m{word}\x1b[0m"
-        detail = textwrap.wrap(check.detail, max(30, width - margin), break_on_hyphens=False) or [""]
+        shown = console.one_line(check.detail, console.LINE_CHARS)
+        detail = textwrap.wrap(shown, max(30, width - margin), break_on_hyphens=False) or [""]
         lines.append(f"{word}  {check.title.ljust(margin - 12)}  {detail[0]}".rstrip())
         lines += [" " * margin + rest for rest in detail[1:]]
         if check.fix:
-            lines += ["", *(" " * margin + fix for fix in check.fix.splitlines()), ""]
+            lines += ["", *(" " * margin + fix for fix in console.clean(check.fix).split("\n")), ""]
     if lines[-1]:
         lines.append("")
     return "\n".join([*lines, _summary(report)]) + "\n"
@@ -60,14 +62,13 @@ def to_text(report: Report, width: int = 100, *, color: bool = False) -> str:
 def print_report(report: Report, *, as_json: bool) -> None:
     """To stdout; in colors on a terminal that has them, unless NO_COLOR is set."""
     if as_json:
-        sys.stdout.write(to_json(report))
+        console.write_document(to_json(report))
         return
     tty = sys.stdout.isatty()
     width = min(120, shutil.get_terminal_size((100, 24)).columns) if tty else 100
     color = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
     text = to_text(report, width, color=color)
-    encoding = sys.stdout.encoding or "ascii"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    console.write_colored(text)
 
 
 def _summary(report: Report) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from gputop.core.errors import GputopError
 from gputop.core.signal_handlers import signal_handlers
+from gputop.text import console
 from gputop.text.units import printable
 
 TAIL_BYTES = 64 * 1024
@@ -141,7 +142,7 @@ def forward_signals(job: Job, others: Mapping[signal.Signals, Any] | None = None
         yield
 
 
-def wait_for_exit(job: Job, say: Callable[[str], None], tail_lines: int = 20) -> None:
+def wait_for_exit(job: Job, say: Callable[[str], None] = console.write_text, tail_lines: int = 20) -> None:
     """After the monitor: show the end of the job's output and what follows, until the job exits.
 
     Signals are forwarded meanwhile. Raw bytes go to stdout, as they would without gputop.
@@ -172,8 +173,7 @@ def _copy(log: Path, position: int) -> int:
         file.seek(position)
         while data := file.read(TAIL_BYTES):
             size += len(data)
-            sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+            console.write_raw(data)
     return size
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gputop.core.errors import GputopError, NoDataError
 from gputop.launch.inside.gputop_serve import confine, free_port, listening_sockets
+from gputop.text.console import say
 
 INSTALL = "pip install 'gputop-tf[xprof]'"
 _POLL_PERIOD_S = 0.02
@@ -81,10 +82,9 @@ def _keep_to_loopback(port: int) -> None:
     while True:
         up = bool(listening_sockets(port))
         if not confine(listening_sockets(0)):
-            print("gputop: this kernel (before 5.7) leaves XProf open to any host that reaches this one",
-                  file=sys.stderr)
+            say("this kernel (before 5.7) leaves XProf open to any host that reaches this one")
             return
         if up:
-            print(f"gputop: XProf at http://127.0.0.1:{port}/, for this host only; ctrl-c ends it", file=sys.stderr)
+            say(f"XProf at http://127.0.0.1:{port}/, for this host only; ctrl-c ends it")
             return
         time.sleep(_POLL_PERIOD_S)

@@ -22,6 +22,7 @@ from typing import Any
 
 _RANKS = ("LOCAL_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_LINE_CHARS = 1000  # of what is told on the job's stderr
 _LISTENING = "0A"  # TCP_LISTEN in include/net/tcp_states.h
 
 _claim: socket.socket | None = None  # the socket whose name says that this process serves; gone with the process
@@ -194,6 +195,7 @@ def _announce(message: str, token: str, address: str | None = None) -> None:
         line = f"no profiler server in process {os.getpid()}: {message}"
     else:
         line = f"profiler server at {address} (process {os.getpid()}, {message})"
+    line = "".join(c if c.isprintable() else " " for c in line[:_LINE_CHARS])  # an exception's text may hold anything
     try:
         if sys.__stderr__ is not None:
             sys.__stderr__.write(f"gputop: {line}\n")
