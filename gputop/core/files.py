@@ -1,0 +1,255 @@
+"""The one place where files are opened and written, so that nobody's planted name is followed.
+
+gputop runs as root beside other people's jobs, and reads and writes below folders that may belong to
+them. A name can be a link to a file of root's, a pipe that blocks for ever, a device without an end, or
+change between a check and its use. Therefore a file is opened first and judged afterwards by its
+descriptor, it is written under a name that did not exist before and moved into place within a folder that is held
+open, and reading has an end that is known before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from gputop.core.errors import EXIT_USAGE, GputopError
+
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+          stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a symbolic link"}
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # non-blocking: the open of a pipe returns at once
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_COPY_BYTES = 1 << 20
+
+
+class UnsafeFile(OSError):
+    """A file that is not what it should be: no regular file, too large, or of another user."""
+
+    def __init__(self, reason: str, path: str | Path) -> None:
+        super().__init__(None, reason, str(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
+def open_regular(path: str | Path, max_bytes: int | None = None, *, follow_links: bool = True,
+                 owners: frozenset[int] | None = None, folder_fd: int | None = None) -> BinaryIO:
+    """Open a regular file for reading, in binary and buffered. Never blocks.
+
+    ``max_bytes`` bounds its size; a larger file is refused, a sparse one, too. ``follow_links``: whether the last
+    part of the name may be a symbolic link. ``owners``: user ids that the file may belong to. ``folder_fd``: a
+    folder that is held open, which ``path`` is relative to.
+
+    Raises :class:`UnsafeFile`, or OSError as ``open`` does.
+    """
+    try:
+        descriptor = os.open(path, _READ | (0 if follow_links else os.O_NOFOLLOW), dir_fd=folder_fd)
+    except OSError as error:
+        if not follow_links and error.errno == 40:  # ELOOP
+            raise UnsafeFile("it is a symbolic link", path) from None
+        raise
+    try:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode):
+            raise UnsafeFile(f"it is {_KINDS.get(stat.S_IFMT(state.st_mode), 'no file')}, not a regular file", path)
+        if owners is not None and state.st_uid not in owners:
+            raise UnsafeFile(f"it belongs to another user (uid {state.st_uid})", path)
+        if max_bytes is not None and state.st_size > max_bytes:
+            raise UnsafeFile(
+                f"it is too large ({state.st_size / 1e6:,.0f} MB; at most {max_bytes / 1e6:,.0f} MB are read)", path)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: str | Path, max_bytes: int, *, follow_links: bool = True) -> bytes:
+    """The whole content of a regular file of at most ``max_bytes``; raises as :func:`open_regular`.
+
+    A file that grows meanwhile is cut there.
+    """
+    with open_regular(path, max_bytes, follow_links=follow_links) as file:
+        return file.read(max_bytes)
+
+
+class Folder:
+    """A folder that is held open: what is done in it happens there, wherever its name leads meanwhile."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises OSError where it is no folder or may not be entered."""
+        self.path = Path(path)
+        self.fd = os.open(path, _FOLDER)
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def make(self, name: str, mode: int = PRIVATE_FOLDER) -> Folder:
+        """A new folder in it, held open. Raises FileExistsError where the name is taken."""
+        os.mkdir(name, mode, dir_fd=self.fd)
+        return self.enter(name)
+
+    def enter(self, name: str) -> Folder:
+        """A folder in it that is no link, held open. Raises OSError."""
+        inside = object.__new__(Folder)
+        inside.path = self.path / name
+        inside.fd = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=self.fd)
+        return inside
+
+    def create(self, name: str, mode: int = PRIVATE_FILE) -> int:
+        """A descriptor of a new file, for writing. Raises FileExistsError where the name is taken."""
+        return os.open(name, _CREATE, mode, dir_fd=self.fd)
+
+    def move(self, name: str, to: str, *, replace: bool = True) -> None:
+        """Give a file in it another name. Not ``replace``: raises FileExistsError where that name is taken."""
+        if replace:
+            os.replace(name, to, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            return
+        try:
+            os.link(name, to, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            if self.has(to):
+                raise FileExistsError(17, "there is a file of that name already", str(self.path / to)) from None
+            os.replace(name, to, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            return
+        os.unlink(name, dir_fd=self.fd)
+
+    def has(self, name: str) -> bool:
+        """Whether there is anything of that name in it, be it a link that leads nowhere."""
+        try:
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def remove(self, name: str) -> None:
+        """Remove a file in it, as far as that can be done."""
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=self.fd)
+
+
+@contextmanager
+def replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[BinaryIO]:
+    """A new file that takes the place of ``path`` once it is whole and on the disk.
+
+    After an exception nothing has changed. A symbolic link at ``path`` is replaced, not followed. Raises OSError.
+    """
+    with Folder(path.parent) as folder:
+        name = f".{path.name[:200]}.{secrets.token_hex(6)}"
+        descriptor = folder.create(name, mode)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            folder.move(name, path.name)
+        except BaseException:
+            folder.remove(name)
+            raise
+
+
+def write_file(path: Path, data: bytes, *, make_folder: bool = True, devices: bool = False) -> None:
+    """Write a private file (0600), whole or not at all.
+
+    ``make_folder``: also its folder (0700), where there is none. ``devices``: the user named the path, which may then
+    be a device or a pipe, such as /dev/stdout; those are written to and not replaced.
+
+    Raises GputopError with the cause; no partial file is left behind.
+    """
+    try:
+        if devices and _is_special(path):
+            with path.open("wb", buffering=0) as device:
+                device.write(data)
+            return
+        if make_folder:
+            make_folders(path.parent)
+        with replacing(path) as file:
+            file.write(data)
+    except OSError as error:
+        raise GputopError(f"cannot write {path}: {error.strerror or error}",
+                          "Give a folder you may write to that has room: --logdir DIR or -o FILE.") from error
+
+
+def _is_special(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def make_folders(path: Path) -> list[Path]:
+    """Make a folder and those above it, private; returns those that were not there before, outermost first."""
+    made: list[Path] = []
+    for folder in (*reversed(path.parents), path):
+        if not folder.is_dir():
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=PRIVATE_FOLDER)
+                made.append(folder)
+    return made
+
+
+def copy_bounded(source: BinaryIO, target: BinaryIO, max_bytes: int,
+                 stopped: Callable[[], bool] = lambda: False) -> int:
+    """Copy to the end; returns the number of bytes.
+
+    Raises OSError where there are more than ``max_bytes``, and InterruptedError once ``stopped()``.
+    """
+    copied = 0
+    while data := source.read(min(_COPY_BYTES, max_bytes - copied + 1)):
+        copied += len(data)
+        if copied > max_bytes:
+            raise OSError(27, f"it holds more than {max_bytes / 1e6:,.0f} MB")  # EFBIG
+        if stopped():
+            raise InterruptedError(4, "stopped")  # EINTR
+        target.write(data)
+    return copied
+
+
+def untrusted_ancestor(path: Path) -> tuple[Path, str] | None:
+    """The first folder on the way to ``path`` in which another user could exchange what gputop makes there, and why.
+
+    None where only root and the user that gputop runs as can. A folder with the sticky bit, such as /tmp, is safe:
+    what is below it is judged by its own owner. To be asked again once the folder has been made.
+    """
+    trusted = {0, os.geteuid()}
+    # Whoever is not root shares folders with a group on purpose; root has no such colleagues.
+    writable = stat.S_IWOTH if os.geteuid() else stat.S_IWOTH | stat.S_IWGRP
+    resolved = path.resolve()
+    for folder in (*reversed(resolved.parents), resolved):
+        try:
+            state = folder.lstat()
+        except OSError:
+            return None  # not there yet: it will be made in a folder that has been judged
+        if state.st_uid not in trusted:
+            return folder, f"belongs to another user (uid {state.st_uid})"
+        if state.st_mode & writable and not state.st_mode & stat.S_ISVTX:
+            return folder, "can be written by other users"
+    return None
+
+
+def refuse_untrusted(path: Path, option: str) -> None:
+    """Raises GputopError where another user could exchange what gputop writes below ``path``."""
+    found = untrusted_ancestor(path)
+    if found is not None:
+        folder, why = found
+        raise GputopError(
+            f"{path} is not safe to write to: {folder} {why}, who could exchange what gputop writes there",
+            f"Choose a folder below which only you and root can write, with {option}, for example in your home.",
+            EXIT_USAGE)

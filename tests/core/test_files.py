@@ -1,0 +1,174 @@
+"""Files are opened and written so that a name planted by another user does no harm."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gputop.core.errors import GputopError
+from gputop.core.files import (
+    Folder,
+    UnsafeFile,
+    copy_bounded,
+    make_folders,
+    open_regular,
+    read_regular,
+    refuse_untrusted,
+    replacing,
+    untrusted_ancestor,
+    write_file,
+)
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_bytes(b"for root alone")
+    return path
+
+
+def test_a_regular_file_is_read(secret: Path) -> None:
+    assert read_regular(secret, 100) == b"for root alone"
+
+
+@pytest.mark.parametrize(("kind", "word"), [("pipe", "a pipe"), ("folder", "a folder"), ("device", "a device")])
+def test_what_is_no_regular_file_is_refused_at_once(kind: str, word: str, tmp_path: Path) -> None:
+    path = {"pipe": tmp_path / "p", "folder": tmp_path, "device": Path("/dev/zero")}[kind]
+    if kind == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(OSError) as caught:
+        open_regular(path)
+    assert isinstance(caught.value, IsADirectoryError) or word in str(caught.value)
+
+
+def test_a_link_is_followed_only_where_that_is_meant(secret: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(secret)
+    assert open_regular(link).read() == b"for root alone"
+    with pytest.raises(UnsafeFile, match="symbolic link"):
+        open_regular(link, follow_links=False)
+
+
+def test_a_sparse_file_is_refused_by_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(6_000_000_000)
+    with pytest.raises(UnsafeFile, match="6,000 MB"):
+        open_regular(path, 1_000_000)
+
+
+@ROOT
+def test_the_file_of_another_user_is_refused(secret: Path) -> None:
+    os.chown(secret, 12345, -1)
+    with pytest.raises(UnsafeFile, match="uid 12345"):
+        open_regular(secret, owners=frozenset({0}))
+    assert open_regular(secret, owners=frozenset({12345})).read()
+
+
+def test_descriptors_are_closed_whatever_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "p")
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(20):
+        with pytest.raises(OSError):
+            open_regular(tmp_path / "p")
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_writing_replaces_a_planted_link_and_leaves_its_target(secret: Path, tmp_path: Path) -> None:
+    target = tmp_path / "snapshot.json"
+    target.symlink_to(secret)
+    write_file(target, b"{}")
+    assert secret.read_bytes() == b"for root alone" and not target.is_symlink() and target.read_bytes() == b"{}"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+
+
+def test_writing_replaces_a_planted_pipe_instead_of_waiting_for_a_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "snapshot.json")
+    write_file(tmp_path / "snapshot.json", b"{}")
+    assert (tmp_path / "snapshot.json").read_bytes() == b"{}"
+
+
+def test_a_device_that_the_user_named_is_written_to() -> None:
+    write_file(Path("/dev/null"), b"{}", devices=True)
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_nothing_changes_where_writing_fails(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    with pytest.raises(ZeroDivisionError), replacing(path) as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    assert path.read_bytes() == b"before" and [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_new_folders_are_private(tmp_path: Path) -> None:
+    made = make_folders(tmp_path / "a" / "b")
+    assert [p.name for p in made] == ["a", "b"] and all(stat.S_IMODE(p.stat().st_mode) == 0o700 for p in made)
+
+
+def test_a_folder_that_is_exchanged_meanwhile_is_not_followed(tmp_path: Path) -> None:
+    """The attack of a user who owns a folder above: the run folder becomes a link while the capture waits."""
+    (tmp_path / "root-only").mkdir()
+    run = tmp_path / "run"
+    run.mkdir()
+    with Folder(run) as folder:
+        os.close(folder.create(".partial"))
+        run.rename(tmp_path / "aside")
+        run.symlink_to(tmp_path / "root-only")
+        folder.move(".partial", "trace", replace=False)
+    assert (tmp_path / "aside" / "trace").exists() and not any((tmp_path / "root-only").iterdir())
+
+
+def test_in_a_folder_no_link_is_entered_and_no_name_taken_over(secret: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    with Folder(tmp_path) as folder:
+        with pytest.raises(OSError):
+            folder.enter("link")
+        (tmp_path / "planted").symlink_to(secret)
+        with pytest.raises(FileExistsError):
+            folder.create("planted")
+        os.close(folder.create("new"))
+        with pytest.raises(FileExistsError):
+            folder.move("new", "secret", replace=False)
+    assert secret.read_bytes() == b"for root alone"
+
+
+def test_a_copy_ends_at_its_bound_and_when_it_is_stopped() -> None:
+    with Path("/dev/zero").open("rb") as endless, Path("/dev/null").open("wb") as nowhere:
+        with pytest.raises(OSError, match="more than 2 MB"):
+            copy_bounded(endless, nowhere, 2_000_000)
+        asked = iter([False, False, True])
+        with pytest.raises(InterruptedError):
+            copy_bounded(endless, nowhere, 1 << 40, lambda: next(asked))
+
+
+def test_a_folder_that_others_can_write_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    assert untrusted_ancestor(tmp_path / "new" / "run") is None
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    assert untrusted_ancestor(shared / "run") == (shared, "can be written by other users")
+    shared.chmod(0o1777)
+    assert untrusted_ancestor(shared / "run") is None
+    shared.chmod(0o777)
+    with pytest.raises(GputopError, match=r"shared can be written by other users") as caught:
+        refuse_untrusted(shared, "--logdir")
+    assert "--logdir" in caught.value.fix
+
+
+@ROOT
+def test_a_folder_of_another_user_is_named(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    (theirs / "logs").mkdir(parents=True)
+    os.chown(theirs, 12345, -1)
+    assert untrusted_ancestor(theirs / "logs") == (theirs, "belongs to another user (uid 12345)")
+    link = tmp_path / "link"
+    link.symlink_to(theirs / "logs")
+    assert untrusted_ancestor(link / "run") == (theirs, "belongs to another user (uid 12345)")
