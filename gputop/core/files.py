@@ -27,6 +27,7 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY  # non-blocking
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _COPY_BYTES = 1 << 20
+_MAX_LINKS = 40  # as the kernel: path_resolution(7)
 
 
 class UnsafeFile(OSError):
@@ -138,10 +139,37 @@ class Folder:
             return False
         return True
 
+    def names(self) -> list[str]:
+        """The names in it; raises OSError."""
+        return os.listdir(self.fd)  # noqa: PTH208  a descriptor is no path
+
+    def state(self, name: str) -> os.stat_result:
+        """Of what has that name in it, be it a link. Raises OSError."""
+        return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+
     def remove(self, name: str) -> None:
         """Remove a file in it, as far as that can be done."""
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=self.fd)
+
+    def remove_folder(self, name: str) -> None:
+        """Remove an empty folder in it, as far as that can be done."""
+        with contextlib.suppress(OSError):
+            os.rmdir(name, dir_fd=self.fd)
+
+    def remove_tree(self, name: str) -> None:
+        """Remove a folder in it with all that it holds, as far as that can be done. No link is followed."""
+        try:
+            inside = self.enter(name)
+        except OSError:
+            return
+        with inside, contextlib.suppress(OSError):
+            for entry in inside.names():
+                if stat.S_ISDIR(inside.state(entry).st_mode):
+                    inside.remove_tree(entry)
+                else:
+                    inside.remove(entry)
+        self.remove_folder(name)
 
 
 @contextmanager
@@ -195,14 +223,30 @@ def _is_special(path: Path) -> bool:
 
 
 def make_folders(path: Path) -> list[Path]:
-    """Make a folder and those above it, private; returns those that were not there before, outermost first."""
+    """Make a folder and those above it, private; returns those that were not there before, outermost first.
+
+    Raises OSError, what was made removed again.
+    """
     made: list[Path] = []
-    for folder in (*reversed(path.parents), path):
-        if not folder.is_dir():
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir(mode=PRIVATE_FOLDER)
-                made.append(folder)
+    try:
+        for folder in (*reversed(path.parents), path):
+            if not folder.is_dir():
+                with contextlib.suppress(FileExistsError):
+                    folder.mkdir(mode=PRIVATE_FOLDER)
+                    made.append(folder)
+    except OSError:
+        remove_empty(made)
+        raise
     return made
+
+
+def remove_empty(folders: list[Path]) -> None:
+    """Remove folders that :func:`make_folders` made, the innermost first, up to the first that is not empty."""
+    for folder in reversed(folders):
+        try:
+            folder.rmdir()
+        except OSError:  # not empty, or gone
+            return
 
 
 def copy_bounded(source: BinaryIO, target: BinaryIO, max_bytes: int,
@@ -223,25 +267,49 @@ def copy_bounded(source: BinaryIO, target: BinaryIO, max_bytes: int,
 
 
 def untrusted_ancestor(path: Path) -> tuple[Path, str] | None:
-    """The first folder on the way to ``path`` in which another user could exchange what gputop makes there, and why.
+    """The first folder or link on the way to ``path`` that another user could exchange, and why; None: there is none.
 
-    None where only root and the user that gputop runs as can. A folder with the sticky bit, such as /tmp, is safe:
-    what is below it is judged by its own owner. To be asked again once the folder has been made.
+    Root trusts only what belongs to root and what nobody else may write. An ordinary user shares folders with a
+    group, and works in folders of others, on purpose: only folders that everybody may write are refused then. A
+    folder with the sticky bit, such as /tmp, is safe: what is below it is judged by its own owner. To be asked
+    again once the folder has been made.
     """
-    trusted = {0, os.geteuid()}
-    # Whoever is not root shares folders with a group on purpose; root has no such colleagues.
-    writable = stat.S_IWOTH if os.geteuid() else stat.S_IWOTH | stat.S_IWGRP
-    resolved = path.resolve()
-    for folder in (*reversed(resolved.parents), resolved):
-        try:
-            state = folder.lstat()
-        except OSError:
-            return None  # not there yet: it will be made in a folder that has been judged
-        if state.st_uid not in trusted:
-            return folder, f"belongs to another user (uid {state.st_uid})"
-        if state.st_mode & writable and not state.st_mode & stat.S_ISVTX:
-            return folder, "can be written by other users"
+    is_root = os.geteuid() == 0
+    writable = stat.S_IWOTH | stat.S_IWGRP if is_root else stat.S_IWOTH
+    for place, state in _on_the_way(path):
+        if is_root and state.st_uid != 0:
+            return place, f"belongs to another user (uid {state.st_uid})"
+        if stat.S_ISDIR(state.st_mode) and state.st_mode & writable and not state.st_mode & stat.S_ISVTX:
+            return place, "can be written by other users"
     return None
+
+
+def _on_the_way(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """The folders and the symbolic links that lead to ``path``, in order, as far as they exist."""
+    current, links = Path("/"), 0
+    yield current, current.lstat()
+    rest = list(reversed(path.absolute().parts[1:]))
+    while rest:
+        part = rest.pop()
+        if part == "..":
+            current = current.parent
+            continue
+        place = current / part
+        try:
+            state = place.lstat()
+            target = place.readlink() if stat.S_ISLNK(state.st_mode) else None
+        except OSError:
+            return  # not there yet: it will be made in a folder that has been judged
+        yield place, state
+        if target is None:
+            current = place
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            return
+        if target.is_absolute():
+            current = Path("/")
+        rest += reversed([part for part in target.parts if part != "/"])
 
 
 def refuse_untrusted(path: Path, option: str) -> None:

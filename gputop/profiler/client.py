@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.profiler import messages
-from gputop.profiler.outline import Outline, map_file, outline
+from gputop.profiler.outline import Outline, map_open_file, outline
 from gputop.profiler.probe import (
     ServerInfo,
     load_grpc,
@@ -43,6 +43,7 @@ _TRACER_LEVELS = (2, 1, 0)  # host, device, Python: host 1 shows no steps, and t
 # operations (TensorFlow 2.21); both limits below leave room for that.
 _DEADLINE_FACTOR, _DEADLINE_EXTRA_S = 5.0, 60.0
 _GRACE_FACTOR, _GRACE_EXTRA_S = 5.0, 30.0
+_COPY_AFTER_STOP_S = 60.0  # for the trace of a recording that was stopped early
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ def capture(
         raise GputopError(f"a capture lasts 0.001 to {_MAX_SECONDS:g} s, not {seconds:g}", exit_code=EXIT_USAGE)
     address = parse_address(address)
     report = on_progress or (lambda _progress: None)
+    stop = stop or threading.Event()
     folder = RunFolder.create(logdir, host_name or machine_name(address), run)
     try:
         report(Progress("connecting", 0.0, seconds))
@@ -127,11 +129,11 @@ def capture(
         wait_s = max(0.0, start_ns / 1e9 - time.time()) if start_ns is not None else 0.0
         call = _Call(address, seconds, _request(folder, disk, seconds, start_ns), wait_s)
         try:
-            response = call.run(report, stop or threading.Event())
+            response = call.run(report, stop)
         except TraceLost as error:
-            return _trace_on_server_disk(address, folder, disk, call, error)
+            return _trace_on_server_disk(address, folder, disk, call, error, stop)
         report(Progress("saving", call.took_s, seconds))
-        return _save(address, folder, disk, call, response)
+        return _save(address, folder, disk, call, response, stop)
     finally:
         folder.discard()
 
@@ -264,7 +266,8 @@ def _terminate(channel: grpc.Channel, session_id: str) -> Any:
     return terminate.future(messages.TerminateRequest(session_id=session_id), timeout=_TERMINATE_TIMEOUT_S)
 
 
-def _save(address: str, run: RunFolder, disk: ServerDisk, call: _Call, response: Any) -> CaptureResult:
+def _save(address: str, run: RunFolder, disk: ServerDisk, call: _Call, response: Any, stop: threading.Event,
+          ) -> CaptureResult:
     warnings: list[str] = []
     delivered: Literal["response", "server disk"] = "response"
     if response.xspace:
@@ -276,14 +279,17 @@ def _save(address: str, run: RunFolder, disk: ServerDisk, call: _Call, response:
     else:
         delivered = "server disk"
         try:
-            source = disk.find(address)
+            trace = disk.find(address, run)
         except GputopError:
             if response.empty_trace:  # TensorFlow 2.21 has nothing to hand over then, and writes nothing
                 raise _empty(address, None, (), call.took_s) from None
             raise
-        path = run.adopt(source)
-        size, about = _outline_file(path)
-        left = disk.clean_up(source)
+        try:
+            path = run.adopt(trace.file, trace.path, _copy_is_stopped(stop))
+            size, about = _outline_saved(run)
+            left = disk.clean_up(trace)
+        finally:
+            trace.close()
         if left:
             warnings.append(left)
     if about.damaged:
@@ -297,6 +303,15 @@ def _save(address: str, run: RunFolder, disk: ServerDisk, call: _Call, response:
     )
 
 
+def _copy_is_stopped(stop: threading.Event) -> Callable[[], bool]:
+    """Whether a copy is to end: ``stop`` was set while it went on, or so long before that it takes too long.
+
+    A recording that was stopped early is kept: then ``stop`` is set before its copy begins.
+    """
+    ended_early, until_s = stop.is_set(), time.monotonic() + _COPY_AFTER_STOP_S
+    return lambda: stop.is_set() and (not ended_early or time.monotonic() > until_s)
+
+
 def save_response(
     address: str, run: RunFolder, response: Any, recorded_s: float, took_s: float, sent_s: float,
 ) -> CaptureResult:
@@ -305,30 +320,35 @@ def save_response(
     call.took_s, call.sent_s = took_s, sent_s
     if not response.xspace:
         raise _empty(address, None, (), took_s)
-    return _save(address, run, ServerDisk(str(run.path.parent), run.path.name, run.host, None, False), call, response)
+    disk = ServerDisk(str(run.path.parent), run.path.name, run.host, None, False)
+    return _save(address, run, disk, call, response, threading.Event())
 
 
 def _trace_on_server_disk(
-    address: str, run: RunFolder, disk: ServerDisk, call: _Call, lost: TraceLost,
+    address: str, run: RunFolder, disk: ServerDisk, call: _Call, lost: TraceLost, stop: threading.Event,
 ) -> CaptureResult:
     """The trace a server wrote to its disk before it went away; raises ``lost`` where there is none."""
     try:
-        if disk.find(address).stat().st_size == 0:
+        trace = disk.find(address, run)
+        size = trace.size
+        trace.close()
+        if size == 0:
             raise lost
-        result = _save(address, run, disk, call, messages.RawProfileResponse())
+        result = _save(address, run, disk, call, messages.RawProfileResponse(), stop)
     except (GputopError, OSError):
         raise lost from None
     return replace(result, warnings=(*result.warnings, f"{lost.message}; the server had written this trace by then"))
 
 
-def _outline_file(path: Path) -> tuple[int, Outline]:
-    """Size and outline of a trace on disk; raises GputopError, the trace is kept."""
+def _outline_saved(run: RunFolder) -> tuple[int, Outline]:
+    """Size and outline of the trace in a run folder; raises GputopError, the trace is kept."""
     try:
-        data = map_file(path)
+        with run.open_trace() as file:
+            data = map_open_file(file)
         return len(data), outline(data)
     except OSError as error:
         raise GputopError(
-            f"the trace was saved as {path}, but cannot be read: {error.strerror or error}",
+            f"the trace was saved as {run.file}, but cannot be read: {error.strerror or error}",
             "See to that file system (`dmesg`, quota, mount); then run `gputop analyze` on the file.",
         ) from None
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
+from gputop.core.files import open_regular
 from gputop.trace.readers.xspace.wire import LENGTH, read_fields, tag
 from gputop.trace.readers.xspace.xplane import read_plane
 
@@ -44,11 +45,16 @@ def outline(data: bytes) -> Outline:
 
 def map_file(path: Path) -> bytes:
     """A file to be indexed and sliced as bytes are, without being read whole; raises OSError."""
-    with path.open("rb") as file:
-        try:
-            return cast(bytes, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except ValueError:  # an empty file cannot be mapped
-            return b""
+    with open_regular(path) as file:
+        return map_open_file(file)
+
+
+def map_open_file(file: BinaryIO) -> bytes:
+    """The same for a file that is open."""
+    try:
+        return cast(bytes, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except ValueError:  # an empty file cannot be mapped
+        return b""
 
 
 def session_window_ns(path: Path) -> tuple[int, int] | None:

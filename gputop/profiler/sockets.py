@@ -77,6 +77,18 @@ def listeners(proc: Path, pid: int, namespace: int) -> list[Listener]:
     return found
 
 
+def listening_uid(proc: Path, port: int) -> int | None:
+    """The user of the sockets that listen on a TCP port of this network; None where there is none, or several."""
+    uids = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):  # no IPv6 here
+            for line in (proc / "net" / table).read_text().splitlines()[1:]:
+                columns = line.split()
+                if columns[3] == _LISTEN and int(columns[1].partition(":")[2], 16) == port:
+                    uids.add(int(columns[7]))
+    return uids.pop() if len(uids) == 1 else None
+
+
 def bound(proc: Path, name: str) -> set[int]:
     """Inodes of the sockets of this machine bound to a path, or to an abstract name after a zero (unix(7))."""
     found = set()

@@ -1,11 +1,11 @@
-"""What a gputop that was killed in the middle of a capture left in a logdir, and whether its owner is dead.
+"""What a gputop that was killed in the middle of a capture left in a logdir, and whether its process is dead.
 
-Whatever is of use only while a capture runs carries in its name who made it: ``<place>-<pid>-<start>``, where
-the place stands for the machine since it was booted and the PID namespace, and the start (in clock ticks, as
-proc_pid_stat(5) has it) tells a process from a later one with its number. So a logdir can be shared between
-hosts, containers and users: of its own place a gputop knows which process lives; of others it does not, and
-leaves theirs alone for a day, several times as long as a capture can last. File locks would not tell more: over
-NFS they may be missing, or unknown to other hosts.
+The name of a file that is of use only during a capture ends in its owner, ``<place>-<pid>-<start>``. The place
+identifies the boot of the machine and the PID namespace. The start, in clock ticks as in proc_pid_stat(5),
+distinguishes a process from a later one with the same pid. So hosts, containers and users can share a logdir: for
+its own place gputop knows which processes live; files of other places it removes when they are older than a day,
+several times as long as a capture can last. File locks would not be better: over NFS they may be missing, or
+unknown to other hosts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import os
 import platform
 import re
 import secrets
-import shutil
 import time
 from pathlib import Path
+
+from gputop.core.files import Folder, untrusted_ancestor
 
 _NAME = re.compile(r"\.(?:gputop-probe-[0-9a-f]{8}|(?P<host>.+))"
                    r"\.(?P<place>[0-9a-f]{12})-(?P<pid>[0-9]+)-(?P<start>[0-9]+)(?(host)\.partial)")
@@ -38,42 +39,53 @@ def partial_name(host: str) -> str:
 
 
 def remove_stale_files(logdir: Path) -> None:
-    """Remove what dead captures of this user left in a logdir, as far as it can be; nothing else, and no error."""
+    """Remove what dead captures of this user left in a logdir, as far as it can be; nothing else, and no error.
+
+    In a logdir that another user could exchange nothing is removed.
+    """
     try:
         logdir = logdir.expanduser()
     except RuntimeError:  # no such user: the capture itself says so
         return
-    here = _place()
-    profiles = logdir / "plugins" / "profile"
-    newest = sorted(_names(profiles), reverse=True)[:_MAX_RUNS]
-    for folder in (logdir, *(profiles / run for run in newest)):
-        for name in _names(folder):
-            match = _NAME.fullmatch(name)
-            if match is not None:
-                with contextlib.suppress(OSError):
-                    _clear(folder / name, match, here)
-
-
-def _names(folder: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return [path.name for path in folder.iterdir()]
-    return []
-
-
-def _clear(path: Path, named: re.Match[str], here: str | None) -> None:
-    """Raises OSError."""
-    about = path.lstat()
-    if about.st_uid != os.geteuid():
+    here, profiles = _place(), logdir / "plugins" / "profile"
+    if untrusted_ancestor(profiles) is not None:
         return
+    with contextlib.suppress(OSError), Folder(logdir) as folder:
+        _remove_stale_in(folder, here)
+    with contextlib.suppress(OSError), Folder(profiles) as parent:
+        for run in sorted(parent.names(), reverse=True)[:_MAX_RUNS]:
+            with contextlib.suppress(OSError):
+                with parent.enter(run) as folder:
+                    removed = _remove_stale_in(folder, here)
+                if removed:
+                    parent.remove_folder(run)  # if there is nothing else in it
+
+
+def _remove_stale_in(folder: Folder, here: str | None) -> bool:
+    """Whether there was a stale file in it. Raises OSError where it cannot be listed."""
+    removed = False
+    for name in folder.names():
+        match = _NAME.fullmatch(name)
+        if match is None:
+            continue
+        with contextlib.suppress(OSError):
+            if not _is_stale(folder.state(name), match, here):
+                continue
+            if match["host"] is None:
+                folder.remove_tree(name)
+            else:
+                folder.remove(name)
+                removed = True
+    return removed
+
+
+def _is_stale(state: os.stat_result, named: re.Match[str], here: str | None) -> bool:
+    """Raises OSError where it is not known whether its process lives."""
+    if state.st_uid != os.geteuid():
+        return False
     if named["place"] == here:
-        over = not _lives(int(named["pid"]), int(named["start"]))
-    else:
-        over = time.time() - about.st_mtime > _FOREIGN_MAX_AGE_S
-    if over and named["host"] is None:
-        shutil.rmtree(path)
-    elif over:
-        path.unlink()
-        path.parent.rmdir()  # the run's folder, if there is nothing else in it
+        return not _lives(int(named["pid"]), int(named["start"]))
+    return time.time() - state.st_mtime > _FOREIGN_MAX_AGE_S
 
 
 def _lives(pid: int, start: int) -> bool:

@@ -1,6 +1,10 @@
-"""Where traces land: run folders in a TensorBoard logdir, and fetching what a server wrote itself.
+"""Traces on disk: run folders in a TensorBoard logdir, and fetching what a server wrote itself.
 
 Layout, as XProf and TensorBoard open it: ``<logdir>/plugins/profile/<run>/<host>.xplane.pb``.
+
+gputop may run as root beside the jobs of others. Therefore a run's folder and its file are opened once, before
+the job is recorded, and from then on used by their descriptors; a logdir that another user could exchange is
+refused. A file that a server wrote is foreign input: see :class:`ServerDisk`.
 """
 
 from __future__ import annotations
@@ -12,12 +16,22 @@ import re
 import secrets
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
 from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.files import (
+    Folder,
+    copy_bounded,
+    make_folders,
+    open_regular,
+    refuse_untrusted,
+    remove_empty,
+    untrusted_ancestor,
+)
 from gputop.profiler import sockets
 from gputop.profiler.probe import is_local, split_address, unix_name
 from gputop.profiler.stale_files import partial_name
@@ -25,77 +39,87 @@ from gputop.profiler.stale_files import partial_name
 _RUN_NAME = "%Y_%m_%d_%H_%M_%S"  # TensorBoard's
 _PROC = Path("/proc")
 _RESERVE_BYTES = 64 * 1024
-_CHUNK_BYTES = 8 * 1024 * 1024
+# A server's own file is copied up to this size and up to the free space. TensorFlow up to 2.20 serializes its trace
+# into one protobuf message of at most 2 GiB.
+MAX_COPY_BYTES = 4 << 30
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass
 class RunFolder:
-    """A run's folder, made before the job is disturbed, with a file in it that can be written.
+    """A run's folder and in it a file to write to, both held open before the job is disturbed.
 
-    End it with :meth:`save`, :meth:`adopt` or :meth:`discard`.
+    End it with :meth:`save` or :meth:`adopt`, and :meth:`discard` in any case: it closes the descriptors.
     """
 
     path: Path
     host: str
-    _temporary: Path
+    folder: Folder
+    _partial: str  # name of the file in ``folder`` until it is whole
+    _descriptor: int
     _made: list[Path] = field(default_factory=list)  # folders this capture made, outermost first
     save_error: str = ""  # why a trace was saved elsewhere
 
     @classmethod
     def create(cls, logdir: str | Path, host: str, run: str | None = None) -> RunFolder:
-        """Make a new run folder; raises GputopError where the logdir cannot be written.
+        """Make a new run folder; raises GputopError where the logdir cannot be written, or is not safe to write to.
 
-        ``run`` is one that exists, of a capture of several hosts: who made it removes it.
+        ``run`` is one that exists, of a capture of several hosts: its maker removes it.
         """
-        if "://" in str(logdir):
-            raise GputopError(f"{logdir} is not a folder of this machine", "Give a local --logdir.", EXIT_USAGE)
-        try:
-            profiles = Path(logdir).expanduser().absolute() / "plugins" / "profile"
-        except (RuntimeError, OSError) as error:  # no such user; the working directory is gone
-            raise GputopError(f"{logdir} is not a folder of this machine: {error}", "Give an absolute --logdir.",
-                              EXIT_USAGE) from None
+        profiles = _profiles_of(logdir)
+        refuse_untrusted(profiles, "--logdir")
         host = re.sub(r"[^A-Za-z0-9._-]", "_", host) or "host"
         made: list[Path] = []
-        partial: Path | None = None
         try:
-            for above in (*reversed(profiles.parents), profiles):
-                if not above.is_dir():
-                    above.mkdir(exist_ok=True)
-                    made.append(above)
-            if run is None:
-                path = _new_folder(profiles, datetime.now().strftime(_RUN_NAME))
-                made.append(path)
-            else:
-                path = profiles / run
-            partial = path / partial_name(host)
-            with partial.open("xb") as file:
-                # A full disk or a spent quota lets files be made, not filled.
-                file.write(bytes(_RESERVE_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
+            made += make_folders(profiles)
+            with Folder(profiles) as parent:
+                _refuse_exchanged(parent)
+                if run is None:
+                    folder = _new_folder(parent, datetime.now().strftime(_RUN_NAME))
+                    made.append(folder.path)
+                else:
+                    folder = parent.enter(run)
+            try:
+                partial, descriptor = _reserved(folder, host)
+            except OSError:
+                folder.close()
+                raise
         except OSError as error:
-            if partial is not None:
-                _remove_file(partial)
-            _remove_empty(made)
+            remove_empty(made)
             raise GputopError(
-                f"cannot write traces to {logdir}: {error.strerror or error} ({error.filename or profiles})",
+                f"cannot write traces to {logdir}: {error.strerror or error} ({profiles / (error.filename or '')})",
                 "Choose a folder you can write to with --logdir DIR. The job was not disturbed.",
             ) from None
-        return cls(path, host, partial, made)
+        except GputopError:
+            remove_empty(made)
+            raise
+        return cls(folder.path, host, folder, partial, descriptor, made)
 
     @property
     def file(self) -> Path:
         """Where the trace will be."""
-        return self.path / f"{self.host}.xplane.pb"
+        return self.path / self.name
+
+    @property
+    def name(self) -> str:
+        return f"{self.host}.xplane.pb"
+
+    @property
+    def partial(self) -> Path:
+        """The file until the trace in it is whole."""
+        return self.path / self._partial
 
     def save(self, data: bytes) -> Path:
-        """Write the trace, whole or not at all, and say where; raises GputopError.
+        """Write the trace, whole or not at all, and return where; raises GputopError.
 
         The job has paid for it by now: where the logdir cannot take it any more, it goes to
-        another place, and ``save_error`` says why.
+        another place, and ``save_error`` gives the reason.
         """
         try:
-            return self._fill(io.BytesIO(data))  # shares the bytes, does not copy them
+            return self._fill(io.BytesIO(data), len(data), _never)  # shares the bytes, does not copy them
         except OSError as error:
             self.save_error = error.strerror or str(error)
         tried = _fallback_folders(self.path, len(data))
@@ -108,43 +132,107 @@ class RunFolder:
             "Make room or choose another --logdir, and capture again; nothing partial was left behind.",
         )
 
-    def adopt(self, source: Path) -> Path:
-        """Take over a trace the server wrote: in place already, or copied from ``source``.
+    def adopt(self, source: BinaryIO, source_path: Path, stopped: Callable[[], bool] = _never) -> Path:
+        """Take over a trace that is open as ``source``: in place already, or copied.
 
-        Raises GputopError that names ``source``, which stays as it is.
+        Raises GputopError that names ``source_path``, which stays as it is; also once ``stopped()``, and for a file
+        that is too large.
         """
         try:
-            if self.file.exists() and source.samefile(self.file):
-                _remove_file(self._temporary)
+            if self._holds(source):
+                self.folder.remove(self._partial)
                 return self.file
-            with source.open("rb") as opened:
-                return self._fill(opened)
+            return self._fill(source, self._max_copy_bytes(source), stopped)
         except OSError as error:
             raise GputopError(
-                f"the trace could not be copied from {source} to {self.file}: {error.strerror or error}",
-                f"It stays at {source}: make room or choose another --logdir, or copy it by hand and run "
+                f"the trace could not be copied from {source_path} to {self.file}: {error.strerror or error}",
+                f"It stays at {source_path}: make room or choose another --logdir, or copy it by hand and run "
                 "`gputop analyze` on it.",
             ) from None
 
-    def discard(self) -> None:
-        """Remove what this capture made, as far as it is empty and can be. Does nothing after a save."""
-        _remove_file(self._temporary)
-        _remove_empty(self._made)
+    def open_trace(self) -> BinaryIO:
+        """The trace after :meth:`adopt`, for reading; raises OSError."""
+        return open_regular(self.name, follow_links=False, folder_fd=self.folder.fd)
 
-    def _fill(self, source: BinaryIO) -> Path:
+    def discard(self) -> None:
+        """Close the descriptors and remove what this capture made, as far as it is empty. A saved trace stays."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self.folder.remove(self._partial)
+            self.folder.close()
+            remove_empty(self._made)
+
+    def _holds(self, source: BinaryIO) -> bool:
+        """Whether ``source`` is the file at the trace's own name in this folder. Raises OSError."""
+        try:
+            return os.path.samestat(self.folder.state(self.name), os.fstat(source.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def _max_copy_bytes(self, source: BinaryIO) -> int:
+        """How much may be copied; raises OSError where ``source`` is larger."""
+        size = os.fstat(source.fileno()).st_size
+        disk = os.fstatvfs(self.folder.fd)
+        free = disk.f_bavail * disk.f_frsize
+        if size > MAX_COPY_BYTES:
+            raise OSError(27, f"it is too large ({size / 1e6:,.0f} MB; at most {MAX_COPY_BYTES / 1e6:,.0f} MB are "
+                              "copied)")  # EFBIG
+        if size > free:
+            raise OSError(28, f"{size / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free")  # ENOSPC
+        return min(MAX_COPY_BYTES, free)
+
+    def _fill(self, source: BinaryIO, max_bytes: int, stopped: Callable[[], bool]) -> Path:
         """Raises OSError, nothing partial left behind."""
         try:
-            with self._temporary.open("wb") as out:
-                shutil.copyfileobj(source, out, _CHUNK_BYTES)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            os.ftruncate(self._descriptor, 0)
+            with os.fdopen(self._descriptor, "wb", closefd=False) as out:
+                copy_bounded(source, out, max_bytes, stopped)
                 out.flush()
-                os.fsync(out.fileno())
-            if self.file.exists():
+                os.fsync(self._descriptor)
+            if self.folder.has(self.name):
                 raise FileExistsError(17, "there is a trace already", str(self.file))
-            self._temporary.rename(self.file)
+            self.folder.move(self._partial, self.name, replace=False)
         except OSError:
-            _remove_file(self._temporary)
+            self.folder.remove(self._partial)
             raise
         return self.file
+
+
+def _profiles_of(logdir: str | Path) -> Path:
+    """The folder of the runs in a logdir; raises GputopError (usage)."""
+    if "://" in str(logdir):
+        raise GputopError(f"{logdir} is not a folder of this machine", "Give a local --logdir.", EXIT_USAGE)
+    try:
+        return Path(logdir).expanduser().absolute() / "plugins" / "profile"
+    except (RuntimeError, OSError) as error:  # no such user; the working directory is gone
+        raise GputopError(f"{logdir} is not a folder of this machine: {error}", "Give an absolute --logdir.",
+                          EXIT_USAGE) from None
+
+
+def _refuse_exchanged(folder: Folder) -> None:
+    """Raises GputopError or OSError unless a folder that is held open is the one at its path, and no other user's."""
+    refuse_untrusted(folder.path, "--logdir")  # asked again: the folders that were missing before exist now
+    if not os.path.samestat(os.fstat(folder.fd), folder.path.stat()):
+        raise OSError(116, "it was exchanged meanwhile", str(folder.path))  # ESTALE
+
+
+def _reserved(folder: Folder, host: str) -> tuple[str, int]:
+    """Name and descriptor of a new file in ``folder`` that can be filled; raises OSError, nothing left behind."""
+    name = partial_name(host)
+    descriptor = folder.create(name)
+    try:
+        # A full disk or a spent quota lets files be made, not filled.
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(bytes(_RESERVE_BYTES))
+            file.flush()
+            os.fsync(descriptor)
+    except OSError:
+        os.close(descriptor)
+        folder.remove(name)
+        raise
+    return name, descriptor
 
 
 def _fallback_folders(full: Path, size: int) -> list[Path]:
@@ -153,7 +241,7 @@ def _fallback_folders(full: Path, size: int) -> list[Path]:
     for text in (os.environ.get("XDG_CACHE_HOME") or "~/.cache", tempfile.gettempdir(), "/var/tmp"):
         with contextlib.suppress(OSError, RuntimeError):  # it is not there; there is no home
             folder = Path(text).expanduser()
-            if shutil.disk_usage(folder).free > size + _RESERVE_BYTES:
+            if shutil.disk_usage(folder).free > size + _RESERVE_BYTES and untrusted_ancestor(folder) is None:
                 found[folder] = folder.stat().st_dev == full.stat().st_dev
     return sorted(found, key=lambda folder: found[folder])
 
@@ -162,35 +250,39 @@ def _save_below(folder: Path, host: str, data: bytes) -> Path:
     """Save in a new logdir below ``folder``; raises OSError or GputopError, nothing left behind."""
     logdir = tempfile.mkdtemp(prefix="gputop-traces-", dir=folder)
     try:
-        return RunFolder.create(logdir, host)._fill(io.BytesIO(data))
+        run = RunFolder.create(logdir, host)
+        try:
+            return run._fill(io.BytesIO(data), len(data), _never)
+        finally:
+            run.discard()
     except BaseException:
         shutil.rmtree(logdir, ignore_errors=True)
         raise
 
 
-def _new_folder(parent: Path, name: str) -> Path:
+def _new_folder(parent: Folder, name: str) -> Folder:
     for attempt in range(1, 1000):
-        path = parent / (name if attempt == 1 else f"{name}_{attempt}")
-        try:
-            path.mkdir()
-        except FileExistsError:
-            continue
-        return path
-    raise FileExistsError(17, "no free run name", str(parent / name))
+        with contextlib.suppress(FileExistsError):
+            return parent.make(name if attempt == 1 else f"{name}_{attempt}")
+    raise FileExistsError(17, "no free run name", str(parent.path / name))
 
 
-def _remove_file(path: Path) -> None:
-    """As far as it can be: a file system that failed a moment ago must not hide why."""
-    with contextlib.suppress(OSError):
-        path.unlink()
+@dataclass(slots=True)
+class ServerTrace:
+    """A trace that a server wrote itself, held open with the folder it is in and the two above."""
 
+    file: BinaryIO
+    path: Path
+    folders: list[Folder]
 
-def _remove_empty(folders: list[Path]) -> None:
-    for folder in reversed(folders):
-        try:
-            folder.rmdir()
-        except OSError:  # not empty, or gone
-            return
+    @property
+    def size(self) -> int:
+        return os.fstat(self.file.fileno()).st_size
+
+    def close(self) -> None:
+        self.file.close()
+        for folder in self.folders:
+            folder.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +290,10 @@ class ServerDisk:
     """Where a server that writes traces itself (TensorFlow up to 2.20) is told to write, and how to get there.
 
     ``root`` is ``repository_root`` as the server sees it. ``temporary``: a folder of its own
-    under /tmp, to be removed afterwards.
+    under /tmp, to be removed afterwards. ``uid`` is the server's user, None where that is not known.
+
+    The server's user owns the file and may put anything in its place. It is read only if it is a regular file of
+    that user, or of gputop's own, below folders that are entered one by one without following a link.
     """
 
     root: str
@@ -206,6 +301,7 @@ class ServerDisk:
     host: str
     pid: int | None
     temporary: bool
+    uid: int | None = None
 
     @classmethod
     def choose(cls, run: RunFolder, address: str, pid: int | None) -> ServerDisk:
@@ -214,7 +310,8 @@ class ServerDisk:
         if is_local(address):
             pid = pid or listening_pid(address)
             if pid is None or not _shares_files(pid):
-                return cls(f"/tmp/gputop-{secrets.token_hex(8)}", run.path.name, run.host, pid, True)
+                return cls(f"/tmp/gputop-{secrets.token_hex(8)}", run.path.name, run.host, pid, True,
+                           _server_uid(address, pid))
         return cls(str(run.path.parent), run.path.name, run.host, pid, False)
 
     @property
@@ -222,18 +319,24 @@ class ServerDisk:
         """Path in the server's own view."""
         return f"{self.root}/{self.run}/{self.host}.xplane.pb"
 
-    def find(self, address: str) -> Path:
-        """The file the server wrote; raises GputopError naming where it was looked for."""
-        places = [Path(self.file)]
+    def find(self, address: str, run: RunFolder) -> ServerTrace:
+        """The file the server wrote, opened; raises GputopError naming where it was looked for and what was refused."""
+        places: list[tuple[Path, Callable[[], list[Folder]]]] = [(Path(self.file), self._own_view)]
         if self.pid is not None:
-            places.append(Path(f"/proc/{self.pid}/root{self.file}"))
+            places.append((Path(f"/proc/{self.pid}/root{self.file}"), self._server_view))
         looked = []
-        for place in places:
+        for path, open_folders in places:
             try:
-                with place.open("rb"):
-                    return place
+                folders = open_folders()
             except OSError as error:
-                looked.append(f"{place} ({error.strerror})")
+                looked.append(f"{path} ({error.strerror})")
+                continue
+            try:
+                return ServerTrace(self._open(folders[-1], run), path, folders)
+            except OSError as error:
+                looked.append(f"{path} ({error.strerror})")
+                for folder in folders:
+                    folder.close()
         raise GputopError(
             f"{address} recorded the trace but wrote it to its own disk, as {self.file}; "
             f"it cannot be read from here: {' and '.join(looked)}",
@@ -242,18 +345,60 @@ class ServerDisk:
             "`gputop analyze` on it.",
         )
 
-    def clean_up(self, source: Path) -> str | None:
+    def _open(self, folder: Folder, run: RunFolder) -> BinaryIO:
+        # In the run's own folder, which gputop made and nobody else may write, the owner does not matter.
+        own = os.path.samestat(os.fstat(folder.fd), os.fstat(run.folder.fd))
+        owners = None if own else frozenset({os.geteuid() if self.uid is None else self.uid})
+        return open_regular(f"{self.host}.xplane.pb", follow_links=False, owners=owners, folder_fd=folder.fd)
+
+    def _own_view(self) -> list[Folder]:
+        """The folders above the file as gputop sees them, held open, outermost first; raises OSError."""
+        root = Path(self.root)
+        if not self.temporary:
+            return _entered(Folder(root), [self.run])
+        return _entered(Folder(root.parent), [root.name, self.run])
+
+    def _server_view(self) -> list[Folder]:
+        """The same in the server's own root. Its user may have made every folder there."""
+        return _entered(Folder(f"/proc/{self.pid}/root"), [*Path(self.root).parts[1:], self.run])
+
+    def clean_up(self, trace: ServerTrace) -> str | None:
         """Remove a copied temporary trace; returns a warning where that is not allowed."""
         if not self.temporary:
             return None
+        above, root, run = trace.folders[-3:]
         try:
-            source.unlink()
+            os.unlink(trace.path.name, dir_fd=run.fd)
         except OSError as error:
-            return f"the server's own copy of the trace stays at {source}: {error.strerror}"
-        with contextlib.suppress(OSError):
-            source.parent.rmdir()
-            source.parent.parent.rmdir()
+            return f"the server's own copy of the trace stays at {trace.path}: {error.strerror}"
+        root.remove_folder(self.run)
+        above.remove_folder(Path(self.root).name)
         return None
+
+
+def _entered(top: Folder, names: list[str]) -> list[Folder]:
+    """``top`` and the folders below it, each entered without following a link; raises OSError, all closed again."""
+    folders = [top]
+    try:
+        for name in names:
+            folders.append(folders[-1].enter(name))
+    except OSError:
+        for folder in folders:
+            folder.close()
+        raise
+    return folders
+
+
+def _server_uid(address: str, pid: int | None) -> int | None:
+    """The user of a server on this machine: that of its process, or of its socket; None where neither tells."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        if pid is not None:
+            return int(psutil.Process(pid).uids().effective)
+    if unix_name(address) is not None:
+        return None
+    return sockets.listening_uid(_PROC, split_address(address)[1])
 
 
 def listening_pid(address: str) -> int | None:

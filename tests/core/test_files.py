@@ -172,3 +172,49 @@ def test_a_folder_of_another_user_is_named(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(theirs / "logs")
     assert untrusted_ancestor(link / "run") == (theirs, "belongs to another user (uid 12345)")
+
+
+@ROOT
+def test_a_link_of_another_user_on_the_way_is_named(tmp_path: Path) -> None:
+    """A link to a safe folder is not safe where its owner can point it elsewhere."""
+    (tmp_path / "safe").mkdir()
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o1777)
+    (link := shared / "link").symlink_to("../safe")
+    assert untrusted_ancestor(link / "run") is None
+    os.chown(link, 12345, -1, follow_symlinks=False)
+    assert untrusted_ancestor(link / "run") == (link, "belongs to another user (uid 12345)")
+    (tmp_path / "way").symlink_to(link)
+    assert untrusted_ancestor(tmp_path / "way" / ".." / "x") == (link, "belongs to another user (uid 12345)")
+
+
+@ROOT
+def test_an_ordinary_user_may_work_in_a_folder_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (theirs := tmp_path / "theirs").mkdir()
+    os.chown(theirs, 12345, -1)
+    theirs.chmod(0o2775)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert untrusted_ancestor(theirs / "run") is None
+    theirs.chmod(0o777)
+    assert untrusted_ancestor(theirs / "run") == (theirs, "can be written by other users")
+
+
+def test_a_tree_is_removed_and_no_link_in_it_followed(secret: Path, tmp_path: Path) -> None:
+    (tmp_path / "tree" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "tree" / "a" / "file").touch()
+    (tmp_path / "tree" / "link").symlink_to(tmp_path)
+    (tmp_path / "other").symlink_to(tmp_path)
+    with Folder(tmp_path) as folder:
+        folder.remove_tree("tree")
+        folder.remove_tree("other")
+        folder.remove_tree("gone")
+    assert secret.exists() and not (tmp_path / "tree").exists() and (tmp_path / "other").is_symlink()
+
+
+def test_folders_made_in_vain_are_removed_again(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        make_folders(tmp_path / "file" / "below")
+    with pytest.raises(OSError):
+        make_folders(tmp_path / "a" / ("x" * 300))
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
+from gputop.core.files import Folder
 from gputop.profiler import client, storage
 from gputop.profiler.client import Progress, capture
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
@@ -145,24 +146,23 @@ class TestServersThatWriteThemselves:
         elsewhere = tmp_path / "server"
         disk = storage.ServerDisk(str(elsewhere), run.path.name, "host", pid=None, temporary=False)
         with pytest.raises(GputopError) as caught:
-            disk.find("127.0.0.1:1")
+            disk.find("127.0.0.1:1", run)
         assert disk.file in caught.value.message
         (elsewhere / run.path.name).mkdir(parents=True)
         Path(disk.file).write_bytes(b"trace")
-        real_open = Path.open
 
-        def open_elsewhere_only(path: Path, *arguments, **options):
-            if str(path) == disk.file:
-                raise FileNotFoundError(2, "No such file or directory")
-            return real_open(path, *arguments, **options)
+        def not_there(_disk: storage.ServerDisk) -> list[Folder]:
+            raise FileNotFoundError(2, "No such file or directory")
 
-        monkeypatch.setattr(Path, "open", open_elsewhere_only)
+        monkeypatch.setattr(storage.ServerDisk, "_own_view", not_there)
         inside = storage.ServerDisk(disk.root, disk.run, disk.host, pid=os.getpid(), temporary=True)
-        source = inside.find("127.0.0.1:1")
-        assert str(source).startswith("/proc/")
-        assert run.adopt(source).read_bytes() == b"trace"
-        assert inside.clean_up(source) is None
-        assert not Path(disk.file).exists()
+        trace = inside.find("127.0.0.1:1", run)
+        assert str(trace.path).startswith("/proc/")
+        assert run.adopt(trace.file, trace.path).read_bytes() == b"trace"
+        assert inside.clean_up(trace) is None
+        trace.close()
+        run.discard()
+        assert not Path(disk.file).exists() and not elsewhere.exists()
 
     def test_out_of_reach_names_both_paths(self, logdir, tmp_path):
         with serve(FakeProfiler(writes_to=tmp_path / "other disk")) as server:
@@ -187,26 +187,26 @@ class TestFileSystemsThatFail:
 
     @pytest.fixture
     def failing(self, monkeypatch):
-        """Make a method of Path raise for the paths that ``applies`` to."""
-        def begin(method, applies, number=errno.ESTALE):
-            real = getattr(Path, method)
+        """Make a function of ``owner`` raise for the arguments that ``applies`` to."""
+        def begin(owner, function, applies, number=errno.ESTALE):
+            real = getattr(owner, function)
 
-            def fail(path, *arguments, **options):
-                if applies(path, *arguments):
-                    raise OSError(number, os.strerror(number), str(path))
-                return real(path, *arguments, **options)
+            def fail(*arguments, **options):
+                if applies(*arguments):
+                    raise OSError(number, os.strerror(number), str(arguments[0]))
+                return real(*arguments, **options)
 
-            monkeypatch.setattr(Path, method, fail)
+            monkeypatch.setattr(owner, function, fail)
         return begin
 
-    @pytest.mark.parametrize(("method", "in_place"), [("samefile", True), ("open", False)])
-    def test_the_servers_own_file_is_named_and_kept(self, logdir, tmp_path, failing, method, in_place):
+    @pytest.mark.parametrize("in_place", [True, False])
+    def test_the_servers_own_file_is_named_and_kept(self, logdir, tmp_path, failing, in_place):
         run = storage.RunFolder.create(logdir, "host")
         source = run.file if in_place else tmp_path / "own.xplane.pb"
         source.write_bytes(b"trace")
-        failing(method, lambda path, *_: path == source)
-        with pytest.raises(GputopError, match="Stale file handle") as caught:
-            run.adopt(source)
+        failing(storage.os.path if in_place else storage, "samestat" if in_place else "copy_bounded", lambda *_: True)
+        with source.open("rb") as opened, pytest.raises(GputopError, match="Stale file handle") as caught:
+            run.adopt(opened, source)
         run.discard()
         assert str(source) in caught.value.message and str(source) in caught.value.fix
         assert source.is_file()
@@ -216,28 +216,28 @@ class TestFileSystemsThatFail:
         run = storage.RunFolder.create(logdir, "host")
         source = tmp_path / "own.xplane.pb"
         source.write_bytes(b"trace")
-        failing("rename", lambda *_: True, errno.ENOSPC)
-        with pytest.raises(GputopError, match="No space") as caught:
-            run.adopt(source)
+        failing(Folder, "move", lambda *_: True, errno.ENOSPC)
+        with source.open("rb") as opened, pytest.raises(GputopError, match="No space") as caught:
+            run.adopt(opened, source)
         run.discard()
         assert str(source) in caught.value.fix and source.read_bytes() == b"trace"
         assert not logdir.exists()
 
     def test_cleaning_up_never_hides_why(self, logdir, failing):
-        failing("unlink", lambda path, *_: path.name.endswith(".partial"))
+        failing(os, "unlink", lambda path: str(path).endswith(".partial"))
         with pytest.raises(GputopError, match="nothing listens"):
             capture("127.0.0.1:1", seconds=0.01, logdir=logdir)
         run = storage.RunFolder.create(logdir, "host")
-        failing("rename", lambda *_: True, errno.ENOSPC)
+        failing(Folder, "move", lambda *_: True, errno.ENOSPC)
         with pytest.raises(GputopError, match="No space"):
             run.save(b"trace")
-        failing("open", lambda path, *_: path.name.endswith(".partial"), errno.EDQUOT)
+        failing(Folder, "create", lambda folder, name: name.endswith(".partial"), errno.EDQUOT)
         with pytest.raises(GputopError, match="cannot write traces"):
             storage.RunFolder.create(logdir, "host")
 
     def test_a_saved_trace_that_cannot_be_read_again_is_named_and_all_copies_stay(self, logdir, failing, monkeypatch):
         monkeypatch.setattr(storage, "_shares_files", lambda pid: False)
-        failing("open", lambda path, mode="r", *_: path.is_relative_to(logdir) and mode == "rb")
+        failing(storage.RunFolder, "open_trace", lambda *_: True)
         with serve(FakeProfiler(writes_disk=True)) as server:
             with pytest.raises(GputopError, match="cannot be read: Stale") as caught:
                 capture(server.address, seconds=0.01, logdir=logdir)
@@ -251,7 +251,7 @@ class TestFileSystemsThatFail:
         assert path.stat().st_size == len(server.xspace)
 
     def test_a_trace_from_the_response_is_not_read_from_the_disk(self, logdir, failing):
-        failing("stat", lambda path, *_: path.name.endswith(".xplane.pb") and path in path.parent.iterdir())
+        failing(Path, "stat", lambda path, *_: path.name.endswith(".xplane.pb") and path in path.parent.iterdir())
         with serve() as server:
             result = capture(server.address, seconds=0.01, logdir=logdir)
         assert result.bytes == len(server.xspace)

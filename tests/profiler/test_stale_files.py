@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gputop.core.files import Folder
 from gputop.profiler import stale_files
 from gputop.profiler.capture.records import Server
 from gputop.profiler.stale_files import probe_name, remove_stale_files
@@ -25,7 +26,7 @@ import sys
 from pathlib import Path
 from gputop.profiler.stale_files import probe_name
 from gputop.profiler.storage import RunFolder
-print(RunFolder.create(sys.argv[1], "host")._temporary)
+print(RunFolder.create(sys.argv[1], "host").partial)
 folder = Path(sys.argv[1]) / probe_name()
 RunFolder.create(folder, "host")
 print(folder, flush=True)
@@ -67,11 +68,11 @@ def test_a_gputop_killed_in_the_middle_of_a_capture(tmp_path: Path) -> None:
 def test_of_the_living_everything_stays(owner, tmp_path):
     process, partial, folder = owner
     own = RunFolder.create(tmp_path, "host")
-    for path in (partial, folder, aged(own._temporary, hours=100)):
+    for path in (partial, folder, aged(own.partial, hours=100)):
         aged(path, hours=100)
     process.send_signal(signal.SIGSTOP)  # and of those that sleep
     remove_stale_files(tmp_path)
-    assert partial.exists() and folder.exists() and own._temporary.exists()
+    assert partial.exists() and folder.exists() and own.partial.exists()
     own.discard()
 
 
@@ -148,9 +149,31 @@ def test_other_things_stay_and_what_cannot_be_removed_is_no_error(owner, tmp_pat
     for other in others:
         other.touch()
     (link := tmp_path / f"{folder.name}0").symlink_to(run)  # named as of the dead
-    monkeypatch.setattr(Path, "unlink", lambda path: path.rename("/proc/nope"))
+    real = Folder.remove
+    monkeypatch.setattr(Folder, "remove", lambda self, name: None if self.path == run else real(self, name))
     remove_stale_files(tmp_path)
     assert all(other.exists() for other in others) and link.is_symlink() and partial.exists()
     assert not folder.exists(), "it goes on with the next"
     remove_stale_files(tmp_path / "nowhere")
     remove_stale_files(Path("~no-such-user-here/logs"))
+
+
+def test_of_a_dead_probe_s_folder_links_are_removed_and_not_followed(owner, tmp_path):
+    process, _, folder = owner
+    process.kill()
+    process.wait()
+    (kept := tmp_path / "kept").mkdir()
+    (kept / "file").touch()
+    (folder / "link").symlink_to(kept)
+    remove_stale_files(tmp_path)
+    assert not folder.exists() and (kept / "file").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a folder of another user")
+def test_in_a_logdir_that_another_user_could_exchange_nothing_is_removed(owner, tmp_path):
+    process, partial, folder = owner
+    process.kill()
+    process.wait()
+    os.chown(tmp_path / "plugins", 12345, -1)
+    remove_stale_files(tmp_path)
+    assert partial.exists() and folder.exists()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gputop.core.errors import GputopError
+from gputop.core.files import open_regular
 from gputop.profiler.capture.footprint import free_resources, job_pid, resident_bytes
 from gputop.profiler.capture.plan import PROBE_S, Plan, Probe, growth_limits, needs_probe, plan
 from gputop.profiler.client import CaptureResult, EmptyTrace, Progress, TraceLost, capture, parse_address
@@ -222,7 +223,11 @@ def keep_probe(probed: CaptureResult, logdir: str | Path, host: str | None = Non
     """The probe as a trace like any other, in a run folder of its own or in one that exists; raises GputopError."""
     folder = RunFolder.create(logdir, host or probed.path.name.removesuffix(".xplane.pb"), run)
     try:
-        path = folder.adopt(probed.path)
+        with open_regular(probed.path, follow_links=False) as file:
+            path = folder.adopt(file, probed.path)
+    except OSError as error:
+        raise GputopError(f"the probe's trace cannot be read: {error.strerror or error} ({probed.path})",
+                          "See to that file system.") from None
     finally:
         folder.discard()
     return replace(probed, path=path, run_dir=folder.path, session_id=folder.path.name)

@@ -4,53 +4,73 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from gputop.core.files import Folder, open_regular, replacing, untrusted_ancestor
 from gputop.trace.readers.clock_file import FILE as CLOCKS
 
 MARK = "gputop.black-box.json"
 MAX_RUNS = 20
 MAX_BYTES = 2 * 2**30
+_TRACE = ".xplane.pb"
+_MAX_NOTE_BYTES = 1 << 20
 _SCHEMA = "gputop.black-box/1"
 
 
 def mark_removable(run: Path, reason: str, time_s: float | None = None) -> None:
     """Note in a run's folder why it was captured: from then on it may be removed. Raises OSError."""
-    (run / MARK).write_text(json.dumps(
-        {"schema": _SCHEMA, "reason": reason, "time_s": time.time() if time_s is None else time_s}) + "\n")
+    note = {"schema": _SCHEMA, "reason": reason, "time_s": time.time() if time_s is None else time_s}
+    with replacing(run / MARK) as file:
+        file.write((json.dumps(note) + "\n").encode())
 
 
 def remove_oldest(logdir: Path, max_runs: int = MAX_RUNS, max_bytes: float = MAX_BYTES) -> list[Path]:
     """Remove the oldest marked runs of a logdir beyond so many or so much, never the newest; returns the removed.
 
-    Of a run only what gputop wrote is removed; a folder with anything else in it stays, with that.
+    Of a run only what gputop wrote is removed; a folder with anything else in it stays, with that. In a logdir that
+    another user could exchange nothing is removed.
     """
-    runs: list[tuple[float, Path]] = []
-    for note in (logdir / "plugins" / "profile").glob(f"*/{MARK}"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            about = json.loads(note.read_text())
-            if about["schema"] == _SCHEMA and not note.parent.is_symlink():
-                runs.append((float(about["time_s"]), note.parent))
-    runs.sort(reverse=True)
-    removed, total = [], 0
-    for i, (_, run) in enumerate(runs):
-        total += sum(_size(file) for file in run.glob("*.xplane.pb"))
-        if i and (i >= max_runs or total > max_bytes):
-            _remove(run)
-            removed.append(run)
+    profiles = logdir / "plugins" / "profile"
+    removed: list[Path] = []
+    if untrusted_ancestor(profiles) is not None:
+        return removed
+    with contextlib.suppress(OSError), Folder(profiles) as parent:
+        total = 0
+        for i, (_, run) in enumerate(sorted(_marked_runs(parent), reverse=True)):
+            with parent.enter(run) as folder:
+                total += _trace_bytes(folder)
+                if not i or (i < max_runs and total <= max_bytes):
+                    continue
+                for name in folder.names():
+                    if name.endswith(_TRACE) or name in (CLOCKS, MARK):
+                        folder.remove(name)
+            parent.remove_folder(run)  # it stays where it holds something else
+            removed.append(profiles / run)
     return removed
 
 
-def _size(file: Path) -> int:
-    with contextlib.suppress(OSError):
-        return file.stat().st_size
-    return 0
+def _marked_runs(parent: Folder) -> Iterator[tuple[float, str]]:
+    """Time and name of the runs that gputop may remove: real folders with a note of this user's. Raises OSError."""
+    for run in parent.names():
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            with parent.enter(run) as folder, open_regular(MARK, _MAX_NOTE_BYTES, follow_links=False,
+                                                           owners=_owners(), folder_fd=folder.fd) as note:
+                about = json.loads(note.read(_MAX_NOTE_BYTES))
+            if about["schema"] == _SCHEMA:
+                yield float(about["time_s"]), run
 
 
-def _remove(run: Path) -> None:
-    for file in (*run.glob("*.xplane.pb"), run / CLOCKS, run / MARK):
-        with contextlib.suppress(OSError):
-            file.unlink()
-    with contextlib.suppress(OSError):  # there is something of somebody else's in it
-        run.rmdir()
+def _owners() -> frozenset[int]:
+    return frozenset({os.geteuid()})
+
+
+def _trace_bytes(folder: Folder) -> int:
+    total = 0
+    for name in folder.names():
+        if name.endswith(_TRACE):
+            with contextlib.suppress(OSError):
+                total += folder.state(name).st_size
+    return total

@@ -13,8 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gputop.core.files import read_regular, replacing
+
 FILE = "gputop.clocks.json"
 _SCHEMA = "gputop.clocks/1"
+_MAX_BYTES = 16 << 20  # 150 bytes a host
 _LIMIT_NS = 1 << 61  # as for times in traces: sums of two must fit an int64
 
 
@@ -31,17 +34,18 @@ class HostClock:
 def write_clocks(folder: Path, clocks: Mapping[str, HostClock]) -> None:
     """Write the clocks, by name of the trace file; raises OSError."""
     document = {"schema": _SCHEMA, "files": {name: asdict(clock) for name, clock in clocks.items()}}
-    (folder / FILE).write_text(json.dumps(document, indent=1) + "\n")
+    with replacing(folder / FILE) as file:
+        file.write((json.dumps(document, indent=1) + "\n").encode())
 
 
 def read_clocks(folder: Path) -> dict[str, HostClock]:
     """The clocks by name of the trace file; empty where there is no such file, or not a valid one."""
     try:
-        document = json.loads((folder / FILE).read_text())
+        document = json.loads(read_regular(folder / FILE, _MAX_BYTES))
         if document["schema"] != _SCHEMA:
             return {}
         return {str(name): _clock(about) for name, about in document["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from gputop.core.errors import GputopError, NoDataError
+from gputop.core.files import Folder
 from gputop.profiler import client, storage
 from gputop.profiler.capture import footprint, plan, safe_capture
 from gputop.profiler.capture.plan import FreeResources, Plan
@@ -269,14 +270,14 @@ class TestDisksThatFill:
     @pytest.fixture
     def full(self, logdir, monkeypatch, tmp_path):
         """The logdir takes no whole trace; other places do."""
-        real = Path.rename
+        real = Folder.move
 
-        def rename(path: Path, target: Path) -> Path:
-            if path.is_relative_to(logdir):
-                raise OSError(28, "No space left on device", str(path))
-            return real(path, target)
+        def move(folder: Folder, name: str, to: str, *, replace: bool = True) -> None:
+            if folder.path.is_relative_to(logdir):
+                raise OSError(28, "No space left on device", name)
+            real(folder, name, to, replace=replace)
 
-        monkeypatch.setattr(Path, "rename", rename)
+        monkeypatch.setattr(Folder, "move", move)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         (tmp_path / "cache").mkdir()
 

@@ -1,0 +1,233 @@
+"""Run folders and the files of servers, attacked as a hostile user would."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputop.core.errors import EXIT_USAGE, GputopError
+from gputop.core.files import Folder
+from gputop.profiler import client, sockets, storage
+from gputop.profiler.storage import RunFolder, ServerDisk
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
+BOB = 12345
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_bytes(b"for root alone")
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunFolder]:
+    folder = RunFolder.create(tmp_path / "logs", "host")
+    yield folder
+    folder.discard()
+
+
+class TestRunFolder:
+    def test_a_run_folder_that_is_exchanged_while_the_server_records(self, run, tmp_path):
+        """The attack: who owns a folder above puts a link in the place of the run folder, and waits."""
+        (target := tmp_path / "root-only").mkdir()
+        (target / run.name).write_bytes(b"precious")
+        (target / run.partial.name).symlink_to(target / run.name)
+        run.path.rename(tmp_path / "aside")
+        run.path.symlink_to(target)
+        run.save(b"trace")
+        assert (target / run.name).read_bytes() == b"precious"
+        assert (tmp_path / "aside" / run.name).read_bytes() == b"trace"
+
+    def test_a_partial_file_that_is_exchanged_for_a_link(self, run, secret):
+        run.partial.unlink()
+        run.partial.symlink_to(secret)
+        run.save(b"trace")
+        assert secret.read_bytes() == b"for root alone"
+
+    def test_a_link_at_the_name_of_the_trace(self, run, secret, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        run.file.symlink_to(secret)
+        path = run.save(b"trace")
+        assert secret.read_bytes() == b"for root alone" and run.file.is_symlink()
+        assert path.read_bytes() == b"trace" and "already" in run.save_error
+
+    def test_what_is_made_is_private_and_what_was_there_keeps_its_mode(self, tmp_path):
+        (logdir := tmp_path / "logs").mkdir()
+        logdir.chmod(0o755)
+        made = RunFolder.create(logdir, "host")
+        path = made.save(b"trace")
+        made.discard()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert {stat.S_IMODE(folder.stat().st_mode) for folder in path.parents[:3]} == {0o700}
+        assert stat.S_IMODE(logdir.stat().st_mode) == 0o755
+
+    def test_a_logdir_that_everybody_can_write_is_refused_and_nothing_made(self, tmp_path):
+        (shared := tmp_path / "shared").mkdir()
+        shared.chmod(0o777)
+        with pytest.raises(GputopError, match="can be written by other users") as caught:
+            RunFolder.create(shared / "logs", "host")
+        assert caught.value.exit_code == EXIT_USAGE and "--logdir" in caught.value.fix and not any(shared.iterdir())
+        shared.chmod(0o1777)
+        RunFolder.create(shared / "logs", "host").discard()
+
+    @ROOT
+    def test_a_logdir_of_another_user_is_refused_to_root_and_open_to_others(self, tmp_path, monkeypatch):
+        (theirs := tmp_path / "theirs").mkdir()
+        os.chown(theirs, BOB, -1)
+        theirs.chmod(0o2775)
+        with pytest.raises(GputopError, match="belongs to another user"):
+            RunFolder.create(theirs / "logs", "host")
+        assert not any(theirs.iterdir())
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)  # a colleague in a folder of the group
+        RunFolder.create(theirs / "logs", "host").discard()
+
+    @ROOT
+    def test_a_logdir_that_is_exchanged_while_it_is_made(self, tmp_path, monkeypatch):
+        (theirs := tmp_path / "theirs").mkdir()
+        real = storage.make_folders
+
+        def exchange(path: Path) -> list[Path]:
+            made = real(path)
+            os.chown(path.parent, BOB, -1)
+            return made
+
+        monkeypatch.setattr(storage, "make_folders", exchange)
+        with pytest.raises(GputopError, match="belongs to another user"):
+            RunFolder.create(theirs / "logs", "host")
+        assert not any(theirs.iterdir())
+
+    def test_no_descriptor_stays_open(self, tmp_path):
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        for run in (None, "none"):
+            try:
+                made = RunFolder.create(tmp_path / "logs", "host", run)
+            except GputopError:
+                continue
+            made.save(b"trace")
+            made.discard()
+        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+    @ROOT
+    def test_root_saves_nothing_elsewhere_in_the_folder_of_a_user(self, tmp_path, monkeypatch):
+        (cache := tmp_path / "cache").mkdir()
+        os.chown(cache, BOB, -1)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        assert cache not in storage._fallback_folders(tmp_path, 100)
+
+
+def planted(folder: Path, kind: str, secret: Path) -> None:
+    """What a hostile server puts where its trace should be."""
+    folder.mkdir(parents=True)
+    trace = folder / "host.xplane.pb"
+    if kind == "link":
+        trace.symlink_to(secret)
+    elif kind == "pipe":
+        os.mkfifo(trace)
+    elif kind == "device":
+        trace.symlink_to("/dev/zero")
+    elif kind == "folder":
+        trace.mkdir()
+    elif kind == "linked folder":
+        (secret.parent / "host.xplane.pb").write_bytes(b"for root alone")
+        folder.rmdir()
+        folder.symlink_to(secret.parent)
+
+
+class TestFilesOfServers:
+    @pytest.fixture
+    def disk(self, run, tmp_path) -> ServerDisk:
+        return ServerDisk(str(tmp_path / "server"), run.path.name, "host", os.getpid(), True, os.geteuid())
+
+    @pytest.mark.parametrize(("kind", "word"), [
+        ("link", "symbolic link"), ("pipe", "a pipe"), ("device", "symbolic link"), ("folder", "a folder"),
+        ("linked folder", "Not a directory|Too many levels")])
+    def test_what_is_no_file_is_refused_at_once(self, disk, run, secret, kind, word):
+        planted(Path(disk.root) / disk.run, kind, secret)
+        with pytest.raises(GputopError, match=word):
+            disk.find("127.0.0.1:1", run)
+
+    @ROOT
+    def test_a_hard_link_to_a_file_of_root_is_not_the_server_s(self, run, secret, tmp_path):
+        folder = tmp_path / "server" / run.path.name
+        folder.mkdir(parents=True)
+        os.link(secret, folder / "host.xplane.pb")
+        disk = ServerDisk(str(tmp_path / "server"), run.path.name, "host", None, True, BOB)
+        with pytest.raises(GputopError, match="another user"):
+            disk.find("127.0.0.1:1", run)
+        os.chown(secret, BOB, -1)
+        disk.find("127.0.0.1:1", run).close()
+
+    @pytest.mark.parametrize(("size", "word"), [(6_000_000_000, "at most"), (3_000_000_000, "are free")])
+    def test_a_file_that_is_too_large_is_not_copied(self, disk, run, size, word, monkeypatch):
+        (folder := Path(disk.root) / disk.run).mkdir(parents=True)
+        with (folder / "host.xplane.pb").open("wb") as file:
+            file.truncate(size)
+        real = os.fstatvfs
+
+        class Disk:
+            f_bavail, f_frsize = 1_000_000, 1000
+
+        monkeypatch.setattr(os, "fstatvfs", lambda fd: Disk if fd == run.folder.fd else real(fd))
+        trace = disk.find("127.0.0.1:1", run)
+        with pytest.raises(GputopError, match=word):
+            run.adopt(trace.file, trace.path)
+        trace.close()
+        run.discard()
+        assert not run.path.exists()
+
+    def test_a_copy_is_stopped_and_leaves_nothing(self, disk, run):
+        (folder := Path(disk.root) / disk.run).mkdir(parents=True)
+        (folder / "host.xplane.pb").write_bytes(bytes(1000))
+        trace = disk.find("127.0.0.1:1", run)
+        with pytest.raises(GputopError, match="stopped"):
+            run.adopt(trace.file, trace.path, lambda: True)
+        trace.close()
+        assert not run.file.exists() and not run.partial.exists()
+
+    def test_a_recording_that_was_stopped_early_is_copied_all_the_same_but_not_for_ever(self, monkeypatch):
+        stop = threading.Event()
+        going_on = client._copy_is_stopped(stop)
+        assert not going_on()
+        stop.set()
+        assert going_on()
+        after = client._copy_is_stopped(stop)
+        assert not after()
+        monkeypatch.setattr(client.time, "monotonic", lambda: float("inf"))
+        assert after()
+
+    def test_cleaning_up_happens_in_the_folder_that_was_read(self, disk, run, secret, tmp_path):
+        (folder := Path(disk.root) / disk.run).mkdir(parents=True)
+        (folder / "host.xplane.pb").write_bytes(b"trace")
+        trace = disk.find("127.0.0.1:1", run)
+        folder.rename(tmp_path / "aside")
+        (tmp_path / "precious").mkdir()
+        (tmp_path / "precious" / "host.xplane.pb").write_bytes(b"precious")
+        folder.symlink_to(tmp_path / "precious")
+        assert disk.clean_up(trace) is None
+        trace.close()
+        assert (tmp_path / "precious" / "host.xplane.pb").exists() and not any((tmp_path / "aside").iterdir())
+
+
+def test_the_user_of_a_server_is_known_by_its_socket():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert sockets.listening_uid(Path("/proc"), port) == os.geteuid()
+        assert storage._server_uid(f"127.0.0.1:{port}", None) == os.geteuid()
+    assert sockets.listening_uid(Path("/proc"), port) is None
+
+
+def test_a_file_made_meanwhile_is_not_replaced(tmp_path):
+    with Folder(tmp_path) as folder:
+        os.close(folder.create("a"))
+        (tmp_path / "b").write_bytes(b"theirs")
+        with pytest.raises(FileExistsError):
+            folder.move("a", "b", replace=False)
+    assert (tmp_path / "b").read_bytes() == b"theirs"
