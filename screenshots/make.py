@@ -84,7 +84,7 @@ async def main() -> None:
     await _shoot("timeline-120x40", (120, 40), "gpu0-oversubscribed", capture=True, keys=("t",))
     zoomed = ("t", "b", "escape", *("plus",) * 3, "n")
     await _shoot("timeline-zoomed-120x40", (120, 40), "launch-bound", capture=True, keys=zoomed)
-    await _shoot("bubbles-120x40", (120, 40), "input-bound", capture=True, keys=("t", "b"))
+    await _shoot("idle-gaps-120x40", (120, 40), "input-bound", capture=True, keys=("t", "b"))
     await _shoot("tables-120x40", (120, 40), "launch-bound", capture=True, keys=("T",))
     await _shoot("cursor-120x40", (120, 40), "input-bound", capture=True, keys=("v", *("left",) * 6))
     await _shoot("healthy-120x40", (120, 40), "healthy", capture=True)

@@ -1,4 +1,4 @@
-"""Which advice was followed, and what it brought against what was promised."""
+"""Which advice was followed, and what it saved against what was estimated."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Outcome = Literal["as promised", "more than promised", "less than promised", "ca
 
 # A finding is weaker or stronger when its severity changed or its gain did by this share of the step. gputop's own.
 _GAIN_CHANGE = 0.05
-# A gain within this share of the promise is what was promised: what-ifs on a trace are no more exact. gputop's own.
-_PROMISE_TOLERANCE = 0.2
+# A gain within this share of the estimated saving fits it: what-ifs on a trace are no more exact. gputop's own.
+_SAVING_TOLERANCE = 0.2
 _SEVERITIES = ("low", "medium", "high")
 _FOLLOWED: frozenset[Status] = frozenset({"gone", "weaker"})
 
@@ -59,7 +59,7 @@ def followed(a: Side, b: Side, mean_step: Row | None) -> list[Followed]:
     not_judged = {id_: _not_judged(finding, b) for id_, finding in before.items()}
     statuses = {id_: _status(finding, after_all.get(id_), not_judged[id_] is not None)
                 for id_, finding in before.items()}
-    together = [id_ for id_, status in statuses.items() if status in _FOLLOWED and before[id_].origin == "trace"]
+    followed_ids = [id_ for id_, status in statuses.items() if status in _FOLLOWED and before[id_].origin == "trace"]
     for id_, finding in before.items():
         status, left = statuses[id_], after_all.get(id_)
         entry = Followed(id_, finding.title, status, finding.severity,
@@ -67,7 +67,7 @@ def followed(a: Side, b: Side, mean_step: Row | None) -> list[Followed]:
         if status == "not judged":
             entry = replace(entry, reason=not_judged[id_])
         elif status in _FOLLOWED and finding.origin == "trace":
-            entry = _outcome(entry, finding, left, mean_step, len(together), batch_factor(a, b))
+            entry = _outcome(entry, finding, left, mean_step, len(followed_ids), batch_factor(a, b))
         out.append(entry)
     for id_, finding in after.items():
         if id_ not in before_all:
@@ -112,14 +112,14 @@ def _status(before: Finding, after: Finding | None, abstained: bool) -> Status:
     return "stronger" if ranks[1] > ranks[0] or change >= _GAIN_CHANGE else "same"
 
 
-def _outcome(entry: Followed, finding: Finding, left: Finding | None, step: Row | None, together: int,
+def _outcome(entry: Followed, finding: Finding, left: Finding | None, step: Row | None, followed_findings: int,
              batch: float | None) -> Followed:
-    """The promise against the change of the mean step."""
-    per, promised = finding.gain.per, finding.gain.step_time
-    still = None if left is None else left.gain.step_time
-    if promised is not None and still:
-        promised = 1 - (1 - promised) / (1 - still) if still < 1 else None
-    entry = replace(entry, promised=promised, per=per, outcome="cannot be told")
+    """The estimated saving against the change of the mean step."""
+    per, estimated = finding.gain.per, finding.gain.step_time
+    remaining = None if left is None else left.gain.step_time
+    if estimated is not None and remaining:
+        estimated = 1 - (1 - estimated) / (1 - remaining) if remaining < 1 else None
+    entry = replace(entry, promised=estimated, per=per, outcome="cannot be told")
     if step is None or step.a is None or step.b is None or step.a <= 0:
         return replace(entry, reason="the step time of both sides is not known")
     divide = 1.0
@@ -130,22 +130,22 @@ def _outcome(entry: Followed, finding: Finding, left: Finding | None, step: Row 
     measured = 1 - step.b / step.a / divide
     low, high = (None if change is None else 1 - (1 + change / step.a) / divide for change in (step.high, step.low))
     entry = replace(entry, measured=measured, low=low, high=high)
-    if promised is None:
+    if estimated is None:
         return replace(entry, reason="no gain was promised")
     if per == "step" and batch is not None and other_batch(batch):
         sample = 1 - step.b / step.a / batch
         return replace(entry, reason=f"a step of B copies {batch:.3g} times the bytes of A's to the GPUs; if that is "
                                      f"the batch size, the time per sample changed by {-sample:+.0%}")
-    if together > 1:
-        return replace(entry, reason=f"measured is what {together} cured causes brought together")
+    if followed_findings > 1:
+        return replace(entry, reason=f"measured is what {followed_findings} cured causes brought together")
     if low is None or high is None:
         return replace(entry, reason=step.reason)
-    if low <= min(0.0, promised) and max(0.0, promised) <= high:
+    if low <= min(0.0, estimated) and max(0.0, estimated) <= high:
         return replace(entry, reason="the steps vary too much: the promise and no gain at all both fit")
-    return replace(entry, outcome=_against(promised, measured, low, high))
+    return replace(entry, outcome=_against(estimated, measured, low, high))
 
 
-def _against(promised: float, measured: float, low: float, high: float) -> Outcome:
-    if low <= promised <= high or abs(measured - promised) <= _PROMISE_TOLERANCE * abs(promised):
+def _against(estimated: float, measured: float, low: float, high: float) -> Outcome:
+    if low <= estimated <= high or abs(measured - estimated) <= _SAVING_TOLERANCE * abs(estimated):
         return "as promised"
-    return "more than promised" if measured > promised else "less than promised"
+    return "more than promised" if measured > estimated else "less than promised"

@@ -41,7 +41,7 @@ from gputop.simulation.timeline import (
 CALL_NS = 350_000  # Python from the step's start to asking for the batch
 EVAL_INPUT_SHARE = 0.45  # of a training batch's time: no augmentation
 KEEP_NS = 1_800 * 10**9  # how much of the past stays known
-_LOOK_AHEAD_NS = 5 * 10**9
+_LOOKAHEAD_NS = 5 * 10**9
 # Device-to-host rate of weights: cudaMemcpy from the device to pageable memory moves through a
 # staging buffer, so a checkpoint does not reach the link's rate.
 _CHECKPOINT_GB_PER_S = 11.0
@@ -298,7 +298,7 @@ class TrainingLoop:
         """What happens in that time; steps that overlap its edges are whole."""
         ran = self.steps(start_ns, end_ns)
         # Batches are made, and lie in the buffer, for steps that come after that time.
-        later = self.steps(end_ns, end_ns + _LOOK_AHEAD_NS)[:2 * self.scenario.job.prefetch + 1]
+        later = self.steps(end_ns, end_ns + _LOOKAHEAD_NS)[:2 * self.scenario.job.prefetch + 1]
         known = {s.number: s for s in (*ran, *self.batches(start_ns, end_ns), *later)}
         calls = [s for _, s in sorted(known.items()) if s.kind is not StepKind.CHECKPOINT]
         done = [(s.begin_ns, self.templates[s.template]) for s in ran]
