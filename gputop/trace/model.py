@@ -185,7 +185,7 @@ class QualityNote:
 class Trace:
     """One capture of one job: all its hosts, GPUs and threads on one clock."""
 
-    format: str  # xspace, chrome or nsys
+    format: str  # id of the row in gputop.trace.readers.registry
     paths: list[str]
     hosts: list[str]
     names: list[str]

@@ -33,7 +33,7 @@ from tests.tui.timelines import job, timeline_of
 def owners() -> dict[str, type]:
     """The classes of gputop.tui with keys of their own."""
     found: dict[str, type] = {}
-    for module in pkgutil.iter_modules(gputop.tui.__path__, "gputop.tui."):
+    for module in pkgutil.walk_packages(gputop.tui.__path__, "gputop.tui."):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, type) and issubclass(value, DOMNode) and value.__module__ == module.name \
                     and vars(value).get("BINDINGS"):
@@ -55,6 +55,12 @@ def test_every_key_has_its_effect_here(owner: str) -> None:
     actions = set(keys_of(kind).values())
     assert actions <= effects, f"keys of {owner} that nobody presses: {actions - effects}"
     assert effects <= actions, f"{owner} has no such keys any more: {effects - actions}"
+
+
+@pytest.mark.parametrize("owner", owners())
+def test_no_key_has_two_actions(owner: str) -> None:
+    keys = [key for binding in vars(owners()[owner])["BINDINGS"] for key in binding.key.split(",")]
+    assert len(keys) == len(set(keys))
 
 
 @pytest.mark.parametrize("owner", owners())
