@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gputop.commands.arguments import COMMANDS
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 
@@ -64,6 +66,19 @@ def test_the_examples_of_the_python_api_run(monkeypatch: pytest.MonkeyPatch,
         exec(compile(example, "docs/API.md", "exec"), {})
     said = capsys.readouterr().out
     assert examples and "input_bound" in said
+
+
+def test_the_table_of_packages_has_the_order_that_the_linter_holds() -> None:
+    settings = (ROOT / "pyproject.toml").read_text()
+    layers = re.search(r'name = "Packages in layers".*?layers = \[(.*?)\]', settings, re.S)
+    assert layers is not None
+    table = re.findall(r"^\| `gputop/(\w+)(?:\.py)?` \|", (ROOT / "docs" / "ARCHITECTURE.md").read_text(), re.M)
+    assert table == re.findall(r'"gputop\.(\w+)"', layers[1])[::-1]
+
+
+def test_the_readme_names_every_command() -> None:
+    rows = re.findall(r"^\| (`gputop .*?) \|", (ROOT / "README.md").read_text(), re.M)
+    assert {name for row in rows for name in re.findall(r"`gputop (\w+)", row)} == set(COMMANDS)
 
 
 def test_comments_cite_only_documents_that_exist() -> None:
