@@ -324,22 +324,22 @@ class ServerDisk:
         places: list[tuple[Path, Callable[[], list[Folder]]]] = [(Path(self.file), self._own_view)]
         if self.pid is not None:
             places.append((Path(f"/proc/{self.pid}/root{self.file}"), self._server_view))
-        looked = []
+        failures = []
         for path, open_folders in places:
             try:
                 folders = open_folders()
             except OSError as error:
-                looked.append(f"{path} ({error.strerror})")
+                failures.append(f"{path} ({error.strerror})")
                 continue
             try:
                 return ServerTrace(self._open(folders[-1], run), path, folders)
             except OSError as error:
-                looked.append(f"{path} ({error.strerror})")
+                failures.append(f"{path} ({error.strerror})")
                 for folder in folders:
                     folder.close()
         raise GputopError(
             f"{address} recorded the trace but wrote it to its own disk, as {self.file}; "
-            f"it cannot be read from here: {' and '.join(looked)}",
+            f"it cannot be read from here: {' and '.join(failures)}",
             "TensorFlow up to 2.20 writes traces itself. Run gputop as the job's user (or root) on the job's "
             "machine, give a --logdir on a file system both share, or copy that file here and run "
             "`gputop analyze` on it.",
