@@ -29,23 +29,23 @@ HOURS = 24
 
 
 def samples(gpus: int, count: int, first: int = 0, every_s: float = 1 / RATE_HZ) -> Iterator[NodeSample]:
-    """``count`` samples from a pool of random looks, so that making them costs little."""
+    """``count`` samples from a pool of random samples, so that making them costs little."""
     rng = random.Random(1)
     none = Reading.missing("ratio", "not measured")
     pool = []
     for _ in range(20):
-        looks = []
+        gpu_samples = []
         for i in range(gpus):
             readings = {m: Reading(rng.random(), d.unit) for m, d in GPU_METRICS.items()}
             held = GpuProcess(100, "C", none, none)
-            looks.append(GpuSample(GpuInfo(i, f"GPU-{i}", "benchmark"), readings, (held,), None, ("power cap",)))
-        pool.append(tuple(looks))
+            gpu_samples.append(GpuSample(GpuInfo(i, f"GPU-{i}", "benchmark"), readings, (held,), None, ("power cap",)))
+        pool.append(tuple(gpu_samples))
     host = HostSample("benchmark", {})
     for i in range(first, first + count):
-        looks = pool[i % len(pool)]
+        gpu_samples = pool[i % len(pool)]
         process = ProcessSample(100, "user", "python train.py", none, none, None,
-                                {g.info.index: g.processes[0] for g in looks})
-        yield NodeSample(START_S + i * every_s, looks, host, (process,))
+                                {g.info.index: g.processes[0] for g in gpu_samples})
+        yield NodeSample(START_S + i * every_s, gpu_samples, host, (process,))
 
 
 def microseconds(call: Callable[[], object], repeat: int) -> float:

@@ -71,7 +71,7 @@ class Tree:
         self._cpu_s: dict[int, float] = {}
         self.peak_bytes = 0
 
-    def look(self) -> float:
+    def cpu_s(self) -> float:
         """CPU seconds used so far by all of them."""
         resident = 0
         for process in (self._root, *self._children()):
@@ -117,7 +117,7 @@ def measure(command: Sequence[str], env: dict[str, str], columns: int, rows: int
     try:
         while (now_s := time.monotonic()) < end_s:
             if now_s >= poll_s:
-                cpu_s = tree.look()
+                cpu_s = tree.cpu_s()
                 poll_s = now_s + POLL_S
                 if half is None and now_s >= half_s:
                     half, written = (now_s, cpu_s), 0
@@ -135,7 +135,7 @@ def measure(command: Sequence[str], env: dict[str, str], columns: int, rows: int
         if process.poll() is not None or half is None:
             raise RuntimeError(f"{command[0]} ended early ({process.wait()}):\n{seen[-2000:].decode(errors='replace')}")
         span_s = time.monotonic() - half[0]
-        return Cost(first_s, 100 * (tree.look() - half[1]) / span_s, tree.peak_bytes / 1e6, written / span_s)
+        return Cost(first_s, 100 * (tree.cpu_s() - half[1]) / span_s, tree.peak_bytes / 1e6, written / span_s)
     finally:
         end(process, ours)
 

@@ -92,18 +92,18 @@ def main() -> None:
         for name, path, write, read, seek in (("gputop", ours, write_gputop, read_gputop, seek_gputop),
                                               ("JSON lines, gzip", theirs, write_json, read_json, seek_json)):
             wrote = cpu_s(lambda write=write, path=path: write(samples, path))
-            look = cpu_s(lambda read=read, path=path: read(path))
+            read_s = cpu_s(lambda read=read, path=path: read(path))
             find = min(cpu_s(lambda seek=seek, path=path: seek(path)) for _ in range(2))
             size = path.stat().st_size
-            figures[name] = (size, wrote, look, find)
+            figures[name] = (size, wrote, read_s, find)
             print(f"{name:18} {size / count * 3600 / 1e6:7.2f} MB per hour at 1 Hz  "
-                  f"write {wrote / count * 1e3:6.3f} ms  read {look / count * 1e3:6.3f} ms a sample  "
+                  f"write {wrote / count * 1e3:6.3f} ms  read {read_s / count * 1e3:6.3f} ms a sample  "
                   f"open and seek to the middle {find * 1e3:7.1f} ms")
         recording = Recording(ours)
         assert [recording.sample(i) for i in range(count)] == samples
-    size, wrote, look, find = (b / a for a, b in zip(*figures.values(), strict=True))
+    size, wrote, read_s, find = (b / a for a, b in zip(*figures.values(), strict=True))
     print(f"ratios: {size:.1f} times smaller; "
-          f"writing {wrote:.1f}, reading {look:.1f}, seeking {find:.1f} times as fast")
+          f"writing {wrote:.1f}, reading {read_s:.1f}, seeking {find:.1f} times as fast")
 
 
 if __name__ == "__main__":

@@ -57,19 +57,19 @@ def cgroup_sample(name: str = "slurm 48213", **values: float | None) -> CgroupSa
 
 
 def node_sample(tick: int, gpus: int = 8, *, fine: bool = True, change: Change | None = None) -> NodeSample:
-    looks = [gpu_sample(i, tick, fine=fine) for i in range(gpus)]
+    gpus_now = [gpu_sample(i, tick, fine=fine) for i in range(gpus)]
     if change is not None:
-        looks = [change(g, tick) for g in looks]
+        gpus_now = [change(g, tick) for g in gpus_now]
     host = HostSample("node-07", {
         "cpu_ratio": reading(0.31), "iowait_ratio": reading(0.02),
         "memory_used_bytes": reading(212 * GIB, "bytes"), "memory_total_bytes": reading(1008 * GIB, "bytes"),
         "disk_read_bytes_per_s": reading(1.2e9, "bytes/s"), "disk_write_bytes_per_s": reading(3e6, "bytes/s"),
         "net_rx_bytes_per_s": reading(90e6, "bytes/s"), "net_tx_bytes_per_s": reading(None, "bytes/s"),
     }, 96)
-    held = {g.info.index: g.processes[0] for g in looks if g.processes}
+    held = {g.info.index: g.processes[0] for g in gpus_now if g.processes}
     process = ProcessSample(41231, "ana", "python train.py --batch 256", reading(6.4, "cores"),
                             reading(40 * GIB, "bytes"), 212, held)
-    return NodeSample(START_S + tick, tuple(looks), host, (process,), 1.0, "NVML + GPM, driver 580.65", False, 0.008)
+    return NodeSample(START_S + tick, tuple(gpus_now), host, (process,), 1.0, "NVML + GPM, driver 580.65", False, 0.008)
 
 
 class StillSource:

@@ -31,7 +31,7 @@ from gputop.render.step_parts import PART_BY_ID
 from gputop.timeline.model import CAUSES
 
 ROOT = Path(__file__).parents[2]
-# Causes of idle gaps, and the two ways in which a host that launches is told apart further.
+# Causes of idle gaps, and the two ways into which a host that launches is divided further.
 GAPS = {*CAUSES, "after_copy", "launching"}
 # These cost no time at any place of their own: memory, and kernels that could be fewer.
 NO_PLACE = {"memory_pressure", "batch_size_headroom", "xla_off"}

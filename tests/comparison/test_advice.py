@@ -34,7 +34,7 @@ def test_a_cured_cause_against_its_estimated_saving(promised, left, outcome):
 
 
 def test_a_weaker_cause_is_measured_against_the_rest_of_its_estimated_saving():
-    # From 200 ms: without its cause 140 ms; at 160 ms an eighth of it is left, so 20 % were promised for that much.
+    # From 200 ms: without its cause 140 ms; at 160 ms an eighth of it is left, so 20 % were estimated for that much.
     entry = advice(side(0, findings=[finding("input_bound", 0.3)]),
                    side(1, mean_s=0.16, findings=[finding("input_bound", 0.125, severity="medium")]))["input_bound"]
     assert entry.status == "weaker" and entry.promised == pytest.approx(0.2) and entry.outcome == "as promised"

@@ -81,7 +81,7 @@ def test_a_cured_gpu_0_saves_as_estimated(node):
     assert verdict(c, "breakdown", "input") == "noise" == verdict(c, "collectives", "count_per_step")
     entry = next(e for e in c.advice if e.id == "gpu0_oversubscribed")
     assert (entry.status, entry.outcome) == ("gone", "as promised")
-    # It promised to spread the extra work over the GPUs; here that work is gone altogether.
+    # Its advice was to spread the extra work over the GPUs; here that work is gone altogether.
     assert entry.measured == pytest.approx(entry.promised, abs=0.1)
 
 

@@ -110,7 +110,7 @@ class Client:
 
 
 class HostEngine:
-    """One host engine. Listens on a real port or socket, which a client's first look connects to."""
+    """One host engine. Listens on a real port or socket, which a client's first check connects to."""
 
     all: ClassVar[list[HostEngine]] = []
 

@@ -164,21 +164,21 @@ def test_a_driver_that_cannot_be_talked_to(facts: DriverFacts, words: str, tmp_p
 
 
 def test_device_files(tmp_path: Path) -> None:
-    def look(*refused: str, facts: DriverFacts = FINE) -> Check:
+    def checked(*refused: str, facts: DriverFacts = FINE) -> Check:
         return driver.device_files(facts, tmp_path, lambda path, mode: path.name not in refused)
 
-    assert look().status == "unknown"
+    assert checked().status == "unknown"
     unloaded = DriverFacts(init_code=9)
-    assert look(facts=unloaded).status == "unknown"
+    assert checked(facts=unloaded).status == "unknown"
     put(tmp_path, "proc/driver/nvidia/version", OPEN_MODULE)
-    missing = look(facts=unloaded)
+    missing = checked(facts=unloaded)
     assert missing.status == "fail" and missing.fix == "sudo nvidia-modprobe -c 0 -u"
     put(tmp_path, "dev/nvidiactl")
-    assert look().status == "warn"
+    assert checked().status == "warn"
     put(tmp_path, "dev/nvidia0")
     put(tmp_path, "dev/nvidia-uvm")
-    assert look().status == "ok" and "1 GPU can" in look().detail
-    refused = look("nvidia0")
+    assert checked().status == "ok" and "1 GPU can" in checked().detail
+    refused = checked("nvidia0")
     assert refused.status == "fail" and "/dev/nvidia0 (group" in refused.detail
     assert refused.fix is not None and refused.fix.startswith("ls -l /dev/nvidia0\nsudo ")
 

@@ -53,7 +53,7 @@ def run(*arguments: str, path: Path | None = None, environ: Mapping[str, str] | 
 
 
 def environment(path: Path | None = None, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The tests' own, without what ranks are told by."""
+    """The tests' own environment, without the variables that carry a rank."""
     own = {name: value for name, value in os.environ.items()
            if not name.startswith(("GPUTOP_", "SLURM_", "OMPI_", "PMI", "LOCAL_RANK", "RANK", "TF_CONFIG"))}
     own.pop("PYTHONPATH", None)

@@ -20,7 +20,7 @@ from gputop.launch.target import Target
 from gputop.profiler.discovery import Discovery
 from tests.launch.jobs import environment, frameworks, once_ready
 
-# Steps until its standard input closes; told "wait", its main thread waits for the next line in C.
+# Steps until its standard input closes; after "wait" its main thread waits for the next line in C.
 # It sleeps, as jobs do: a call that the kernel has to make anew. No test waits for it.
 _JOB = """
 import os, sys, threading, time

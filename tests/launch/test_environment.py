@@ -22,7 +22,7 @@ def test_what_was_there_stays():
     ("python -c pass -I", None),
     ("python train.py -I", None),
     ("python -WI train.py", None),
-    ("python --check-hash-based-pycs always -I", None),  # told too little rather than wrongly
+    ("python --check-hash-based-pycs always -I", None),  # no warning rather than a wrong one
     ("train -I", None),
 ])
 def test_options_that_ignore_the_environment(words, option):

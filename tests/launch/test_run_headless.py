@@ -77,9 +77,9 @@ def test_its_process_is_the_jobs():
 
 
 def test_signals_are_ignored_or_not_as_without():
-    look = ("grep", "SigIgn", "/proc/self/status")
-    bare = subprocess.run(look, capture_output=True, text=True, check=True)
-    assert run("--", *look).stdout == bare.stdout
+    command = ("grep", "SigIgn", "/proc/self/status")
+    bare = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run("--", *command).stdout == bare.stdout
 
 
 def test_commands_that_cannot_start(tmp_path):
@@ -138,7 +138,7 @@ def test_each_rank_serves(packages):
             "worker(TF_CONFIG=json.dumps({'task': {'type': 'worker', 'index': 1}}))\n"
             "worker(TF_CONFIG='no json')\n")
     said = run("--", sys.executable, "-c", code, path=packages).stderr
-    assert len(addresses(said)) == 4  # the first process itself, and three that are told apart
+    assert len(addresses(said)) == 4  # the first process itself, and three more
     assert [part for part in ("rank 8", "rank 9", "rank worker1") if part not in said] == []
 
 

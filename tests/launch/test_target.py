@@ -77,15 +77,15 @@ def test_a_process_that_is_debugged(sleeper):
         debugger.communicate()
 
 
-def _told_nobody(pid: int, scope: str = "0") -> str:
-    """What the user nobody is told of a process, on a node with this kernel.yama.ptrace_scope."""
+def _error_for_nobody(pid: int, scope: str = "0") -> str:
+    """The error that the user nobody gets for a process, on a node with this kernel.yama.ptrace_scope."""
     return subprocess.run([sys.executable, "-c", _EXAMINE, str(pid), scope], capture_output=True, text=True,
                           check=True).stdout
 
 
 @_root
 def test_a_process_of_another_user(sleeper):
-    said = _told_nobody(sleeper.pid)
+    said = _error_for_nobody(sleeper.pid)
     assert f"process {sleeper.pid} belongs to root" in said and f"sudo gputop attach {sleeper.pid}" in said
 
 
@@ -104,7 +104,7 @@ def test_the_sysctl_and_its_value_are_named(scope, told):
                           text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        said = _told_nobody(process.pid, scope)
+        said = _error_for_nobody(process.pid, scope)
         process.communicate()
     assert said.startswith(told)
 

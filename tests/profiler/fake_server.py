@@ -25,7 +25,7 @@ from gputop.profiler import messages
 
 def make_xspace(events: int = 3, errors: tuple[str, ...] = (), warnings: tuple[str, ...] = (),
                 window_ns: tuple[int, int] | None = None) -> bytes:
-    """A small XSpace: one host plane, ``events`` events, and where it is told when it was recorded."""
+    """A small XSpace: one host plane, ``events`` events, and the time of its recording where that is given."""
     space = messages.XSpace(errors=errors, warnings=warnings, hostnames=["fake"])
     plane = space.planes.add(name="/host:CPU")
     plane.event_metadata[1].id = 1
@@ -66,11 +66,11 @@ class FakeProfiler:
     recording_all_the_time: bool = False
     deaf_to_stops: int = 0  # so many requests to end that are answered with an error
     continuous_calls: list[str] = field(default_factory=list)
-    on_call: Callable[[FakeProfiler, int], None] | None = None  # told the number of each call, from 0, before it
+    on_call: Callable[[FakeProfiler, int], None] | None = None  # called with the number of each call, from 0, before it
     address: str = ""
     requests: list[Any] = field(default_factory=list)
     terminated: list[str] = field(default_factory=list)
-    windows: list[tuple[float, float]] = field(default_factory=list)  # began, and was told to begin, by its clock
+    windows: list[tuple[float, float]] = field(default_factory=list)  # began, and was asked to begin, by its clock
     recording: threading.Event = field(default_factory=threading.Event)
     _sleeping: threading.Event = field(default_factory=threading.Event)
     _stop: threading.Event = field(default_factory=threading.Event)

@@ -108,7 +108,7 @@ def test_server_that_ignores_stop_is_canceled(logdir, monkeypatch):
     with serve(FakeProfiler(obeys_terminate=False)) as server:
         with pytest.raises(GputopError, match="did not hand over"):
             capture(server.address, seconds=LONG_S, logdir=logdir, stop=stop)
-        assert server._stop.wait(10)  # the server was told
+        assert server._stop.wait(10)  # the server was asked to stop
     assert not logdir.exists()
 
 

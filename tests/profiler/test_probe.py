@@ -1,4 +1,4 @@
-"""What stands at an address: told apart and named, with nothing asked that could disturb it."""
+"""What listens at an address: recognized and named, with nothing asked that could disturb it."""
 
 from __future__ import annotations
 

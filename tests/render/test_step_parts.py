@@ -1,4 +1,4 @@
-"""The table of a step's parts: one entry for each part that an analysis knows, told apart in every way of drawing."""
+"""The table of a step's parts: one entry for each part that an analysis knows, distinguishable however it is drawn."""
 
 from __future__ import annotations
 

@@ -40,15 +40,15 @@ class Watched:
     def __init__(self, path: Path, **options: float) -> None:
         self.now_s = 100.0
         self.player = Player(Recording(path), clock=lambda: self.now_s, **options)  # type: ignore[arg-type]
-        self.letters: queue.SimpleQueue[NodeSample | GputopError] = queue.SimpleQueue()
-        self.player.connect(self.letters.put, self.letters.put)
+        self.messages: queue.SimpleQueue[NodeSample | GputopError] = queue.SimpleQueue()
+        self.player.connect(self.messages.put, self.messages.put)
         self.player.start()
 
     def tick(self) -> float:
         """Seconds into the recording of the next sample played."""
-        letter = self.letters.get(timeout=DEADLINE_S)
-        assert isinstance(letter, NodeSample)
-        return letter.time_s - START_S
+        message = self.messages.get(timeout=DEADLINE_S)
+        assert isinstance(message, NodeSample)
+        return message.time_s - START_S
 
     def step(self, seconds: float) -> None:
         self.now_s += seconds
@@ -58,7 +58,7 @@ class Watched:
     def quiet(self) -> bool:
         """Whether nothing more comes without a step of the clock."""
         with self.player._changed:
-            return self.letters.empty() and (self.player.paused or self.now_s < self.player._due_s)
+            return self.messages.empty() and (self.player.paused or self.now_s < self.player._due_s)
 
 
 @pytest.fixture

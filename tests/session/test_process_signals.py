@@ -1,4 +1,4 @@
-"""Signals go to the process that was looked at, or to none. Real processes, real pidfds."""
+"""Signals go to the process that was selected, or to none. Real processes, real pidfds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gputop.sources.host import proc_files
 NONE = Reading.missing("bytes", "test")
 
 
-def looked_at(pid: int) -> ProcessSample:
+def selected(pid: int) -> ProcessSample:
     """The process as the host's source sees it."""
     stat = proc_files.parse_stat(proc_files.read(f"/proc/{pid}/stat"))
     boot = next(int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if "btime" in line)
@@ -36,7 +36,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_stop_go_on_and_end(child: subprocess.Popen[bytes]) -> None:
-    process = looked_at(child.pid)
+    process = selected(child.pid)
     send(process, signal.SIGSTOP)
     _, status = os.waitpid(child.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
@@ -50,7 +50,7 @@ def test_stop_go_on_and_end(child: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_later_process_of_the_same_number_gets_nothing(child: subprocess.Popen[bytes]) -> None:
-    process = looked_at(child.pid)
+    process = selected(child.pid)
     assert process.started_s is not None
     with pytest.raises(GputopError, match="another process by now"):
         send(replace(process, started_s=process.started_s - 60), signal.SIGKILL)
@@ -61,7 +61,7 @@ def test_a_later_process_of_the_same_number_gets_nothing(child: subprocess.Popen
 
 def test_processes_of_others_are_refused_by_name_and_roots_rights_are_used(child: subprocess.Popen[bytes]) -> None:
     sent: list[int] = []
-    process = looked_at(child.pid)
+    process = selected(child.pid)
     with pytest.raises(GputopError, match=rf"{child.pid} belongs to .*, you are"):
         send(process, signal.SIGKILL, own_uid=os.getuid() + 54321, deliver=lambda _, n: sent.append(n))
     assert sent == []
@@ -74,7 +74,7 @@ def test_what_the_kernel_refuses_is_said(child: subprocess.Popen[bytes]) -> None
         raise PermissionError
 
     with pytest.raises(GputopError, match="kernel does not let you"):
-        send(looked_at(child.pid), signal.SIGTERM, deliver=refuse)
+        send(selected(child.pid), signal.SIGTERM, deliver=refuse)
 
 
 def test_neither_itself_nor_the_first_process() -> None:
@@ -84,7 +84,7 @@ def test_neither_itself_nor_the_first_process() -> None:
 
 
 def test_the_number_where_gputop_runs_is_the_one_meant(child: subprocess.Popen[bytes]) -> None:
-    process = replace(looked_at(child.pid), pid=4_000_000, local_pid=child.pid)
+    process = replace(selected(child.pid), pid=4_000_000, local_pid=child.pid)
     send(process, signal.SIGKILL)
     assert child.wait(30) == -signal.SIGKILL
     assert {number for number, _ in SIGNALS} == {signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP,

@@ -120,7 +120,7 @@ def test_the_backfill_enters_the_history_and_no_rule_runs_on_it() -> None:
 
 def test_history_begins_with_what_the_source_knows_of_the_time_before() -> None:
     session = StillSession(ticks=0)
-    first, second, *past = (node_sample(tick) for tick in (10, 11, 7, 8, 9, 12))
+    first, second, *backfill = (node_sample(tick) for tick in (10, 11, 7, 8, 9, 12))
     session.clock = lambda: first.time_s
     session.sample_feed._backfill_expected = True
     told: list[str] = []
@@ -128,9 +128,9 @@ def test_history_begins_with_what_the_source_knows_of_the_time_before() -> None:
     session.sample_feed.on_sample(first)
     session.sample_feed.on_sample(second)  # the source is slow to tell
     assert session.sample is second and session.history is None and told == ["sample"] * 2
-    session.sample_feed.on_backfill(past)
+    session.sample_feed.on_backfill(backfill)
     assert session.sample is second and session.history is not None
-    assert session.history.newest_s == second.time_s  # what claims to be later than the first is not past
+    assert session.history.newest_s == second.time_s  # a sample later than the first is no backfill
     lane = session.history.lane(0, "sm_active", end_s=second.time_s + 1, slice_s=1.0, slices=6)
     assert [int(n) for n in lane.count] == [0, 1, 1, 1, 1, 1]
     assert told == ["sample"] * 3

@@ -34,7 +34,7 @@ def source() -> SimulatedSource:
 
 
 @pytest.fixture(scope="module")
-def past(source: SimulatedSource) -> list[NodeSample]:
+def backfill(source: SimulatedSource) -> list[NodeSample]:
     return list(source.backfill(NOW, 1.0))
 
 
@@ -67,22 +67,22 @@ def test_coarse_utilization_hides_what_sm_activity_shows(source: SimulatedSource
         assert sample["temperature_c"].value < first["temperature_c"].value  # type: ignore[operator]
 
 
-def test_the_backfill_is_five_minutes_of_the_same_job(source: SimulatedSource, past: list[NodeSample]) -> None:
-    assert len(past) == BACKFILL_S
-    times = [s.time_s for s in past]
+def test_the_backfill_is_five_minutes_of_the_same_job(source: SimulatedSource, backfill: list[NodeSample]) -> None:
+    assert len(backfill) == BACKFILL_S
+    times = [s.time_s for s in backfill]
     assert times == sorted(times) and times[-1] == NOW - 1 and times[0] == NOW - BACKFILL_S
-    assert all(s.simulated and s.interval_s == 1.0 and s.source == source.label for s in past)
+    assert all(s.simulated and s.interval_s == 1.0 and s.source == source.label for s in backfill)
     node = source._opened()
-    for sample in (past[0], past[150], past[-1]):  # the very figures a live look would have shown
+    for sample in (backfill[0], backfill[150], backfill[-1]):  # the figures that a live sample would have shown
         end = source.loop_ns(sample.time_s)
         assert sample.gpus[2] == node.gpu(2, end - 10**9, end)
 
 
-def test_phases_show_in_the_backfill(source: SimulatedSource, past: list[NodeSample]) -> None:
+def test_phases_show_in_the_backfill(source: SimulatedSource, backfill: list[NodeSample]) -> None:
     """Checkpoints: GPUs idle, GPU 0 sends to the host, the disk is written. Training: none of it."""
     loop = source._opened().loop
     seen = {StepKind.CHECKPOINT: 0, StepKind.TRAIN: 0}
-    for sample in past:
+    for sample in backfill:
         end = source.loop_ns(sample.time_s)
         kinds = {s.kind for s in loop.steps(end - 10**9, end)}
         writes = sample.host["disk_write_bytes_per_s"].value
@@ -96,10 +96,10 @@ def test_phases_show_in_the_backfill(source: SimulatedSource, past: list[NodeSam
     assert seen[StepKind.CHECKPOINT] >= 2 and seen[StepKind.TRAIN] > 200
 
 
-def test_temperature_follows_power_slowly(past: list[NodeSample]) -> None:
-    power = [s.gpus[0]["power_w"].value or 0.0 for s in past]
-    temperature = [s.gpus[0]["temperature_c"].value or 0.0 for s in past]
-    drop = max(range(1, len(past)), key=lambda i: power[i - 1] - power[i])
+def test_temperature_follows_power_slowly(backfill: list[NodeSample]) -> None:
+    power = [s.gpus[0]["power_w"].value or 0.0 for s in backfill]
+    temperature = [s.gpus[0]["temperature_c"].value or 0.0 for s in backfill]
+    drop = max(range(1, len(backfill)), key=lambda i: power[i - 1] - power[i])
     assert power[drop - 1] - power[drop] > 100
     assert max(abs(b - a) for a, b in itertools.pairwise(temperature)) <= 3
     assert min(temperature[drop:drop + 12]) < temperature[drop - 1]

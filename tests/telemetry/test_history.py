@@ -438,8 +438,8 @@ def test_the_host_is_kept_for_some_minutes() -> None:
     assert len(history.host(1e9)) == HOST_HISTORY_POINTS
     assert history.host(1.0, end_s=START_S + 100)[-1].time_s == START_S + 100
     history.append(NodeSample(START_S + 50, (), HostSample("test", {})))  # the clock was set back
-    looks = history.host(1e9)
-    assert looks[-1].time_s == START_S + 50 and looks[-1].full_cores is None and len(looks) <= HOST_HISTORY_POINTS
+    points = history.host(1e9)
+    assert points[-1].time_s == START_S + 50 and points[-1].full_cores is None and len(points) <= HOST_HISTORY_POINTS
 
 
 def test_a_node_without_gpus_has_empty_windows() -> None:

@@ -80,10 +80,10 @@ class Node:
     gpus_present = None
     label = "test"
 
-    def __init__(self, count: int = 2, past: Iterable[NodeSample] = ()) -> None:
+    def __init__(self, count: int = 2, backfill: Iterable[NodeSample] = ()) -> None:
         self.gpus = tuple(Probe(i) for i in range(count))
         self.host = Host()
-        self.past = tuple(past)
+        self.backfilled = tuple(backfill)
         self.fault: Exception | None = None
         self.gate = threading.Event()
         self.gate.set()
@@ -95,7 +95,7 @@ class Node:
             raise self.fault
 
     def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
-        return self.past
+        return self.backfilled
 
     def profiler_endpoints(self) -> Mapping[str, str]:
         return {}
@@ -298,7 +298,7 @@ def test_a_driver_that_hangs_at_the_start_is_reported_and_may_still_come(run: Ca
 # -- faults of whoever takes the samples ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", ["sample", "past"])
+@pytest.mark.parametrize("which", ["sample", "backfill"])
 @pytest.mark.parametrize(
     ("fault", "said", "fix"),
     [(KeyError("odd"), "KeyError('odd')", "report"), (GputopError("no room", "Make some."), "no room", "Make some.")],

@@ -1,4 +1,4 @@
-"""How the sampler begins: the look at the GPUs before anybody is connected, and the past that the source tells."""
+"""How the sampler begins: the first sample before anything is connected, and the backfill of the source."""
 
 from __future__ import annotations
 
@@ -52,29 +52,29 @@ def test_one_that_nobody_connects_can_be_stopped() -> None:
     assert node.closed.is_set()
 
 
-def test_the_backfill_comes_once_after_the_first_sample(begin_past: Callable[[Node], list[object]]) -> None:
-    past = [NodeSample(float(i), (), HostSample("node", {})) for i in range(3)]
-    got = begin_past(Node(past=past))
+def test_the_backfill_comes_once_after_the_first_sample(begin_backfill: Callable[[Node], list[object]]) -> None:
+    backfill = [NodeSample(float(i), (), HostSample("node", {})) for i in range(3)]
+    got = begin_backfill(Node(backfill=backfill))
     assert isinstance(got[0], NodeSample) and len(got[0].gpus) == 2
-    assert got[1] == tuple(past)
+    assert got[1] == tuple(backfill)
     assert isinstance(got[2], NodeSample) and got[2].time_s > got[0].time_s
 
 
 def test_a_source_whose_backfill_fails_is_sampled(
-    begin_past: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch
+    begin_backfill: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node()
     monkeypatch.setattr(node, "backfill", lambda now_s, interval_s: 1 / 0)
-    assert begin_past(node)[1] == ()
+    assert begin_backfill(node)[1] == ()
 
 
 def test_a_backfill_that_hangs_is_given_up_soon(
-    begin_past: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch
+    begin_backfill: Callable[[Node], list[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, gate = Node(), threading.Event()
     monkeypatch.setattr(sampler_module, "BACKFILL_TIMEOUT_S", 0.05)
     monkeypatch.setattr(node, "backfill", lambda now_s, interval_s: gate.wait(WAIT_S) and ())
-    got = begin_past(node)
+    got = begin_backfill(node)
     assert got[1] == () and isinstance(got[2], NodeSample)
     assert not node.closed.is_set()
     gate.set()
@@ -82,26 +82,26 @@ def test_a_backfill_that_hangs_is_given_up_soon(
 
 def test_a_slow_backfill_delays_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     node, gate, out = Node(), threading.Event(), queue.SimpleQueue[object]()
-    past = NodeSample(1.0, (), HostSample("node", {}))
-    monkeypatch.setattr(node, "backfill", lambda now_s, interval_s: gate.wait(WAIT_S) and [past])
-    sampler = Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_backfill=lambda past: out.put(tuple(past)))
+    backfill = NodeSample(1.0, (), HostSample("node", {}))
+    monkeypatch.setattr(node, "backfill", lambda now_s, interval_s: gate.wait(WAIT_S) and [backfill])
+    sampler = Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_backfill=lambda samples: out.put(tuple(samples)))
     sampler.start()
     assert all(isinstance(out.get(timeout=WAIT_S), NodeSample) for _ in range(3))
     gate.set()
     while isinstance(got := out.get(timeout=WAIT_S), NodeSample):
         pass
-    assert got == (past,)
+    assert got == (backfill,)
     sampler.stop(WAIT_S)
 
 
 @pytest.fixture
-def begin_past() -> Iterator[Callable[[Node], list[object]]]:
-    """What a sampler hands out up to its second sample, the past as a tuple."""
+def begin_backfill() -> Iterator[Callable[[Node], list[object]]]:
+    """What a sampler delivers up to its second sample, the backfill as a tuple."""
     started: list[Sampler] = []
 
     def begin(node: Node) -> list[object]:
         out: queue.SimpleQueue[object] = queue.SimpleQueue()
-        started.append(Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_backfill=lambda past: out.put(tuple(past))))
+        started.append(Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_backfill=lambda samples: out.put(tuple(samples))))
         started[-1].start()
         return [out.get(timeout=WAIT_S) for _ in range(3)]
 

@@ -28,20 +28,20 @@ class Calculated:
     def __init__(self, duration_s: Callable[[str, str, float], float]) -> None:
         self.now_s = 0.0
         self.duration_s = duration_s
-        self._letters: list[tuple[float, int, Any]] = []
+        self._messages: list[tuple[float, int, Any]] = []
         self._count = itertools.count()
 
-    def put(self, letter: Any, at_s: float | None = None) -> None:
-        heapq.heappush(self._letters, (self.now_s if at_s is None else at_s, next(self._count), letter))
+    def put(self, message: Any, at_s: float | None = None) -> None:
+        heapq.heappush(self._messages, (self.now_s if at_s is None else at_s, next(self._count), message))
 
     def get(self, timeout: float | None = None) -> Any:
-        assert self._letters or timeout is not None, "it would wait for ever"
-        if timeout is not None and not (self._letters and self._letters[0][0] <= self.now_s + timeout):
+        assert self._messages or timeout is not None, "it would wait for ever"
+        if timeout is not None and not (self._messages and self._messages[0][0] <= self.now_s + timeout):
             self.now_s += timeout + 1e-9
             raise queue.Empty
-        at_s, _, letter = heapq.heappop(self._letters)
+        at_s, _, message = heapq.heappop(self._messages)
         self.now_s = max(self.now_s, at_s)
-        return letter
+        return message
 
     def samples(self, node: Node, count: int, interval_s: float, monkeypatch: pytest.MonkeyPatch) -> list[
             tuple[float, NodeSample]]:

@@ -105,7 +105,7 @@ def test_a_gap_and_missing_readings_do_no_harm() -> None:
     kept = np.ones(300, bool)
     kept[120:123] = False
     assert estimate(times[kept], values[kept]).period_s == pytest.approx(4.0, rel=0.02)
-    times[:150] -= 1000.0  # what lies before a long pause is not looked at
+    times[:150] -= 1000.0  # samples before a long pause do not count
     found = estimate(times, values)
     assert found.period_s == pytest.approx(4.0, rel=0.02) and found.longest_s == pytest.approx(30.0, rel=0.05)
 

@@ -22,11 +22,11 @@ def test_it_arrives_whole_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen: list[os.stat_result] = []
 
-    def look(module, arguments, *rest, **more):
+    def check(module, arguments, *rest, **more):
         seen.append(os.fstat(int(arguments[0])))
         return run_in_worker(module, arguments, *rest, **more)
 
-    monkeypatch.setattr(worker, "run_in_worker", look)
+    monkeypatch.setattr(worker, "run_in_worker", check)
     timeline = timeline_in_worker([str(CAPTURE)])
     from gputop.trace.readers.load import load
 

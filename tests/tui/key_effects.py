@@ -1,7 +1,7 @@
 """What each key of each screen does: one line for each of its actions.
 
 A stage is what has the keys, opened over the monitor of the simulated node; for each of its actions stands what to
-press before, what is looked at, and how that differs once the key was pressed.
+press before, what is compared, and how that differs once the key was pressed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def monitor_session() -> AskedSession:
     return session
 
 
-# -- what is looked at ---------------------------------------------------------------------------
+# -- what is compared ---------------------------------------------------------------------------
 
 
 def screen(app: GputopApp) -> type:

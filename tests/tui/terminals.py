@@ -28,7 +28,7 @@ class Terminal:
 
     def __init__(self, size: tuple[int, int], command: Sequence[str], env: dict[str, str] | None = None,
                  pass_fds: Sequence[int] = (), answers: bool = False) -> None:
-        """``answers``: tells where the cursor is when asked, as terminals do."""
+        """``answers``: reports the place of the cursor on request, as terminals do."""
         # Not pty.fork: where gRPC runs in this process, its handlers for a fork can deadlock or abort the child.
         self.fd, self.theirs = pty.openpty()
         self.raw = bytearray()  # everything it was sent

@@ -1,4 +1,4 @@
-"""Attaching and capturing from the app: refusals, progress, what is told at the end."""
+"""Attaching and capturing from the app: refusals, progress, the report at the end."""
 
 from __future__ import annotations
 

@@ -67,13 +67,13 @@ def node(name: str) -> Scene:
 
 @dataclass(frozen=True)
 class Screen:
-    """One of them: over which session, what opens it, at which sizes it is looked at and in which forms."""
+    """One of them: over which session, what opens it, at which sizes it is drawn and in which forms."""
 
     over: str | Callable[[Path], Any] = "faulty"
     keys: tuple[str, ...] = ()
     sizes: Sequence[tuple[int, int]] = (USUAL,)
     forms: Mapping[str, Preferences] = field(default_factory=dict)  # colors are held where there are some
-    in_forms: Sequence[tuple[int, int]] = ()  # the sizes at which these are looked at; else all but the small one
+    in_forms: Sequence[tuple[int, int]] = ()  # the sizes at which these are drawn; else all but the small one
     focus: type[Widget] = ActionsPanel
     prepare: Callable[[Any], Any] = lambda app: None  # before the keys
     notices: bool = False

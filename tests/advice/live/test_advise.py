@@ -129,7 +129,7 @@ def test_rules_are_pure() -> None:
 
 
 def test_parts_of_a_divided_gpu_are_no_gpus_of_a_job() -> None:
-    """GPU 0 in MIG mode: one instance works, the other is idle. Nobody is told to use it, or to share better."""
+    """GPU 0 in MIG mode: one instance works, the other is idle. No finding advises to use it, or to share better."""
     def divided(gpu: GpuSample, t: float) -> GpuSample:
         return replace(gpu, info=replace(gpu.info, index=0, mig=None if gpu.info.index == 0 else gpu.info.index - 1,
                                          mig_mode=gpu.info.index == 0))

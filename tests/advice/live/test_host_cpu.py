@@ -29,7 +29,7 @@ def test_what_it_says() -> None:
     (7.7, 8.0, True), (7.5, 8.0, False), (20.0, 8.0, False), (7.9, None, False),
 ])
 def test_the_cores_that_the_container_grants(cores: float, limit_cores: float | None, found: bool) -> None:
-    """Someone who looks from a smaller container than the job's sees a limit that is not the job's."""
+    """A gputop in a smaller container than the job's sees a limit that is not the job's."""
     advice = after(Scene(WAITING, cpu=0.2, jobs=[Job(cores=cores)], cpu_limit_cores=limit_cores), 200)
     assert ("host_cpu_saturated" in ids(advice)) == found
     if found:

@@ -1,4 +1,4 @@
-"""Live rules that look at the GPUs alone: each on its fault, on what looks like it, over time."""
+"""Live rules on the GPUs alone: each on its fault, on what looks like it, over time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_without_clocks_it_abstains() -> None:
 # -- thermal_throttled ------------------------------------------------------------------------------
 
 def hot(share: float, reason: str = "thermal", clock: float = 1.6e9, temperature: float = 88.0) -> Scene:
-    """One in ``1 / share`` looks has the reason."""
+    """One in ``1 / share`` samples has the reason."""
     def change(gpu: GpuSample, t: float) -> GpuSample:
         active = share >= 1 or (share > 0 and t % round(1 / share) == 0)
         return replace(gpu, clock_event_reasons=(reason,) if active else ())

@@ -26,7 +26,7 @@ def test_holders_are_what_was_allocated_and_not_yet_freed_at_the_peak():
     b.memory(2, GPU, 650, 350, 900, op="b/MatMul:MatMul", size=150, address=2)
     b.memory(3, GPU, 500, 500, 900, size=150, address=2, free=True)
     b.memory(4, GPU, 700, 300, 900, op="a/Conv2D:Conv2D", size=200, address=2)  # the address again
-    b.memory(5, GPU, 750, 250, 900, size=50, address=3, fragmentation=0.25)  # the peak; no op told
+    b.memory(5, GPU, 750, 250, 900, size=50, address=3, fragmentation=0.25)  # the peak; no op is named
     b.memory(6, GPU, 650, 350, 900, size=100, address=1, free=True, fragmentation=0.5)
     b.memory(7, GPU, 700, 300, 900, op="late:Late", size=50, address=4)
     (use,) = memory(b.build())

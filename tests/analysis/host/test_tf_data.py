@@ -104,7 +104,7 @@ def test_without_its_root_a_pipeline_is_counted_one_stage_below():
         b.host("Iterator::Root::Prefetch::Map", i * 100, 80, PRODUCER)
     (found,) = pipelines(b.build())
     assert found.batches == 4 and found.wait_s == pytest.approx(80e-6) and found.bounding == "Root::Prefetch::Map"
-    b.host("Iterator::Root::Zip", 0, 5)  # of which pipeline it is cannot be told
+    b.host("Iterator::Root::Zip", 0, 5)  # its pipeline is not known
     assert pipelines(b.build())[0].batches == 0
 
 

@@ -173,7 +173,7 @@ def test_the_job_s_memory_is_watched(logdir):
 
 @pytest.mark.parametrize(("after_s", "ended"), [(0.2, True), (99.0, False)])
 def test_a_job_that_grows_too_much_ends_the_recording_once_steps_are_recorded(logdir, monkeypatch, after_s, ended):
-    size = iter(range(10**9, 10**12, 10**9))  # a gigabyte more at each look
+    size = iter(range(10**9, 10**12, 10**9))  # a gigabyte more at each sample
     monkeypatch.setattr(safe_capture, "resident_bytes", lambda pid: next(size))
     monkeypatch.setattr(safe_capture, "growth_limits", lambda probe, free: (after_s, 3e9))
     monkeypatch.setattr(safe_capture, "plan", lambda seconds, probe, free: Plan(seconds, seconds, "as asked", probe))

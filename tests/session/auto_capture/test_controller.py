@@ -1,4 +1,4 @@
-"""The black box over a session that is fed by the test, and a server of our own making."""
+"""The auto-capture over a session that is fed by the test, and a server of our own making."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from gputop.telemetry.history import History
 START_S = 1_700_000_000.0
 
 
-def look(now_s: float, levels: tuple[float | None, ...], metric: str = "sm_active") -> NodeSample:
+def node_sample(now_s: float, levels: tuple[float | None, ...], metric: str = "sm_active") -> NodeSample:
     unit = GPU_METRICS[metric].unit
     gpus = tuple(GpuSample(GpuInfo(i, f"GPU-{i}", "H100"), {} if v is None else {metric: Reading(v, unit)})
                  for i, v in enumerate(levels))
@@ -56,7 +56,7 @@ class Course:
         dips = []
         for _ in range(seconds):
             self.now_s += 1
-            self.history.append(look(self.now_s, values, self.metric))
+            self.history.append(node_sample(self.now_s, values, self.metric))
             dip = self.trigger.check(self.history)
             dips += [dip] if dip else []
         return dips
@@ -139,7 +139,7 @@ def test_fast_sampling_counts_seconds_not_samples():
     now_s, dips = START_S, []
     for i in range(1400):
         now_s += 0.1
-        history.append(look(now_s, (0.9 if i < 600 else 0.2,)))
+        history.append(node_sample(now_s, (0.9 if i < 600 else 0.2,)))
         dips.append(trigger.check(history))
     at = [i for i, dip in enumerate(dips) if dip]
     assert len(at) == 1 and math.isclose(at[0], 650, abs_tol=1)

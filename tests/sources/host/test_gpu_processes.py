@@ -122,23 +122,23 @@ def test_what_a_real_child_wrote_is_its_parents_once(tmp_path: Path, ticking: Ti
                                stdout=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
 
-    def look() -> float | None:
+    def sample_cores() -> float | None:
         ticking.now_s += hp.TABLE_PERIOD_S
         (sample,) = table.read(on_gpus(process.pid))
         return sample.io_write_bytes_per_s.value
 
     assert process.stdout.readline() == b"on\n"
     table = GpuProcessTable(ticking)
-    look()
+    sample_cores()
     process.stdin.write(b"\n")
     process.stdin.flush()
     assert process.stdout.readline() == b"written\n"
-    rate = look()
+    rate = sample_cores()
     process.stdin.write(b"\n")
     process.stdin.flush()
     assert process.stdout.readline() == b"collected\n"
     inherited = parse_io(Path(f"/proc/{process.pid}/io").read_bytes())
-    collected = look()
+    collected = sample_cores()
     process.communicate(b"\n", timeout=30)
     assert rate is not None and inherited is not None and collected is not None
     if rate > 0:  # a file system in memory has no storage to write to
@@ -262,7 +262,7 @@ def test_expensive_scans_come_less_often(proc: ProcTree, ticking: Ticking) -> No
         reads.append(path)
         return Path(path).read_bytes()
 
-    # Each read takes 5 ms of CPU: 10 ms for the two of a look, 45 ms for the nine of the process table.
+    # Each read takes 5 ms of CPU: 10 ms for the two of a sample, 45 ms for the nine of the process table.
     table = GpuProcessTable(ticking, proc.root, read=read, cpu_clock=lambda: 0.005 * len(reads))
     table.read(on_gpus(10))
     for at_s, known, bystander in ((1.9, False, 1), (2.1, True, 1), (8.9, True, 1), (11.0, True, 2)):

@@ -12,9 +12,9 @@ def member(pid: int, parent: int, read: int | None, ticks: int = 0) -> Family:
 
 
 def rates_of(*families: dict[int, Family], alive: set[int] = frozenset()) -> list[tuple[float | None, float | None]]:
-    """Bytes per second read and written by family 1 in looks of one second."""
+    """Bytes per second read and written by family 1 in samples of one second."""
     rates = FamilyRates(100)
-    found = [rates.update(float(i), look, lambda m: m[0] in alive)[1] for i, look in enumerate(families)]
+    found = [rates.update(float(i), sample, lambda m: m[0] in alive)[1] for i, sample in enumerate(families)]
     return [(r.io_read_bytes_per_s.value, r.io_write_bytes_per_s.value) for r in found]
 
 

@@ -137,7 +137,7 @@ def test_each_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Tic
         (0, "125 0 10 200 10 0 0 0 105 0"),  # busy, in a guest
         (1, "25 0 10 300 10 0 0 0 5 0"),
         (3, "25 0 43 233 44 0 0 0 5 0"),  # a third each: system, idle, iowait; and 2 went offline
-        (10, "9 0 0 0 0 0 0 0 0 0"))  # came online: it has no look before
+        (10, "9 0 0 0 0 0 0 0 0 0"))  # came online: it has no sample before
     sample = host.read(0.0)
     assert sample.core_ratios == (1.0, 0.0, 0.33)
     assert sample.cpu_count == 4
@@ -204,35 +204,35 @@ def test_what_the_container_may_use(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert host.read(0.0).cpu_limit_cores == 2.0
     (tmp_path / "cg/cpu.max").write_text("150000 100000\n")
     ticking.now_s += 1.0
-    assert host.read(0.0).cpu_limit_cores == 2.0, "looked up every ten seconds"
+    assert host.read(0.0).cpu_limit_cores == 2.0, "read every ten seconds"
     ticking.now_s += 10.0
-    looked = host.read(0.0)
-    assert looked.cpu_limit_cores == 1.5
-    assert looked.cgroup is not None and looked.cgroup["cpu_limit_cores"].value == 1.5
+    sample = host.read(0.0)
+    assert sample.cpu_limit_cores == 1.5
+    assert sample.cgroup is not None and sample.cgroup["cpu_limit_cores"].value == 1.5
 
 
 def test_the_processes_that_use_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ticking: Ticking) -> None:
     host, _ = made_up(monkeypatch, tmp_path, ticking)
     host.read(0.0)
     assert host.processes(0.0, ()) == ()
-    looked = host.read(0.0)
-    assert looked.top_processes == () and looked.top_reason == NOT_SCANNED_YET, "not at the first tick"
+    sample = host.read(0.0)
+    assert sample.top_processes == () and sample.top_reason == NOT_SCANNED_YET, "not at the first tick"
     tree = ProcTree(tmp_path / "proc")
     for pid in range(10, 40):
         tree.add(pid, start=pid, ticks=0, cmdline=b"worker\0%d\0" % pid)
     for _ in range(2):
         ticking.now_s += PERIOD_S + 0.9
         host.processes(0.0, ())
-        looked = host.read(0.0)
-    assert len(looked.top_processes) == 8 and looked.top_reason is None, "those with most memory"
-    assert {p.cpu_cores.reason for p in looked.top_processes} == {FIRST}
+        sample = host.read(0.0)
+    assert len(sample.top_processes) == 8 and sample.top_reason is None, "those with most memory"
+    assert {p.cpu_cores.reason for p in sample.top_processes} == {FIRST}
     for pid in range(10, 40):
         tree.add(pid, start=pid, ticks=5 * pid * TICKS_PER_S // 10, cmdline=b"worker\0%d\0" % pid)
     tree.add(20, start=999, ticks=10**6)  # another process by now
     ticking.now_s += TABLE_PERIOD_S
     host.processes(0.0, ())
-    looked = host.read(0.0)
-    top = sorted(looked.top_processes, key=lambda p: -(p.cpu_cores.value or 0.0))[:8]
+    sample = host.read(0.0)
+    top = sorted(sample.top_processes, key=lambda p: -(p.cpu_cores.value or 0.0))[:8]
     assert [p.pid for p in top] == list(range(39, 31, -1))
     elapsed_s = TABLE_PERIOD_S + PERIOD_S + 0.9
     assert top[0].command == "worker 39" and top[0].user == "4711"

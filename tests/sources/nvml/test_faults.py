@@ -51,7 +51,7 @@ NODES = {
         )),
     ),
 }  # fmt: skip
-SICK_S, HEALED_S = (0.0, 12.0, 31.0), (31.0, 1.0)  # time before each look
+SICK_S, HEALED_S = (0.0, 12.0, 31.0), (31.0, 1.0)  # time before each sample
 # Without these a GPU is no device; what they tell is asked for once.
 OPENING = ("nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID")
 # Averages over time of what goes up and down.
@@ -112,7 +112,7 @@ class Healthy:
     """What a node of this kind is asked for, and what it says when nothing is wrong."""
 
     functions: list[str]
-    of_readings: set[str]  # those of them that are asked for anew at each look, not when the GPU is opened
+    of_readings: set[str]  # those of them that are asked for anew at each sample, not when the GPU is opened
     values: dict[str, tuple[float, str]]  # with their source; the same for each GPU
 
 

@@ -1,4 +1,4 @@
-"""The past that the driver keeps: over the fake driver library, and the raster on its own."""
+"""The samples that the driver keeps, as backfill: over the fake driver library, and the raster on its own."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("patient")
 def test_fourteen_seconds_on_the_raster_of_the_sampler(fake: FakeNvml, clock: Clock) -> None:
     source = opened(fake, clock, "gpus 2", "set util 40", "set power_w 300 1")
-    past = list(source.backfill(clock.now_s, 1.0))
-    assert [look.time_s for look in past] == [clock.now_s - i for i in range(len(past), 0, -1)]
-    assert 12 <= len(past) <= 14
-    assert past[0].interval_s is None and past[-1].interval_s == 1.0
-    newest = past[-1]
+    backfill = list(source.backfill(clock.now_s, 1.0))
+    assert [sample.time_s for sample in backfill] == [clock.now_s - i for i in range(len(backfill), 0, -1)]
+    assert 12 <= len(backfill) <= 14
+    assert backfill[0].interval_s is None and backfill[-1].interval_s == 1.0
+    newest = backfill[-1]
     assert [gpu.info.uuid for gpu in newest.gpus] == [probe.info.uuid for probe in source.gpus]
     util, power = newest.gpus[1]["gpu_util"], newest.gpus[1]["power_w"]
     assert (util.value, util.coarse, util.source) == (pytest.approx(0.4), True, "NVML samples")
@@ -58,7 +58,7 @@ def test_what_the_driver_does_not_keep_is_missing_with_the_reason(fake: FakeNvml
 def test_intervals_shorter_than_the_samples_have_gaps_and_longer_ones_nothing(fake: FakeNvml, clock: Clock) -> None:
     source = opened(fake, clock, "gpus 1", "refuse nvmlDeviceGetSamples 3 1")
     fine = list(source.backfill(clock.now_s, 0.1))
-    utils = [look.gpus[0]["gpu_util"].value for look in fine[20:-30]]
+    utils = [sample.gpus[0]["gpu_util"].value for sample in fine[20:-30]]
     assert 0 < sum(value is None for value in utils) < len(utils)
     assert list(source.backfill(clock.now_s, 30.0)) == []
 
@@ -84,8 +84,8 @@ def test_a_gpu_that_hangs_does_not_hold_up_the_others(
 ) -> None:
     source = opened(fake, clock, "gpus 3", "fault nvmlDeviceGetSamples 1 1 1 hang 0")
     monkeypatch.setattr(sample_buffers, "DEADLINE_S", 1.0)
-    past = list(source.backfill(clock.now_s, 1.0))
-    assert [gpu.info.index for gpu in past[-1].gpus] == [0, 2]
+    backfill = list(source.backfill(clock.now_s, 1.0))
+    assert [gpu.info.index for gpu in backfill[-1].gpus] == [0, 2]
     assert fake.await_hanging(1)
     source.close()
     fake.release(1)
@@ -104,21 +104,21 @@ def test_lost_gpus_and_mig_instances_are_left_alone(fake: FakeNvml, clock: Clock
 
 # -- the raster --------------------------------------------------------------------------------------
 
-def past_samples(samples: Samples, interval_s: float = 1.0) -> list[NodeSample]:
+def backfill_samples(samples: Samples, interval_s: float = 1.0) -> list[NodeSample]:
     gpu = GpuInfo(0, "GPU-0", "H100")
     return backfill_samples({gpu.uuid: {"gpu_util": samples}}, [gpu], 100.0, interval_s, "node", "NVML", 1)
 
 
 def test_a_value_is_the_mean_of_the_interval_before_it() -> None:
-    past = past_samples([(97.5, 0.0), (98.0, 1.0), (98.5, 0.2), (99.0, 0.4), (99.5, 0.9), (100.0, 0.9)])
-    assert [(look.time_s, look.gpus[0]["gpu_util"].value) for look in past] == [
+    backfill = backfill_samples([(97.5, 0.0), (98.0, 1.0), (98.5, 0.2), (99.0, 0.4), (99.5, 0.9), (100.0, 0.9)])
+    assert [(sample.time_s, sample.gpus[0]["gpu_util"].value) for sample in backfill] == [
         (98.0, 0.5), (99.0, pytest.approx(0.3)),
     ]
 
 
 def test_an_interval_that_is_not_covered_from_its_beginning_is_left_out() -> None:
-    assert past_samples([(98.6, 0.5), (98.8, 0.5), (99.0, 0.5)]) == []
+    assert backfill_samples([(98.6, 0.5), (98.8, 0.5), (99.0, 0.5)]) == []
 
 
 def test_a_single_sample_is_no_mean() -> None:
-    assert past_samples([(98.6, 0.5)]) == []
+    assert backfill_samples([(98.6, 0.5)]) == []

@@ -1,4 +1,4 @@
-"""The line about the job: what it says of the black box."""
+"""The line about the job: what it says of the auto-capture."""
 
 from __future__ import annotations
 

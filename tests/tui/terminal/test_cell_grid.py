@@ -23,7 +23,7 @@ def drawn(writes: list[tuple[int, int, str, str]]) -> str:
                    for y, x, style, text in writes)
 
 
-def looks(cells: CellGrid) -> list[list[tuple[str, object]]]:
+def styled_cells(cells: CellGrid) -> list[list[tuple[str, object]]]:
     """What can be seen: the color of a space cannot."""
     from gputop.tui.terminal.cell_grid import _blank
     from gputop.tui.terminal.escape_codes import parse_sgr
@@ -41,7 +41,7 @@ def test_a_terminal_that_gets_the_updates_shows_what_was_drawn(frames: list[tupl
         if sent:  # the others are dropped
             theirs.feed(ours.update())
     theirs.feed(ours.update())
-    assert looks(theirs) == looks(ours)
+    assert styled_cells(theirs) == styled_cells(ours)
     assert ours.update() == ""
 
 
@@ -63,7 +63,7 @@ def test_a_lane_that_moved_is_moved_by_the_terminal(cells: list, begin: int, by:
     moved = [*cells[:begin], *cells[begin + by:end], *new[:by], *cells[end:]]
     ours.feed(put(moved))
     theirs.feed(ours.update())
-    assert looks(theirs) == looks(ours)
+    assert styled_cells(theirs) == styled_cells(ours)
 
 
 def test_moving_a_lane_costs_its_new_cells_only() -> None:
@@ -77,7 +77,7 @@ def test_moving_a_lane_costs_its_new_cells_only() -> None:
     cells.feed(drawn(lane(1)))
     update = cells.update()
     terminal.feed(update)
-    assert looks(terminal) == looks(cells)
+    assert styled_cells(terminal) == styled_cells(cells)
     assert update.startswith("\x1b[2;5H\x1b[P\x1b[29C\x1b[@") and len(update) < 80
 
 

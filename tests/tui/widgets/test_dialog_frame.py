@@ -80,16 +80,16 @@ async def test_a_box_that_is_open_follows_the_terminal(keys: tuple[str, ...]) ->
         app.query_one(ActionsPanel).focus()
         await pilot.press(*keys)
 
-        async def look(size: tuple[int, int]) -> tuple[Region, list[str]]:
+        async def resized(size: tuple[int, int]) -> tuple[Region, list[str]]:
             await pilot.resize_terminal(*size)
             await pilot.pause()
             assert_whole(pilot)
             return frame_of(pilot).region, [str(told.text) for told in app.screen.query(WrappedText)]
 
-        first = await look(OPENED)
+        first = await resized(OPENED)
         for size in SIZES:
-            await look(size)
-        assert await look(OPENED) == first
+            await resized(size)
+        assert await resized(OPENED) == first
 
 
 async def test_a_resized_box_stays_where_one_was_reading() -> None:
