@@ -60,13 +60,13 @@ def _verdicts(cases: Iterator[Case], rules: frozenset[str] | None) -> Iterator[V
 
 def _print_case(v: Verdict) -> None:
     if v.missed or v.false or v.contradicted or v.severity_off or v.first_right is False:
-        told = [f"{what} {', '.join(ids)}" for what, ids in (
+        parts = [f"{what} {', '.join(ids)}" for what, ids in (
             ("missed", v.missed), ("false", v.false), ("contradicted", v.contradicted),
             ("severity of", [f"{k} {s}" for k, s in v.severity_off.items()])) if ids]
         if v.first_right is False:
-            told.append(f"first {v.first}")
+            parts.append(f"first {v.first}")
         shares = " ".join(f"{k} {s:.1%}" for k, s in v.shares.items())
-        print(f"{v.name:34s} {'; '.join(told)}   [{shares}] found {v.found}")
+        print(f"{v.name:34s} {'; '.join(parts)}   [{shares}] found {v.found}")
 
 
 def _print(document: dict[str, Any], seconds: float) -> None:

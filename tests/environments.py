@@ -91,10 +91,10 @@ def _install(folder: Path, *what: str) -> None:
     problem = _do(python, *_PIP, "install", *what)
     if not problem:
         return
-    told = f"{what[-1]} cannot be installed into {folder.name}: {problem}"
+    message = f"{what[-1]} cannot be installed into {folder.name}: {problem}"
     if index_answers(python):
-        pytest.fail(told)
-    pytest.skip(f"no package index can be reached; {told}")
+        pytest.fail(message)
+    pytest.skip(f"no package index can be reached; {message}")
 
 
 def index_answers(python: str) -> bool:

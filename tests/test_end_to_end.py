@@ -39,9 +39,9 @@ def test_slow_input_is_named_and_the_step_time_is_the_job_s_own(tf_slow_job: TfJ
     assert document["steps"]["median_s"] == pytest.approx(logged_s, rel=0.10)
     assert document["findings"][0]["id"] == "input_bound"
     assert document["findings"][0]["severity"] == "high"
-    told = document["capture"]
-    assert told["chosen_s"] == 3 and told["probe"]["host_events_per_s"] > 0
-    assert told["cost"]["memory_peak_bytes"] >= told["cost"]["memory_before_bytes"] > 1e8
+    capture = document["capture"]
+    assert capture["chosen_s"] == 3 and capture["probe"]["host_events_per_s"] > 0
+    assert capture["cost"]["memory_peak_bytes"] >= capture["cost"]["memory_before_bytes"] > 1e8
     parts = document["breakdown"]
     assert parts["compute"] is None, "no GPU in this trace: unknown, not 0"
     assert sum(p for p in parts.values() if p is not None) == pytest.approx(document["steps"]["mean_s"], rel=1e-6)

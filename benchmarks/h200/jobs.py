@@ -184,10 +184,10 @@ JOBS = {
 
 def _until_told() -> Iterator[int]:
     """Step numbers until SIGTERM or SIGINT."""
-    told = threading.Event()
+    stopped = threading.Event()
 
     def tell(_: int, __: FrameType | None) -> None:
-        told.set()
+        stopped.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, tell)

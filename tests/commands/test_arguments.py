@@ -7,7 +7,7 @@ import pytest
 from gputop.commands.arguments import parse
 
 
-@pytest.mark.parametrize(("words", "told"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["replay", "f", "--start", "x"], "'x' is not a number of seconds"),
     (["replay", "f", "--start", "-1"], "-1 is not a number of seconds from 0 on"),
     (["replay", "f", "--speed", "x"], "'x' is not between 0.01 and 1000, or max"),
@@ -19,12 +19,12 @@ from gputop.commands.arguments import parse
     (["analyze", "t", "--params", "-7"], "'-7' is not a number of parameters"),
     (["analyze", "t", "--params", "7e9"], "'7e9' is not a number of parameters, in digits"),
 ])
-def test_what_an_option_cannot_take_is_said_in_words(words, told, capsys):
+def test_what_an_option_cannot_take_is_said_in_words(words, message, capsys):
     with pytest.raises(SystemExit) as caught:
         parse(words)
     assert caught.value.code == 2
     said = capsys.readouterr().err
-    assert told in said and "invalid" not in said
+    assert message in said and "invalid" not in said
 
 
 def test_numbers_in_their_units():

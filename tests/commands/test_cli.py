@@ -128,8 +128,8 @@ def test_capture_from_the_demo_names_its_cause(tmp_path: Path) -> None:
 def test_forced_capture_has_no_probe(tmp_path: Path) -> None:
     done = gputop("capture", "--demo", "--seconds", "1.2", "--force", "--logdir", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)["capture"]
-    assert told["probe"] is None and told["chosen_s"] == 1.2 and "forced" in told["why"]
+    plan = json.loads(done.stdout)["capture"]
+    assert plan["probe"] is None and plan["chosen_s"] == 1.2 and "forced" in plan["why"]
     assert "probing" not in done.stderr
 
 

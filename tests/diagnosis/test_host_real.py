@@ -60,8 +60,8 @@ def test_the_callbacks_work_fills_the_gaps():
     assert gaps.no_event_s_per_step >= 0.005  # it sleeps for 5 ms a step
     work = {w.name: w for w in gaps.main}
     assert work["Square"].count_per_step == work["Mean"].count_per_step == 5
-    told = sum(w.s_per_step for w in gaps.main) + gaps.no_event_s_per_step
-    assert told == pytest.approx(gaps.total_s_per_step, rel=0.05)  # the rest is below the first twelve names
+    sum_s = sum(w.s_per_step for w in gaps.main) + gaps.no_event_s_per_step
+    assert sum_s == pytest.approx(gaps.total_s_per_step, rel=0.05)  # the rest is below the first twelve names
 
 
 @pytest.mark.parametrize(("name", "eager"), [("keras3_fast", 0.0), ("keras3_slow_input", 0.0), ("tf_retracing", 0.05)])

@@ -91,9 +91,9 @@ def test_it_serves_and_is_not_changed(python, packages):
     before = _scripts()
     with _job(python, packages=packages) as process:
         for _ in range(5):
-            told = attach.start_server(_target(process))
-            assert told.address is not None
-            host, _, port = told.address.rpartition(":")
+            announcement = attach.start_server(_target(process))
+            assert announcement.address is not None
+            host, _, port = announcement.address.rpartition(":")
             socket.create_connection((host, int(port)), 5).close()
         assert _scripts() == before
         out, err = process.communicate()

@@ -40,10 +40,10 @@ def test_scripts_say_it_in_their_first_line(tmp_path, line, deaf):
     assert (launch_warning([str(script)], str(script)) is not None) == deaf
 
 
-@pytest.mark.parametrize(("words", "told"), [("docker run x python train.py", True), ("sudo python train.py", True),
+@pytest.mark.parametrize(("words", "warned"), [("docker run x python train.py", True), ("sudo python train.py", True),
                                              ("env -i python train.py", True), ("env A=1 python train.py", False),
                                              ("mpirun -n 2 python train.py", False)])
-def test_commands_that_do_not_pass_the_environment_on(words, told):
+def test_commands_that_do_not_pass_the_environment_on(words, warned):
     doubt = launch_warning(words.split(), "/bin/true")
-    assert (doubt is not None) == told
-    assert not told or "gputop run inside" in str(doubt)
+    assert (doubt is not None) == warned
+    assert not warned or "gputop run inside" in str(doubt)

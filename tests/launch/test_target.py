@@ -90,13 +90,13 @@ def test_a_process_of_another_user(sleeper):
 
 
 @_root
-@pytest.mark.parametrize(("scope", "told"), [
+@pytest.mark.parametrize(("scope", "message"), [
     ("0", "the kernel does not let gputop touch process"),
     ("1", "kernel.yama.ptrace_scope is 1 on this node: only root may touch a process that is not its child"),
     ("2", "kernel.yama.ptrace_scope is 2 on this node: only root may touch other processes"),
     ("3", "kernel.yama.ptrace_scope is 3 on this node: no process may touch another"),
 ])
-def test_the_sysctl_and_its_value_are_named(scope, told):
+def test_the_sysctl_and_its_value_are_named(scope, message):
     # A process of the same user that may not be traced, as where Yama forbids it: not dumpable (prctl(2)).
     code = ("import ctypes\n" + _AS_NOBODY + "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
             "print('ready', flush=True); sys.stdin.read()")
@@ -106,7 +106,7 @@ def test_the_sysctl_and_its_value_are_named(scope, told):
         assert process.stdout.readline() == "ready\n"
         said = _error_for_nobody(process.pid, scope)
         process.communicate()
-    assert said.startswith(told)
+    assert said.startswith(message)
 
 
 class _Closed:
@@ -119,18 +119,18 @@ class _Closed:
         raise PermissionError
 
 
-@pytest.mark.parametrize(("capabilities", "told"), [
+@pytest.mark.parametrize(("capabilities", "message"), [
     ("00000000a80425fb", "this container lacks the capability SYS_PTRACE"),  # Docker's default set
     ("00000000a80c25fb", "the kernel does not let gputop touch process 7, not even as root")])
 @pytest.mark.parametrize("scope", ["0", "1", "2"])
-def test_root_is_not_sent_to_become_root(tmp_path, monkeypatch, capabilities, told, scope):
+def test_root_is_not_sent_to_become_root(tmp_path, monkeypatch, capabilities, message, scope):
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "status").write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
     (tmp_path / "yama").write_text(scope)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(GputopError) as caught:
         target._check_rights(7, _Closed(), 1000, "ana", tmp_path, tmp_path / "yama")  # type: ignore[arg-type]
-    assert caught.value.message == told
+    assert caught.value.message == message
     assert "sudo" not in caught.value.fix and "gputop run" in caught.value.fix
 
 

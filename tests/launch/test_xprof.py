@@ -79,12 +79,12 @@ def test_its_server_is_taken_to_the_loopback(logdir, monkeypatch, tmp_path, caps
         "        server.bind(('', int(sys.argv[4])))\n"
         "        server.listen()\n"
         "        while not server.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).startswith(b'lo'): pass\n"
-        "        sys.told = sys.argv\n")
+        "        sys.arguments = sys.argv\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "argv", sys.argv)
     entry = metadata.EntryPoint("xprof", "server_like_xprof:main", "console_scripts")
     monkeypatch.setattr(metadata, "entry_points", lambda **_: [entry])
     port = xprof.free_port(0)
     assert xprof.serve(logdir, port) == 0
-    assert sys.told == ["xprof", "--logdir", str(logdir), "--port", str(port)]  # type: ignore[attr-defined]
+    assert sys.arguments == ["xprof", "--logdir", str(logdir), "--port", str(port)]  # type: ignore[attr-defined]
     assert capsys.readouterr().out == ""

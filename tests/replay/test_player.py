@@ -221,8 +221,8 @@ async def test_the_screen_says_replay_and_its_keys_play(tmp_path: Path, monkeypa
         await pilot.press("space")
         await pilot.pause()
         assert player.paused and not app.paused
-        told = panel_intro(session)
-        assert told and not any("profiler server" in line for line in told)
+        intro = panel_intro(session)
+        assert intro and not any("profiler server" in line for line in intro)
         header = header_of(app)
         assert "REPLAY" in header and "SIMULATED" in header and "2027-01-15" in header and "1×, paused" in header
         await pilot.press("plus")

@@ -105,13 +105,13 @@ def test_without_history_there_is_the_one_sample() -> None:
 def test_a_file_is_opened_by_what_is_in_it(tmp_path: Path, kind: str) -> None:
     watched = session()
     (tmp_path / "s").write_text(render(watched, kind))
-    player, told = open_player(tmp_path / "s", 0.0, 1.0, pytest.fail)
-    assert isinstance(player, SnapshotPlayer) and told is not None and told.findings == watched.findings
+    player, snapshot = open_player(tmp_path / "s", 0.0, 1.0, pytest.fail)
+    assert isinstance(player, SnapshotPlayer) and snapshot is not None and snapshot.findings == watched.findings
     writer = RecordingWriter(tmp_path / "r")
     writer.append(redaction.sample(node_sample(0)))
     writer.close()
-    player, told = open_player(tmp_path / "r", 0.0, 1.0, pytest.fail)
-    assert type(player) is Player and told is None
+    player, snapshot = open_player(tmp_path / "r", 0.0, 1.0, pytest.fail)
+    assert type(player) is Player and snapshot is None
     player.recording.close()
 
 
@@ -123,8 +123,8 @@ def test_replay_of_what_is_no_snapshot(tmp_path: Path, capsys: pytest.CaptureFix
                                        message: str) -> None:
     (tmp_path / "x.json").write_text(text)
     assert main(["replay", str(tmp_path / "x.json")]) == 1
-    told = capsys.readouterr()
-    assert told.out == "" and message in told.err and "x.json" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == "" and message in printed.err and "x.json" in printed.err
 
 
 @pytest.mark.parametrize("name", ["", HOSTILE])

@@ -110,12 +110,12 @@ def test_a_source_that_does_not_open_is_the_session_s_failure() -> None:
 
 def test_the_backfill_enters_the_history_and_no_rule_runs_on_it() -> None:
     session = StillSession(ticks=0)
-    told: list[str] = []
-    session.listen(told.append)
+    changes: list[str] = []
+    session.listen(changes.append)
     session.clock = lambda: session.started_s + 1000
     session.feed(10)
     assert session.history is not None and session.history.newest_s is not None
-    assert told == []
+    assert changes == []
 
 
 def test_history_begins_with_what_the_source_knows_of_the_time_before() -> None:
@@ -123,17 +123,17 @@ def test_history_begins_with_what_the_source_knows_of_the_time_before() -> None:
     first, second, *backfill = (node_sample(tick) for tick in (10, 11, 7, 8, 9, 12))
     session.clock = lambda: first.time_s
     session.sample_feed._backfill_expected = True
-    told: list[str] = []
-    session.listen(told.append)
+    changes: list[str] = []
+    session.listen(changes.append)
     session.sample_feed.on_sample(first)
     session.sample_feed.on_sample(second)  # the source is slow to tell
-    assert session.sample is second and session.history is None and told == ["sample"] * 2
+    assert session.sample is second and session.history is None and changes == ["sample"] * 2
     session.sample_feed.on_backfill(backfill)
     assert session.sample is second and session.history is not None
     assert session.history.newest_s == second.time_s  # a sample later than the first is no backfill
     lane = session.history.lane(0, "sm_active", end_s=second.time_s + 1, slice_s=1.0, slices=6)
     assert [int(n) for n in lane.count] == [0, 1, 1, 1, 1, 1]
-    assert told == ["sample"] * 3
+    assert changes == ["sample"] * 3
 
 
 def test_asked_for_servers_come_first_and_broken_ones_say_why() -> None:

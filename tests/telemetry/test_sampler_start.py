@@ -38,9 +38,9 @@ def test_a_failure_before_a_connection_is_kept_and_reported_later() -> None:
     sampler = Sampler(node, MIN_INTERVAL_S)
     sampler.start()
     assert sampler.first_gpus_ready.wait(WAIT_S) and sampler.failure is node.fault and sampler.first_gpus is None
-    told: queue.SimpleQueue[object] = queue.SimpleQueue()
-    sampler.connect(told.put, told.put)
-    assert told.get(timeout=WAIT_S) is node.fault
+    delivered: queue.SimpleQueue[object] = queue.SimpleQueue()
+    sampler.connect(delivered.put, delivered.put)
+    assert delivered.get(timeout=WAIT_S) is node.fault
 
 
 def test_one_that_nobody_connects_can_be_stopped() -> None:
@@ -101,7 +101,8 @@ def begin_backfill() -> Iterator[Callable[[Node], list[object]]]:
 
     def begin(node: Node) -> list[object]:
         out: queue.SimpleQueue[object] = queue.SimpleQueue()
-        started.append(Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_backfill=lambda samples: out.put(tuple(samples))))
+        sampler = Sampler(node, MIN_INTERVAL_S, out.put, out.put, on_backfill=lambda samples: out.put(tuple(samples)))
+        started.append(sampler)
         started[-1].start()
         return [out.get(timeout=WAIT_S) for _ in range(3)]
 

@@ -182,12 +182,12 @@ def consistent(trace: Trace) -> None:
         assert [f.idle_gap.cost_ns for f in rank_idle_gaps(facts, few)] == costs[:few]
     timeline = timeline_of(trace)
     assert len(timeline.idle_gaps) == min(len(every), 200)
-    for told, idle_gap in zip(timeline.idle_gaps, every, strict=False):
-        assert told.cost_ns == idle_gap.cost_ns and (told.ends is None) == (told.ended_by == "")
-        if told.ends is not None:
-            ender = timeline.range(*told.ends)
-            assert told.start_ns <= ender.start_ns <= told.end_ns
-            assert ender.name in told.ended_by
+    for built, idle_gap in zip(timeline.idle_gaps, every, strict=False):
+        assert built.cost_ns == idle_gap.cost_ns and (built.ends is None) == (built.ended_by == "")
+        if built.ends is not None:
+            ender = timeline.range(*built.ends)
+            assert built.start_ns <= ender.start_ns <= built.end_ns
+            assert ender.name in built.ended_by
 
 
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.name.split(".")[0])

@@ -64,8 +64,8 @@ def test_the_next_gap(events, time, minimum, back):
     timeline, plain = open_(events)
     for row in timeline.rows:
         gaps = [gap for gap in plain.gaps(row.key) if gap[1] - gap[0] >= minimum]
-        told = [gap for gap in gaps if (gap[0] < time if back else gap[0] > time)]
-        expected = (told[-1] if back else told[0]) if told else None
+        matching = [gap for gap in gaps if (gap[0] < time if back else gap[0] > time)]
+        expected = (matching[-1] if back else matching[0]) if matching else None
         assert timeline.next_gap(row.key, time, minimum, back) == expected
 
 
@@ -109,8 +109,8 @@ def test_the_next_range(events, time, back):
     timeline, plain = open_(events)
     for row in timeline.rows:
         found = timeline.next_range(row.key, time, back)
-        told = sorted(r.start_ns for r in plain.rows[row.key] if (r.start_ns < time if back else r.start_ns > time))
-        assert (found.start_ns if found else None) == ((told[-1] if back else told[0]) if told else None)
+        matching = sorted(r.start_ns for r in plain.rows[row.key] if (r.start_ns < time if back else r.start_ns > time))
+        assert (found.start_ns if found else None) == ((matching[-1] if back else matching[0]) if matching else None)
 
 
 @_many

@@ -85,8 +85,8 @@ def test_a_missing_occupancy_is_computed_for_nvidia():
     text = "regs:168 static_shared:1024 dynamic_shared:229376 grid:264,1,1 block:384,1,1 occ_pct:0"
     plain, h100 = launch_shape(text), launch_shape(text, (9, 0))
     assert plain is not None and plain.occupancy is None and h100 is not None and h100.occupancy == 12 / 64
-    told = launch_shape(text.replace("occ_pct:0", "occ_pct:25"), (9, 0))
-    assert told is not None and told.occupancy == 0.25
+    launch = launch_shape(text.replace("occ_pct:0", "occ_pct:25"), (9, 0))
+    assert launch is not None and launch.occupancy == 0.25
 
 
 @pytest.mark.parametrize("text", [

@@ -59,5 +59,5 @@ def test_no_estimate_without_the_gpus_figures():
     assert with_estimate(shape, 8, 0, 4).occupancy == pytest.approx(2 * 256 / 2048)
     for figures in ((None, 0, 4), (8, 0, None), (8, 0, 0), (8, "0", 4), (3, 5, 4)):
         assert with_estimate(shape, *figures) is shape
-    told = shape._replace(occupancy=0.5)
-    assert with_estimate(told, 8, 0, 4) is told
+    recorded = shape._replace(occupancy=0.5)
+    assert with_estimate(recorded, 8, 0, 4) is told

@@ -48,4 +48,4 @@ def text_of(widget: LinesWidget) -> str:
 def box_text(app: App[Any]) -> str:
     """What the open box says, in the lines it has; its code is not in it."""
     assert isinstance(app.screen, Popup)
-    return "\n".join(str(told.text) for told in app.screen.query(WrappedText))
+    return "\n".join(str(widget.text) for widget in app.screen.query(WrappedText))

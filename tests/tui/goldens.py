@@ -136,13 +136,13 @@ def _text_differs(before: str, now: str) -> Iterator[str]:
 
 
 def _colors_differ(before: str, now: str, text: Sequence[str]) -> Iterator[str]:
-    was, told = styles_in(before), 0
+    was, shown = styles_in(before), 0
     for y, (old, new) in enumerate(itertools.zip_longest(was, styles_in(now), fillvalue=[])):
         x = 0
         for (a, b), run in itertools.groupby(itertools.zip_longest(old, new, fillvalue="nothing")):
             length = len(list(run))
-            if a != b and told < _SHOWN:
-                told += 1
+            if a != b and shown < _SHOWN:
+                shown += 1
                 what = text[y][x:x + length] if y < len(text) else ""
                 yield f"  line {y + 1}, cells {x + 1}-{x + length} “{what}”: was {a}, is {b}"
             x += length

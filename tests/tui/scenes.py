@@ -201,8 +201,8 @@ class Samples:
 class Replayed(Session):
     """A player's recording that stands at one of its samples; its thread never starts."""
 
-    def __init__(self, player: Player, at: int, told: Snapshot | None = None) -> None:
-        super().__init__(player, replayed_snapshot=told)
+    def __init__(self, player: Player, at: int, snapshot: Snapshot | None = None) -> None:
+        super().__init__(player, replayed_snapshot=snapshot)
         assert self.player is not None
         for index in range(at + 1):
             self.player._index = index

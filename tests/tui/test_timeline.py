@@ -16,13 +16,13 @@ from tests.trace.build import Builder
 from tests.tui.timelines import (
     LAUNCH_BOUND,
     described_keys,
+    details,
     job,
     line_of,
     picture,
     shown,
     text_of,
     timeline_of,
-    told,
     trace_file,
 )
 
@@ -48,7 +48,7 @@ async def test_the_whole_capture_is_shown_first() -> None:
         assert line_of(canvas, "GPU 0").rstrip().endswith("%")
         header = text_of(screen.query_one("#timeline-header", LinesWidget))
         assert "node.xplane.pb" in header and "3 steps" in header and "SIMULATED" not in header
-        assert "4.0 ms shown" in told(screen) and "costly idle gaps" in told(screen)
+        assert "4.0 ms shown" in details(screen) and "costly idle gaps" in details(screen)
 
 
 @pytest.mark.parametrize("size", [(40, 12), (80, 24), (200, 60)])

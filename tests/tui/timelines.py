@@ -92,7 +92,7 @@ def text_of(widget: LinesWidget) -> str:
     return "\n".join("".join(text for text, _ in line) for line in widget._lines)
 
 
-def told(screen: TimelineScreen) -> str:
+def details(screen: TimelineScreen) -> str:
     return text_of(screen.query_one("#detail", LinesWidget))
 
 

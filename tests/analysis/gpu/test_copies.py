@@ -46,10 +46,10 @@ def test_against_plain_counting(events, with_steps):
     assert {(r.gpu, r.direction, r.source, r.target) for r in found.rows} == set(expected)
     for row in found.rows:
         own = expected[row.gpu, row.direction, row.source, row.target]
-        told = [e for e in own if e[6] >= 0]
+        sized = [e for e in own if e[6] >= 0]
         assert row.count == len(own) and row.time_s == pytest.approx(sum(e[2] for e in own) * 1e-6)
-        assert row.bytes == (sum(e[6] for e in told) if told else None)
-        assert row.bytes_per_s == (pytest.approx(row.bytes / (sum(e[2] for e in told) * 1e-6)) if told else None)
+        assert row.bytes == (sum(e[6] for e in sized) if sized else None)
+        assert row.bytes_per_s == (pytest.approx(row.bytes / (sum(e[2] for e in sized) * 1e-6)) if sized else None)
         if steps is None:
             assert row.count_per_step is None and row.bytes_per_step is None and row.time_s_per_step is None
             continue

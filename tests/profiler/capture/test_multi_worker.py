@@ -78,8 +78,8 @@ def test_all_workers_start_at_one_moment_by_their_own_clocks(logdir):
     """One clock is an hour ahead, one a day behind: a common Unix time would hold the first one's profiler for long."""
     with serving(*(FakeProfiler(clock_ahead_s=s) for s in (0.0, 3600.0, -86400.0))) as servers:
         done = capture_workers(addresses(servers), seconds=0.2, logdir=logdir)
-        told = [s.windows[1][1] - s.clock_ahead_s for s in servers]
-    assert max(told) - min(told) < 1.0 and all(s.windows[1][1] > 0 for s in servers)
+        reported = [s.windows[1][1] - s.clock_ahead_s for s in servers]
+    assert max(reported) - min(reported) < 1.0 and all(s.windows[1][1] > 0 for s in servers)
     clocks = read_clocks(done.run_dir)
     offsets = [clocks[f"{o.name}.xplane.pb"].offset_ns / 1e9 for o in done.outcomes]
     errors = [clocks[f"{o.name}.xplane.pb"].error_ns / 1e9 for o in done.outcomes]
@@ -268,11 +268,11 @@ def test_that_fewer_steps_would_do_is_no_reason_to_bear_less(logdir, monkeypatch
 
 def test_a_warning_comes_before_the_recording(logdir, monkeypatch):
     monkeypatch.setattr("gputop.profiler.discovery.crash_risk", lambda pids: "beware")
-    told: list[CaptureStatus] = []
+    reported: list[CaptureStatus] = []
     with serving(FakeProfiler(), FakeProfiler()) as servers:
         capture_and_analyze([Server(s.address) for s in servers], 0.05, logdir, threading.Event(), threading.Event(),
-                            told.append, force=True)
-    assert {status.message for status in told} == {"beware"} and told[0].phase == "connecting"
+                            reported.append, force=True)
+    assert {status.message for status in reported} == {"beware"} and reported[0].phase == "connecting"
 
 
 def test_a_record_over_all_workers(logdir):

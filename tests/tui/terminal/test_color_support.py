@@ -158,8 +158,8 @@ def test_every_form_keeps_width_and_every_glyph_gets_one(scheme: str, colors: st
 
 
 def test_the_colors_of_levels_can_be_mapped_back() -> None:
-    wrong = [(level, told) for level in itertools.product(range(STEPS), range(1, SHADES), (False, True))
-             if (told := _levels()[level_rgb(*level)])[1] != level[1]]
+    wrong = [(level, mapped) for level in itertools.product(range(STEPS), range(1, SHADES), (False, True))
+             if (mapped := _levels()[level_rgb(*level)])[1] != level[1]]
     assert not wrong, "where two fall together, they are of one share"
 
 

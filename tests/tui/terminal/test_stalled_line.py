@@ -28,7 +28,7 @@ from gputop.tui.terminal.textual_private import driver_of
 pipe = int(sys.argv[1])
 session = Session(SimulatedSource("healthy"), Options(interval_s=0.05))
 app = GputopApp(session)
-told = {"samples": 0, "longest_gap_s": 0.0}
+report = {"samples": 0, "longest_gap_s": 0.0}
 last = None
 
 def listener(change):
@@ -36,12 +36,12 @@ def listener(change):
     if change != "sample" or session.sample is last:
         return
     if last is not None:
-        told["longest_gap_s"] = max(told["longest_gap_s"], session.sample.time_s - last.time_s)
+        report["longest_gap_s"] = max(report["longest_gap_s"], session.sample.time_s - last.time_s)
     last = session.sample
-    told["samples"] += 1
+    report["samples"] += 1
     line = getattr(driver_of(app), "_writer", None)
     tables = app.screen_stack[0].query(GpuTable) if app.is_running and app.screen_stack else ()
-    os.write(pipe, (json.dumps({**told, "busy": bool(line and line.busy),
+    os.write(pipe, (json.dumps({**report, "busy": bool(line and line.busy),
                                 "metric": tables.first().metric if tables else ""}) + "\\n").encode())
 
 session.listen(listener)
@@ -51,7 +51,7 @@ os._exit(0)
 """
 
 
-class Told:
+class Reports:
     """What the program reports, sample by sample."""
 
     def __init__(self, fd: int) -> None:
@@ -70,46 +70,46 @@ class Told:
 
 
 @contextmanager
-def told_by_gputop(size: tuple[int, int] = (200, 60), **more: Any) -> Iterator[tuple[Terminal, Told]]:
+def reported_by_gputop(size: tuple[int, int] = (200, 60), **more: Any) -> Iterator[tuple[Terminal, Reports]]:
     ours, theirs = os.pipe()
     command = [sys.executable, "-c", PROGRAM, str(theirs)]
     with terminal(size, command=command, pass_fds=[theirs], **more) as there:
         os.close(theirs)
         there.until("What to do")
         there.until("snapshot")  # the footer: keys are read by now
-        yield there, Told(ours)
+        yield there, Reports(ours)
     os.close(ours)
 
 
-def stall(there: Terminal, told: Told) -> None:
+def stall(there: Terminal, report: Reports) -> None:
     """Let it draw without reading, until the kernel takes no more; the keys are obeyed meanwhile."""
     full = 0
     while full < 20:  # samples in a row with the line full
-        before = told.next()
+        before = report.next()
         if not before["busy"]:
             there.press("m")
-            while told.next()["metric"] == before["metric"]:
+            while report.next()["metric"] == before["metric"]:
                 pass
-        full = full + 1 if told.now["busy"] else 0
+        full = full + 1 if report.now["busy"] else 0
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["mute terminal", "terminal that answers"])
 def test_nobody_reads_for_a_while_and_then_all_is_there(answers: bool) -> None:
-    with told_by_gputop(answers=answers) as (there, told):
+    with reported_by_gputop(answers=answers) as (there, report):
         there.until("SM active")
         if answers:
             while not there._answered:
                 there.read(1.0)
-        stall_before = told.next()["samples"]
+        stall_before = report.next()["samples"]
         there.press("m")
         if not answers:  # where answers are awaited, nothing more is sent: the kernel never fills
-            stall(there, told)
+            stall(there, report)
         held = len(there.raw)
         for _ in range(60):
-            there_now = told.next()
+            there_now = report.next()
             assert answers or there_now["busy"]
-        assert len(there.raw) == held and told.now["samples"] - stall_before >= 60
-        assert told.now["longest_gap_s"] < 5.0, "sampling has gone on"
+        assert len(there.raw) == held and report.now["samples"] - stall_before >= 60
+        assert report.now["longest_gap_s"] < 5.0, "sampling has gone on"
         there.press("?")
         there.until("esc: close")
         there.press("\x1b")
@@ -123,8 +123,8 @@ def test_nobody_reads_for_a_while_and_then_all_is_there(answers: bool) -> None:
 
 
 def test_q_ends_it_while_nobody_reads_and_the_terminal_is_given_back() -> None:
-    with told_by_gputop() as (there, told):
-        stall(there, told)
+    with reported_by_gputop() as (there, report):
+        stall(there, report)
         there.press("q")
         assert there.ended() == 0
         assert there.given_back()
@@ -132,8 +132,8 @@ def test_q_ends_it_while_nobody_reads_and_the_terminal_is_given_back() -> None:
 
 
 def test_a_closed_terminal_ends_it() -> None:
-    with told_by_gputop() as (there, told):
-        stall(there, told)
+    with reported_by_gputop() as (there, report):
+        stall(there, report)
         there.program.send_signal(1)  # SIGHUP, as the kernel sends when a terminal goes away
         assert there.ended() == 0
 

@@ -13,7 +13,7 @@ from gputop.tui.timeline.canvas import TimelineCanvas
 from gputop.tui.timeline.idle_gap_list import IdleGapList
 from gputop.tui.timeline.screen import TimelineScreen
 from tests.tui.found import box_text
-from tests.tui.timelines import LAUNCH_BOUND, STEP_NS, line_of, notes, picture, press_to, shown, text_of, told
+from tests.tui.timelines import LAUNCH_BOUND, STEP_NS, details, line_of, notes, picture, press_to, shown, text_of
 
 
 async def test_pan_zoom_and_the_way_back() -> None:
@@ -56,11 +56,13 @@ async def test_ranges_gaps_and_details_by_key() -> None:
         await press_to(pilot, canvas, "GPU 0")
         await pilot.press("full_stop")
         assert canvas.selected is not None and canvas.selected.name == "MemcpyH2D"
-        assert "MemcpyH2D" in told(screen) and "30.0 µs" in told(screen) and "copy host → device" in told(screen)
-        assert "step 1 +20.0 µs" in told(screen)
+        assert "MemcpyH2D" in details(screen) and "30.0 µs" in details(screen)
+        assert "copy host → device" in details(screen)
+        assert "step 1 +20.0 µs" in details(screen)
         await pilot.press("full_stop")
         assert canvas.selected is not None and canvas.selected.name == "sgemm_0"
-        assert "op model/dense_0/MatMul" in told(screen) and "launched 10.0 µs before by launch 0" in told(screen)
+        assert "op model/dense_0/MatMul" in details(screen)
+        assert "launched 10.0 µs before by launch 0" in details(screen)
         await pilot.press("comma")
         assert canvas.selected is not None and canvas.selected.name == "MemcpyH2D"
         await pilot.press("comma")
@@ -68,8 +70,8 @@ async def test_ranges_gaps_and_details_by_key() -> None:
 
         await pilot.press("n")
         assert canvas.gap == (60_000, 310_000) and canvas.selected is None
-        assert "idle on GPU 0" in told(screen) and "250 µs" in told(screen)
-        assert "the next launch is late" in told(screen) and canvas.linked is not None
+        assert "idle on GPU 0" in details(screen) and "250 µs" in details(screen)
+        assert "the next launch is late" in details(screen) and canvas.linked is not None
         assert canvas.linked.name == "sgemm_0", "what ended it; o goes there"
         await pilot.press("n")
         assert canvas.gap == (710_000, 1_030_000), "the gaps of 5 µs are less than a cell at this zoom"
@@ -98,7 +100,7 @@ async def test_from_a_kernel_to_its_launch_and_back() -> None:
         await pilot.press("o")
         assert canvas.place is not None and canvas.place.label == "launch 1"
         assert canvas.selected is not None and canvas.selected.name == "cuLaunchKernel"
-        assert "starts sgemm_0 on GPU 1" in told(screen)
+        assert "starts sgemm_0 on GPU 1" in details(screen)
         await pilot.press("o")
         assert canvas.selected == kernel and canvas.place.rows[0].gpu == 1
         await press_to(pilot, canvas, "python")
@@ -179,7 +181,7 @@ async def test_the_idle_places() -> None:
         text = text_of(idle_gaps)
         assert "640 µs" in text and "GPU 0-1" in text and "The GPUs wait for launches" in text
         assert "ended by  MemcpyH2D, launched by launch 0" in text and "the host meanwhile" in text
-        assert "idle on GPUs 0-1" in told(screen)
+        assert "idle on GPUs 0-1" in details(screen)
         await pilot.press("down")
         assert idle_gaps.at == 1 and canvas.gap == (timeline.idle_gaps[1].start_ns, timeline.idle_gaps[1].end_ns)
         await pilot.press("pagedown", "pagedown", "pagedown")

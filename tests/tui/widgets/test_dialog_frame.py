@@ -67,9 +67,9 @@ def assert_whole(pilot: Pilot[Any]) -> None:
     lines = screen_text(cells(pilot.app)).splitlines()
     region = frame.region
     assert lines[region.y][region.x] == "╭" and lines[region.bottom - 1].startswith("╰", region.x)
-    for told in pilot.app.screen.query(WrappedText):
-        assert told.size.height == str(told.text).count("\n") + 1
-        assert all(cell_len(line) <= told.size.width for line in str(told.text).splitlines())
+    for widget in pilot.app.screen.query(WrappedText):
+        assert widget.size.height == str(widget.text).count("\n") + 1
+        assert all(cell_len(line) <= widget.size.width for line in str(widget.text).splitlines())
 
 
 @pytest.mark.parametrize("keys", BOXES, ids="-".join)
@@ -84,7 +84,7 @@ async def test_a_box_that_is_open_follows_the_terminal(keys: tuple[str, ...]) ->
             await pilot.resize_terminal(*size)
             await pilot.pause()
             assert_whole(pilot)
-            return frame_of(pilot).region, [str(told.text) for told in app.screen.query(WrappedText)]
+            return frame_of(pilot).region, [str(widget.text) for widget in app.screen.query(WrappedText)]
 
         first = await resized(OPENED)
         for size in SIZES:
