@@ -192,7 +192,7 @@ def _until_told() -> Iterator[int]:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, tell)
     step = 0
-    while not told.is_set():
+    while not stopped.is_set():
         yield step
         step += 1
 

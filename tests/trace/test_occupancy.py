@@ -60,4 +60,4 @@ def test_no_estimate_without_the_gpus_figures():
     for figures in ((None, 0, 4), (8, 0, None), (8, 0, 0), (8, "0", 4), (3, 5, 4)):
         assert with_estimate(shape, *figures) is shape
     recorded = shape._replace(occupancy=0.5)
-    assert with_estimate(recorded, 8, 0, 4) is told
+    assert with_estimate(recorded, 8, 0, 4) is recorded

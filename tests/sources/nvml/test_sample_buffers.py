@@ -104,21 +104,21 @@ def test_lost_gpus_and_mig_instances_are_left_alone(fake: FakeNvml, clock: Clock
 
 # -- the raster --------------------------------------------------------------------------------------
 
-def backfill_samples(samples: Samples, interval_s: float = 1.0) -> list[NodeSample]:
+def samples_from(samples: Samples, interval_s: float = 1.0) -> list[NodeSample]:
     gpu = GpuInfo(0, "GPU-0", "H100")
     return backfill_samples({gpu.uuid: {"gpu_util": samples}}, [gpu], 100.0, interval_s, "node", "NVML", 1)
 
 
 def test_a_value_is_the_mean_of_the_interval_before_it() -> None:
-    backfill = backfill_samples([(97.5, 0.0), (98.0, 1.0), (98.5, 0.2), (99.0, 0.4), (99.5, 0.9), (100.0, 0.9)])
+    backfill = samples_from([(97.5, 0.0), (98.0, 1.0), (98.5, 0.2), (99.0, 0.4), (99.5, 0.9), (100.0, 0.9)])
     assert [(sample.time_s, sample.gpus[0]["gpu_util"].value) for sample in backfill] == [
         (98.0, 0.5), (99.0, pytest.approx(0.3)),
     ]
 
 
 def test_an_interval_that_is_not_covered_from_its_beginning_is_left_out() -> None:
-    assert backfill_samples([(98.6, 0.5), (98.8, 0.5), (99.0, 0.5)]) == []
+    assert samples_from([(98.6, 0.5), (98.8, 0.5), (99.0, 0.5)]) == []
 
 
 def test_a_single_sample_is_no_mean() -> None:
-    assert backfill_samples([(98.6, 0.5)]) == []
+    assert samples_from([(98.6, 0.5)]) == []
