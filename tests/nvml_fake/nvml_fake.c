@@ -12,7 +12,7 @@
  *   init 18                         what nvmlInit returns
  *   name H100 \x1b[31m              device name; \xNN is a byte
  *   gpm 0                           no GPM (default 1)
- *   set KEY NUMBER [GPU]            fix a value: see the table `values`
+ *   set KEY NUMBER [GPU]            fix a value: see FIXABLE_VALUES in nvml_fake.h
  *   refuse FUNCTION CODE [GPU]      that function returns CODE; field values are "field:197",
  *                                   GPM metrics "gpm:2", "*" is every function
  *   fault FUNCTION GPU FIRST EVERY code CODE           the same from the call FIRST (1, 2, ...) on,
@@ -33,15 +33,8 @@
  */
 #include "nvml_fake.h"
 
-static const struct { const char *key; double value; } values[VALUES] = {
-    {"util", NAN}, {"memory_used_mib", NAN}, {"memory_total_mib", 81920}, {"power_w", NAN}, {"power_average_w", NAN},
-    {"limit_w", 700}, {"temperature", NAN}, {"memory_temperature", NAN}, {"slowdown_temperature", 87},
-    {"sm_clock", 1755}, {"sm_clock_max", 1980}, {"memory_clock", 2619}, {"pcie_gen", 5}, {"pcie_width", 16},
-    {"pcie_tx_mib", NAN}, {"pcie_rx_mib", NAN}, {"counter_bits", 64}, {"counter_start", 0}, {"reasons", 0},
-    {"sm_active", NAN}, {"nvlink_tx_mib", NAN}, {"nvlink_rx_mib", NAN}, {"mig", 0}, {"encoder", 0}, {"decoder", 0},
-    {"ecc_corrected", 0}, {"ecc_uncorrected", 0}, {"ecc_uncorrected_lifetime", 0}, {"rows_remapped_corrected", 0},
-    {"rows_remapped_uncorrected", 0}, {"row_remap_pending", 0}, {"row_remap_failed", 0}, {"jpeg", 0},
-};
+#define VALUE_ROW(name, key, first) {key, first},
+static const struct { const char *key; double value; } values[VALUES] = {FIXABLE_VALUES(VALUE_ROW)};
 
 enum { RULE_OFF, RULE_CODE, RULE_GARBAGE, RULE_HANG };
 enum { PATTERN_RANDOM = 256 }; /* else the byte that everything is filled with */

@@ -23,14 +23,24 @@ enum { MAX_GPUS = 32, MAX_RULES = 256, MAX_PROCESSES = 64, MAX_COUNTED = 256 };
 enum { MIG_FIRST = 16 }; /* with MIG instances there are at most so many whole GPUs */
 enum { SPOILT = -1 }; /* what the gate says of a call that succeeds with garbage for an answer */
 
-/* What can be fixed with "set"; NAN means: goes up and down with time. The table is in nvml_fake.c. */
-enum {
-    UTIL, MEMORY_USED_MIB, MEMORY_TOTAL_MIB, POWER_W, POWER_AVERAGE_W, LIMIT_W, TEMPERATURE, MEMORY_TEMPERATURE,
-    SLOWDOWN_TEMPERATURE, SM_CLOCK, SM_CLOCK_MAX, MEMORY_CLOCK, PCIE_GEN, PCIE_WIDTH, PCIE_TX_MIB, PCIE_RX_MIB,
-    COUNTER_BITS, COUNTER_START, REASONS, SM_ACTIVE, NVLINK_TX_MIB, NVLINK_RX_MIB, MIG, ENCODER, DECODER,
-    ECC_CORRECTED, ECC_UNCORRECTED, ECC_UNCORRECTED_LIFETIME, ROWS_REMAPPED_CORRECTED, ROWS_REMAPPED_UNCORRECTED,
-    ROW_REMAP_PENDING, ROW_REMAP_FAILED, JPEG, VALUES
-};
+/* What can be fixed with "set": name here, key there, value at first; NAN means: goes up and down with time. */
+#define FIXABLE_VALUES(X) \
+    X(UTIL, "util", NAN) X(MEMORY_USED_MIB, "memory_used_mib", NAN) \
+    X(MEMORY_TOTAL_MIB, "memory_total_mib", 81920) X(POWER_W, "power_w", NAN) \
+    X(POWER_AVERAGE_W, "power_average_w", NAN) X(LIMIT_W, "limit_w", 700) X(TEMPERATURE, "temperature", NAN) \
+    X(MEMORY_TEMPERATURE, "memory_temperature", NAN) X(SLOWDOWN_TEMPERATURE, "slowdown_temperature", 87) \
+    X(SM_CLOCK, "sm_clock", 1755) X(SM_CLOCK_MAX, "sm_clock_max", 1980) X(MEMORY_CLOCK, "memory_clock", 2619) \
+    X(PCIE_GEN, "pcie_gen", 5) X(PCIE_WIDTH, "pcie_width", 16) X(PCIE_TX_MIB, "pcie_tx_mib", NAN) \
+    X(PCIE_RX_MIB, "pcie_rx_mib", NAN) X(COUNTER_BITS, "counter_bits", 64) X(COUNTER_START, "counter_start", 0) \
+    X(REASONS, "reasons", 0) X(SM_ACTIVE, "sm_active", NAN) X(NVLINK_TX_MIB, "nvlink_tx_mib", NAN) \
+    X(NVLINK_RX_MIB, "nvlink_rx_mib", NAN) X(MIG, "mig", 0) X(ENCODER, "encoder", 0) X(DECODER, "decoder", 0) \
+    X(ECC_CORRECTED, "ecc_corrected", 0) X(ECC_UNCORRECTED, "ecc_uncorrected", 0) \
+    X(ECC_UNCORRECTED_LIFETIME, "ecc_uncorrected_lifetime", 0) \
+    X(ROWS_REMAPPED_CORRECTED, "rows_remapped_corrected", 0) \
+    X(ROWS_REMAPPED_UNCORRECTED, "rows_remapped_uncorrected", 0) X(ROW_REMAP_PENDING, "row_remap_pending", 0) \
+    X(ROW_REMAP_FAILED, "row_remap_failed", 0) X(JPEG, "jpeg", 0)
+#define VALUE_NAME(name, key, first) name,
+enum { FIXABLE_VALUES(VALUE_NAME) VALUES };
 
 typedef struct {
     int index, hang, waiting;
