@@ -26,6 +26,7 @@ from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, r
 from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
+    from gputop.profiler.capture.records import Server
     from gputop.session.session import Session
     from gputop.telemetry.history import History
     from gputop.telemetry.step_period import StepPeriodEstimate
@@ -73,7 +74,7 @@ def document(session: Session) -> dict[str, Any]:
         "history": _history(session.history, sample),
         "spectrogram": _spectrogram(session.history, sample, session.interval_s),
         "rhythm": _step_period(session.step_period, session.history),
-        "servers": [{**asdict(s), "description": redaction.command(s.description)} for s in session.servers],
+        "servers": [_server(s) for s in session.servers],
         "capture": None if record is None else {
             **record.to_json(), "remarks": list(record.remarks), "analysis": to_document(record.analysis),
             "report": record.report, "limit": record.limit,
@@ -105,6 +106,11 @@ def _cgroup(group: CgroupSample | None) -> dict[str, Any] | None:
 def _process_on_gpu(p: GpuProcess) -> dict[str, Any]:
     return {"pid": p.pid, "kind": p.kind, "mig": p.mig,
             "memory_bytes": _reading(p.memory_bytes), "sm_ratio": _reading(p.sm_ratio)}
+
+
+def _server(s: Server) -> dict[str, Any]:
+    return {"address": s.address, "description": redaction.command(s.description), "pid": s.pid, "problem": s.problem,
+            "asked": s.asked}
 
 
 def _process(p: ProcessSample) -> dict[str, Any]:

@@ -1,13 +1,17 @@
-"""Finding the profiler servers of this machine's training processes by themselves.
+"""Finds the profiler servers of this machine's training processes.
 
-The way: sockets that listen on all interfaces → the processes that hold them → those that
-have TensorFlow, JAX or CUDA mapped → the ports that greet as gRPC servers do → the one call
-of :mod:`gputop.profiler.probe`. Each step is taken once per socket and remembered, so
-a look every few seconds costs the reading of a few files, and no port is asked again and again.
+The steps: sockets that listen on all interfaces → the processes that hold them → those that have TensorFlow, JAX or
+CUDA mapped → the ports that greet as gRPC servers do → the one call of :mod:`gputop.profiler.probe`. Each step is
+taken once per socket and its result kept, so a search every few seconds reads a few files only, and no port is asked
+again and again.
+
+A process of another user can map any file. So a mapped library counts only if it is mapped as code, and for another
+user's process only if the file at that path is an ELF library. That is a hint, no proof: see ``owner_if_other``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -19,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from gputop.core.errors import GputopError
+from gputop.core.files import Folder, open_regular
 from gputop.profiler import sockets
 from gputop.profiler.probe import check_http2, probe
 from gputop.profiler.sockets import Listener
@@ -29,6 +34,9 @@ _TIMEOUT_S = 1.0
 _OWN_HOSTS = ["127.0.0.1", "[::1]"]  # a socket on all of IPv6 takes IPv4, too, unless it was told not to
 _ATTEMPTS = 3  # a server in a process that is starting or stopped may be slow to greet
 _MAPPED = re.compile(r"(/\S*/)(tensorflow|jaxlib|libtpu|torch_xla)/\S+\.so|/libcuda\.so|/libtensorflow\S*\.so")
+_EXECUTABLE = re.compile(r"^\S+ ..x. \S+ \S+ \d+ +(/.*)$", re.MULTILINE)  # proc_pid_maps(5): the path of mapped code
+_MAX_MAPS_BYTES = 32 << 20  # 65530 mappings (vm.max_map_count) of 150 bytes are 10 MB
+_ELF, _ELF_SHARED = b"\x7fELF", 3  # elf(5): e_ident, and ET_DYN as e_type
 # Of torchrun and its like, Open MPI, PMIx, MPICH and Slurm; the last is that of the node.
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JAX_PROCESS_ID", "LOCAL_RANK")
 _DISTRIBUTION = {
@@ -40,7 +48,7 @@ _DISTRIBUTION = {
 @dataclass(frozen=True, slots=True)
 class ProfilerServer:
     """A server that answered. ``framework`` and ``version`` are those of the libraries the process has mapped,
-    ``rank`` what its environment says of its place in the job, each as far as it may be read."""
+    ``rank`` is its place in the job by its environment, ``uid`` its effective user, each as far as it may be read."""
 
     address: str
     pid: int
@@ -49,6 +57,17 @@ class ProfilerServer:
     framework: Framework | None = None
     version: str | None = None
     rank: str | None = None
+    uid: int | None = None
+
+    @property
+    def owner_if_other(self) -> str:
+        """The user it belongs to where that is not the one gputop runs as; empty where it is.
+
+        Such a server is captured from only where its address was named, or a question answered.
+        """
+        if self.uid is None or self.uid == os.geteuid():
+            return ""
+        return self.user or str(self.uid)
 
     def about(self) -> str:
         """For people: "TensorFlow 2.21.0, worker 1, ana: python train.py"; the user where it is another."""
@@ -179,7 +198,7 @@ class Finder:
                 problem = error.message
                 continue
             state.server = ProfilerServer(address, pid, self._user(pid), self._command(pid), framework, version,
-                                            rank_of(self._environ(pid)))
+                                          rank_of(self._environ(pid)), _effective_uid(self._proc, pid))
             state.note = None
             return
         if hosts is not _OWN_HOSTS and state.relevant:
@@ -190,26 +209,23 @@ class Finder:
 
     def _libraries(self, pid: int) -> tuple[bool, Framework | None, str | None]:
         """Whether the process may be a training job, and by its mapped libraries, of what."""
-        try:
-            maps = (self._proc / str(pid) / "maps").read_text(errors="replace")
-        except OSError:
-            return False, None, None
+        paths = _mapped_libraries(self._proc, pid)
         packages: dict[str, str] = {}
-        relevant = False
-        for match in _MAPPED.finditer(maps):
-            relevant = True
-            if match[2]:
+        for path in paths or ():
+            match = _MAPPED.search(path)
+            if match is not None and match[2]:
                 packages.setdefault(match[2], match[1])
         # A JAX job often maps TensorFlow too, for tf.data; the other way round is rare.
         framework: Framework
         for package, framework in (("jaxlib", "JAX"), ("tensorflow", "TensorFlow")):
             if package in packages:
                 return True, framework, self._version(pid, framework, packages[package])
-        return relevant, None, None
+        return bool(paths), None, None
 
     def _version(self, pid: int, framework: Framework, site_packages: str) -> str | None:
         try:
-            names = [entry.name for entry in Path(f"{self._proc}/{pid}/root{site_packages}").iterdir()]
+            with _folder_of(self._proc, pid, Path(site_packages)) as folder:
+                names = folder.names()
         except OSError:
             return None
         matches = (_DISTRIBUTION[framework].fullmatch(name) for name in sorted(names))
@@ -228,7 +244,7 @@ class Finder:
         try:
             cluster = json.loads(self._environ(pid)["TF_CONFIG"])["cluster"]
             tasks = sum(len(addresses) for addresses in cluster.values())
-            maps = (self._proc / str(pid) / "maps").read_text(errors="replace")
+            maps = _read_maps(self._proc, pid)
         except (OSError, KeyError, ValueError, TypeError, AttributeError):
             return False
         _, framework, version = self._libraries(pid)
@@ -236,9 +252,8 @@ class Finder:
                 and (version or "").startswith("2.21."))
 
     def _user(self, pid: int) -> str | None:
-        try:
-            uid = (self._proc / str(pid)).stat().st_uid
-        except OSError:
+        uid = _effective_uid(self._proc, pid)
+        if uid is None:
             return None
         try:
             return pwd.getpwuid(uid).pw_name
@@ -268,8 +283,57 @@ def _processes(pids: list[int]) -> str:
 
 def is_training(pid: int, proc: Path = Path("/proc")) -> bool | None:
     """Whether a process has TensorFlow, JAX or CUDA mapped; None where that may not be read."""
+    paths = _mapped_libraries(proc, pid)
+    return None if paths is None else bool(paths)
+
+
+def _mapped_libraries(proc: Path, pid: int) -> list[str] | None:
+    """Paths of the libraries of TensorFlow, JAX and CUDA that a process runs code of; None where it may not be read."""
     try:
-        return _MAPPED.search((proc / str(pid) / "maps").read_text(errors="replace")) is not None
+        paths = dict.fromkeys(_EXECUTABLE.findall(_read_maps(proc, pid)))
+    except OSError:
+        return None
+    libraries = [path for path in paths if _MAPPED.search(path)]
+    if not libraries or _effective_uid(proc, pid) == os.geteuid():
+        return libraries
+    return [path for path in libraries if _is_library(proc, pid, Path(path))]
+
+
+def _read_maps(proc: Path, pid: int) -> str:
+    with (proc / str(pid) / "maps").open("rb") as file:
+        return file.read(_MAX_MAPS_BYTES).decode("utf-8", "replace")
+
+
+def _is_library(proc: Path, pid: int, path: Path) -> bool:
+    """Whether the file that a process has mapped is there and begins as a shared library does."""
+    try:
+        with _folder_of(proc, pid, path.parent) as folder, open_regular(path.name, follow_links=False,
+                                                                        folder_fd=folder.fd) as file:
+            header = file.read(18)
+    except PermissionError:  # not even for root: a network file system. The kernel has mapped it all the same
+        return True
+    except OSError:
+        return False
+    return header.startswith(_ELF) and int.from_bytes(header[16:18], "little") == _ELF_SHARED
+
+
+def _folder_of(proc: Path, pid: int, path: Path) -> Folder:
+    """A folder as a process sees it, held open; no link that its user made is followed. Raises OSError."""
+    folder = Folder(proc / str(pid) / "root")
+    for name in path.parts[1:]:
+        with folder as above:
+            folder = above.enter(name)
+    return folder
+
+
+def _effective_uid(proc: Path, pid: int) -> int | None:
+    """The effective user of a process (proc_pid_status(5)); None where it is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (proc / str(pid) / "status").read_text(errors="replace").splitlines():
+            if line.startswith("Uid:"):
+                return int(line.split()[2])
+    try:
+        return (proc / str(pid)).stat().st_uid
     except OSError:
         return None
 

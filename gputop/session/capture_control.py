@@ -57,6 +57,7 @@ class CaptureControl:
         self._receiver = receiver
         self._stop_capture = threading.Event()
         self._captured: frozenset[str] = frozenset()  # addresses of the capture under way, or of the last one
+        self._allowed: set[tuple[str, str]] = set()  # address and user of servers of others, see allow
         self._report_servers = False  # the outcome of the next search is reported even if nothing has changed
         self._closing = threading.Event()
         self._search_now = threading.Event()
@@ -116,12 +117,20 @@ class CaptureControl:
             servers, notes = (), (f"looking for profiler servers failed, a fault of gputop: {error!r}",)
         from gputop.text.redaction import command
 
-        servers = tuple(replace(s, description=command(s.description)) for s in servers)
+        servers = tuple(self._as_allowed(replace(s, description=command(s.description))) for s in servers)
         changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
         self.servers, self.discovery_notes, self.servers_known = servers, notes, True
         if changed or self._report_servers:
             self._report_servers = False
             self._receiver.servers_changed()
+
+    def allow(self, server: Server) -> None:
+        """Let captures go to a server of another user, until gputop ends."""
+        self._allowed.add((server.address, server.owner))
+        self.servers = tuple(map(self._as_allowed, self.servers))
+
+    def _as_allowed(self, server: Server) -> Server:
+        return replace(server, owner="") if (server.address, server.owner) in self._allowed else server
 
     # -- captures -----------------------------------------------------------------------------
 
@@ -129,7 +138,8 @@ class CaptureControl:
         """Start a capture in the background, of all servers where several were asked for.
 
         ``force``: as long as asked, whatever it costs the job. ``reason``: why the auto-capture wants it.
-        Raises GputopError where none can start.
+        Raises GputopError where none can start; ServerOfAnotherUser where a user has to be asked first, see
+        :meth:`allow`.
         """
         if isinstance(self._source, Player):
             raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")

@@ -42,7 +42,8 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
 
         discovery = discover_servers(None)
         notes = tuple(discovery.notes)
-        discovered |= {s.address: Server(s.address, s.about(), s.pid) for s in discovery.servers}
+        discovered |= {s.address: Server(s.address, s.about(), s.pid, owner=s.owner_if_other)
+                       for s in discovery.servers}
     def check(text: str) -> Server:
         try:
             address = parse_address(text)
@@ -67,17 +68,34 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
     return tuple((found | {a: s for a, s in discovered.items() if a not in found}).values()), notes
 
 
+class ServerOfAnotherUser(GputopError):
+    """The only servers there are belong to other users, and nobody has said that they may be captured from."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(
+            f"the profiler server at {server.address} belongs to user {server.owner} and was not named",
+            f"A capture slows that job down and copies what it does. If that is meant: --attach {server.address}")
+        self.server = server
+
+
 def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
-    """The servers to capture from: all that the user named, or else the first that was found.
+    """The servers to capture from: all that the user named, or else the first that was found of gputop's own user.
 
     Named servers that do not answer are included, with their ``problem``. Raises NoDataError with cause and fix where
-    none answers. A server that was found never replaces a named one: a capture slows its job down.
+    none answers, ServerOfAnotherUser where only those of others do. A server that was found never replaces a named
+    one: a capture slows its job down.
     """
     servers = tuple(servers)
     asked = tuple(s for s in servers if s.asked)
-    if any(s.problem is None for s in asked or servers):
-        return asked or next((s,) for s in servers if s.problem is None)
-    if asked or servers:
+    answering = [s for s in asked or servers if s.problem is None]
+    if asked and answering:
+        return asked
+    if answering:
+        own = next((s for s in answering if not s.owner), None)
+        if own is None:
+            raise ServerOfAnotherUser(answering[0])
+        return (own,)
+    if servers:
         first = (asked or servers)[0]
         raise NoDataError(f"no profiler server at {first.address}: {first.problem}", HOW_TO_SERVE)
     raise NoDataError("no profiler server found on this node", HOW_TO_SERVE)

@@ -150,6 +150,10 @@ class Session:
         """See :meth:`CaptureControl.start_capture`."""
         self.capture_control.start_capture(force=force)
 
+    def allow(self, server: Server) -> None:
+        """See :meth:`CaptureControl.allow`."""
+        self.capture_control.allow(server)
+
     def stop_capture(self) -> bool:
         """See :meth:`CaptureControl.stop_capture`."""
         return self.capture_control.stop_capture()

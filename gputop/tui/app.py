@@ -16,6 +16,7 @@ from textual.message import Message
 from textual.screen import Screen
 
 from gputop.core.errors import EXIT_OK, GputopError
+from gputop.session.captures import ServerOfAnotherUser
 from gputop.session.session import Change, Session
 from gputop.text.units import printable
 from gputop.tui import open_screens
@@ -235,6 +236,8 @@ class GputopApp(TerminalApp):
     def action_capture(self, force: bool = False) -> None:
         try:
             self.session.start_capture(force=force)
+        except ServerOfAnotherUser as error:
+            open_screens.ask_before_capture(self, error.server, force)
         except GputopError as error:
             open_screens.show_error(self, error)
 

@@ -19,6 +19,7 @@ from gputop.tui.monitor.messages import no_capture
 from gputop.tui.terminal.clipboard import CopyingApp
 
 if TYPE_CHECKING:
+    from gputop.profiler.capture.records import Server
     from gputop.session.session import Session
     from gputop.tui.timeline.trace_file import TraceFile
 
@@ -28,6 +29,8 @@ class MonitorApp(CopyingApp, Protocol):
 
     session: Session
     trace: TraceFile | None  # of the last capture, once its timeline has been opened
+
+    def action_capture(self, force: bool = False) -> None: ...
 
     def push_screen(self, screen: Any, *arguments: Any, **more: Any) -> Any: ...
 
@@ -113,6 +116,21 @@ def open_signal(app: MonitorApp, chosen: ProcessSample) -> None:
             app.notify(f"{number.name} is sent to {chosen.pid}.", timeout=5, markup=False)
 
     app.push_screen(SignalScreen(chosen), send)
+
+
+def ask_before_capture(app: MonitorApp, server: Server, force: bool) -> None:
+    """The question whether to capture from a server of another user; the answer counts until gputop ends."""
+    from gputop.tui.screens.dialogs import Confirm
+
+    def answered(yes: bool | None) -> None:
+        if yes:
+            app.session.allow(server)
+            app.action_capture(force)
+
+    app.push_screen(Confirm(
+        "Capture", f"This server belongs to user {server.owner}. Capture from it? y/N",
+        f"{server.address}  {server.description}\n\nA capture slows that job down, takes memory of it, and copies what "
+        "it does into a trace of yours. The answer counts until gputop ends."), answered)
 
 
 def open_host(app: MonitorApp) -> None:

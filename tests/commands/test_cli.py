@@ -140,6 +140,18 @@ def test_capture_where_nothing_listens_has_nothing_to_show(tmp_path: Path, unuse
     assert list(tmp_path.iterdir()) == []
 
 
+def test_capture_from_a_server_of_another_user_has_to_be_named(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from gputop.cli import main
+    from gputop.profiler.capture.records import Server
+
+    bob = Server("127.0.0.1:6009", "python train.py", 7, owner="bob")
+    monkeypatch.setattr("gputop.session.captures.find_servers", lambda *_, **__: ((bob,), ()))
+    assert main(["capture", "--logdir", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "belongs to user bob" in said and "--attach 127.0.0.1:6009" in said and not any(tmp_path.iterdir())
+
+
 @pytest.fixture
 def unused_port() -> int:
     import socket

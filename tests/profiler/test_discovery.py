@@ -200,7 +200,7 @@ def test_made_up_proc_is_read_as_meant(proc):
     ("maps", "framework", "version"),
     [
         ("/opt/v/lib/python3.12/site-packages/jaxlib/libjax_common.so", "JAX", "0.6.1"),
-        ("/s/tensorflow/libtensorflow_framework.so.2\n1 /s/jaxlib/xla_extension.so", "JAX", None),
+        ("/s/tensorflow/libtensorflow_framework.so.2\n1-2 r-xp 0 08:01 1 /s/jaxlib/xla_extension.so", "JAX", None),
         ("/usr/lib/libcuda.so.535", None, None),
         ("/usr/lib/libc.so.6", None, None),
     ],
@@ -221,6 +221,47 @@ def test_framework_from_what_is_mapped(proc, maps, framework, version):
 ])
 def test_the_place_in_the_job(environ, rank):
     assert discovery.rank_of(environ) == rank
+
+
+def test_a_file_that_is_only_named_like_a_library_or_mapped_as_data_is_no_job(proc):
+    """Mapping a file of any name costs a process nothing."""
+    maps = proc / "77" / "maps"
+    maps.write_text(MAPS.format(site="/s").replace("r-xp", "r--p"))
+    assert discovery.is_training(77, proc) is False and Finder(proc).find().servers == ()
+
+
+@pytest.mark.parametrize(("content", "job"), [
+    (b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\0", True), (b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\0", False),
+    (b"", False), (None, False), ("link", False), ("pipe", False)])
+def test_of_another_user_s_process_the_library_itself_is_looked_at(proc, content, job, monkeypatch):
+    monkeypatch.setattr(discovery, "_effective_uid", lambda _proc, _pid: os.geteuid() + 1)
+    library = proc / "77" / "root" / "usr/lib/python3/dist-packages/tensorflow/libtensorflow_cc.so.2"
+    library.parent.mkdir(parents=True)
+    if content == "link":
+        library.symlink_to("/proc/self/exe")
+    elif content == "pipe":
+        os.mkfifo(library)
+    elif isinstance(content, bytes):
+        library.write_bytes(content)
+    assert discovery.is_training(77, proc) is job
+
+
+def test_a_server_of_another_user_is_marked(monkeypatch):
+    with process(*SERVER) as (running, _):
+        (server,) = Finder().find([running.pid]).servers
+        assert server.uid == os.geteuid() and server.owner_if_other == ""
+    assert replace(server, uid=os.geteuid() + 1, user="bob").owner_if_other == "bob"
+    assert replace(server, uid=12345, user=None).owner_if_other == "12345"
+    assert replace(server, uid=None).owner_if_other == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to run a process of another user")
+def test_the_user_of_a_server_is_the_effective_one(tmp_path):
+    with subprocess.Popen(["sleep", "60"], user=12345) as running:
+        try:
+            assert discovery._effective_uid(Path("/proc"), running.pid) == 12345
+        finally:
+            running.kill()
 
 
 TWO_WORKERS = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'

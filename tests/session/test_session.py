@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gputop.core.errors import GputopError, NoDataError
+from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, Server
-from gputop.session.captures import choose_servers, find_servers
+from gputop.session.captures import ServerOfAnotherUser, choose_servers, find_servers
 from gputop.session.session import Options, Session
 from tests.fakes import StillSession, StillSource, node_sample
 
@@ -199,3 +202,46 @@ def test_what_servers_are_called_hides_secrets(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("gputop.session.capture_control.find_servers", lambda *_: (found, ()))
     session.update_servers()
     assert session.servers[0].description == "python train.py --password ***"
+
+
+class TestServersOfOtherUsers:
+    """Root beside a user's job: nothing is captured that nobody has named or agreed to."""
+
+    BOB = Server("127.0.0.1:6009", "python train.py", 7, owner="bob")
+
+    def test_only_a_named_one_is_captured_from(self) -> None:
+        with pytest.raises(ServerOfAnotherUser, match="belongs to user bob") as caught:
+            choose_servers([self.BOB])
+        assert "--attach 127.0.0.1:6009" in caught.value.fix and caught.value.server == self.BOB
+        named = replace(self.BOB, asked=True)
+        assert choose_servers([named]) == (named,)
+
+    def test_one_of_gputop_s_own_user_comes_first(self) -> None:
+        own = Server("127.0.0.1:6010")
+        assert choose_servers([self.BOB, own]) == (own,)
+        down = replace(own, problem="nobody there")
+        with pytest.raises(ServerOfAnotherUser):
+            choose_servers([self.BOB, down])
+
+    def test_the_answer_counts_until_the_end_but_not_for_a_third_user(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        session = StillSession()
+        found = [self.BOB]
+        monkeypatch.setattr("gputop.session.capture_control.find_servers", lambda *_: (tuple(found), ()))
+        session.update_servers()
+        with pytest.raises(ServerOfAnotherUser) as caught:
+            session.start_capture()
+        session.allow(caught.value.server)
+        assert choose_servers(session.servers)
+        session.update_servers()
+        assert choose_servers(session.servers)
+        found[:] = [replace(self.BOB, owner="eve")]
+        session.update_servers()
+        with pytest.raises(ServerOfAnotherUser, match="eve"):
+            session.start_capture()
+
+    def test_discovery_marks_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        server = discovery.ProfilerServer("127.0.0.1:6009", 7, "bob", "python train.py", uid=os.geteuid() + 1)
+        monkeypatch.setattr(discovery, "find_servers", lambda _pids: discovery.Discovery((server,)))
+        assert [s.owner for s in find_servers((), {}, True)[0]] == ["bob"]
+        (named,) = find_servers(("127.0.0.1:6009",), {}, True)[0]
+        assert named.asked and choose_servers([named]) == (named,)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gputop.core.samples import LOST, NodeSample, ProcessSample
+from gputop.profiler.capture.records import Server
+from gputop.session.captures import ServerOfAnotherUser
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.columns import METRICS
 from gputop.tui.monitor.findings_panel import ActionsPanel
@@ -20,7 +22,7 @@ from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.process_panel import ProcessPanel
 from gputop.tui.run_app import Leave, Output, RunApp
 from gputop.tui.screens.compare import CaptureList, CompareScreen
-from gputop.tui.screens.dialogs import Ask, Popup
+from gputop.tui.screens.dialogs import Ask, Confirm, Popup
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
 from gputop.tui.screens.tables_screen import TablesScreen
@@ -79,6 +81,16 @@ class AskedSession(Scene):
 
     def signal(self, process: ProcessSample, number: signal.Signals) -> None:
         self.asked.append((process.pid, number))
+
+
+class OtherUserSession(AskedSession):
+    """The only server belongs to another user."""
+
+    def start_capture(self, *, force: bool = False, reason: str = "") -> None:
+        raise ServerOfAnotherUser(Server("127.0.0.1:6009", "python train.py", 7, owner="bob"))
+
+    def allow(self, server: Server) -> None:
+        self.asked.append(("allow", server.address))
 
 
 def divided_and_lost(sample: NodeSample) -> NodeSample:
@@ -309,6 +321,8 @@ STAGES: dict[type, Stage] = {
         "back": CLOSES,
         "app.help": HELPS}, ("K",), ProcessPanel),
     Ask: Stage({"cancel": CLOSES}, ("a",)),
+    Confirm: Stage({"answer(True)": Effect(last_asked, to(("allow", "127.0.0.1:6009"))), "answer(False)": CLOSES,
+                    "app.help": HELPS}, ("c",), session=OtherUserSession),
     CompareScreen: Stage({
         "mark('a')": Effect(on_screen(lambda s: s._a), other, ("down", "a", "up")),
         "mark('b')": Effect(on_screen(lambda s: s._b), other, ("down", "b", "up")),

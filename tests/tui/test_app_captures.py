@@ -14,10 +14,11 @@ from gputop.profiler.capture.records import CaptureStatus
 from gputop.profiler.capture.safe_capture import Cost
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.messages import capture_summary, panel_intro
-from gputop.tui.screens.details import capture_text
-from gputop.tui.screens.dialogs import Ask
+from gputop.tui.screens.details import capture_text, job_text
+from gputop.tui.screens.dialogs import Ask, Confirm
 from gputop.tui.timeline.screen import TimelineScreen
 from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.fakes import StillSession
 from tests.tui.found import FoundSession, text_of
 from tests.tui.textual_private import clear_notifications, messages, notifications
@@ -35,6 +36,30 @@ async def test_capture_without_a_server_says_how_to_get_one() -> None:
         await pilot.pause()
         notices = messages(app)
         assert any("No capture is running" in m for m in notices) and any("No capture yet" in m for m in notices)
+
+
+async def test_before_the_first_capture_from_a_server_of_another_user_there_is_a_question(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    session = FoundSession()
+    session.servers = (replace(session.servers[0], owner="bob"),)
+    started: list[object] = []
+    monkeypatch.setattr(session.capture_control, "_run_capture", lambda servers, *_: started.extend(servers))
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
+        await pilot.pause()
+        assert "belongs to user bob" in str(job_text(session))
+        await pilot.press("c")
+        await pilot.pause()
+        assert isinstance(app.screen, Confirm) and not started
+        text = "\n".join(str(part.text) for part in app.screen.query(WrappedText))
+        assert "This server belongs to user bob. Capture from it? y/N" in text and "127.0.0.1:6009" in text
+        await pilot.press("enter")
+        await pilot.pause()
+        assert not isinstance(app.screen, Confirm) and not started, "only y means yes"
+        await pilot.press("c", "y")
+        await pilot.pause()
+        assert session.status is not None and session.status.running
+        assert "belongs to user bob" not in str(job_text(session))
 
 
 async def test_while_the_first_capture_runs_nobody_is_asked_to_start_one() -> None:

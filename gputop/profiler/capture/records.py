@@ -28,6 +28,7 @@ class Server:
     pid: int | None = None
     problem: str | None = None
     asked: bool = False  # named by the user, not found
+    owner: str = ""  # the user it belongs to where that is another one, who has to be asked about before a capture
 
 
 @dataclass(frozen=True, slots=True)

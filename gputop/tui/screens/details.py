@@ -263,6 +263,8 @@ def job_text(session: Session) -> Text:
         about = server.problem or redaction.command(server.description)
         out.append(f"{printable(server.address)}  {printable(about)}")
         out.append(f"  PID {server.pid}\n" if server.pid is not None else "\n", DIM)
+        if server.owner and not server.asked:
+            out.append(f"  it belongs to user {printable(server.owner)}: c asks before it captures from it\n", WARN)
     if not session.servers:
         out.append("none found. " if session.servers_known else "still looking. ", WARN)
         out.append("In the job: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009)\n", DIM)

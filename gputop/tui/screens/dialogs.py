@@ -114,3 +114,30 @@ class Ask(ModalScreen[str | None]):
 
     def action_cancel(self) -> None:
         self.dismiss(None)
+
+
+class Confirm(ModalScreen[bool]):
+    """A question; dismissed with whether it was answered with yes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("y", "answer(True)", "yes", "do it"),
+        key("n,escape,q,enter", "answer(False)", "no", "do not, and close"),
+        key("question_mark", "app.help", "help", "the keys of this screen"),
+    ]
+    HELP = "Only y means yes.\n"
+
+    def __init__(self, title: str, question: str, hint: str = "") -> None:
+        super().__init__()
+        self._title, self._question, self._hint = title, question, hint
+
+    def compose(self) -> ComposeResult:
+        with DialogFrame(self._title, "y: yes", "n, esc: no", id="popup"):
+            yield WrappedText(Text(printable(self._question), WARN))
+            if self._hint:
+                yield WrappedText(Text(printable(self._hint)))
+
+    def on_mount(self) -> None:
+        self.query_one("#popup").focus()
+
+    def action_answer(self, yes: bool) -> None:
+        self.dismiss(yes)
