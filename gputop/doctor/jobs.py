@@ -14,6 +14,7 @@ from gputop.doctor.driver_facts import DriverFacts
 from gputop.profiler.discovery import Discovery, Finder
 from gputop.profiler.probe import probe
 from gputop.profiler.sockets import stat_fields
+from gputop.text import redaction
 from gputop.text.units import fit, printable
 
 # include/uapi/linux/capability.h. CAP_PERFMON counts since driver R565.
@@ -93,7 +94,7 @@ def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None
         notes += f" {unseen} more that hold GPUs cannot be seen from here (another PID namespace)."
     if found.servers:
         listed = "; ".join(f"{s.address} {s.framework or ''} {s.version or ''}".strip() + f", pid {s.pid}: "
-                           + fit(printable(s.command), 60).strip() for s in found.servers)
+                           + fit(redaction.command(printable(s.command)), 60).strip() for s in found.servers)
         checks.append(Check(id_, "ok", title, listed + "." + notes))
     elif not lacking:
         nobody = "" if facts.pids else ", and no process holds a GPU"
@@ -141,7 +142,8 @@ def _without_server(proc: Path, pid: int) -> Check:
         command = (proc / str(pid) / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
     except OSError:
         command = b""
-    detail = f"holds a GPU and has no profiler server: {fit(printable(command), 80).strip() or 'command not readable'}"
+    shown = fit(redaction.command(printable(command)), 80).strip() or "command not readable"
+    detail = f"holds a GPU and has no profiler server: {shown}"
     try:
         maps = (proc / str(pid) / "maps").read_text(errors="replace")
     except OSError:

@@ -19,7 +19,7 @@ from typing import Any
 
 from gputop.core.errors import GputopError
 from gputop.core.signal_handlers import signal_handlers
-from gputop.text import console
+from gputop.text import console, redaction
 from gputop.text.units import printable
 
 TAIL_BYTES = 64 * 1024
@@ -46,7 +46,7 @@ class Job:
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         """Start it; its output goes to ``log``, a new file of the user's own. Raises GputopError."""
-        self.command = printable(shlex.join(argv))
+        self.command = redaction.command(printable(shlex.join(argv)))
         self.log = log
         self.server: str | None = None  # address of its profiler server, once there is one
         self.problem: str | None = None  # why it has no server, where it announced that

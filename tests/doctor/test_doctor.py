@@ -346,12 +346,13 @@ def test_jobs_without_a_server_get_the_line_to_add(tmp_path: Path) -> None:
     process(tmp_path, 15, "python worker.py", parent=10)
     process(tmp_path, 11, "python tf.py", maps="7f /x/site-packages/tensorflow/libtensorflow_cc.so.2\n")
     process(tmp_path, 12, "python jax.py", maps="7f /x/jaxlib/a.so\n7f /x/tensorflow/b.so\n")
-    process(tmp_path, 13, "python torch\x1b[2J.py", maps="7f /x/torch/lib/libtorch_cuda.so\n")
+    process(tmp_path, 13, "python torch\x1b[2J.py --pass hunter2", maps="7f /x/torch/lib/libtorch_cuda.so\n")
     process(tmp_path, 14, "nvidia-cuda-mps-server")
-    server = ProfilerServer("127.0.0.1:6009", 10, "ana", "python served.py", "JAX", "0.7")
+    server = ProfilerServer("127.0.0.1:6009", 10, "ana", "python served.py --token hunter2", "JAX", "0.7")
     first, *lacking = jobs.servers(facts, tmp_path, lambda: Discovery((server,), ("a note",)))
     assert first.status == "ok" and "127.0.0.1:6009 JAX 0.7, pid 10: python served.py" in first.detail
     assert "a note" in first.detail and "1 more" in first.detail
+    assert "hunter2" not in first.detail + lacking[2].detail, "secrets are hidden here, too"
     assert [check.id for check in lacking] == ["process_11", "process_12", "process_13"]
     assert "tf.profiler" in (lacking[0].fix or "") and "jax" not in (lacking[0].fix or "")
     assert "jax.profiler" in (lacking[1].fix or "") and "tf.profiler" not in (lacking[1].fix or "")
