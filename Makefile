@@ -36,12 +36,12 @@ run: $(VENV)/.run
 	  exec $(BIN)/gputop --demo; \
 	fi
 
-# One process more than cores: many tests wait for a process or a server. Each file's tests stay in one process, in order.
+# One process more than cores: many tests wait for a process or a server. A file's tests stay in one process.
 TEST_PROCESSES ?= $(shell expr 1 + $$(nproc))
 
 test: $(VENV)/.test
 	@echo "The whole suite in $(TEST_PROCESSES) processes: they read the tests first (half a minute on a fresh clone), then a dot a test."
-	$(BIN)/python -m pytest tests -n $(TEST_PROCESSES) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -9,10 +9,16 @@ import pytest
 
 from tests.tf_job import TfJob, start_tf_job
 
+_SHARED_JOBS = "TensorFlow jobs"
+# What takes minutes begins first, so that no process works on alone at the end.
+_FIRST = ("tests/test_environments.py", _SHARED_JOBS, "tests/tui/test_golden.py", "tests/launch/test_real.py",
+          "tests/commands/test_cli_workers_dips.py", "tests/sources/nvml/test_faults.py", "tests/tui/test_keys.py")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=lambda item: _FIRST.index(_group(item)) if _group(item) in _FIRST else len(_FIRST))
     if importlib.util.find_spec("tensorflow") is not None:
         return
     absent = pytest.mark.skip(reason="TensorFlow is not installed")
@@ -22,13 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    """Which tests share a process: those on real TensorFlow jobs, which take seconds to start, and those of one file.
-
-    Tests marked ``spread`` share nothing that is costly to make and take long: each goes wherever a process is free.
-    """
-    if item.get_closest_marker("tensorflow"):
-        return "tensorflow"
-    return item.nodeid if item.get_closest_marker("spread") else item.nodeid.partition("::")[0]
+    """Which tests share a process: those of one file; and all on the jobs below, which take seconds to start."""
+    shared = {"fast_process", "slow_process"}.intersection(getattr(item, "fixturenames", ()))
+    return _SHARED_JOBS if shared else item.nodeid.partition("::")[0]
 
 
 @pytest.fixture(scope="session", autouse=True)
