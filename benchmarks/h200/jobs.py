@@ -182,7 +182,7 @@ JOBS = {
 }
 
 
-def _until_told() -> Iterator[int]:
+def _until_signaled() -> Iterator[int]:
     """Step numbers until SIGTERM or SIGINT."""
     stopped = threading.Event()
 
@@ -213,7 +213,7 @@ def main() -> None:
     jax.block_until_ready(step(-1))  # compiled before it counts
     print("ready", flush=True)
     ends: list[float] = []
-    for number in _until_told():
+    for number in _until_signaled():
         marker = (contextlib.nullcontext() if options.no_markers
                   else jax.profiler.StepTraceAnnotation("train", step_num=number))
         with marker:

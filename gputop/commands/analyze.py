@@ -1,4 +1,4 @@
-"""``gputop analyze``: a trace that exists."""
+"""``gputop analyze``: the report of an existing trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gputop capture --on-dip``: wait for a GPU to dip, capture by itself, headless."""
+"""``gputop capture --on-dip``: auto-capture when a GPU dips, headless."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, options: Options) -> int:
 
 
 def _report(session: Session, known: CaptureRecord | None, *, as_json: bool) -> None:
-    """What came of a capture, if it is not the one ``known``; where it failed that is said, and the wait goes on."""
+    """Print the result of a capture newer than ``known``, or why it failed; the command then goes on waiting."""
     status, record = session.status, session.last_capture
     if record is None or record is known:
         assert status is not None

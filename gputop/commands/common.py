@@ -1,4 +1,4 @@
-"""What several commands need: the source and the options that were asked for, a started session, messages."""
+"""Shared by several commands: the source and the options by the arguments, a started session, messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def options_of(args: argparse.Namespace) -> Options:
 
 
 def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None:
-    """What to capture by itself, for the monitor and ``capture``; raises GputopError (wrong usage)."""
+    """The auto-capture of the monitor and ``capture``; None without one. Raises GputopError (wrong usage)."""
     if args.command not in (None, "capture"):
         return None
     if args.on_dip is None:
@@ -64,7 +64,7 @@ def _auto_capture_options(args: argparse.Namespace) -> AutoCaptureOptions | None
 
 
 def preferences_of(args: argparse.Namespace) -> Preferences:
-    """How the monitor is to look, on this terminal."""
+    """The appearance of the monitor on this terminal."""
     from gputop.tui.terminal.color_support import terminal_colors, terminal_glyphs
     from gputop.tui.terminal.preferences import Preferences
 
@@ -78,7 +78,7 @@ def preferences_of(args: argparse.Namespace) -> Preferences:
 
 
 def _attached(args: argparse.Namespace) -> tuple[str, ...]:
-    """The servers that were named; wrong usage is said before anything starts."""
+    """The addresses of the named servers; raises GputopError (wrong usage) before anything starts."""
     if not args.attach and args.profiler_port is None:
         return ()
     from gputop.profiler.workers import addresses, parse_ports
@@ -112,7 +112,7 @@ def start(session: Session, seconds: float) -> None:
 
 
 def print_capture(record: CaptureRecord, *, as_json: bool) -> int:
-    """Print what came of a capture; raises the problem of its analysis."""
+    """Print the result of a capture; raises the problem of its analysis."""
     from gputop.launch.xprof import logdir_of, open_command
 
     say(f"trace written: {record.path}")

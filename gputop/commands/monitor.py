@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     preferences = preferences_of(args)
     sampler = Sampler(source, options.interval_s)
     with first_paint.shown(sampler, preferences.palette()) as frame:
-        # From here on what takes long to import: the GPUs are on the screen.
+        # The slow imports follow from here on, because the GPUs are on the screen now.
         from gputop.session.session import Session
 
         with contextlib.closing(Session(source, options, sampler=sampler)) as session:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def unfit_terminal() -> str:
-    """Why the monitor cannot be drawn or steered here, or nothing."""
+    """Why this terminal cannot show the monitor or take its keys; empty where it can."""
     if not sys.stdout.isatty():
         return "standard output is no terminal"
     if not sys.stdin.isatty():

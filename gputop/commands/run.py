@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _become(file: str, argv: list[str], environ: dict[str, str], output: Path | None) -> NoReturn:
-    """Nothing stands between the job and who started it: gputop's process becomes the job's."""
+    """Replace gputop's process by the job, so that it has the same parent, terminal and PID."""
     sys.stdout.flush()
     sys.stderr.flush()
     own = os.dup(2)  # not the job's
@@ -92,7 +92,7 @@ def _become(file: str, argv: list[str], environ: dict[str, str], output: Path | 
 
 
 def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> int:
-    """The job, with the monitor on the terminal until it is quit, then with its own output there."""
+    """Run the job beside the monitor; once the monitor is quit, show the job's own output."""
     from gputop.launch.announcements import Announcement, Announcements
     from gputop.launch.job import Job, exit_like, forward_signals, log_path, wait_for_exit
     from gputop.session.session import Session

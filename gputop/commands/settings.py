@@ -23,7 +23,7 @@ from gputop.text.units import printable
 
 Value = float | str | bool | tuple[str, ...]
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=\s*(.*)", re.S)
-_MAX_BYTES = 1 << 20  # more is not a file of settings
+_MAX_BYTES = 1 << 20  # a larger file is not one of settings
 
 
 def _number(low: float, high: float) -> Callable[[object], Value]:
@@ -96,7 +96,7 @@ SETTINGS = {s.key: s for s in (
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a file says, checked: ``values`` hold only what it sets and can be used; ``lines`` where it does."""
+    """The checked content of a file: ``values`` of the valid settings it has, ``lines`` with their line numbers."""
 
     path: Path | None
     values: dict[str, Value] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Config:
 
 
 def config_path() -> Path | None:
-    """Where the settings are; None for a user without a home. A relative XDG_CONFIG_HOME is no place (XDG)."""
+    """Where the settings are; None for a user without a home. A relative XDG_CONFIG_HOME is ignored (XDG)."""
     folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     if not folder.is_absolute():
         try:
@@ -164,7 +164,7 @@ def _parse_lines(lines: list[str]) -> tuple[list[tuple[int, str, object]], list[
 
 
 def _parse_toml(text: str) -> dict[str, object]:
-    """Raises ValueError for what is not TOML, or has tables: no setting is one."""
+    """Raises ValueError where the text is not TOML or has tables: no setting is a table."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -250,7 +250,7 @@ def _expand_home(path: Path) -> Path:
 
 
 def document(config: Config) -> str:
-    """All settings as a file: what is set as it is, everything else as a comment with its default."""
+    """All settings as a file: those that are set, and the others as comments with their defaults."""
     out = [f"# {config.path or 'a user without a home has no file of settings'}"]
     for setting in SETTINGS.values():
         option = f" ({setting.option})" if setting.option else ""
@@ -260,7 +260,7 @@ def document(config: Config) -> str:
 
 
 def save_setting(path: Path | None, key: str, value: str) -> str:
-    """Write one setting into the file, leaving all else in it as it is; what went wrong, or nothing."""
+    """Write one setting into the file, leaving the rest unchanged; returns what went wrong, or ""."""
     from gputop.export.files import write_private
 
     if path is None:

@@ -39,7 +39,7 @@ def write_private(path: Path, data: bytes, *, make_folder: bool = True) -> None:
 def unused(path: Path) -> Path:
     """``path``, or the first of ``name-2.ext``, ``name-3.ext``, … that does not exist.
 
-    A folder that may not be looked into is left to :func:`write_private` to complain about.
+    In a folder that cannot be searched it is ``path``; :func:`write_private` then raises the error.
     """
     candidate, n = path, 1
     while os.path.exists(candidate):  # noqa: PTH110  Path.exists raises where the folder may not be searched

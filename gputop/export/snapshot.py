@@ -38,7 +38,7 @@ _FEWEST_SLICES = 30  # of a picture, where there is less history than that
 _XIDS = 3  # of one GPU in the text
 _COLUMNS = 80  # of the text's prose
 _NUMBER = r"(?:-?\d[\d.]*(?:e[+-]?\d+)?|null)"
-_NUMBERS = re.compile(rf"\[\n\s*{_NUMBER}(?:,\n\s*{_NUMBER})*\n\s*\]")  # a line break stands in no JSON text
+_NUMBERS = re.compile(rf"\[\n\s*{_NUMBER}(?:,\n\s*{_NUMBER})*\n\s*\]")  # no JSON string holds a line break
 
 
 def document(session: Session) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _spectrogram(history: History | None, sample: NodeSample, interval_s: float)
     gpus: dict[str, dict[str, Any]] = {}
     for gpu in sample.gpus:
         metric, now = gpu.activity()
-        if now.value is None:  # lost, say: what there was
+        if now.value is None:  # for example a lost GPU: the readings from before
             metric = next((m for m in ("sm_active", "gpu_util")
                            if not all(v != v for v in history.window(gpu.info.uuid, m, span_s)[1].tolist())), metric)
         lane = history.lane(gpu.info.uuid, metric, end_s=end_s, slice_s=slice_s, slices=slices)
@@ -168,7 +168,7 @@ def _spectrogram(history: History | None, sample: NodeSample, interval_s: float)
 
 
 def _step_period(step_period: StepPeriodEstimate | None, history: History | None) -> dict[str, Any] | None:
-    """The estimated period of the training step, or why there is none; null before it was looked for."""
+    """The estimated period of the training step, or why there is none; null before the first estimate."""
     if step_period is None or history is None:
         return None
     uuids = history.uuids
@@ -184,14 +184,14 @@ def _numbers(values: Any) -> list[float | None]:
 
 
 def to_json(doc: Mapping[str, Any]) -> str:
-    """Indented, but a list of numbers on one line."""
+    """Indented JSON with each list of numbers on one line."""
     text = json.dumps(doc, indent=1, allow_nan=False)
     return _NUMBERS.sub(lambda found: " ".join(found[0].split()), text) + "\n"
 
 
 def to_text(session: Session) -> str:
-    """The snapshot as plain text to paste into a ticket: prose and the analysis within 80 columns; what is one line
-    by its nature (a GPU with its name, a command, a path) is left whole."""
+    """The snapshot as plain text to paste into a ticket: prose and the analysis within 80 columns; names of
+    GPUs, commands and paths are not wrapped."""
     sample = _sample(session)
     out: list[str] = []
     if sample.simulated:
@@ -270,7 +270,7 @@ def _gpu_lines(sample: NodeSample) -> Iterator[str]:
 
 
 def _faults(g: GpuSample) -> list[str]:
-    """What a sound GPU shows nothing of: faults since gputop watches, memory errors, rows replaced."""
+    """Faults of GPUs, empty for sound ones: Xid errors since gputop started, memory errors, remapped rows."""
     out = [f"Xid {x.xid} at {time.strftime('%H:%M:%S', time.localtime(x.time_s))}" for x in g.xids[-_XIDS:]]
     if len(g.xids) > _XIDS:
         out[0] = f"{len(g.xids)} Xid errors, the last: {out[0]}"
@@ -338,7 +338,7 @@ def _drawn(doc: dict[str, Any], kind: str) -> str:
 
 
 def format_of(path: Path) -> str:
-    """The format that a file's name asks for; text where it asks for none."""
+    """The format by the suffix of a file's name; text for other names."""
     return {".json": "json", ".svg": "svg", ".html": "html", ".htm": "html"}.get(path.suffix.lower(), "text")
 
 

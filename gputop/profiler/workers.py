@@ -18,7 +18,7 @@ MAX_HOSTS = 4096  # a mistyped range must not become a million connections
 # A part of a Slurm hostlist in brackets; an IPv6 address in brackets has colons.
 _BRACKETS = re.compile(r"\[([0-9,-]*)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-# The tasks of tf.distribute that compute; "ps" and "evaluator" have another rhythm.
+# The tasks of tf.distribute that compute; "ps" and "evaluator" have no training steps.
 _TRAINING_TASKS = ("chief", "master", "worker")
 _HOW = "Write HOST:PORT,HOST:PORT, also with ranges: node[01-04]:6009."
 

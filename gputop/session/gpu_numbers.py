@@ -1,7 +1,7 @@
-"""Which GPU of the node a job means: its GPU 0 can be the node's GPU 2.
+"""Maps the GPU numbers of a job to those of the node: its GPU 0 can be the node's GPU 2.
 
-A trace numbers GPUs as CUDA does inside of the process: by CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER
-(CUDA C++ Programming Guide, "CUDA Environment Variables"). Everything live goes by NVML's index. Pure functions.
+A trace has CUDA's numbers inside the process: by CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER
+(CUDA C++ Programming Guide, "CUDA Environment Variables"). All live figures have NVML's index. Pure functions.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gputop.text.units import printable, ranges
 
 @dataclass(frozen=True, slots=True)
 class GpuNumbers:
-    """NVML's index of each GPU of a job, by the job's own number; ``reason`` where that cannot be told.
+    """NVML's index of each GPU of a job, by the job's own number; ``reason`` where that is not known.
 
-    ``how`` says what it rests on, and what was assumed.
+    ``how`` names the source of the mapping and its assumptions.
     """
 
     by_ordinal: Mapping[int, int] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class GpuNumbers:
         return bool(self.by_ordinal) and all(a == b for a, b in self.by_ordinal.items())
 
     def remark(self, finding: Finding) -> str:
-        """For a finding of the trace in the node's numbers: what its texts, in the job's, call them; "" if the same."""
+        """For a finding of a trace: which of the job's numbers in its texts are which GPUs of the node; "" if equal."""
         if finding.origin != "trace" or self.same:
             return ""
         pairs = [f"GPU {a} is GPU {b} here" for a, b in sorted(self.by_ordinal.items()) if b in finding.gpus]
@@ -59,7 +59,7 @@ def unknown(reason: str) -> GpuNumbers:
 
 
 def on_node(finding: Finding, numbers: GpuNumbers) -> Finding:
-    """A finding of a trace with NVML's numbers in ``gpus``, consequences included; as it is where they are not known.
+    """A finding of a trace with NVML's numbers in ``gpus``, consequences included; unchanged where they are not known.
 
     Its texts keep the job's own numbers.
     """
@@ -78,10 +78,10 @@ def job_process(processes: Sequence[ProcessSample], pid: int | None, local: bool
 
 def gpu_numbers(process: ProcessSample | None, gpus: Sequence[GpuInfo], ordinals: Collection[int],
                 whole_node: bool = True) -> GpuNumbers:
-    """What the GPUs ``ordinals`` of a trace of ``process`` are on the node.
+    """The node's numbers of the GPUs ``ordinals`` in a trace of ``process``.
 
     ``gpus`` are the devices watched, ``whole_node`` that these are all there are. The CUDA order of unlike GPUs is
-    "fastest first", which nothing outside of the process tells; of like ones it is that of the PCI bus, as NVML's.
+    "fastest first", which is not known outside the process; of like ones it is the order of the PCI bus, as NVML's.
     """
     if process is None:
         return unknown("the process behind the profiler server was not found among those that hold GPUs")
@@ -97,7 +97,7 @@ def gpu_numbers(process: ProcessSample | None, gpus: Sequence[GpuInfo], ordinals
                         else "not all GPUs of the node are watched")
     else:
         found = _in_order(gpus, process, None, whole_node)
-    # The GPUs that the driver says it holds decide: TensorFlow and JAX open all that they see.
+    # The driver's list of GPUs held by the process decides: TensorFlow and JAX open all visible GPUs.
     held = sorted(process.gpus)
     if found.by_ordinal and not set(held) <= set(found.by_ordinal.values()):
         found = unknown(f"the driver lists it on GPU {ranges(held)}, which its environment does not give")
@@ -111,7 +111,7 @@ def gpu_numbers(process: ProcessSample | None, gpus: Sequence[GpuInfo], ordinals
 
 
 def _listed(text: str, gpus: Sequence[GpuInfo], process: ProcessSample, whole_node: bool) -> GpuNumbers:
-    """By CUDA_VISIBLE_DEVICES; what follows the first entry that names no device is not visible."""
+    """By CUDA_VISIBLE_DEVICES; entries after the first one that names no device are not visible."""
     entries = [entry.strip() for entry in text.split(",")]
     how = f"By CUDA_VISIBLE_DEVICES={printable(text)}."
     if not entries or not entries[0]:

@@ -1,8 +1,8 @@
-"""Sending a signal to a process that is on screen, and to no other.
+"""Sends a signal to a process of the screen, and to no other.
 
-A PID is given out again: between the look and the key the process can have ended and its number be another's.
-So the process is held by a pidfd (pidfd_open(2), Linux 5.3), its start time compared with that of the look, and
-the signal sent through the pidfd.
+The kernel reuses PIDs: between the sample and the key press the process can end, and its PID can belong to another.
+So a pidfd holds the process (pidfd_open(2), Linux 5.3), its start time is compared with the sampled one, and the
+signal is sent through the pidfd.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gputop.core.errors import GputopError
 from gputop.core.samples import ProcessSample
 from gputop.sources.host import proc_files
 
-# Each with what it does to a training job.
+# Each with its effect on a training job.
 SIGNALS: tuple[tuple[signal.Signals, str], ...] = (
     (signal.SIGINT, "as ctrl-c: Python raises KeyboardInterrupt, the job can save a checkpoint"),
     (signal.SIGTERM, "asks the process to end; what it does then is its own affair"),
@@ -60,7 +60,7 @@ def send(process: ProcessSample, number: signal.Signals, *, proc: Path = Path("/
 
 
 def _check(process: ProcessSample, pid: int, proc: Path, own_uid: int) -> None:
-    """That the process of this PID is the one looked at, and one's own."""
+    """Raises unless this PID is still the sampled process, and the user's own."""
     try:
         stat = proc_files.parse_stat(proc_files.read(f"{proc}/{pid}/stat"))
         boot = next(line for line in (proc / "stat").read_bytes().splitlines() if line.startswith(b"btime "))
@@ -74,7 +74,7 @@ def _check(process: ProcessSample, pid: int, proc: Path, own_uid: int) -> None:
         raise GputopError(f"nothing was sent: /proc/{pid}/stat makes no sense", "Send it yourself with kill.")
     started_s = int(boot.split()[1]) + stat.start / os.sysconf("SC_CLK_TCK")
     if abs(started_s - process.started_s) > _SAME_START_S:
-        raise GputopError(f"nothing was sent: {pid} is another process by now", "The one you looked at has ended.")
+        raise GputopError(f"nothing was sent: {pid} is another process by now", "The one on the screen has ended.")
     if own_uid not in (0, owner):
         raise GputopError(f"nothing was sent: {pid} belongs to {_user(owner)}, you are {_user(own_uid)}",
                           "Ask its owner, or root.")

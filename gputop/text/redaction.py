@@ -1,12 +1,12 @@
-"""Secrets out of command lines: before a snapshot or a recording leaves the node, tickets are read by many.
+"""Redacts secrets in command lines before a snapshot or a recording leaves the node: many people read tickets.
 
 A command is one line, its arguments joined by spaces. A value is hidden where the name before it
-says that it is a secret (``--hf-token X``, ``WANDB_API_KEY=X``, ``"password": "x"``), where a name
-that may mean one stands before letters and digits at random, where the value itself has
-a form that only credentials have, and where the program before it takes one there (``curl -u``, ``sshpass -p``).
-Names, and everything else, stay: they are what tells two jobs apart. What may be a secret is hidden.
+says that it is a secret (``--hf-token X``, ``WANDB_API_KEY=X``, ``"password": "x"``), where an ambiguous
+name (``--key``) stands before random letters and digits, where the value itself has a form that only credentials
+have, and where the program before it takes one there (``curl -u``, ``sshpass -p``). Names and everything else stay,
+because they distinguish jobs. In doubt a value is hidden.
 
-A command line is anybody's text, of up to 100 kB: no pattern here takes more than linear time over it.
+A command line is untrusted text of up to 100 kB, so every pattern here takes linear time at most.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SET = re.compile(r"(?:^|\s)(?:set|setenv|config)\s(?:-\S+\s)*\S*$")  # aws conf
 # The last word of a name that always holds a secret; "token" is also a piece of text, see _TEXT_TOKENS.
 _SECRET = ("password", "passwords", "passwd", "passphrase", "passcode", "secret", "secrets", "apikey", "authorization",
            "credentials", "token", "passphrases", "pw", "creds", "passwort")
-_SECRET_KEYS = frozenset({  # what comes before "key" where the key is no dictionary's
+_SECRET_KEYS = frozenset({  # the words before "key" in names of credentials; other keys are those of dictionaries
     "api", "access", "secret", "private", "auth", "account", "license", "encryption", "signing", "storage", "ssh",
     "master", "wandb", "openai", "anthropic", "comet", "neptune", "shared", "subscription", "service", "deploy"})
 _MAYBE = frozenset({"auth", "key", "credential", "sig", "signature", "sas", "cookie", "session", "license", "dsn",
@@ -117,7 +117,7 @@ _PROGRAMS = {name: pattern for names, pattern in (  # compiled by re when one is
 _PROGRAM = re.compile(r"(?:(?<=[\s/;|&\"'(`])|^)(" + "|".join(map(re.escape, sorted(_PROGRAMS, key=len, reverse=True)))
                       + r")(?=\s)")
 _NEXT_COMMAND = re.compile(r"\s[;|&]|;\s")
-_CACHED_CHARS, _LOOKED_AT_CHARS = 4096, 128
+_CACHED_CHARS, _MAX_CHECKED_CHARS = 4096, 128
 
 
 def command(text: str) -> str:
@@ -211,7 +211,7 @@ def _value(text: str, name: re.Match[str]) -> tuple[int, int] | None:
     else:
         return None
     begin += text[begin:begin + 1] == "\\"
-    limit = begin + _LOOKED_AT_CHARS if kind == "maybe" else None  # so that many that may be one cost no more
+    limit = begin + _MAX_CHECKED_CHARS if kind == "maybe" else None  # bounds the cost of many ambiguous names
     quote = text[begin:begin + 1]
     inside = name.start() > 0 and not text[name.start() - 1].isspace()
     if quote and quote in "\"'":
@@ -227,7 +227,7 @@ def _value(text: str, name: re.Match[str]) -> tuple[int, int] | None:
         end = _until(text, scheme.end(), r"[\s\"']") if scheme is not None else end
     value = text[begin:end]
     if kind == "short":
-        if _PATH.fullmatch(value[:_LOOKED_AT_CHARS]):
+        if _PATH.fullmatch(value[:_MAX_CHECKED_CHARS]):
             return None
         kind = "token"
     if _HARMLESS.fullmatch(value) and not (kind == "secret" and value.isdigit()):
@@ -266,8 +266,8 @@ def _kind(name: str) -> str | None:
 
 
 def _random(value: str) -> bool:
-    """Whether a value has letters and digits as only chance mixes them."""
-    value = value[:_LOOKED_AT_CHARS].strip("\"'")
+    """Whether a value mixes letters and digits as random text does."""
+    value = value[:_MAX_CHECKED_CHARS].strip("\"'")
     if len(value) < 20 or not re.fullmatch(r"[\w+=~%.:-]+", value):
         return False
     return len(re.findall(r"[A-Za-z](?=\d)|\d(?=[A-Za-z])|[a-z](?=[A-Z])", value)) >= 4

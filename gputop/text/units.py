@@ -1,4 +1,4 @@
-"""What people read: figures with their units, text from outside made safe, lines of a fixed width."""
+"""Text for people: figures with units, untrusted text made printable, text of a fixed width."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NA = "N/A"
 def printable(text: str | bytes) -> str:
     """``text`` without control characters, escape codes or bytes that are not UTF-8.
 
-    Each thing removed leaves one U+FFFD, so that a doctored name is seen to be doctored.
+    Each removed character leaves one U+FFFD, so that manipulated names are visible.
     White space becomes single spaces. A GPU name or a command line can hold any bytes; an
     escape sequence drawn as it is would repaint the user's terminal.
     """
     try:
         raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
         decoded = raw.decode("utf-8", "replace")
-    except UnicodeEncodeError:  # half of a surrogate pair, as JSON can hold: no byte of any name
+    except UnicodeEncodeError:  # half of a surrogate pair: JSON can hold it, file names cannot
         decoded = str(text)
     if decoded.isprintable():
         return decoded
@@ -54,7 +54,7 @@ def rate_gb(value: float) -> str:
     gigabytes = value / 1e9
     if gigabytes >= 99.5:
         return f"{gigabytes:.0f}"
-    # Little traffic is not none.
+    # Little traffic must not read as none.
     return f"{gigabytes:.2f}" if 0 < gigabytes < 0.095 else f"{gigabytes:.1f}"
 
 
@@ -67,7 +67,7 @@ def rate(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration a person reads at a glance: 412 ms, 95.4 ms, 1.24 s, 3 min."""
+    """A duration in a fitting unit: 412 ms, 95.4 ms, 1.24 s, 3 min."""
     if value == 0:
         return "0 s"
     if abs(value) >= 99.95:
@@ -90,14 +90,14 @@ def ranges(numbers: Iterable[int], separator: str = ",") -> str:
 
 
 def devices(process: ProcessSample) -> str:
-    """The GPUs it holds, MIG instances by their label: "0-3", "0:1"."""
+    """The GPUs a process holds, MIG instances by their label: "0-3", "0:1"."""
     whole = ranges(index for index, on in process.gpus.items() if on.mig is None)
     parts = [f"{index}:{on.mig}" for index, on in sorted(process.gpus.items()) if on.mig is not None]
     return ",".join([whole, *parts] if whole else parts)
 
 
 def limits(group: CgroupSample) -> str:
-    """What a control group may use and does, limits only: "CPU 12.0 of 16 cores, throttled 41 %"; "": no limit."""
+    """Limits of a control group and the use of them: "CPU 12.0 of 16 cores, throttled 41 %"; "" without limits."""
     parts = []
     used, most, held = group["cpu_used_cores"], group["cpu_limit_cores"].value, group["cpu_throttled_ratio"].value
     if most is not None:
@@ -130,7 +130,7 @@ def reading(r: Reading) -> str:
 
 
 def figure(name: str, value: float) -> str:
-    """A number of a finding's evidence in the unit its name ends in: ("wait_s", 0.181) → 181 ms."""
+    """A number of a finding's evidence in the unit that its name ends with: ("wait_s", 0.181) → 181 ms."""
     if name.endswith("bytes_per_s"):
         return rate(value)
     if name.endswith("_per_s"):

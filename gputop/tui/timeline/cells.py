@@ -1,8 +1,8 @@
-"""Cells of the timeline: shares of time covered turned into glyphs, and ranges into named bars. Pure.
+"""Cells of the timeline: coverage as glyphs, ranges as named bars. Pure.
 
-A cell is two half columns wide and eight eighths high. Where both halves are about as much
-covered, the height says how much; where they differ, quarters of the cell say which half is.
-Color is the kind of work; height alone tells the share, so that the lanes read without color.
+A cell is two half columns wide and eight eighths high. Where both halves are covered about equally,
+the height of the glyph shows the share; where they differ, quarters of the cell show which half is covered.
+The color shows the kind of work only, so that the lanes are readable without color.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Bools = npt.NDArray[np.bool_]
 
 FULL = 7  # eighths of the height of a cell that is fully covered; the last eighth separates the rows
 BAR_CELLS = 3  # a range needs that many whole cells to get a bar
-_MAX_EDGE_RATIO = 1 / 8  # of a cell that a bar may leave uncovered at either end
+_MAX_EDGE_RATIO = 1 / 8  # of a cell: as much of it may be uncovered at either end of a bar
 _MIN_CELLS_FOR_CUT_NAME = 7
 
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
@@ -34,7 +34,7 @@ _QUARTERS = {(0, 0): " ", (0, 1): "▗", (1, 0): "▖", (1, 1): "▄", (0, 2): "
 
 
 def _glyph(left: int, right: int) -> str:
-    """Of two half columns, each 0-8 eighths high."""
+    """The glyph for two half columns, each 0-8 eighths high."""
     if abs(left - right) <= 2:
         return _HEIGHTS[(left + right + 1) // 2]
     return _QUARTERS[(left + 2) // 4, (right + 2) // 4]  # to none, half or all
@@ -54,7 +54,7 @@ class Line:
         return Line(self.glyphs, self.codes.copy())  # glyphs are not changed once a lane is done
 
     def put(self, at: int, text: Sequence[str], code: int) -> None:
-        """Draw over the cells from ``at`` on; what is outside the line is left out."""
+        """Draw over the cells from ``at`` on; text beyond the ends of the line is cut off."""
         first, last = max(0, at), min(len(self.glyphs), at + len(text))
         if first < last:
             self.glyphs[first:last] = text[first - at:last - at]
@@ -65,7 +65,7 @@ class Line:
         self.codes[max(0, first):max(0, last)] |= flag
 
     def segments(self) -> list[Segment]:
-        """Neighbors of one style as one segment."""
+        """The line as segments, one for each run of cells of one style."""
         if not self.glyphs:
             return []
         ends = (np.flatnonzero(self.codes[1:] != self.codes[:-1]) + 1).tolist()
@@ -79,15 +79,15 @@ def draw_lines(cover: Shares, kinds: npt.NDArray[np.uint8], lines: Sequence[int]
     """The coverage of rows as cells: for each row its lines from the top. Draws all rows at once, for speed.
 
     ``cover`` 0-1 and ``kinds`` (indices into :data:`~gputop.timeline.model.KINDS`) are of shape (rows, 2 × cells),
-    ``lines`` says how many each row has. ``causes``, (rows, cells), says why nothing ran in a cell
-    (:func:`~gputop.tui.timeline.styles.cause_code`, 0: not told), ``rules``, (cells,), where a line is ruled across.
-    ``full``: eighths of the top line that stand for all of the time.
+    ``lines`` is the number of lines of each row. ``causes``, (rows, cells), is the cause of idle time in a cell
+    (:func:`~gputop.tui.timeline.styles.cause_code`, 0: not known), ``rules``, (cells,), marks the vertical lines.
+    ``full``: eighths of the top line that stand for full coverage.
     """
     rows, cells = len(cover), cover.shape[1] // 2
     many = np.array(lines, np.int32)
     most = (8 * (many - 1) + full)[:, None]
     levels = np.rint(cover * most).astype(np.int32)
-    np.clip(levels, cover > 0, most, out=levels)  # a small share is shown as more than none
+    np.clip(levels, cover > 0, most, out=levels)  # a small share is still visible
     pair = kinds.reshape(rows, cells, 2)
     kind = np.where(cover[:, 0::2] >= cover[:, 1::2], pair[:, :, 0], pair[:, :, 1]).astype(np.int32)
 
@@ -95,7 +95,7 @@ def draw_lines(cover: Shares, kinds: npt.NDArray[np.uint8], lines: Sequence[int]
     below = 8 * (np.repeat(np.cumsum(many), many) - 1 - np.arange(len(row)))[:, None, None]
     levels = levels.reshape(rows, cells, 2)[row]
     part = np.clip(levels - below, 0, 8)
-    # A low half may not reach over one that ends a line below.
+    # Where one half ends in the line below, a low other half is left out of this line.
     part[(part.max(axis=2) <= 2) & (levels.min(axis=2) < below[:, :, 0])] = 0
     index = part[:, :, 0] * 9 + part[:, :, 1]
     glyphs = _GLYPHS[index]
@@ -108,7 +108,7 @@ def draw_lines(cover: Shares, kinds: npt.NDArray[np.uint8], lines: Sequence[int]
 
 
 def bar_cells(view: View, cells: int, start_ns: int, end_ns: int) -> tuple[int, int]:
-    """The cells of which a range covers all but an eighth: first and one behind the last, within the view."""
+    """The cells that a range covers but for an eighth: the first and the one after the last, within the view."""
     scale = cells / view.span_ns
     first = -int(-((start_ns - view.start_ns) * scale - _MAX_EDGE_RATIO) // 1)
     last = int(((end_ns - view.start_ns) * scale + _MAX_EDGE_RATIO) // 1)
@@ -116,12 +116,12 @@ def bar_cells(view: View, cells: int, start_ns: int, end_ns: int) -> tuple[int, 
 
 
 def least_bar_ns(view: View, cells: int) -> int:
-    """A shorter range gets no bar, wherever it lies."""
+    """The duration below which a range never gets a bar, wherever it begins within a cell."""
     return int((BAR_CELLS - 2 * _MAX_EDGE_RATIO) * view.span_ns / cells)
 
 
 def touched_cells(view: View, cells: int, start_ns: int, end_ns: int) -> tuple[int, int]:
-    """The cells of which a range covers any part, at least one if it is in the view at all."""
+    """The cells that a range covers at least in part; one or more for a range within the view."""
     if end_ns < view.start_ns or start_ns >= view.end_ns:
         return 0, 0
     scale = cells / view.span_ns
@@ -131,7 +131,7 @@ def touched_cells(view: View, cells: int, start_ns: int, end_ns: int) -> tuple[i
 
 
 def spread_out(text: str) -> list[str]:
-    """``text`` cell by cell: what is two cells wide is followed by an empty one, accents go with their letter."""
+    """``text`` by cells: a wide character is followed by an empty cell, an accent joins its letter."""
     if text.isascii():
         return list(text)
     out: list[str] = []
@@ -145,13 +145,14 @@ def spread_out(text: str) -> list[str]:
 
 
 def put_bar(lines: Sequence[Line], first: int, last: int, name: str, code: int) -> None:
-    """A bar over these cells, with a thin edge at its left so that neighbors of a kind can be told apart.
+    """Draw a bar over these cells, with a thin left edge that separates it from a neighbor of the same kind.
 
-    On one line it fills the cells; on more its top line parts it from the row above, as :data:`FULL` does.
+    On a single line it fills the cells; on several lines a gap at the top separates it from the row above, as
+    :data:`FULL` does.
     """
     room = last - first
     if len(name) >= room and room < _MIN_CELLS_FOR_CUT_NAME:
-        name = ""  # a letter and an ellipsis are no name
+        name = ""  # cut to a letter or two it would say nothing
     text = ["▏", *spread_out(fit(name, room - 1))]
     named = 0 if len(lines) == 1 else 1
     for i, line in enumerate(lines):

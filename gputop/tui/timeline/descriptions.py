@@ -1,4 +1,4 @@
-"""What is selected on a timeline in words: the lines below the picture, and the details. Pure but for its queries."""
+"""Descriptions of the selection on a timeline: the lines below the picture, and the details."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS = {"compute": "kernel", "collective": "collective", "h2d": "copy host →
 
 
 def when(timeline: Timeline, time_ns: int, grain_ns: int) -> str:
-    """A moment in the capture and in its step: "+1.203 456 s, step 12 +34.2 ms"."""
+    """A time in the capture and in its step: "+1.203 456 s, step 12 +34.2 ms"."""
     text = moment(time_ns - timeline.window_ns[0], grain_ns)
     step = step_at(timeline.steps_ns, time_ns)
     if step is None:
@@ -38,7 +38,7 @@ def where(timeline: Timeline, row: Row) -> str:
 
 
 def view_lines(timeline: Timeline, view: View, width: int) -> list[list[StyledText]]:
-    """With nothing selected: what is on screen, and what the colors mean."""
+    """Without a selection: the range on screen, and the meaning of the colors."""
     begin, end = timeline.window_ns
     seen = len(visible_steps(timeline.steps_ns, view))
     left: list[StyledText] = [(f" {seconds(view.span_ns / 1e9)}", BOLD), (" shown", PLAIN)]
@@ -50,7 +50,7 @@ def view_lines(timeline: Timeline, view: View, width: int) -> list[list[StyledTe
     if timeline.idle_gaps:
         cost = sum(b.cost_ns for b in timeline.idle_gaps)
         left.append((f"   b: {len(timeline.idle_gaps)} costly idle gaps, {seconds(cost / 1e9)} of GPU time", DIM))
-    # The kinds that can be there, by the rows: asking for all of them would go over the whole trace.
+    # The possible kinds, by the rows: looking for the kinds that occur would read the whole trace.
     kinds = {"compute", "collective", "h2d", "d2h"} if any(r.kind == "gpu" for r in timeline.rows) else set()
     kinds |= {"host"} if any(r.kind == "thread" for r in timeline.rows) else set()
     kinds |= {"input"} if any(r.kind == "stage" for r in timeline.rows) else set()
@@ -58,7 +58,7 @@ def view_lines(timeline: Timeline, view: View, width: int) -> list[list[StyledTe
 
 
 def range_lines(timeline: Timeline, r: Range, linked: Range | None, width: int) -> list[list[StyledText]]:
-    """A range in two lines: what and how long, then where, for which op, and its other end."""
+    """A range in two lines: name and duration, then row, op and linked range."""
     length = r.end_ns - r.start_ns
     right: list[StyledText] = [(seconds(length / 1e9), BOLD),
                                (f" at {when(timeline, r.start_ns, _grain(length))} ", DIM)]
@@ -74,7 +74,7 @@ def range_lines(timeline: Timeline, r: Range, linked: Range | None, width: int) 
 
 
 def link_text(timeline: Timeline, r: Range, linked: Range) -> str:
-    """How a kernel and its launch lie to each other."""
+    """The delay between a kernel and its launch."""
     delay = seconds(abs(linked.start_ns - r.start_ns) / 1e9)
     if timeline.rows[linked.row].kind in ("gpu", "stream"):
         return f"starts {linked.name} on {where(timeline, timeline.rows[linked.row])} {delay} later"
@@ -82,7 +82,7 @@ def link_text(timeline: Timeline, r: Range, linked: Range) -> str:
 
 
 def idle_gap_at(timeline: Timeline, row: Row, begin_ns: int, end_ns: int) -> IdleGap | None:
-    """The idle gap that the gap on this row belongs to, if it is one of the costly ones."""
+    """The costly idle gap that this gap of a row is part of; None where it is part of none."""
     if row.gpu is None:
         return None
     middle = (begin_ns + end_ns) // 2
@@ -91,7 +91,7 @@ def idle_gap_at(timeline: Timeline, row: Row, begin_ns: int, end_ns: int) -> Idl
 
 def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[int, ...], ended_by: Range | None,
               width: int) -> list[list[StyledText]]:
-    """A stretch with nothing on a row, or on these ``gpus`` together, and why, where that is known."""
+    """A gap on a row, or on all of these ``gpus`` at once, with its cause where that is known."""
     length = gap[1] - gap[0]
     idle_gap = idle_gap_at(timeline, row, *gap)
     style = PART_STYLE[idle_gap.part if idle_gap is not None else "idle"]
@@ -108,7 +108,7 @@ def gap_lines(timeline: Timeline, row: Row, gap: tuple[int, int], gpus: tuple[in
 
 
 def range_text(timeline: Timeline, r: Range, linked: Range | None, around: list[Range]) -> Text:
-    """Everything about one range; ``around`` are those it is nested in, outermost first."""
+    """All details of a range; ``around`` are the ranges it is nested in, outermost first."""
     out = Text()
     length = r.end_ns - r.start_ns
 

@@ -1,4 +1,4 @@
-"""The lines above the rows of a timeline: the whole capture in small, the time axis, the steps. Pure."""
+"""The lines above the rows of a timeline: overview of the capture, time axis, steps. Pure."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from gputop.tui.timeline.viewport import View, base_ns, every, ticks, unit_of
 
 Steps = npt.NDArray[np.int64]  # (n, 2): begin and end of each
 
-# What a reader notes of a trace that does not hold all that happened, in a word or two; the report says more.
+# Quality notes of incomplete traces, in a word or two; the report has the whole sentence.
 _LOSSES = {"dropped_events": "events dropped", "clipped": "clipped", "truncated": "damaged",
            "unreadable_file": "a file left out"}
 
-_OUTSIDE = Style(color="#596272", bgcolor=DARK.names["surface"])  # no part of the step: it has no letter
+_OUTSIDE = Style(color="#596272", bgcolor=DARK.names["surface"])  # not a part of the step, so it has no letter
 _INSIDE = ACCENT + Style(bgcolor="#16262d")
 
 _ON_LABEL = Style(color=DARK.names["ground"], bgcolor=DARK.names["accent"])  # the cursor, where a time is written
 
 
 def losses(timeline: Timeline) -> str:
-    """What the trace lost, and where it is told; nothing where it is whole."""
+    """What the trace lost, with the key of the report; empty for a complete trace."""
     found = dict.fromkeys(_LOSSES[id_] for id_, _ in timeline.quality if id_ in _LOSSES)
     return f"{', '.join(found)} (r)" if found else ""
 
 
 def overview(cover: npt.NDArray[np.float32], view: View) -> list[StyledText]:
-    """How busy the GPUs are over the whole capture, a value a cell, with what is on screen brought out."""
+    """How busy the GPUs are over the whole capture, one value per cell; the range on screen is highlighted."""
     cells = len(cover)
     whole = View.whole(view.window_ns)
     first = min(max(0, whole.column(view.start_ns, cells)), cells - 1)
@@ -46,7 +46,7 @@ def overview(cover: npt.NDArray[np.float32], view: View) -> list[StyledText]:
 
 
 def axis(view: View, cells: int, cursor_ns: int | None) -> list[StyledText]:
-    """Ticks with their times, and where the cursor stands."""
+    """Ticks with their times, and the place of the cursor."""
     line = [" "] * cells
     at = view.column(cursor_ns, cells) if cursor_ns is not None else -1
     mark = ("▼", ACCENT)
@@ -60,7 +60,7 @@ def axis(view: View, cells: int, cursor_ns: int | None) -> list[StyledText]:
 
 
 def axis_origin(view: View, cells: int) -> str:
-    """What the ticks count from, where that is not the begin of the capture: "+1.25 s and"."""
+    """The origin of the ticks, where it is not the begin of the capture: "1.25 s +"."""
     base = base_ns(view, cells)
     if not base:
         return ""
@@ -69,7 +69,7 @@ def axis_origin(view: View, cells: int) -> str:
 
 
 def visible_steps(steps: Steps, view: View) -> range:
-    """Indices of the steps of which some part is in the view. Steps are in order and do not overlap."""
+    """Indices of the steps that are in the view, at least in part. Steps are in order and do not overlap."""
     if not len(steps):
         return range(0)
     first = int(np.searchsorted(steps[:, 1], view.start_ns, "right"))
@@ -77,7 +77,7 @@ def visible_steps(steps: Steps, view: View) -> range:
 
 
 def drawn_steps(steps: Steps, view: View, cells: int) -> list[int]:
-    """Those of the visible steps that have room for a mark: all of them, or each second, fifth, tenth, …"""
+    """The visible steps that get a mark: all of them, or every second, fifth, tenth, …"""
     seen = visible_steps(steps, view)
     if not len(seen):
         return []
@@ -90,7 +90,7 @@ def _typical(steps: Steps) -> float:
 
 
 def rules(steps: Steps, view: View, cells: int) -> npt.NDArray[np.bool_]:
-    """The cells that a ruled line goes through: where a marked step begins, and where the last one ends."""
+    """The cells of the vertical lines: at the begin of each marked step, and at the end of the last one."""
     out = np.zeros(cells, np.bool_)
     marked = drawn_steps(steps, view, cells)
     times = [int(steps[i, 0]) for i in marked]
@@ -104,7 +104,7 @@ def rules(steps: Steps, view: View, cells: int) -> npt.NDArray[np.bool_]:
 
 
 def steps_line(steps: Steps, view: View, cells: int, cursor_ns: int | None) -> list[StyledText]:
-    """Stretches for the steps, numbered from 1, with their length where there is room."""
+    """The steps, numbered from 1, with their duration where there is room."""
     if not len(steps):
         return [(" no steps were found in this trace".ljust(cells)[:cells], DIM)]
     runs: list[StyledText] = []
@@ -122,7 +122,7 @@ def steps_line(steps: Steps, view: View, cells: int, cursor_ns: int | None) -> l
         long = f" step {name}  {seconds((end - begin) / 1e9)}"
         texts = (long if apart == 1 else f" steps {name}", f" step {name}" if apart == 1 else f" {name}", f" {name}",
                  name)
-        text = next((t for t in texts if len(t) < room + t.startswith(" ")), "")  # never one against the other
+        text = next((t for t in texts if len(t) < room + t.startswith(" ")), "")  # a blank separates it from the next
         here = cursor_ns is not None and begin <= cursor_ns < end
         runs += [(" " * (first - at), DIM), (text.ljust(room), STEP_HERE if here else STEP[i // apart % 2])]
         at = last
@@ -131,7 +131,7 @@ def steps_line(steps: Steps, view: View, cells: int, cursor_ns: int | None) -> l
 
 
 def step_at(steps: Steps, time_ns: int) -> int | None:
-    """Index of the step that this moment lies in."""
+    """Index of the step at this time."""
     if not len(steps):
         return None
     i = int(np.searchsorted(steps[:, 0], time_ns, "right")) - 1

@@ -1,4 +1,4 @@
-"""Which rows of a timeline stand where: headings, GPUs with their streams, pools of threads, nested ranges. Pure."""
+"""The layout of a timeline's rows: headings, GPUs with their streams, pools of threads, nested ranges. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from itertools import accumulate, groupby
 
 from gputop.timeline.model import Row
 
-MAX_DEPTH = 16  # lines of one thread; a recursion may nest deeper than any screen is high
-_MIN_POOL_THREADS = 4  # so many successive threads of one name are folded into one row
+MAX_DEPTH = 16  # lines of one thread; a recursion can be deeper than any screen
+_MIN_POOL_THREADS = 4  # as many successive threads of one name, or more, are folded into one row
 _MAX_LEVELS_UNFOLDED = 8  # deeper threads are folded at first
 _NUMBER = re.compile(r"[\s/#:_.-]*\d+$")
 
@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"[\s/#:_.-]*\d+$")
 class Place:
     """One or more lines of the picture: a heading (no row), a row, a pool of rows, or one level of a thread's nesting.
 
-    ``fold`` is what :func:`places` takes to unfold or fold it, None if there is nothing in it.
+    ``fold`` identifies it in the ``unfolded`` of :func:`places`; None if it cannot be unfolded.
     """
 
     rows: tuple[Row, ...]
@@ -32,7 +32,7 @@ class Place:
 
     @property
     def row(self) -> Row | None:
-        """Its row, of a pool the first; None for a heading."""
+        """Its row, for a pool the first one; None for a heading."""
         return self.rows[0] if self.rows else None
 
     @property
@@ -71,10 +71,10 @@ def places(rows: Sequence[Row], unfolded: frozenset[int], gpu_lines: int = 1) ->
 
 
 def _pools(rows: Sequence[Row]) -> Iterator[tuple[Row, ...]]:
-    """The rows in order, each alone or the threads of a pool together."""
+    """The rows in order; the threads of a pool are one tuple."""
     def pool(row: Row) -> object:
         name = _NUMBER.sub("", row.label) if row.kind == "thread" else ""
-        # Python's own threads are the job's loops: each of them counts.
+        # Python's threads run the job's loops, so they are not folded.
         return (row.group, name) if name and not name.startswith("python") else row.key
 
     for _, found in groupby(rows, pool):
@@ -101,7 +101,7 @@ def gpu_folds(rows: Sequence[Row]) -> frozenset[int]:
 def first_unfolded(rows: Sequence[Row], lines: int) -> frozenset[int]:
     """What to unfold at first, as long as the whole picture fits into ``lines``: streams, then threads.
 
-    A GPU with one stream stays folded: the two would look the same.
+    A GPU with a single stream stays folded: both rows would be equal.
     """
     streams = Counter(row.gpu for row in rows if row.kind == "stream")
     chosen = frozenset(fold for fold in gpu_folds(rows) if streams[rows[fold].gpu] > 1)
@@ -119,7 +119,7 @@ def _lines(rows: Sequence[Row], unfolded: frozenset[int]) -> int:
 
 
 def lines_per_gpu(rows: Sequence[Row], unfolded: frozenset[int], lines: int) -> int:
-    """More lines for the GPUs' rows where the others leave them: up to three."""
+    """Lines per GPU row: up to three, where the other rows leave room."""
     gpus = sum(row.kind == "gpu" for row in rows)
     rest = lines - _lines(rows, unfolded)
     return 1 + max(0, min(2, rest // gpus)) if gpus else 1

@@ -1,7 +1,7 @@
-"""Colors of the timeline. A cell's style is a code, so that lines can be put together as arrays.
+"""Colors of the timeline. The style of a cell is a code, so that lines can be composed as arrays.
 
-A code holds the kind of work (0: none), why nothing ran, and flags: on a ruled line, part of a
-bar with a name, selected, linked to what is selected, on the row one is on.
+A code holds the kind of work (0: none), the cause of idleness, and flags: on a vertical line, part of a
+named bar, selected, linked to the selection, on the selected row.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gputop.render.palette import BOLD, DARK, Rgb, level_rgb
 from gputop.render.step_parts import PART_IDS
 from gputop.timeline.model import KINDS
 
-# The part of the step that a kind of work belongs to, whose color it has.
+# The part of the step whose color a kind of work has.
 PART_OF = {"compute": "compute", "collective": "collectives", "h2d": "h2d", "d2h": "d2h", "d2d": "d2h", "p2p": "d2h",
            "copy": "h2d", "memset": "idle", "host": "host", "input": "input"}
 
 KIND_MASK = 0xF
-CAUSE_SHIFT, CAUSE_MASK = 4, 0xF  # one more than the index into PART_IDS, 0: not told
+CAUSE_SHIFT, CAUSE_MASK = 4, 0xF  # one more than the index into PART_IDS, 0: not known
 RULED, BAR, SELECTED, LINKED, ROW = 0x100, 0x200, 0x400, 0x800, 0x1000
 
 
@@ -33,23 +33,23 @@ _ROW_LANE: Rgb = (29, 34, 46)
 _CURSOR: Rgb = (38, 84, 99)
 _INK, _LIGHT, _RULE = (_rgb(DARK.names[name]) for name in ("ground", "strong", "border"))
 
-assert len(KINDS) <= KIND_MASK and len(PART_IDS) < CAUSE_MASK  # what there is room for in a code
+assert len(KINDS) <= KIND_MASK and len(PART_IDS) < CAUSE_MASK  # the limits of the bits of a code
 
 
 def mix(one: Rgb, other: Rgb, share: float) -> Rgb:
-    """``share`` of the other, the rest of the one."""
+    """A mixture of two colors: ``share`` of the other one."""
     return (round(one[0] + (other[0] - one[0]) * share), round(one[1] + (other[1] - one[1]) * share),
             round(one[2] + (other[2] - one[2]) * share))
 
 
 def cause_code(part: str) -> int:
-    """What stands for a lost stretch of this part of the step in a code, before it is shifted."""
+    """The cause of idle time, a part of the step, as the number in a code, not yet shifted."""
     return PART_IDS.index(part) + 1
 
 
 @cache
 def style_of(code: int) -> Style:
-    """How a cell with this code looks."""
+    """The style of a cell with this code."""
     kind = KINDS[code & KIND_MASK]
     cause = code >> CAUSE_SHIFT & CAUSE_MASK
     lane = _ROW_LANE if code & ROW else _LANE
@@ -75,7 +75,7 @@ def _style(color: Rgb, ground: Rgb, bold: bool = False, underline: bool = False)
                  underline=underline or None)
 
 
-# The ruler's stretches for every other step; the one under the cursor.
+# The steps in the header, in turns; the one under the cursor.
 STEP = (Style(color=DARK.names["text"], bgcolor="#222838"), Style(color=DARK.names["text"], bgcolor="#2c3343"))
 STEP_HERE = BOLD + Style(bgcolor="#26545f")
 RULE = Style(color=DARK.names["border"])

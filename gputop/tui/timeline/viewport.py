@@ -1,4 +1,4 @@
-"""Which stretch of a trace is on screen, and what to write beside it: pure arithmetic on nanoseconds."""
+"""The range of a trace that is on screen, and the labels beside it: pure arithmetic on nanoseconds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MIN_SPAN_NS = 200  # a CUPTI timestamp is good to some tens of nanoseconds
-_TICK_CELLS = 11  # between two labels: room for "250.4 ms" and some air
+_TICK_CELLS = 11  # between two labels: room for "250.4 ms" and some space
 
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A stretch of time within ``window_ns``; every change gives a new one that lies within it."""
+    """A range of time within ``window_ns``. Immutable: every change returns another view within the window."""
 
     start_ns: int
     end_ns: int
@@ -32,7 +32,7 @@ class View:
         return self.span_ns >= self.window_ns[1] - self.window_ns[0]
 
     def at(self, start_ns: float, span_ns: float) -> View:
-        """The stretch of this length from there on, moved into the window."""
+        """The view of length ``span_ns`` from ``start_ns`` on, moved into the window."""
         begin, end = self.window_ns
         span = round(min(max(span_ns, MIN_SPAN_NS), max(end - begin, 1)))
         start = min(max(round(start_ns), begin), max(begin, end - span))
@@ -45,7 +45,7 @@ class View:
         return self.at(about_ns - share * span, span)
 
     def fit(self, start_ns: int, end_ns: int, margin: float = 0.15) -> View:
-        """The stretch with so much of its length before and after it."""
+        """The view of this range with a margin, a share of its length, at both sides."""
         around = margin * max(end_ns - start_ns, MIN_SPAN_NS)
         return self.at(start_ns - around, end_ns - start_ns + 2 * around)
 
@@ -53,7 +53,7 @@ class View:
         return self.at(time_ns - self.span_ns / 2, self.span_ns)
 
     def showing(self, start_ns: int, end_ns: int) -> View:
-        """Itself if some of the stretch can be seen well, else moved there; longer only where it must be."""
+        """This view if enough of the range is in it, else moved there, and longer only if the range needs it."""
         seen = min(end_ns, self.end_ns) - max(start_ns, self.start_ns)
         if seen >= min(end_ns - start_ns, 0.2 * self.span_ns):
             return self
@@ -62,11 +62,11 @@ class View:
         return self.centered((start_ns + end_ns) / 2)
 
     def column(self, time_ns: float, columns: int) -> int:
-        """The column a moment falls into; outside 0 … columns-1 if it is outside the view."""
+        """The column of a time; below 0, or ``columns`` and more, where the time is outside the view."""
         return int((time_ns - self.start_ns) * columns // self.span_ns)
 
     def time(self, column: float, columns: int) -> int:
-        """The moment at which a column begins."""
+        """The time at which a column begins."""
         return self.start_ns + int(column * self.span_ns / max(columns, 1))
 
 
@@ -76,7 +76,7 @@ class Tick(NamedTuple):
 
 
 def tick_step_ns(span_ns: int, columns: int) -> int:
-    """The least of 1, 2, 5, 10 … ns whose multiples stand far enough apart for their labels."""
+    """The smallest of 1, 2, 5, 10 … ns whose multiples leave room for their labels."""
     least = max(1.0, span_ns * _TICK_CELLS / max(columns, 1))
     step = 1
     while True:
@@ -87,9 +87,9 @@ def tick_step_ns(span_ns: int, columns: int) -> int:
 
 
 def base_ns(view: View, columns: int) -> int:
-    """What the tick labels count from, relative to the window: 0, or a round time shortly before the view.
+    """The origin of the tick labels, relative to the window: 0, or a round time shortly before the view.
 
-    Seconds into a trace and microseconds between two kernels do not fit one label.
+    A label has no room for both the seconds into a trace and the microseconds between two kernels.
     """
     offset = view.start_ns - view.window_ns[0]
     step = tick_step_ns(view.span_ns, columns)
@@ -98,7 +98,7 @@ def base_ns(view: View, columns: int) -> int:
 
 
 def ticks(view: View, columns: int) -> list[Tick]:
-    """Labeled moments: counted from :func:`base_ns`, in one unit."""
+    """Ticks with labels: times since :func:`base_ns`, all in one unit."""
     if columns < 4:
         return []
     step, base = tick_step_ns(view.span_ns, columns), base_ns(view, columns)
@@ -144,7 +144,7 @@ def moment(offset_ns: int, grain_ns: int = 1000) -> str:
 
 
 def every(step_columns: float, least: int) -> int:
-    """Of marks ``step_columns`` apart, each how many-th (1, 2, 5, 10, …) to draw so that they are ``least`` apart."""
+    """Draw every n-th (1, 2, 5, 10, …) of marks ``step_columns`` apart, so that those drawn are ``least`` apart."""
     n = 1
     while True:
         for factor in (1, 2, 5):
