@@ -85,9 +85,9 @@ def _own_user() -> str | None:
 
 
 def rank_of(environ: Mapping[str, str]) -> str | None:
-    """A process's place in its job, from its environment: "rank 3", "worker 1" (TF_CONFIG); None where it tells none.
+    """A process's place in its job, from its environment: "rank 3", "worker 1" (TF_CONFIG); None where it has none.
 
-    A rank among the whole job's rather than among those of the machine.
+    A rank in the whole job is preferred to one on the machine.
     """
     try:
         task = json.loads(environ["TF_CONFIG"])["task"]
@@ -100,7 +100,7 @@ def rank_of(environ: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The servers found, by address, and what could not be looked at and why."""
+    """The servers found, and notes on what could not be examined and why."""
 
     servers: tuple[ProfilerServer, ...] = ()
     notes: tuple[str, ...] = ()
@@ -111,14 +111,14 @@ class _SocketState:
     """What is known of one listening socket."""
 
     holders: tuple[int, ...]  # pids, the oldest first
-    relevant: bool | None = None  # whether a holder may be a training job; None: not looked yet
+    relevant: bool | None = None  # whether a holder may be a training job; None: not examined yet
     server: ProfilerServer | None = None
     attempts_left: int = _ATTEMPTS
     note: str | None = None
 
 
 class Finder:
-    """Looks for servers and remembers what it has seen. One call at a time; safe from any thread."""
+    """Finds servers and keeps what it knows of each socket. One call at a time; safe from any thread."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -148,7 +148,7 @@ class Finder:
         return Discovery(tuple(ordered), tuple(dict.fromkeys(notes)))
 
     def _listening(self, wanted: set[int] | None) -> tuple[dict[Listener, list[str]], list[str]]:
-        """Listening sockets with the hosts they are reached at, and notes on processes of others."""
+        """Listening sockets with the hosts where they can be reached, and notes on processes of others."""
         notes: list[str] = []
         representative: dict[int, int] = {}
         for pid in sorted(sockets.process_ids(self._proc) if wanted is None else wanted):
@@ -208,7 +208,7 @@ class Finder:
             )
 
     def _libraries(self, pid: int) -> tuple[bool, Framework | None, str | None]:
-        """Whether the process may be a training job, and by its mapped libraries, of what."""
+        """Whether the process may be a training job; its framework and version by the mapped libraries."""
         paths = _mapped_libraries(self._proc, pid)
         packages: dict[str, str] = {}
         for path in paths or ():
@@ -232,7 +232,7 @@ class Finder:
         return next((match[1] for match in matches if match), None)
 
     def crash_risk(self, pids: Iterable[int]) -> str | None:
-        """What is known to go wrong when these are captured; None where nothing is, or they may not be looked at."""
+        """The known risk of capturing from these processes; None where there is none, or they may not be read."""
         at_risk = [pid for pid in pids if self._calls_workers(pid)]
         if not at_risk:
             return None
@@ -261,7 +261,7 @@ class Finder:
             return str(uid)
 
     def _environ(self, pid: int) -> dict[str, str]:
-        """Its environment when it began; empty where that may not be read."""
+        """The environment it was started with; empty where that may not be read."""
         try:
             raw = (self._proc / str(pid) / "environ").read_bytes()
         except OSError:
@@ -345,9 +345,9 @@ def find_servers(pids: Iterable[int] | None = None) -> Discovery:
     """The profiler servers of the given processes and their children, or (None) of all
     processes that may be looked at and have TensorFlow, JAX or CUDA mapped.
 
-    gputop's own process is left out. Blocks for up to some seconds where a port that was not
-    seen before does not answer; otherwise cheap, made to be called every few seconds from a
-    background thread. Never raises for what it cannot read: that is in the notes.
+    gputop's own process is left out. Blocks for up to some seconds where a new port does not answer; otherwise cheap
+    enough to be called every few seconds from a background thread. What it cannot read is in the notes and raises
+    nothing.
     """
     return _finder.find(pids)
 

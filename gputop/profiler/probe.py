@@ -1,12 +1,11 @@
-"""Addresses of profiler servers, and harmless looks at what answers there.
+"""Addresses of profiler servers, and a harmless probe of what answers there.
 
-A look comes in two steps. A bare socket first: does the other side speak HTTP/2 at all?
-That needs no gRPC, answers at once and can name what speaks instead. Then one call to a
-method of the profiler service with bytes that cannot be parsed: a server that has the
-service refuses them (INTERNAL) before any of its own code runs, one that has not answers
-UNIMPLEMENTED. Seen so on TensorFlow 2.15 and 2.21 and JAX 0.10. The service's own harmless-looking
-methods tell less: ``Monitor`` is UNIMPLEMENTED on every server but TPUs', and ``Terminate``
-of a session that does not exist succeeds but is remembered by the server for good.
+The probe has two steps. The first uses a bare socket and checks whether the other side speaks HTTP/2: that needs no
+gRPC, is answered at once, and shows what speaks instead. The second calls a method of the profiler service with bytes
+that cannot be parsed: a server that has the service refuses them (INTERNAL) before any of its own code runs, any
+other gRPC server answers UNIMPLEMENTED. This was observed on TensorFlow 2.15 and 2.21 and on JAX 0.10. The service's
+other methods tell less: ``Monitor`` is UNIMPLEMENTED on every server except those of TPUs, and ``Terminate`` of a
+session that does not exist succeeds, but the server remembers the session for good.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 HOW_TO_SERVE = "tf.profiler.experimental.server.start(PORT) or jax.profiler.start_server(PORT)"
 _RIGHT_PORT = f"Give the port the job passed to {HOW_TO_SERVE}."
 _LOOPBACK = "127.0.0.1"
-# Servers are told to listen on TCP; what listens on a socket in the file system is a way to one: ssh -L, socat.
+# Servers listen on TCP. A socket in the file system leads to one: ssh -L, socat.
 _UNIX, _ABSTRACT = "unix:", "unix-abstract:"
 _UNIX_BYTES = 107  # unix(7): sun_path less its zero
 # A protobuf message holds no more (https://protobuf.dev/programming-guides/proto-limits/): one that is announced as
@@ -53,7 +52,7 @@ class ServerInfo:
 
 
 def parse_address(text: str) -> str:
-    """``host:port`` in one spelling: this host is 127.0.0.1, IPv6 stands in brackets.
+    """``host:port`` in its canonical form: this host is 127.0.0.1, IPv6 is in brackets.
 
     Accepts ``host:port``, ``[::1]:port``, ``:port``, ``port``, and as gRPC names sockets of this machine
     ``unix:/path`` and ``unix-abstract:name``. Raises GputopError (wrong usage).
@@ -115,7 +114,7 @@ def _usage(text: str, why: str) -> GputopError:
 
 
 def unix_name(address: str) -> str | None:
-    """What a socket of this machine is bound to, a leading zero for an abstract one; None for TCP."""
+    """The name that a Unix socket is bound to, with a leading zero byte for an abstract one; None for TCP."""
     if address.startswith(_ABSTRACT):
         return "\0" + address.removeprefix(_ABSTRACT)
     return address.removeprefix(_UNIX) if address.startswith(_UNIX) else None
@@ -128,9 +127,9 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def probe(address: str, timeout_s: float = 3.0) -> ServerInfo:
-    """Make sure a profiler server answers at ``address``, without disturbing it.
+    """Check that a profiler server answers at ``address``, without disturbing it.
 
-    Raises GputopError with what is there instead, within about ``timeout_s`` per step.
+    Raises GputopError that names what is there instead, after at most about ``timeout_s`` per step.
     """
     address = parse_address(address)
     check_http2(address, timeout_s)
@@ -140,7 +139,7 @@ def probe(address: str, timeout_s: float = 3.0) -> ServerInfo:
 def check_http2(address: str, timeout_s: float, *, listen_only: bool = False) -> None:
     """Raise GputopError unless what answers at ``address`` begins to speak HTTP/2.
 
-    ``listen_only`` sends nothing: for ports nobody has said are profiler servers.
+    ``listen_only`` sends nothing: for ports that nobody has named as a profiler server's.
     """
     deadline = time.monotonic() + timeout_s
     try:
@@ -181,7 +180,7 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
 
 
 def _first_bytes(sock: socket.socket, deadline: float) -> bytes | None:
-    """What the other side says first: enough for a frame header; None if it stays silent."""
+    """The first bytes that the other side sends, enough for a frame header; None if it sends nothing."""
     first = b""
     while len(first) < _FRAME_HEADER_BYTES:
         left = deadline - time.monotonic()
@@ -252,7 +251,7 @@ def no_profiler_service(address: str) -> GputopError:
 
 
 def load_grpc() -> Any:
-    """The grpc package, imported late and kept from writing to the terminal that the screen owns."""
+    """The grpc package, imported late; it must not write to the terminal, which the screen owns."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import grpc
 
@@ -260,7 +259,7 @@ def load_grpc() -> Any:
 
 
 def open_channel(address: str) -> grpc.Channel:
-    """A plain channel to ``address`` that takes the largest answers there can be and never asks an HTTP proxy."""
+    """A channel to ``address`` without TLS or HTTP proxy, which takes answers up to the largest protobuf message."""
     options = [
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
         ("grpc.enable_http_proxy", 0),  # clusters set http_proxy; it cannot reach the training nodes
@@ -273,7 +272,7 @@ def open_channel(address: str) -> grpc.Channel:
 
 
 def is_local(address: str) -> bool:
-    """Whether an address is of this machine: its loopback, its name, one of its interfaces, or its own socket."""
+    """Whether an address belongs to this machine: its loopback, its name, one of its interfaces, a Unix socket."""
     if unix_name(address) is not None:
         return True
     host = split_address(address)[0]
@@ -290,5 +289,5 @@ def is_local(address: str) -> bool:
 
 
 def machine_name(address: str) -> str:
-    """What the machine is called that an address leads to: this one by its name, others as they were named."""
+    """The name of the machine that an address leads to: the host name for this one, else the name in the address."""
     return socket.gethostname() if is_local(address) else split_address(address)[0]

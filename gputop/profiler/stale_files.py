@@ -25,7 +25,7 @@ _NAME = re.compile(r"\.(?:gputop-probe-[0-9a-f]{8}|(?P<host>.+))"
                    r"\.(?P<place>[0-9a-f]{12})-(?P<pid>[0-9]+)-(?P<start>[0-9]+)(?(host)\.partial)")
 _PROC = Path("/proc")
 _FOREIGN_MAX_AGE_S = 24 * 3600.0
-_MAX_RUNS = 256  # the newest are looked at: a look into each is a round trip on a network file system
+_MAX_RUNS = 256  # only the newest are examined: each is a round trip on a network file system
 
 
 def probe_name() -> str:
@@ -39,7 +39,7 @@ def partial_name(host: str) -> str:
 
 
 def remove_stale_files(logdir: Path) -> None:
-    """Remove what dead captures of this user left in a logdir, as far as it can be; nothing else, and no error.
+    """Remove what dead captures of this user left in a logdir, as far as possible. Raises nothing.
 
     In a logdir that another user could exchange nothing is removed.
     """
@@ -93,7 +93,7 @@ def _lives(pid: int, start: int) -> bool:
         state, began = _state(str(pid))
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return began == start and state not in "ZX"  # killed, and nobody has asked how it ended
+    return began == start and state not in "ZX"  # Z: killed, and its parent has not waited for it yet
 
 
 def _state(pid: str) -> tuple[str, int]:
@@ -103,7 +103,7 @@ def _state(pid: str) -> tuple[str, int]:
 
 
 def _owner() -> str:
-    """This process, as the names have it; where the system does not tell, one that no other takes for its own."""
+    """This process as an owner in file names; a random owner where the system does not tell."""
     place = _place()
     with contextlib.suppress(OSError):
         if place is not None:
@@ -112,7 +112,7 @@ def _owner() -> str:
 
 
 def _place() -> str | None:
-    """Where the number and start of a process name it; None where that is not known."""
+    """The place within which pid and start identify a process; None where that is not known."""
     own = _PROC / "self"
     with contextlib.suppress(OSError):
         if str(own.readlink()) != str(os.getpid()):  # this /proc counts processes as another namespace does

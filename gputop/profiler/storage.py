@@ -287,7 +287,7 @@ class ServerTrace:
 
 @dataclass(frozen=True, slots=True)
 class ServerDisk:
-    """Where a server that writes traces itself (TensorFlow up to 2.20) is told to write, and how to get there.
+    """The path to which a server that writes traces itself (TensorFlow up to 2.20) is told to write.
 
     ``root`` is ``repository_root`` as the server sees it. ``temporary``: a folder of its own
     under /tmp, to be removed afterwards. ``uid`` is the server's user, None where that is not known.
@@ -305,8 +305,8 @@ class ServerDisk:
 
     @classmethod
     def choose(cls, run: RunFolder, address: str, pid: int | None) -> ServerDisk:
-        """The logdir where the server can write there (or is on another machine: file systems
-        may be shared), else a folder under /tmp, which exists and is writable nearly everywhere."""
+        """The logdir, if the server can write there or is on another machine (file systems may be shared); else a
+        folder under /tmp, which exists and is writable nearly everywhere."""
         if is_local(address):
             pid = pid or listening_pid(address)
             if pid is None or not _shares_files(pid):
@@ -402,7 +402,7 @@ def _server_uid(address: str, pid: int | None) -> int | None:
 
 
 def listening_pid(address: str) -> int | None:
-    """The process that listens at an address of this machine, if it may be known."""
+    """The process that listens at an address of this machine; None where that is not known."""
     import psutil
 
     name = unix_name(address)
@@ -418,7 +418,7 @@ def listening_pid(address: str) -> int | None:
 
 
 def _shares_files(pid: int) -> bool:
-    """Whether the process sees our file system, and may write where we may."""
+    """Whether the process sees gputop's file system and may write where gputop may."""
     import psutil
 
     try:
