@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+# SIGKILL and SIGSTOP cannot be held, faults of the program itself must not.
+_NEVER_HELD = {signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+_HARMLESS = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}  # ignored unless there is a handler
 
 
 @contextlib.contextmanager
@@ -24,3 +29,28 @@ def termination_handlers(handler: Any) -> dict[signal.Signals, Any]:
     line). A signal that was ignored from the start, as under nohup, stays ignored."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     return {number: handler for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Let no signal that can be held interrupt or end this program during the block; they take effect after it.
+
+    Blocked in this thread, and in the main thread also caught, for other threads that do not block them.
+    """
+    held: list[int] = []
+    numbers = signal.valid_signals() - _NEVER_HELD
+    before_mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    before: dict[int, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in numbers - _HARMLESS:
+                if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None):
+                    before[number] = handler
+                    signal.signal(number, lambda caught, _: held.append(caught))
+        yield
+    finally:
+        for caught, handler in before.items():
+            signal.signal(caught, handler)
+        for late in held:  # still blocked in this thread
+            signal.pthread_kill(threading.get_ident(), late)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before_mask)

@@ -64,9 +64,10 @@ def _running_in(process: target.Target, text: str) -> Iterator[None]:
     """Request the process to run ``text``, in the way its Python supports. Remote execution that has not run by the
     end of the block is withdrawn; a pending call cannot be withdrawn, but finds that it is too late."""
     with remote_exec.memory_of(process.pid) as memory:
+        target.check_same(process)
         slot = remote_exec.find_slot(process.pid, memory)
         if slot is None:
-            _add_pending_call(process, text)
+            _add_pending_call(process, memory, text)
             yield
             return
         with _script(process, text) as script:
@@ -103,12 +104,12 @@ def _remove(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def _add_pending_call(process: target.Target, text: str) -> None:
+def _add_pending_call(process: target.Target, memory: int, text: str) -> None:
     target.check_machine()
     functions = addresses_in(process.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
     # A pending call is int (*)(void *); int PyRun_SimpleString(const char *) fits that.
-    status = call_with_text(process.pid, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
-                            text.encode())
+    status = call_with_text(process.pid, memory, functions["Py_AddPendingCall"],
+                            functions["PyRun_SimpleString"], text.encode())
     if status != 0:
         raise GputopError(f"process {process.pid} has a full queue of pending calls",
                           "Its main thread has not run Python for long; try again when it does.")

@@ -2,10 +2,12 @@
 
 A debugger would stop every thread, for as long as it reads symbols, and an old one on a processor with AMX ends the
 job: GDB 13 cannot write the registers of a Sapphire Rapids back, and the system call it interrupted fails with errno
-514 (seen so). This takes one thread that sleeps in a system call, lets it make two calls more, and puts it back into
-its sleep: :func:`_borrow` stops it; its own ``syscall`` instruction makes the call for memory and marks where the
-called function returns to, so that no code is changed and no signal is used; the interrupted call is made again, as
-the kernel itself does after a stop.
+514 (seen so). This takes one thread that sleeps in a system call, lets it call mmap and the function, and puts it
+back into its sleep: the interrupted call is made again, as the kernel itself does after a stop.
+
+The thread is safe at each moment, whoever ends gputop. Signals that can be blocked are held until the thread is
+released. For those that cannot (SIGKILL) each state that the thread is put into leads back to its sleep by itself:
+:mod:`gputop.launch.return_frame`. Code of the process is used, none is changed, no signal is sent to it.
 """
 
 from __future__ import annotations
@@ -13,214 +15,176 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import struct
+import re
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from gputop.core.errors import GputopError
+from gputop.core.signal_handlers import signals_held
+from gputop.launch import ptrace
+from gputop.launch.ptrace import Registers, Tracee
+from gputop.launch.return_frame import NO_RESULT, Gadgets, ReturnFrame, frame_for, gadgets_in
 
-# sys/ptrace.h
-_GETREGS, _SETREGS, _DETACH, _SYSCALL = 12, 13, 17, 24
-_GETREGSET, _SETREGSET, _SEIZE, _INTERRUPT = 0x4204, 0x4205, 0x4206, 0x4207
-_O_TRACESYSGOOD = 1
-_WALL = 0x40000000
-_NT_X86_XSTATE = 0x202
-_XSTATE_BYTES = 1 << 16  # AMX's tiles alone are 8 KiB
-_AT_SYSCALL = 0x80 | 5  # SIGTRAP as TRACESYSGOOD marks it
-# struct user_regs_struct of sys/user.h
-_REGISTERS = ("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi",
-              "orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs")
-_LAYOUT = struct.Struct(f"<{len(_REGISTERS)}Q")
 _USER64 = 0x33  # code segment of 64-bit programs
 _SYSCALL_CODE = b"\x0f\x05"
-_MMAP, _RESTART_SYSCALL = 9, 219
+_MMAP, _SCHED_YIELD, _RESTART_SYSCALL = 9, 24, 219
 # Calls that are made again without the program noticing, those that sleep longest first: futex, clock_nanosleep,
 # nanosleep, poll, ppoll, select, pselect6. epoll_wait is not among them: it ends with EINTR.
 _RESTARTABLE = (202, 230, 35, 7, 271, 23, 270)
 _RESTART_ERRORS = {-512, -513, -514}  # ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND of linux/errno.h
 _RESTART_BLOCK_ERROR = -516  # ERESTART_RESTARTBLOCK
-_STOP_S = 3.0  # a sleeping thread stops at once
-_CALL_S = 5.0
 _PERIOD_S = 0.002
-_RED_ZONE = 128  # below the stack pointer, the interrupted function's own (x86-64 ABI)
-
-Registers = dict[str, int]
-
-
-class _Libc:
-    def __init__(self) -> None:
-        self._ptrace = ctypes.CDLL(None, use_errno=True).ptrace
-        self._ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
-        self._ptrace.restype = ctypes.c_long
-
-    def __call__(self, request: int, tid: int, address: object = None, data: object = None) -> None:
-        if self._ptrace(request, tid, address, data) == -1:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+_STACK_BYTES = 1 << 15  # free stack that a thread must have: the frame takes 4 KiB, 12 KiB with AMX
+_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw", re.MULTILINE)
 
 
-class _IoVector(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+@dataclass(frozen=True, slots=True)
+class _Sleeper:
+    tid: int
+    lowest: int  # the lowest address of its stack
 
 
-def call_with_text(pid: int, function: int, first: int, text: bytes) -> int:
+def call_with_text(pid: int, memory: int, function: int, first: int, text: bytes) -> int:
     """``function(first, address of text)`` in process ``pid``; returns its int. The text, and the page it lies in,
-    stay. All arguments are addresses. Blocks for milliseconds. Raises GputopError; the process goes on regardless."""
-    libc = _Libc()
-    deadline = time.monotonic() + _STOP_S
+    stay. ``memory`` is its open memory (:func:`gputop.launch.remote_exec.memory_of`); all arguments are addresses.
+    Blocks; one thread is held for about a millisecond. Raises GputopError; the process goes on regardless."""
+    _check_shadow_stack(pid)
+    gadgets = gadgets_in(memory, _maps(pid))
+    deadline = time.monotonic() + ptrace.STOP_S
     while time.monotonic() < deadline:
-        for tid in _sleepers(pid):
-            with _borrow(libc, tid) as registers:
-                if registers is not None:
-                    return _call(libc, pid, tid, registers, function, first, text)
+        for sleeper in _sleepers(pid):
+            with signals_held(), _borrow(pid, memory, sleeper, gadgets) as borrowed:
+                if borrowed is not None:
+                    return _call(memory, *borrowed, gadgets, function, first, text)
         time.sleep(_PERIOD_S)
     raise GputopError(f"no thread of process {pid} sleeps where it can be borrowed",
                       "Frozen (by a container's pause, say) or busy through and through; try again.")
 
 
-def _sleepers(pid: int) -> list[int]:
-    """Threads in a system call that can be restarted, best first."""
+def _maps(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:
+        raise GputopError(f"process {pid} has ended", "Nothing was done.") from None
+
+
+def _check_shadow_stack(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        if re.search(r"^x86_Thread_features:.*\bshstk\b", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
+            raise GputopError(f"process {pid} runs with a shadow stack, which a borrowed thread cannot return past",
+                              "Start the job anew with gputop run.")
+
+
+def _sleepers(pid: int) -> list[_Sleeper]:
+    """Threads in a system call that can be restarted, with room on their stack, best first."""
     found = []
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
         raise GputopError(f"process {pid} has ended", "Nothing was done.") from None
+    stacks = [(int(m[1], 16), int(m[2], 16)) for m in _MAPPING.finditer(_maps(pid))]
     for task in tasks:
         with contextlib.suppress(OSError, ValueError):
-            number = int((task / "syscall").read_text().split()[0])  # "running" for those that are
-            found.append((_RESTARTABLE.index(number), task.name == str(pid), int(task.name)))
-    return [tid for *_, tid in sorted(found)]
+            fields = (task / "syscall").read_text().split()  # "running" for those that are
+            number, pointer = int(fields[0]), int(fields[-2], 16)
+            rank = _RESTARTABLE.index(number)
+            lowest = next((start for start, end in stacks if start <= pointer < end), pointer)
+            if pointer - lowest >= _STACK_BYTES:
+                found.append((rank, task.name == str(pid), _Sleeper(int(task.name), lowest)))
+    return [sleeper for *_, sleeper in sorted(found, key=lambda f: (f[0], f[1], f[2].tid))]
 
 
 @contextlib.contextmanager
-def _borrow(libc: _Libc, tid: int) -> Iterator[Registers | None]:
-    """Stop a thread in its system call, yield its registers, restore it; yields None where it is in none."""
+def _borrow(
+    pid: int, memory: int, sleeper: _Sleeper, gadgets: Gadgets,
+) -> Iterator[tuple[Tracee, Registers, ReturnFrame] | None]:
+    """Stop a thread in its system call, yield its registers and its way back, restore it; yields None where it is in
+    none."""
+    tracee = Tracee(sleeper.tid)
+    task = Path(f"/proc/{pid}/task/{sleeper.tid}")
+    tracee.seize()
     try:
-        libc(_SEIZE, tid, None, _O_TRACESYSGOOD)
-    except OSError as error:
-        raise GputopError(f"the kernel does not let gputop take hold of thread {tid}: {error.strerror}",
-                          "A debugger or strace may have it; else see gputop attach as root.") from None
-    stopped = False
-    try:
-        libc(_INTERRUPT, tid)
-        _wait(tid, _STOP_S)
-        stopped = True
-        registers = _get(libc, tid)
-        with open(f"/proc/{tid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
-            memory.seek(max(0, registers["rip"] - 2))
-            in_call = (memory.read(2) == _SYSCALL_CODE and registers["cs"] == _USER64
-                       and _signed(registers["orig_rax"]) in _RESTARTABLE)
-        if not in_call:
+        registers = tracee.registers() if tracee.interrupt() else None
+        # The memory is that of the process as it was found. One that has called exec, or another one that has got its
+        # number, does not have it.
+        if registers is None or not (
+                registers["cs"] == _USER64 and _signed(registers["orig_rax"]) in _RESTARTABLE
+                and registers["rsp"] - sleeper.lowest >= _STACK_BYTES and task.exists()
+                and os.pread(memory, 2, max(0, registers["rip"] - 2)) == _SYSCALL_CODE):
             yield None
             return
-        state = ctypes.create_string_buffer(_XSTATE_BYTES)
-        vector = _IoVector(ctypes.addressof(state), _XSTATE_BYTES)
-        libc(_GETREGSET, tid, _NT_X86_XSTATE, ctypes.byref(vector))
+        frame = frame_for(_resumed(registers, alone=True), tracee.signal_mask(), tracee.save_xstate(),
+                          registers["rsp"], gadgets)
+        os.pwrite(memory, frame.data, frame.address)
         try:
-            yield registers
-        finally:
-            # The kernel set the vector's length to what this processor has.
-            libc(_SETREGSET, tid, _NT_X86_XSTATE, ctypes.byref(vector))
-            _set(libc, tid, _resumed(registers))
+            yield tracee, registers, frame
+        except BaseException:
+            # Somewhere in the function or in a call: from there by the way back.
+            tracee.stop()
+            tracee.set_registers({**registers, "rax": 0, "orig_rax": _SCHED_YIELD, "rip": gadgets.syscall + 2,
+                                  "rsp": frame.back})
+            raise
+        tracee.restore_xstate()
+        tracee.set_registers(_resumed(registers))
     except ProcessLookupError:
-        raise GputopError(f"thread {tid} ended meanwhile", "Try again if the process is still there.") from None
+        tracee.reap()
+        raise GputopError(f"thread {sleeper.tid} ended meanwhile", "Try again if the process is still there.") from None
     finally:
-        if stopped:
-            with contextlib.suppress(OSError):
-                libc(_DETACH, tid)
-        # A thread that did not stop is let go by the kernel when gputop ends.
+        tracee.detach()
 
 
-def _resumed(registers: Registers) -> Registers:
-    """The registers with which the kernel would continue the thread after an interruption without a signal."""
+def _resumed(registers: Registers, alone: bool = False) -> Registers:
+    """The registers with which the kernel would continue the thread after an interruption without a signal.
+
+    ``alone``: after rt_sigreturn, which forgets how much of a timeout had passed: the call is made anew.
+    """
     result = _signed(registers["rax"])
-    if result in _RESTART_ERRORS:
+    if result in _RESTART_ERRORS or (alone and result == _RESTART_BLOCK_ERROR):
         return {**registers, "rip": registers["rip"] - 2, "rax": registers["orig_rax"]}
     if result == _RESTART_BLOCK_ERROR:
         return {**registers, "rip": registers["rip"] - 2, "rax": _RESTART_SYSCALL}
     return registers
 
 
-def _call(libc: _Libc, pid: int, tid: int, registers: Registers, function: int, first: int, text: bytes) -> int:
+def _call(
+    memory: int, tracee: Tracee, registers: Registers, frame: ReturnFrame, gadgets: Gadgets, function: int, first: int,
+    text: bytes,
+) -> int:
     no_restart = {**registers, "orig_rax": _unsigned(-1)}
-    mark = registers["rip"]  # the instruction pointer of a stop at our syscall instruction
     length = (len(text) + 1 + 4095) & ~4095
     # Anonymous, private, readable and writable (sys/mman.h).
-    _set(libc, tid, {**no_restart, "rip": mark - 2, "rax": _MMAP, "rdi": 0, "rsi": length, "rdx": 3, "r10": 0x22,
-                     "r8": _unsigned(-1), "r9": 0})
-    _run_to_call(libc, tid, mark)
-    libc(_SYSCALL, tid)
-    _wait_for_call(libc, tid)
-    page = _get(libc, tid)["rax"]
+    tracee.set_registers({**no_restart, "rip": gadgets.syscall, "rsp": frame.back, "rax": _MMAP, "rdi": 0,
+                          "rsi": length, "rdx": 3, "r10": 0x22, "r8": _unsigned(-1), "r9": 0})
+    _run_to_call(tracee, gadgets.syscall + 2, frame.back)
+    tracee.next_syscall_stop()
+    page = tracee.registers()["rax"]
     if _signed(page) < 0:
-        raise GputopError(f"process {pid} gets no memory: {os.strerror(-_signed(page))}", "Its limits may be reached.")
-    stack = ((registers["rsp"] - _RED_ZONE) & ~15) - 8
-    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:  # noqa: PTH123
-        memory.seek(page)
-        memory.write(text + b"\0")
-        memory.seek(stack)
-        memory.write(struct.pack("<Q", mark - 2))  # it returns to the syscall instruction
-    _set(libc, tid, {**no_restart, "rip": function, "rsp": stack, "rdi": first, "rsi": page, "rax": 0})
-    returned = _run_to_call(libc, tid, mark)
-    _set(libc, tid, {**_get(libc, tid), "orig_rax": _unsigned(-1)})  # this system call is skipped
-    libc(_SYSCALL, tid)
-    _wait_for_call(libc, tid)
-    return ctypes.c_int(returned & 0xFFFFFFFF).value
+        raise GputopError(f"the process gets no memory: {os.strerror(-_signed(page))}",
+                          "Its limits may be reached.")
+    os.pwrite(memory, text + b"\0", page)
+    tracee.set_registers({**no_restart, "rip": function, "rsp": frame.calls if gadgets.store else frame.back,
+                          "rbx": frame.result, "rdi": first, "rsi": page, "rax": 0})
+    _run_to_call(tracee, gadgets.after_sigreturn, frame.context)
+    # Another call in the place of rt_sigreturn, which every seccomp filter lets pass, and after it rt_sigreturn again.
+    tracee.set_registers({**tracee.registers(), "orig_rax": _SCHED_YIELD, "rip": gadgets.syscall + 2,
+                          "rsp": frame.back})
+    tracee.next_syscall_stop()
+    result = int.from_bytes(os.pread(memory, 4, frame.result), "little", signed=True)  # 0 once the process has ended
+    return 0 if result == NO_RESULT else result  # nowhere stored: whether it is called shows in time
 
 
-def _run_to_call(libc: _Libc, tid: int, mark: int) -> int:
-    """Continue to our own syscall instruction; returns the accumulator there. Other system calls pass."""
-    entered = True
-    libc(_SYSCALL, tid)
+def _run_to_call(tracee: Tracee, instruction: int, stack: int) -> None:
+    """Continue to the entry to the system call before ``instruction``. Other system calls pass."""
+    entered = False
     while True:
-        _wait_for_call(libc, tid)
-        registers = _get(libc, tid)
-        if entered and registers["rip"] == mark:
-            return registers["orig_rax"]
+        tracee.next_syscall_stop()
         entered = not entered
-        libc(_SYSCALL, tid)
-
-
-def _wait_for_call(libc: _Libc, tid: int) -> None:
-    """Wait for the next entry to or exit from a system call; forward signals meanwhile."""
-    deadline = time.monotonic() + _CALL_S
-    while True:
-        try:
-            status = _wait(tid, deadline - time.monotonic())
-        except GputopError:
-            libc(_INTERRUPT, tid)  # it must be stopped when its registers are restored
-            _wait(tid, _STOP_S)
-            raise
-        number = os.WSTOPSIG(status)
-        if number == _AT_SYSCALL:
-            return
-        libc(_SYSCALL, tid, None, 0 if status >> 16 else number)
-
-
-def _wait(tid: int, timeout_s: float) -> int:
-    """Wait until the thread stops; its wait status."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        found, status = os.waitpid(tid, os.WNOHANG | _WALL)
-        if found:
-            if not os.WIFSTOPPED(status):
-                raise ProcessLookupError
-            return status
-        if time.monotonic() > deadline:
-            raise GputopError(f"thread {tid} does not stop within {timeout_s:.0f} s",
-                              "It is frozen or hangs in the kernel; nothing was changed.")
-        time.sleep(_PERIOD_S)
-
-
-def _get(libc: _Libc, tid: int) -> Registers:
-    buffer = ctypes.create_string_buffer(_LAYOUT.size)
-    libc(_GETREGS, tid, None, buffer)
-    return dict(zip(_REGISTERS, _LAYOUT.unpack(buffer.raw), strict=True))
-
-
-def _set(libc: _Libc, tid: int, registers: Registers) -> None:
-    libc(_SETREGS, tid, None, ctypes.create_string_buffer(_LAYOUT.pack(*registers.values()), _LAYOUT.size))
+        if entered:
+            registers = tracee.registers()
+            if registers["rip"] == instruction and registers["rsp"] == stack:
+                return
 
 
 def _signed(value: int) -> int:

@@ -28,6 +28,7 @@ class Target:
     command: str
     uid: int
     user: str
+    started: int  # field 22 of /proc/PID/stat: with the pid, the process's identity
     same_network: bool  # else it lives in a container with a network of its own
 
 
@@ -59,6 +60,7 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = _YAMA) -> Target:
     _check_rights(pid, folder, uid, user, proc, yama)
     try:
         maps = (folder / "maps").read_text(errors="replace")
+        started = _started(folder)
     except OSError:
         raise GputopError(f"process {pid} has ended", "") from None
     if not _FRAMEWORK.search(maps):
@@ -68,7 +70,22 @@ def examine(pid: int, proc: Path = Path("/proc"), yama: Path = _YAMA) -> Target:
     same_network = True
     with contextlib.suppress(OSError):
         same_network = sockets.network_namespace(proc, pid) == sockets.network_namespace(proc, os.getpid())
-    return Target(pid, command, uid, user, same_network)
+    return Target(pid, command, uid, user, started, same_network)
+
+
+def check_same(process: Target, proc: Path = Path("/proc")) -> None:
+    """Raises GputopError where the pid has become another process's since :func:`examine`. To be called after the
+    process's memory has been opened: what is open stays the former one's."""
+    try:
+        same = _started(proc / str(process.pid)) == process.started
+    except OSError:
+        same = False
+    if not same:
+        raise GputopError(f"process {process.pid} has ended", "Nothing was done.")
+
+
+def _started(folder: Path) -> int:
+    return int((folder / "stat").read_text().rpartition(")")[2].split()[19])
 
 
 def check_machine() -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from gputop.core.errors import GputopError
-from gputop.launch import inject
+from gputop.launch import ptrace
 from gputop.launch.elf import addresses_in
 from gputop.launch.inject import call_with_text
+from gputop.launch.remote_exec import memory_of
 from tests.launch.jobs import once_ready
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
@@ -49,7 +50,9 @@ def _python(code: str) -> AbstractContextManager[subprocess.Popen[str]]:
 
 def _ask(pid: int, code: str) -> int:
     functions = addresses_in(pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
-    return call_with_text(pid, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"], code.encode())
+    with memory_of(pid) as memory:
+        return call_with_text(pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
+                              code.encode())
 
 
 def test_a_process_that_computes_and_sleeps_does_what_it_is_asked_and_goes_on_unharmed():
@@ -83,7 +86,7 @@ def test_other_signals_arrive_meanwhile():
 
 
 def test_a_process_that_never_sleeps_is_refused(monkeypatch):
-    monkeypatch.setattr(inject, "_STOP_S", 0.05)
+    monkeypatch.setattr(ptrace, "STOP_S", 0.05)
     with _python("print('ready', flush=True)\nwhile True: pass\n") as process:
         with pytest.raises(GputopError, match=r"no thread of process \d+ sleeps"):
             _ask(process.pid, "print('asked')")
@@ -91,15 +94,15 @@ def test_a_process_that_never_sleeps_is_refused(monkeypatch):
 
 
 def test_a_call_that_does_not_return_is_given_up_and_the_thread_let_go(monkeypatch):
-    monkeypatch.setattr(inject, "_CALL_S", 0.05)
+    monkeypatch.setattr(ptrace, "CALL_S", 0.05)
     code = _END + ("import ctypes, time\nlibc = ctypes.CDLL(None)\n"
                    "print('ready', flush=True)\nprint(ctypes.cast(libc.pause, ctypes.c_void_p).value, flush=True)\n"
                    "while True:\n    time.sleep(0.01)\n    print('on', flush=True)\n")
     with _python(code) as process:
         assert process.stdout is not None
         pause = int(process.stdout.readline())
-        with pytest.raises(GputopError, match="does not stop within"):
-            call_with_text(process.pid, pause, 0, b"")
+        with pytest.raises(GputopError, match="does not stop within"), memory_of(process.pid) as memory:
+            call_with_text(process.pid, memory, pause, 0, b"")
         assert [process.stdout.readline() for _ in range(100)] == ["on\n"] * 100
         assert "TracerPid:\t0\n" in Path(f"/proc/{process.pid}/status").read_text()
 
@@ -107,7 +110,9 @@ def test_a_call_that_does_not_return_is_given_up_and_the_thread_let_go(monkeypat
 def test_a_process_that_ends_meanwhile_is_no_fault_of_gputops():
     with _python(_WORK) as process:
         functions = addresses_in(process.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        with pytest.raises(GputopError, match=f"process {process.pid} has ended"):
-            call_with_text(process.pid, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"], b"")
+        with memory_of(process.pid) as memory:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            with pytest.raises(GputopError, match=f"process {process.pid} has ended"):
+                call_with_text(process.pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
+                               b"")

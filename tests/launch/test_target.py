@@ -67,8 +67,8 @@ def test_a_stopped_process(sleeper):
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
 def test_a_process_that_is_debugged(sleeper):
-    code = ("import sys; from gputop.launch import inject; libc = inject._Libc()\n"
-            "libc(inject._SEIZE, int(sys.argv[1])); print('has it', flush=True); sys.stdin.read()")
+    code = ("import sys; from gputop.launch.ptrace import Tracee\n"
+            "Tracee(int(sys.argv[1])).seize(); print('has it', flush=True); sys.stdin.read()")
     with subprocess.Popen([sys.executable, "-c", code, str(sleeper.pid)], stdin=subprocess.PIPE, text=True,
                           stdout=subprocess.PIPE) as debugger:
         assert debugger.stdout is not None

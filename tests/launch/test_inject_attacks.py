@@ -1,0 +1,254 @@
+"""What ends gputop, or the job, while gputop holds one of the job's threads.
+
+An attacker forks a gputop for each moment of the window and sends it a signal in that moment. The job watches its own
+state: sums, rounding mode and signal mask of the thread that is borrowed, the length of its sleeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputop.core.errors import GputopError
+from gputop.core.signal_handlers import signals_held
+from gputop.launch import ptrace, target
+from gputop.launch.elf import addresses_in
+from gputop.launch.inject import call_with_text
+from gputop.launch.remote_exec import memory_of
+from tests.launch.jobs import once_ready
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 only")
+
+_JOB = """
+import ctypes, math, os, select, signal, sys, threading, time
+libm, libc = ctypes.CDLL("libm.so.6"), ctypes.CDLL(None)
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+expected = math.fsum(math.sin(i) for i in range(1000))
+def work(mode, block):
+    libm.fesetround(mode)
+    signal.pthread_sigmask(signal.SIG_BLOCK, block)
+    mine = math.fsum(math.sin(i) for i in range(1000))
+    ready.wait()
+    while True:
+        before = time.monotonic()
+        SLEEP
+        if time.monotonic() - before < 0.002:
+            print("woken early", flush=True)
+        if libm.fegetround() != mode:
+            print("rounds otherwise", flush=True)
+        if signal.pthread_sigmask(signal.SIG_BLOCK, []) != set(block):
+            print("blocks other signals", flush=True)
+        if math.fsum(math.sin(i) for i in range(1000)) != mine:
+            print("wrong sum", flush=True)
+ready = threading.Barrier(2)
+idle = select.epoll()  # is not borrowed: such a wait cannot be made again
+threading.Thread(target=work, args=(0x800, [signal.SIGUSR1, signal.SIGRTMAX]), daemon=True).start()
+ready.wait()
+print("ready", flush=True)
+while True:
+    idle.poll(0.01)
+"""
+_SLEEPS = {"clock_nanosleep": "time.sleep(0.002)", "poll": "libc.poll(None, 0, 3)",
+           "relative": "libc.nanosleep((ctypes.c_long * 2)(0, 3000000), None)"}
+_ATTACKER = """
+import os, signal, sys
+from gputop.core.errors import GputopError
+from gputop.launch import inject, ptrace
+from gputop.launch.elf import addresses_in
+from gputop.launch.remote_exec import memory_of
+pid, number = int(sys.argv[1]), int(sys.argv[2])
+functions = addresses_in(pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+request, pwrite, left = ptrace.Tracee.request, os.pwrite, 0
+def strike():
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), number)
+def struck(function):
+    def around(*arguments):
+        strike()
+        try:
+            return function(*arguments)
+        finally:
+            strike()
+    return around
+def attach(moment):
+    global left
+    left = moment
+    ptrace.Tracee.request, os.pwrite = struck(request), struck(pwrite)
+    with memory_of(pid) as memory:
+        assert inject.call_with_text(pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
+                                     b"asked += 1") == 0
+ends, held = set(), 0
+reading, writing = os.pipe()
+def detach(tracee, detach=ptrace.Tracee.detach):
+    detach(tracee)
+    os.write(writing, b"d")
+ptrace.Tracee.detach = detach
+os.set_blocking(reading, False)
+for moment in range(1, 1000):
+    child = os.fork()
+    if child == 0:
+        try:
+            attach(moment)
+            os._exit(3 if left > 0 else 0)
+        except GputopError as error:
+            print(error, flush=True)
+            os._exit(4)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    ends.add(code)
+    try:
+        os.read(reading, 100)
+    except BlockingIOError:
+        held += 1
+    if code == 3:
+        break
+print(moment, held, *sorted(ends))
+"""
+
+
+@pytest.fixture(params=sorted(_SLEEPS))
+def job(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    code = "asked = 0\n" + _JOB.replace("SLEEP", _SLEEPS[request.param])
+    with once_ready(sys.executable, "-c", code, stderr=subprocess.STDOUT) as process:
+        yield process
+
+
+def _attack(process: subprocess.Popen[str], number: int) -> list[int]:
+    """The number of moments, of those in which the job was held at gputop's end, and the ends of gputop."""
+    answer = subprocess.run([sys.executable, "-c", _ATTACKER, str(process.pid), str(int(number))], text=True,
+                          capture_output=True, timeout=120, check=True).stdout
+    return [int(word) for word in answer.split()]
+
+
+def _unharmed(process: subprocess.Popen[str]) -> None:
+    """The job answers, has said nothing of its own, and nobody holds it."""
+    with memory_of(process.pid) as memory:
+        functions = addresses_in(process.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+        assert call_with_text(process.pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
+                              b"print('alive', flush=True)") == 0
+    assert process.stdout is not None
+    assert process.stdout.readline() == "alive\n"
+    for task in Path(f"/proc/{process.pid}/task").iterdir():
+        assert "TracerPid:\t0\n" in (task / "status").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
+def test_a_signal_ends_gputop_after_it_has_released_the_job(job, number):
+    moments, held, *ends = _attack(job, number)
+    assert (moments > 30, held, ends) == (True, 0, [-number, 3])  # before and after each request of the window
+    _unharmed(job)
+
+
+def test_a_job_outlives_a_gputop_that_is_killed_at_any_moment(job):
+    moments, held, *ends = _attack(job, signal.SIGKILL)
+    assert (moments > 30, held > 30, ends) == (True, True, [-9, 3])
+    _unharmed(job)
+
+
+def test_signals_to_the_job_arrive_while_it_is_held(job, monkeypatch):
+    """One for each moment: the job counts them all; a stop and a continuation change nothing."""
+    monkeypatch.setattr(ptrace, "STOP_S", 1.0)
+    request = ptrace.Tracee.request
+    with memory_of(job.pid) as memory:
+        functions = addresses_in(job.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+
+        def call(code: str) -> None:
+            assert call_with_text(job.pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
+                                  code.encode()) == 0
+
+        call("caught = 0\ndef count(*_):\n    global caught\n    caught += 1\n"
+             "signal.signal(signal.SIGALRM, count)\nprint('set', flush=True)\n")
+        assert job.stdout is not None
+        assert job.stdout.readline() == "set\n"
+        sent: list[int] = []
+        for number in (signal.SIGALRM, signal.SIGCONT):
+            for moment in range(1, 25):
+                left = [moment]
+
+                def struck(tracee, *arguments, left=left, number=number):
+                    left[0] -= 1
+                    if left[0] == 0:
+                        os.kill(job.pid, number)
+                        sent.append(number)
+                    request(tracee, *arguments)
+
+                monkeypatch.setattr(ptrace.Tracee, "request", struck)
+                call("pass")
+        monkeypatch.setattr(ptrace.Tracee, "request", request)
+        call("print('caught', caught > 0, flush=True)")
+        # A signal's handler may run on the thread that sleeps, and ends a sleep as it does without gputop.
+        assert next(line for line in job.stdout if line != "woken early\n") == "caught True\n"
+        assert sent.count(signal.SIGALRM) > 10
+    _unharmed(job)
+
+
+def test_a_job_that_is_killed_while_it_is_held_is_no_fault_of_gputops(monkeypatch):
+    request = ptrace.Tracee.request
+    for moment in range(2, 19, 2):
+        code = _JOB.replace("SLEEP", _SLEEPS["poll"])
+        with once_ready(sys.executable, "-c", code, stderr=subprocess.STDOUT) as job, memory_of(job.pid) as memory:
+            functions = addresses_in(job.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+            left = [moment]
+
+            def struck(tracee, *arguments, left=left, pid=job.pid):
+                left[0] -= 1
+                if left[0] == 0:
+                    os.kill(pid, signal.SIGKILL)
+                request(tracee, *arguments)
+
+            monkeypatch.setattr(ptrace.Tracee, "request", struck)
+            with contextlib.suppress(GputopError):  # none where it had just been released
+                call_with_text(job.pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
+                               b"pass")
+            monkeypatch.setattr(ptrace.Tracee, "request", request)
+            assert job.wait(10) == -signal.SIGKILL
+
+
+def test_an_exception_in_the_window_releases_the_job(job, monkeypatch):
+    request = ptrace.Tracee.request
+    functions = addresses_in(job.pid, ("Py_AddPendingCall", "PyRun_SimpleString"))
+    for error in (KeyboardInterrupt, SystemExit, MemoryError):
+        for moment in range(2, 20):
+            left = [moment]
+
+            def struck(tracee, *arguments, left=left, error=error):
+                request(tracee, *arguments)
+                left[0] -= 1
+                if left[0] == 0:
+                    raise error
+
+            monkeypatch.setattr(ptrace.Tracee, "request", struck)
+            with memory_of(job.pid) as memory, pytest.raises(error):
+                call_with_text(job.pid, memory, functions["Py_AddPendingCall"], functions["PyRun_SimpleString"],
+                               b"pass")
+            monkeypatch.setattr(ptrace.Tracee, "request", request)
+    _unharmed(job)
+
+
+def test_another_process_that_got_the_pid_is_left_alone(job):
+    process = target.Target(job.pid, "python", os.getuid(), "ana", target._started(Path(f"/proc/{job.pid}")) - 1, True)
+    with pytest.raises(GputopError, match="has ended"):
+        target.check_same(process)
+
+
+def test_held_signals_take_effect_afterwards():
+    caught = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: caught.append("late"))
+    try:
+        with signals_held():
+            signal.raise_signal(signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert not caught
+        assert caught
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
