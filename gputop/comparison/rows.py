@@ -45,7 +45,8 @@ _LANES = {"sm_active": 1, "gpu_util": 1, "tensor_active": 1}
 _NO_STEPS = "no training steps were found in {}"
 _NO_SERIES = "no figures of single steps from {}: give the trace itself"
 _SMALL = "too small a change to matter"
-_FEW = f"too few steps, or too much alike from one to the next: {MIN_STEPS} independent ones are needed on each side"
+_TOO_FEW_STEPS = (f"too few steps, or too much alike from one to the next: {MIN_STEPS} independent ones are needed on "
+                  "each side")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def step_rows(a: Side, b: Side) -> list[Row]:
     else:
         ratio = median_ratio(one.series, other.series, 1 - ERROR)
         difference = mean_difference(one.series, other.series, 1 - ERROR)
-        reason = _FEW
+        reason = _TOO_FEW_STEPS
     median = None
     if ratio is not None:
         median = Interval(*(one.median_s * (r - 1) for r in ratio))
@@ -314,7 +315,7 @@ def _tested(a: Side, b: Side, pairs: Mapping[Any, tuple[F64, F64] | None]) -> tu
     stepless = [n for n, side in (("A", a), ("B", b)) if side.analysis is None or side.analysis.steps is None]
     if stepless:
         return found, _NO_STEPS.format(" and ".join(stepless))
-    return found, _NO_SERIES.format(" and ".join(bare)) if bare else _FEW
+    return found, _NO_SERIES.format(" and ".join(bare)) if bare else _TOO_FEW_STEPS
 
 
 def all_rows(a: Side, b: Side) -> list[Row]:

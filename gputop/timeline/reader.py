@@ -237,8 +237,8 @@ class Timeline:
         """
         wanted = self._with_text(text)
         best: tuple[int, int, int] | None = None
-        few = np.flatnonzero(wanted).tolist()
-        if not few:
+        indices = np.flatnonzero(wanted).tolist()
+        if not indices:
             return None
         for own, (first, stop) in enumerate(self._bounds):
             if first == stop or self.rows[own].kind == "stage":
@@ -252,9 +252,9 @@ class Timeline:
                 if best is not None and (
                         self._start[high - 1] < best[0] if back else self._start[low] > best[0]):
                     break
-                hits = _among(self._name[low:high], few, wanted)
+                hits = _among(self._name[low:high], indices, wanted)
                 if low < len(self._op):
-                    hits |= _among(self._op[low:high], few, wanted)
+                    hits |= _among(self._op[low:high], indices, wanted)
                 found = np.flatnonzero(hits)
                 if len(found):
                     event = low + int(found[-1 if back else 0])

@@ -40,7 +40,7 @@ _CONTIGUOUS_SHARE = 0.02
 # The host runs ahead of the GPU where the steps' kernels take this many times as long as the host's calls for them:
 # then its marks tell no step time. gputop's own figure; a queue that is merely deep keeps the same pace.
 _AHEAD_FACTOR = 1.5
-_OFTEN = 3  # calls of one name, to be taken for those of a loop
+_MIN_LOOP_CALLS = 3  # calls of one name, to be taken for those of a loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +290,7 @@ def _repeating(trace: Trace, rows: I64, what: str, key: npt.NDArray | None = Non
     key = host.name[rows] if key is None else key
     line = host.line[rows]
     names, counts = np.unique(key, return_counts=True)
-    often = np.isin(key, names[counts >= _OFTEN])
+    often = np.isin(key, names[counts >= _MIN_LOOP_CALLS])
     if not often.any():
         return None
     rows, key, line = rows[often], key[often], line[often]

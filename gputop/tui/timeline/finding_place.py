@@ -12,7 +12,7 @@ from gputop.timeline.model import Range
 if TYPE_CHECKING:
     from gputop.timeline.reader import Timeline
 
-_LONGEST = 2_000  # ranges of a GPU that are looked at
+_MAX_RANGES = 2_000  # ranges of a GPU that are searched
 _QUOTED = re.compile(r"[“\"'`]([^”\"'`]{4,80})[”\"'`]|\b([A-Za-z_][\w:/.]*(?:::|_|/)[\w:/.]+)")
 
 
@@ -34,6 +34,6 @@ def place_of(timeline: Timeline, finding: Finding) -> int | Range | None:
     if rule is None or not rule.events:
         return None
     gpus = [row for row in timeline.rows if row.kind == "gpu" and (not finding.gpus or row.gpu in finding.gpus)]
-    longest = [r for row in gpus for r in timeline.ranges(row.key, *timeline.window_ns, _LONGEST)
+    longest = [r for row in gpus for r in timeline.ranges(row.key, *timeline.window_ns, _MAX_RANGES)
                if r.kind in rule.events]
     return max(longest, key=lambda r: r.end_ns - r.start_ns, default=None)

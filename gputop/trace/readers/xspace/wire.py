@@ -131,8 +131,8 @@ def _repeated_field(data: Data, pos: int, end: int, wanted: int) -> tuple[I64, i
     places: list[int] = []
     append = places.append
     last = end - 3
-    few = min(last, pos + _SERIAL_BYTES)
-    while pos < few and data[pos] == wanted:
+    serial_end = min(last, pos + _SERIAL_BYTES)
+    while pos < serial_end and data[pos] == wanted:
         length = data[pos + 1]
         if length < 0x80:
             stop = pos + length + 2
@@ -146,7 +146,7 @@ def _repeated_field(data: Data, pos: int, end: int, wanted: int) -> tuple[I64, i
         append(pos)
         pos = stop
     found, window = [np.array(places, np.int64)], _FIRST_WINDOW_BYTES
-    goes_on = pos >= few
+    goes_on = pos >= serial_end
     while goes_on and pos < last:
         stop = min(end, pos + window)
         more, pos = _repeated_field_parallel(np.frombuffer(data, np.uint8, stop), pos, wanted)
