@@ -191,6 +191,8 @@ class RunFolder:
                 copy_bounded(source, out, max_bytes, stopped)
                 out.flush()
                 os.fsync(self._descriptor)
+            if not os.path.samestat(self.folder.state(self._partial), os.fstat(self._descriptor)):
+                raise OSError(116, "it was exchanged meanwhile", str(self.partial))  # ESTALE
             if self.folder.has(self.name):
                 raise FileExistsError(17, "there is a trace already", str(self.file))
             self.folder.move(self._partial, self.name, replace=False)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,14 +49,18 @@ class TestRunFolder:
         assert (target / run.name).read_bytes() == b"precious"
         assert (tmp_path / "aside" / run.name).read_bytes() == b"trace"
 
+    @pytest.fixture(autouse=True)
+    def _fallback(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(storage, "_fallback_folders", lambda *_: [tmp_path])
+
     def test_a_partial_file_that_is_exchanged_for_a_link(self, run, secret):
         run.partial.unlink()
         run.partial.symlink_to(secret)
-        run.save(b"trace")
-        assert secret.read_bytes() == b"for root alone"
+        path = run.save(b"trace")
+        assert secret.read_bytes() == b"for root alone" and not run.file.exists()
+        assert path.read_bytes() == b"trace" and "exchanged" in run.save_error
 
-    def test_a_link_at_the_name_of_the_trace(self, run, secret, tmp_path, monkeypatch):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    def test_a_link_at_the_name_of_the_trace(self, run, secret):
         run.file.symlink_to(secret)
         path = run.save(b"trace")
         assert secret.read_bytes() == b"for root alone" and run.file.is_symlink()
@@ -115,12 +122,13 @@ class TestRunFolder:
             made.discard()
         assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
-    @ROOT
-    def test_root_saves_nothing_elsewhere_in_the_folder_of_a_user(self, tmp_path, monkeypatch):
-        (cache := tmp_path / "cache").mkdir()
-        os.chown(cache, BOB, -1)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-        assert cache not in storage._fallback_folders(tmp_path, 100)
+
+@ROOT
+def test_root_saves_nothing_elsewhere_in_the_folder_of_a_user(tmp_path, monkeypatch):
+    (cache := tmp_path / "cache").mkdir()
+    os.chown(cache, BOB, -1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    assert cache not in storage._fallback_folders(tmp_path, 100)
 
 
 def planted(folder: Path, kind: str, secret: Path) -> None:
@@ -231,3 +239,55 @@ def test_a_file_made_meanwhile_is_not_replaced(tmp_path):
         with pytest.raises(FileExistsError):
             folder.move("a", "b", replace=False)
     assert (tmp_path / "b").read_bytes() == b"theirs"
+
+
+HOSTILE = """
+import os, sys
+from pathlib import Path
+from gputop.profiler import messages
+from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
+
+class Hostile(FakeProfiler):
+    def profile(self, request, context):
+        folder = Path(request.repository_root) / request.session_id
+        folder.mkdir(parents=True)
+        trace = folder / (request.host_name + ".xplane.pb")
+        if sys.argv[1] == "link":
+            trace.symlink_to(sys.argv[2])
+        elif sys.argv[1] == "pipe":
+            os.mkfifo(trace)
+        else:
+            trace.write_bytes(xspace)
+        print(request.repository_root, flush=True)
+        return messages.ProfileResponse()
+
+xspace = make_xspace()
+with serve(Hostile()) as server:
+    os.setgroups([]); os.setgid(12345); os.setuid(12345)
+    print(server.address, flush=True)
+    sys.stdin.read()
+    os._exit(0)
+"""
+
+
+@ROOT
+@pytest.mark.parametrize(("kind", "word"), [("link", "symbolic link"), ("pipe", "a pipe"), ("trace", None)])
+def test_a_server_of_another_user_that_answers_without_data(kind, word, secret, tmp_path):
+    """The whole attack: root captures from a server of bob's, which makes it open a path that bob owns."""
+    logdir = tmp_path / "logs"
+    with subprocess.Popen([sys.executable, "-c", HOSTILE, kind, str(secret)], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as server:
+        try:
+            address = server.stdout.readline().strip()
+            if word is None:
+                path = client.capture(address, seconds=0.01, logdir=logdir).path
+                assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_size
+            else:
+                with pytest.raises(GputopError, match=word):
+                    client.capture(address, seconds=0.01, logdir=logdir)
+                assert not logdir.exists()
+            root = Path(server.stdout.readline().strip())
+            assert root.exists() == (word is not None), "what was copied is removed, with its folders"
+            shutil.rmtree(root, ignore_errors=True)
+        finally:
+            server.kill()
