@@ -274,7 +274,7 @@ def untrusted_ancestor(path: Path) -> tuple[Path, str] | None:
     folder with the sticky bit, such as /tmp, is safe: what is below it is judged by its own owner. To be asked
     again once the folder has been made.
     """
-    is_root = os.geteuid() == 0
+    is_root = _is_root_of_the_machine()
     writable = stat.S_IWOTH | stat.S_IWGRP if is_root else stat.S_IWOTH
     for place, state in _on_the_way(path):
         if is_root and state.st_uid != 0:
@@ -282,6 +282,19 @@ def untrusted_ancestor(path: Path) -> tuple[Path, str] | None:
         if stat.S_ISDIR(state.st_mode) and state.st_mode & writable and not state.st_mode & stat.S_ISVTX:
             return place, "can be written by other users"
     return None
+
+
+def _is_root_of_the_machine() -> bool:
+    """Whether gputop runs as root, and not as the root of a user namespace (rootless containers, fakeroot).
+
+    That one has the rights of an ordinary user outside, and sees the folders of root as those of nobody.
+    """
+    if os.geteuid() != 0:
+        return False
+    try:
+        return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]  # user_namespaces(7)
+    except OSError:
+        return True
 
 
 def _on_the_way(path: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -218,3 +218,15 @@ def test_folders_made_in_vain_are_removed_again(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         make_folders(tmp_path / "a" / ("x" * 300))
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@ROOT
+def test_the_root_of_a_user_namespace_is_an_ordinary_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There even / may belong to nobody."""
+    (theirs := tmp_path / "theirs").mkdir()
+    os.chown(theirs, 65534, -1)
+    real = Path.read_text
+    for mapped, safe in (("0 1000 1", True), ("0 0 4294967295", False)):
+        monkeypatch.setattr(Path, "read_text", lambda path, *a, mapped=mapped, **k:
+                            mapped if path.name == "uid_map" else real(path, *a, **k))
+        assert (untrusted_ancestor(theirs / "run") is None) == safe
