@@ -8,7 +8,7 @@ from gputop.render.step_parts import PART_BY_ID, PART_IDS, PARTS, WORK_FIRST
 
 
 def test_the_table_holds_the_parts_of_a_breakdown_in_their_order() -> None:
-    assert list(Breakdown(**dict.fromkeys(PART_IDS, 1.0)).to_json()) == list(PART_IDS)
+    assert list(Breakdown(**dict.fromkeys(PART_IDS, 1.0)).known) == list(PART_IDS)
     assert {part.id for part in WORK_FIRST} == set(PART_IDS) and len(WORK_FIRST) == len(PARTS)
 
 

@@ -103,8 +103,8 @@ def test_nsight_systems_own_messages(tmp_path):
 def test_no_steps_and_no_gpu_are_said_once():
     b = Builder()
     b.event("/host:CPU", b.line("/host:CPU", "t"), "python code", 1, 1)
-    assert [q.id for q in analyze_trace(b.read()).quality] == ["no_steps", "no_gpu"]
+    assert [q.id for q in analyze_trace(b.read()).trace.quality] == ["no_steps", "no_gpu"]
     b.plane("/device:GPU:0")
-    assert [q.id for q in analyze_trace(b.read()).quality] == ["no_device_events", "no_steps"]
+    assert [q.id for q in analyze_trace(b.read()).trace.quality] == ["no_device_events", "no_steps"]
     b.event("/host:CPU", b.line("/host:CPU", "t2"), "cuLaunchKernel", 1, 1, correlation_id=1)
-    assert [q.id for q in analyze_trace(b.read()).quality] == ["empty_device_plane", "no_steps"]
+    assert [q.id for q in analyze_trace(b.read()).trace.quality] == ["empty_device_plane", "no_steps"]

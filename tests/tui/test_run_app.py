@@ -57,9 +57,9 @@ async def test_the_job_line_tells_of_the_job_until_it_serves(job):
     app = RunApp(StillSession(), job)
     async with app.run_test(size=(160, 40)) as pilot:
         await _until(pilot, lambda: f"pid {job.pid} runs, no TensorFlow or JAX imported yet" in _line(app))
-        job.serves(None, "no profiler server in process 1: RuntimeError: why")
+        job.set_server(None, "no profiler server in process 1: RuntimeError: why")
         await _until(pilot, lambda: "RuntimeError: why" in _line(app))
-        job.serves("127.0.0.1:6009", "")
+        job.set_server("127.0.0.1:6009", "")
         app.session.servers = (Server("127.0.0.1:6009", "python train.py", job.pid),)
         app.session._notify("servers")
         await _until(pilot, lambda: "● 127.0.0.1:6009" in _line(app))
@@ -75,7 +75,7 @@ async def test_without_a_server_the_panel_says_what_is_waited_for(job):
     app = RunApp(StillSession(), job)
     async with app.run_test(size=(160, 40)) as pilot:
         await _until(pilot, lambda: "c captures one once the job has imported TensorFlow or JAX" in _panel(app))
-        job.serves(None, "no profiler server in process 1: RuntimeError: why")
+        job.set_server(None, "no profiler server in process 1: RuntimeError: why")
         await _until(pilot, lambda: "did not start: l shows why" in _panel(app))
         job.send(signal.SIGTERM)
         await _until(pilot, lambda: "The job has ended: l shows its output." in _panel(app))

@@ -152,16 +152,16 @@ async def test_on_a_slow_line_few_pictures_are_drawn_and_it_is_said(monkeypatch:
 
 
 async def test_a_line_that_becomes_slow_changes_that_by_itself_unless_it_is_said_otherwise() -> None:
-    from gputop.tui.terminal.driver import LineDriver
+    from gputop.tui.terminal.driver import StallProofDriver
 
     for low_bandwidth in (None, False):
         app = GputopApp(FoundSession(), Preferences(low_bandwidth=low_bandwidth))
         async with app.run_test(size=(120, 40), notifications=True) as pilot:
-            app.post_message(LineDriver.LineChanged(True))
+            app.post_message(StallProofDriver.LinkSpeedChanged(True))
             await pilot.pause()
             assert app.low_bandwidth == (low_bandwidth is None)
             assert any("line to this terminal is slow" in message for message in messages(app)) == app.low_bandwidth
-            app.post_message(LineDriver.LineChanged(False))
+            app.post_message(StallProofDriver.LinkSpeedChanged(False))
             await pilot.pause()
             assert not app.low_bandwidth
 
