@@ -13,7 +13,10 @@ from typing import NoReturn
 from gputop.commands.arguments import parse
 from gputop.commands.settings import apply_settings, config_path, load
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
+from gputop.core.memory import ANALYSIS_SCORE, MONITOR_SCORE, offer_to_oom_killer
 from gputop.text import console
+
+_ANALYSES = {"analyze", "compare"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for warning in settings.warnings:
         console.say(warning)
     apply_settings(args, settings)
+    if args.command != "run":  # it starts the job first, which would inherit this
+        offer_to_oom_killer(ANALYSIS_SCORE if args.command in _ANALYSES else MONITOR_SCORE)
     try:
         if getattr(args, "demo", None) == "list":
             from gputop.simulation.scenarios import describe

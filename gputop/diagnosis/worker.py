@@ -37,7 +37,9 @@ _CHILD = """\
 import sys
 sys.path[:] = [p for p in sys.path if p] + [sys.argv.pop(1)]
 from importlib import import_module
+from gputop.core.memory import ANALYSIS_SCORE, offer_to_oom_killer
 from gputop.diagnosis.worker import die_with
+offer_to_oom_killer(ANALYSIS_SCORE)
 die_with(int(sys.argv.pop(1)))
 main = import_module(sys.argv.pop(1)).main
 sys.exit(main(sys.argv[1:]))

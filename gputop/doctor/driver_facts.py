@@ -29,7 +29,9 @@ LIBRARY = "libnvidia-ml.so.1"
 _CHILD = """\
 import sys
 sys.path[:] = [p for p in sys.path if p] + [sys.argv.pop(1)]
+from gputop.core.memory import ANALYSIS_SCORE, offer_to_oom_killer
 from gputop.doctor.driver_facts import child
+offer_to_oom_killer(ANALYSIS_SCORE)
 child()
 """
 

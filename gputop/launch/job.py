@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from gputop.core.errors import GputopError
+from gputop.core.memory import MONITOR_SCORE, offer_to_oom_killer
 from gputop.core.signal_handlers import signal_handlers
 from gputop.text import console, redaction
 from gputop.text.units import printable
@@ -64,6 +65,7 @@ class Job:
         finally:
             os.close(descriptor)
         self.pid = self._process.pid
+        offer_to_oom_killer(MONITOR_SCORE)  # only now: the job keeps the value that gputop was started with
         threading.Thread(target=self._wait, name="gputop-job", daemon=True).start()
 
     def watch(self, on_change: Callable[[], None]) -> None:

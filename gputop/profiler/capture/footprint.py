@@ -7,16 +7,11 @@ import os
 import shutil
 from pathlib import Path
 
+from gputop.core.memory import left_in, memory_cgroups
 from gputop.profiler.capture.plan import FreeResources
 from gputop.profiler.discovery import is_training
 from gputop.profiler.probe import is_local
 from gputop.profiler.storage import listening_pid
-
-_CGROUPS = Path("/sys/fs/cgroup")
-# cgroup v2, and v1 below its memory controller: limit, use, and what of the use can be reclaimed.
-_FILES = (("memory.max", "memory.current", "inactive_file"),
-          ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
-_NO_LIMIT = 1 << 60  # v1 writes "none" as the largest multiple of a page
 
 
 def job_pid(address: str, pid: int | None) -> int | None:
@@ -46,38 +41,6 @@ def free_resources(address: str, pid: int | None, logdir: Path) -> FreeResources
         for dirs in (own_dirs & job_dirs, job_dirs - own_dirs, own_dirs - job_dirs))
     return FreeResources(min(node, shared) if shared is not None else node, job_only, own_only, free_disk_bytes(logdir),
                 here, tuple(unknown))
-
-
-def memory_cgroups(pid: int, proc: Path = Path("/proc"), root: Path = _CGROUPS) -> frozenset[Path]:
-    """The memory cgroups of a process from its own to the top, as far as they can be seen from here."""
-    try:
-        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    found: set[Path] = set()
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top = root / "memory" if controllers else root
-        # Inside a container the path is often the host's; its own limit then stands at the top.
-        found |= {top, *(p for p in (top / path.lstrip("/"), *(top / path.lstrip("/")).parents) if top in p.parents)}
-    return frozenset(d for d in found if d.is_dir())
-
-
-def left_in(cgroup: Path) -> float | None:
-    """Bytes left below a cgroup's limit, caches that give way counted as free; None without a limit."""
-    for limit_file, use_file, reclaimable in _FILES:
-        try:
-            limit = (cgroup / limit_file).read_text().strip()
-            if limit == "max" or int(limit) >= _NO_LIMIT:
-                return None
-            use = int((cgroup / use_file).read_text())
-            stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-            return max(0.0, int(limit) - use + int(stat.get(reclaimable, 0)))
-        except (OSError, ValueError):
-            continue
-    return None
 
 
 def free_disk_bytes(folder: Path) -> float | None:

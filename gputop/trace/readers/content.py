@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import psutil
-
+from gputop.core import memory
 from gputop.core.errors import GputopError
 
 GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 1 << 18
 _MEMORY_SHARE = 0.5  # of what is free, for one trace
+_CHECK_PERIOD_S = 0.05
+_RESERVE = 0.2  # of the limit
 # gzip makes traces 8 to 40 times smaller, and zeros a thousand times. A file that unpacks to more than _SMALL_BYTES
 # and to more than _MAX_RATIO times its size is no trace.
 _MAX_RATIO = 200
@@ -21,7 +23,28 @@ _SMALL_BYTES = 1 << 28
 
 def memory_limit() -> float:
     """Bytes of memory that reading one trace may take: half of what is free."""
-    return psutil.virtual_memory().available * _MEMORY_SHARE
+    return memory.free_bytes() * _MEMORY_SHARE
+
+
+class MemoryWatch:
+    """Holds the decoding of traces to a limit while it runs, and leaves a reserve where others take memory, too."""
+
+    def __init__(self, limit_bytes: float) -> None:
+        self._limit_bytes = limit_bytes
+        self._begin_bytes = memory.own_bytes()
+        self._next_s = 0.0
+
+    def check(self, path: str) -> None:
+        """Raises GputopError; a few times a second it costs a tenth of a millisecond, else nothing."""
+        if self._limit_bytes == float("inf") or time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + _CHECK_PERIOD_S
+        if memory.own_bytes() - self._begin_bytes > self._limit_bytes:
+            raise too_big(path, self._limit_bytes)
+        if memory.free_bytes() < self._limit_bytes * _RESERVE:
+            raise GputopError(f"memory ran short while {path} was read: less than "
+                              f"{self._limit_bytes * _RESERVE / 1e9:.1f} GB is left.",
+                              "Analyze it on a machine with more memory, or capture for a shorter time.")
 
 
 def read_prefix(path: Path, size: int = 1 << 16) -> bytes:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from gputop.core.memory import left_in, memory_cgroups
 from gputop.profiler.capture import footprint
 from gputop.profiler.capture.footprint import (
     free_disk_bytes,
     free_resources,
     job_pid,
-    left_in,
-    memory_cgroups,
     resident_bytes,
 )
 

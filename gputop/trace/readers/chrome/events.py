@@ -16,7 +16,7 @@ from gputop.trace import kernel_names
 from gputop.trace.builder import IGNORED_EVENT, TraceBuilder, encodable
 from gputop.trace.model import I64, Kind
 from gputop.trace.readers.chrome.json_stream import read_list
-from gputop.trace.readers.content import too_big
+from gputop.trace.readers.content import MemoryWatch, too_big
 
 DEVICE_CATEGORIES = {"kernel": Kind.COMPUTE, "gpu_memcpy": Kind.COPY_OTHER, "memcpy": Kind.COPY_OTHER,
                      "gpu_memset": Kind.MEMSET, "memset": Kind.MEMSET}
@@ -65,7 +65,7 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
 
     Raises GputopError where it is no Chrome trace or its events need more memory than ``limit_bytes``.
     """
-    events = _Events(path, builder, limit_bytes)
+    events = _Events(path, builder, limit_bytes, MemoryWatch(limit_bytes))
     members, found, damaged = read_list(pieces, "traceEvents", _MEMBERS, events.take)
     if not found and not damaged:
         raise GputopError(f"{path} is JSON, but no Chrome trace: it has no list \"traceEvents\".",
@@ -94,6 +94,7 @@ class _Events:
     path: str
     builder: TraceBuilder
     limit_bytes: float
+    watch: MemoryWatch
     seen: int = 0
     rows: list[tuple[Any, Any]] = field(default_factory=list)
     processes: dict[Any, str] = field(default_factory=dict)
@@ -132,6 +133,7 @@ class _Events:
                 values.append(value)
 
     def _flush(self) -> None:
+        self.watch.check(self.path)
         if self._batch:
             self._pieces.append(np.array(self._batch, EVENT))
             self._batch.clear()

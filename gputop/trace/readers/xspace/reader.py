@@ -21,7 +21,7 @@ from gputop.trace.parallel import pool
 from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages, note_serialized
 from gputop.trace.readers.clock_file import HostClock, read_clocks
 from gputop.trace.readers.clock_skew import HostSlices, align
-from gputop.trace.readers.content import memory_limit, read_all, too_big
+from gputop.trace.readers.content import MemoryWatch, memory_limit, read_all, too_big
 from gputop.trace.readers.xspace.stats import (
     distinct,
     floats,
@@ -109,11 +109,12 @@ def read_xspaces(
     cut: set[str] = set()
     paths: list[str] = []
     errors: list[GputopError] = []
+    watch = MemoryWatch(limit_bytes)
     with pool() as threads:
         for path, fallback_host, data in files:
             try:
                 reader = _XSpace(data() if callable(data) else data, path, fallback_host, builder, losses,
-                                 (known_clocks or {}).get(path), len(paths), threads)
+                                 (known_clocks or {}).get(path), len(paths), threads, watch)
                 if reader.needs_bytes > limit_bytes:
                     raise too_big(path, limit_bytes)
             except GputopError as error:
@@ -166,9 +167,9 @@ class _XSpace:
     """Reads one file into ``builder``."""
 
     def __init__(self, data: Data, path: str, fallback_host: str, builder: TraceBuilder, losses: Losses,
-                 clock: HostClock | None, rank: int, threads: ThreadPoolExecutor) -> None:
+                 clock: HostClock | None, rank: int, threads: ThreadPoolExecutor, watch: MemoryWatch) -> None:
         self._data, self._builder, self._losses, self._rank = data, builder, losses, rank
-        self._threads = threads
+        self._threads, self._watch, self._path = threads, watch, path
         self.clock = clock
         self._gpus: dict[int, int] = {}
         found = read_fields(data, 0, len(data), (_PLANES, _ERRORS, _WARNINGS, _HOSTNAMES))
@@ -261,6 +262,7 @@ class _XSpace:
         lines = [xline for xline in plane.lines if xline.name not in _DERIVED_LINES]
         for xline, chunk in read_events(self._data, plane, lines, names=names, stats=stats, losses=self._losses,
                                         threads=self._threads, skip=skip):
+            self._watch.check(self._path)
             if xline is not own:
                 own, line = xline, self._builder.add_line(Line(self.host, gpu, xline.name))
             yield line, chunk

@@ -1,0 +1,83 @@
+"""The memory that this process may still take, and whom the kernel kills first where there is none left."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+from pathlib import Path
+
+# /proc/PID/oom_score_adj (proc(5)): the kernel kills the process with the highest score, and a job is worth more than
+# what watches it. Raising one's own needs no rights.
+ANALYSIS_SCORE = 1000  # before anything else
+MONITOR_SCORE = 500
+_CGROUPS = Path("/sys/fs/cgroup")
+_PROC = Path("/proc")
+# cgroup v2, and v1 below its memory controller: limit, use, and what of the use can be reclaimed.
+_FILES = (("memory.max", "memory.current", "inactive_file"),
+          ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
+_NO_LIMIT = 1 << 60  # v1 writes "none" as the largest multiple of a page
+
+
+def free_bytes(proc: Path = _PROC, root: Path = _CGROUPS) -> float:
+    """The least of what is free on the node, in each control group of this process up to the top (which a job may
+    share with it), and below its own limits of address space and data (setrlimit(2))."""
+    own = proc / "self"
+    left = [left_in(cgroup) for cgroup in memory_cgroups("self", proc, root)]
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        meminfo = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
+        left.append(int(meminfo["MemAvailable"].split()[0]) * 1024.0)
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        pages = (own / "statm").read_text().split()
+        for limit, used in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
+            soft = resource.getrlimit(limit)[0]
+            if soft != resource.RLIM_INFINITY:
+                left.append(max(0.0, soft - int(used) * os.sysconf("SC_PAGE_SIZE")))
+    return min((bytes_ for bytes_ in left if bytes_ is not None), default=math.inf)
+
+
+def own_bytes(proc: Path = _PROC) -> int:
+    """Resident memory of this process; 0 where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int((proc / "self" / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def memory_cgroups(pid: int | str, proc: Path = _PROC, root: Path = _CGROUPS) -> frozenset[Path]:
+    """The memory cgroups of a process from its own to the top, as far as they can be seen from here."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    found: set[Path] = set()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = root / "memory" if controllers else root
+        # Inside a container the path is often the host's; its own limit then stands at the top.
+        found |= {top, *(p for p in (top / path.lstrip("/"), *(top / path.lstrip("/")).parents) if top in p.parents)}
+    return frozenset(d for d in found if d.is_dir())
+
+
+def left_in(cgroup: Path) -> float | None:
+    """Bytes left below a cgroup's limit, caches that give way counted as free; None without a limit."""
+    for limit_file, use_file, reclaimable in _FILES:
+        try:
+            limit = (cgroup / limit_file).read_text().strip()
+            if limit == "max" or int(limit) >= _NO_LIMIT:
+                return None
+            use = int((cgroup / use_file).read_text())
+            stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+            return max(0.0, int(limit) - use + int(stat.get(reclaimable, 0)))
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def offer_to_oom_killer(score: int, file: Path = _PROC / "self" / "oom_score_adj") -> None:
+    """Have the kernel kill this process before others with a lower score; never lowers its score."""
+    with contextlib.suppress(OSError, ValueError):
+        if int(file.read_text()) < score:
+            file.write_text(f"{score}\n")

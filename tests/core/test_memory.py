@@ -1,0 +1,74 @@
+"""The memory that is free to this process, from trees of our own making, and its place before the OOM killer."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gputop.core import memory
+from gputop.core.errors import GputopError
+from gputop.trace.readers import content
+
+
+def _tree(folder: Path, group: str, limits: dict[str, int], version: int = 2) -> tuple[Path, Path]:
+    proc, root = folder / "proc", folder / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    1000 kB\n")
+    (proc / "self" / "cgroup").write_text(f"0::{group}\n" if version == 2 else f"5:cpu:/x\n4:memory:{group}\n")
+    names = {2: ("memory.max", "memory.current"), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}[version]
+    top = root if version == 2 else root / "memory"
+    (top / group.strip("/")).mkdir(parents=True)
+    for name, limit in limits.items():
+        for file, value in zip((*names, "memory.stat"), (limit, 1000, "inactive_file 0"), strict=True):
+            (top / name / file).write_text(f"{value}\n")
+    return proc, root
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_least_of_node_and_all_groups_above_is_free(tmp_path, version):
+    assert memory.free_bytes(*_tree(tmp_path / "a", "/job/gputop", {}, version)) == 1000 * 1024
+    assert memory.free_bytes(*_tree(tmp_path / "b", "/job/gputop", {"job": 500_000}, version)) == 499_000
+    both = {"job": 500_000, "job/gputop": 9000}
+    assert memory.free_bytes(*_tree(tmp_path / "c", "/job/gputop", both, version)) == 8000
+
+
+def test_own_limits_count():
+    code = ("import resource\nfrom gputop.core.memory import free_bytes\n"
+            "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY))\n"
+            "assert 0 < free_bytes() < 1 << 30, free_bytes()")
+    assert resource.getrlimit(resource.RLIMIT_AS)
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_analysis_goes_before_the_monitor_and_a_job_keeps_its_place():
+    code = ("from gputop.core.memory import *\nimport subprocess, tempfile, pathlib, os\n"
+            "from gputop.launch.job import Job\n"
+            "own = lambda: int(open('/proc/self/oom_score_adj').read())\n"
+            "before = own()\n"
+            "log = pathlib.Path(tempfile.mkdtemp(), 'log')\n"
+            "job = Job(['cat', '/proc/self/oom_score_adj'], dict(os.environ), log)\n"
+            "job.ended.wait(20)\n"
+            "assert int(log.read_text()) == before and own() == max(before, 500), (log.read_text(), own())\n"
+            "offer_to_oom_killer(ANALYSIS_SCORE); offer_to_oom_killer(MONITOR_SCORE)\n"
+            "assert own() == 1000")
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_decoding_stops_where_it_takes_too_much_or_others_leave_too_little(monkeypatch):
+    used, free = [100], [1000.0]
+    monkeypatch.setattr(memory, "own_bytes", lambda: used[0])
+    monkeypatch.setattr(memory, "free_bytes", lambda: free[0])
+    monkeypatch.setattr(content, "_CHECK_PERIOD_S", 0.0)
+    watch = content.MemoryWatch(500)
+    watch.check("a")
+    used[0] = 700
+    with pytest.raises(GputopError, match="a takes more than"):
+        watch.check("a")
+    used[0], free[0] = 200, 50.0
+    with pytest.raises(GputopError, match="memory ran short while a was read"):
+        watch.check("a")
+    content.MemoryWatch(float("inf")).check("a")
