@@ -72,3 +72,22 @@ def test_decoding_stops_where_it_takes_too_much_or_others_leave_too_little(monke
     with pytest.raises(GputopError, match="memory ran short while a was read"):
         watch.check("a")
     content.MemoryWatch(float("inf")).check("a")
+
+
+def test_a_real_group_with_a_limit(tmp_path):
+    own = next((line.split(":")[2] for line in Path("/proc/self/cgroup").read_text().splitlines()
+                if line.split(":")[1] == "memory"), None)
+    if own is None:
+        pytest.skip("no memory controller of cgroup v1 here")
+    group = Path("/sys/fs/cgroup/memory", own.strip("/"), f"gputop-test-{tmp_path.name}")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no group can be made here: {error.strerror}")
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(1 << 28))
+        code = ("import os, sys\nopen(sys.argv[1], 'w').write(str(os.getpid()))\n"
+                "from gputop.core.memory import free_bytes\nassert 0 < free_bytes() <= 1 << 28, free_bytes()")
+        subprocess.run([sys.executable, "-c", code, str(group / "cgroup.procs")], check=True)
+    finally:
+        group.rmdir()
