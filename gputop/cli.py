@@ -14,7 +14,7 @@ from gputop.commands.arguments import parse
 from gputop.commands.settings import apply_settings, config_path, load
 from gputop.core.errors import EXIT_FAILED, EXIT_OK, GputopError
 from gputop.core.memory import ANALYSIS_SCORE, MONITOR_SCORE, offer_to_oom_killer
-from gputop.text import console
+from gputop.text import console, crash
 
 _ANALYSES = {"analyze", "compare"}
 
@@ -64,10 +64,14 @@ def command() -> NoReturn:
     The interpreter's own shutdown would wait for daemon threads inside the driver or gRPC, or crash them; a hung
     driver must not keep gputop from ending.
     """
+    crash.install_hooks()
     try:
         status = main()
     except SystemExit as ending:  # argparse: --help, --version, wrong usage
         status = ending.code if isinstance(ending.code, int) else EXIT_OK
+    except Exception as error:  # noqa: BLE001  the process's end: a fault of gputop's own is told, without locals
+        crash.tell(error)
+        status = EXIT_FAILED
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, AttributeError, ValueError):
             stream.flush()

@@ -16,7 +16,7 @@ from gputop.commands.monitor import unfit_terminal
 from gputop.commands.option_types import port
 from gputop.core.errors import EXIT_OK, EXIT_USAGE, GputopError
 from gputop.launch import environment
-from gputop.text import console
+from gputop.text import console, crash
 from gputop.text.console import say
 
 _EPILOG = """\
@@ -126,7 +126,7 @@ def _beside(args: argparse.Namespace, token: str, environ: dict[str, str]) -> in
         except GputopError as error:  # of the monitor's, not of the job's
             say(f"the monitor ended: {error.message}")
         except Exception as error:  # noqa: BLE001  a fault of gputop's; the job is to be waited for all the same
-            say(f"the monitor ended by a fault of its own: {type(error).__name__}: {error}")
+            crash.tell(error)
         wait_for_exit(job)
     if not any(announcement.address for announcement in announced):
         say(announced[-1].line if announced else

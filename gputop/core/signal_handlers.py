@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 # SIGKILL and SIGSTOP cannot be held, faults of the program itself must not.
@@ -54,3 +55,33 @@ def signals_held() -> Iterator[None]:
         for late in held:  # still blocked in this thread
             signal.pthread_kill(threading.get_ident(), late)
         signal.pthread_sigmask(signal.SIG_SETMASK, before_mask)
+
+
+# Signals whose default action ends the process and that come from outside: a person (kill, ctrl-\\), a limit (CPU
+# time), a timer. Those of a fault inside the process (SIGSEGV, …) would come again at once.
+FATAL_SIGNALS = tuple(signal.Signals[name] for name in (
+    "SIGTERM", "SIGHUP", "SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGALRM", "SIGVTALRM", "SIGPROF",
+    "SIGTRAP", "SIGSYS", "SIGIO", "SIGPWR", "SIGSTKFLT") if name in signal.Signals.__members__)
+
+
+class EndBySignal:
+    """A handler that restores something, such as the terminal, and then ends the process by the signal it got.
+
+    It does not wait for an event loop, which may be what hangs.
+    """
+
+    def __init__(self, restore: Callable[[], None]) -> None:
+        self._restore = restore
+
+    def __call__(self, number: int, _: object) -> None:
+        try:
+            self._restore()
+        finally:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+def fatal_handlers(restore: Callable[[], None]) -> dict[signal.Signals, Any]:
+    """:class:`EndBySignal` for the signals that would end the process now: for none that is ignored or handled."""
+    return {number: EndBySignal(restore) for number in FATAL_SIGNALS
+            if (now := signal.getsignal(number)) == signal.SIG_DFL or isinstance(now, EndBySignal)}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gputop import __version__
 from gputop.core.codec import to_document
@@ -46,6 +46,10 @@ def document(session: Session) -> dict[str, Any]:
 
     Raises GputopError before the first sample.
     """
+    return cast(dict[str, Any], _finite(_document(session)))
+
+
+def _document(session: Session) -> dict[str, Any]:
     sample = _sample(session)
     record = session.last_capture
     return {
@@ -85,6 +89,15 @@ def document(session: Session) -> dict[str, Any]:
     }
 
 
+def _finite(value: Any) -> Any:
+    """``value`` with null for each number that JSON does not have: a damaged recording may hold one."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
 def _sample(session: Session) -> NodeSample:
     if session.sample is None:
         raise GputopError("nothing was sampled yet", "Wait a second and try again.")
@@ -92,7 +105,9 @@ def _sample(session: Session) -> NodeSample:
 
 
 def _reading(r: Reading) -> dict[str, Any]:
-    return {"value": r.value, "unit": r.unit, "source": r.source or None, "reason": r.reason, "coarse": r.coarse}
+    finite = r.value is None or math.isfinite(r.value)
+    return {"value": r.value if finite else None, "unit": r.unit, "source": r.source or None,
+            "reason": r.reason if finite else f"{r.value} is no measurement", "coarse": r.coarse}
 
 
 def _readings(readings: Mapping[str, Reading]) -> dict[str, Any]:

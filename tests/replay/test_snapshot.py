@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -43,6 +44,30 @@ def test_what_is_written_is_read() -> None:
     assert s.capture is not None and s.capture.report == watched.last_capture.report
     assert s.capture.analysis == watched.last_capture.analysis and s.remarks == watched.last_capture.remarks
     assert [server.problem for server in s.servers] == [None, "no answer"]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1e40", "NaN", "Infinity"])
+def test_a_number_that_is_none_is_refused_wherever_it_stands(number: str, tmp_path: Path) -> None:
+    """Written into an analysis, it once ended the monitor on `s`, which could not write it again."""
+    text = to_json(_document())
+    path = tmp_path / "s.json"
+    analysis = text.index('"analysis"')
+    for begin in (text.index('"time_s": '), text.index('"value": '), text.index('"window_s": ', analysis)):
+        at = text.index(": ", begin) + 2
+        end = re.compile(r"[,\n}]").search(text, at).start()  # type: ignore[union-attr]
+        path.write_text(text[:at] + number + text[end:])
+        with pytest.raises(GputopError, match=r"damaged|no snapshot"):
+            read(path)
+
+
+def test_a_sample_that_holds_such_a_number_is_written_without_it() -> None:
+    watched = session()
+    assert watched.sample is not None
+    gpu = watched.sample.gpus[0]
+    readings = {**gpu.readings, "power_w": replace(gpu["power_w"], value=float("inf"))}
+    watched.sample = replace(watched.sample, gpus=(replace(gpu, readings=readings), *watched.sample.gpus[1:]))
+    read_back = from_document(json.loads(to_json(document(watched))))
+    assert read_back.sample.gpus[0]["power_w"].value is None
 
 
 def test_the_spectrogram_says_how_often_each_level_was_reached() -> None:

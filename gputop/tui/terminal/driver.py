@@ -18,7 +18,9 @@ import codecs
 import contextlib
 import os
 import select
+import signal
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from textual import constants, events
 from textual.geometry import Size
 from textual.message import Message
 
+from gputop.core.signal_handlers import FATAL_SIGNALS, EndBySignal, fatal_handlers
 from gputop.tui.terminal.cell_grid import CellGrid
 from gputop.tui.terminal.textual_private import OpenLinuxDriver
 from gputop.tui.terminal.writer import SlowLinkDetector, TerminalWriter
@@ -40,6 +43,7 @@ _CURSOR_QUERY_PERIOD_S = 1.0
 # An answer may be lost, as when a session was detached: after this time the next update is sent without it.
 _ANSWER_TIMEOUT_S, _ANSWER_TIMEOUT_MAX_S = 4.0, 60.0
 _EXIT_TIMEOUT_S = 0.3  # how long the end may wait for the terminal
+_LAST_TIMEOUT_S = 2.0  # the same for a signal that ends the process, perhaps because the node is overloaded
 # For a terminal that has not taken everything: cancel a torn sequence, end a synchronized frame, reset colors, restore
 # modes and screen as LinuxDriver.stop_application_mode does.
 _RESTORE = ("\x18\x1b[?2026l\x1b[m\x1b[?2004l\x1b[?7h\x1b[?2048l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l"
@@ -112,6 +116,7 @@ class StallProofDriver(OpenLinuxDriver):
             self._answered.set()
             self.terminal_size()
             self.cells.forget()
+        self._handle_fatal_signals()
         super().start_application_mode()
         frame = getattr(self.app, "first_frame", None)
         if frame is not None and frame.taken():
@@ -123,6 +128,7 @@ class StallProofDriver(OpenLinuxDriver):
             self._answered.wait(min(_EXIT_TIMEOUT_S, 2 * self._fastest_answer_s + 0.05))
         self._leaving = True
         super().stop_application_mode()
+        self._leave_fatal_signals()
 
     def close(self) -> None:
         writer, self._writer = self._writer, None
@@ -136,6 +142,28 @@ class StallProofDriver(OpenLinuxDriver):
         input_exit, self._input_exit = self._input_exit, None
         if input_exit is not None:
             input_exit.close()
+
+    def _handle_fatal_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in fatal_handlers(self.restore_at_once).items():
+                signal.signal(number, handler)
+
+    def _leave_fatal_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in FATAL_SIGNALS:
+                if isinstance(signal.getsignal(number), EndBySignal):
+                    signal.signal(number, signal.SIG_DFL)
+
+    def restore_at_once(self) -> None:
+        """Give the terminal back from a signal handler, whatever the rest of the program is doing."""
+        self._leaving = True
+        if self.attrs_before is not None:
+            with contextlib.suppress(OSError, termios.error):
+                termios.tcsetattr(self.fileno, termios.TCSANOW, self.attrs_before)
+        writer = self._writer
+        if writer is not None:
+            writer.give_up(_RESTORE.encode())
+            writer.wait(_LAST_TIMEOUT_S)
 
     def on_continue(self) -> None:
         # After a plain SIGSTOP the application mode was never left. Entering it a second time would save the raw

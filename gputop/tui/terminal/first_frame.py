@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.style import Style
 
-from gputop.core.signal_handlers import signal_handlers
+from gputop.core.signal_handlers import fatal_handlers, signal_handlers
 from gputop.render.styled_text import StyledText
 from gputop.tui.terminal.color_support import SYSTEMS, TerminalPalette
 
@@ -53,7 +53,7 @@ def ended_by_signals(frame: FirstFrame) -> Iterator[None]:
         if frame.waiting:
             raise SystemExit(128 + number)
 
-    with signal_handlers(dict.fromkeys(ENDING_SIGNALS, ended)):
+    with signal_handlers({**fatal_handlers(frame.give_back), **dict.fromkeys(ENDING_SIGNALS, ended)}):
         yield
 
 

@@ -7,7 +7,6 @@ from time import monotonic
 from typing import Any, ClassVar
 
 from rich.segment import Segment
-from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.filter import ANSIToTruecolor, LineFilter, Monochrome
@@ -20,7 +19,7 @@ from gputop.tui.terminal.color_support import TerminalPalette
 from gputop.tui.terminal.driver import StallProofDriver
 from gputop.tui.terminal.first_frame import FirstFrame
 from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
-from gputop.tui.terminal.textual_private import driver_of
+from gputop.tui.terminal.textual_private import FaultReportingApp, driver_of
 
 LOW_BANDWIDTH_PERIOD_S = 5.0  # between two frames on a slow link
 
@@ -37,7 +36,7 @@ class PaletteFilter(LineFilter):
         return [Segment(*run(text, style), control) for text, style, control in segments]
 
 
-class TerminalApp(App[int]):
+class TerminalApp(FaultReportingApp):
     """An app that never waits for its terminal, drawn with the colors and glyphs which that terminal has."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

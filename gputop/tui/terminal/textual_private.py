@@ -7,6 +7,7 @@ one. Seen to work: Textual 6.0.0 and 8.2.8, the oldest and the newest allowed on
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 from textual._xterm_parser import XTermParser
@@ -18,6 +19,31 @@ from textual.drivers.linux_driver import LinuxDriver
 def driver_of(app: App[Any]) -> Driver | None:
     """What draws the app; None before it runs."""
     return app._driver
+
+
+class FaultReportingApp(App[int]):
+    """An app that hands out the fault which ended it; Textual would print a traceback with the values of locals."""
+
+    fault: BaseException | None = None
+
+    def panic(self, *renderables: Any) -> None:
+        """End by a fault that Textual has words of its own for, such as an error in a style sheet."""
+        if self.fault is None:
+            first = renderables[0] if renderables else ""
+            self.fault = first if isinstance(first, Exception) else RuntimeError(str(first))
+        self._close_messages_no_wait()
+
+    def _fatal_error(self) -> None:
+        if self.fault is None:
+            self.fault = sys.exc_info()[1] or self._exception or RuntimeError("Textual has failed")
+        self._close_messages_no_wait()
+
+    def run(self, *arguments: Any, **options: Any) -> int | None:
+        """Run the app; raises the fault that ended it, once the terminal has been restored."""
+        status = super().run(*arguments, **options)
+        if self.fault is not None:
+            raise self.fault
+        return status
 
 
 class OpenLinuxDriver(LinuxDriver):

@@ -102,11 +102,11 @@ class TerminalWriter:
     def give_up(self, last: bytes) -> None:
         """Drop what the terminal has not taken, from the queue and from the kernel, and write ``last`` instead."""
         with self._change:
-            self._queue[:] = [last]
             self._given_up = True
+            with contextlib.suppress(OSError, termios.error):
+                termios.tcflush(self._fd, termios.TCOFLUSH)  # before the last of it is there to be dropped, too
+            self._queue[:] = [last]
             self._change.notify_all()
-        with contextlib.suppress(OSError, termios.error):
-            termios.tcflush(self._fd, termios.TCOFLUSH)
 
     def close(self) -> None:
         """End the thread once the queue is empty. Does not wait."""

@@ -110,6 +110,77 @@ def test_ended_right_after_the_first_frame_it_gives_the_terminal_back(number: si
         assert there.given_back()
 
 
+FATAL = ("SIGQUIT", "SIGABRT", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGSYS", "SIGTRAP")
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_a_signal_that_ends_it_gives_the_terminal_back_first(name: str) -> None:
+    number = signal.Signals[name]
+    with terminal((120, 40), "--demo", "healthy") as there:
+        started(there)
+        there.program.send_signal(number)
+        assert there.ended() == -number, "it ends by that signal"
+        assert there.given_back()
+
+
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGUSR1, signal.SIGALRM])
+def test_such_a_signal_right_after_the_first_frame(number: signal.Signals) -> None:
+    with terminal((120, 40), "--demo", "healthy") as there:
+        while b"demo-node" not in there.raw:
+            assert there.read(30)
+        there.program.send_signal(number)
+        assert there.ended() == -number
+        assert there.given_back()
+
+
+HUNG = """
+from gputop.session.session import Session
+from gputop.sources.simulated import SimulatedSource
+from gputop.tui.app import GputopApp
+
+def hang(app, by):
+    print("hangs", file=open("/dev/tty", "w"), flush=True)
+    while True:
+        pass
+
+GputopApp.action_metric = hang
+GputopApp(Session(SimulatedSource("healthy"))).run()
+"""
+
+
+def test_a_monitor_that_hangs_can_be_ended_and_gives_the_terminal_back() -> None:
+    with terminal((120, 40), command=[sys.executable, "-c", HUNG]) as there:
+        started(there)
+        there.press("m")
+        there.until("hangs")
+        there.program.send_signal(signal.SIGQUIT)
+        assert there.ended() == -signal.SIGQUIT
+        assert there.given_back()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_the_timeline_gives_the_terminal_back_too(number: signal.Signals) -> None:
+    trace = next((Path(__file__).parents[2] / "data").rglob("*.xplane.pb*"))
+    with terminal((120, 40), "analyze", "--timeline", str(trace)) as there:
+        while b"\x1b[?2004h" not in there.raw:  # Textual reads keys
+            assert there.read(30), bytes(there.raw)
+        there.program.send_signal(number)
+        assert there.ended() == -number
+        assert there.given_back()
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    command = ["/bin/sh", "-c", f"trap '' USR1; exec {sys.executable} -m gputop --demo healthy"]
+    with terminal((120, 40), command=command) as there:
+        started(there)
+        there.program.send_signal(signal.SIGUSR1)
+        there.press("?")
+        there.until("esc: close")
+        there.press("\x1b")
+        there.until(lambda text: "esc: close" not in text)
+        quit_well(there)
+
+
 def test_after_a_crash_the_terminal_is_as_it_was_and_the_reason_on_it() -> None:
     with terminal((120, 40), command=[sys.executable, "-c", CRASH]) as there:
         started(there)
@@ -117,6 +188,38 @@ def test_after_a_crash_the_terminal_is_as_it_was_and_the_reason_on_it() -> None:
         there.ended()
         assert there.given_back()
         assert b"ZeroDivisionError" in there.raw[there.raw.rfind(b"\x1b[?1049l"):]
+
+
+FAULT = """
+import sys
+from gputop.tui.app import GputopApp
+from gputop.cli import command
+
+def crash(app, by):
+    secret = "a-local-that-nobody-may-see"
+    raise ValueError("on purpose, with --token hunter2 and \\x1b]0;a title\\x07")
+
+GputopApp.action_metric = crash
+sys.argv[1:] = ["--demo", "healthy"]
+command()
+"""
+
+
+def test_a_fault_is_told_in_three_lines_with_a_file_to_attach(tmp_path: Path) -> None:
+    with terminal((160, 40), command=[sys.executable, "-c", FAULT], env={"XDG_CACHE_HOME": str(tmp_path)}) as there:
+        started(there)
+        there.press("m")
+        assert there.ended() == 1
+        assert there.given_back()
+        told = bytes(there.raw[there.raw.index(b"gputop: a fault"):]).decode()
+    lines = told.strip().splitlines()
+    assert len(lines) == 3 and all(line.startswith("gputop: ") and line.isprintable() for line in lines), told
+    assert "ValueError: on purpose" in lines[0]
+    report, = tmp_path.glob("gputop/fault-*.txt")
+    assert str(report) in lines[1] and report.stat().st_mode & 0o777 == 0o600
+    for text in (told, report.read_text()):
+        assert "hunter2" not in text and "nobody-may-see" not in text and "\x1b" not in text
+    assert "in crash" in report.read_text(), "it says where"
 
 
 def test_messages_elsewhere_the_screen_is_still_the_screen(tmp_path: Path) -> None:

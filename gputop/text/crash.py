@@ -1,0 +1,134 @@
+"""What a fault of gputop's own is told with: three lines, and a private file to attach to a report.
+
+Neither holds the value of a variable: a monitor that runs as root holds other users' command lines. Messages and
+command lines in it lose their secrets as a snapshot's do. No traceback of another form reaches the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from gputop import __version__
+from gputop.core.errors import GputopError
+from gputop.text import console
+
+ISSUES = "https://github.com/gputop/gputop-tf/issues"
+KEPT_REPORTS = 10
+REPORT_CHARS, _LINE_CHARS, _FRAMES = 100_000, 1000, 60
+_PREFIX = "fault-"
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def tell(error: BaseException) -> None:
+    """Say in three lines what happened, where a report of it is, and where that may be sent. Never raises.
+
+    What it needs is imported here: nothing of it may cost the first frame a millisecond.
+    """
+    with contextlib.suppress(Exception):
+        console.say(f"a fault of gputop's own: {_named(error)}{_place(error)}")
+        try:
+            console.say(f"the report, without variables and secrets: {write_report(error)}")
+        except (GputopError, OSError) as problem:
+            console.say(f"no report could be written: {problem}")
+        console.say(f"please attach it to an issue: {ISSUES}")
+
+
+def write_report(error: BaseException) -> Path:
+    """A private file with :func:`report_text` in the cache directory; returns its path.
+
+    Raises GputopError or OSError.
+    """
+    import time
+
+    from gputop.core.files import write_file
+
+    folder = _folder()
+    path = folder / f"{_PREFIX}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.monotonic_ns() % 1_000_000:06}.txt"
+    write_file(path, report_text(error).encode("utf-8", "replace"))
+    return path
+
+
+def report_text(error: BaseException) -> str:
+    """Versions, the command, and where it happened: no locals, no secrets, printable, of a bounded length."""
+    import platform
+    import traceback
+
+    from gputop.text import redaction
+
+    lines = [f"gputop {__version__}", f"Python {platform.python_version()}, {platform.system()} {platform.release()} "
+             f"{platform.machine()}", "command: " + " ".join(sys.argv), ""]
+    for part in traceback.format_exception(type(error), error, error.__traceback__, limit=_FRAMES):
+        lines += part.rstrip("\n")[:REPORT_CHARS].split("\n")
+    text = "\n".join(redaction.command(console.clean(line, _LINE_CHARS)) for line in lines)
+    if len(text) > REPORT_CHARS:  # its end names the error
+        text = f"{text[:REPORT_CHARS // 2]}\n…\n{text[-REPORT_CHARS // 2:]}"
+    return text + "\n"
+
+
+def install_hooks() -> None:
+    """From now on a fault in any thread, and what Python could not raise, is told like one in the main thread."""
+    told = False
+
+    def in_thread(fault: Any) -> None:
+        nonlocal told
+        if fault.exc_value is not None and not isinstance(fault.exc_value, SystemExit) and not told:
+            told = True  # a thread of which each attempt fails would fill the terminal
+            tell(fault.exc_value)
+
+    def not_raised(fault: Any) -> None:
+        if fault.exc_value is not None:
+            console.say(f"ignored: {_named(fault.exc_value)}")
+
+    threading.excepthook = in_thread
+    sys.unraisablehook = not_raised
+    sys.excepthook = lambda _, error, __: tell(error)
+
+
+def _named(error: BaseException) -> str:
+    """The kind of an error and its message, without secrets."""
+    from gputop.text import redaction
+
+    try:
+        message = console.one_line(error, 300)
+    except Exception:  # noqa: BLE001  an error may not even be able to say what it is
+        message = "without a message"
+    return redaction.command(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of gputop's own on the way to the error."""
+    import traceback
+
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        with contextlib.suppress(ValueError):
+            place = f" (gputop/{Path(frame.f_code.co_filename).resolve().relative_to(_PACKAGE)}:{line})"
+    return place
+
+
+def _folder() -> Path:
+    """gputop's folder in the cache directory, with room made in it; a new one where others could write to that."""
+    import tempfile
+
+    from gputop.core.files import Folder, make_folders, untrusted_ancestor
+
+    base = os.environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if (home := os.environ.get("HOME")) else "")
+    folder = Path(base) / "gputop"
+    if not folder.is_absolute() or untrusted_ancestor(folder) is not None:
+        return Path(tempfile.mkdtemp(prefix="gputop-"))
+    try:
+        make_folders(folder)
+        if untrusted_ancestor(folder) is not None:
+            return Path(tempfile.mkdtemp(prefix="gputop-"))
+        with Folder(folder) as there:
+            reports = sorted(name for name in there.names() if name.startswith(_PREFIX))
+            for name in reports[:max(0, len(reports) - KEPT_REPORTS + 1)]:
+                there.remove(name)
+    except OSError:  # a home that cannot be written to
+        return Path(tempfile.mkdtemp(prefix="gputop-"))
+    return folder
