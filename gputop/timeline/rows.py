@@ -136,7 +136,8 @@ def _add_stages(trace: Trace, out: Rows) -> None:
     rows, path, paths = iterator_paths(trace)
     if not len(rows):
         return
-    by_path = np.argsort(path, kind="stable")  # rows are in order of start
+    # Of ranges that begin together the longest comes first, as in every other row.
+    by_path = np.lexsort((-trace.host.end_ns[rows], trace.host.start_ns[rows], path))
     edges = np.searchsorted(path[by_path], np.arange(len(paths) + 1)).tolist()
     out.of_stage = rows[by_path]
     before = len(out.of_device) + len(out.of_host)

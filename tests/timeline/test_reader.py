@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gputop.timeline.model import KINDS
@@ -88,6 +88,7 @@ def test_the_ranges_of_a_stretch(events, start, length):
 
 @_many
 @given(_traces, _when)
+@example(([], [((1, 1), "python", "Iterator::Map"), ((1, 2), "python", "Iterator::Map")]), 1)
 def test_the_innermost_range_at_an_instant(events, time):
     timeline, plain = open_(events)
     for row in timeline.rows:
