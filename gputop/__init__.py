@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gputop.core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from gputop.analysis.results import Analysis
     from gputop.comparison.compare import Comparison, compare
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from gputop.diagnosis.diagnose import analyze
     from gputop.replay.reader import Recording, open_recording
 
-__version__ = "0.1.0"
 __all__ = ["Analysis", "Comparison", "Finding", "GputopError", "NoDataError", "Recording", "__version__", "analyze",
            "compare", "open_recording"]
 _MODULES = {

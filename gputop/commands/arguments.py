@@ -13,9 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gputop import __version__
 from gputop.commands.option_types import count, interval_s, minutes, seconds_before_dip
 from gputop.core.errors import EXIT_USAGE
+from gputop.core.version import __version__
 from gputop.session.options import DEFAULT_RULE
 from gputop.text import console
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputop.core.errors import GputopError
+from gputop.core.files import read_regular, untrusted_ancestor, write_file
 from gputop.core.metrics import LANE_METRICS
 from gputop.text.units import printable
 
@@ -123,12 +124,7 @@ def load(path: Path | None) -> Config:
     if path is None:
         return Config(None)
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-        if len(data) > _MAX_BYTES:
-            return Config(path, warnings=(f"{path} is larger than 1 MiB, so it is no settings file; "
-                                          "the defaults are used",))
-        text = data.decode("utf-8-sig")
+        text = read_regular(path, _MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         return Config(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -261,20 +257,21 @@ def document(config: Config) -> str:
 
 def save_setting(path: Path | None, key: str, value: str) -> str:
     """Write one setting into the file, leaving the rest unchanged; returns what went wrong, or ""."""
-    from gputop.export.files import write_private
-
     if path is None:
         return "There is no home folder to remember this in."
+    exchangeable = untrusted_ancestor(path.parent)
+    if exchangeable is not None:  # root in the home of another user, whose link could lead anywhere
+        return f"This is not remembered: {exchangeable[0]} {exchangeable[1]}."
     path = Path(os.path.realpath(path))  # kept among other dotfiles, it is a link
     line = f"{key} = {_toml(value)}"
     try:
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        lines = read_regular(path, _MAX_BYTES).decode("utf-8").splitlines() if path.exists() else []
         at = [i for i, old in enumerate(lines) if (m := _ASSIGNMENT.fullmatch(old)) and m[1].replace("-", "_") == key]
         if at:
             lines[at[-1]] = line
         else:
             lines.append(line)
-        write_private(path, ("\n".join(lines) + "\n").encode())
+        write_file(path, ("\n".join(lines) + "\n").encode())
     except (OSError, UnicodeDecodeError) as error:
         return f"{path} cannot be read, so it is not written: {error}"
     except GputopError as error:

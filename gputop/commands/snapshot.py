@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gputop.export.files import write_private
+    from gputop.core.files import write_file
     from gputop.export.snapshot import format_of, render
     from gputop.session.session import Session
 
@@ -47,6 +47,6 @@ def run(args: argparse.Namespace) -> int:
         console.write_document(text)
     else:
         there = args.output.is_file()
-        write_private(args.output, text.encode(), make_folder=False)
+        write_file(args.output, text.encode(), make_folder=False, devices=True)
         say(f"wrote {args.output}{', in place of what was there' if there else ''}")
     return EXIT_OK

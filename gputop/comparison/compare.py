@@ -78,7 +78,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The document gputop.compare/1."""
-        from gputop import __version__
+        from gputop.core.version import __version__
 
         return {
             "schema": SCHEMA, "gputop": __version__,

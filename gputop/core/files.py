@@ -334,3 +334,15 @@ def refuse_untrusted(path: Path, option: str) -> None:
             f"{path} is not safe to write to: {folder} {why}, who could exchange what gputop writes there",
             f"Choose a folder below which only you and root can write, with {option}, for example in your home.",
             EXIT_USAGE)
+
+
+def unused_name(path: Path) -> Path:
+    """``path``, or the first of ``name-2.ext``, ``name-3.ext``, … that does not exist.
+
+    In a folder that cannot be searched it is ``path``; :func:`write_file` then raises the error.
+    """
+    candidate, n = path, 1
+    while os.path.exists(candidate):  # noqa: PTH110  Path.exists raises where the folder may not be searched
+        n += 1
+        candidate = path.with_name(f"{path.stem}-{n}{path.suffix}")
+    return candidate

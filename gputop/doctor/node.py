@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gputop import __version__
+from gputop.core.version import __version__
 from gputop.doctor.check import Check
 from gputop.doctor.driver import in_container
 from gputop.text.units import bytes_, printable

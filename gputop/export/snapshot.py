@@ -11,12 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from gputop import __version__
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
+from gputop.core.files import refuse_untrusted, unused_name, write_file
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
 from gputop.core.samples import OK, CgroupSample, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
-from gputop.export.files import unused, write_private
+from gputop.core.version import __version__
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits
 from gputop.render.time_slices import slice_for
 from gputop.replay.snapshot import SCHEMA
@@ -360,18 +360,19 @@ def format_of(path: Path) -> str:
 def write_snapshot(session: Session, folder: Path) -> list[Path]:
     """Write the snapshot as json, text, svg and html; returns the paths.
 
-    Raises GputopError where the folder cannot be written.
+    Raises GputopError where the folder cannot be written, or where another user could exchange what root writes there.
     """
+    refuse_untrusted(folder, "--logdir")
     doc = document(session)
     host = re.sub(r"[^A-Za-z0-9.-]+", "_", doc["host"]["hostname"]) or "host"
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(doc["time_s"]))
     mark = "-SIMULATED" if doc["simulated"] else ""
-    base = unused(folder / f"gputop-{host}{mark}-{stamp}.json")
+    base = unused_name(folder / f"gputop-{host}{mark}-{stamp}.json")
     contents = {".json": to_json(doc), ".txt": to_text(session), ".svg": _drawn(doc, "svg"),
                 ".html": _drawn(doc, "html")}
     paths = []
     for suffix, content in contents.items():
         path = base.with_suffix(suffix)
-        write_private(path, content.encode())
+        write_file(path, content.encode())
         paths.append(path)
     return paths

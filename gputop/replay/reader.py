@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gputop.core.errors import GputopError, NoDataError
+from gputop.core.files import open_regular
 from gputop.core.samples import NodeSample
 from gputop.replay.decode import Damaged, Decoder
 from gputop.replay.format import (
@@ -61,7 +62,7 @@ class Recording:
         self._next = 0  # where the record after that one begins
         self._file: BinaryIO | None = None
         try:
-            self._file = path.open("rb")
+            self._file = open_regular(path)
             self._check_header()
             self._scan()
         except OSError as error:

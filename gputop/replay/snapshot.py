@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from gputop.analysis.results import Analysis
 from gputop.core.codec import convert, parse
 from gputop.core.errors import GputopError
+from gputop.core.files import open_regular
 from gputop.core.findings import Abstained, Advice, Finding
 from gputop.core.metrics import CGROUP_METRICS, GPU_METRICS, HOST_METRICS, LANE_METRICS
 from gputop.core.samples import (
@@ -88,7 +89,7 @@ class Snapshot:
 def is_snapshot(path: Path) -> bool:
     """Whether a file begins as JSON or a page does, which no recording does; False where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(256).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"<", b"[")
     except OSError:
         return False
@@ -101,7 +102,7 @@ def read(path: Path) -> Snapshot:
     """
     fix = "Give what `gputop snapshot --format json` or html has written."
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise GputopError(f"cannot read {path}: {error.strerror or error}", fix) from error

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gputop.core.errors import GputopError
+from gputop.core.version import __version__
 from gputop.text import console
 
 ISSUES = "https://github.com/gputop/gputop-tf/issues"
@@ -59,8 +60,7 @@ def report_text(error: BaseException) -> str:
 
     from gputop.text import redaction
 
-    version = sys.modules["gputop"].__version__  # an import would reach above this layer: the package names its API
-    lines = [f"gputop {version}", f"Python {platform.python_version()}, {platform.system()} {platform.release()} "
+    lines = [f"gputop {__version__}", f"Python {platform.python_version()}, {platform.system()} {platform.release()} "
              f"{platform.machine()}", "command: " + " ".join(sys.argv), ""]
     for part in traceback.format_exception(type(error), error, error.__traceback__, limit=_FRAMES):
         lines += part.rstrip("\n")[:REPORT_CHARS].split("\n")
@@ -72,12 +72,12 @@ def report_text(error: BaseException) -> str:
 
 def install_hooks() -> None:
     """From now on a fault in any thread, and what Python could not raise, is told like one in the main thread."""
-    told = False
+    reported = False
 
     def in_thread(fault: Any) -> None:
-        nonlocal told
-        if fault.exc_value is not None and not isinstance(fault.exc_value, SystemExit) and not told:
-            told = True  # a thread of which each attempt fails would fill the terminal
+        nonlocal reported
+        if fault.exc_value is not None and not isinstance(fault.exc_value, SystemExit) and not reported:
+            reported = True  # a thread of which each attempt fails would fill the terminal
             tell(fault.exc_value)
 
     def not_raised(fault: Any) -> None:

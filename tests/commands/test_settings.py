@@ -200,3 +200,24 @@ def test_each_command_says_what_is_wrong_and_goes_on(file: Path) -> None:
                           capture_output=True, text=True, timeout=120, env={**os.environ}, check=False)
     assert done.returncode == 0 and done.stdout.startswith("{")
     assert f"gputop: {file}:1: interval = never" in done.stderr and "1 is used" in done.stderr
+
+
+@pytest.mark.parametrize("plant", ["pipe", "device"])
+def test_what_is_planted_as_settings_is_said_and_waited_for_by_nobody(plant: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    if plant == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    assert "not a regular file; the defaults are used" in load(path).warnings[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
+def test_root_remembers_nothing_in_the_home_of_another_user(tmp_path: Path) -> None:
+    home, target = tmp_path / "home", tmp_path / "root-only"
+    home.mkdir()
+    target.write_text("theirs = 1\n")
+    (home / "config.toml").symlink_to(target)
+    os.chown(home, 12345, -1)
+    assert "belongs to another user (uid 12345)" in save_setting(home / "config.toml", "theme", "light")
+    assert target.read_text() == "theirs = 1\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from gputop.core.files import (
     refuse_untrusted,
     replacing,
     untrusted_ancestor,
+    unused_name,
     write_file,
 )
 
@@ -230,3 +233,46 @@ def test_the_root_of_a_user_namespace_is_an_ordinary_user(tmp_path: Path, monkey
         monkeypatch.setattr(Path, "read_text", lambda path, *a, mapped=mapped, **k:
                             mapped if path.name == "uid_map" else real(path, *a, **k))
         assert (untrusted_ancestor(theirs / "run") is None) == safe
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GputopError, match=r"cannot write .*file/x") as caught:
+        write_file(tmp_path / "file" / "x", b"")
+    assert "--logdir" in caught.value.fix
+
+
+def test_a_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
+    # A file size limit stands in for the full disk: the write fails half-way in the same place.
+    program = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from gputop.core.errors import GputopError\n"
+        "from gputop.core.files import write_file\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))\n"
+        "try:\n"
+        "    write_file(Path(sys.argv[1]), b'x' * 100_000)\n"
+        "except GputopError as error:\n"
+        "    print(error.message)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "big.json")], capture_output=True, text=True,
+                          env={**os.environ}, check=True)
+    assert "cannot write" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unused_names_count_up(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    assert unused_name(path) == path
+    path.touch()
+    (tmp_path / "a-2.json").touch()
+    assert unused_name(path).name == "a-3.json"
+
+
+def test_a_device_is_written_to_and_never_replaced() -> None:
+    write_file(Path("/dev/null"), b"x", devices=True)
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(GputopError, match="No space left"):
+        write_file(Path("/dev/full"), b"x", devices=True)
+    assert Path("/dev/full").is_char_device()

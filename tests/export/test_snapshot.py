@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +19,6 @@ from gputop.core.samples import (
     Reading,
     XidEvent,
 )
-from gputop.export.files import unused, write_private
 from gputop.export.snapshot import document, render, to_json, to_text, write_snapshot
 from gputop.replay.snapshot import from_document
 from tests.fakes import StillSession, cgroup_sample
@@ -184,46 +180,3 @@ def test_files_are_private_and_never_overwritten(tmp_path: Path) -> None:
     assert not {p.name for p in first} & {p.name for p in second}
     assert stat.S_IMODE(first[0].stat().st_mode) == 0o600
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(GputopError, match=r"cannot write .*file/x") as caught:
-        write_private(tmp_path / "file" / "x", b"")
-    assert "--logdir" in caught.value.fix
-
-
-def test_a_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
-    # A file size limit stands in for the full disk: the write fails half-way in the same place.
-    program = (
-        "import resource, signal, sys\n"
-        "from pathlib import Path\n"
-        "from gputop.core.errors import GputopError\n"
-        "from gputop.export.files import write_private\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))\n"
-        "try:\n"
-        "    write_private(Path(sys.argv[1]), b'x' * 100_000)\n"
-        "except GputopError as error:\n"
-        "    print(error.message)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "big.json")], capture_output=True, text=True,
-                          env={**os.environ}, check=True)
-    assert "cannot write" in done.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_unused_counts_up(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    assert unused(path) == path
-    path.touch()
-    (tmp_path / "a-2.json").touch()
-    assert unused(path).name == "a-3.json"
-
-
-def test_a_device_is_written_to_and_never_replaced() -> None:
-    write_private(Path("/dev/null"), b"x")
-    assert Path("/dev/null").is_char_device()
-    with pytest.raises(GputopError, match="No space left"):
-        write_private(Path("/dev/full"), b"x")
-    assert Path("/dev/full").is_char_device()

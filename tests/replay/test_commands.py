@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -123,3 +124,12 @@ def test_commands_are_recorded_without_their_secrets(tmp_path: Path, monkeypatch
     path = tmp_path / "f.rec"
     record(StillSource(), 1.0, path, 1.0, threading.Event(), lambda text: None)
     assert Recording(path).sample(0).processes[0].command == "python train.py --token *** --lr 0.1"
+
+
+@pytest.mark.parametrize(("command", "message"), [("replay", "it is a pipe, not a regular file"),
+                                                  ("analyze", "is neither a file nor a folder")])
+def test_a_pipe_is_refused_and_not_waited_for(command: str, message: str, tmp_path: Path,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "file.json")
+    assert main([command, str(tmp_path / "file.json")]) == 1
+    assert message in capsys.readouterr().err

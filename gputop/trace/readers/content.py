@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gputop.core import memory
 from gputop.core.errors import GputopError
+from gputop.core.files import open_regular
 
 GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 1 << 18
@@ -50,7 +51,7 @@ class MemoryWatch:
 def read_prefix(path: Path, size: int = 1 << 16) -> bytes:
     """The first bytes of a file's content, decompressed."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             begin = file.read(size)
     except OSError as error:
         raise unreadable(path, error) from error
@@ -70,7 +71,7 @@ def read_chunks(path: Path, damaged: set[str]) -> Iterator[bytes]:
     Raises GputopError for files that cannot be read and for decompression bombs.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             raw = iter(lambda: file.read(_CHUNK_BYTES), b"")
             first = next(raw, b"")
             if first.startswith(GZIP):
@@ -85,7 +86,7 @@ def read_chunks(path: Path, damaged: set[str]) -> Iterator[bytes]:
 def read_all(path: Path, damaged: set[str], limit_bytes: float) -> bytes | bytearray:
     """A file's whole content, decompressed. Raises as :func:`read_chunks`, and GputopError above ``limit_bytes``."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if file.read(len(GZIP)) != GZIP:
                 if path.stat().st_size > limit_bytes:
                     raise too_big(path, limit_bytes)

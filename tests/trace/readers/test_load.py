@@ -108,10 +108,10 @@ def test_missing_things(tmp_path):
 def test_an_unreadable_file(tmp_path, monkeypatch):
     path = put(tmp_path / "x.xplane.pb", sample().bytes())
 
-    def refuse(self, *args, **kwargs):
+    def refuse(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(content, "open_regular", refuse)
     with pytest.raises(GputopError, match="Permission denied"):
         load([path])
 
