@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.core.files import read_regular, untrusted_ancestor, write_file
 from gputop.core.metrics import LANE_METRICS
 from gputop.text.units import printable
 
@@ -123,6 +122,10 @@ def load(path: Path | None) -> Config:
     """The settings in ``path``; no file, no settings. Raises nothing."""
     if path is None:
         return Config(None)
+    if not os.path.lexists(path):
+        return Config(path)  # the common case, for which the first frame need not wait for an import
+    from gputop.core.files import read_regular
+
     try:
         text = read_regular(path, _MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
@@ -257,6 +260,8 @@ def document(config: Config) -> str:
 
 def save_setting(path: Path | None, key: str, value: str) -> str:
     """Write one setting into the file, leaving the rest unchanged; returns what went wrong, or ""."""
+    from gputop.core.files import read_regular, untrusted_ancestor, write_file
+
     if path is None:
         return "There is no home folder to remember this in."
     exchangeable = untrusted_ancestor(path.parent)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -179,7 +178,7 @@ def replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[BinaryIO]:
     After an exception nothing has changed. A symbolic link at ``path`` is replaced, not followed. Raises OSError.
     """
     with Folder(path.parent) as folder:
-        name = f".{path.name[:200]}.{secrets.token_hex(6)}"
+        name = f".{path.name[:200]}.{os.urandom(6).hex()}"
         descriptor = folder.create(name, mode)
         try:
             with os.fdopen(descriptor, "wb") as file:

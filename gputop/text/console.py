@@ -9,7 +9,6 @@ A standard stream that is closed takes nothing. A stream that cannot be written 
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -69,6 +68,8 @@ def write_json(document: Mapping[str, Any]) -> None:
     """One JSON document on standard output, in ASCII. Raises ValueError for a number that is none."""
     stream = sys.stdout
     if stream is not None:
+        import json  # not for the first frame
+
         json.dump(document, stream, indent=1, allow_nan=False)
         stream.write("\n")
 
