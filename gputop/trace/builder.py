@@ -85,7 +85,7 @@ class TraceBuilder:
             self.quality.append(note)
 
     def finish(
-        self, format_: str, paths: Sequence[str], *, to_unix_ns: int | None,
+        self, paths: Sequence[str], *, to_unix_ns: int | None,
         profile_window_ns: tuple[int, int] | None = None, simulated: bool = False, empty_fix: str = "",
     ) -> Trace:
         """Join, sort and shift to the first event. ``to_unix_ns`` added to the columns' times gives Unix times.
@@ -110,7 +110,7 @@ class TraceBuilder:
         _sort(allocator, allocator.time_ns)
         host.stats = _rows_after(stats, _sort(host, host.start_ns))
         return Trace(
-            format=format_, paths=list(paths), hosts=self.hosts, names=self.names.list, lines=self.lines,
+            paths=list(paths), hosts=self.hosts, names=self.names.list, lines=self.lines,
             gpus=self.gpus, device=device, host=host, allocator=allocator,
             origin_ns=0 if to_unix_ns is None else first + to_unix_ns,
             profile_window_ns=profile_window_ns and (profile_window_ns[0] - first, profile_window_ns[1] - first),

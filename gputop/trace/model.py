@@ -185,7 +185,6 @@ class QualityNote:
 class Trace:
     """One capture of one job: all its hosts, GPUs and threads on one clock."""
 
-    format: str  # id of the row in gputop.trace.readers.registry
     paths: list[str]
     hosts: list[str]
     names: list[str]
@@ -194,6 +193,7 @@ class Trace:
     device: DeviceEvents
     host: HostEvents
     allocator: AllocatorEvents
+    format: str = ""  # id of the row in gputop.trace.readers.registry, which sets it
     origin_ns: int = 0
     profile_window_ns: tuple[int, int] | None = None  # of the capture itself, where recorded
     simulated: bool = False

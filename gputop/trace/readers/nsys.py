@@ -135,7 +135,7 @@ class _Report:
         note_messages(builder, errors, warnings)
         if self._damage:
             builder.note("truncated", f"{self._path} is damaged ({self._damage[0]}): what could still be read is kept.")
-        return builder.finish("nsys", [self._path], to_unix_ns=self._to_unix(),
+        return builder.finish([self._path], to_unix_ns=self._to_unix(),
                               empty_fix="Record with `nsys profile --trace=cuda,nvtx` while the job trains.")
 
     def _to_unix(self) -> int | None:

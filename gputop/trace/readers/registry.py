@@ -44,6 +44,7 @@ class Format:
     def read(self, files: Sequence[Path]) -> Trace:
         """One trace from files of this format; several are the hosts or ranks of one job."""
         trace: Trace = import_module(self.reader).read_files(files)
+        trace.format = self.id
         return trace
 
 

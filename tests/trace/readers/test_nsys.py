@@ -99,7 +99,7 @@ def test_a_report_of_two_processes(tmp_path):
     assert [names[i] for i in trace.host.name] == ["cudaLaunchKernel", "aten::mm", "forward", "cudaLaunchKernel"]
     assert trace.lines[trace.host.line[1]].name == "python3/500"
     assert trace.origin_ns == 1_700_000_000_000_000_000 + 1000 - 500
-    assert (trace.format, trace.hosts, trace.quality) == ("nsys", ["node"], [])
+    assert (trace.hosts, trace.quality) == (["node"], [])
 
 
 def test_ranges_named_as_kineto_s_steps_mark_steps(tmp_path):

@@ -157,7 +157,7 @@ def read_xspaces(
     window = (min(begins), max(ends)) if begins else None
     fix = (f"{INSUFFICIENT_RIGHTS[1]}" if any(q.id == "empty_device_plane" for q in builder.quality) else
            "Capture while the job trains, for at least a few steps, with host_tracer_level 2.")
-    trace = builder.finish("xspace", paths, to_unix_ns=0 if wall_clock else None,
+    trace = builder.finish(paths, to_unix_ns=0 if wall_clock else None,
                            profile_window_ns=window, simulated=simulated, empty_fix=fix)
     note_serialized(trace)
     return trace
