@@ -10,11 +10,14 @@ import sys
 from gputop.commands.common import options_of, preferences_of, source_of
 from gputop.text.console import say
 
+_M_ARENA_MAX = -8  # M_ARENA_MAX of malloc.h
+
 
 def run(args: argparse.Namespace) -> int:
     from gputop.telemetry.sampler import Sampler
     from gputop.tui.monitor import first_paint
 
+    share_one_heap()
     source, options = source_of(args), options_of(args)
     if not source.simulated and (args.source == "dcgm" or not _has_driver()):
         source.open()  # raises with the exact cause, before the screen is taken
@@ -28,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     sampler = Sampler(source, options.interval_s)
     with first_paint.shown(sampler, preferences.palette()) as frame:
         # The slow imports follow from here on, because the GPUs are on the screen now.
+        import_asyncio_without_ssl()
         from gputop.session.session import Session
 
         with contextlib.closing(Session(source, options, sampler=sampler)) as session:
@@ -35,6 +39,29 @@ def run(args: argparse.Namespace) -> int:
             from gputop.tui import app
 
             return app.run(session, preferences, frame)
+
+
+def share_one_heap() -> None:
+    """Let all threads allocate from one heap (mallopt(3)): their own ones hold 3 MB that is free. Only glibc has it."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+def import_asyncio_without_ssl() -> None:
+    """Import asyncio, which Textual runs on, as on a Python that was built without OpenSSL.
+
+    It imports ``ssl`` for TLS, of which the monitor speaks none; OpenSSL takes 5 MB. Whoever imports ``ssl``
+    later gets it.
+    """
+    if "ssl" in sys.modules:
+        return
+    sys.modules["ssl"] = None  # type: ignore[assignment]  # an import of it fails, as Python's import system says
+    try:
+        import asyncio  # noqa: F401
+    finally:
+        del sys.modules["ssl"]
 
 
 def unfit_terminal() -> str:

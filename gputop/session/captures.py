@@ -33,7 +33,7 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
     ``own`` are servers the source itself brings; ``busy`` are addresses that are being captured
     from, which must not be probed meanwhile.
     """
-    from gputop.profiler.client import parse_address, probe
+    from gputop.profiler.probe import parse_address, probe
 
     discovered: dict[str, Server] = {a: Server(a, text) for a, text in own.items()}
     notes: tuple[str, ...] = ()

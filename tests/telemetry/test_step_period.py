@@ -22,6 +22,7 @@ from gputop.telemetry.step_period import (
     estimate_step_period,
     is_undersampled,
     max_interval_for,
+    median,
     steps_per_period,
 )
 from tests.fakes import node_sample
@@ -195,3 +196,8 @@ def test_whole_steps_in_a_step_period() -> None:
 
 def test_the_interval_that_shows_a_step() -> None:
     assert [max_interval_for(s) for s in (0.2, 0.26, 0.412, 2.5, 100.0)] == [None, 0.1, 0.1, 1.0, 10.0]
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
+def test_the_median_is_that_of_numpy(values: list[float]):
+    assert median(np.array(values)) == pytest.approx(float(np.median(values)), abs=1e-9)

@@ -1,0 +1,57 @@
+"""What the monitor leaves out of its process, each in a process of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+
+def _run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_asyncio_comes_without_ssl_and_ssl_can_be_had_later():
+    assert _run(
+        "import sys\n"
+        "from gputop.commands.monitor import import_asyncio_without_ssl\n"
+        "import_asyncio_without_ssl()\n"
+        "import asyncio\n"
+        "print('ssl' in sys.modules, asyncio.run(asyncio.sleep(0, 7)))\n"
+        "import ssl\n"
+        "print(ssl.SSLContext.__name__)\n") == "False 7\nSSLContext\n"
+
+
+def test_an_ssl_that_is_there_stays():
+    assert _run("import ssl, sys\n"
+                "from gputop.commands.monitor import import_asyncio_without_ssl\n"
+                "import_asyncio_without_ssl()\n"
+                "print(sys.modules['ssl'] is ssl)\n") == "True\n"
+
+
+@pytest.mark.parametrize("absent", ["gputop.profiler.client", "gputop.trace", "hashlib", "grpc"])
+def test_looking_for_servers_imports_nothing_that_only_a_capture_needs(absent: str):
+    assert _run("import sys\n"
+                "from gputop.session.captures import find_servers\n"
+                "find_servers((), {}, True)\n"
+                f"print({absent!r} in sys.modules)\n") == "False\n"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt: not glibc")
+@pytest.mark.parametrize(("code", "in_heap"), [("", False), ("share_one_heap()", True)])
+def test_threads_allocate_from_the_heap_of_the_process(code: str, in_heap: bool):
+    assert _run(rf"""
+import ctypes, re, threading
+from pathlib import Path
+from gputop.commands.monitor import share_one_heap
+{code}
+malloc = ctypes.CDLL(None).malloc
+malloc.restype = ctypes.c_size_t
+found = []
+thread = threading.Thread(target=lambda: found.append(malloc(1000)))
+thread.start(); thread.join()
+begin, end = re.search(r"^(\w+)-(\w+) .*\[heap\]", Path("/proc/self/maps").read_text(), re.M).groups()
+print(int(begin, 16) <= found[0] < int(end, 16))
+""") == f"{in_heap}\n"
