@@ -24,8 +24,9 @@ _P = TypeVar("_P", ProcessSample, HostProcess)
 
 _NAME = re.compile(r"(?<![\w.$\-])(?P<dash>-{1,2})?(?P<name>[A-Za-z_][\w.\-]*)|(?<=[.$\-])(?P<tail>[A-Za-z_]\w*)")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-# x=1, "x": 1, os.environ['x'] = 1, setdefault("x", "1"), PASSWORD '1'; a quote may be escaped.
-_ASSIGN = re.compile(r"\\?[\"']?(?:\]?(?:=(?!\s)|\s=\s|\s{0,3}=\s{0,3}(?=\\?[\"']))|\s?:(?!//)\s?)"
+# x=1, x := 1, "x": 1, os.environ['x'] = 1, setdefault("x", "1"), PASSWORD '1'; a quote may be escaped.
+_ASSIGN = re.compile(r"\\?[\"']?\s{0,3}(?::=|=>|::)\s{0,3}|\\?[\"']\]?\s{0,3}:\s{0,3}(?=\\?[\"'])"
+                     r"|\\?[\"']?(?:\]?(?:=(?!\s)|\s=\s|\s{0,3}=\s{0,3}(?=\\?[\"']))|\s?:(?!//)\s?)"
                      r"|\\?[\"']\s{0,3},\s{0,3}(?=\\?[\"'])|\s(?=([\"'])[^\"']{0,400}\1(?!\s?[:=]))")
 _SET = re.compile(r"(?:^|\s)(?:set|setenv|config)\s(?:-\S+\s)*\S*$")  # aws configure set NAME VALUE
 
@@ -34,7 +35,8 @@ _SECRET = ("password", "passwords", "passwd", "passphrase", "passcode", "secret"
            "credentials", "token", "passphrases", "pw", "creds", "passwort")
 _SECRET_KEYS = frozenset({  # the words before "key" in names of credentials; other keys are those of dictionaries
     "api", "access", "secret", "private", "auth", "account", "license", "encryption", "signing", "storage", "ssh",
-    "master", "wandb", "openai", "anthropic", "comet", "neptune", "shared", "subscription", "service", "deploy"})
+    "master", "aws", "iam", "hmac", "wandb", "openai", "anthropic", "comet", "neptune", "shared",
+    "subscription", "service", "deploy"})
 _MAYBE = frozenset({"auth", "key", "credential", "sig", "signature", "sas", "cookie", "session", "license", "dsn",
                     "pat", "bearer", "jwt", "login"})
 _SHORT = frozenset({"pass", "pwd", "cookie"})  # secrets, but where a number or a path follows
@@ -49,17 +51,18 @@ _HARMLESS = re.compile(r"(?:true|false|none|null|auto|yes|no|\$\{?\w+\}?|<[\w|]*
 # Forms that only credentials have, by their issuers' documentation. What is repeated without an end stands last.
 _SHAPES = re.compile(r"""
     -----BEGIN\ [A-Z0-9 ]{0,40}PRIVATE\ KEY(?:\ BLOCK)?-----.*?(?:-----END\ [A-Z0-9 ]{0,40}PRIVATE\ KEY[ A-Z]*-----|$)
-  | \bhf_[A-Za-z0-9]{20,} | \bapi_org_[A-Za-z]{30,} | \bgh[pousr]_[A-Za-z0-9]{20,} | \bgithub_pat_\w{20,}
+  | ----\ BEGIN\ SSH2\ ENCRYPTED\ PRIVATE\ KEY.* | PuTTY-User-Key-File-\d.*
+  | \bhf_[A-Za-z0-9]{20,} | \bapi_org_[A-Za-z]{30,} | \bgh[pousr]_(?:[A-Za-z0-9]{20,}|\w{36,}) | \bgithub_pat_\w{20,}
   | \bgl(?:pat|dt|ft|soat|rt|cbt|ptt|agent|oas|imt|ffct)-[\w-]{16,} | \bGR1348941[\w-]{20,}
-  | \bxox[a-z](?:\.xox[a-z])?-[\w-]{10,} | \bxapp-[\w-]{10,} | \b(?:A3T[0-9A-Z]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}\b
+  | \b(?i:xox[a-z](?:\.xox[a-z])?)-(?:[\w-]{10,}|(?:\d{1,20}-)+\w+) | \bxapp-[\w-]{10,}
+  | \b(?:A3T[0-9A-Z]|ABIA|ACCA|AKIA|ASIA)[0-9A-Z]{16}\b
   | \bAIza[\w-]{30,} | \bya29\.[\w.-]{20,} | \bGOCSPX-[\w-]{20,} | \b1//0[\w-]{30,}
   | \bsk-[A-Za-z0-9_-]{20,} | \bnvapi-[\w-]{20,} | \bdckr_(?:pat|oat)_[\w-]{20,} | \bpypi-[\w-]{16,}
   | \bnpm_[A-Za-z0-9]{30,} | \beyJ[\w-]{8,400}\.[\w-]{4,}(?:\.[\w-]*)* | \b(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{16,}
-  | \bwhsec_[\w+/=-]{16,} | \b(?:AC|SK)[0-9a-z]{32}\b | \bSG\.[\w-]{16,80}\.[\w-]{16,} | \b[0-9a-f]{32}-us\d{1,2}\b
-  | \bkey-[0-9a-z]{32}\b | \bsq0[a-z]{3}-[\w-]{22,} | \bEAAA[\w-]{56,} | \b\d{8,10}:[\w-]{35}(?![\w-])
+  | \bwhsec_[\w+/=-]{16,} | \b(?:AC|SK)[0-9a-z]{32}\b | \bSG\.[\w-]{16,80}\.[\w-]{16,} | \b[0-9a-z]{32}-us\d{1,2}\b
+  | \bkey-[0-9a-z]{32}\b | \bsq0[a-z]{3}-[\\\w-]{22,} | \bEAAA[\w-]{56,} | \b\d{8,10}:[\w-]{35}(?![\w-])
   | \b[MNO][\w-]{23,25}\.[\w-]{6}\.[\w-]{27,}
-  | (?:(?<=[\s=:"'])|^)(?:AKC|AP[\dA-F])
-    (?=[A-Za-z]*\d|[a-z]+[A-Z])[A-Za-z0-9]{8,}
+  | (?:(?<=[\s=:"'])|^)(?:AKC[A-Za-z0-9]{10,}|AP\d[A-Za-z0-9]{8,}|AP[A-F](?=[A-Za-z]*\d|[a-z]+[A-Z])[A-Za-z0-9]{8,})
   | \bdapi[0-9a-f]{32}\b | \bdo[opr]_v1_[0-9a-f]{40,} | \bhv[sbr]\.[\w-]{20,} | \bdp\.[a-z]{2,5}\.[\w.-]{20,}
   | \blin_(?:api|oauth)_\w{20,} | \bntn_\w{20,} | \bsecret_[A-Za-z0-9]{40,} | \bPMAK-[\w-]{20,}
   | \bgl(?:c|sa)_[\w+/=]{20,}
@@ -70,10 +73,11 @@ _SHAPES = re.compile(r"""
   | \b[A-Za-z0-9]{14}\.atlasv1\.[\w-]{40,} | \bcmVmdGtu\w{40,} | \bcio[A-Za-z0-9]{32}\b
 """, re.X | re.S)
 # Addresses that whoever knows them may write to.
-_HOOK = re.compile(r"""(?P<kept>\b(?:
+_HOOK = re.compile(r"""(?i)(?P<kept>\b(?:
     hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/ | discord(?:app)?\.com/api/webhooks/
   | webhook\.office\.com/webhookb2/ | outlook\.office(?:365)?\.com/webhook/ | api\.telegram\.org/bot
-  | hooks\.zapier\.com/hooks/ | maker\.ifttt\.com/trigger/ ))[^\s"'<>]+""", re.X)
+  | hooks\.zapier\.com/hooks/ | api\.softlayer\.com/soap/v[\d.]{1,5}/
+  | maker\.ifttt\.com/trigger/ ))[^\s"'<>]+""", re.X)
 _AFTER = re.compile(r"""
     (?P<scheme>\b(?:(?:[Bb]earer|BEARER)\s+(?=\S{0,400}\d|\S{24})
       | [Bb]asic\s+(?=[\w+/]{8,400}={0,2}(?![\w-]))(?=\S{0,400}[A-Z\d=])
@@ -81,10 +85,12 @@ _AFTER = re.compile(r"""
   | (?P<login>\b(?:(?:add-)?authtoken|vault\s+login|snyk\s+auth|IDENTIFIED\s+BY)\s+["']?)(?![-"'])[^\s"']+
   | (?P<echo>\becho\s+(?:-\w+\s+)?)\S{1,400}
     (?=\s*\|[^|;]{0,80}?(?:-stdin\b|\bchpasswd\b|\bsudo\s+-S\b|\bpassphrase-fd\b))
+  | (?P<npm>:_authToken=\s{1,9})[^\s"']+
+  | (?P<aws>(?i:\baws.{0,20}?(?:key|pw|pwd|pass|password|token).{0,20}?)["'])[\w/+]{40}(?=["'])
   | (?P<prefix>\bpass:)[^\s"']+""", re.X)
 # The password of an address may hold a slash; a port may not be taken for one.
 _URL_USER = re.compile(r"(?P<scheme>\b[A-Za-z][\w+.-]{0,30}://|(?<=\s)//)(?P<user>[^\s/:@?#\"']{0,400})"
-                       r"(?P<password>:(?!\d{1,5}[/?#,])(?:(?!://)[^\s\"'<>]){0,400})?@")
+                       r"(?P<password>:(?!\d{1,5}[/?#,])(?:(?!://)[^\s\"']){0,400})?@")
 _DSN = re.compile(r"(?P<kept>\b[\w.-]{1,60}:)[^\s:@/\"']{1,200}(?=@(?:tcp|unix)\()")
 _WEB = re.compile(r"(?:.*\+)?(?:https?|ftps?|wss?)://", re.I)
 _ACCOUNTS = frozenset({"git", "anonymous", "user", "oauth2", "x-access-token", "x-token-auth", "***"})
@@ -253,7 +259,8 @@ def _kind(name: str) -> str | None:
         return "secret"
     if last.endswith("token"):
         return "token" if before not in _TEXT_TOKENS else None
-    if last in _SECRET or last.endswith(("password", "passwd", "secret", "apikey")):
+    if last in _SECRET or last.endswith(
+            ("password", "passwd", "secret", "apikey", "secretkey", "accesskey", "privatekey", "awskey")):
         return "secret"
     if last == "key" and before in _SECRET_KEYS:
         return "secret"
