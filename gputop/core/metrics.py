@@ -7,6 +7,7 @@ bytes (never MiB); rates are per second.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 RATIO = "ratio"
 BYTES = "bytes"
@@ -15,6 +16,14 @@ WATTS = "W"
 CELSIUS = "°C"
 HERTZ = "Hz"
 COUNT = "count"
+
+
+class Fault(NamedTuple):
+    """What a metric that counts faults of the hardware says where it is not zero."""
+
+    event: str = ""  # what happened when it rises; empty where another metric counts the same event
+    flag: str = ""  # a word that marks the GPU; empty where the fault is over: the GPU is sound
+    state: str = ""  # what a metric of 0 or 1 means
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,7 @@ class Metric:
     full_scale: str | float | None
     help: str
     lane: bool = False  # worth a spectrogram lane and history
+    fault: Fault | None = None
 
 
 _GPU = (
@@ -72,21 +82,27 @@ _GPU = (
     Metric("memory_clock_max_hz", "Memory clock max", HERTZ, None, "highest memory clock"),
     Metric("encoder_util", "Encoder", RATIO, 1.0, "share of time in which the video encoder was busy"),
     Metric("decoder_util", "Decoder", RATIO, 1.0, "share of time in which the video or JPEG decoder was busy"),
-    Metric("ecc_corrected", "ECC corrected", COUNT, None, "memory errors corrected since the driver was loaded"),
+    Metric("ecc_corrected", "ECC corrected", COUNT, None, "memory errors corrected since the driver was loaded",
+           fault=Fault("memory error corrected")),
     Metric("ecc_uncorrected", "ECC uncorrected", COUNT, None,
-           "memory errors since the driver was loaded that could not be corrected: data was lost"),
+           "memory errors since the driver was loaded that could not be corrected: data was lost",
+           fault=Fault("memory error that ECC could not correct", "ECC")),
     Metric("ecc_uncorrected_lifetime", "ECC uncorr. life", COUNT, None,
-           "memory errors over the life of the board that could not be corrected"),
+           "memory errors over the life of the board that could not be corrected", fault=Fault()),
     Metric("rows_remapped", "Rows remapped", COUNT, None,
-           "rows of device memory replaced by spare ones after errors"),
+           "rows of device memory replaced by spare ones after errors", fault=Fault("row of memory replaced")),
     Metric("row_remap_pending", "Remap pending", COUNT, None,
-           "1: a row is to be replaced at the next GPU reset"),
+           "1: a row is to be replaced at the next GPU reset",
+           fault=Fault("row of memory is to be replaced", "remap",
+                       "a row of memory is to be replaced at the next reset")),
     Metric("row_remap_failed", "Remap failed", COUNT, None,
-           "1: a row could not be replaced: the board is due for service"),
+           "1: a row could not be replaced: the board is due for service",
+           fault=Fault("row of memory could not be replaced", "remap", "a row of memory could not be replaced")),
 )
 
 GPU_METRICS: dict[str, Metric] = {m.id: m for m in _GPU}
 LANE_METRICS: tuple[str, ...] = tuple(m.id for m in _GPU if m.lane)
+FAULTS: dict[str, Fault] = {m.id: m.fault for m in _GPU if m.fault is not None}
 
 _HOST = (
     Metric("cpu_ratio", "CPU", RATIO, 1.0, "busy share of all cores"),

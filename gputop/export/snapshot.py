@@ -15,9 +15,9 @@ from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.core.files import refuse_untrusted, unused_name, write_file
 from gputop.core.metrics import GPU_METRICS, LANE_METRICS
-from gputop.core.samples import OK, CgroupSample, GpuProcess, GpuSample, HostSample, NodeSample, ProcessSample, Reading
+from gputop.core.samples import OK, CgroupSample, GpuProcess, HostSample, NodeSample, ProcessSample, Reading
 from gputop.core.version import __version__
-from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits
+from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits, fault_texts
 from gputop.render.time_slices import slice_for
 from gputop.replay.snapshot import SCHEMA
 from gputop.text import redaction
@@ -35,7 +35,6 @@ HISTORY_S = 300.0
 HISTORY_SLICES = 60
 SPECTROGRAM_SLICES = 150  # what a page or a wide terminal can show
 _FEWEST_SLICES = 30  # of a picture, where there is less history than that
-_XIDS = 3  # of one GPU in the text
 _COLUMNS = 80  # of the text's prose
 _NUMBER = r"(?:-?\d[\d.]*(?:e[+-]?\d+)?|null)"
 _NUMBERS = re.compile(rf"\[\n\s*{_NUMBER}(?:,\n\s*{_NUMBER})*\n\s*\]")  # no JSON string holds a line break
@@ -215,7 +214,7 @@ def to_text(session: Session) -> str:
     out += [f"gputop {__version__}  {printable(sample.host.hostname)}  {stamp}  {printable(sample.source)}", ""]
     out += _gpu_lines(sample)
     for g in sample.gpus:
-        faults = _faults(g)
+        faults = fault_texts(g)
         if faults:
             out.append(f"GPU {g.info.label}: {', '.join(faults)}")
     h = sample.host
@@ -282,21 +281,6 @@ def _gpu_lines(sample: NodeSample) -> Iterator[str]:
     if any(g.activity()[0] == "gpu_util" for g in sample.gpus if g.state == OK):
         yield (f"{COARSE_MARK} coarse utilization: share of time in which any kernel ran; "
                "SM activity cannot be read here")
-
-
-def _faults(g: GpuSample) -> list[str]:
-    """Faults of GPUs, empty for sound ones: Xid errors since gputop started, memory errors, remapped rows."""
-    out = [f"Xid {x.xid} at {time.strftime('%H:%M:%S', time.localtime(x.time_s))}" for x in g.xids[-_XIDS:]]
-    if len(g.xids) > _XIDS:
-        out[0] = f"{len(g.xids)} Xid errors, the last: {out[0]}"
-    for metric in ("ecc_corrected", "ecc_uncorrected", "ecc_uncorrected_lifetime", "rows_remapped"):
-        if g[metric].value:
-            out.append(f"{GPU_METRICS[metric].label} {reading(g[metric])}")
-    if g["row_remap_pending"].value:
-        out.append("a row of memory is to be replaced at the next reset")
-    if g["row_remap_failed"].value:
-        out.append("a row of memory could not be replaced")
-    return out
 
 
 def _cores(h: HostSample) -> str:

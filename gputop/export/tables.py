@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ from gputop.analysis.results import Analysis, GpuUse, TypicalStep
 from gputop.core.metrics import GPU_METRICS, HOST_METRICS, RATIO
 from gputop.core.samples import OK, GpuSample, NodeSample, ProcessSample, Reading
 from gputop.export import pictures
-from gputop.render.gpu_columns import COLUMNS, GpuColumn, activity_text, clock_limits
+from gputop.render.gpu_columns import COLUMNS, GpuColumn, activity_text, clock_limits, fault_texts, flags_of
 from gputop.render.step_parts import PART_BY_ID
 from gputop.replay.snapshot import Snapshot
 from gputop.text.markup import esc, esc_lines, moment, titled
@@ -168,11 +167,8 @@ def _gpu_row(g: GpuSample) -> str:
     cells = _figure(g.activity()[1], activity_text(g))
     for c in _CELLS:
         cells += _pair(g[c.metric], g[c.limit]) if c.limit and g[c.metric].value is not None else _figure(g[c.metric])
-    flags = clock_limits(g)
-    flags += [f"Xid {x.xid} at {time.strftime('%H:%M:%S', time.localtime(x.time_s))}" for x in g.xids[-3:]]
-    flags += [f"{GPU_METRICS[m].label} {reading(g[m])}"
-              for m in ("ecc_uncorrected", "row_remap_pending", "row_remap_failed") if g[m].value]
-    return f'<tr>{label}{cells}<td class="l warn">{esc(", ".join(flags))}</td></tr>'
+    tone = "l warn" if flags_of(g)[0] else "l"
+    return f'<tr>{label}{cells}<td class="{tone}">{esc(", ".join(clock_limits(g) + fault_texts(g)))}</td></tr>'
 
 
 def _figure(r: Reading, text: str = "") -> str:

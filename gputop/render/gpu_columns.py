@@ -7,9 +7,11 @@ A column whose size is missing in a view is not shown there. A new column is one
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
+from gputop.core.metrics import FAULTS, GPU_METRICS
 from gputop.core.samples import GpuSample, Reading
 from gputop.text.units import NA, bytes_, rate_gb, reading
 
@@ -21,6 +23,7 @@ Figure = tuple[str, Tone]
 COARSE_MARK = "~"  # before a utilization that says only that some kernel ran
 PCIE = ("pcie_rx_bytes_per_s", "pcie_tx_bytes_per_s")
 NVLINK = ("nvlink_rx_bytes_per_s", "nvlink_tx_bytes_per_s")
+_MAX_XID_TEXTS = 3  # of one GPU
 _POWER_LIMIT_RATIO = 0.98  # from this share of its limit on, power is shown as limited
 _SLOW_CLOCK_RATIO = 0.85  # below this share of its maximum, an SM clock is shown as slowed down
 
@@ -74,11 +77,17 @@ def clock_limits(gpu: GpuSample) -> list[str]:
 def flags_of(gpu: GpuSample) -> tuple[list[str], Tone]:
     """Faults in a word each, then what holds the clocks down; the tone of the gravest."""
     faults = [f"Xid {gpu.xids[-1].xid}"] if gpu.xids else []
-    if gpu["ecc_uncorrected"].value:
-        faults.append("ECC")
-    if gpu["row_remap_failed"].value or gpu["row_remap_pending"].value:
-        faults.append("remap")
+    faults += dict.fromkeys(fault.flag for metric, fault in FAULTS.items() if fault.flag and gpu[metric].value)
     return faults + clock_limits(gpu), "bad" if faults else "warn"
+
+
+def fault_texts(gpu: GpuSample) -> list[str]:
+    """Its Xid faults since gputop started and what its counters of faults hold, in words."""
+    out = [f"Xid {x.xid} at {time.strftime('%H:%M:%S', time.localtime(x.time_s))}" for x in gpu.xids[-_MAX_XID_TEXTS:]]
+    if len(gpu.xids) > _MAX_XID_TEXTS:
+        out[0] = f"{len(gpu.xids)} Xid errors, the last: {out[0]}"
+    return out + [fault.state or f"{GPU_METRICS[metric].label} {reading(gpu[metric])}"
+                  for metric, fault in FAULTS.items() if gpu[metric].value]
 
 
 def _activity(gpu: GpuSample, heading: str) -> Figure:

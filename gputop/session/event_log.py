@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gputop.core.findings import Finding
+from gputop.core.metrics import FAULTS
 from gputop.core.samples import OK, GpuSample, NodeSample
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus
 
@@ -22,9 +23,6 @@ REAPPEARANCE_S = 60.0  # a finding that was away for so long appears anew
 # Clock event reasons that hold a GPU's clocks down. The others are wished for: idle, application clocks, sync boost.
 _REASONS: dict[str, Kind] = {"power cap": "power", "power brake": "power",
                              "thermal": "thermal", "hw thermal": "thermal", "hw slowdown": "thermal"}
-_ERRORS = (("ecc_uncorrected", "memory error that ECC could not correct"), ("ecc_corrected", "memory error corrected"),
-           ("rows_remapped", "row of memory replaced"), ("row_remap_failed", "row of memory could not be replaced"),
-           ("row_remap_pending", "row of memory is to be replaced"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +127,15 @@ class EventLog:
         self._ongoing[key] = LoggedEvent(kind, time_s, time_s, what, gpu.info.label, gpu.info.uuid)
 
     def _count_errors(self, gpu: GpuSample, time_s: float) -> None:
-        for metric, what in _ERRORS:
+        for metric, fault in FAULTS.items():
             reading = gpu.readings.get(metric)
-            if reading is None or reading.value is None:
+            if not fault.event or reading is None or reading.value is None:
                 continue
             key = (gpu.info.uuid, metric)
             more = reading.value - self._errors.get(key, reading.value)
             self._errors[key] = reading.value
             if more > 0:
-                self._add(gpu, "ecc", what if more == 1 else f"{more:.0f} × {what}", time_s)
+                self._add(gpu, "ecc", fault.event if more == 1 else f"{more:.0f} × {fault.event}", time_s)
 
     def _forget_from(self, time_s: float) -> None:
         self._ended = deque((m for m in self._ended if m.begin_s < time_s), maxlen=MAX_ENDED_EVENTS)

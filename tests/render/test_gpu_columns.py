@@ -83,3 +83,22 @@ def test_coarse_utilization_is_marked_and_faults_come_before_what_holds_the_cloc
     limited = replace(gpu_sample(0, 10), clock_event_reasons=("idle", "power cap"))
     assert flags_of(limited) == (["power cap"], "warn")
     assert flags_of(replace(limited, xids=(XidEvent(1.0, 79),))) == (["Xid 79", "power cap"], "bad")
+
+
+@pytest.mark.parametrize("counts", [
+    {"ecc_uncorrected": 2.0}, {"row_remap_pending": 1.0}, {"row_remap_failed": 1.0},
+    {"ecc_corrected": 12.0, "ecc_uncorrected_lifetime": 1.0, "rows_remapped": 3.0}])
+def test_text_and_page_name_the_same_faults_and_the_table_marks_those_that_last(counts: dict[str, float]) -> None:
+    def change(gpu: GpuSample, tick: int) -> GpuSample:
+        readings = {**gpu.readings, **{metric: Reading(value, "count", "NVML") for metric, value in counts.items()}}
+        return replace(gpu, readings=readings, clock_event_reasons=())
+
+    session = StillSession(gpus=1, change=change)
+    (line,) = [line for line in to_text(session).splitlines() if line.startswith("GPU 0: ")]
+    lasting = len(counts) == 1
+    tone = "l warn" if lasting else "l"
+    assert f'<td class="{tone}">{line.removeprefix("GPU 0: ")}</td>' in to_html(document(session))
+    assert line.count(", ") == len(counts) - 1
+    assert session.sample is not None
+    flags = {"ecc_uncorrected": ["ECC"], "row_remap_pending": ["remap"], "row_remap_failed": ["remap"]}
+    assert flags_of(session.sample.gpus[0]) == ((flags[next(iter(counts))], "bad") if lasting else ([], "warn"))
