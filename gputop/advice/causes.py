@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from gputop.advice.registry import limit
-from gputop.advice.rule import Cause, Condition
+from gputop.advice.rule import Cause
 from gputop.advice.trace_rules import TRACE_RULES
 from gputop.core.findings import Finding, Gain, at_most, ranked, severity_of
 
@@ -24,7 +24,7 @@ def _launched_fast(cause: Finding, effect: Finding) -> bool:
 
 
 # When a cause accounts for its consequence, by the name that the records of rules give the condition.
-_CONDITIONS: Mapping[Condition, Holds] = {
+CONDITIONS: Mapping[str, Holds] = {
     "always": lambda cause, effect: True,
     # The GPU the others wait for is the one with more work.
     "same_gpus": lambda cause, effect: set(effect.gpus) <= set(cause.gpus),
@@ -55,7 +55,7 @@ def fold_consequences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         cause, effect = by_id.get(relation.id), by_id.get(effect_id)
         if cause is None or effect is None or effect_id in parent or _root(parent, cause.id) == effect_id:
             continue
-        if not _CONDITIONS[relation.condition](cause, effect):
+        if not CONDITIONS[relation.condition](cause, effect):
             continue
         share, own = effect.gain.step_time or 0.0, cause.gain.step_time or 0.0
         rest = share - own

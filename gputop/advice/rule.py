@@ -17,8 +17,6 @@ Origin = Literal["trace", "live"]
 # by_share: by what the fix saves of the step. by_share_capped: the same, medium at most on a small sample.
 # own: the rule's own judgment.
 SeverityKind = Literal["by_share", "by_share_capped", "own"]
-# When a cause accounts for its consequence; gputop.advice.causes has a function for each.
-Condition = Literal["always", "same_gpus", "fast_launches", "slow_launches", "copies_with_host", "late_by_host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +32,13 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A finding that accounts for the rule's own, where ``condition`` holds.
+    """A finding that accounts for the rule's own, where ``condition`` of ``gputop.advice.causes.CONDITIONS`` holds.
 
     ``wholly``: whatever the figures say, nothing is left of the rule's finding beside this cause.
     """
 
     id: str
-    condition: Condition = "always"
+    condition: str = "always"
     wholly: bool = False
 
 

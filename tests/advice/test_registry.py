@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.advice.causes import _CONDITIONS
+from gputop.advice.causes import CONDITIONS
 from gputop.advice.live.advise import MISSING as LIVE_INPUTS
 from gputop.advice.live_rules import LIVE_RULES
 from gputop.advice.registry import (
@@ -49,7 +49,7 @@ def test_a_record_is_complete(rule: Rule) -> None:
     prefix = "trace_memory" if name(rule) == "trace-memory_pressure" else rule.id
     assert all(own.id.startswith(f"{prefix}.") for own in rule.limits)
     assert all(id_ in LIMITS for id_ in rule.shared_limits)
-    assert {cause.condition for cause in rule.follows_from} <= set(_CONDITIONS)
+    assert {cause.condition for cause in rule.follows_from} <= set(CONDITIONS)
     if rule.origin == "live":
         assert not (rule.parts or rule.idle_gaps or rule.events or rule.training_only or rule.silent_for)
         return
