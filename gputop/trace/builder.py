@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.core.errors import NoDataError
+from gputop.trace.derived_lines import stream_key
 from gputop.trace.model import (
     I64,
     AllocatorEvents,
@@ -18,6 +19,7 @@ from gputop.trace.model import (
     LaunchShape,
     Line,
     QualityNote,
+    StepEvents,
     Trace,
     TraceGpu,
 )
@@ -27,7 +29,7 @@ from gputop.trace.model import (
 IGNORED_EVENT = "ThreadpoolListener"
 MAX_GPUS = 1024  # of one host; a larger number is damage
 
-_Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents)
+_Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents, StepEvents)
 
 
 class Names:
@@ -68,6 +70,7 @@ class TraceBuilder:
     device: list[DeviceEvents] = field(default_factory=list)
     host: list[HostEvents] = field(default_factory=list)
     allocator: list[AllocatorEvents] = field(default_factory=list)
+    steps: list[StepEvents] = field(default_factory=list)
     quality: list[QualityNote] = field(default_factory=list)
     shapes: dict[LaunchShape, int] = field(default_factory=dict)
 
@@ -84,6 +87,12 @@ class TraceBuilder:
         if note not in self.quality:
             self.quality.append(note)
 
+    def note_other_lines(self, host: str, ordinal: int, names: Iterable[str]) -> None:
+        """A note of lines of a GPU that have events and are no streams of it."""
+        listed = ", ".join(sorted(names)[:4])
+        self.note("not_streams", f"{host or 'This host'}, GPU {ordinal}: left out what is no stream of the GPU "
+                                 f"({listed}), because such lines repeat what the streams hold.")
+
     def finish(
         self, paths: Sequence[str], *, to_unix_ns: int | None,
         profile_window_ns: tuple[int, int] | None = None, simulated: bool = False, empty_fix: str = "",
@@ -97,16 +106,20 @@ class TraceBuilder:
         device = _joined(self.device, DeviceEvents.empty())
         host = _joined(self.host, HostEvents.empty())
         allocator = _joined(self.allocator, AllocatorEvents.empty())
+        steps = _joined(self.steps, StepEvents.empty())
         starts = [times for times in (device.start_ns, host.start_ns, allocator.time_ns) if len(times)]
         if not starts:
             raise no_events(paths, [note.message for note in self.quality], empty_fix)
         first = min(int(times.min()) for times in starts)
-        for times in (device.start_ns, device.end_ns, host.start_ns, host.end_ns, allocator.time_ns):
+        for times in (device.start_ns, device.end_ns, host.start_ns, host.end_ns, allocator.time_ns, steps.start_ns,
+                      steps.end_ns):
             times -= first
         launched = device.launch_line >= 0
         device.launch_ns[launched] -= first
         device.launch_end_ns[launched] -= first
         _sort(device, device.start_ns)
+        self._count_once(device)
+        _sort(steps, steps.start_ns)
         _sort(allocator, allocator.time_ns)
         host.stats = _rows_after(stats, _sort(host, host.start_ns))
         return Trace(
@@ -114,8 +127,20 @@ class TraceBuilder:
             gpus=self.gpus, device=device, host=host, allocator=allocator,
             origin_ns=0 if to_unix_ns is None else first + to_unix_ns,
             profile_window_ns=profile_window_ns and (profile_window_ns[0] - first, profile_window_ns[1] - first),
-            simulated=simulated, quality=self.quality, launch_shapes=list(self.shapes),
+            simulated=simulated, quality=self.quality, launch_shapes=list(self.shapes), step_events=steps,
         )
+
+    def _count_once(self, device: DeviceEvents) -> None:
+        """Leave out the repetitions of events that a file lists more than once, and say so."""
+        keep = _first_listed(device, self.lines)
+        if keep is None:
+            return
+        gpus = sorted({self.gpus[i].ordinal for i in np.unique(device.gpu[~keep]).tolist()})
+        self.note("duplicate_events", (
+            f"{int((~keep).sum()):,} events of GPU {', '.join(map(str, gpus))} stand in the trace more than once (same "
+            "stream, name, times and launch): each is counted once."))
+        for f in fields(device):
+            setattr(device, f.name, getattr(device, f.name)[keep])
 
 
 def no_events(paths: Sequence[str], reasons: Sequence[str], fix: str) -> NoDataError:
@@ -141,6 +166,29 @@ def _sort(events: _Events, by: I64) -> npt.NDArray[np.intp]:
         if f.name != "stats":
             setattr(events, f.name, getattr(events, f.name)[order])
     return order
+
+
+def _first_listed(device: DeviceEvents, lines: Sequence[Line]) -> npt.NDArray[np.bool_] | None:
+    """Which events, sorted by start, are not a repetition of an earlier one; None where all are.
+
+    A stream runs one thing at a time, so that two of one stream, name, start, end and launch are the same one.
+    """
+    together = device.start_ns[1:] == device.start_ns[:-1]
+    if not together.any():
+        return None
+    rows = np.flatnonzero(np.concatenate((together, [False])) | np.concatenate(([False], together)))
+    streams: dict[tuple[str, int, str], int] = {}
+    stream_of = np.array([streams.setdefault((line.host, line.gpu, stream_key(line.name)), len(streams))
+                          for line in lines])
+    columns = (device.correlation[rows], device.end_ns[rows], device.name[rows], stream_of[device.line[rows]],
+               device.start_ns[rows])
+    order = np.lexsort(columns)  # stable: of equal events the first listed comes first
+    same = np.logical_and.reduce([column[order][1:] == column[order][:-1] for column in columns])
+    if not same.any():
+        return None
+    keep = np.ones(len(device), bool)
+    keep[rows[order[1:][same]]] = False
+    return keep
 
 
 def _joined_stats(pieces: Iterable[HostEvents]) -> dict[str, tuple[I64, I64]]:

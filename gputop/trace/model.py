@@ -173,6 +173,25 @@ class AllocatorEvents:
         return cls(z64, np.empty(0, np.int32), z64, z64, z64, np.empty(0, np.int32))
 
 
+@dataclass(slots=True)
+class StepEvents:
+    """Steps as a viewer has marked them on a GPU (XProf's derived line "Steps"), one row per GPU and step.
+
+    ``name`` is an index into ``Trace.names``: the step's number.
+    """
+
+    name: I32
+    start_ns: I64
+    end_ns: I64
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @classmethod
+    def empty(cls) -> StepEvents:
+        return cls(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
+
+
 @dataclass(frozen=True, slots=True)
 class QualityNote:
     """A property of the trace that limits the conclusions that can be drawn from it."""
@@ -199,6 +218,7 @@ class Trace:
     simulated: bool = False
     quality: list[QualityNote] = field(default_factory=list)
     launch_shapes: list[LaunchShape] = field(default_factory=list)
+    step_events: StepEvents = field(default_factory=StepEvents.empty)
     occupancy_is: str = "theoretical"  # or "estimated": bounded by the grid's blocks per SM too (kineto)
 
     @property

@@ -17,18 +17,17 @@ import numpy.typing as npt
 from gputop.core.errors import GputopError
 from gputop.trace import kernel_names
 from gputop.trace.builder import MAX_GPUS, TraceBuilder
+from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.launch_join import Launches
-from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
+from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Line, StepEvents, Trace, TraceGpu
 from gputop.trace.occupancy import with_estimate
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file
 from gputop.trace.readers.content import memory_limit, read_chunks
 
 _GPU_PROCESS = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
-_DERIVED_ROWS = frozenset(("Steps", "XLA Modules", "XLA Ops", "Async XLA Ops", "XLA TraceMe", "Framework Ops",
-                           "Framework Name Scope", "Source code", "Launch Stats", "TensorFlow Ops",
-                           "TensorFlow Name Scope", "Host Offload Ops"))
+_PROCESS_STREAM = re.compile(r"/stream:(\w+)")
 _NS_PER_US = 1000
-_NEITHER, _ON_HOST = -1, -2
+_NEITHER, _ON_HOST, _STEPS = -1, -2, -3
 
 
 def read_files(files: Sequence[Path]) -> Trace:
@@ -114,6 +113,7 @@ class _Rank:
     def read(self) -> None:
         ordinal = self._ordinals()
         host, device = self._file.events[ordinal == _ON_HOST], self._file.events[ordinal >= 0]
+        steps = self._file.events[ordinal == _STEPS]
         self._file.events = self._file.events[:0]
         if len(host):
             start, end = self._ns(host)
@@ -127,6 +127,8 @@ class _Rank:
                 if here.any():
                     events.stats[name] = (row[at[here]], values[here])
             self._builder.host.append(events)
+        if len(steps):
+            self._builder.steps.append(StepEvents(steps["name"].copy(), *self._ns(steps)))
         if len(device):
             out = self._device(device, ordinal[ordinal >= 0])
             self._builder.device.append(out)
@@ -163,21 +165,36 @@ class _Rank:
         return out
 
     def _ordinals(self) -> I64:
-        """For each event the GPU it ran on, or _ON_HOST, or _NEITHER."""
+        """For each event the GPU it ran on, or _ON_HOST, _STEPS or _NEITHER."""
         events, file = self._file.events, self._file
         device_ids = np.array([integer(pid) for pid, _ in file.rows], np.int64)  # kineto: the process is the GPU
-        by_names = np.array([self._ordinal_by_names(pid, tid) for pid, tid in file.rows], np.int64)
+        by_names = self._ordinals_by_names(np.unique(events["row"][events["category"] == HOST]).tolist())
         device = events["device"].astype(np.int64)
         device = np.where(device >= 0, device, device_ids[events["row"]]) if len(events) else device
         device[device >= MAX_GPUS] = _NEITHER
         return np.where(events["category"] == HOST, by_names[events["row"]], device) if len(events) else device
 
-    def _ordinal_by_names(self, pid: Any, tid: Any) -> int:
-        """The same for a row without a category, by the names of its process and thread."""
-        gpu = _GPU_PROCESS.search(self._file.processes.get(pid, ""))
-        if gpu is None:
-            return _ON_HOST
-        return _NEITHER if self._file.threads.get((pid, tid), "") in _DERIVED_ROWS else int(gpu[1])
+    def _ordinals_by_names(self, used: Sequence[int]) -> I64:
+        """The same for rows without a category, by the names of their processes and threads; ``used`` have events."""
+        out = np.full(len(self._file.rows), _NEITHER, np.int64)
+        lines: dict[int, dict[str, list[int]]] = {}  # of each GPU those that may be streams
+        for row in used:
+            pid, tid = self._file.rows[row]
+            name = self._row_name(pid, tid)
+            gpu = _GPU_PROCESS.search(self._file.processes.get(pid, ""))
+            if gpu is None:
+                out[row] = _ON_HOST
+            elif name == STEPS:
+                out[row] = _STEPS
+            elif not is_derived(name, tid):
+                lines.setdefault(int(gpu[1]), {}).setdefault(name, []).append(row)
+        for ordinal, of_gpu in lines.items():
+            kept = streams(of_gpu)
+            for name in kept:
+                out[of_gpu[name]] = ordinal
+            if of_gpu.keys() - kept:
+                self._builder.note_other_lines(self._file.host, ordinal, of_gpu.keys() - kept)
+        return out
 
     def _ns(self, events: npt.NDArray[np.void]) -> tuple[I64, I64]:
         """Starts and ends. The first event's time is subtracted before the conversion to nanoseconds, because a
@@ -196,13 +213,17 @@ class _Rank:
                 memory if isinstance(memory, int) else None))
         return self._gpus[ordinal]
 
+    def _row_name(self, pid: Any, tid: Any) -> str:
+        stream = _PROCESS_STREAM.search(self._file.processes.get(pid, ""))  # TensorFlow 1 makes each stream a process
+        return f"stream {stream[1]}" if stream else self._file.threads.get((pid, tid), "")
+
     def _lines(self, gpu: int, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """New lines of the trace for the rows of the file, numbered as they first occur."""
         distinct, first, which = np.unique(rows, return_index=True, return_inverse=True)
         lines = np.empty(len(distinct), np.int32)
         for i in np.argsort(first).tolist():
             pid, tid = self._file.rows[int(distinct[i])]
-            name = self._file.threads.get((pid, tid)) or (f"stream {tid}" if gpu >= 0 else f"thread {tid}")
+            name = self._row_name(pid, tid) or (f"stream {tid}" if gpu >= 0 else f"thread {tid}")
             lines[i] = self._builder.add_line(Line(self._file.host, gpu, name))
         return lines[which]
 

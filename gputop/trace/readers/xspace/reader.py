@@ -14,9 +14,21 @@ import numpy as np
 from gputop.core.errors import GputopError
 from gputop.trace import kernel_names
 from gputop.trace.builder import IGNORED_EVENT, TraceBuilder
+from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.int_map import IntMap
 from gputop.trace.launch_join import Launches
-from gputop.trace.model import I32, I64, AllocatorEvents, DeviceEvents, HostEvents, Kind, Line, Trace, TraceGpu
+from gputop.trace.model import (
+    I32,
+    I64,
+    AllocatorEvents,
+    DeviceEvents,
+    HostEvents,
+    Kind,
+    Line,
+    StepEvents,
+    Trace,
+    TraceGpu,
+)
 from gputop.trace.parallel import pool
 from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages, note_serialized
 from gputop.trace.readers.clock_file import HostClock, read_clocks
@@ -33,16 +45,11 @@ from gputop.trace.readers.xspace.stats import (
     whole_numbers,
 )
 from gputop.trace.readers.xspace.wire import LENGTH, Data, read_fields, tag
-from gputop.trace.readers.xspace.xplane import Chunk, Losses, XPlane, read_events, read_plane
+from gputop.trace.readers.xspace.xplane import Chunk, Losses, XLine, XPlane, read_events, read_plane
 
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = (tag(number, LENGTH) for number in (1, 2, 3, 4))
 _GPU_PLANE = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
 _SIMULATED_PLANE = "/gputop:simulated"
-# Lines that XProf adds to a file that it has opened; each repeats what the streams hold ("Derived lines" there).
-_DERIVED_LINES = frozenset((
-    "Steps", "XLA Modules", "XLA Ops", "Async XLA Ops", "XLA TraceMe", "Framework Ops", "Framework Name Scope",
-    "Source code", "Launch Stats", "Host Offload Ops",
-))
 _ALLOCATOR = ("MemoryAllocation", "MemoryDeallocation")
 
 # The most memory that one event takes until the trace is assembled.
@@ -249,17 +256,29 @@ class _XSpace:
         names, references = lookups(plane, builder.names)
         nvidia = builder.gpus[gpu].compute_capability if stats.get("device_vendor") == "Nvidia" else None
         pieces = []
-        for line, chunk in self._events(plane, gpu, names, _DEVICE_STATS):
+        for line, chunk in self._events(plane, self._streams(plane), gpu, names, _DEVICE_STATS):
             if len(chunk.name):
                 pieces.append(self._device_chunk(chunk, references, gpu, line, nvidia))
+        for _, chunk in read_events(self._data, plane, [xline for xline in plane.lines if xline.name == STEPS],
+                                    names=names, stats=(), losses=self._losses, threads=self._threads):
+            builder.steps.append(StepEvents(chunk.name.astype(np.int32), chunk.start_ns + self._base_ns,
+                                            chunk.end_ns + self._base_ns))
         return pieces
 
+    def _streams(self, plane: XPlane) -> list[XLine]:
+        lines = [xline for xline in plane.lines if not is_derived(xline.name, xline.id)]
+        names = {xline.name for xline in lines if len(xline.begin)}
+        kept = streams(names)
+        if names - kept:
+            self._builder.note_other_lines(self.host, _ordinal(plane) or 0, names - kept)
+        return [xline for xline in lines if xline.name in kept]
+
     def _events(
-        self, plane: XPlane, gpu: int, names: IntMap, stats: Sequence[str], skip: IntMap | None = None,
+        self, plane: XPlane, lines: Sequence[XLine], gpu: int, names: IntMap, stats: Sequence[str],
+        skip: IntMap | None = None,
     ) -> Iterator[tuple[int, Chunk]]:
-        """The plane's events in chunks, each with the number of its line in the trace."""
+        """The events of these lines of the plane in chunks, each with the number of its line in the trace."""
         own, line = None, -1
-        lines = [xline for xline in plane.lines if xline.name not in _DERIVED_LINES]
         for xline, chunk in read_events(self._data, plane, lines, names=names, stats=stats, losses=self._losses,
                                         threads=self._threads, skip=skip):
             self._watch.check(self._path)
@@ -294,7 +313,8 @@ class _XSpace:
         names, references = lookups(plane, builder.names)
         noise = {i: 1 for i, name in plane.event_names.items() if name.startswith(IGNORED_EVENT)}
         skip = IntMap(noise, 0) if noise else None
-        for line, chunk in self._events(plane, -1, names, _HOST_STATS, skip):
+        lines = [xline for xline in plane.lines if not is_derived(xline.name, xline.id)]
+        for line, chunk in self._events(plane, lines, -1, names, _HOST_STATS, skip):
             chunk.start_ns += self._base_ns
             chunk.end_ns += self._base_ns
             is_allocator = np.logical_or.reduce([chunk.name == builder.names[name] for name in _ALLOCATOR])

@@ -35,7 +35,7 @@ PLANE_NAME, PLANE_LINE = tag(2, LENGTH), tag(3, LENGTH)
 PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT = tag(4, LENGTH), tag(5, LENGTH), tag(6, LENGTH)
 MAP_KEY, MAP_VALUE = tag(1, VARINT), tag(2, LENGTH)
 METADATA_NAME, METADATA_DISPLAY_NAME = tag(2, LENGTH), tag(4, LENGTH)
-LINE_NAME, LINE_DISPLAY_NAME = tag(2, LENGTH), tag(11, LENGTH)
+LINE_ID, LINE_NAME, LINE_DISPLAY_NAME = tag(1, VARINT), tag(2, LENGTH), tag(11, LENGTH)
 LINE_TIMESTAMP_NS, LINE_EVENT = tag(3, VARINT), tag(4, LENGTH)
 EVENT_METADATA_ID, EVENT_OFFSET_PS, EVENT_DURATION_PS = tag(1, VARINT), tag(2, VARINT), tag(3, VARINT)
 EVENT_STAT, EVENT_OCCURRENCES = tag(4, LENGTH), tag(5, VARINT)
@@ -53,6 +53,7 @@ _MAX_NS = 1 << 61  # a time beyond the year 2043 is damage, and sums of two stil
 
 @dataclass(slots=True)
 class XLine:
+    id: int
     name: str
     timestamp_ns: int
     begin: I64  # of its events in the file
@@ -144,10 +145,11 @@ def read_plane(data: Data, begin: int, end: int) -> XPlane:
 
 
 def _read_line(data: Data, begin: int, end: int) -> tuple[XLine, bool]:
-    found = read_fields(data, begin, end, (LINE_NAME, LINE_DISPLAY_NAME, LINE_TIMESTAMP_NS, LINE_EVENT))
+    found = read_fields(data, begin, end, (LINE_ID, LINE_NAME, LINE_DISPLAY_NAME, LINE_TIMESTAMP_NS, LINE_EVENT))
     name = _text(data, found.last(LINE_DISPLAY_NAME)) or _text(data, found.last(LINE_NAME))
     events = found.pairs(LINE_EVENT, whole=True)
-    return XLine(name, signed(found.values.get(LINE_TIMESTAMP_NS, 0)), *events), found.damaged
+    number, timestamp_ns = (signed(found.values.get(key, 0)) for key in (LINE_ID, LINE_TIMESTAMP_NS))
+    return XLine(number, name, timestamp_ns, *events), found.damaged
 
 
 def _read_table(data: Data, begin: I64, end: I64) -> tuple[dict[int, str], bool]:

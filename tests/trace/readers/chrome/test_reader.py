@@ -170,6 +170,46 @@ def test_tensorboard_and_jax_export():
     assert trace.origin_ns == 0
 
 
+def rows_of_a_gpu(*names: str) -> list[dict[str, Any]]:
+    """One kernel of 3 µs on each of the rows of a GPU."""
+    out = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}}]
+    for tid, name in enumerate(names):
+        out.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": name}})
+        out.append({"ph": "X", "pid": 1, "tid": tid, "ts": 10.0, "dur": 3.0, "name": "7"})
+    return out
+
+
+def test_rows_that_repeat_the_streams_are_no_kernels():
+    trace = read({"traceEvents": rows_of_a_gpu(
+        "Stream #13(Compute)", "TensorFlow Ops", "TensorFlow Name Scope", "Framework Ops", "Steps")})
+    assert len(trace.device) == 1 and not trace.quality
+    assert [trace.names[i] for i in trace.step_events.name] == ["7"]
+    assert (trace.step_events.start_ns.tolist(), trace.step_events.end_ns.tolist()) == ([0], [3000])
+
+
+def test_rows_beside_the_streams_that_are_not_known_are_left_out_and_said():
+    trace = read({"traceEvents": rows_of_a_gpu("Stream #13(Compute)", "Ops of tomorrow")})
+    assert len(trace.device) == 1 and [note.id for note in trace.quality] == ["not_streams"]
+
+
+def test_tensorflow_1_lists_the_streams_as_processes_and_all_of_them_once_more():
+    events = []
+    for pid, stream in enumerate(("13", "14", "all")):
+        events += [{"ph": "M", "name": "process_name", "pid": pid,
+                    "args": {"name": f"/device:GPU:0/stream:{stream} Compute"}},
+                   {"ph": "X", "pid": pid, "tid": 0, "ts": 10.0, "dur": 3.0, "name": "MatMul"}]
+    assert len(read({"traceEvents": events}).device) == 2
+
+
+def test_events_that_are_listed_twice_count_once():
+    document = kineto()
+    once = read(kineto())
+    document["traceEvents"] += [e for e in document["traceEvents"] if e.get("cat") == "kernel"]
+    trace = read(document)
+    assert rows_of(trace).tolist() == rows_of(once).tolist()
+    assert [note.id for note in trace.quality] == ["duplicate_events"]
+
+
 def test_jaxs_own_files_tell_the_same_three_times(tmp_path):
     files = ("host.xplane.pb.gz", "host.trace.json.gz", "perfetto_trace.json.gz")
     traces = [load([JAX_RUN / name]) for name in files]

@@ -297,6 +297,57 @@ def test_derived_lines_and_noise_are_left_out():
     assert {line.name for line in trace.lines}.isdisjoint({"Steps"})
 
 
+def test_older_tensorflows_derived_lines_are_no_kernels():
+    b = sample()
+    for name in ("TensorFlow Ops", "TensorFlow Name Scope", "Steps"):
+        b.event("/device:GPU:0", b.line("/device:GPU:0", name), "0", 0, 9000)
+    unknown = b.line("/device:GPU:0", "Ops of tomorrow")
+    unknown.id = 0xDEADBEEF + 7
+    b.event("/device:GPU:0", unknown, "MatMul", 0, 9000)
+    trace = b.read()
+    assert len(trace.device) == 4 and not trace.quality
+    assert [trace.names[i] for i in trace.step_events.name] == ["0"]
+    assert (trace.step_events.end_ns - trace.step_events.start_ns).tolist() == [9000]
+
+
+def test_lines_beside_the_streams_that_are_not_known_are_left_out_and_said():
+    b = sample()
+    b.event("/device:GPU:0", b.line("/device:GPU:0", "Ops of tomorrow"), "MatMul", 0, 9000)
+    trace = b.read()
+    assert len(trace.device) == 4
+    assert [note.id for note in trace.quality] == ["not_streams"] and "Ops of tomorrow" in trace.quality[0].message
+
+
+def test_a_plane_that_is_listed_twice_counts_once():
+    once = sample().read()
+    b = sample()
+    copy = b.space.planes.add()
+    copy.CopyFrom(b.plane("/device:GPU:0"))
+    trace = b.read()
+    assert len(trace.device) == len(once.device) and trace.device.end_ns.tolist() == once.device.end_ns.tolist()
+    assert [note.id for note in trace.quality] == ["duplicate_events"]
+    assert trace.quality[0].message.startswith("4 events of GPU 0 ")
+
+
+def test_a_line_that_is_listed_twice_counts_once():
+    b = sample()
+    streams = [line for line in b.plane("/device:GPU:0").lines if line.events]
+    copy = b.plane("/device:GPU:0").lines.add()
+    copy.CopyFrom(streams[0])
+    copy.name = streams[0].name.replace("(", "(Memset,")
+    trace = b.read()
+    assert len(trace.device) == 4 and [note.id for note in trace.quality] == ["duplicate_events"]
+
+
+def test_kernels_of_one_graph_launch_on_two_streams_are_two():
+    b = Builder()
+    for stream in (13, 14):
+        b.event("/device:GPU:0", b.line("/device:GPU:0", f"Stream #{stream}(Kernel)"), "fusion", 0, 100,
+                correlation_id=7)
+    trace = b.read()
+    assert len(trace.device) == 2 and not trace.quality
+
+
 def test_allocator_events():
     b = Builder()
     line = b.line("/host:CPU", "python")
