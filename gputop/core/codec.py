@@ -24,9 +24,18 @@ _MAX_INTEGER = 10 ** 30
 _NAMES = {"array": "a list", "object": "an object", "str": "a text", "int": "a whole number", "float": "a number",
           "bool": "true or false", "null": "null"}
 _DAMAGED = "Copy it again, or make a new one."
-_MISMATCH = re.compile(r"Expected (`.*?`.*?), got (`.*?`)(?: - at `(?:key` in `)?\$(.*?)`)?$")
-_OUT_OF_BOUNDS = re.compile(r"Expected `(.*?)` (.+?)(?: - at `\$(.*?)`)?$")
-_MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `\$(.*?)`)?$")
+_PLACE = re.compile(r"(.*?)(?: - at `(?:key in `)?\$\.?(.*?)`)?$", re.S)
+_MISMATCH = re.compile(r"Expected (`.*?`.*?), got (`.*?`)$")
+_OUT_OF_BOUNDS = re.compile(r"Expected `(.*?)` (.+?)$")
+_MISSING = re.compile(r"Object missing required field `(.*?)`$")
+
+
+def encode(value: object) -> bytes:
+    """``value`` as compact JSON. Lone surrogates, which a command line may hold, come back from :func:`parse`.
+
+    Raises ValueError for a number that is not finite.
+    """
+    return json.dumps(msgspec.to_builtins(value, str_keys=True), allow_nan=False, separators=(",", ":")).encode()
 
 
 def to_document(value: object) -> Any:
@@ -49,9 +58,13 @@ def from_document(document: object, kind: type[T], name: str, fix: str = _DAMAGE
         raise GputopError(f"{name} is damaged: {error}", fix) from error
 
 
-def convert(document: object, kind: type[T]) -> T:
-    """The same; raises ValueError that says what is wrong where."""
-    check_numbers(document)
+def convert(document: object, kind: type[T], *, any_number: bool = False) -> T:
+    """The same; raises ValueError that says what is wrong where. ``any_number``: numbers may be infinite or NaN.
+
+    What is of the right type already is taken as it is: dataclasses and structs.
+    """
+    if not any_number:
+        check_numbers(document)
     try:
         return msgspec.convert(document, kind, str_keys=True)
     except msgspec.ValidationError as error:
@@ -92,20 +105,13 @@ def _refuse(constant: str) -> float:
 
 def _plain(message: str) -> str:
     """msgspec's message with the place first: ``gpus[0].index: null where a whole number belongs``."""
-    found = _MISMATCH.search(message)
-    if found is not None:
-        wanted, got, place = found.groups()
-        kinds = re.findall(r"\w+", wanted)
-        belongs = " or ".join(_NAMES[k] for k in kinds if k in _NAMES) or wanted
-        return f"{_place(place)}{got.strip('`')} where {belongs} belongs"
-    found = _MISSING.search(message)
-    if found is not None:
-        return f"{_place(found[2])}{found[1]} is missing"
-    found = _OUT_OF_BOUNDS.search(message)
-    if found is not None:
-        return f"{_place(found[3])}not {_NAMES.get(found[1], found[1])} {found[2]}"
-    return message
-
-
-def _place(path: str | None) -> str:
-    return f"{path.removeprefix('.')}: " if path else ""
+    what, place = _PLACE.fullmatch(message).groups()  # type: ignore[union-attr]
+    if found := _MISMATCH.match(what):
+        kinds = re.findall(r"\w+", found[1])
+        belongs = " or ".join(_NAMES[k] for k in kinds if k in _NAMES) or found[1]
+        what = f"{found[2].strip('`')} where {belongs} belongs"
+    elif found := _MISSING.match(what):
+        what = f"{found[1]} is missing"
+    elif found := _OUT_OF_BOUNDS.match(what):
+        what = f"not {_NAMES.get(found[1], found[1])} {found[2]}"
+    return f"{place}: {what}" if place else what

@@ -20,7 +20,7 @@ class Reading:
     a substitute that measures less than its name suggests.
     """
 
-    value: float | None
+    value: int | float | None
     unit: str
     source: str = ""
     reason: str | None = None

@@ -20,7 +20,6 @@ does not know are skipped.
 from __future__ import annotations
 
 import dataclasses
-import json
 import struct
 import zlib
 from collections.abc import Mapping
@@ -28,7 +27,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
+from gputop.core.codec import encode
 from gputop.core.samples import (
     CgroupSample,
     GpuInfo,
@@ -58,18 +59,23 @@ MAX_NUMBERS = 1 << 20
 SEGMENT_SAMPLES = 600  # how much is lost with damage, and decoded for a seek
 SEGMENT_DICTIONARY_BYTES = 4 << 20  # texts that never repeat must not fill memory
 
-CLASSES: dict[str, Any] = {
-    c.__name__: c for c in (NodeSample, GpuSample, GpuInfo, GpuProcess, HostSample, HostProcess, CgroupSample,
-                            ProcessSample, XidEvent)
-}
 FIELDS: dict[str, tuple[str, ...]] = {
-    name: tuple(field.name for field in dataclasses.fields(c)) for name, c in CLASSES.items()
+    c.__name__: tuple(field.name for field in dataclasses.fields(c))
+    for c in (NodeSample, GpuSample, GpuInfo, GpuProcess, HostSample, HostProcess, CgroupSample, ProcessSample,
+              XidEvent)
 }
 READINGS = "readings"  # the schema of a mapping of metric ids to readings
 
 # What stands in a schema for a value that comes from the sample's numbers.
 FLOAT, INT, TEXT = "f", "i", "s"
 _EXACT_INT = 1 << 53  # the largest that a float64 holds exactly
+
+
+class Dictionary(Struct):
+    """The texts and schemas that are named by their number from here on, in the order of their numbers."""
+
+    texts: list[str]
+    shapes: list[list[Any]]
 
 
 def header() -> bytes:
@@ -107,8 +113,7 @@ class Encoder:
         self._numbers = []
         self._part(sample)
         if self._new_texts or self._new_schemas:
-            entries = {"texts": self._new_texts, "shapes": self._new_schemas}
-            dictionary = json.dumps(entries, separators=(",", ":")).encode()
+            dictionary = encode(Dictionary(self._new_texts, self._new_schemas))
             self._dictionary_bytes += len(dictionary)
             self._new_texts, self._new_schemas = [], []
             out.append(record(DICTIONARY, zlib.compress(dictionary)))
@@ -150,7 +155,7 @@ class Encoder:
             if value and all(isinstance(r, Reading) for r in value.values()):
                 return self._readings(value)
             return ("m", *[(key, self._item(v)) for key, v in value.items()])
-        if type(value).__name__ in CLASSES:
+        if type(value).__name__ in FIELDS:
             return self._part(value)
         raise TypeError(f"cannot record {value!r}")
 

@@ -196,12 +196,25 @@ def _reading_without_reason(words: dict[str, Any]) -> None:
     readings[1][0][1] = None
 
 
-@pytest.mark.parametrize("harm", [_no_texts, _number_as_text, _other_type, _itself, _unknown_item,
-                                  _reading_without_reason])
-def test_words_that_make_no_sample_are_damage(harm: Callable[[dict[str, Any]], None]) -> None:
+def _text_as_number(words: dict[str, Any]) -> None:
+    next(s for s in words["shapes"] if s[0] == "GpuInfo")[2][0] = "s"
+
+
+def _no_name(words: dict[str, Any]) -> None:
+    schema = next(s for s in words["shapes"] if s[0] == "HostSample")
+    schema[1][0] = "name_of_later"
+
+
+@pytest.mark.parametrize(("harm", "message"), [
+    (_no_texts, "out of range"), (_number_as_text, r"texts\[0\]: int where a text belongs"), (_other_type, None),
+    (_itself, None), (_unknown_item, "unknown item"), (_reading_without_reason, r"\[1\]\[0\]: a reading has"),
+    (_text_as_number, r"gpus\[0\].info.index: str where a whole number belongs"),
+    (_no_name, "host: hostname is missing"),
+])
+def test_words_that_make_no_sample_are_damage(harm: Callable[[dict[str, Any]], None], message: str | None) -> None:
     words, payload = words_of(node_sample(0, 1))
     harm(words)
-    with pytest.raises(Damaged):
+    with pytest.raises(Damaged, match=message):
         play(words, payload)
 
 
