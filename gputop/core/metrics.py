@@ -6,7 +6,6 @@ bytes (never MiB); rates are per second.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 RATIO = "ratio"
@@ -26,8 +25,7 @@ class Fault(NamedTuple):
     state: str = ""  # what a metric of 0 or 1 means
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(NamedTuple):
     """One measured quantity of a GPU, of the host or of a control group.
 
     ``full_scale`` names the metric that is this one's 100 % (memory used of memory

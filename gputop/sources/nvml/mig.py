@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from gputop.core.metrics import GPU_METRICS, RATIO
 from gputop.core.samples import FAILED, LOST, GpuInfo, GpuProcess, GpuSample, Reading
@@ -28,8 +28,7 @@ _MEMORY = frozenset(metric for field in _MEMORY_FIELDS for metric in field.metri
 _ACTIVITY = tuple(metric for metric in GPM_ONLY_METRICS if GPU_METRICS[metric].unit == RATIO)
 
 
-@dataclass(frozen=True, slots=True)
-class MigDevice:
+class MigDevice(NamedTuple):
     """An instance as NVML shows it. ``gpu_instance`` is the id that GPM and events know it by."""
 
     handle: Any
