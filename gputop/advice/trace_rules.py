@@ -25,7 +25,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="launch_bound", module="trace.launch", origin="trace", severity="by_share_capped",
-        needs=("gpu_activity", "launch_calls"),
+        needs=("gpu_activity", "launch_calls"), shared_limits=("copies_pageable.bytes",),
         parts=("launch", "collectives"), idle_gaps={"launching": 1},
         # Short kernels and waiting for launches are one thing: the host's side of it, or the kernels'.
         follows_from=(
@@ -200,7 +200,7 @@ TRACE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         id="loss_scaling", module="trace.loss_scaling", origin="trace", severity="by_share_capped",
-        needs=("gpu_activity",), training_only=True,
+        needs=("gpu_activity",), training_only=True, shared_limits=("copies_pageable.bytes",),
         parts=("launch", "host"), idle_gaps={"after_copy": 2},
         limits=(
             Limit("loss_scaling.share", 0.02, "ratio", f"{OWN}static scaling, a per mille or so, is not reported"),

@@ -14,10 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from gputop.advice.registry import ids_by_idle_gap
-from gputop.advice.trace.blocking_copies import held_copies
+from gputop.advice.registry import limit as limit_of
+from gputop.advice.trace.blocking_copies import cost_by_waits
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.breakdown import WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE, parts_by_gpu
-from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, idle_after, waits_for_another
+from gputop.analysis.gpu.device_time import GpuTimeline, event_after, gpu_number, waits_for_another
+from gputop.analysis.gpu.host_waits import host_waits
 from gputop.analysis.host.host_causes import late_by_cause
 from gputop.core.findings import Finding
 from gputop.text.units import percent, printable
@@ -145,12 +147,11 @@ def _partners(idle: _IdleSpans, number: int, idle_spans: Sequence[_IdleSpans], o
 
 def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> dict[int, dict[str, Spans]]:
     """For each GPU when it is idle for each cause, and for the choice of the finding: when in the parts ``launch``
-    and ``host``, and ``after_copy``, after a copy that the host waited for."""
+    and ``host``, and ``after_copy``, by waits of the host for the GPU."""
     trace, gpu_timelines = facts.trace, facts.gpu_timelines
     late, _ = late_by_cause(trace, gpu_timelines, facts.steps, facts.analysis.ops) if len(trace.host) else ([], {})
     of_host = {own.timeline.gpu: own.by_cause for own in late if own.timeline is not None}
-    device = trace.device
-    held = held_copies(trace, np.flatnonzero((device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER)))
+    after_waits = cost_by_waits(facts, host_waits(trace, limit_of("copies_pageable.bytes")))
     out = {}
     for timeline in gpu_timelines:
         if timeline.gpu not in parts:
@@ -162,8 +163,7 @@ def _by_cause(facts: TraceFacts, parts: Mapping[int, Mapping[str, Spans]]) -> di
             timeline, list(gpu_timelines), WAIT_FOR_GPU_NS, WAIT_FOR_GPU_SHARE))
         own["idle"] = subtract(part["idle"], own["other_gpu"])
         own["launch"], own["host"] = part["launch"], part["host"]
-        copies = timeline.rows[np.isin(timeline.rows, held)]
-        own["after_copy"] = idle_after(trace, timeline, device.end_ns[copies], facts.steps)
+        own["after_copy"] = after_waits[timeline.gpu].idle if timeline.gpu in after_waits else EMPTY
         out[timeline.gpu] = own
     return out
 

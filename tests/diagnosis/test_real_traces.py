@@ -116,11 +116,11 @@ def test_steps_of_the_kineto_traces():
 
 @needs_data
 @pytest.mark.parametrize(("name", "findings"), [
-    ("dlrm", {"collective_waiting": "high", "launch_bound": "high", "sync_copies": "low"}),
+    ("dlrm", {"collective_waiting": "high", "launch_bound": "high", "sync_copies": "medium"}),
     ("a100", {"launch_bound": "high"}),
     ("v100", {"tensor_cores_unused": "high"}),
     ("h100", {"copies_excessive": "high", "tensor_cores_unused": "low"}),
-    ("mfu", {"launch_bound": "medium", "collective_waiting": "low"}),
+    ("mfu", {"sync_copies": "medium", "collective_waiting": "low"}),
     ("amd_attention", {}),
 ])
 def test_findings(name, findings):
@@ -180,3 +180,21 @@ def test_tensorflow_captures_against_what_the_job_logged(name):
     if name == "keras3_slow_input":
         assert a.input is not None and next(iter(a.input.stages)) == "Map"
         assert a.findings[0].action.startswith("Prefetch")  # a batch takes less than the rest of the step
+
+
+@needs_data
+def test_mfu_waits_for_an_8_byte_copy_in_each_layer():
+    """Computed independently, by replaying SQLite's rows one by one without the 33 stream synchronizations: 21.0 and
+    28.7 ms of 300 are saved on the two GPUs, 31.6 and 28.7 with what they wait for each other."""
+    f = next(f for f in analyzed("mfu").findings if f.id == "sync_copies")
+    total_s = f.evidence["idle_after_copies_s"] * analyzed("mfu").steps.count
+    assert total_s == pytest.approx((0.0210 + 0.0275) / 2, rel=0.1)
+    assert f.evidence["mean_bytes"] == 8 and "send small values" in f.action
+    assert [c.id for c in f.consequences] == ["launch_bound"] and "reduce-overhead" not in f.consequences[0].snippet
+
+
+@needs_data
+@pytest.mark.parametrize("file", sorted(DATA.glob("xplane_nvidia/*.*[bz]")), ids=lambda f: f.name)
+def test_native_traces_whose_fetched_losses_nothing_waits_for(file):
+    if not file.name.startswith("mirrored_4v100_mnist.trace"):
+        assert "sync_copies" not in {id_ for f in analyze(str(file)).findings for id_ in f.ids}

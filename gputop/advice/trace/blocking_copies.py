@@ -1,8 +1,9 @@
-"""How copies are done: from pageable memory, or with the host waiting for each."""
+"""How copies are done: from pageable memory, or with the host waiting for each; and other waits for the GPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,13 +12,12 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
-from gputop.analysis.gpu.device_time import idle_after
-from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.gpu.host_waits import HostWaits, before_steps, cost_of_waits, host_waits
+from gputop.analysis.host.host_causes import late_by_cause
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.text.units import percent
-from gputop.trace.intervals import EMPTY, intersect, merge, subtract, union
-from gputop.trace.lookups import host_rows
-from gputop.trace.model import I64, Kind, MemoryKind, Trace
+from gputop.trace.intervals import EMPTY, Spans, intersect, merge, subtract, union
+from gputop.trace.model import Kind, MemoryKind
 
 _PIN = {
     "tensorflow": "ds = ds.prefetch(tf.data.AUTOTUNE)  # pass the dataset to model.fit instead of NumPy arrays:\n"
@@ -32,8 +32,27 @@ _FETCH = {
     "jax": "losses.append(loss)  # an array on the GPU; jax.device_get(losses) every 100 steps",
     "pytorch": "running += loss.detach()  # no .item(), .cpu(), print(loss) or Python if on a tensor in the loop",
 }
+_SEND = {
+    "tensorflow": "table = tf.constant(values)  # once, before the loop: it stays on the GPU",
+    "jax": "table = jax.device_put(values)  # once, before the loop",
+    "pytorch": "index = torch.arange(n, device=device)  # on the GPU, or once before the loop: no torch.tensor(list)\n"
+               "x = x.pin_memory().to(device, non_blocking=True)  # a copy from pinned memory does not wait",
+}
+_UNSYNCHRONIZED = {
+    "jax": "loss = train_step(params, batch)  # no block_until_ready in the loop",
+    "pytorch": "start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # in place of synchronize()",
+}
+_WITHOUT_WAITING = {"d2h": _FETCH, "h2d": _SEND, "sync": _UNSYNCHRONIZED}
+_WAYS = {"h2d": "copies to the GPU", "d2h": "copies back to the host"}
+_ACTIONS = {
+    "h2d": "Do not send small values to the GPU within the step: make them there, keep them there, or copy from pinned "
+           "memory without waiting.",
+    "d2h": "Do not read values back within the step: keep losses, metrics and conditions on the GPU, and fetch them "
+           "every so many steps.",
+    "sync": "Do not synchronize within the step: order on a stream needs no wait of the host, and CUDA events measure "
+            "times without one.",
+}
 _LARGE_BYTES = 1_000_000  # copies that run at the link's rate
-_SYNCHRONIZE = r"(cu|cuda|hip)(Stream|Event|Device|Ctx)Synchronize|(cu|cuda|hip)Memcpy(?!.*Async)"
 
 
 # -- copies_pageable --------------------------------------------------------------------------------
@@ -101,77 +120,96 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncCopies(Verdict):
-    idle_s: float  # after the copies, per step and GPU
-    count: float  # copies per step and GPU
+    idle_s: float  # that follows from the waits, per step and GPU
+    count: float  # copies that the host waited for, per step and GPU
+    syncs: float  # other calls in which it waited, per step and GPU
     mean_bytes: float
+    way: str  # what most of them are: "h2d", "d2h" or "sync"
 
 
 def judge_sync_copies(facts: TraceFacts) -> SyncCopies | Missing | None:
-    """The host waits for copies in the midst of the step, so the GPU runs out of work each time."""
+    """The host waits for copies, or for the GPU itself, in the midst of the step, so the GPU runs out of work."""
     device, steps = facts.trace.device, facts.steps
     copies = (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER)
-    if not copies.any():
-        return None
-    if not (device.launch_ns[copies] >= 0).any():
+    waits = host_waits(facts.trace, limit("copies_pageable.bytes"))
+    if copies.any() and not (device.launch_ns[copies] >= 0).any():
         return Missing("the host calls that made the copies (correlation ids); capture with host tracing on")
-    held = held_copies(facts.trace, np.flatnonzero(copies))
-    idle_ns, count, size = 0, 0, 0
-    judged = facts.judged_spans
-    input_waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
-    for timeline in facts.gpu_timelines:
-        own = timeline.rows[np.isin(timeline.rows, held)]
-        after = idle_after(facts.trace, timeline, device.end_ns[own], steps)
-        idle_ns += subtract(intersect(after, judged), input_waits).total
-        blocking = own[np.isin(device.end_ns[own], after.start)]
-        inside = blocking if steps is None else blocking[in_steps(device.start_ns[blocking], steps)]
-        count += len(inside)
-        size += int(np.maximum(device.bytes[inside], 0).sum())
     per = len(facts.gpu_timelines) * facts.steps_or_window
-    idle_s = idle_ns / per / 1e9
+    cost = cost_by_waits(facts, waits)
+    if savings.removed(sum(own.seconds for own in cost.values()) / per, facts.period_s) < limit("sync_copies.share"):
+        return None
+    # What something else explains: functions traced or run op by op, Python between two calls of functions.
+    late, _ = late_by_cause(facts.trace, facts.gpu_timelines, steps, facts.analysis.ops)
+    for own in late:
+        if own.timeline is not None and own.timeline.gpu in cost:
+            cost[own.timeline.gpu] = cost[own.timeline.gpu].without(merge(
+                EMPTY, *(own.by_cause[cause] for cause in ("tracing", "eager", "gap"))))
+    idle_s = sum(own.seconds for own in cost.values()) / per
     share = savings.removed(idle_s, facts.period_s)
     if share < limit("sync_copies.share"):
         return None
-    return SyncCopies(gpus=facts.active_numbers, share=share, idle_s=idle_s, count=count / per,
-                      mean_bytes=size / max(count, 1))
+    ends = np.sort(waits.end_ns)
+    charged = np.concatenate([own.idle.end for own in cost.values()])
+    at = np.searchsorted(ends, charged, side="right") - 1
+    blocking = waits.copy[np.argsort(waits.end_ns, kind="stable")][np.unique(at[at >= 0])]
+    rows = blocking[blocking >= 0]
+    up = int((device.kind[rows] == Kind.H2D).sum())
+    ways = {"d2h": len(rows) - up, "h2d": up, "sync": len(blocking) - len(rows)}
+    return SyncCopies(
+        gpus=facts.active_numbers, share=share, idle_s=idle_s, count=len(rows) / per, syncs=ways["sync"] / per,
+        mean_bytes=float(np.maximum(device.bytes[rows], 0).sum()) / max(len(rows), 1),
+        way=max(ways, key=lambda way: ways[way]))
+
+
+class WaitsOfGpu(NamedTuple):
+    """The GPU's idle time within the steps that follows from waits of the host, and how much shorter the steps would
+    be without them: where GPUs wait for each other, less than that."""
+
+    idle: Spans
+    saved_ns: int
+
+    @property
+    def seconds(self) -> float:
+        return min(self.idle.total, self.saved_ns) / 1e9
+
+    def without(self, spans: Spans) -> WaitsOfGpu:
+        return WaitsOfGpu(subtract(self.idle, spans), self.saved_ns)
+
+
+def cost_by_waits(facts: TraceFacts, waits: HostWaits) -> dict[int, WaitsOfGpu]:
+    """By GPU, what these waits cost; neither what it waits for a batch, nor what is before a step's first kernel."""
+    trace, judged = facts.trace, facts.judged_spans
+    input_waits = merge(EMPTY, *(loop.waits for loop in training_loops(trace)))
+    costs = cost_of_waits(trace, facts.gpu_timelines, waits, input_waits)
+    out = {}
+    for timeline in facts.gpu_timelines:
+        if timeline.gpu in costs:
+            own = costs[timeline.gpu]
+            idle = subtract(intersect(own.idle, judged), merge(input_waits, before_steps(trace, timeline, facts.steps)))
+            out[timeline.gpu] = WaitsOfGpu(idle, own.saved_ns(judged))
+    return out
 
 
 def describe_sync_copies(v: SyncCopies, job: Job) -> Explanation:
+    evidence = {"idle_after_copies_s": v.idle_s, "share_ratio": v.share}
+    made = []
+    if v.count:
+        evidence |= {f"copies_per_{job.basis}": v.count, "mean_bytes": v.mean_bytes}
+        made.append(f"{v.count:.3g} {_WAYS.get(v.way, 'copies')} per {job.basis} and GPU ({v.mean_bytes:,.0f} bytes "
+                    "each on average)")
+    if v.syncs:
+        evidence[f"syncs_per_{job.basis}"] = v.syncs
+        made.append(f"{v.syncs:.3g} calls per {job.basis} and GPU that synchronize")
+    what = "the GPU" if v.way == "sync" else "copies"
     return Explanation(
-        title=f"Waiting for copies in the midst of the step costs {percent(v.share)} of the {job.basis}",
-        why=f"{v.count:.3g} copies per {job.basis} and GPU ({v.mean_bytes:,.0f} bytes each on average) make the host "
-            f"wait for all work before them; it launches on only then, and the GPU stands still for "
-            f"{percent(v.share)} of the {job.basis}.",
-        evidence={"idle_after_copies_s": v.idle_s, "share_ratio": v.share, f"copies_per_{job.basis}": v.count,
-                  "mean_bytes": v.mean_bytes},
-        action="Do not read values back within the step: keep losses, metrics and conditions on the GPU, and fetch "
-               "them every so many steps.",
-        snippet=_FETCH.get(job.framework),
-        gain="at most: the idle time after these copies, if the host launched on without waiting",
+        title=f"Waiting for {what} in the midst of the step costs {percent(v.share)} of the {job.basis}",
+        why=f"{' and '.join(made)} make the host wait for all work before them. It launches on only then, to an empty "
+            f"queue: until it is ahead again the GPU stands still, {percent(v.share)} of the {job.basis} in all.",
+        evidence=evidence, action=_ACTIONS.get(v.way, _ACTIONS["d2h"]),
+        snippet=_WITHOUT_WAITING.get(v.way, _FETCH).get(job.framework),
+        gain="at most: the idle time that a replay of the launches without these waits does not have",
         source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls",
     )
-
-
-def held_copies(trace: Trace, copies: I64) -> I64:
-    """The copies that the host waited for: their call lasts until they end, or the thread synchronizes then.
-
-    Large copies with pageable memory are left out: they wait by nature (copies_pageable).
-    """
-    device, host = trace.device, trace.host
-    pageable = (device.src[copies] == MemoryKind.PAGEABLE) | (device.dst[copies] == MemoryKind.PAGEABLE)
-    copies = copies[~pageable | (device.bytes[copies] <= limit("copies_pageable.bytes"))]
-    held = np.zeros(len(copies), bool)
-    if len(device.launch_end_ns) == len(device):
-        held |= device.launch_end_ns[copies] >= device.end_ns[copies]
-    rows = host_rows(trace, _SYNCHRONIZE)
-    for thread in np.unique(host.line[rows]).tolist():
-        own = rows[host.line[rows] == thread]
-        begin, end = host.start_ns[own], np.maximum.accumulate(host.end_ns[own])
-        here = np.flatnonzero(device.launch_line[copies] == thread)
-        # The last wait of the thread that began before the copy was over, if after its launch, and ended after it.
-        at = np.searchsorted(begin, device.end_ns[copies[here]], side="right") - 1
-        known = at >= 0
-        held[here] |= known & (begin[at] >= device.launch_ns[copies[here]]) & (end[at] >= device.end_ns[copies[here]])
-    return copies[held]
 
 
 def pinned_rate(facts: TraceFacts) -> float | None:

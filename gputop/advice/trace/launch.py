@@ -11,6 +11,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
+from gputop.analysis.gpu.host_waits import host_waits
 from gputop.analysis.host.launch_threads import by_line
 from gputop.text.units import percent, seconds
 from gputop.trace.model import Kind
@@ -21,6 +22,8 @@ _SNIPPETS = {
     "tensorflow, several GPUs": "TF_XLA_FLAGS=--tf_xla_auto_jit=2 python train.py",
     "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # the whole step, update included",
     "pytorch": 'model = torch.compile(model, mode="reduce-overhead")  # fuses kernels, replays them as a CUDA graph',
+    # A CUDA graph cannot be captured over a call that waits for the GPU.
+    "pytorch, with waits": "model = torch.compile(model)  # a CUDA graph only once the step waits for no copy",
 }
 
 
@@ -31,6 +34,7 @@ class LaunchBound(Verdict):
     launch_delay_s: float | None  # from a launch to its kernel's start, median
     idle_host_fault: float | None  # share of the idle time in which the next kernel was not launched yet
     pace_s: float | None  # from one launch to the next
+    waits: bool = False  # whether the host waits for the GPU more than once per step
 
 
 def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
@@ -51,7 +55,16 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus),
         launch_delay_s=median(delays) if delays else None,
         idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=launch_pace_s(facts),
+        waits=_waits_within_steps(facts),
     )
+
+
+def _waits_within_steps(facts: TraceFacts) -> bool:
+    """Whether the host waits for the GPU within the steps: once at the end of each is the fetched loss."""
+    waits = host_waits(facts.trace, limit("copies_pageable.bytes"))
+    threads = max(len(np.unique(waits.line)), 1)
+    marked = facts.steps is not None and bool(facts.steps.call_ends_ns)
+    return len(waits.line) / threads > (1.5 * facts.steps_or_window if marked else 0.5 * facts.steps_or_window)
 
 
 def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
@@ -68,12 +81,14 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
         why += f" Half of the kernels run for less than {seconds(v.kernel_median_s)}, while "
         why += (f"the host launches one every {seconds(v.pace_s)}."
                 if v.pace_s is not None and v.pace_s > v.kernel_median_s else "launching one takes 20-40 µs.")
+    kind = ", several GPUs" if len(v.gpus) > 1 else ""
+    if v.waits and f"{job.framework}, with waits" in _SNIPPETS:
+        kind = ", with waits"
     return Explanation(
         title=f"GPU waits for launches {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action="Launch fewer, larger kernels: compile the step so that kernels are fused; then raise the batch size "
                "if memory allows.",
-        snippet=_SNIPPETS.get(f"{job.framework}, several GPUs" if len(v.gpus) > 1 else job.framework,
-                              _SNIPPETS.get(job.framework)),
+        snippet=_SNIPPETS.get(job.framework + kind, _SNIPPETS.get(job.framework)),
         gain="at most: all gaps between launches, if kernels were always queued ahead",
         source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle by fault of the host",
     )

@@ -9,10 +9,11 @@ import numpy as np
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
+from gputop.advice.trace.blocking_copies import cost_by_waits
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
-from gputop.analysis.gpu.device_time import idle_after
+from gputop.analysis.gpu.host_waits import host_waits
 from gputop.text.units import percent
 from gputop.trace.intervals import intersect, union
 from gputop.trace.lookups import Mask
@@ -37,22 +38,23 @@ def judge_loss_scaling(facts: TraceFacts) -> LossScaling | None:
     if not hit.any():
         return None
     device, judged = facts.trace.device, facts.judged_spans
-    checks_ns, waits_ns, kernels = 0, 0, 0
+    # The predicate's copy: what the GPU stands still for after it.
+    copied = np.flatnonzero(hit & (device.kind >= Kind.H2D) & (device.kind <= Kind.COPY_OTHER))
+    waits = host_waits(facts.trace, limit("copies_pageable.bytes")).chosen(copied)
+    waits_s = sum(own.seconds for own in cost_by_waits(facts, waits).values())
+    checks_ns = kernels = 0
     for timeline in facts.gpu_timelines:
         own = timeline.rows[hit[timeline.rows]]
         checks_ns += intersect(union(device.start_ns[own], device.end_ns[own]), judged).total
-        # The predicate's copy: what the GPU stands still for after it, until the host launches on.
-        copied = own[(device.kind[own] >= Kind.H2D) & (device.kind[own] <= Kind.COPY_OTHER)]
-        idle = idle_after(facts.trace, timeline, device.end_ns[copied], facts.steps)
-        waits_ns += intersect(idle, judged).total
         kernels += int((device.kind[own] == Kind.COMPUTE).sum())
-    per = 1e9 * len(facts.gpu_timelines) * facts.steps_or_window
-    share = savings.removed((checks_ns + waits_ns) / per, facts.period_s)
+    per = len(facts.gpu_timelines) * facts.steps_or_window
+    share = savings.removed((checks_ns / 1e9 + waits_s) / per, facts.period_s)
     if share < limit("loss_scaling.share"):
         return None
     capability = min((gpu.compute_capability for gpu in facts.trace.gpus if gpu.compute_capability), default=None)
-    return LossScaling(gpus=facts.active_numbers, share=share, checks_s=checks_ns / per, verdict_wait_s=waits_ns / per,
-                       kernels=kernels, has_bf16=None if capability is None else capability >= _HAVE_BF16)
+    return LossScaling(
+        gpus=facts.active_numbers, share=share, checks_s=checks_ns / 1e9 / per, verdict_wait_s=waits_s / per,
+        kernels=kernels, has_bf16=None if capability is None else capability >= _HAVE_BF16)
 
 
 def _scaling_events(facts: TraceFacts) -> Mask:

@@ -18,8 +18,6 @@ from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, joined, me
 from gputop.trace.kernel_names import UNKNOWN, classify
 from gputop.trace.model import I64, Kind, Trace
 
-_NEAR_STEP_NS = 100_000  # what marks a step may be an event somewhat after its first launch
-
 
 @dataclass(frozen=True, slots=True)
 class GpuTimeline:
@@ -217,25 +215,6 @@ def kernel_types(trace: Trace, timeline: GpuTimeline) -> tuple[dict[str, float] 
         any_known = any_known or kernel.tensor_core is not None
         tensor += float(time) / total if kernel.tensor_core else 0.0
     return dict(sorted(by_type.items(), key=lambda item: -item[1])), tensor if any_known else None
-
-
-def idle_after(trace: Trace, timeline: GpuTimeline, ends_ns: I64, steps: Steps | None) -> Spans:
-    """Idle intervals that begin as one of these events of the GPU ends and last until the host launches on.
-
-    Those before the first kernel of a step are left out: there the host has more to do than to wait for the event.
-    """
-    if not len(ends_ns) or not len(timeline.gaps.start):
-        return EMPTY
-    ends = np.sort(ends_ns)
-    at = np.searchsorted(ends, timeline.gaps.start, side="right") - 1
-    chosen = (at >= 0) & (ends[at] == timeline.gaps.start) & timeline.host_fault & timeline.known
-    if steps is not None:
-        kernels = trace.device.start_ns[timeline.kernels]
-        after = np.append(kernels, timeline.window_ns[1])[np.searchsorted(kernels, timeline.gaps.end)]
-        edges = np.sort(steps.edges_ns.ravel())
-        chosen &= np.searchsorted(edges, timeline.gaps.start, side="right") == np.searchsorted(
-            edges, after + _NEAR_STEP_NS, side="right")
-    return Spans(timeline.gaps.start[chosen], timeline.gaps.end[chosen])
 
 
 def waits_for_another(timeline: GpuTimeline, others: list[GpuTimeline], at_least_ns: int, share: float) -> Spans:

@@ -6,7 +6,7 @@ import pytest
 
 from gputop.trace.model import Kind, MemoryKind
 from tests.advice.trace.traces import KERNEL, STEP, STEPS, abstained, copying, findings, healthy, job
-from tests.trace.build import Builder
+from tests.trace.build import Builder, keras_steps
 
 GIB = 2**30
 
@@ -33,20 +33,24 @@ def test_unknown_memory_is_not_judged():
     assert "kind_src" in abstained(copying(Kind.H2D, 6_000, MemoryKind.UNKNOWN))["copies_pageable"]
 
 
-def fetching(count: int, idle: float, *, sync: bool = True, call: bool = False, at_end: bool = False) -> Builder:
-    """``count`` values are fetched in each step; the GPU stands still for ``idle`` µs after each."""
+def fetching(count: int, idle: float, *, sync: bool = True, call: bool = False, at_end: bool = False,
+             way: Kind = Kind.D2H) -> Builder:
+    """``count`` values are copied in each step; the host launches the kernels before each at once, waits for the
+    copy, and needs ``idle`` µs to launch on."""
     b = job()
+    name, end = f"Memcpy{way.name}", MemoryKind.PINNED
     for i in range(STEPS):
         t = i * STEP + 100
         for k in range(count + 1):
+            launch = t - 8
             while t < i * STEP + 100 + (k + 1) * 17_000 / (count + 1):
-                b.run(0, t, 96, KERNEL, launch=t - (90 if t > i * STEP + 100 and k == 0 else 8), launch_length=2)
-                t += 100
+                b.run(0, t, 96, KERNEL, launch=launch, launch_length=2)
+                t, launch = t + 100, launch + 3
             if k < count or at_end:
-                b.run(0, t, 2, "MemcpyD2H", kind=Kind.D2H, launch=t - 90, size=4, dst=MemoryKind.PINNED,
-                      launch_length=100 if sync and not call else 5)
+                b.run(0, t, 2, name, kind=way, launch=launch, size=4, src=end, dst=end,
+                      launch_length=t + 4 - launch if sync and not call else 2)
                 if call:
-                    b.host("cuStreamSynchronize", t - 80, 90, line="launch 0")
+                    b.host("cuStreamSynchronize", launch + 2, t + 2 - launch, line="launch 0")
                 t += 2 + idle
     return b
 
@@ -55,7 +59,93 @@ def fetching(count: int, idle: float, *, sync: bool = True, call: bool = False, 
 def test_waiting_for_copies_within_the_step(call):
     f = findings(fetching(4, 400, call=call))["sync_copies"]
     assert f.gain.step_time == pytest.approx(4 * 400 / STEP, abs=0.01)
-    assert f.evidence["copies_per_step"] == pytest.approx(4)
+    assert f.evidence["copies_per_step"] == pytest.approx(4) and "numpy" in (f.snippet or "")
+
+
+def test_copies_to_the_gpu_have_a_cure_of_their_own():
+    f = findings(fetching(4, 400, way=Kind.H2D))["sync_copies"]
+    assert "send" in f.action and "read" not in f.action
+
+
+def slow_after_wait(pace: float, wait: bool) -> Builder:
+    """A GPU works a step's second half with a launch every ``pace`` µs, for kernels of 60 µs; the first half was
+    launched at once and, with ``wait``, synchronized."""
+    b = Builder()
+    for i in range(STEPS):
+        begin = i * STEP
+        half = begin + (100 * 90 if wait else 0)
+        launch = begin + 50.0
+        for k in range(90):
+            b.run(0, begin + 60 + 100 * k, 100, KERNEL, launch=launch + 2 * k, launch_length=2)
+        launch = begin + 50 + 2 * 90
+        if wait:
+            b.host("cudaStreamSynchronize", launch, half + 62 - launch, line="launch 0")
+            launch = half + 62
+        free = begin + 60 + 9_000
+        for _ in range(80):
+            start = max(free, launch + 4)
+            b.run(0, start, 60, KERNEL, launch=launch, launch_length=2)
+            free, launch = start + 60, launch + pace
+        b.host("EagerExecute", begin, launch - begin, line="launch 0", is_func=1, eager_op="__inference_train_42")
+    return b
+
+
+def test_a_wait_is_charged_with_the_empty_queue_that_follows():
+    """Without the wait the 80 launches of 90 µs each were done while the first half ran."""
+    f = findings(slow_after_wait(90, True))["sync_copies"]
+    assert f.evidence["idle_after_copies_s"] == pytest.approx(79 * 30e-6, rel=0.05)
+    assert f.evidence["syncs_per_step"] == pytest.approx(1) and "copies" not in f.title
+    assert "sync_copies" not in findings(slow_after_wait(90, False))
+
+
+def test_launching_that_is_slow_by_itself_is_not_charged_to_a_short_wait():
+    found = findings(launch_bound_with_a_fetch())
+    assert "launch_bound" in found and "sync_copies" not in found
+
+
+def launch_bound_with_a_fetch() -> Builder:
+    """Kernels of 10 µs launched every 40 µs, and four fetched values a step whose copies take 2 µs."""
+    b = job()
+    for i in range(STEPS):
+        for k in range(480):
+            t = i * STEP + 100 + 40 * k
+            if k % 120 == 60:
+                b.run(0, t, 2, "MemcpyD2H", kind=Kind.D2H, launch=t - 3, launch_length=9, size=4,
+                      dst=MemoryKind.PINNED)
+            else:
+                b.run(0, t, 10, KERNEL, launch=t - 8, launch_length=5)
+    return b
+
+
+def partners(both_wait: bool) -> Builder:
+    """Two ranks with an AllReduce at the end of each of their steps; rank 1 launches late all along, and one of them
+    or both also wait for a copy."""
+    b = keras_steps(Builder(gpus=2), STEPS, STEP, STEP - 50)
+    for i in range(STEPS):
+        ends = []
+        for gpu in range(2):
+            waits = gpu == 0 or both_wait
+            t, launch = i * STEP + 100, i * STEP + 50.0
+            for k in range(40):
+                b.run(gpu, t, 200, KERNEL, launch=launch + 2 * k, launch_length=1)
+                t += 200
+            if waits:
+                b.run(gpu, t, 2, "MemcpyD2H", kind=Kind.D2H, launch=launch + 90, launch_length=t - launch - 86, size=4,
+                      dst=MemoryKind.PINNED)
+            launch, t = t + 1_000, t + 1_004
+            for k in range(20):
+                b.run(gpu, t, 200, KERNEL, launch=launch + 2 * k, launch_length=1)
+                t += 200
+            ends.append(t)
+        for gpu, end in enumerate(ends):
+            b.run(gpu, end, max(ends) + 100 - end, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", kind=Kind.COLLECTIVE,
+                  launch=end - 900, launch_length=1)
+    return b
+
+
+def test_a_gpu_that_waits_for_another_gains_nothing_by_being_early():
+    assert "sync_copies" in findings(partners(both_wait=True))
+    assert "sync_copies" not in findings(partners(both_wait=False))
 
 
 @pytest.mark.parametrize("b", [

@@ -19,17 +19,19 @@ def on(b: Builder, capability: tuple[int, int] | None, name: str = "") -> Trace:
 
 
 def scaled(checks: int, op: str, wait: float = 0) -> Builder:
+    """The host launches all up to the verdict at once, waits for its copy, and needs ``wait`` µs to launch on."""
     b = job()
     for i in range(STEPS):
-        t = i * STEP + 100
-        for _ in range(80):
-            b.run(0, t, 100, "Mul_GPU_DT_HALF_DT_HALF_kernel", launch=t - 90, op="gradient_tape/model/mul:Mul")
-            t += 100
-        for k in range(checks):
-            b.run(0, t, 10, "IsFinite_GPU_DT_HALF_DT_BOOL_kernel", launch=t - 90, op=f"{op}_{k}:IsFinite")
-            t += 10
+        t, launch = i * STEP + 100, i * STEP + 20
+        for k in range(80 + checks):
+            name, length, of = (("Mul_GPU_DT_HALF_DT_HALF_kernel", 100, "gradient_tape/model/mul:Mul") if k < 80 else
+                                ("IsFinite_GPU_DT_HALF_DT_BOOL_kernel", 10, f"{op}_{k}:IsFinite"))
+            b.run(0, t, length, name, launch=launch + 2 * k, launch_length=1, op=of)
+            t += length
         if wait:
-            b.run(0, t, 2, "MemcpyD2H", kind=Kind.D2H, launch=t - 20, launch_length=30, size=1, op="loss_scale/cond:If")
+            begun = launch + 2 * (80 + checks)
+            b.run(0, t, 2, "MemcpyD2H", kind=Kind.D2H, launch=begun, launch_length=t + 4 - begun, size=1,
+                  op="loss_scale/cond:If")
             t += 2 + wait
         for _ in range(80):
             b.run(0, t, 100, "Mul_GPU_DT_HALF_DT_HALF_kernel", launch=t - (20 if wait else 90))
