@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from gputop.advice.live.advise import live_advice
+from gputop.advice.live.advise import _outcome, live_advice
+from gputop.advice.live.node_view import NodeView
+from gputop.advice.live_rules import LIVE_RULES
 from gputop.core.findings import Advice, Finding
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import (
@@ -128,13 +131,27 @@ def play(scene: Scene, seconds: float, history: History | None = None, start: fl
 
 def after(scene: Scene, seconds: float) -> Advice:
     """The advice at the end alone, from nothing shown."""
+    return live_advice(*_recorded(scene, seconds))
+
+
+def verdict(scene: Scene, seconds: float, id_: str) -> Any:
+    """What a rule computes at the end, before it is put into words."""
+    view = NodeView(*_recorded(scene, seconds), ())
+    for rule in LIVE_RULES:
+        if rule.id == id_:
+            return rule.function("judge")(view)
+        outcome = _outcome(rule, view)
+        if isinstance(outcome, Finding):
+            view.note(outcome)
+    raise KeyError(id_)
+
+
+def _recorded(scene: Scene, seconds: float) -> tuple[History, NodeSample]:
     history = History(raw_samples=2000, tiers=((1.0, 600), (10.0, 60)))
-    sample = None
-    for tick in range(round(seconds / scene.interval_s)):
-        sample = scene.sample(tick * scene.interval_s)
+    samples = [scene.sample(tick * scene.interval_s) for tick in range(round(seconds / scene.interval_s))]
+    for sample in samples:
         history.append(sample)
-    assert sample is not None
-    return live_advice(history, sample)
+    return history, samples[-1]
 
 
 def ids(advice: Advice) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from gputop.core.metrics import BYTES_PER_S
 from gputop.core.samples import GpuInfo, GpuSample, Reading
-from tests.advice.live.scene import LINK, Level, Scene, abstained, after, get, ids, play
+from tests.advice.live.scene import LINK, Level, Scene, abstained, after, get, ids, play, verdict
 
 # -- pcie_saturated ---------------------------------------------------------------------------------
 
@@ -27,7 +27,8 @@ def test_a_full_link_matters_where_the_gpu_waits() -> None:
     assert low.severity == "low" and low.evidence["traffic_of_link_ratio"] == pytest.approx(45 / 63)
     medium = get(after(Scene(dict.fromkeys(range(8), 0.5), other=other), 40), "pcie_saturated")
     assert medium.severity == "medium"
-    assert "host to device traffic was 45.0 GB/s of the link's raw 63.0 GB/s" in medium.why
+    assert "45.0 GB/s" in medium.why and "63.0 GB/s" in medium.why
+    assert verdict(Scene(other=other), 40, "pcie_saturated").worst.metric == "pcie_rx_bytes_per_s"
 
 
 def coarse(rate: Level, every_s: float = 5.0) -> Scene:
@@ -48,7 +49,7 @@ def test_20_ms_samples_count_only_if_there_are_enough() -> None:
     early = after(scene, 45)
     assert "pcie_saturated" not in ids(early) and "20-ms samples" in abstained(early)["pcie_saturated"]
     finding = get(after(scene, 130), "pcie_saturated")
-    assert finding.evidence["window_s"] == 120.0 and "samples of 20 ms" in finding.why
+    assert finding.evidence["window_s"] == 120.0 and "20 ms" in finding.why
     few = coarse(lambda t: samples[int(t) // 20], every_s=20.0)  # seven different ones
     advice = after(few, 130)
     assert "pcie_saturated" not in ids(advice) and "20-ms samples" in abstained(advice)["pcie_saturated"]
@@ -80,7 +81,7 @@ def on_gpu_5(**change: float) -> Scene:
 def test_a_link_with_half_of_its_lanes() -> None:
     finding = get(after(on_gpu_5(pcie_max_bytes_per_s=LINK / 2, pcie_width=8.0), 70), "pcie_link_degraded")
     assert finding.gpus == (5,) and finding.severity == "low"
-    assert "generation 5 × 8 instead of 5 × 16" in finding.why
+    assert "5 × 8" in finding.why and "5 × 16" in finding.why
     assert finding.evidence["link_bytes_per_s"] == pytest.approx(LINK / 2)
     busy = after(Scene(other=HALF | {"pcie_rx_bytes_per_s": 12e9}), 70)
     assert get(busy, "pcie_link_degraded").severity == "medium"

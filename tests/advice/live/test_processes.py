@@ -11,7 +11,7 @@ from gputop.advice.live.node_view import same_job
 from gputop.core.findings import Advice
 from gputop.core.samples import ProcessSample
 from gputop.telemetry.history import History
-from tests.advice.live.scene import START_S, Job, Level, Scene, abstained, after, get, ids, play, read
+from tests.advice.live.scene import START_S, Job, Level, Scene, abstained, after, get, ids, play, read, verdict
 
 # -- idle_gpu and unused_gpu ----------------------------------------------------------------------
 
@@ -123,17 +123,18 @@ def test_what_a_job_holds_outside_the_view_is_not_denied() -> None:
     """A job on 0-7 of which only 6 and 7 are watched."""
     scene = Scene({7: 0.0}, watched=(6, 7))
     finding = get(after(scene, 150), "idle_gpu")
-    assert "holds 2 of the GPUs watched" in finding.why and "2 GPUs" not in finding.gain.how
+    seen = verdict(scene, 150, "idle_gpu")
+    assert (seen.complete, seen.worst.held) == (False, 2) and "2 GPUs" not in finding.gain.how
     assert "CUDA_VISIBLE_DEVICES" not in (finding.snippet or "")
     assert finding.severity == "medium"  # one of eight for all that is known
     assert "held_gpus_count" not in finding.evidence and finding.evidence["held_gpus_watched_count"] == 2.0
 
 
 def test_a_job_that_works_outside_the_view_is_not_called_stuck() -> None:
-    finding = get(after(Scene({6: 0.0, 7: 0.0}, watched=(6, 7)), 150), "idle_gpu")
-    text = f"{finding.why} {finding.action} {finding.gain.how}"
-    assert "--gpus" in finding.action and "not watched" in finding.why
-    assert "stuck" not in text and "stop it" not in text and "no step runs" not in text
+    scene = Scene({6: 0.0, 7: 0.0}, watched=(6, 7))
+    finding, seen = get(after(scene, 150), "idle_gpu"), verdict(scene, 150, "idle_gpu")
+    assert not seen.complete and seen.worst.busy_activity is None and "--gpus" in finding.action
+    assert "stuck" not in f"{finding.why} {finding.action} {finding.gain.how}"
 
 
 def test_the_first_gpu_watched_need_not_be_the_first_of_the_job() -> None:
@@ -143,8 +144,8 @@ def test_the_first_gpu_watched_need_not_be_the_first_of_the_job() -> None:
     # GPU 0 is watched, but the job is on others, the first of which is not.
     other = Scene(uneven | {5: 0.95}, watched=(0, 5, 6, 7), jobs=[Job(gpus=range(4, 8))])
     assert "gpu0_oversubscribed" in abstained(after(other, 60))
-    seen = get(after(Scene(uneven | {0: 0.95}, watched=(0, 3)), 60), "gpu0_oversubscribed")
-    assert seen.gpus == (0,) and "GPU 3 (of those watched)" in seen.why
+    seen = verdict(Scene(uneven | {0: 0.95}, watched=(0, 3)), 60, "gpu0_oversubscribed")
+    assert (seen.gpus, seen.peers, seen.complete) == ((0,), (3,), False)
 
 
 def test_no_process_on_the_gpus_watched_is_not_none_on_the_node() -> None:
@@ -207,7 +208,8 @@ def test_coarse_utilization_can_show_it_but_not_exclude_it() -> None:
     uneven = replace(scene, change=lambda g, t: replace(
         g, readings={**g.readings, "gpu_util": read("gpu_util", 0.95 if g.info.index == 0 else 0.4)}))
     finding = get(after(uneven, 60), "gpu0_oversubscribed")
-    assert "first_gpu_gpu_util_ratio" in finding.evidence and "coarse" in finding.why
+    assert "first_gpu_gpu_util_ratio" in finding.evidence
+    assert verdict(uneven, 60, "gpu0_oversubscribed").metric == "gpu_util"
 
 
 def test_uneven_does_not_flicker() -> None:

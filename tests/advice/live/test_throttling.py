@@ -79,7 +79,7 @@ def test_heat_holds_the_clocks_down(share: float, clock: float, found: bool) -> 
 def test_heat_says_how_hot_and_how_slow() -> None:
     finding = get(after(hot(1.0), 61), "thermal_throttled")
     assert finding.severity == "medium" and finding.gpus == tuple(range(8))
-    assert "88 °C (slowdown at 92 °C)" in finding.why and finding.evidence["thermal_share_ratio"] == 1.0
+    assert "88 °C" in finding.why and "92 °C" in finding.why and finding.evidence["thermal_share_ratio"] == 1.0
     assert get(after(hot(1.0, clock=1.2e9), 61), "thermal_throttled").severity == "high"
 
 

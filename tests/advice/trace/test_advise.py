@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.core.findings import Finding
-from gputop.diagnosis.diagnose import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace, examine
 from tests.advice.trace.host_jobs import HOST_RULES, found, missing
 from tests.advice.trace.traces import KERNEL, STEP, findings, healthy, launch_bound
 from tests.trace.build import Builder, keras_steps
@@ -34,20 +34,21 @@ def with_memory(b: Builder, peak_gib: float, gpus: int = 1) -> Builder:
 
 
 def test_few_kernels_make_nothing_high():
-    def micro(kernels: int, steps: int) -> dict[str, Finding]:
+    def micro(kernels: int, steps: int) -> tuple[dict[str, Finding], str | None]:
         b = keras_steps(Builder(), steps, STEP, STEP - 50) if steps else Builder()
         for i in range(kernels):
             t = 50 + i * STEP * max(steps, 1) / kernels
             b.run(0, t, 10, KERNEL, launch=t - 8)
             b.host("gap", t + 20, 5)
-        return findings(with_memory(b, 1))
+        facts = examine(with_memory(b, 1).build())
+        return findings(facts.analysis), facts.small_sample_caveat
 
     for kernels, steps in ((25, 0), (150, 2)):
-        few = micro(kernels, steps)
+        few, caveat = micro(kernels, steps)
         assert {f.severity for f in few.values()} == {"medium"} and set(few) == {"launch_bound", "batch_size_headroom"}
-        assert all("kernels per GPU only" in f.why for f in few.values())
-    many = micro(400, 0)
-    assert many["launch_bound"].severity == "high" and "only" not in many["launch_bound"].why
+        assert caveat and all(caveat in f.why for f in few.values())
+    many, caveat = micro(400, 0)
+    assert many["launch_bound"].severity == "high" and caveat is None
 
 
 def test_worst_comes_first():

@@ -20,7 +20,7 @@ def test_the_gap_between_calls_is_rated_by_its_share(share, severity):
 
 def test_a_gap_without_events_is_pythons():
     f = found(gap(0.3, silent=True))["step_gap_host"]
-    assert "which is Python" in f.why and f.evidence["no_event_s"] == pytest.approx(0.3 * STEP / 1e6, rel=0.05)
+    assert f.evidence["no_event_s"] == pytest.approx(0.3 * STEP / 1e6, rel=0.05)
 
 
 @pytest.mark.parametrize(("share", "severity"), [(0.04, None), (0.08, "medium"), (0.3, "high")])
@@ -77,12 +77,11 @@ def test_a_python_callback_in_a_jitted_step_holds_the_gpu_up(launches):
         assert "jax.pure_callback" in f["host_placement"].action and f["host_placement"].severity == "high"
 
 
-@pytest.mark.parametrize(("name", "action"), [
-    ("SaveV2", "Save less often"), ("WriteScalarSummary", "Write summaries"),
-    ("AnonymousIteratorV3", "Make the iterator"),
+@pytest.mark.parametrize(("name", "api"), [
+    ("SaveV2", "ModelCheckpoint"), ("WriteScalarSummary", "TensorBoard"), ("AnonymousIteratorV3", ".repeat()"),
 ])
-def test_what_fills_the_gap_decides_the_cure(name, action):
-    assert action in found(gap(0.3, name=name))["step_gap_host"].action
+def test_what_fills_the_gap_decides_the_cure(name, api):
+    assert api in (found(gap(0.3, name=name))["step_gap_host"].snippet or "")
 
 
 def test_a_gap_that_the_gpu_works_through_costs_nothing():
@@ -116,12 +115,12 @@ def test_ops_on_the_host_by_time(share, severity):
         assert "step_gap_host" not in found(placed(share))
 
 
-@pytest.mark.parametrize(("op", "words"), [
-    ("a/b:StringToHashBucketFast", "input pipeline"), ("a/b:MatMul", "has a GPU kernel"),
-    ("a/b:Where", "seems to have no"),
-])
-def test_the_cure_fits_the_op(op, words):
-    assert words in found(placed(0.3, op))["host_placement"].action
+def test_the_cure_fits_the_op():
+    cures = {op: found(placed(0.3, f"a/b:{op}"))["host_placement"]
+             for op in ("StringToHashBucketFast", "MatMul", "Where")}
+    assert all(op in cure.action for op, cure in cures.items())
+    assert len({cure.action.replace(op, "") for op, cure in cures.items()}) == 3
+    assert {op for op, cure in cures.items() if ".map(" in (cure.snippet or "")} == {"StringToHashBucketFast"}
 
 
 def test_ops_that_launch_or_wait_or_belong_to_the_input_are_no_placement():

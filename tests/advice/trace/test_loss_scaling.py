@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gputop.trace.model import Kind, Trace
-from tests.advice.trace.traces import STEP, STEPS, findings, job
+from tests.advice.trace.traces import STEP, STEPS, findings, job, verdict
 from tests.trace.build import Builder
 
 
@@ -46,9 +46,11 @@ def test_loss_scaling_counts_its_checks_and_the_wait_for_the_verdict(checks, wai
         assert "loss_scaling" not in found
     else:
         f = found["loss_scaling"]
-        assert f.gain.step_time == pytest.approx(share, abs=0.006) and "static" in f.action
+        assert f.gain.step_time == pytest.approx(share, abs=0.006)
         assert (f.evidence["verdict_wait_s"] > 0) == bool(wait)
 
 
 def test_newer_gpus_are_advised_to_use_bfloat16():
-    assert "BF16" in findings(on(scaled(120, "loss_scale_optimizer/IsFinite"), (8, 0)))["loss_scaling"].action
+    job = scaled(120, "loss_scale_optimizer/IsFinite")
+    assert [verdict(on(job, capability), "loss_scaling").has_bf16 for capability in ((7, 0), (8, 0))] == [False, True]
+    assert "BF16" in findings(on(job, (8, 0)))["loss_scaling"].action

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from gputop.advice.registry import rule_of
 from gputop.analysis.results import Analysis
 from gputop.core.findings import Finding
-from gputop.diagnosis.diagnose import analyze_trace
+from gputop.diagnosis.diagnose import analyze_trace, examine
 from gputop.trace.model import Kind, MemoryKind, Trace
 from tests.trace.build import Builder, keras_steps
 
@@ -25,6 +28,13 @@ def findings(job: Builder | Trace | Analysis, params: int | None = None) -> dict
 
 def abstained(job: Builder | Trace | Analysis, params: int | None = None) -> dict[str, str]:
     return {a.id: a.missing for a in analyzed(job, params).abstained}
+
+
+def verdict(job: Builder | Trace, id_: str) -> Any:
+    """What a rule computes, before it is put into words."""
+    rule = rule_of(id_, "trace")
+    assert rule is not None
+    return rule.function("judge")(examine(job.build() if isinstance(job, Builder) else job))
 
 
 def job(gpus: int = 1) -> Builder:
