@@ -108,19 +108,21 @@ def text(words: Explanation) -> str:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.origin}-{rule.id}")
 def test_the_words_of_a_rule(rule: Rule, request: pytest.FixtureRequest) -> None:
-    said = []
+    written = []
     for style, job in JOBS.items():
         verdict = example(verdict_of(rule), style)
         words = rule.function("describe")(verdict, *([job] if rule.origin == "trace" else []))
         assert all(isinstance(value, float) for value in words.evidence.values())
-        said.append(text(words))
-    path = FOLDER / f"{rule.origin}-{rule.id}.txt"
-    written = "\n\n----\n".join(said) + "\n"
+        written.append(text(words))
+    same_as_golden(f"{rule.origin}-{rule.id}", "\n\n----\n".join(written) + "\n", request)
+
+
+def same_as_golden(name: str, words: str, request: pytest.FixtureRequest) -> None:
+    path = FOLDER / f"{name}.txt"
     if request.config.getoption("--snapshot-update", default=False):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(written, encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == written
+        path.write_text(words, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == words
 
 
 def test_there_is_no_file_without_a_rule() -> None:
-    assert {path.stem for path in FOLDER.iterdir()} == {f"{rule.origin}-{rule.id}" for rule in RULES}
+    assert {path.stem for path in FOLDER.iterdir()} == {"input_fixes", *(f"{rule.origin}-{rule.id}" for rule in RULES)}
