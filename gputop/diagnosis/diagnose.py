@@ -12,7 +12,7 @@ from gputop.advice.trace.advise import trace_advice
 from gputop.advice.trace.facts import TraceFacts
 from gputop.analysis.gpu.breakdown import breakdown
 from gputop.analysis.gpu.collective_waits import collective_waits
-from gputop.analysis.gpu.collectives import collectives
+from gputop.analysis.gpu.collectives import collectives, no_collectives
 from gputop.analysis.gpu.copies import copy_table
 from gputop.analysis.gpu.device_time import gpu_number, gpu_use, timelines, unused_gpu
 from gputop.analysis.gpu.kernel_table import kernel_sizes, kernels
@@ -110,6 +110,9 @@ def _notes(trace: Trace, steps: Steps | None, device_events: bool) -> list[Trace
                                               "the window: take the figures as a sample, or capture longer."))
     if steps is not None:
         notes += evaluation_note(steps.times)
+    without = no_collectives(trace)
+    if without is not None:
+        notes.append(TraceNote("no_collectives", without))
     if not device_events and trace.gpus and not known & {"empty_device_plane", "no_device_events"}:
         notes.append(TraceNote("empty_device_plane", (
             "The trace lists GPUs but no GPU event: the profiler had no right to CUPTI's data, or nothing ran. "

@@ -44,7 +44,13 @@ _SPELLED_COPY = re.compile(r"\[?(?:CUDA )?mem(?P<what>cpy|set)\b[ ]?(?P<way>HtoD
 _WAYS = {"htod": Kind.H2D, "dtoh": Kind.D2H, "dtod": Kind.D2D, "ptop": Kind.P2P, "host-to-device": Kind.H2D,
          "device-to-host": Kind.D2H, "device-to-device": Kind.D2D, "peer-to-peer": Kind.P2P}
 _ROCM_COPY = re.compile(r"__amd_rocclr_(copy|fill)(Buffer|Image)", re.IGNORECASE)
-_COLLECTIVE = re.compile(r"nccl|rccl", re.IGNORECASE)
+# NCCL (ncclSymkDevKernel_… are its kernels on symmetric memory) and RCCL, MSCCL and MSCCL++, NVSHMEM; kernels of the
+# frameworks' own that exchange data over peer memory: multimem and symmetric memory in PyTorch, one- and two-shot
+# AllReduces in PyTorch, XLA and TensorRT-LLM, vLLM's cross_device_reduce, DeepEP.
+_COLLECTIVE = re.compile(
+    r"nccl|rccl|msccl|nvshmem|multimem_\w|symm(?:etric)?_mem(?:ory)?::"
+    r"|(?:one|two)_?shot_?(?:all_?reduce|all_?gather|reduce_?scatter)|(?<![a-z])all_?reduce_?(?:fusion_?)?kernel"
+    r"|cross_device_reduce|deep_ep::", re.IGNORECASE)
 
 _FFMA = re.compile(r"_ffma_|sgemm|dgemm|scudnn|winograd|simt", re.IGNORECASE)
 _TENSOR_CORE = re.compile(

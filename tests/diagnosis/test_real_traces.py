@@ -117,7 +117,7 @@ def test_steps_of_the_kineto_traces():
 @needs_data
 @pytest.mark.parametrize(("name", "findings"), [
     ("dlrm", {"collective_waiting": "high", "launch_bound": "high", "sync_copies": "medium"}),
-    ("a100", {"launch_bound": "high"}),
+    ("a100", {"launch_bound": "high", "communication_exposed": "low"}),
     ("v100", {"tensor_cores_unused": "high"}),
     ("h100", {"copies_excessive": "high", "tensor_cores_unused": "low"}),
     ("mfu", {"sync_copies": "medium", "collective_waiting": "low"}),

@@ -78,14 +78,16 @@ class CommunicationExposed(Verdict):
     """``share`` is what overlap can save: no more than there is compute to hide it behind."""
 
     exposed_s: float  # per step: transfers that all GPUs have joined, with nothing computed meanwhile
-    waiting_s: float  # per step and GPU: exposed waiting for the last GPU
+    waiting_s: float | None  # per step and GPU: exposed waiting for the last GPU; None: one rank, in ``exposed_s``
     free_compute_s: float  # per step: compute without communication beside it
     per_step: float | None  # collectives
 
 
 def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Missing | None:
-    """Transfers that all GPUs have joined, with nothing computed meanwhile."""
+    """Transfers that all GPUs have joined, with nothing computed meanwhile; of one rank alone its collectives."""
     waits = _judged(facts)
+    if isinstance(waits, Missing) and facts.waits is not None and facts.waits.alone_s is not None:
+        return _exposed_on_one_rank(facts, facts.waits.alone_s)
     if not isinstance(waits, CollectiveWaits):
         return waits
     free = _free_compute(facts)
@@ -100,6 +102,19 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
     )
 
 
+def _exposed_on_one_rank(facts: TraceFacts, exposed_s: float) -> CommunicationExposed | None:
+    if exposed_s < limit("collectives.share") * facts.period_s:
+        return None
+    free, found = _free_compute(facts), facts.analysis.collectives
+    share = savings.overlapped(exposed_s, free, facts.period_s)
+    return CommunicationExposed(
+        gpus=tuple(gpu.gpu for gpu in facts.active if gpu.collectives), share=share, saving=share,
+        severity="low",  # all of it may be waiting, of which overlap saves nothing
+        exposed_s=exposed_s, waiting_s=None, free_compute_s=free,
+        per_step=None if found is None else found.count_per_step,
+    )
+
+
 def _free_compute(facts: TraceFacts) -> float:
     """Mean seconds per step, or in the window, in which a GPU computes and does not communicate."""
     own = [(gpu.compute - (gpu.collectives - gpu.collectives_exposed)) * gpu.window_s for gpu in facts.active]
@@ -108,19 +123,29 @@ def _free_compute(facts: TraceFacts) -> float:
 
 
 def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explanation:
-    exposed = v.exposed_s / job.period_s
+    exposed, alone = v.exposed_s / job.period_s, v.waiting_s is None
+    title = f"Communication that nothing hides takes {percent(exposed)} of the {job.basis}"
+    free = f"{v.free_compute_s * 1e3:.3g} ms of compute per {job.basis} have no communication beside them."
+    evidence = {"exposed_collectives_s" if v.waiting_s is None else "exposed_transfer_s": v.exposed_s,
+                "share_ratio": exposed, **({} if v.waiting_s is None else {"exposed_waiting_s": v.waiting_s}),
+                "free_compute_s": v.free_compute_s,
+                **({} if v.per_step is None else {"collectives_per_step": v.per_step})}
     return Explanation(
-        title=f"Communication that nothing hides takes {percent(exposed)} of the {job.basis}",
-        why=f"For {percent(exposed)} of the {job.basis} the GPUs exchange data, all of them having arrived, and "
-            f"compute nothing; {v.free_compute_s * 1e3:.3g} ms of compute per {job.basis} have no communication beside "
-            "them.",
-        evidence={"exposed_transfer_s": v.exposed_s, "share_ratio": exposed, "exposed_waiting_s": v.waiting_s,
-                  "free_compute_s": v.free_compute_s,
-                  **({} if v.per_step is None else {"collectives_per_step": v.per_step})},
-        action="Reduce gradients in a few packs while the backward pass is still running, or communicate less often by "
+        title=f"{title} on GPU {ranges(v.gpus)}" if alone else title,
+        why=f"For {percent(exposed)} of the {job.basis} GPU {ranges(v.gpus)} is in collectives and computes nothing; "
+            f"{free} The trace is of one rank: what of it moves data and what waits for other ranks is not known."
+            if alone else
+            f"For {percent(exposed)} of the {job.basis} the GPUs exchange data, all of them having arrived, and "
+            f"compute nothing; {free}",
+        evidence=evidence,
+        action="Analyze the traces of all ranks together, to tell waiting from transfer. Where it is transfer, reduce "
+               "gradients in a few packs while the backward pass is still running." if alone else
+               "Reduce gradients in a few packs while the backward pass is still running, or communicate less often by "
                "accumulating gradients.",
         snippet=_OVERLAP.get(job.framework),
-        gain="at most: the exposed transfer, as far as there is compute to hide it behind",
+        gain="at most: this rank's exposed collectives, as far as there is compute to hide them behind; overlap saves "
+             "nothing of what is waiting" if alone else
+             "at most: the exposed transfer, as far as there is compute to hide it behind",
         source=source("collectives.share") + "; nsys-ai: overlap below 30 %",
     )
 
@@ -207,6 +232,8 @@ class AllReduceCount(Verdict):
 def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     """Many small AllReduces per step where a few would do: each costs its latency."""
     waits, op, steps = _judged(facts), _allreduce(facts), facts.steps
+    if isinstance(waits, Missing) and facts.waits is not None and facts.waits.alone_s is not None:
+        waits = facts.waits  # each rank runs as many as the others
     if not isinstance(waits, CollectiveWaits):
         return waits
     if op is None or not waits.durations_s:
@@ -217,7 +244,7 @@ def judge_allreduce_count(facts: TraceFacts) -> AllReduceCount | Missing | None:
     if count <= limit("allreduce_count.many"):
         return None
     typical, least = (float(np.percentile(waits.durations_s, q)) for q in (50, 10))
-    moved = _bytes(facts, op, len(waits.transfer_s))
+    moved = _bytes(facts, op, len(op.exposed_s))
     if moved is not None:
         per = moved / op.count_per_step
         if per >= limit("allreduce_count.message_bytes"):

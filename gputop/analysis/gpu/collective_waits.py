@@ -34,6 +34,10 @@ class CollectiveWaits:
     than the others since the collective before. ``count`` is of matched collectives; ``durations_s`` are the
     transfers of AllReduces one by one, ``allreduce_exposed`` the share of their time that is bare. ``unmatched`` says
     why some operations are not in here, by operation.
+
+    Where only one GPU ran collectives (the trace of one rank) nothing can be matched: ``alone_s`` is its exposed time
+    in them, transfer and waiting together (None: several GPUs ran some), and ``durations_s`` are of its AllReduces
+    as they were, upper bounds of the transfers.
     """
 
     waiting_s: Mapping[int, float]
@@ -47,6 +51,7 @@ class CollectiveWaits:
     allreduce_exposed: float
     unmatched: Mapping[str, str]
     waiting: Mapping[int, Spans]
+    alone_s: float | None = None
 
 
 def collective_waits(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> CollectiveWaits | None:
@@ -55,6 +60,8 @@ def collective_waits(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: 
     ran, rows = of_gpus(trace, gpu_timelines)
     if not rows:
         return None
+    if len(ran) == 1:
+        return _of_one_rank(trace, ran[0], rows[0], steps)
     late_of = late_by_host(trace, gpu_timelines, steps.bounds_ns if steps is not None else (trace.window_ns,))
     gpu_timelines = ran
     beside = [merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other) for timeline in gpu_timelines]
@@ -117,6 +124,29 @@ def collective_waits(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: 
         late_by_host_s=by_host_ns / per / 1e9, count=count, durations_s=tuple(durations),
         allreduce_exposed=exposed_ns / all_ns if all_ns else 0.0, unmatched=unmatched,
         waiting=waiting_of,
+    )
+
+
+def _of_one_rank(trace: Trace, timeline: GpuTimeline, rows: I64, steps: Steps | None) -> CollectiveWaits:
+    device = trace.device
+    if steps is not None:
+        rows = rows[_begun_in_steps(device.start_ns[rows], steps)]
+    beside = merge(timeline.compute, timeline.h2d, timeline.d2h, timeline.other)
+
+    def bare(own: I64) -> int:
+        spans = subtract(union(device.start_ns[own], device.end_ns[own]), beside)
+        return (spans if steps is None else intersect(spans, steps.spans)).total
+
+    unmatched, durations, exposed = {}, np.empty(0, np.int64), 0.0
+    for name, (own,) in by_operation(trace, [rows]).items():
+        unmatched[name] = str(matched(trace, [own]))
+        if name == "AllReduce":
+            durations = device.end_ns[own] - device.start_ns[own]
+            exposed = bare(own) / max(int(durations.sum()), 1)
+    return CollectiveWaits(
+        waiting_s={}, transfer_s={}, bare_s=0.0, late_s={}, late_times={}, late_by_host_s=0.0, count=0,
+        durations_s=tuple((durations / 1e9).tolist()), allreduce_exposed=exposed, unmatched=unmatched, waiting={},
+        alone_s=bare(rows) / (steps.count if steps is not None else 1) / 1e9,
     )
 
 

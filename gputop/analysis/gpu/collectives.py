@@ -26,12 +26,14 @@ from gputop.trace.model import I64, Kind, Trace
 _END_TOLERANCE_NS = 1_000_000
 # At the window's edges, where dense collectives lie closer than that: real ones end within 10 µs of each other.
 _EDGE_SLACKS_NS = (_END_TOLERANCE_NS, 200_000, 50_000)
-# NCCL's functions, longest names first; a kernel of several (ncclDevKernel_Generic) tells none of them.
-_OPERATION = re.compile(r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|broadcast|reduce|"
-                        r"gather|scatter|send|recv)", re.IGNORECASE)
+# NCCL's functions, longest names first; a kernel of several (ncclDevKernel_Generic) tells none of them. vLLM's
+# cross_device_reduce is an AllReduce; DeepEP's dispatch and combine are exchanges of all with all.
+_OPERATION = re.compile(r"(cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|"
+                        r"broadcast|barrier|dispatch|combine|reduce|gather|scatter|send|recv)", re.IGNORECASE)
 _OPERATIONS = {"allreduce": "AllReduce", "allgather": "AllGather", "reducescatter": "ReduceScatter",
                "alltoall": "AllToAll", "sendrecv": "SendRecv", "broadcast": "Broadcast", "reduce": "Reduce",
-               "gather": "Gather", "scatter": "Scatter", "send": "Send", "recv": "Recv"}
+               "gather": "Gather", "scatter": "Scatter", "send": "Send", "recv": "Recv", "barrier": "Barrier",
+               "crossdevicereduce": "AllReduce", "dispatch": "AllToAll", "combine": "AllToAll"}
 
 
 class _Match(NamedTuple):
@@ -81,6 +83,16 @@ def collectives(trace: Trace, gpu_timelines: list[GpuTimeline], steps: Steps | N
     )
 
 
+def no_collectives(trace: Trace) -> str | None:
+    """What to bear in mind where several GPUs compute and nothing that they ran exchanges data between them."""
+    device = trace.device
+    computing = len(np.unique(device.gpu[device.kind == Kind.COMPUTE]))
+    if computing < 2 or ((device.kind == Kind.COLLECTIVE) | (device.kind == Kind.P2P)).any():
+        return None
+    return (f"{computing} GPUs compute, and none ran a collective or a copy to another GPU: each works on its own, or "
+            "what they exchange goes another way (through the host, or by kernels that are not known as collectives).")
+
+
 def by_operation(trace: Trace, rows: Sequence[I64]) -> dict[str, list[I64]]:
     """The collectives of each GPU by operation, operations in order of their names."""
     name = trace.device.name
@@ -95,7 +107,7 @@ def by_operation(trace: Trace, rows: Sequence[I64]) -> dict[str, list[I64]]:
 
 def operation(kernel: str) -> str:
     """What a collective's kernel does: ``ncclDevKernel_AllReduce_Sum_f32_RING_LL`` → AllReduce."""
-    found = _OPERATION.search(kernel.split("(", 1)[0])
+    found = _OPERATION.search(kernel.replace("(anonymous namespace)", "").split("(", 1)[0])
     return _OPERATIONS[found[1].lower().replace("_", "")] if found else UNKNOWN
 
 

@@ -79,7 +79,20 @@ def test_gpus_that_take_turns_in_being_late_are_all_named():
 
 def test_one_gpu_of_the_job_cannot_tell_waiting_from_transfer():
     missing = abstained(reducing(4_000, gpus=1))
-    assert len({missing[id_] for id_ in ("communication_exposed", "collective_waiting", "allreduce_slow")}) == 1
+    assert len({missing[id_] for id_ in ("collective_waiting", "allreduce_slow")}) == 1
+
+
+def test_what_one_rank_shows_is_said_of_that_rank():
+    f = findings(reducing(4_000, gpus=1))["communication_exposed"]
+    assert f.severity == "low" and f.gpus == (0,) and f.title.endswith("20 % of the step on GPU 0")
+    assert "what waits for other ranks is not known" in f.why
+    assert f.evidence["exposed_collectives_s"] == pytest.approx(4e-3, rel=0.01)
+    assert "communication_exposed" not in findings(reducing(4_000, gpus=1, hidden=True))
+
+
+def test_the_count_of_allreduces_needs_no_second_rank():
+    f = findings(reducing(100, count=60, gpus=1, compute=10_000))["allreduce_count"]
+    assert f.evidence["allreduces_per_step"] == 60
 
 
 @pytest.mark.parametrize(("count", "transfer", "params", "there"), [

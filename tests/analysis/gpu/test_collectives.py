@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputop.analysis.gpu.collectives import collectives, operation
+from gputop.analysis.gpu.collectives import collectives, no_collectives, operation
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.steps.steps import find_steps
 from gputop.trace.model import Kind, QualityNote
@@ -178,3 +178,25 @@ def test_operations_against_plain_counting_in_any_order(events, seed):
         assert (op.transfer_s is None) == (op.reason is not None)
         if op.transfer_s is not None:
             assert 0 < op.transfer_s <= op.time_s * (1 + 1e-9) and op.waiting is not None and 0 <= op.waiting < 1
+
+
+@pytest.mark.parametrize(("kernel", "name"), [
+    ("ncclSymkDevKernel_AllGather_LLMC(ncclSymkDevWorkArgs4K)", "AllGather"),
+    ("void (anonymous namespace)::multimem_all_reduce_kernel<float, 16>(float*)", "AllReduce"),
+    ("void vllm::cross_device_reduce_2stage<half, 8>(vllm::RankData*)", "AllReduce"),
+    ("nvshmemi_reducescatter_on_stream_kernel<float>(int)", "ReduceScatter"),
+    ("void nvshmemi_barrier_on_stream_kernel<0>(int)", "Barrier"),
+    ("void deep_ep::internode::combine<8>(int4*)", "AllToAll"),
+])
+def test_operations_of_other_libraries(kernel, name):
+    assert operation(kernel) == name
+
+
+def test_gpus_that_compute_without_any_collective_are_worth_a_word():
+    b = Builder(gpus=8)
+    for gpu in range(8):
+        b.run(gpu, 0, 100)
+    said = no_collectives(b.build())
+    assert said is not None and said.startswith("8 GPUs compute, and none ran a collective")
+    assert no_collectives(b.run(1, 200, 10, "MemcpyP2P", kind=Kind.P2P).build()) is None
+    assert no_collectives(Builder(gpus=2).run(0, 0, 100).build()) is None
