@@ -27,7 +27,11 @@ class TraceNote(Struct, frozen=True):
 
 
 class TraceSummary(Struct, frozen=True):
-    """Which trace was analyzed."""
+    """Which trace was analyzed.
+
+    ``start_s`` is the Unix time of its first event, None where the format has no wall clock; ``unrecorded_s`` of
+    ``window_s`` are missing, between recordings that were joined.
+    """
 
     paths: tuple[str, ...] = ()
     format: str = ""  # xspace, chrome or nsys
@@ -35,6 +39,8 @@ class TraceSummary(Struct, frozen=True):
     window_s: float = 0.0
     events: int = 0
     quality: tuple[TraceNote, ...] = ()
+    start_s: float | None = None
+    unrecorded_s: float = 0.0
 
 
 class StepTimes(Struct, frozen=True):

@@ -30,9 +30,10 @@ from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.steps import find_steps
 from gputop.trace.lookups import how_to_mark_steps
-from gputop.trace.model import Trace
+from gputop.trace.model import QualityNote, Trace
 from gputop.trace.parallel import pool
 from gputop.trace.readers.load import load
+from gputop.trace.recorded import longest_recording
 
 _FEW_STEPS = 5  # below, a mean is a mean of accidents (TraceML asks for 20 to be sure)
 
@@ -57,6 +58,10 @@ def analyze_trace(trace: Trace, params: int | None = None) -> Analysis:
 def examine(trace: Trace, params: int | None = None) -> TraceFacts:
     """The analysis of a trace in memory, with what it rests on."""
     steps = find_steps(trace)
+    if steps is None and trace.unrecorded_ns:  # shares of the whole window would count what is missing as idle
+        trace = longest_recording(trace)
+        trace.quality = [*trace.quality, QualityNote("one_recording", "Without steps to go by only the longest part of "
+                                                                      "the recording is analyzed.")]
     gpu_timelines = timelines(trace)
     # A GPU trace whose device planes are empty does not tell where the step goes.
     readable = bool(gpu_timelines) or not trace.gpus
@@ -81,7 +86,8 @@ def examine(trace: Trace, params: int | None = None) -> TraceFacts:
     analysis = Analysis(
         simulated=trace.simulated, trace=TraceSummary(
             paths=tuple(trace.paths), format=trace.format, hosts=tuple(trace.hosts),
-            window_s=(window[1] - window[0]) / 1e9, events=trace.event_count,
+            window_s=(window[1] - window[0]) / 1e9, start_s=trace.origin_ns / 1e9 if trace.origin_ns else None,
+            unrecorded_s=sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9, events=trace.event_count,
             quality=tuple(_notes(trace, steps, bool(gpu_timelines)))),
         steps=steps.times if steps is not None else None,
         breakdown=parts.result() if parts else None, gpus=tuple(sorted(gpus, key=lambda use: use.gpu)),

@@ -58,11 +58,16 @@ def map_open_file(file: BinaryIO) -> bytes:
 
 
 def session_window_ns(path: Path) -> tuple[int, int] | None:
+    """See :func:`recorded_window_ns`. Raises OSError."""
+    return recorded_window_ns(map_file(path))
+
+
+def recorded_window_ns(data: bytes) -> tuple[int, int] | None:
     """When the recording began and ended, Unix time by the server's clock; None where the trace does not tell.
 
-    Raises OSError.
+    Of several that were joined, when the first began and the last ended.
     """
-    data = map_file(path)
+    windows = []
     begins, ends = read_fields(data, 0, len(data), {_PLANES}).pairs(_PLANES)
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
         name = read_fields(data, begin, end, {_PLANE_NAME}).last(_PLANE_NAME)
@@ -70,8 +75,8 @@ def session_window_ns(path: Path) -> tuple[int, int] | None:
             stats = read_plane(data, begin, end).stats
             start, stop = stats.get("profile_start_time"), stats.get("profile_stop_time")
             if isinstance(start, int) and isinstance(stop, int) and 0 < start <= stop:
-                return start, stop
-    return None
+                windows.append((start, stop))
+    return (min(start for start, _ in windows), max(stop for _, stop in windows)) if windows else None
 
 
 def _plane_has_events(data: bytes, begin: int, end: int) -> bool:

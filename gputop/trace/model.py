@@ -219,6 +219,7 @@ class Trace:
     quality: list[QualityNote] = field(default_factory=list)
     launch_shapes: list[LaunchShape] = field(default_factory=list)
     step_events: StepEvents = field(default_factory=StepEvents.empty)
+    unrecorded_ns: tuple[tuple[int, int], ...] = ()  # between recordings that were joined into one file
     occupancy_is: str = "theoretical"  # or "estimated": bounded by the grid's blocks per SM too (kineto)
 
     @property

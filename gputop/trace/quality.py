@@ -111,3 +111,11 @@ def note_serialized(trace: Trace) -> None:
             "No two kernels of a GPU overlap, though they ran on several streams. Either the job orders them so, or "
             "the profiler ran them one by one, as TensorFlow's older ones do: whether collectives could overlap "
             "computing cannot be told. Capture again with TF_GPU_CUPTI_FORCE_CONCURRENT_KERNEL=1 set for the job.")))
+
+
+def note_unrecorded(trace: Trace) -> None:
+    """A note on the time between recordings that were joined into one file (gputop.trace.readers.xspace.recordings)."""
+    missing_s = sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9
+    trace.quality.append(QualityNote("unrecorded", (
+        f"This is a continuous recording in several parts: {missing_s:.2f} s between them, in which the profiler "
+        "handed over what it had, are missing. No step that reaches into that time is counted.")))

@@ -64,6 +64,7 @@ class FakeProfiler:
     has_service: bool = True
     continuous: bool = False  # as TensorFlow 2.21
     recording_all_the_time: bool = False
+    refuse_snapshot: bool = False
     deaf_to_stops: int = 0  # so many requests to end that are answered with an error
     continuous_calls: list[str] = field(default_factory=list)
     on_call: Callable[[FakeProfiler, int], None] | None = None  # called with the number of each call, from 0, before it
@@ -74,6 +75,7 @@ class FakeProfiler:
     recording: threading.Event = field(default_factory=threading.Event)
     _sleeping: threading.Event = field(default_factory=threading.Event)
     _stop: threading.Event = field(default_factory=threading.Event)
+    _began_s: float = 0.0  # of what it records all the time
 
     def profile(self, request: Any, context: grpc.ServicerContext) -> Any:
         if self.on_call is not None:
@@ -119,7 +121,7 @@ class FakeProfiler:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "A profiling session is already running.")
         if self.refuse is not None:
             context.abort(*self.refuse)
-        self.recording_all_the_time = True
+        self.recording_all_the_time, self._began_s = True, time.time()
         return messages.TerminateResponse()
 
     def stop_continuous(self, request: Any, context: grpc.ServicerContext) -> Any:
@@ -134,9 +136,12 @@ class FakeProfiler:
 
     def snapshot(self, request: Any, context: grpc.ServicerContext) -> Any:
         self.continuous_calls.append("snapshot")
+        if self.refuse_snapshot:
+            context.abort(grpc.StatusCode.INTERNAL, "not now")
         if not self.recording_all_the_time:
             context.abort(grpc.StatusCode.NOT_FOUND, "No continuous profiling session found.")
-        self._new_window(time.time())
+        self._new_window(self._began_s)
+        self._began_s = time.time()
         return messages.RawProfileResponse(empty_trace=self.empty_trace, xspace=self.xspace)
 
     def terminate(self, request: Any, _context: grpc.ServicerContext) -> Any:

@@ -69,6 +69,7 @@ def find_steps(trace: Trace) -> Steps | None:
         if anchors is None:
             continue
         bounds, whole = _bounds(anchors)
+        bounds = _recorded(trace, bounds)
         bounds, dropped = _without_warm_up(bounds)
         # Calls whose lengths never settle are not the steps of a loop.
         if len(bounds) >= anchors.min_steps and (anchors.confidence == "high" or dropped <= len(bounds)):
@@ -98,6 +99,13 @@ def _bounds(anchors: _Anchors) -> tuple[I64, int]:
         ):
             bounds = np.concatenate((bounds, [[int(start[-1]), own_end]]))
     return bounds, len(bounds)
+
+
+def _recorded(trace: Trace, bounds: I64) -> I64:
+    """Those of the steps that were recorded whole (``Trace.unrecorded_ns``)."""
+    for begin, end in trace.unrecorded_ns:
+        bounds = bounds[(bounds[:, 1] <= begin) | (bounds[:, 0] >= end)]
+    return bounds
 
 
 def _without_warm_up(bounds: I64) -> tuple[I64, int]:

@@ -242,7 +242,7 @@ def fetch_preceding(recording: Continuous, logdir: Path) -> MultiWorkerCapture:
             _preceding_outcome(address, name, recording, fetched.get(address, recording.failed.get(address)))
             for address, name in zip(recording.pids, names, strict=True))
         recorded_s = max((o.result.asked_s for o in outcomes if o.result is not None), default=0.0)
-        return _written(outcomes, Plan(recorded_s, round(recorded_s, 1), "before the dip, recorded all the time"), run)
+        return _written(outcomes, Plan(recorded_s, round(recorded_s, 1), "recorded all the time"), run)
     finally:
         run.discard()
 
@@ -256,7 +256,7 @@ def _preceding_outcome(address: str, name: str, recording: Continuous,
         return Outcome(address, name, got)
     bounds = SAME_MACHINE
     if pid is None or not is_training(pid):
-        bounds = bounds_of_call(recording.sent_s[address], got.sent_s + got.took_s, window_ns)
+        bounds = bounds_of_call(recording.sent_s(address), got.sent_s + got.took_s, window_ns)
     clock = bounds.clock()
     return Outcome(address, name, got, clock=clock, began_s=(window_ns[0] - clock.offset_ns) / 1e9)
 

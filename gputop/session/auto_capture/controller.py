@@ -32,6 +32,27 @@ SETTLE_S = 15.0  # after a capture: it slows the job itself, and the job has to 
 _CHECK_PERIOD_S = 1.0
 _RETRY_DELAY_S = 60.0
 _MIN_BEFORE_S = 2.0  # less of the time before is not worth what it costs the job
+_MARGIN_S = 1.0  # a dip is seen a sample after it began
+
+
+def existing_folder(path: Path) -> Path:
+    """The folder itself, or the nearest above it that exists."""
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
+
+
+def held_before(record: CaptureRecord, dip_s: float) -> tuple[str, ...]:
+    """What the trace of a dip that began at ``dip_s`` (Unix time) holds, by its first and last event.
+
+    Nothing where the trace was not analyzed, or does not tell when it was recorded.
+    """
+    trace = record.analysis.trace if record.analysis is not None else None
+    if trace is None or trace.start_s is None:
+        return ()
+    before_s, after_s = dip_s - trace.start_s, trace.start_s + trace.window_s - dip_s
+    if before_s <= 0:
+        return (f"the trace holds nothing before the dip: it begins {-before_s:.1f} s after the dip did",)
+    missing = f", but for {trace.unrecorded_s:.1f} s between its parts" if trace.unrecorded_s else ""
+    return (f"the trace holds the {before_s:.1f} s before the dip began and {max(0.0, after_s):.1f} s after{missing}",)
 
 
 class CaptureHost(Protocol):
@@ -63,10 +84,16 @@ class AutoCapture:
         self._settled_s = 0.0
         self._lock = threading.Lock()  # whoever talks to servers that record all the time
         self._continuous: Continuous | None = None
-        self._kept_limit_s: float | None = None  # how long they are let record before it is dropped
+        self._part_s: float | None = None  # how long they are let record before they hand it over
+        self._dip_began_s = 0.0  # of the dip that is captured, Unix time
         self._next_attempt_s = 0.0  # of the session's clock: the next attempt to record all the time
         self._given_up = options.before_s <= 0
         self._closing = threading.Event()
+
+    @property
+    def _keep_s(self) -> float:
+        """How much before this moment is to be kept."""
+        return self.options.before_s + _MARGIN_S
 
     @property
     def logdir(self) -> Path:
@@ -105,6 +132,7 @@ class AutoCapture:
             self._request_capture(dip, at, text)
 
     def _request_capture(self, dip: Dip, at: str, text: str) -> None:
+        self._dip_began_s = dip.began_s
         try:
             self._host.start_capture(reason=f"{text} (since {at})")
         except GputopError as error:
@@ -119,7 +147,7 @@ class AutoCapture:
 
     def finish(self, record: CaptureRecord, reason: str) -> CaptureRecord:
         """A capture of ours has ended: say why it was made, and bound the folder."""
-        notices = (f"captured by itself: {reason}", *record.notices)
+        notices = (f"captured by itself: {reason}", *held_before(record, self._dip_began_s), *record.notices)
         run = record.path if record.path.is_dir() else record.path.parent
         try:
             mark_removable(run, reason)
@@ -181,9 +209,8 @@ class AutoCapture:
         (result,) = continuous.snapshot(self.logdir, [socket.gethostname()]).values()
         if isinstance(result, GputopError):
             raise result
-        return CaptureRecord(
-            result.address, result.path, time.time(), result.asked_s, result.took_s,
-            (*result.errors, *result.warnings), notices=(f"the {result.asked_s:.0f} s before, recorded all the time",))
+        return CaptureRecord(result.address, result.path, time.time(), result.asked_s, result.took_s,
+                             (*result.errors, *result.warnings))
 
     def _record_continuously(self) -> None:
         while not self._closing.wait(_CHECK_PERIOD_S):
@@ -205,13 +232,12 @@ class AutoCapture:
             self._end_recording()
 
     def _maintain(self) -> None:
-        """Begin, look after, or drop what is recorded; raises GputopError."""
-        from gputop.profiler.capture.continuous import Unsupported, drop_reason
+        """Begin to record, or have a part of it set aside; raises GputopError."""
+        from gputop.profiler.capture.continuous import Unsupported, is_full
 
-        if self._continuous is not None and self._kept_limit_s is not None:
-            state, limit_s = self._continuous.state(), self._kept_limit_s
-            if drop_reason(state, limit_s) and (not self._trigger.any_low or state.seconds > 2 * limit_s):
-                self._continuous.drop()
+        if self._continuous is not None and self._part_s is not None:
+            if is_full(self._continuous.state(), self._part_s, self._trigger.any_low):
+                self._continuous.set_aside(existing_folder(self.logdir), self._keep_s)
             return
         if self.done or self._clock() < self._next_attempt_s:
             return
@@ -227,10 +253,10 @@ class AutoCapture:
         from gputop.profiler.capture.footprint import job_pid
 
         continuous = Continuous([(s.address, job_pid(s.address, s.pid)) for s in servers])
-        if self._kept_limit_s is None:
+        if self._part_s is None:
             continuous.start()  # first: a server without it is not to be probed for nothing
             continuous.close()
-            self._kept_limit_s = self._max_kept_s(continuous)
+            self._part_s = self._max_part_s(continuous)
         self._continuous = continuous
         continuous.start()
         for error in continuous.failed.values():
@@ -238,12 +264,12 @@ class AutoCapture:
         if self._closing.is_set():
             continuous.close()
 
-    def _max_kept_s(self, continuous: Continuous) -> float:
-        """How many seconds of all may be kept, by a probe of each, as for any capture; raises GputopError."""
+    def _max_part_s(self, continuous: Continuous) -> float:
+        """How many seconds all may record at a time, by a probe of each, as for any capture; raises GputopError."""
         from gputop.profiler.capture.multi_worker import max_safe_duration
 
         servers = [(address, continuous.pids[address]) for address in continuous.addresses]
-        chosen, errors = max_safe_duration(servers, seconds=2 * self.options.before_s, logdir=self.logdir,
+        chosen, errors = max_safe_duration(servers, seconds=2 * self._keep_s, logdir=self.logdir,
                                            stop=self._closing)
         continuous.failed |= errors
         if chosen.chosen_s < 2 * _MIN_BEFORE_S:

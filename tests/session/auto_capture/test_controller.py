@@ -12,8 +12,10 @@ import pytest
 
 from gputop.core.errors import GputopError
 from gputop.core.samples import GpuInfo, GpuSample, HostSample, NodeSample, Reading
-from gputop.profiler.capture.records import Server
-from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, AutoCapture
+from gputop.analysis.results import Analysis, TraceSummary
+from gputop.profiler.capture.records import CaptureRecord, Server
+from gputop.profiler.outline import recorded_window_ns
+from gputop.session.auto_capture.controller import FOLDER, SETTLE_S, AutoCapture, existing_folder, held_before
 from gputop.session.auto_capture.dip_rules import parse_rule
 from gputop.session.auto_capture.retention import MARK, mark_removable, remove_oldest
 from gputop.session.capture_control import CaptureControl
@@ -162,8 +164,19 @@ class TestTheTimeBefore:
             assert "snapshot" in server.continuous_calls and not server.recording_all_the_time
             assert len(server.requests) == 1, "nothing was captured besides"
             session.close()
-        assert "recorded all the time" in session.last_capture.notices[1]
         assert (session.last_capture.path.parent / MARK).is_file()
+
+    def test_at_least_so_much_is_kept_whenever_the_dip_comes(self, tmp_path):
+        """A part is handed over just before the dip: it is in the trace all the same."""
+        with serve(FakeProfiler(continuous=True, clock_ahead_s=0.0)) as server:
+            session = self.begin(tmp_path, server)
+            self.until(lambda: "snapshot" in server.continuous_calls)
+            session.go(8, 0.2)
+            session.wait()
+            session.close()
+        data = session.last_capture.path.read_bytes()
+        begin, end = recorded_window_ns(data)
+        assert data.count(b"Task Environment") == 2 and (end - begin) / 1e9 >= 2.0
 
     def test_of_several_workers_is_one_record(self, tmp_path):
         a, b = FakeProfiler(continuous=True), FakeProfiler(continuous=True)
@@ -209,6 +222,26 @@ class TestTheTimeBefore:
             self.until(lambda: "recording" in session.auto_capture.state())
             session.close()
             self.until(lambda: not server.recording_all_the_time)
+
+
+@pytest.mark.parametrize(("start_s", "unrecorded_s", "text"), [
+    (988.0, 0.0, "the trace holds the 12.0 s before the dip began and 3.0 s after"),
+    (988.0, 0.26, "the trace holds the 12.0 s before the dip began and 3.0 s after, but for 0.3 s between its parts"),
+    (1001.2, 0.0, "the trace holds nothing before the dip: it begins 1.2 s after the dip did"),
+    (980.0, 0.0, "the trace holds the 20.0 s before the dip began and 0.0 s after")])
+def test_what_a_trace_holds_is_told_from_its_events(start_s, unrecorded_s, text):
+    trace = TraceSummary(start_s=start_s, window_s=15.0, unrecorded_s=unrecorded_s)
+    record = CaptureRecord("a:1", Path("x"), 0.0, 10.0, 1.0, analysis=Analysis(trace=trace))
+    assert held_before(record, 1000.0) == (text,)
+
+
+def test_nothing_is_told_of_a_trace_that_does_not_tell_when_it_was():
+    record = CaptureRecord("a:1", Path("x"), 0.0, 10.0, 1.0)
+    assert held_before(record, 1000.0) == held_before(replace(record, analysis=Analysis(trace=TraceSummary())), 1e3) == ()
+
+
+def test_parts_lie_where_there_is_a_folder(tmp_path):
+    assert existing_folder(tmp_path / "a" / "b") == tmp_path == existing_folder(tmp_path)
 
 
 def run_folder(logdir: Path, name: str, size: int = 10, at_s: float | None = None) -> Path:

@@ -30,10 +30,18 @@ from gputop.trace.model import (
     TraceGpu,
 )
 from gputop.trace.parallel import pool
-from gputop.trace.quality import INSUFFICIENT_RIGHTS, note_clipping, note_empty_planes, note_messages, note_serialized
+from gputop.trace.quality import (
+    INSUFFICIENT_RIGHTS,
+    note_clipping,
+    note_empty_planes,
+    note_messages,
+    note_serialized,
+    note_unrecorded,
+)
 from gputop.trace.readers.clock_file import HostClock, read_clocks
 from gputop.trace.readers.clock_skew import HostSlices, align
 from gputop.trace.readers.content import MemoryWatch, memory_limit, read_all, too_big
+from gputop.trace.readers.xspace.recordings import split_recordings, unrecorded_between
 from gputop.trace.readers.xspace.stats import (
     distinct,
     floats,
@@ -112,6 +120,7 @@ def read_xspaces(
     builder = TraceBuilder()
     hosts: list[HostSlices] = []
     windows: list[tuple[int, int] | None] = []
+    missing: list[list[tuple[int, int]]] = []  # of each host, between its recordings
     wall_clock, simulated, losses = True, False, Losses()
     cut: set[str] = set()
     paths: list[str] = []
@@ -134,6 +143,7 @@ def read_xspaces(
             reader.read()
             windows.append(note_clipping(builder, reader.host, builder.device[before[0]:], builder.host[before[1]:],
                                          reader.window_ns))
+            missing.append(reader.unrecorded_ns)
             hosts.append(HostSlices(
                 reader.host, reader.machine, slice(before[0], len(builder.device)), slice(before[1], len(builder.host)),
                 slice(before[2], len(builder.allocator)), reader.clock))
@@ -159,6 +169,7 @@ def read_xspaces(
                                       "cannot be compared.")
     elif len(paths) > 1:
         moved = align(builder, hosts)
+    unrecorded = [(begin + by, end + by) for spans, by in zip(missing, moved, strict=True) for begin, end in spans]
     begins = [w[0] + by for w, by in zip(windows, moved, strict=True) if w is not None]
     ends = [w[1] + by for w, by in zip(windows, moved, strict=True) if w is not None]
     window = (min(begins), max(ends)) if begins else None
@@ -167,6 +178,10 @@ def read_xspaces(
     trace = builder.finish(paths, to_unix_ns=0 if wall_clock else None,
                            profile_window_ns=window, simulated=simulated, empty_fix=fix)
     note_serialized(trace)
+    if wall_clock and unrecorded:
+        first = trace.origin_ns
+        trace.unrecorded_ns = tuple((begin - first, end - first) for begin, end in sorted(unrecorded))
+        note_unrecorded(trace)
     return trace
 
 
@@ -193,19 +208,27 @@ class _XSpace:
         # Another process of the same machine is another host: threads, GPUs and steps of the two must stay apart.
         self.host = self.machine if self.machine not in builder.hosts else f"{self.machine} rank {rank}"
         self.simulated = any(p.name == _SIMULATED_PLANE for p in self._planes)
-        self._base_ns, self.wall_clock, self.window_ns = self._clock()
+        self._recordings = [(planes, *self._clock(planes)) for planes in split_recordings(self._planes)]
+        self._base_ns = 0  # of the recording that is being read
+        self.wall_clock = all(wall_clock for _, _, wall_clock, _ in self._recordings)
+        windows = [window for *_, window in self._recordings if window is not None]
+        self.window_ns = (min(w[0] for w in windows), max(w[1] for w in windows)) if windows else None
+        self.unrecorded_ns = unrecorded_between(windows) if len(windows) == len(self._recordings) else []
+        # Lines by plane and id: those of this recording, and of one before it in the file.
+        self._lines: dict[tuple[str, int], int] = {}
+        self._known_lines: dict[tuple[str, int], int] = {}
 
     def _texts(self, spans: tuple[I64, I64]) -> list[str]:
         return [self._data[b:e].decode("utf-8", "replace") for b, e in zip(*(s.tolist() for s in spans), strict=True)]
 
-    def _clock(self) -> tuple[int, bool, tuple[int, int] | None]:
-        """What to add to the lines' times, whether the result is Unix time, and the capture's window.
+    def _clock(self, planes: Sequence[XPlane]) -> tuple[int, bool, tuple[int, int] | None]:
+        """What to add to the lines' times, whether the result is Unix time, and the recording's window.
 
         See "Clocks" in docs/TRACE_NOTES.md.
         """
-        stats = next((p.stats for p in self._planes if p.name == "Task Environment"), {})
+        stats = next((p.stats for p in planes if p.name == "Task Environment"), {})
         start, stop = stats.get("profile_start_time"), stats.get("profile_stop_time")
-        latest = max((ln.timestamp_ns for p in self._planes for ln in p.lines if len(ln.begin)), default=0)
+        latest = max((ln.timestamp_ns for p in planes for ln in p.lines if len(ln.begin)), default=0)
         absolute = latest > 10**18  # after 2001
         ahead = self.clock.offset_ns if self.clock is not None else 0
         if not isinstance(start, int) or not 0 < start < 1 << 61:
@@ -218,27 +241,33 @@ class _XSpace:
 
     def read(self) -> None:
         """Read all events, and add the quality notes about the file."""
+        if self.host not in self._builder.hosts:
+            self._builder.hosts.append(self.host)
+        for planes, self._base_ns, *_ in self._recordings:
+            self._read_recording(planes)
+            self._known_lines |= self._lines
+            self._lines.clear()
+        note_messages(self._builder, self._errors, self._warnings)
+
+    def _read_recording(self, planes: Sequence[XPlane]) -> None:
         builder = self._builder
-        if self.host not in builder.hosts:
-            builder.hosts.append(self.host)
         calls = _HostCalls()
-        for plane in self._planes:
+        for plane in planes:
             if plane.name.startswith("/host:") and plane.name != "/host:metadata":
                 self._read_host(plane, calls)
         device = []
-        for plane in sorted(self._planes, key=lambda p: _ordinal(p) or 0):
+        for plane in sorted(planes, key=lambda p: _ordinal(p) or 0):
             if _ordinal(plane) is not None:
                 device.append(self._read_device(plane))
         if device:
             columns = calls.columns()
-            launches = Launches(columns[0], columns[1], columns[2], [_ordinal(p) or 0 for p in self._planes])
+            launches = Launches(columns[0], columns[1], columns[2], [_ordinal(p) or 0 for p in planes])
             for pieces in device:
                 for events in pieces:
                     self._join(events, launches, columns)
                 builder.device += pieces
             note_empty_planes(builder, self.host, [sum(len(events) for events in pieces) for pieces in device],
                               self._errors + self._warnings, columns[5])
-        note_messages(builder, self._errors, self._warnings)
 
     def _read_device(self, plane: XPlane) -> list[DeviceEvents]:
         """The events of one GPU, in pieces of which none is empty."""
@@ -283,7 +312,10 @@ class _XSpace:
                                         threads=self._threads, skip=skip):
             self._watch.check(self._path)
             if xline is not own:
-                own, line = xline, self._builder.add_line(Line(self.host, gpu, xline.name))
+                own, key = xline, (plane.name, xline.id)
+                known = self._known_lines.pop(key, None)
+                line = self._builder.add_line(Line(self.host, gpu, xline.name)) if known is None else known
+                self._lines[key] = line
             yield line, chunk
 
     def _device_chunk(

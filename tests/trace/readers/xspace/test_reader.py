@@ -13,7 +13,9 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import messages
 from gputop.trace import quality
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
+from gputop.diagnosis.diagnose import examine
 from gputop.trace.readers.xspace.reader import read_xspaces
+from gputop.trace.readers.xspace.recordings import join_recordings, unrecorded_between
 from tests.trace.readers.xspace.reference import (
     ALLOCATOR,
     INTEGERS,
@@ -382,6 +384,55 @@ def test_several_hosts_share_one_clock():
     assert trace.origin_ns == START + 2
     assert trace.device.start_ns.tolist() == [8, 508]
     assert trace.device.launch_ns.tolist() == [0, 501]
+
+
+def recording(start: int, steps: int, *, markers: bool = True, first_id: int = 1) -> bytes:
+    """A recording of a second with steps of 100 ms, each of one kernel; correlation ids count from ``first_id``."""
+    b = Builder("node", start)
+    if first_id > 1:  # another order of names, and so other ids for them
+        b.plane("/host:CPU").event_metadata[1].id, b.plane("/host:CPU").event_metadata[1].name = 1, "other"
+    stream, python = b.line("/device:GPU:0", "Stream #1(Kernel)"), b.line("/host:CPU", "python")
+    stream.id, python.id = 7, 8
+    for i in range(steps):
+        begin = 10_000_000 + i * 100_000_000
+        if markers:
+            b.event("/host:CPU", python, "train", begin, 90_000_000, step_num=i, _r=1)
+        b.event("/host:CPU", python, "cuLaunchKernel", begin + 1000, 1000, correlation_id=i + 1)
+        b.event("/device:GPU:0", stream, "gemm", begin + 5000, 50_000_000, correlation_id=i + 1)
+    return b.bytes()
+
+
+class TestJoinedRecordings:
+    """What a server recorded all the time, handed over in two parts: the newest comes first in the file."""
+
+    def test_are_one_trace_on_one_clock(self):
+        older, newer = recording(START, 9), recording(START + 1_300_000_000, 8, first_id=2)
+        trace = read_xspaces([("x.xplane.pb", "", join_recordings([newer, older]))])
+        assert len(trace.device) == 17 and len(trace.gpus) == 1 and len(trace.lines) == 2
+        assert trace.origin_ns == START + 10_000_000 and trace.profile_window_ns == (-10_000_000, 2_290_000_000)
+        assert trace.unrecorded_ns == ((990_000_000, 1_290_000_000),)
+        assert (trace.device.launch_ns == trace.device.start_ns - 4000).all(), "launches are looked for in their part"
+        assert [q.id for q in trace.quality] == ["unrecorded"] and "0.30 s" in trace.quality[0].message
+
+    def test_no_step_reaches_into_what_is_missing(self):
+        older, newer = recording(START, 9), recording(START + 1_300_000_000, 8)
+        analysis = examine(read_xspaces([("x.xplane.pb", "", join_recordings([newer, older]))])).analysis
+        assert analysis.steps is not None and analysis.steps.count == 15
+        assert analysis.steps.durations_s == pytest.approx([0.1] * 15)
+        assert analysis.trace.unrecorded_s == pytest.approx(0.3) and analysis.trace.start_s == (START + 10**7) / 1e9
+
+    def test_without_steps_the_longest_is_analyzed(self):
+        older, newer = recording(START, 2, markers=False), recording(START + 3_000_000_000, 1, markers=False)
+        analysis = examine(read_xspaces([("x.xplane.pb", "", join_recordings([newer, older]))])).analysis
+        assert analysis.steps is None and "one_recording" in [note.id for note in analysis.trace.quality]
+        assert analysis.gpus[0].kernels == 2 and analysis.trace.window_s == pytest.approx(0.150005, abs=1e-5)
+
+    def test_one_stays_as_it_is(self):
+        assert join_recordings([recording(START, 2)]) == recording(START, 2)
+
+    def test_the_time_between_is_that_of_no_recording(self):
+        assert unrecorded_between([(50, 60), (0, 10), (12, 50), (5, 11)]) == [(11, 12)]
+        assert unrecorded_between([(0, 10)]) == unrecorded_between([]) == []
 
 
 def test_simulated_planes_are_honored():
