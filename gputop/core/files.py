@@ -221,6 +221,13 @@ def _is_special(path: Path) -> bool:
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
+def unnamed_file(folder: Path) -> BinaryIO:
+    """A new file without a name on the file system of ``folder``: it is gone once it is closed. Raises OSError."""
+    import tempfile  # not for the first frame
+
+    return tempfile.TemporaryFile(dir=folder)
+
+
 def make_folders(path: Path) -> list[Path]:
     """Make a folder and those above it, private; returns those that were not there before, outermost first.
 

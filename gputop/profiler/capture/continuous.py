@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from gputop.core.errors import GputopError
+from gputop.core.files import unnamed_file
 from gputop.profiler import messages
 from gputop.profiler.capture.footprint import resident_bytes
 from gputop.profiler.client import CaptureResult, is_busy, save_response, set_options
@@ -206,12 +206,12 @@ class _Part:
     file: BinaryIO
     sent_s: float  # Unix time of the request that began it
     seconds: float
-    bytes: int
+    size: int
 
     def data(self) -> bytes:
         """Raises OSError."""
         self.file.seek(0)
-        return self.file.read(self.bytes)
+        return self.file.read(self.size)
 
 
 class Continuous:
@@ -324,12 +324,12 @@ class Continuous:
         # Without its window a part could not be told from the next one.
         if recorded_window_ns(response.xspace) is not None:
             with contextlib.suppress(OSError):  # the disk is full: the parts there are will do
-                file = tempfile.TemporaryFile(dir=folder)
+                file = unnamed_file(folder)
                 file.write(response.xspace)
                 file.flush()
                 parts.append(_Part(file, self._sent_s[address], recorded_s, len(response.xspace)))
         while parts and (sum(part.seconds for part in parts[1:]) >= keep_s
-                         or sum(part.bytes for part in parts) > MAX_KEPT_BYTES):
+                         or sum(part.size for part in parts) > MAX_KEPT_BYTES):
             parts.pop(0).file.close()
         self._sent_s[address], self._began_bytes[address] = sent_s, resident_bytes(self.pids[address])
         return None

@@ -243,7 +243,8 @@ class _XSpace:
         """Read all events, and add the quality notes about the file."""
         if self.host not in self._builder.hosts:
             self._builder.hosts.append(self.host)
-        for planes, self._base_ns, *_ in self._recordings:
+        for planes, base_ns, *_ in self._recordings:
+            self._base_ns = base_ns
             self._read_recording(planes)
             self._known_lines |= self._lines
             self._lines.clear()

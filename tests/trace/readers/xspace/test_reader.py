@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gputop.core.errors import GputopError, NoDataError
+from gputop.diagnosis.diagnose import examine
 from gputop.profiler import messages
 from gputop.trace import quality
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
-from gputop.diagnosis.diagnose import examine
 from gputop.trace.readers.xspace.reader import read_xspaces
 from gputop.trace.readers.xspace.recordings import join_recordings, unrecorded_between
 from tests.trace.readers.xspace.reference import (
