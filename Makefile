@@ -1,6 +1,7 @@
 # make run    start gputop: live where there is an NVIDIA driver, else the simulated node
 # make test   the whole test suite, real TensorFlow on the CPU included
 # make lint   ruff, the type checker, and the layers that packages may import from
+# make fuzz   hostile input at every door, FUZZ_SECONDS=600; make soak: growth of the monitor over time, SOAK_MINUTES=60
 # make screenshots, make bench; make bench-advice: how right the advice is, on traces with known causes
 # Everything is set up in VENV on first use; only Python (3.10 or newer, with venv) is needed.
 
@@ -9,7 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test lint screenshots bench bench-advice clean
+.PHONY: run test lint fuzz soak screenshots bench bench-advice clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gputop needs Python 3.10 or newer: make PYTHON=python3.12 run")'
@@ -47,6 +48,15 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+FUZZ_SECONDS ?= 600
+SOAK_MINUTES ?= 60
+
+fuzz: $(VENV)/.test
+	$(BIN)/python -m tests.campaign.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
+
+soak: $(VENV)/.test
+	$(BIN)/python -m tests.campaign.soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
 screenshots: $(VENV)/.run
 	$(BIN)/python screenshots/make.py

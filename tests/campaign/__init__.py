@@ -1,0 +1,1 @@
+"""Campaigns that run for minutes or hours: hostile input (``make fuzz``), and gputop's own growth (``make soak``)."""
