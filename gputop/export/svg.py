@@ -22,7 +22,7 @@ from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import DARK, SEVERITY_MARK
 from gputop.replay.snapshot import Grid, Snapshot, from_document
 from gputop.text.markup import esc, moment
-from gputop.text.units import bytes_, fit, percent, printable, reading, seconds
+from gputop.text.units import bytes_, fit, percent, printable, ratio, reading, seconds
 
 _WIDTH, _EDGE = 1200, 24
 _LETTER = 7.83  # of a monospaced letter at 13 px, with some to spare
@@ -144,7 +144,7 @@ def _gpu(page: _Page, g: GpuSample, grid: Grid | None, top: float, height: float
     for column, x in zip(_COLUMNS, _ENDS, strict=True):
         text, tone = column.figure_of(g, "picture")
         if column.id == "mean" and mean is not None:
-            text, tone = f"ø {100 * mean:.0f}%", "dim"
+            text, tone = f"ø {ratio(mean)}", "dim"
         page.text(x, text, DARK.names[tone], bold=column.id == "now", end=True)
     flags, tone = flags_of(g)
     if flags:

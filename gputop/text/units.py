@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Iterable
 
@@ -29,14 +30,20 @@ def printable(text: str | bytes) -> str:
     return " ".join(kept.split())
 
 
+def _whole_percent(value: float) -> str:
+    # The history keeps 32 bits of a value: without the first rounding, a constant 80.5 % would be 80 % as a reading and
+    # 81 % as the mean of the same readings. Halves go up, and not to the even number.
+    return f"{math.floor(round(100 * value, 3) + 0.5)}"
+
+
 def ratio(value: float) -> str:
     """For tables and labels, where each cell counts: 38%."""
-    return f"{100 * value:.0f}%"
+    return f"{_whole_percent(value)}%"
 
 
 def percent(value: float) -> str:
     """The same ratio in a sentence: 38 %."""
-    return f"{100 * value:.0f} %"
+    return f"{_whole_percent(value)} %"
 
 
 def bytes_(value: float) -> str:

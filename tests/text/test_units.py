@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from gputop.core.samples import GpuProcess, ProcessSample, Reading
@@ -32,6 +33,12 @@ def test_seconds(value: float, text: str) -> None:
 
 def test_a_ratio_in_a_cell_and_in_a_sentence() -> None:
     assert (fmt.ratio(0.384), fmt.percent(0.384)) == ("38%", "38 %")
+
+
+def test_a_ratio_is_rounded_alike_in_64_bits_and_in_the_32_of_the_history() -> None:
+    for half in range(201):
+        value = half / 200
+        assert fmt.ratio(value) == fmt.ratio(float(np.float32(value))), value
 
 
 def test_unknown_differs_from_zero() -> None:

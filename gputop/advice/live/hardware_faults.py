@@ -14,6 +14,7 @@ from gputop.core.xid import APPLICATION, UNKNOWN, Xid, explain
 
 _SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
 _DMESG = "sudo dmesg | grep -i xid"
+_OFF_BUS = 79  # such a GPU answers to nothing: this outranks its other faults, whose cure is a reset
 _KILLED = 45  # the consequence of an earlier Xid, or of somebody ending the program
 _NVML = "NVML return codes 15 (GPU is lost) and 16 (reset required); gputop's own deadline for a driver call"
 _ECC = "NVML: ECC counters since the driver was loaded; remapped rows. " + source("hardware_error.ecc")
@@ -22,7 +23,7 @@ _XID = "NVML event XidCriticalError; NVIDIA: Xid documentation. " + source("hard
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """One kind of fault on some GPUs. ``what`` follows "GPU 3"; ``reset`` says whether that helps."""
+    """One kind of fault on some GPUs. ``what`` follows "GPU 3"; ``reset`` says whether ``action`` is to reset them."""
 
     severity: Severity
     gpus: tuple[int, ...]
@@ -56,8 +57,7 @@ def describe_hardware_error(v: HardwareError) -> Explanation:
     for fault in v.faults:
         evidence = fault.evidence | evidence
     also = " ".join(f"Also: {gpus_text(fault.gpus)} {fault.what}." for fault in others)
-    resets = sorted({index for fault in v.faults if fault.reset and fault.severity == worst.severity
-                     for index in fault.gpus})
+    resets = worst.gpus if worst.reset else ()  # of the GPUs that the title names and the action means
     return Explanation(
         title=f"{gpus_text(worst.gpus)} {worst.what}", why=_sentences(worst.why, also), evidence=evidence,
         action=worst.action,
@@ -98,8 +98,7 @@ def _gone(view: NodeView) -> Iterable[_Fault]:
     yield _Fault(
         "high", indices, f"{'is' if len(indices) == 1 else 'are'} {what}",
         sick[0].message or f"NVML reports the state {sick[0].state!r}.",
-        "Stop the jobs on it, find the Xid in the kernel log, then reset the GPU or reboot the node before "
-        "training on it again.", evidence, _NVML, reset=True,
+        "Stop the jobs on it, and find the Xid in the kernel log before training on it again.", evidence, _NVML,
     )
 
 
@@ -121,10 +120,9 @@ def _xids(view: NodeView) -> Iterable[_Fault]:
     events = {
         (e.xid, g.info.index, e.time_s) for g in view.sample.gpus for e in g.xids if e.time_s >= oldest_s
     }
-    for number in sorted({number for number, _, _ in events}):
+    for number in sorted({number for number, _, _ in events}, key=lambda number: (number != _OFF_BUS, number)):
         here = [(index, time_s) for found, index, time_s in events if found == number]
         known = explain(number)
-        application = known.fault == APPLICATION
         evidence = {"xid": float(number), "xid_count": float(len(here)),
                     "xid_age_s": view.sample.time_s - max(time_s for _, time_s in here)}
         blame = "unknown origin" if known.fault == UNKNOWN else f"mostly the {known.fault}'s fault"
@@ -133,7 +131,7 @@ def _xids(view: NodeView) -> Iterable[_Fault]:
             f"reported Xid {number}: {known.meaning}",
             f"The driver reported it {len(here)}× in the last {limit('hardware_error.xid_window_s') / 60:.0f} minutes; "
             f"{blame}.",
-            known.action, evidence, _XID, reset=not application and not known.goes_on and known.fault != UNKNOWN,
+            known.action, evidence, _XID, reset=known.reset_helps,
         )
 
 

@@ -134,7 +134,7 @@ class NvlinkTraffic:
             if error.value in status.DEVICE_GONE:
                 raise
             why = status.reason(error.value, _NVLINK_CALL, self._mig)
-            if error.value not in status.REFUSED:
+            if error.value not in status.FIELD_VALUE_REFUSED:
                 return dict.fromkeys(NVLINK_METRICS, Reading.missing(BYTES_PER_S, why, SOURCE))
             readings = None
         if readings is None:

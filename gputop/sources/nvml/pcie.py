@@ -21,6 +21,7 @@ COUNTER = counters.SOURCE
 WINDOW = "NVML 20 ms"
 WINDOW_PERIOD_S = 5.0  # it blocks about 21 ms per direction
 
+_MAX_FAILURES = 3  # of counters that were never read, before the call is tried
 _NOT_MEASURED_YET = "the call that measures it blocks for 40 ms: it follows at the next tick"
 
 # GT/s per lane and the share of bits that is data: 8b/10b (PCIe 1 and 2), 128b/130b (3 to 5),
@@ -53,6 +54,8 @@ class PcieTraffic:
         self._link_max = link_max_bytes_per_s or _MAX_LINK_BYTES_PER_S
         self._methods = [self._by_counter, self._by_window]
         self._why_not: list[str] = []
+        self._worked = False  # whether the counters were ever read
+        self._failures = 0
         self._counters: counters.CounterPair | None = None
         self._window_due_s: float | None = None
         self._window: dict[str, Reading] = {}
@@ -61,18 +64,21 @@ class PcieTraffic:
         """RX and TX, or why not. Raises NVMLError only if the device is gone."""
         nvml = self._nvml
         while self._methods:
+            by_counter = self._methods[0] == self._by_counter
             try:
                 readings = self._methods[0]()
             except nvml.NVMLError as error:
                 if error.value in status.DEVICE_GONE:
                     raise
-                call = "field values 197/198" if self._methods[0] == self._by_counter else "nvmlDeviceGetPcieThroughput"
-                why = status.reason(error.value, call)
-                if error.value not in status.REFUSED:
+                why = status.reason(error.value, "field values 197/198" if by_counter else "nvmlDeviceGetPcieThroughput")
+                refused = error.value in (status.FIELD_VALUE_REFUSED if by_counter else status.REFUSED)
+                self._failures += 1
+                if not refused and (self._worked or not by_counter or self._failures < _MAX_FAILURES):
                     return _missing(why)
                 self._why_not.append(why)
             else:
                 if readings is not None:
+                    self._worked = True
                     return readings
             del self._methods[0]
         return _missing("; ".join(self._why_not))

@@ -41,6 +41,9 @@ REFUSED = frozenset(
         DEPRECATED,
     )
 )
+# What a field value that the driver does not have is answered with for good. Not for other calls: there NOT_FOUND can
+# mean that nothing is new.
+FIELD_VALUE_REFUSED = REFUSED | {NOT_FOUND}
 
 # What nvml.h says about each code, as the reason of a missing reading.
 _REASONS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ WAIT_S = 1.0  # one wait in the driver: how long the thread may outlive stop()
 BACKOFF_S = 5.0  # after an error of the wait; then twice as long each time
 MAX_BACKOFF_S = 60.0
 MAX_EVENTS = 16  # per GPU: a sick one can report thousands
+MAX_RETURNS = 500  # of the wait within WAIT_S: each costs about 20 µs, so this is 1 % of a core
 
 _NO_INSTANCE = (1 << 32) - 1
 _NOT_ASKED = "the driver was not asked to report them"
@@ -31,6 +33,24 @@ class _Gpu:
         self.log: Log = ()
         self.reason: str | None = _NOT_ASKED
         self.address: int | None = None
+
+
+class _Pace:
+    """Keeps the thread from spinning: drivers were seen whose wait returns at once, without an event."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._returns = 0
+
+    def rest_s(self, timed_out: bool) -> float:
+        """How long to pause before the next wait; mostly 0."""
+        self._returns += 1
+        now_s = time.monotonic()
+        rest_s = self._began_s + WAIT_S - now_s
+        if 0 < rest_s and not timed_out and self._returns < MAX_RETURNS:
+            return 0.0
+        self._began_s, self._returns = now_s + max(0.0, rest_s), 0
+        return rest_s
 
 
 class XidWatch:
@@ -144,6 +164,7 @@ class XidWatch:
             self._reason = status.reason(status.FUNCTION_NOT_FOUND, "nvmlEventSetWait")
             return False
         backoff_s = BACKOFF_S
+        pace = _Pace()
         while True:
             with self._changed:
                 if self._stopped or not self._registered():
@@ -155,6 +176,7 @@ class XidWatch:
                 if code == status.SUCCESS:
                     self._record(data)
                 self._reason, backoff_s = None, BACKOFF_S
+                self._pause(pace.rest_s(code == status.TIMEOUT))
                 continue
             if code in status.DEVICE_GONE:
                 return True
@@ -176,8 +198,9 @@ class XidWatch:
         return True
 
     def _pause(self, seconds: float) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped, seconds)
+        if seconds > 0:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped, seconds)
 
     def _wait_call(self) -> Callable[..., int] | None:
         nvml = self._nvml

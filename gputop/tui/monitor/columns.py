@@ -10,7 +10,7 @@ from gputop.core.samples import OK, GpuSample
 from gputop.render.gpu_columns import COLUMNS, Draw, Figure, plain_figure
 from gputop.render.palette import BAD, BOLD, DIM, PLAIN, WARN
 from gputop.render.styled_text import StyledText
-from gputop.text.units import fit, printable, rate_gb
+from gputop.text.units import fit, printable, rate_gb, ratio
 
 ACTIVITY = "activity"  # the main lane's default: SM active, or coarse utilization where that is all there is
 METRICS: tuple[str, ...] = (ACTIVITY, *(m for m in LANE_METRICS if m != "sm_active"))
@@ -164,7 +164,7 @@ def second_line(gpu: GpuSample, mean: float | None) -> dict[str, StyledText]:
     if gpu.state != OK:
         return out
     if mean is not None:
-        out["now" + SECOND] = (f"ø {100 * mean:.0f}%", DIM)
+        out["now" + SECOND] = (f"ø {ratio(mean)}", DIM)
     limit, clock_max = gpu["power_limit_w"].value, gpu["sm_clock_max_hz"].value
     if limit is not None:
         out["power" + SECOND] = (f"/{limit:.0f}W", DIM)

@@ -56,7 +56,7 @@ def with_xids(events: Mapping[int, tuple[tuple[float, int], ...]]) -> Scene:
 
 
 @pytest.mark.parametrize(("xid", "severity", "resets"), [
-    (79, "high", True), (48, "high", True), (74, "high", True), (119, "high", True), (109, "high", True),
+    (79, "high", False), (54, "high", False), (143, "high", False), (48, "high", True), (74, "high", True), (119, "high", True), (109, "high", True),
     (63, "medium", False), (92, "medium", False), (93, "medium", False),
     (13, "medium", False), (31, "medium", False), (43, "medium", False), (45, "low", False), (987, "medium", False),
 ])
@@ -66,6 +66,34 @@ def test_the_severity_follows_what_the_number_means(xid: int, severity: Severity
     assert "GPU 3" in finding.title and f"Xid {xid}:" in finding.title
     assert ("--gpu-reset -i 3" in (finding.snippet or "")) == resets
     assert finding.evidence == {"xid": float(xid), "xid_count": 1.0, "xid_age_s": 14.0}
+
+
+def test_a_gpu_off_the_bus_gets_one_order_and_no_reset() -> None:
+    """It cannot be reset, whatever else it reported before it went."""
+    finding = get(after(with_xids({3: ((5.0, 48), (6.0, 79)), 2: ((5.0, 48),)}), 20), "hardware_error")
+    assert finding.title.startswith("GPU 3 reported Xid 79") and finding.action.startswith("Power-cycle the node")
+    assert "reset" not in finding.action and "--gpu-reset" not in (finding.snippet or "")
+    assert "Also: GPUs 2-3 reported Xid 48" in finding.why
+
+
+@pytest.mark.parametrize("state", [LOST, NOT_RESPONDING])
+def test_a_gpu_that_is_gone_has_the_drivers_order_alone(state: str) -> None:
+    finding = get(after(Scene(change=sick(state, 0)), 30), "hardware_error")
+    assert finding.why == "the driver says so"
+    assert "reset" not in finding.action and "reboot" not in finding.action
+    assert finding.snippet == "sudo dmesg | grep -i xid"
+
+
+def test_the_command_resets_the_gpus_of_the_title() -> None:
+    """GPU 1 is lost, which outranks the faults of GPU 2: those are named, but not what is reset."""
+    def change(gpu: GpuSample, t: float) -> GpuSample:
+        if gpu.info.index == 1:
+            return GpuSample(gpu.info, {}, state=LOST, message="the driver says so", processes_reason="gone")
+        return replace(gpu, xids=(XidEvent(START_S, 95),)) if gpu.info.index == 2 else gpu
+
+    finding = get(after(Scene(change=change), 20), "hardware_error")
+    assert finding.title == "GPU 1 is lost" and "Also: GPU 2 reported Xid 95" in finding.why
+    assert "--gpu-reset" not in (finding.snippet or "")
 
 
 def test_an_unknown_number_points_to_the_catalog() -> None:

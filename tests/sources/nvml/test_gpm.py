@@ -209,6 +209,26 @@ def test_a_restarted_counter_is_no_traffic(fake: FakeNvml) -> None:
     assert near(node.sample(after_s=1.0)[RX], 100 * MIB)
 
 
+@pytest.mark.parametrize(("code", "tries"), [(6, 1), (999, 3), (21, 3)])
+def test_counters_that_are_not_there_do_not_keep_the_call_from_being_tried(
+    fake: FakeNvml, code: int, tries: int
+) -> None:
+    """Drivers answer NOT_FOUND for a field that the GPU lacks; and one that never gives a value has not got it."""
+    node = Node(fake, "gpm 0", f"refuse field:197 {code}", f"refuse field:198 {code}", "set pcie_rx_mib 1500")
+    readings = [node.sample(after_s=1.0)[RX] for _ in range(tries + 1)]
+    assert near(readings[-1], 1500 * MIB) and readings[-1].source == pcie.WINDOW
+    assert fake.calls("field:197") == tries
+
+
+def test_counters_that_worked_are_not_given_up_for_a_fault_that_passes(fake: FakeNvml) -> None:
+    node = Node(fake, "gpm 0", "set pcie_rx_mib 100")
+    node.sample()
+    fake.change("refuse field:197 999")
+    assert all("unknown error" in (node.sample(after_s=1.0)[RX].reason or "") for _ in range(5))
+    fake.allow_everything()
+    assert near(node.sample(after_s=1.0)[RX], 100 * MIB) and not fake.calls("nvmlDeviceGetPcieThroughput")
+
+
 def test_the_20_ms_call_is_the_last_resort_and_rare(fake: FakeNvml) -> None:
     node = Node(fake, "gpm 0", "refuse field:197 3", "refuse field:198 3", "set pcie_rx_mib 1500")
     assert node.sample()[RX].value is None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -126,6 +128,37 @@ def test_an_unknown_error_of_the_wait_backs_off_and_recovers(
     fake.xid(0, 31)
     until(lambda: [e.xid for e in source.gpus[0].read(0.0).xids] == [31])
     assert source.gpus[0].read(0.0).xids_reason is None
+
+
+@pytest.mark.parametrize("rule", ["refuse nvmlEventSetWait_v2 10 0", "xid storm"])
+def test_a_wait_that_returns_at_once_does_not_make_the_thread_spin(
+    fake: FakeNvml, clock: Clock, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    """By its own clock the thread waits once a second where it times out at once, or MAX_RETURNS times for events."""
+    paused: list[float] = []
+    enough = threading.Event()
+
+    def pause(self: XidWatch, seconds: float) -> None:
+        paused.append(seconds)
+        if sum(paused) > 20.0:
+            enough.set()
+            self._stopped = True
+
+    now_s = itertools.count()
+    monkeypatch.setattr(XidWatch, "_pause", pause)
+    monkeypatch.setattr(xid_watch, "time", SimpleNamespace(monotonic=lambda: sum(paused) + next(now_s) * 1e-6))
+    if rule == "xid storm":
+        import pynvml
+
+        monkeypatch.setattr(xid_watch.XidWatch, "_wait_call", lambda self: lambda *arguments: pynvml.NVML_SUCCESS)
+        opened(fake, clock, "gpus 1")
+        expected = xid_watch.MAX_RETURNS
+    else:
+        opened(fake, clock, "gpus 1", rule)
+        expected = 1
+    assert enough.wait(PATIENCE_S)
+    rests = [seconds for seconds in paused if seconds > 0]
+    assert len(paused) / len(rests) == expected and min(rests) > 0.99
 
 
 def test_a_lost_gpu_leaves_the_others_watched(
