@@ -70,7 +70,8 @@ class PcieTraffic:
             except nvml.NVMLError as error:
                 if error.value in status.DEVICE_GONE:
                     raise
-                why = status.reason(error.value, "field values 197/198" if by_counter else "nvmlDeviceGetPcieThroughput")
+                call = "field values 197/198" if by_counter else "nvmlDeviceGetPcieThroughput"
+                why = status.reason(error.value, call)
                 refused = error.value in (status.FIELD_VALUE_REFUSED if by_counter else status.REFUSED)
                 self._failures += 1
                 if not refused and (self._worked or not by_counter or self._failures < _MAX_FAILURES):

@@ -47,7 +47,7 @@ class _Pace:
         self._returns += 1
         now_s = time.monotonic()
         rest_s = self._began_s + WAIT_S - now_s
-        if 0 < rest_s and not timed_out and self._returns < MAX_RETURNS:
+        if rest_s > 0 and not timed_out and self._returns < MAX_RETURNS:
             return 0.0
         self._began_s, self._returns = now_s + max(0.0, rest_s), 0
         return rest_s

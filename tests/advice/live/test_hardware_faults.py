@@ -56,7 +56,8 @@ def with_xids(events: Mapping[int, tuple[tuple[float, int], ...]]) -> Scene:
 
 
 @pytest.mark.parametrize(("xid", "severity", "resets"), [
-    (79, "high", False), (54, "high", False), (143, "high", False), (48, "high", True), (74, "high", True), (119, "high", True), (109, "high", True),
+    (79, "high", False), (54, "high", False), (143, "high", False),
+    (48, "high", True), (74, "high", True), (119, "high", True), (109, "high", True),
     (63, "medium", False), (92, "medium", False), (93, "medium", False),
     (13, "medium", False), (31, "medium", False), (43, "medium", False), (45, "low", False), (987, "medium", False),
 ])
