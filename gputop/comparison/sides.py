@@ -15,8 +15,8 @@ from gputop.core.codec import parse
 from gputop.core.errors import GputopError, NoDataError
 from gputop.core.findings import Finding
 from gputop.diagnosis.diagnose import examine
-from gputop.replay.snapshot import SCHEMA as SNAPSHOT
 from gputop.replay.snapshot import Snapshot, from_document
+from gputop.replay.snapshot_document import SCHEMA as SNAPSHOT
 from gputop.trace.readers.content import read_all, read_prefix
 from gputop.trace.readers.load import load
 

@@ -38,16 +38,21 @@ def encode(value: object) -> bytes:
     return json.dumps(msgspec.to_builtins(value, str_keys=True), allow_nan=False, separators=(",", ":")).encode()
 
 
-def to_document(value: object) -> Any:
-    """``value`` as JSON-ready objects, lists, texts and numbers; keys in the order of the fields."""
-    return _with_lists(msgspec.to_builtins(value, str_keys=True))
+def to_document(value: object, *, finite: bool = False) -> Any:
+    """``value`` as JSON-ready objects, lists, texts and numbers; keys in the order of the fields.
+
+    ``finite``: null takes the place of each number that JSON does not have.
+    """
+    return _with_lists(msgspec.to_builtins(value, str_keys=True), finite)
 
 
-def _with_lists(value: Any) -> Any:
+def _with_lists(value: Any, finite: bool) -> Any:
     """msgspec leaves tuples as they are; JSON has none."""
     if isinstance(value, dict):
-        return {key: _with_lists(item) for key, item in value.items()}
-    return [_with_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: _with_lists(item, finite) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_lists(item, finite) for item in value]
+    return None if finite and isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_document(document: object, kind: type[T], name: str, fix: str = _DAMAGED) -> T:

@@ -23,7 +23,8 @@ from gputop.render.finding_text import NOTHING_FOUND, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, activity_text
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import STEPS
-from gputop.replay.snapshot import DATA_ID, Grid, Snapshot, Track, from_document
+from gputop.replay.snapshot import DATA_ID, Snapshot, from_document
+from gputop.replay.snapshot_document import Grid, Track
 from gputop.text.markup import esc, esc_lines, moment, titled
 from gputop.text.units import figure, printable, ranges, ratio, reading, seconds
 

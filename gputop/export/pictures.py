@@ -15,7 +15,7 @@ from gputop.analysis.results import Breakdown
 from gputop.render.gpu_columns import MUTED_METRICS
 from gputop.render.palette import SHADES, STEPS, level_rgb, step_of
 from gputop.render.step_parts import PART_BY_ID, PARTS, StepPart
-from gputop.replay.snapshot import Track
+from gputop.replay.snapshot_document import Track
 from gputop.telemetry.ring_buffers import LEVELS
 
 BANDS = LEVELS

@@ -7,26 +7,24 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.core.files import refuse_untrusted, unused_name, write_file
-from gputop.core.metrics import GPU_METRICS, LANE_METRICS
-from gputop.core.samples import OK, CgroupSample, GpuProcess, HostSample, NodeSample, ProcessSample, Reading
+from gputop.core.metrics import LANE_METRICS
+from gputop.core.samples import OK, HostSample, NodeSample, ProcessSample
 from gputop.core.version import __version__
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, clock_limits, fault_texts
 from gputop.render.time_slices import slice_for
-from gputop.replay.snapshot import SCHEMA
+from gputop.replay import snapshot_document as form
 from gputop.text import redaction
 from gputop.text.markup import lines
 from gputop.text.units import bytes_, devices, fit, limits, printable, ranges, reading, seconds
 from gputop.text.wrapping import wrap
 
 if TYPE_CHECKING:
-    from gputop.profiler.capture.records import Server
     from gputop.session.session import Session
     from gputop.telemetry.history import History
     from gputop.telemetry.step_period import StepPeriodEstimate
@@ -45,56 +43,22 @@ def document(session: Session) -> dict[str, Any]:
 
     Raises GputopError before the first sample.
     """
-    return cast(dict[str, Any], _finite(_document(session)))
+    written: dict[str, Any] = to_document(_document(session), finite=True)  # a damaged recording may hold NaN
+    return written
 
 
-def _document(session: Session) -> dict[str, Any]:
+def _document(session: Session) -> form.Document:
     sample = _sample(session)
     record = session.last_capture
-    return {
-        "schema": SCHEMA,
-        "gputop": __version__,
-        "simulated": sample.simulated,
-        "time_s": sample.time_s,
-        "interval_s": session.interval_s,
-        "source": sample.source,
-        "own_cpu_ratio": sample.own_cpu_ratio,
-        "host": {"hostname": sample.host.hostname, "cpu_count": sample.host.cpu_count,
-                 "cpu_limit_cores": sample.host.cpu_limit_cores, "core_ratios": list(sample.host.core_ratios) or None,
-                 "readings": _readings(sample.host.readings), "cgroup": _cgroup(sample.host.cgroup),
-                 "top_processes": [{"pid": p.pid, "user": p.user, "command": p.command,
-                                    "cpu_cores": _reading(p.cpu_cores), "rss_bytes": _reading(p.rss_bytes)}
-                                   for p in sample.host.top_processes],
-                 "top_reason": sample.host.top_reason},
-        "gpus": [{
-            **asdict(g.info), "label": g.info.label, "state": g.state, "message": g.message or None,
-            "clock_event_reasons": list(g.clock_event_reasons), "clock_events_reason": g.clock_events_reason,
-            "xids": [asdict(x) for x in g.xids], "xids_reason": g.xids_reason,
-            "readings": _readings({m: g[m] for m in GPU_METRICS}),
-            "processes": [_process_on_gpu(p) for p in g.processes], "processes_reason": g.processes_reason,
-        } for g in sample.gpus],
-        "processes": [_process(p) for p in sample.processes],
-        "history": _history(session.history, sample),
-        "spectrogram": _spectrogram(session.history, sample, session.interval_s),
-        "rhythm": _step_period(session.step_period, session.history),
-        "servers": [_server(s) for s in session.servers],
-        "capture": None if record is None else {
-            **record.to_json(), "remarks": list(record.remarks), "analysis": to_document(record.analysis),
-            "report": record.report, "limit": record.limit,
-            "problem": record.problem and {"message": record.problem.message, "fix": record.problem.fix}},
-        "findings": to_document(session.findings),
-        "limit": session.live.limit,
-        "abstained": to_document(session.live.abstained),
-    }
-
-
-def _finite(value: Any) -> Any:
-    """``value`` with null for each number that JSON does not have: a damaged recording may hold one."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+    return form.form_of(
+        form.Document, sample, schema=form.SCHEMA, gputop=__version__, interval_s=session.interval_s,
+        history=_history(session.history, sample),
+        spectrogram=_spectrogram(session.history, sample, session.interval_s),
+        step_period=_step_period(session.step_period, session.history),
+        servers=tuple(form.form_of(form.Server, s, description=redaction.command(s.description))
+                      for s in session.servers),
+        capture=None if record is None else form.Capture.of(record),
+        findings=session.findings, limit=session.live.limit, abstained=session.live.abstained)
 
 
 def _sample(session: Session) -> NodeSample:
@@ -103,44 +67,7 @@ def _sample(session: Session) -> NodeSample:
     return redaction.sample(session.sample)
 
 
-def _reading(r: Reading) -> dict[str, Any]:
-    finite = r.value is None or math.isfinite(r.value)
-    return {"value": r.value if finite else None, "unit": r.unit, "source": r.source or None,
-            "reason": r.reason if finite else f"{r.value} is no measurement", "coarse": r.coarse}
-
-
-def _readings(readings: Mapping[str, Reading]) -> dict[str, Any]:
-    return {name: _reading(r) for name, r in readings.items()}
-
-
-def _cgroup(group: CgroupSample | None) -> dict[str, Any] | None:
-    return None if group is None else {"name": group.name, "readings": _readings(group.readings)}
-
-
-def _process_on_gpu(p: GpuProcess) -> dict[str, Any]:
-    return {"pid": p.pid, "kind": p.kind, "mig": p.mig,
-            "memory_bytes": _reading(p.memory_bytes), "sm_ratio": _reading(p.sm_ratio)}
-
-
-def _server(s: Server) -> dict[str, Any]:
-    return {"address": s.address, "description": redaction.command(s.description), "pid": s.pid, "problem": s.problem,
-            "asked": s.asked}
-
-
-def _process(p: ProcessSample) -> dict[str, Any]:
-    return {
-        "pid": p.pid, "local_pid": p.local_pid, "container_pid": p.container_pid, "parent_pid": p.parent_pid,
-        "user": p.user, "command": p.command, "reason": p.reason, "note": p.note, "started_s": p.started_s,
-        "container": p.container, "cuda_visible_devices": p.cuda_visible_devices,
-        "cuda_device_order": p.cuda_device_order, "reasons": dict(p.reasons),
-        "cpu_cores": _reading(p.cpu_cores), "rss_bytes": _reading(p.rss_bytes), "threads": p.threads,
-        "io_read_bytes_per_s": _reading(p.io_read_bytes_per_s),
-        "io_write_bytes_per_s": _reading(p.io_write_bytes_per_s),
-        "gpus": sorted(p.gpus), "devices": devices(p), "cgroup": _cgroup(p.cgroup),
-    }
-
-
-def _history(history: History | None, sample: NodeSample) -> dict[str, Any] | None:
+def _history(history: History | None, sample: NodeSample) -> form.History | None:
     """The last minutes of every lane in slices; a slice without a sample is null."""
     if history is None or history.newest_s is None:
         return None
@@ -148,17 +75,17 @@ def _history(history: History | None, sample: NodeSample) -> dict[str, Any] | No
     end_s = (history.newest_s // slice_s + 1) * slice_s
     gpus: dict[str, dict[str, Any]] = {}
     for gpu in sample.gpus:
-        lanes: dict[str, Any] = {}
+        lanes: dict[str, form.Lane] = {}
         for metric in LANE_METRICS:
             lane = history.lane(gpu.info.uuid, metric, end_s=end_s, slice_s=slice_s, slices=HISTORY_SLICES)
             if lane.count.any():
-                lanes[metric] = {"full_scale": lane.full_scale and float(f"{lane.full_scale:.6g}"),
-                                 **{name: _numbers(getattr(lane, name)) for name in ("mean", "min", "max")}}
+                lanes[metric] = form.Lane(full_scale=lane.full_scale and float(f"{lane.full_scale:.6g}"),
+                                          mean=_numbers(lane.mean), min=_numbers(lane.min), max=_numbers(lane.max))
         gpus[gpu.info.uuid] = lanes
-    return {"start_s": end_s - HISTORY_S, "slice_s": slice_s, "slices": HISTORY_SLICES, "gpus": gpus}
+    return form.History(end_s - HISTORY_S, slice_s, HISTORY_SLICES, gpus)
 
 
-def _spectrogram(history: History | None, sample: NodeSample, interval_s: float) -> dict[str, Any] | None:
+def _spectrogram(history: History | None, sample: NodeSample, interval_s: float) -> form.Spectrogram | None:
     """Every GPU's activity in slices as short as there is history for: means, and shares of the samples by level."""
     if history is None or history.newest_s is None or history.oldest_s is None:
         return None
@@ -166,7 +93,7 @@ def _spectrogram(history: History | None, sample: NodeSample, interval_s: float)
     slice_s = max(slice_for(span_s, SPECTROGRAM_SLICES), slice_for(2 * interval_s, 1))  # two samples at least
     slices = max(_FEWEST_SLICES, math.ceil(span_s / slice_s))
     end_s = (history.newest_s // slice_s + 1) * slice_s
-    gpus: dict[str, dict[str, Any]] = {}
+    gpus: dict[str, form.LevelLane] = {}
     for gpu in sample.gpus:
         metric, now = gpu.activity()
         if now.value is None:  # for example a lost GPU: the readings from before
@@ -174,27 +101,25 @@ def _spectrogram(history: History | None, sample: NodeSample, interval_s: float)
                            if not all(v != v for v in history.window(gpu.info.uuid, m, span_s)[1].tolist())), metric)
         lane = history.lane(gpu.info.uuid, metric, end_s=end_s, slice_s=slice_s, slices=slices)
         known = (lane.count > 0).tolist()
-        gpus[gpu.info.uuid] = {
-            "metric": metric, "full_scale": lane.full_scale, "mean": _numbers(lane.mean),
-            "levels": [[float(f"{v:.3g}") for v in row] if k else None
-                       for row, k in zip(lane.levels.tolist(), known, strict=True)]}
-    return {"start_s": end_s - slices * slice_s, "slice_s": slice_s, "slices": slices, "gpus": gpus}
+        gpus[gpu.info.uuid] = form.LevelLane(
+            metric=metric, full_scale=lane.full_scale, mean=_numbers(lane.mean),
+            levels=tuple(tuple(float(f"{v:.3g}") for v in row) if k else None
+                         for row, k in zip(lane.levels.tolist(), known, strict=True)))
+    return form.Spectrogram(end_s - slices * slice_s, slice_s, slices, gpus)
 
 
-def _step_period(step_period: StepPeriodEstimate | None, history: History | None) -> dict[str, Any] | None:
+def _step_period(step_period: StepPeriodEstimate | None, history: History | None) -> form.StepPeriod | None:
     """The estimated period of the training step, or why there is none; null before the first estimate."""
     if step_period is None or history is None:
         return None
-    uuids = history.uuids
-    figures = asdict(step_period)
-    figures["lively"] = figures.pop("varying_gpus")
-    return {"estimate": True, "method": "autocorrelation", **figures, "metric": step_period.metric or None,
-            "confidence": None if step_period.period_s is None else step_period.confidence,
-            "gpus": [uuids[gpu] for gpu in step_period.gpus]}
+    return form.form_of(
+        form.StepPeriod, step_period, estimate=True, method="autocorrelation", metric=step_period.metric or None,
+        confidence=None if step_period.period_s is None else step_period.confidence,
+        gpus=tuple(history.uuids[gpu] for gpu in step_period.gpus))
 
 
-def _numbers(values: Any) -> list[float | None]:
-    return [None if math.isnan(v) else float(f"{v:.6g}") for v in values.tolist()]
+def _numbers(values: Any) -> tuple[float | None, ...]:
+    return tuple(None if math.isnan(v) else float(f"{v:.6g}") for v in values.tolist())
 
 
 def to_json(doc: Mapping[str, Any]) -> str:

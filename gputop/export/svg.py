@@ -20,7 +20,8 @@ from gputop.render.finding_text import NOTHING_FOUND, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, flags_of
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import DARK, SEVERITY_MARK
-from gputop.replay.snapshot import Grid, Snapshot, from_document
+from gputop.replay.snapshot import Snapshot, from_document
+from gputop.replay.snapshot_document import Grid
 from gputop.text.markup import esc, moment
 from gputop.text.units import bytes_, fit, percent, printable, ratio, reading, seconds
 
