@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gputop.core.errors import NoDataError
 from gputop.trace.derived_lines import stream_key
+from gputop.trace.eager_calls import add_eager_stats
 from gputop.trace.model import (
     I64,
     AllocatorEvents,
@@ -122,6 +123,7 @@ class TraceBuilder:
         _sort(steps, steps.start_ns)
         _sort(allocator, allocator.time_ns)
         host.stats = _rows_after(stats, _sort(host, host.start_ns))
+        add_eager_stats(host, self.names.list, self.names.__getitem__)
         return Trace(
             paths=list(paths), hosts=self.hosts, names=self.names.list, lines=self.lines,
             gpus=self.gpus, device=device, host=host, allocator=allocator,

@@ -33,7 +33,7 @@ SCENE = Scene().sample(0.0)
 CHOSEN: Mapping[str, Mapping[str, Any]] = {
     "rich": {"worst": "h2d", "metric": "sm_active", "limited_by": "quota", "pool": "gpu_private", "way": "h2d",
              "gpus": (0, 1), "severity": "medium", "id": None, "saving": None, "idle": (1,)},
-    "poor": {"worst": "d2d", "metric": "gpu_util", "limited_by": "node", "pool": "global", "way": "sync",
+    "poor": {"worst": "d2d", "metric": "gpu_util", "limited_by": "node", "pool": "global", "way": "d2h",
              "gpus": (0,), "severity": "low", "id": None, "saving": None, "idle": (0, 1)},
 }
 FIGURES = ("gpu_util_ratio", "power_of_limit_ratio", "sm_active_ratio")

@@ -9,6 +9,7 @@ import numpy as np
 
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
+from gputop.advice.trace.copies import FETCH, fetch_fix, fetching_ops
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -26,12 +27,6 @@ _PIN = {
     "jax": "batch = jax.device_put(next(batches), sharding)  # for the next step, right after launching this one",
     "pytorch": "DataLoader(..., pin_memory=True)\nx = x.to(device, non_blocking=True)",
 }
-_FETCH = {
-    "tensorflow": "loss_sum.assign_add(loss)  # stay on the GPU in the loop; loss_sum.numpy() every 100 steps\n"
-                  "y = tf.where(condition, a, b)  # in place of a Python if on a tensor's value",
-    "jax": "losses.append(loss)  # an array on the GPU; jax.device_get(losses) every 100 steps",
-    "pytorch": "running += loss.detach()  # no .item(), .cpu(), print(loss) or Python if on a tensor in the loop",
-}
 _SEND = {
     "tensorflow": "table = tf.constant(values)  # once, before the loop: it stays on the GPU",
     "jax": "table = jax.device_put(values)  # once, before the loop",
@@ -42,7 +37,7 @@ _UNSYNCHRONIZED = {
     "jax": "loss = train_step(params, batch)  # no block_until_ready in the loop",
     "pytorch": "start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # in place of synchronize()",
 }
-_WITHOUT_WAITING = {"d2h": _FETCH, "h2d": _SEND, "sync": _UNSYNCHRONIZED}
+_WITHOUT_WAITING = {"d2h": FETCH, "h2d": _SEND, "sync": _UNSYNCHRONIZED}
 _WAYS = {"h2d": "copies to the GPU", "d2h": "copies back to the host"}
 _ACTIONS = {
     "h2d": "Do not send small values to the GPU within the step: make them there, keep them there, or copy from pinned "
@@ -63,6 +58,8 @@ class CopiesPageable(Verdict):
     pageable_of_copies: float  # share of the time of all copies with the host that nothing hides
     bytes_per_s: float
     pinned_bytes_per_s: float | None  # of this trace's large pinned copies; None: it has none
+    way: str  # "h2d" or "d2h": which of them take most time
+    fetching: tuple[str, ...]  # ops whose results are copied to the host
 
 
 def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
@@ -73,7 +70,7 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     if all(gpu.copies_pageable_s is None for gpu in facts.active):
         return Missing("the kind of memory at the copies' ends (kind_src, kind_dst: from TensorFlow 2.11 on)")
     device, judged = facts.trace.device, facts.judged_spans
-    exposed = whole = moved = pageable_ns = pinned_ns = pinned_bytes = 0
+    exposed = whole = moved = pageable_ns = pinned_ns = pinned_bytes = down_ns = 0
     for timeline in facts.gpu_timelines:
         kind, src, dst = (column[timeline.rows] for column in (device.kind, device.src, device.dst))
         host_end = np.where(kind == Kind.H2D, src, np.where(kind == Kind.D2H, dst, MemoryKind.UNKNOWN))
@@ -83,7 +80,9 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
         exposed += intersect(subtract(union(device.start_ns[own], device.end_ns[own]), hidden), judged).total
         whole += intersect(subtract(merge(timeline.h2d, timeline.d2h), hidden), judged).total
         moved += int(device.bytes[own].sum())
-        pageable_ns += int((device.end_ns[own] - device.start_ns[own]).sum())
+        length = device.end_ns[own] - device.start_ns[own]
+        pageable_ns += int(length.sum())
+        down_ns += int(length[device.kind[own] == Kind.D2H].sum())
         pinned = timeline.rows[(host_end == MemoryKind.PINNED) & (device.bytes[timeline.rows] >= _LARGE_BYTES)]
         pinned_ns += int((device.end_ns[pinned] - device.start_ns[pinned]).sum())
         pinned_bytes += int(device.bytes[pinned].sum())
@@ -94,23 +93,30 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     return CopiesPageable(
         gpus=facts.active_numbers, share=share, pageable_s=exposed_s, pageable_of_copies=exposed / whole,
         bytes_per_s=moved / pageable_ns * 1e9, pinned_bytes_per_s=pinned_bytes / pinned_ns * 1e9 if pinned_ns else None,
+        way="d2h" if 2 * down_ns > pageable_ns else "h2d", fetching=fetching_ops(facts),
     )
 
 
 def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
     evidence = {"pageable_s": v.pageable_s, "share_ratio": v.share, "pageable_of_copies_ratio": v.pageable_of_copies,
                 "pageable_bytes_per_s": v.bytes_per_s}
-    why = (f"For {percent(v.share)} of the {job.basis} the GPUs do nothing but copy from or to pageable memory, at "
+    down = v.way == "d2h"
+    why = (f"For {percent(v.share)} of the {job.basis} the GPUs do nothing but copy from or to pageable memory, "
+           f"{'most of it back to the host' if down else 'most of it to the GPU'}, at "
            f"{v.bytes_per_s / 1e9:.1f} GB/s: the driver stages such copies through a buffer of its own and holds the "
            "host meanwhile.")
     if v.pinned_bytes_per_s is not None:
         evidence["pinned_bytes_per_s"] = v.pinned_bytes_per_s
         why += f" Pinned copies in this trace run at {v.pinned_bytes_per_s / 1e9:.1f} GB/s."
+    if down and v.fetching:
+        why += f" The copies to the host are those of {', '.join(v.fetching)}."
+    fetch, fetch_snippet = fetch_fix(v.fetching, job.framework)
     return Explanation(
         title=f"Copies with pageable memory take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
-        action="Feed from pinned memory (tf.data's own buffers, a pinned DataLoader) and copy the next batch while "
-               "this one computes.",
-        snippet=_PIN.get(job.framework),
+        action=fetch if down else (
+            "Feed from pinned memory (tf.data's own buffers, a pinned DataLoader) and copy the next batch while this "
+            "one computes."),
+        snippet=fetch_snippet if down else _PIN.get(job.framework),
         gain="at most: pinned copies run at the link's rate and beside compute",
         source=source("copies_pageable.share", "copies_pageable.bytes"),
     )
@@ -206,7 +212,7 @@ def describe_sync_copies(v: SyncCopies, job: Job) -> Explanation:
         why=f"{' and '.join(made)} make the host wait for all work before them. It launches on only then, to an empty "
             f"queue: until it is ahead again the GPU stands still, {percent(v.share)} of the {job.basis} in all.",
         evidence=evidence, action=_ACTIONS.get(v.way, _ACTIONS["d2h"]),
-        snippet=_WITHOUT_WAITING.get(v.way, _FETCH).get(job.framework),
+        snippet=_WITHOUT_WAITING.get(v.way, FETCH).get(job.framework),
         gain="at most: the idle time that a replay of the launches without these waits does not have",
         source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls",
     )

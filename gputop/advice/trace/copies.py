@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gputop.advice.registry import limit, source
@@ -20,7 +21,23 @@ _PAGEABLE = (
     "Most of the copy time is from or to pageable memory: feed by tf.data instead of NumPy arrays and copy ahead, so "
     "that copies use pinned buffers and run beside compute."
 )
+FETCH = {
+    "tensorflow": "loss_sum.assign_add(loss)  # stay on the GPU in the loop; loss_sum.numpy() every 100 steps\n"
+                  "y = tf.where(condition, a, b)  # in place of a Python if on a tensor's value",
+    "jax": "losses.append(loss)  # an array on the GPU; jax.device_get(losses) every 100 steps",
+    "pytorch": "running += loss.detach()  # no .item(), .cpu(), print(loss) or Python if on a tensor in the loop",
+}
 _D2H = "Read results back less often: keep losses and metrics on the GPU and fetch them every so many steps."
+_SUMMARIES = "Write summaries and histograms every few hundred steps: each one fetches its tensors from the GPU."
+_PLACED = ("Keep these ops on the GPU, or take their results from it once in many steps: what runs on the host fetches "
+           "its inputs from the GPU.")
+# What the op is that most of the copies to the host are for, and the cure.
+_FETCHING = (
+    (re.compile(r"summary|histogram", re.IGNORECASE), _SUMMARIES,
+     "keras.callbacks.TensorBoard(logdir, update_freq=500, histogram_freq=0)"),
+    (re.compile(r"py_?func|numpy_func|print|string|regex|unique|lookup|assert", re.IGNORECASE), _PLACED,
+     "tf.debugging.set_log_device_placement(True)  # before the model is built: says where each op runs"),
+)
 _D2D = "Avoid copies within the GPU: fix layouts and concatenations at their origin, or let XLA fuse them away."
 _SNIPPETS = {
     "h2d": "ds = ds.apply(tf.data.experimental.prefetch_to_device('/GPU:0'))  # last; one GPU\n"
@@ -37,6 +54,7 @@ class CopiesExcessive(Verdict):
     rates: Mapping[str, float]  # number, bytes and rate of the copies of that way, by their names in the evidence
     pageable: float | None  # share of the time of copies with the host; None: not known
     compute: float  # share of the step
+    fetching: tuple[str, ...] = ()  # ops whose results are copied to the host, those of most time first
 
 
 def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | None:
@@ -55,8 +73,22 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | None:
         return None
     return CopiesExcessive(
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, ways=ways, worst=worst, rates=_rates(gpus, worst, facts),
-        pageable=_pageable(gpus), compute=facts.shares["compute"],
+        pageable=_pageable(gpus), compute=facts.shares["compute"], fetching=fetching_ops(facts),
     )
+
+
+def fetching_ops(facts: TraceFacts) -> tuple[str, ...]:
+    """The ops whose results are copied to the host, as far as the trace names them: those of most time first."""
+    table = facts.analysis.copies
+    return tuple(row.op for row in (table.by_op if table is not None else None) or () if row.direction == "d2h")[:3]
+
+
+def fetch_fix(ops: Sequence[str], framework: str) -> tuple[str, str | None]:
+    """What to do about copies to the host that these ops ask for, and the code."""
+    for pattern, action, snippet in _FETCHING:
+        if ops and pattern.search(ops[0]):
+            return action, snippet if framework == "tensorflow" else None
+    return _D2H, _SNIPPETS["d2h"] if framework == "tensorflow" else FETCH.get(framework)
 
 
 def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
@@ -67,7 +99,9 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     evidence.update(v.rates)
     if v.pageable is not None and not within:
         evidence["pageable_ratio"] = v.pageable
-    action, pinned = {"h2d": _H2D, "d2h": _D2H, "d2d": _D2D}[v.worst], ""
+    fetch, fetch_snippet = fetch_fix(v.fetching, job.framework)
+    action, pinned = {"h2d": _H2D, "d2h": fetch, "d2d": _D2D}[v.worst], ""
+    snippet = fetch_snippet if v.worst == "d2h" else _SNIPPETS[v.worst] if job.framework == "tensorflow" else None
     if v.worst == "h2d" and v.pageable is not None:
         if v.pageable >= limit("copies_excessive.pageable"):
             action = _PAGEABLE
@@ -78,6 +112,11 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     why = f"For {percent(v.share)} of the {basis} the GPUs copy data and do nothing else, "
     why += name if within else f"most of it {name}"
     why += f" at {rate / 1e9:.1f} GB/s." if rate else "."
+    if v.worst == "d2h" and v.fetching:
+        why += f" The copies to the host are those of {', '.join(v.fetching)}."
+    other = "d2h" if v.worst == "h2d" else "h2d"
+    if not within and v.ways[other] >= limit("copies_excessive.share"):
+        action += f" {fetch if other == 'd2h' else _H2D}"
     if within:
         how = " or overlapped with compute; the share of the device window stands for that of the step"
     else:  # copies hide behind no more compute than there is
@@ -86,7 +125,7 @@ def describe_copies_excessive(v: CopiesExcessive, job: Job) -> Explanation:
     return Explanation(
         title=f"Copies{' within the GPU' if within else ''} take {percent(v.share)} of the {basis}",
         why=why + pinned, evidence=evidence, action=action,
-        snippet=_SNIPPETS[v.worst] if job.framework == "tensorflow" else None,
+        snippet=snippet,
         gain="at most: all copying that nothing hides, if it were avoided" + how,
         source=source("copies_excessive.share"),
     )

@@ -55,6 +55,7 @@ _SEVERAL = re.compile(r"FlatMap|Interleave")
 _RECORD_FILES = "Replace from_generator, which runs Python under its lock, by TFRecord files and TensorFlow ops."
 _SEVERAL_FILES = "Read several files at once: interleave with parallel calls, the work on a file inside it."
 _OVERLAP = "Overlap the input pipeline with the step: prefetch, and run its slow stages in parallel."
+_LESS_WORK = "Give the pipeline less to do: run its slow stages in parallel, cache what is the same in every epoch."
 _ASSEMBLE = "Assemble batches in parallel."
 _BY_NAME = (
     (re.compile(r"Parallel|MapAndBatch"), "The stage is parallel already: cache what is the same in every epoch, or do "
@@ -144,13 +145,20 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
                         "is the same in every epoch.", _ONCE_OR_WHOLE, cost_s - stage_s, _CACHED)
         return made("The work runs on all CPUs already: cache what is the same in every epoch, or do it once and store "
                     "it.", f"{_CACHE}\n{_THREADS.format(4 * threads)}", cost_s - stage_s, _CACHED)
-    return made(_OVERLAP, _PREFETCH, cost_s - stage_s, f"nothing is left of {slow.name}, so it is the most to expect")
+    return made(*((_LESS_WORK, _CACHE) if last else (_OVERLAP, _PREFETCH)), cost_s - stage_s,
+                f"nothing is left of {slow.name}, so it is the most to expect")
 
 
-def suggest_fix_by_name(stage: str | None) -> InputFix:
-    """What helps in general where the trace tells no more than the slowest stage's name, or not even that."""
+def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix:
+    """What helps in general where the trace tells no more than the slowest stage's name, or not even that.
+
+    ``prefetches``: the pipeline has a prefetch already.
+    """
     action, snippet = next(((action, snippet) for pattern, action, snippet in _BY_NAME
-                            if stage is not None and pattern.match(stage)), (_OVERLAP, _PREFETCH))
+                            if stage is not None and pattern.match(stage)),
+                           (_LESS_WORK, _PARALLEL) if prefetches else (_OVERLAP, _PREFETCH))
+    if prefetches:
+        action, snippet = action.replace(" and prefetch", ""), snippet.removesuffix(f"\n{_PREFETCH}")
     return InputFix(action, snippet, None, "")
 
 

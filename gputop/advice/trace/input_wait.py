@@ -53,7 +53,8 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     found = None
     if pipeline is not None and steps is not None:
         found = suggest_fix(pipeline, facts.period_s, wait_s, steps.times.iterations_per_step, cpu_budget(facts.trace))
-    return found or suggest_fix_by_name(next(iter(waited.stages), None))
+    return found or suggest_fix_by_name(next(iter(waited.stages), None), prefetches=any(
+        stage.name.startswith("Prefetch") for own in waited.pipelines for stage in own.stages))
 
 
 def describe_input_bound(v: InputBound, job: Job) -> Explanation:

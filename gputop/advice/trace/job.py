@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.training_loop import training_loop
+from gputop.trace.lookups import name_mask
+
+JITTED = r"PjitFunction\("  # a call of a function that jax.jit made
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +18,9 @@ class Job:
     framework: str  # tensorflow, jax, pytorch or unknown
     loop: str  # how the training loop is written (gputop.advice.trace.training_loop)
     gpus: tuple[int, ...]  # those that ran kernels
+    jitted: bool = False  # JAX: the loop calls compiled functions
 
     @classmethod
     def of(cls, facts: TraceFacts) -> Job:
-        return cls(facts.basis, facts.period_s, facts.framework, training_loop(facts), facts.active_numbers)
+        return cls(facts.basis, facts.period_s, facts.framework, training_loop(facts), facts.active_numbers,
+                   bool(name_mask(facts.trace, JITTED).any()))

@@ -16,6 +16,7 @@ from gputop.trace.intervals import Spans, intersect
 
 # A pause between two queued kernels, or one launch; longer ones have other causes.
 _PAUSE_NS = 40_000
+_SCAN = "state, outputs = jax.lax.scan(layer, state, stacked_params)  # layers or time steps alike, in place of a loop"
 _FUSE = {
     "tensorflow": "model.compile(optimizer, loss, jit_compile=True)  # custom loop: @tf.function(jit_compile=True)",
     "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # one jit around the whole step; lax.scan over time "
@@ -82,7 +83,7 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
         evidence=evidence,
         action="Do the same work in fewer, larger kernels: fuse them with XLA, batch small ops together, use fused "
                "layers and optimizers, and raise the batch size if memory allows.",
-        snippet=_FUSE.get(job.framework),
+        snippet=_SCAN if job.jitted else _FUSE.get(job.framework),
         gain="at most: all pauses between kernels, if the same work were done in a few large ones",
         source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels below 10 µs",
     )

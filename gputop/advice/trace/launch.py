@@ -21,6 +21,7 @@ _SNIPPETS = {
     # Keras does not compile whole steps under tf.distribute; clusters leave the collectives out.
     "tensorflow, several GPUs": "TF_XLA_FLAGS=--tf_xla_auto_jit=2 python train.py",
     "jax": "train_step = jax.jit(train_step, donate_argnums=0)  # the whole step, update included",
+    "jax, jitted": "state, losses = jax.lax.scan(train_step, state, batches)  # several steps in one call, inside jit",
     "pytorch": 'model = torch.compile(model, mode="reduce-overhead")  # fuses kernels, replays them as a CUDA graph',
     # A CUDA graph cannot be captured over a call that waits for the GPU.
     "pytorch, with waits": "model = torch.compile(model)  # a CUDA graph only once the step waits for no copy",
@@ -84,10 +85,15 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
     kind = ", several GPUs" if len(v.gpus) > 1 else ""
     if v.waits and f"{job.framework}, with waits" in _SNIPPETS:
         kind = ", with waits"
+    action = ("Launch fewer, larger kernels: compile the step so that kernels are fused; then raise the batch size "
+              "if memory allows.")
+    if job.jitted:
+        kind = ", jitted"
+        action = ("The step is compiled already: run several steps in one call, put what is called apart into one "
+                  "function, and raise the batch size if memory allows.")
     return Explanation(
         title=f"GPU waits for launches {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
-        action="Launch fewer, larger kernels: compile the step so that kernels are fused; then raise the batch size "
-               "if memory allows.",
+        action=action,
         snippet=_SNIPPETS.get(job.framework + kind, _SNIPPETS.get(job.framework)),
         gain="at most: all gaps between launches, if kernels were always queued ahead",
         source=source("launch_bound.share", "launch_bound.short_kernel_s") + "; HTA: idle by fault of the host",

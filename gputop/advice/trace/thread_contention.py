@@ -9,6 +9,7 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.text.units import percent
+from gputop.trace.threads import GLOBAL_POOL
 
 _PRIVATE_LAUNCHES = "TF_GPU_THREAD_MODE=gpu_private TF_GPU_THREAD_COUNT=2 python train.py"
 
@@ -19,6 +20,7 @@ class ThreadContention(Verdict):
     collective_wait_s: float  # per step: other GPUs wait in collectives for one whose launches were held up
     held_up: float  # share of the launch wait for single launches that come far later than the others
     threads_at_work: float  # of tf.data, on average
+    shared: float  # of them on threads that the model's ops need as well
     cpus: int
     input_meanwhile: float  # share of the late launches during which tf.data works
     pool: str | None  # where launches come from: TensorFlow's GPU thread mode
@@ -38,11 +40,14 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
     if (held_up < limit("thread_contention.share") * facts.period_s or host.stalled < limit("thread_contention.stalled")
             or (host.input_together or 0.0) < limit("thread_contention.together")):
         return None
-    if threads.cpus is None:
+    pool = sum(GLOBAL_POOL.match(line.name) is not None for line in facts.trace.lines)
+    # Where tf.data takes the threads that launch, their number is the limit, whatever CPUs there are.
+    cpus = pool if host.input_shared_threads >= limit("thread_contention.busy") * pool > 0 else threads.cpus
+    if cpus is None:
         return Missing("the CPUs that the job may use (tf.data's cpu_budget in its iterators' events): launches are "
                        "held up while tf.data works, but whether it fills the CPUs is not told")
     at_work = host.input_threads or 0.0
-    if at_work < limit("thread_contention.busy") * threads.cpus:
+    if at_work < limit("thread_contention.busy") * cpus:
         return None
     waits = facts.waits
     # GPUs that wait in a collective for the one whose launches were held up longest wait for the same CPUs: with
@@ -51,7 +56,8 @@ def judge_thread_contention(facts: TraceFacts) -> ThreadContention | Missing | N
     return ThreadContention(
         gpus=facts.active_numbers, share=(host.dispatch_s + host.stalled * others_s) / facts.period_s,
         launch_wait_s=host.dispatch_s, collective_wait_s=others_s, held_up=host.stalled, threads_at_work=at_work,
-        cpus=threads.cpus, input_meanwhile=host.input_together or 0.0, pool=threads.mode,
+        shared=host.input_shared_threads, cpus=threads.cpus or pool, input_meanwhile=host.input_together or 0.0,
+        pool=threads.mode,
     )
 
 
@@ -65,6 +71,8 @@ def describe_thread_contention(v: ThreadContention, job: Job) -> Explanation:
            f"launch, {percent(v.held_up)} of that for single launches that come far later than the others. Meanwhile "
            f"{v.threads_at_work:.0f} threads of tf.data work on {v.cpus} CPUs"
            + (", and launches come from the pool that all of TensorFlow shares." if v.pool == "global" else "."))
+    if v.shared >= 0.5:
+        why += f" {v.shared:.0f} of them are threads of that pool: the model's ops wait until one is free."
     if v.collective_wait_s >= limit("thread_contention.share") * job.period_s:
         why += (f" For another {percent(v.collective_wait_s / job.period_s)} GPUs wait in collectives for one that it "
                 "held up.")

@@ -25,7 +25,7 @@ from gputop.analysis.gpu.breakdown import late_by_host
 from gputop.analysis.gpu.device_time import GpuTimeline
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.host_spans import HostSpans, compiled_calls, host_spans
-from gputop.analysis.host.launch_threads import work_by_line
+from gputop.analysis.host.launch_threads import input_on_shared_threads, work_by_line
 from gputop.analysis.results import GapWork, HostOps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import training_loops
@@ -62,6 +62,7 @@ class HostCauses:
     ``compiled`` counts by function the calls in which XLA compiled it.
     ``input_together`` is the share of the time of launches held up in which tf.data's threads work, and
     ``input_threads`` the mean number of them at work then; None without such launches or threads.
+    ``input_shared_threads`` are those among them that TensorFlow's own ops need as well.
     """
 
     tracing_s: float
@@ -77,12 +78,15 @@ class HostCauses:
     compiled: Mapping[str, int] = field(default_factory=dict)
     input_together: float | None = None
     input_threads: float | None = None
+    input_shared_threads: float = 0.0
 
 
 def runs_eagerly(ops: HostOps | None) -> bool:
     """Whether the model itself runs op by op, and not only a callback."""
-    return (ops is not None and (ops.eager_share or 0.0) >= EAGER_SHARE
-            and (ops.eager_ops_per_step or 0.0) >= EAGER_OPS)
+    if ops is None or (ops.eager_share or 0.0) < EAGER_SHARE:
+        return False
+    count = ops.eager_ops_per_step if ops.eager_ops_per_step is not None else sum(op.count for op in ops.eager)
+    return count >= EAGER_OPS
 
 
 def host_causes(
@@ -103,7 +107,7 @@ def host_causes(
     unit = 1e9 * len(bounds) * len(late)
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     of_hosts = list(hosts.values())
-    together, threads = _input_at_work(trace, stalled)
+    together, threads, shared = _input_at_work(trace, stalled)
     main, executor, silent = _work(trace, gaps, len(bounds), of_hosts)
     return HostCauses(
         tracing_s=parts["tracing"] / unit, eager_s=parts["eager"] / unit,
@@ -113,7 +117,7 @@ def host_causes(
         stalled=sum(s.total for s in held_up) / parts["dispatch"] if gpu_timelines and parts["dispatch"] else None,
         placement=_by_op(trace, placed, of_hosts, len(bounds)),
         gap_main=main, gap_executor=executor, gap_silent_s=silent, compiled=compiled_calls(trace, within),
-        input_together=together, input_threads=threads,
+        input_together=together, input_threads=threads, input_shared_threads=shared,
     )
 
 
@@ -172,14 +176,18 @@ def _held_up(trace: Trace, timeline: GpuTimeline) -> Spans:
     return union(end[:-1][long], start[1:][long])
 
 
-def _input_at_work(trace: Trace, stalled: Spans) -> tuple[float | None, float | None]:
-    """How much of this time tf.data's threads work, and how many do then."""
+def _input_at_work(trace: Trace, stalled: Spans) -> tuple[float | None, float | None, float]:
+    """How much of this time tf.data works, on how many threads, and on how many that are not its own."""
     of_input = lines_of(trace, INPUT)
     if not stalled.total or not of_input.any():
-        return None, None
+        return None, None, 0.0
     work = [intersect(spans, stalled) for line, spans in work_by_line(trace).items() if of_input[line]]
-    together = merge(EMPTY, *work).total
-    return together / stalled.total, sum(spans.total for spans in work) / together if together else 0.0
+    shared = [intersect(spans, stalled) for spans in input_on_shared_threads(trace).values()]
+    together = merge(EMPTY, *work, *shared).total
+    if not together:
+        return 0.0, 0.0, 0.0
+    on_shared = sum(spans.total for spans in shared)
+    return together / stalled.total, (sum(spans.total for spans in work) + on_shared) / together, on_shared / together
 
 
 def _by_op(trace: Trace, placed: Spans, hosts: Sequence[HostSpans], steps: int) -> tuple[GapWork, ...]:

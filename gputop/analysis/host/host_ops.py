@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from gputop.analysis.host.executors import of_input_pipeline
 from gputop.analysis.results import EagerOp, HostOps, OpType
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import Spans, coverage, union
 from gputop.trace.lookups import host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
-from gputop.trace.threads import INPUT, MAIN, lines_of
+from gputop.trace.threads import MAIN, lines_of
 
 TOP = 20
 # scope/name:Type, as tensorflow/core/framework/op_def_builder.cc and node_def_util.cc allow names.
@@ -22,13 +23,12 @@ FOR_A_BATCH = r"(?:\w*Iterator\w*|OptionalHasValue|OptionalGetValue)$"
 def host_ops(trace: Trace, steps: Steps | None) -> HostOps | None:
     """Ops by type, most time first, and the eager ones; None where the trace has no TF op.
 
-    tf.data's own threads are left out. Host time is exclusive of ops inside on the same thread.
+    Those of tf.data are left out, whatever threads they run on. Host time is exclusive of ops inside on the thread.
     """
     host = trace.host
     is_op = name_mask(trace, OP)
-    elsewhere = ~lines_of(trace, INPUT)
     within = _within(trace, steps)
-    rows = np.flatnonzero(is_op[host.name] & elsewhere[host.line]) if len(host) else np.empty(0, np.int64)
+    rows = np.flatnonzero(is_op[host.name] & ~of_input_pipeline(trace)) if len(host) else np.empty(0, np.int64)
     rows = rows[_begins_in(within, host.start_ns[rows])]
     eager_rows, eager_op = _eager_calls(trace, within)
     device = trace.device

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gputop.analysis.host.executors import RUNS, of_input_pipeline
 from gputop.analysis.host.functions import COMPILE, TRACING, XLA_RUN
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, subtract, union
 from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Kind, Trace
-from gputop.trace.threads import INPUT, MAIN, lines_of
+from gputop.trace.threads import MAIN, lines_of
 
 # An op that takes longer than launching several kernels does (20-40 µs each) holds the GPU up by itself.
 LONG_OP_NS = 100_000
@@ -23,7 +24,6 @@ EAGER_PAUSE_NS = 1_000_000
 _NOT_ITS_OWN = (
     r".*:(?:\w*(?:Partitioned|Remote)Call|\w*While|\w*If|\w*Case|_?\w*(?:Send|Recv)\w*|\w*Iterator\w*|Optional\w*|NoOp|"
     r"_?\w*(?:Arg|Retval)|Collective\w*|Nccl\w*|_?Xla\w*|Barrier\w*|\w*(?:Dequeue|Enqueue)\w*)$")
-_STARTS = r"ExecutorState::Process$"
 # XLA's own threads run what Python called, later than the call; and Python that waits for a result does nothing else.
 _XLA_THREAD = re.compile(r"tf_XLA|py_xla_execute|tf_pjrt")
 _WAITS = (r"(?:\$\S+ )?(?:try_to_block|block_until_ready|_?[Aa]wait\w*|result)$|[\w:]*(?:::Await|BlockHost\w*)$|"
@@ -57,10 +57,11 @@ class HostSpans:
 def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
     """``runs_eagerly``: the model itself does, so that Python from op to op counts as eager execution."""
     here = np.array([line.host == host and line.gpu < 0 for line in trace.lines], bool)
-    main, not_input = here & lines_of(trace, MAIN), here & ~lines_of(trace, INPUT)
-    ops = _rows(trace, name_mask(trace, OP), not_input)
+    main = here & lines_of(trace, MAIN)
+    not_input = here[trace.host.line] & ~of_input_pipeline(trace)
+    ops = np.flatnonzero(name_mask(trace, OP)[trace.host.name] & not_input)
     runs = host_rows(trace, XLA_RUN)
-    runs = runs[not_input[trace.host.line[runs]]]
+    runs = runs[not_input[runs]]
     traced, called = _calls(trace, main)
     begun = _first_runs(trace, here, ops, runs, not_input)
     xla = np.array([bool(_XLA_THREAD.match(line.name)) for line in trace.lines], bool)
@@ -72,7 +73,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
         calls = joined(_union(trace, called), EAGER_PAUSE_NS)
         ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
     elif not len(ops) and host_rows(trace, _PJIT).size:
-        ops = _innermost(trace, _rows(trace, name_mask(trace, _XLA_CALLBACK), not_input))
+        ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK)[trace.host.name] & not_input))
     placed_rows = _placed(trace, ops) if trace.gpus else np.empty(0, np.int64)
     eager = EMPTY
     if runs_eagerly:
@@ -134,7 +135,8 @@ def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
 def _first_runs(trace: Trace, here: Mask, ops: I64, runs: I64, not_input: Mask) -> I64:
     """When something of a function runs on this host or is launched, in order."""
     host, device = trace.host, trace.device
-    started = _rows(trace, name_mask(trace, _STARTS), not_input)
+    started = host_rows(trace, RUNS)
+    started = started[not_input[started]]
     known = device.launch_line >= 0
     launches = device.launch_ns[known][here[device.launch_line[known]]]
     return np.sort(np.concatenate((host.start_ns[ops], host.start_ns[started], host.start_ns[runs], launches)))

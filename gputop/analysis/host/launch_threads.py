@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
+from gputop.analysis.host.executors import input_executors
 from gputop.analysis.host.host_ops import OP
 from gputop.analysis.results import LaunchThread, LaunchThreads
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, subtract, union
@@ -46,7 +47,8 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
     windows = [timeline.window_ns for timeline in gpu_timelines]
     on_time = subtract(union([a for a, _ in windows], [b for _, b in windows]), late)
     of_input = lines_of(trace, INPUT)
-    at_work = [spans for line, spans in work.items() if of_input[line]]
+    shared = input_on_shared_threads(trace)
+    at_work = [*(spans for line, spans in work.items() if of_input[line]), *shared.values()]
     input_work = merge(*at_work) if of_input.any() and at_work else EMPTY if of_input.any() else None
     busy = _overlaps(work, launching)
     waits = lines_of(trace, MAIN)  # a thread of Python's shows its call while it waits, so it counts where it launches
@@ -57,7 +59,8 @@ def launch_threads(trace: Trace, gpu_timelines: Sequence[GpuTimeline]) -> Launch
         input_busy_late=_share(input_work, late), input_busy=_share(input_work, on_time),
         late_s=late.total / 1e9 if gpu_timelines else None,
         busy_threads_at_launch=sum(n for line, n in busy.items() if not waits[line]) / per if per else None,
-        input_threads_at_launch=(sum(n for line, n in busy.items() if of_input[line]) / per
+        input_threads_at_launch=((sum(n for line, n in busy.items() if of_input[line])
+                                  + sum(_overlaps(shared, launching).values())) / per
                                  if per and of_input.any() else None),
         cpus=cpu_budget(trace),
     )
@@ -77,6 +80,15 @@ def work_by_line(trace: Trace) -> dict[int, Spans]:
     of_input = lines_of(trace, INPUT)
     if of_input.any() and len(host):
         rows = np.flatnonzero(name_mask(trace, _INPUT_WORK)[host.name] | ~of_input[host.line])
+    return {line: union(host.start_ns[rows[at]], host.end_ns[rows[at]])
+            for line, at in by_line(host.line[rows]).items()}
+
+
+def input_on_shared_threads(trace: Trace) -> dict[int, Spans]:
+    """When each thread that is not tf.data's own runs a function of tf.data."""
+    host, of_input = trace.host, lines_of(trace, INPUT)
+    rows = input_executors(trace)
+    rows = rows[~of_input[host.line[rows]]] if len(rows) else rows
     return {line: union(host.start_ns[rows[at]], host.end_ns[rows[at]])
             for line, at in by_line(host.line[rows]).items()}
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gputop.analysis.host.executors import RUNS, STARTS_FUNCTION
 from gputop.analysis.results import Pipeline, Stage
 from gputop.trace.int_map import IntMap
 from gputop.trace.lookups import host_rows, host_stat
@@ -21,9 +22,7 @@ from gputop.trace.nesting import nest
 
 ITERATOR = r"Iterator::"
 _POSITION = re.compile(r"\[\d+\]")
-_STARTS_FUNCTION = r"InstantiatedCapturedFunction::Run"
 _PRODUCES = r"Parallel\w*Produce$|MapAndBatch\w*Produce$"
-_RUNS_FUNCTION = r"ExecutorState::Process$"
 _HANDS_ON = re.compile(r"(?:Root|Prefetch|Options|Model|MaxIntraOpParallelism|PrivateThreadPool)$")
 _CUTS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
 _PARALLEL = re.compile(r"Parallel|MapAndBatch")
@@ -159,7 +158,7 @@ def _function_time(trace: Trace, calls: _Calls) -> dict[int, int]:
     the stage below.
     """
     host = trace.host
-    started, produced = host_rows(trace, _STARTS_FUNCTION), host_rows(trace, _PRODUCES)
+    started, produced = host_rows(trace, STARTS_FUNCTION), host_rows(trace, _PRODUCES)
     if not len(started):
         return {}
     rows = np.concatenate((calls.rows, produced, started))
@@ -176,7 +175,7 @@ def _function_time(trace: Trace, calls: _Calls) -> dict[int, int]:
     has, ids = _keys(trace, started, "id")
     matched = has & (stage_of_start >= 0)
     of_id = IntMap(dict(zip(ids[matched].tolist(), stage_of_start[matched].tolist(), strict=True)))
-    runs = host_rows(trace, _RUNS_FUNCTION)
+    runs = host_rows(trace, RUNS)
     has, ids = _keys(trace, runs, "id")
     runs, stage_of_run = runs[has], of_id(ids[has])
     length = (host.end_ns[runs] - host.start_ns[runs])[stage_of_run >= 0]

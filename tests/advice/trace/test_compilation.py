@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gputop.diagnosis.diagnose import analyze_trace
+from gputop.trace.eager_calls import add_eager_stats
 from tests.advice.trace.host_jobs import chained, eager, found, gap, kernels, missing, retraced
-from tests.advice.trace.traces import STEP, STEPS
+from tests.advice.trace.traces import STEP, STEPS, findings
 from tests.trace.build import Builder
 
 
@@ -79,3 +80,28 @@ def test_rows_of_elementwise_kernels(row, part, severity):
 def test_where_xla_is_seen_it_is_not_off():
     assert "xla_off" not in found(chained(8, xla=True))
     assert "xla_off" not in found(chained(8).run(0, STEP * 20, 5, "input_fusion_3", launch=STEP * 19))
+
+
+@pytest.mark.parametrize("named", ["EagerExecute: {}", "EagerKernelExecute", "TFE_Py_FastPathExecute_C"])
+def test_eager_execution_by_the_names_of_each_version(named):
+    """``b`` of the newer version, rewritten as an older one records it."""
+    b = eager(80, 60)
+    events = []
+    for name, line, start, length, stats in b._host:
+        op = stats.get("eager_op")
+        old = {key: value for key, value in stats.items() if key not in ("eager_op", "is_func")}
+        events.append((name if op is None else named.format(op), line, start, length, old))
+    trace = b.build()
+    b._host[:] = events
+    old_trace = b.build()
+    add_eager_stats(old_trace.host, old_trace.names, _number(old_trace.names))
+    assert "eager_execution" in findings(trace)
+    assert "eager_execution" in findings(old_trace)
+
+
+def _number(names):
+    def number(name):
+        if name not in names:
+            names.append(name)
+        return names.index(name)
+    return number

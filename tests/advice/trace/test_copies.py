@@ -56,3 +56,22 @@ def test_small_or_hidden_copies_are_no_finding():
     for i in range(STEPS):
         b.run(0, i * STEP + 100, 15_000, "MemcpyH2D", kind=Kind.H2D, stream=2, launch=i * STEP + 10)
     assert "copies_excessive" not in findings(b)
+
+
+@pytest.mark.parametrize(("op", "words"), [
+    ("image_summary/write:WriteImageSummary", "summaries"), ("model/EagerPyFunc:EagerPyFunc", "runs on the host"),
+    ("metrics/mean/div:DivNoNan", "Read results back less often"),
+])
+def test_copies_to_the_host_are_told_with_the_ops_that_ask_for_them(op, words):
+    b = copying(Kind.D2H, 4_000)
+    for event in b._device:
+        if event["kind"] == Kind.D2H:
+            event["op"] = op
+    f = findings(b)["copies_excessive"]
+    assert words in f.action and op.split(":")[0] in f.why and "feed" not in f.action
+
+
+def test_pageable_copies_to_the_host_are_not_cured_by_feeding():
+    f = findings(copying(Kind.D2H, 4_000, MemoryKind.PAGEABLE))["copies_pageable"]
+    assert "Feed" not in f.action and "Read results back less often" in f.action and "back to the host" in f.why
+    assert "prefetch" not in (f.snippet or "")

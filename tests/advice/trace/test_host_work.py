@@ -132,3 +132,17 @@ def test_ops_that_launch_or_wait_or_belong_to_the_input_are_no_placement():
     no_gpu = keras_steps(Builder(gpus=0), 5, STEP, STEP - 50).host("a:EagerPyFunc", 10, 9_000, line="tf_Compute/1")
     assert "without a GPU" in missing(no_gpu)["host_placement"]
     assert "host_tracer_level" in missing(gap(0.3))["host_placement"]
+
+
+def test_an_op_of_a_function_of_tf_data_is_no_op_of_the_model():
+    """A PyFunc in Dataset.from_generator runs on a thread of the pool that the model uses."""
+    b = placed(0.3)
+    for i in range(STEPS + 1):
+        b.host("InstantiatedCapturedFunction::Run", i * STEP, STEP - 10, line="tf_data_iterator/1", id=9)
+        b.host("ExecutorState::Process", i * STEP + 1, STEP - 12, line="tf_Compute/1", id=9)
+    assert "host_placement" not in found(b)
+    b = placed(0.3)
+    for i in range(STEPS + 1):  # the model's own executor
+        b.host("InstantiatedCapturedFunction::Run", i * STEP, STEP - 10, line="tf_data_iterator/1", id=9)
+        b.host("ExecutorState::Process", i * STEP + 1, STEP - 12, line="tf_Compute/1", id=7)
+    assert "host_placement" in found(b)

@@ -124,4 +124,7 @@ def test_without_costs_there_is_no_figure():
 
 
 def test_a_stage_unlike_the_others_gets_general_advice():
-    assert cured(pipeline(("Prefetch", 0, 1), ("Shuffle", 0.1, 1))).action == suggest_fix_by_name("Shuffle").action
+    fix = cured(pipeline(("Prefetch", 0, 1), ("Shuffle", 0.1, 1)))
+    assert "less to do" in fix.action and "prefetch" not in f"{fix.action} {fix.snippet}"
+    for stage in ("Map", "Shuffle", "BatchV2", "TFRecord", "ParallelMapV2", None):
+        assert "prefetch(" not in suggest_fix_by_name(stage, prefetches=True).snippet

@@ -64,3 +64,12 @@ def test_launch_abstains_without_launches():
         b.run(0, i * 200, 100, KERNEL)
     a = analyze_trace(b.build())
     assert "correlation" in abstained(a)["launch_bound"] and not a.findings
+
+
+def test_a_jitted_function_is_not_told_to_be_jitted():
+    b = Builder()
+    for i in range(STEPS):
+        b.host("PjitFunction(train_step)", i * STEP, STEP - 50)
+    fill(b, 0, 50, STEP, 10, 30)
+    f = findings(b)["launch_bound"]
+    assert "jax.jit" not in (f.snippet or "") and "scan" in (f.snippet or "") and "compiled already" in f.action

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.advice.trace.host_jobs import contended, found, missing
+from tests.advice.trace.traces import STEP, STEPS
 from tests.trace.build import Builder
 
 
@@ -26,3 +27,14 @@ def test_no_contention_without_all_of_its_evidence(b):
 def test_contention_abstains_without_the_cpus_and_without_launches():
     assert "cpu_budget" in missing(contended(6, cpus=0))["thread_contention"]
     assert "host_tracer_level" in missing(Builder(gpus=1).run(0, 0, 100))["thread_contention"]
+
+
+def test_functions_of_tf_data_on_the_threads_of_the_model():
+    """No thread of tf.data's own works: its functions take three of the four threads that run the model's ops."""
+    b = contended(0, cpus=16)
+    for i in range(STEPS + 1):
+        for thread in range(2, 5):
+            b.host("InstantiatedCapturedFunction::RunAsync", i * STEP, 5, line="tf_data_iterator/1", id=90 + thread)
+            b.host("ExecutorState::Process", i * STEP + 10, STEP * 0.9, line=f"tf_Compute/{thread}", id=90 + thread)
+    f = found(b)["thread_contention"]
+    assert "TF_GPU_THREAD_MODE=gpu_private" in (f.snippet or "") and "threads of that pool" in f.why
