@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -13,7 +13,8 @@ from gputop.advice.trace.facts import TraceFacts
 from gputop.core.errors import GputopError
 from gputop.text.units import printable
 from gputop.timeline.idle_gaps import RankedIdleGap, rank_idle_gaps
-from gputop.timeline.layout import Writer
+from gputop.timeline.layout import Description, Writer
+from gputop.timeline.model import IdleGap
 from gputop.timeline.rows import Rows, rows_of, tracks
 from gputop.trace.intervals import Spans
 from gputop.trace.model import I64, Trace
@@ -52,14 +53,12 @@ def _write(facts: TraceFacts, rows: Rows, found: list[RankedIdleGap], out: Write
         out.column(f"{column}_end", np.int64, [np.cumsum([len(text) for text in raw], dtype=np.int64)])
     bounds = facts.steps.bounds_ns if facts.steps is not None else ()
     out.column("steps", np.int64, [np.array(bounds, np.int64).ravel()])
-    out.finish({
-        "window_ns": trace.window_ns, "paths": [printable(path) for path in trace.paths], "simulated": trace.simulated,
-        "events": trace.event_count,
-        "quality": [[note.id, printable(note.message)] for note in facts.analysis.trace.quality],
-        "rows": [asdict(row) for row in rows.rows], "bounds": rows.bounds,
-        "streams": {str(gpu): own for gpu, own in rows.streams.items()}, **tracks_of_rows,
-        "idle_gaps": _with_ends(found, rows),
-    })
+    out.finish(Description(
+        window_ns=trace.window_ns, paths=tuple(map(printable, trace.paths)), simulated=trace.simulated,
+        events=trace.event_count,
+        quality=tuple((note.id, printable(note.message)) for note in facts.analysis.trace.quality),
+        rows=tuple(rows.rows), bounds=rows.bounds, streams=rows.streams, idle_gaps=_with_ends(found, rows),
+        **tracks_of_rows))
 
 
 def _tracks(trace: Trace, rows: Rows, out: Writer) -> dict[str, Any]:
@@ -147,17 +146,16 @@ def _ending(starts: I64, ends: I64, at: I64, end: I64) -> I64:
     return found
 
 
-def _with_ends(found: list[RankedIdleGap], rows: Rows) -> list[dict[str, Any]]:
-    """The idle gaps as JSON; the device event that ended one becomes the (row, index) of its range."""
+def _with_ends(found: list[RankedIdleGap], rows: Rows) -> tuple[IdleGap, ...]:
+    """The idle gaps; the device event that ended one becomes the (row, index) of its range."""
     place = np.empty(len(rows.of_device), np.int64)
     place[rows.of_device] = np.arange(len(place))
     first = np.array([rows.bounds[row.key][0] if row.kind == "stream" else -1 for row in rows.rows])
     streams = np.flatnonzero(first >= 0)  # in the order of the file
     out = []
     for idle_gap, event in found:
-        entry = asdict(idle_gap)
         if event is not None:
             row = int(streams[np.searchsorted(first[streams], place[event], side="right") - 1])
-            entry["ends"] = (row, int(place[event] - first[row]))
-        out.append(entry)
-    return out
+            idle_gap = replace(idle_gap, ends=(row, int(place[event] - first[row])))
+        out.append(idle_gap)
+    return tuple(out)

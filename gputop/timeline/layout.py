@@ -10,18 +10,38 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
+from gputop.core.codec import parse, to_document
 from gputop.core.errors import GputopError
+from gputop.timeline.model import IdleGap, Row
 
 _MAGIC = b"gputopTL"
 VERSION = 1  # a file is read by the gputop that wrote it, so there is no other
 _HEAD = struct.Struct("<8sIIQQ")  # magic, version, CRC-32 of the description, its offset, its length
 _ALIGN = 8
+
+
+class Description(Struct):
+    """What a timeline is besides its columns."""
+
+    window_ns: tuple[int, int]
+    paths: tuple[str, ...]
+    simulated: bool
+    events: int
+    quality: tuple[tuple[str, str], ...]  # id and message of each note
+    rows: tuple[Row, ...]
+    bounds: list[tuple[int, int]]  # of each row: its first event, and the one after its last
+    streams: dict[int, list[int]]  # of the row of each GPU: those of its streams
+    idle_gaps: tuple[IdleGap, ...]
+    all: list[int]  # of each row: its track of spans
+    kinds: list[list[tuple[int, int]]]  # of each row: a kind's code and its track
+    edges: list[int]  # where each track begins
 
 
 class Writer:
@@ -45,9 +65,9 @@ class Writer:
             self._put(np.ascontiguousarray(piece, kind).data)
         self._columns[name] = (offset, kind.str, (self._at - offset) // kind.itemsize)
 
-    def finish(self, about: Mapping[str, Any]) -> None:
+    def finish(self, about: object) -> None:
         """Write the description, then the head."""
-        text = json.dumps({**about, "columns": self._columns}, allow_nan=False).encode()
+        text = json.dumps({**to_document(about), "columns": self._columns}, allow_nan=False).encode()
         offset = self._at
         self._put(text)
         self._file.seek(0)
@@ -78,7 +98,7 @@ def mapped(file: BinaryIO) -> tuple[dict[str, npt.NDArray], dict[str, Any]]:
         text = whole[offset:].tobytes()
         if zlib.crc32(text) != check:
             raise ValueError("its description is damaged")
-        about = json.loads(text)
+        about = parse(text)
         columns = {}
         for name, (start, dtype, count) in about.pop("columns").items():
             end = start + count * np.dtype(dtype).itemsize

@@ -14,8 +14,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from gputop.timeline.layout import damaged, mapped
-from gputop.timeline.model import KINDS, HostWork, IdleGap, Range, Row
+from gputop.core.codec import convert
+from gputop.timeline.layout import Description, damaged, mapped
+from gputop.timeline.model import KINDS, Range
 
 I64 = npt.NDArray[np.int64]
 _BLOCK = 4096  # events searched first; each further block is four times as large
@@ -31,24 +32,19 @@ class Timeline:
     """
 
     def __init__(self, columns: dict[str, npt.NDArray], about: dict[str, Any]) -> None:
-        self.window_ns: tuple[int, int] = tuple(about["window_ns"])
-        self.paths: tuple[str, ...] = tuple(about["paths"])
-        self.simulated: bool = about["simulated"]
-        self.events: int = about["events"]
-        self.quality: tuple[tuple[str, str], ...] = tuple((id_, message) for id_, message in about["quality"])
-        self.rows: tuple[Row, ...] = tuple(Row(**row) for row in about["rows"])
-        self.idle_gaps: tuple[IdleGap, ...] = tuple(map(_idle_gap, about["idle_gaps"]))
+        description = convert(about, Description)
+        self.window_ns, self.simulated, self.paths = description.window_ns, description.simulated, description.paths
+        self.events, self.quality = description.events, description.quality
+        self.rows, self.idle_gaps = description.rows, description.idle_gaps
         self.steps_ns: I64 = columns["steps"].reshape(-1, 2)
         self._columns = columns
         self._start, self._end = columns["start"], columns["end"]
         self._name, self._op = columns["name"], columns["op"]
-        self._bounds: list[tuple[int, int]] = [(first, last) for first, last in about["bounds"]]
-        self._streams: dict[int, list[int]] = {int(gpu): own for gpu, own in about["streams"].items()}
+        self._bounds, self._streams = description.bounds, description.streams
         self._span_start, self._span_end = columns["span_start"], columns["span_end"]
         self._span_before = columns["span_before"]
-        self._edges = np.array(about["edges"], np.int64)
-        self._all: list[int] = about["all"]
-        self._kinds: list[list[tuple[int, int]]] = about["kinds"]
+        self._edges = np.array(description.edges, np.int64)
+        self._all, self._kinds = description.all, description.kinds
         self._texts: dict[int, str] = {}
         self._sought: tuple[str, npt.NDArray[np.bool_]] = "", np.empty(0, np.bool_)
 
@@ -364,8 +360,3 @@ def _blocks(first: int, stop: int, back: bool = False) -> Iterator[tuple[int, in
             yield first, min(stop, first + size)
             first += size
         size = min(4 * size, 1 << 20)
-
-
-def _idle_gap(entry: dict[str, Any]) -> IdleGap:
-    return IdleGap(**{**entry, "gpus": tuple(entry["gpus"]), "work": tuple(HostWork(**work) for work in entry["work"]),
-                      "ends": tuple(entry["ends"]) if entry["ends"] else None})

@@ -9,10 +9,11 @@ import struct
 import numpy as np
 import pytest
 
+from gputop.core.codec import to_document
 from gputop.core.errors import GputopError
 from gputop.diagnosis.diagnose import examine
 from gputop.timeline.build import build
-from gputop.timeline.layout import VERSION, Writer, mapped
+from gputop.timeline.layout import VERSION, Description, Writer, mapped
 from gputop.timeline.reader import Timeline
 from tests.trace.build import Builder
 
@@ -78,6 +79,15 @@ def test_another_version_and_another_description(tmp_path, whole):
         writer.column("start", np.int64, [np.arange(5)])
         writer.finish({"window_ns": [0, 1]})
     with pytest.raises(GputopError, match="not as expected"):
+        Timeline.open(path)
+
+
+def test_a_value_of_another_type_is_told_with_its_place(tmp_path):
+    about = to_document(Description((0, 1), (), False, 1, (), (), [], {}, (), [], [], [0]))
+    path = tmp_path / "other"
+    with path.open("wb") as file:
+        Writer(file).finish({**about, "events": "many"})
+    with pytest.raises(GputopError, match="events: str where a whole number belongs"):
         Timeline.open(path)
 
 
