@@ -44,9 +44,14 @@ class Explanation:
     per: Literal["step", "sample"] = "step"
 
 
-def finding(rule: Rule, verdict: Verdict, words: Explanation, caveat: str | None = None) -> Finding:
-    """The finding of a rule. ``caveat`` says what little it rests on: it caps the severity where the rule's does."""
-    why = words.why
+def finding(
+    rule: Rule, verdict: Verdict, words: Explanation, caveat: str | None = None, remark: str | None = None,
+) -> Finding:
+    """The finding of a rule. ``caveat`` says what little it rests on: it caps the severity where the rule's does.
+
+    ``remark`` is a sentence that caps nothing.
+    """
+    why = f"{words.why} {remark}" if remark else words.why
     severity = verdict.severity or severity_of(verdict.share)
     if caveat and rule.severity == "by_share_capped":
         severity, why = at_most(severity, "medium"), f"{why} {caveat}"

@@ -50,7 +50,9 @@ class StepTimes(Struct, frozen=True):
     ``iterations_per_step`` is above 1 where one anchor packs several optimizer steps.
     ``dropped`` counts incomplete and warm-up steps left out. ``phase`` is "training", "evaluation"
     or "prediction" where the trace shows it, else "unknown"; ``left_out_s`` the seconds in the
-    window spent in other step functions, by their phase.
+    window spent in other step functions, by their phase. ``unit`` is "step", or "period" where all that is known is a
+    sequence of kernels that a GPU repeats: a layer of the model or its step. ``start_up`` says what of a job's start
+    (autotuning, compilation) ran in all of them; empty: nothing was seen.
     """
 
     anchor: str
@@ -64,6 +66,8 @@ class StepTimes(Struct, frozen=True):
     iterations_per_step: float = 1.0
     phase: str = "unknown"
     left_out_s: Mapping[str, float] = field(default_factory=dict)
+    unit: str = "step"
+    start_up: str = ""
 
 
 class Breakdown(Struct, frozen=True):
@@ -552,7 +556,8 @@ class LaunchOrder(Struct, frozen=True):
 class Replicas(Struct, frozen=True):
     """The GPUs that compute, against each other. What could not be judged is None and has its reason in ``missing``.
 
-    ``basis``: whether ``work`` is per "step" or in the "window". ``gpu0_ratio`` is GPU 0's ``compute_ratio``.
+    ``basis``: whether ``work`` is per "step" (or "period") or in the "window". ``gpu0_ratio`` is GPU 0's
+    ``compute_ratio``.
     """
 
     basis: str

@@ -102,6 +102,23 @@ def examine(trace: Trace, params: int | None = None) -> TraceFacts:
         analysis, findings=advice.findings, abstained=advice.abstained))
 
 
+def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
+    """What to bear in mind where the steps are not those of a job that trains steadily."""
+    notes = []
+    if steps.times.unit == "period":
+        notes.append(TraceNote("no_steps", (
+            f"Nothing marks training steps. There is {steps.times.anchor}, {steps.count} times: a layer of the model "
+            "or its step, the trace does not tell which. Figures are per period of it. To find steps, mark them with "
+            f"{how_to_mark_steps(trace)}.")))
+    if steps.times.start_up:
+        which = "The only step" if steps.count == 1 else f"All {steps.count} steps"
+        notes.append(TraceNote("start_up", (
+            f"{which} of this window belong{'s' if steps.count == 1 else ''} to the job's start: "
+            f"{steps.times.start_up}. Later steps are shorter: nothing is concluded from these about them. Capture "
+            "again once the job trains steadily.")))
+    return notes
+
+
 def _notes(trace: Trace, steps: Steps | None, device_events: bool) -> list[TraceNote]:
     """The reader's notes, and what the analyses themselves have to add to them."""
     notes = [TraceNote(note.id, note.message) for note in trace.quality]
@@ -116,6 +133,7 @@ def _notes(trace: Trace, steps: Steps | None, device_events: bool) -> list[Trace
                                               "the window: take the figures as a sample, or capture longer."))
     if steps is not None:
         notes += evaluation_note(steps.times)
+        notes += _steps_that_are_none(trace, steps)
     without = no_collectives(trace)
     if without is not None:
         notes.append(TraceNote("no_collectives", without))

@@ -58,8 +58,8 @@ def _steps(a: Analysis, width: int) -> Iterator[str]:
         yield "Step     not found"
         return
     yield from wrap(f"{seconds(s.median_s)} median, {seconds(s.mean_s)} mean, {seconds(s.p95_s)} 95th percentile",
-                    width, "Step     ")
-    text = f"{_number(s.count, 'step')} by {s.anchor}, confidence {s.confidence}"
+                    width, f"{s.unit.capitalize():<9}")
+    text = f"{_number(s.count, s.unit)} by {s.anchor}, confidence {s.confidence}"
     if s.dropped:
         text += f"; {s.dropped} incomplete or warm-up left out"
     if s.iterations_per_step > 1:
@@ -72,7 +72,9 @@ def _breakdown(a: Analysis, width: int) -> Iterator[str]:
     if a.breakdown is None:
         return
     parts, total = a.breakdown.known, a.breakdown.total
-    yield f"Where the mean step of {seconds(total)} goes" + (", mean over the GPUs" if len(a.gpus) > 1 else "")
+    unit = a.steps.unit if a.steps is not None else "step"
+    which = "only" if a.steps is not None and a.steps.count == 1 else "mean"
+    yield f"Where the {which} {unit} of {seconds(total)} goes" + (", mean over the GPUs" if len(a.gpus) > 1 else "")
     for part in WORK_FIRST:
         share = parts.get(part.id, 0.0) / total if total else 0.0
         if share >= 0.0005:
@@ -103,7 +105,7 @@ def _collectives(a: Analysis, width: int) -> Iterator[str]:
         return
     text = f"{seconds(c.summed_s)} summed over GPUs"
     if c.count_per_step is not None:
-        text += f", {c.count_per_step:.3g} per step"
+        text += f", {c.count_per_step:.3g} per {a.steps.unit if a.steps else 'step'}"
     if c.transfer_s is None or c.waiting is None:
         text += f"; how much of it is waiting is not known: {c.reason}"
     else:
@@ -134,7 +136,7 @@ def _advice(a: Analysis, width: int) -> Iterator[str]:
         if a.findings:
             yield ""
     for i, finding in enumerate(a.findings, 1):
-        yield from _finding(i, finding, width, "step" if a.steps else "window")
+        yield from _finding(i, finding, width, a.steps.unit if a.steps else "window")
         yield ""
     yield from wrap(_unexplained(a), width)
     if a.abstained:

@@ -58,7 +58,7 @@ def gaps(a: Analysis, width: int) -> Iterator[str]:
     g = a.gaps
     if g is None or a.steps is None or g.total_s_per_step < _WORTH_GAPS * a.steps.mean_s:
         return
-    yield from _labeled("Gaps", f"{seconds(g.total_s_per_step)} per step, {g.what}", width)
+    yield from _labeled("Gaps", f"{seconds(g.total_s_per_step)} per {a.steps.unit}, {g.what}", width)
     parts = [(work.name, work.s_per_step) for work in g.main]
     if g.no_event_s_per_step is not None:
         parts.append(("(no event: Python)", g.no_event_s_per_step))

@@ -197,8 +197,7 @@ def test_mfu_waits_for_an_8_byte_copy_in_each_layer():
 @pytest.mark.parametrize("file", sorted(DATA.glob("xplane_nvidia/*.*[bz]")), ids=lambda f: f.name)
 def test_native_traces_whose_fetched_losses_nothing_waits_for(file):
     found = {id_ for f in analyze(str(file)).findings for id_ in f.ids}
-    if not file.name.startswith("mirrored_4v100_mnist"):  # the start of a job, with 43 copies of a few bytes
-        assert "sync_copies" not in found
+    assert "sync_copies" not in found
     # Text is split in the model of one; the generator's PyFunc of others is the input pipeline itself.
     assert ("host_placement" in found) == file.name.startswith("mirrored_4v100_text")
     assert ("eager_execution" in found) == file.name.startswith("autoencoder_eager")

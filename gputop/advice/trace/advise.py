@@ -32,9 +32,13 @@ def _outcome(rule: Rule, facts: TraceFacts, job: Job) -> Finding | Abstained | N
         missing = MISSING[need](facts)
         if missing is not None:
             return Abstained(rule.id, missing)
+    steps = facts.analysis.steps
+    if steps is not None and steps.start_up and rule.costs_time:
+        return Abstained(rule.id, f"steps after the start: those of this window hold {steps.start_up}")
     verdict = rule.function("judge")(facts)
     if verdict is None:
         return None
     if isinstance(verdict, Missing):
         return Abstained(rule.id, verdict.what)
-    return finding(rule, verdict, rule.function("describe")(verdict, job), facts.small_sample_caveat)
+    return finding(rule, verdict, rule.function("describe")(verdict, job), facts.small_sample_caveat,
+                   facts.few_steps_caveat)

@@ -143,7 +143,7 @@ def _rates(gpus: list[GpuUse], way: str, facts: TraceFacts) -> dict[str, float]:
     sizes = [gpu.copies_bytes.get(way) for gpu in gpus if way in gpu.copies_s]
     windows = sum(gpu.window_s for gpu in gpus)
     scale = facts.period_s / windows if windows else 0.0
-    per = "per_step" if facts.basis == "step" else "in_window"
+    per = "in_window" if facts.basis == "window" else f"per_{facts.basis}"
     out = {f"{way}_count_{per}": sum(gpu.copies_count.get(way, 0) for gpu in gpus) * scale}
     known = [size for size in sizes if size is not None]
     if known and len(known) == len(sizes) and seconds:

@@ -34,7 +34,7 @@ class TraceFacts:
     analysis: Analysis
     steps: Steps | None
     shares: Mapping[str, float] | None
-    basis: str  # "step" or "window"
+    basis: str  # "step", "window", or "period": of a kernel sequence that may be a layer or the step
     period_s: float
     framework: str  # tensorflow, jax, pytorch or unknown
     params: int | None = None
@@ -62,6 +62,15 @@ class TraceFacts:
         return f"This rests on {about}{kernels:.0f} kernels per GPU only; capture longer to be sure."
 
     @property
+    def few_steps_caveat(self) -> str | None:
+        """A sentence where shares are of fewer steps than can stand for the job's, if of many kernels; else None."""
+        steps = self.steps.count if self.steps else 0
+        if not 0 < steps < limit("few.steps") or self.small_sample_caveat is not None:
+            return None
+        return (f"The window holds {steps} whole step{'' if steps == 1 else 's'}: whether the job's other steps are "
+                "like that is not known.")
+
+    @property
     def steps_or_window(self) -> int:
         """How many steps a sum over all of ``judged_spans`` is of; 1 without steps."""
         return self.steps.count if self.steps else 1
@@ -82,7 +91,7 @@ class TraceFacts:
         cls, trace: Trace, gpu_timelines: Sequence[GpuTimeline], analysis: Analysis, steps: Steps | None,
         waits: CollectiveWaits | None, host: HostCauses | None, params: int | None = None,
     ) -> TraceFacts:
-        parts, basis = analysis.breakdown, "step"
+        parts, basis = analysis.breakdown, steps.times.unit if steps is not None else "step"
         if parts is None and steps is None and (gpu_timelines or not trace.gpus):
             basis = "window"
             lo, hi = trace.window_ns

@@ -13,7 +13,7 @@ JITTED = r"PjitFunction\("  # a call of a function that jax.jit made
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    basis: str  # what shares are of: "step" or "window"
+    basis: str  # what shares are of: "step", "window" or "period"
     period_s: float  # length of one step, or of the window
     framework: str  # tensorflow, jax, pytorch or unknown
     loop: str  # how the training loop is written (gputop.advice.trace.training_loop)

@@ -27,7 +27,7 @@ _LAUNCHES_KNOWN = 0.5  # of a GPU's compute kernels; below, what is known may be
 def replicas(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> Replicas:
     """All comparisons that the trace allows."""
     gpu_timelines = [timeline for timeline in gpu_timelines if timeline.compute.total]
-    basis = "window" if steps is None else "step"
+    basis = "window" if steps is None else steps.times.unit
     parts = ("work", "compute", "busy", "first_kernel", "launches")
     if len(gpu_timelines) < 2:
         reason = "only one GPU computes in this trace" if gpu_timelines else "no GPU computes in this trace"

@@ -1,4 +1,8 @@
-"""The sequence of kernels that a GPU repeats: steps, where nothing marks them."""
+"""The sequence of kernels that a GPU repeats, where nothing marks steps.
+
+Layers of a model are alike: such a sequence may be one of them and not the step. It is the step where the optimizer's
+kernels are part of it, because those run once per step; else nothing tells which it is.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gputop.trace.lookups import name_mask
 from gputop.trace.model import I64, Kind, Trace
 
 # A repeating kernel sequence counts as steps only if it is this long, this often, this alike, this regular.
@@ -15,14 +20,20 @@ _MIN_PERIOD_NAMES = 3
 _MIN_PERIODS = 3
 _MIN_MATCH = 0.98
 _MAX_VARIATION = 0.25
+# Kernels and ops of optimizers in TensorFlow (ResourceApplyAdam), JAX (optax' scopes) and PyTorch
+# (multi_tensor_apply_kernel, which its fused and foreach optimizers run).
+_OPTIMIZER = (r"(?i).*(?:multi_tensor_apply|adam|adagrad|rmsprop|momentum|lamb_|\blars|\bsgd|resourceapply|"
+              r"apply_?gradient|optax)")
 
 
 class KernelSequence(NamedTuple):
-    """``gpu`` is an index into ``Trace.gpus``; ``period`` kernels begin anew at each of ``start_ns``."""
+    """``gpu`` is an index into ``Trace.gpus``; ``period`` kernels begin anew at each of ``start_ns``. ``is_step``:
+    the optimizer's kernels are among them."""
 
     gpu: int
     period: int
     start_ns: I64
+    is_step: bool
 
 
 def kernel_sequence(trace: Trace) -> KernelSequence | None:
@@ -46,7 +57,9 @@ def kernel_sequence(trace: Trace) -> KernelSequence | None:
     length = np.diff(first)
     if len(length) < _MIN_PERIODS - 1 or length.std() > _MAX_VARIATION * length.mean():
         return None
-    return KernelSequence(gpu, period, first)
+    optimizer = name_mask(trace, _OPTIMIZER)
+    is_step = bool((optimizer[names] | optimizer[device.tf_op[kernels]]).any())
+    return KernelSequence(gpu, period, first, is_step)
 
 
 def _period(names: npt.NDArray) -> int | None:

@@ -7,6 +7,7 @@ marks steps and nothing surely repeats, there are none: :func:`find_steps` retur
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,12 +15,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from gputop.analysis.host.functions import COMPILE
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.kernel_sequence import kernel_sequence
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
 from gputop.analysis.steps.training_loops import GET_NEXT
+from gputop.text.units import seconds
 from gputop.trace.int_map import IntMap
+from gputop.trace.intervals import coverage, union
 from gputop.trace.lookups import host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
@@ -40,6 +44,13 @@ _CONTIGUOUS_SHARE = 0.02
 # The host runs ahead of the GPU where the steps' kernels take this many times as long as the host's calls for them:
 # then its marks tell no step time. gputop's own figure; a queue that is merely deep keeps the same pace.
 _AHEAD_FACTOR = 1.5
+# cuDNN's check of the buffers around each algorithm that it tries, in TensorFlow (redzone_checker) and XLA.
+_AUTOTUNING = r"(?i).*redzone"
+# The profiler's own end, in JAX and in TensorFlow's and PyTorch's Python.
+_PROFILER_STOP = (r"\$profiler\.py:\d+ stop_trace|ProfilerSession::(?:CollectData|Stop)|stop_trace$|"
+                  r"\$profiler_v2\.py:\d+ stop")
+_FEW = 3  # steps; of fewer each may be the first
+_START_UP_SHARE = 0.5  # of a step that goes into compilation
 _MIN_LOOP_CALLS = 3  # calls of one name, to be taken for those of a loop
 
 
@@ -56,13 +67,15 @@ class _Anchors:
     packs_iterations: bool = False
     phase: str = UNKNOWN
     left_out_s: Mapping[str, float] = field(default_factory=dict)
+    bounds_ns: I64 | None = None  # of the steps, shape (n, 2), where they are known one by one and not by their starts
+    unit: str = "step"
 
 
 def find_steps(trace: Trace) -> Steps | None:
     """The steps of the window by the most trusted anchor there is, or None where nothing is sure enough."""
     finders: tuple[Callable[[Trace], _Anchors | None], ...] = (
-        _profiler_steps, _step_markers, _keras_functions, _jax_executions, _root_functions, _eager_loop,
-        _kernel_sequence,
+        _profiler_steps, _step_markers, _keras_functions, _jax_executions, _root_functions, _few_calls, _viewer_steps,
+        _eager_loop, _kernel_sequence,
     )
     for finder in finders:
         anchors = finder(trace)
@@ -70,7 +83,10 @@ def find_steps(trace: Trace) -> Steps | None:
             continue
         bounds, whole = _bounds(anchors)
         bounds = _recorded(trace, bounds)
+        bounds = _without_profilers_end(trace, bounds)
+        bounds, first = _without_start_up(trace, bounds)
         bounds, dropped = _without_warm_up(bounds)
+        dropped += first
         # Calls whose lengths never settle are not the steps of a loop.
         if len(bounds) >= anchors.min_steps and (anchors.confidence == "high" or dropped <= len(bounds)):
             calls, on_gpu = bounds, _on_the_gpu(trace, bounds)
@@ -84,6 +100,8 @@ def find_steps(trace: Trace) -> Steps | None:
 
 def _bounds(anchors: _Anchors) -> tuple[I64, int]:
     """(start, end) of the steps that are whole, shape (n, 2), and their number."""
+    if anchors.bounds_ns is not None:
+        return anchors.bounds_ns, len(anchors.bounds_ns)
     edges = np.unique(anchors.edges_ns)
     start = np.unique(anchors.start_ns)
     after = np.searchsorted(edges, start, side="right")
@@ -125,6 +143,54 @@ def _without_warm_up(bounds: I64) -> tuple[I64, int]:
     return bounds[dropped:], dropped
 
 
+def _without_profilers_end(trace: Trace, bounds: I64) -> I64:
+    """Leave out steps in which the profiler itself ended or wrote its trace, unless that is all of them."""
+    stops = trace.host.start_ns[host_rows(trace, _PROFILER_STOP)]
+    if not len(stops) or not len(bounds):
+        return bounds
+    holds = np.searchsorted(stops, bounds[:, 1]) > np.searchsorted(stops, bounds[:, 0])
+    return bounds if holds.all() else bounds[~holds]
+
+
+def _without_start_up(trace: Trace, bounds: I64) -> tuple[I64, int]:
+    """Leave out leading steps in which kernels were tried out, where steps without that follow."""
+    tried = _instants(trace, _AUTOTUNING)
+    if not len(tried) or not len(bounds):
+        return bounds, 0
+    clean = np.flatnonzero(np.searchsorted(tried, bounds[:, 1]) == np.searchsorted(tried, bounds[:, 0]))
+    return (bounds[clean[0]:], int(clean[0])) if len(clean) else (bounds, 0)
+
+
+def _instants(trace: Trace, pattern: str) -> I64:
+    """When device events of such names begin, in order."""
+    mask = name_mask(trace, pattern)
+    return trace.device.start_ns[mask[trace.device.name]] if mask.any() else np.empty(0, np.int64)
+
+
+def _start_up(trace: Trace, bounds: I64) -> str:
+    """What of a job's start ran in every one of these steps; empty: nothing that is known."""
+    tried = _instants(trace, _AUTOTUNING)
+    in_each = np.searchsorted(tried, bounds[:, 1]) - np.searchsorted(tried, bounds[:, 0])
+    if (in_each > 0).all():
+        return f"autotuning, in which cuDNN tries out its algorithms ({in_each.sum()} kernels that check its results)"
+    if len(bounds) == 1 and _one_after_the_other(trace, bounds[0]):
+        return "replicas that begin one after the other"
+    rows = host_rows(trace, COMPILE) if len(bounds) < _FEW else np.empty(0, np.int64)
+    compiling = coverage(union(trace.host.start_ns[rows], trace.host.end_ns[rows]), bounds[:, 0], bounds[:, 1])
+    if (compiling > _START_UP_SHARE * (bounds[:, 1] - bounds[:, 0])).all():
+        return f"compilation by XLA ({seconds(compiling.sum() / 1e9)})"
+    return ""
+
+
+def _one_after_the_other(trace: Trace, bounds: I64) -> bool:
+    """Whether each GPU begins its first kernel after another one's last, as where each sets up in its turn."""
+    device, (begin, end) = trace.device, bounds
+    rows = np.flatnonzero((device.kind == Kind.COMPUTE) & (device.start_ns >= begin) & (device.start_ns < end))
+    spans = sorted((int(device.start_ns[own].min()), int(device.end_ns[own].max())) for own in (
+        rows[device.gpu[rows] == gpu] for gpu in np.unique(device.gpu[rows])))
+    return len(spans) > 1 and all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
 def _on_the_gpu(trace: Trace, bounds: I64) -> I64 | None:
     """From the first kernel launched in a step to the first launched after it, where the host runs ahead; else None."""
     device = trace.device
@@ -147,18 +213,18 @@ def _alike(length_ns: I64, usual_ns: float) -> npt.NDArray[np.bool_]:
 
 
 def _steps(trace: Trace, anchors: _Anchors, bounds: I64, calls: I64, dropped: int) -> Steps:
-    seconds = (bounds[:, 1] - bounds[:, 0]) / 1e9
+    length_s = (bounds[:, 1] - bounds[:, 0]) / 1e9
     times = StepTimes(
         anchor=anchors.what,
         confidence=anchors.confidence if len(bounds) >= 2 else "low",
         count=len(bounds),
-        median_s=float(np.median(seconds)),
-        mean_s=float(seconds.mean()),
-        p95_s=float(np.percentile(seconds, 95)),
-        durations_s=tuple(seconds.tolist()),
+        median_s=float(np.median(length_s)),
+        mean_s=float(length_s.mean()),
+        p95_s=float(np.percentile(length_s, 95)),
+        durations_s=tuple(length_s.tolist()),
         dropped=dropped,
         iterations_per_step=_iterations(trace, calls) if anchors.packs_iterations else 1.0,
-        phase=anchors.phase, left_out_s=anchors.left_out_s,
+        phase=anchors.phase, left_out_s=anchors.left_out_s, unit=anchors.unit, start_up=_start_up(trace, bounds),
     )
     return Steps(tuple(map(tuple, bounds.tolist())), times, _call_ends(anchors, bounds))
 
@@ -238,15 +304,7 @@ def _profiler_steps(trace: Trace) -> _Anchors | None:
 def _keras_functions(trace: Trace) -> _Anchors | None:
     """Calls of Keras' step functions. Not bare FunctionRun: most of those sit on tf.data threads."""
     host = trace.host
-    rows, op = _calls_of_functions(trace)
-    keras = name_mask(trace, _KERAS_OPS)[op]
-    rows, op = rows[keras], op[keras]
-    if len(rows):
-        what = "calls of Keras' step function (EagerExecute)"
-    else:
-        rows, _ = host_stat(host, "tf_function_call")
-        rows = rows[name_mask(trace, _KERAS_EVENTS)[host.name[rows]]]
-        op, what = host.name[rows].astype(np.int64), "calls of Keras' step function (tf_function_call)"
+    rows, op, what = _keras_calls(trace)
     if len(rows) < 2:
         return None
     op = _one_for_retraced(trace, rows, op)
@@ -256,6 +314,57 @@ def _keras_functions(trace: Trace) -> _Anchors | None:
     own = rows[op == name]
     return _Anchors(what, "high", host.start_ns[own], host.end_ns[own], host.start_ns[rows],
                     min_steps=2, packs_iterations=True, phase=phase, left_out_s=left_out)
+
+
+def _keras_calls(trace: Trace) -> tuple[I64, I64, str]:
+    """Rows of the calls of Keras' step functions, the functions (indices into names), and what they are."""
+    host = trace.host
+    rows, op = _calls_of_functions(trace)
+    keras = name_mask(trace, _KERAS_OPS)[op]
+    if keras.any():
+        return rows[keras], op[keras], "calls of Keras' step function (EagerExecute)"
+    rows, _ = host_stat(host, "tf_function_call")
+    rows = rows[name_mask(trace, _KERAS_EVENTS)[host.name[rows]]]
+    return rows, host.name[rows].astype(np.int64), "calls of Keras' step function (tf_function_call)"
+
+
+def _few_calls(trace: Trace) -> _Anchors | None:
+    """A single call of Keras' step function, up to the end of what it launched; of two the first, up to the second.
+
+    What follows the last call, such as the callback that ends the profile, is no part of it.
+    """
+    rows, op, what = _keras_calls(trace)
+    if not len(rows):
+        return None
+    host, device = trace.host, trace.device
+    name, phase, left_out = _loop(trace, op, host.end_ns[rows] - host.start_ns[rows], phases(trace, rows, op))
+    rows = rows[op == name]
+    start, end = host.start_ns[rows], host.end_ns[rows]
+    bounds = np.stack((start[:-1], start[1:]), axis=1)
+    if len(rows) == 1:
+        own = (device.launch_ns >= start[0]) & (device.launch_ns < end[0])
+        bounds = np.array([[start[0], max(int(end[0]), int(device.end_ns[own].max(initial=0)))]])
+    return _Anchors(what, "low", start, end, start, min_steps=1, packs_iterations=True, phase=phase,
+                    left_out_s=left_out, bounds_ns=bounds)
+
+
+def _viewer_steps(trace: Trace) -> _Anchors | None:
+    """The steps that XProf has marked in the file, from the first GPU's begin to the last one's end."""
+    events = trace.step_events
+    if not len(events):
+        return None
+    names, which = np.unique(events.name, return_inverse=True)
+    start = np.full(len(names), np.iinfo(np.int64).max)
+    end = np.full(len(names), np.iinfo(np.int64).min)
+    np.minimum.at(start, which, events.start_ns)
+    np.maximum.at(end, which, events.end_ns)
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    end = np.minimum(end, np.append(start[1:], np.iinfo(np.int64).max))
+    long = end > start
+    start, end = start[long], end[long]
+    return _Anchors("the steps that XProf marked in the file", "medium", start, start, start, min_steps=1,
+                    bounds_ns=np.stack((start, end), axis=1)) if len(start) else None
 
 
 def _jax_executions(trace: Trace) -> _Anchors | None:
@@ -346,8 +455,9 @@ def _kernel_sequence(trace: Trace) -> _Anchors | None:
     found = kernel_sequence(trace)
     if found is None:
         return None
-    return _Anchors(f"a sequence of {found.period} kernels that GPU {trace.gpus[found.gpu].ordinal} repeats", "low",
-                    found.start_ns, found.start_ns, found.start_ns, min_steps=2)
+    what = f"a sequence of {found.period} kernels that GPU {trace.gpus[found.gpu].ordinal} repeats"
+    return _Anchors(f"{what}, the optimizer's among them" if found.is_step else what, "low", found.start_ns,
+                    found.start_ns, found.start_ns, min_steps=2, unit="step" if found.is_step else "period")
 
 
 def _busiest_line(trace: Trace, line: npt.NDArray) -> int:
