@@ -64,8 +64,8 @@ def test_the_examples_of_the_python_api_run(monkeypatch: pytest.MonkeyPatch,
     examples = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "API.md").read_text(), re.M | re.S)
     for example in examples:
         exec(compile(example, "docs/API.md", "exec"), {})
-    said = capsys.readouterr().out
-    assert examples and "input_bound" in said
+    output = capsys.readouterr().out
+    assert examples and "input_bound" in output
 
 
 def test_the_table_of_packages_has_the_order_that_the_linter_holds() -> None:

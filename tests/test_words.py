@@ -28,8 +28,9 @@ BRITISH = re.compile(
 
 # Retired word of an identifier: what is said instead.
 RETIRED = {
-    "told": "known, reported, replayed snapshot", "look": "sample, check, scan", "looks": "samples",
-    "looked": "sampled, checked", "glimpse": "first_gpus", "patience": "timeout", "mailbox": "results",
+    "said": "message, reason", "told": "known, reported, replayed snapshot", "look": "sample, check, scan",
+    "looks": "samples", "looked": "sampled, checked", "glimpse": "first_gpus", "patience": "timeout",
+    "mailbox": "results",
     "leftovers": "stale files", "spared": "growth limits", "sparing": "growth limits", "bearable": "safe duration",
     "asides": "notices", "bubble": "idle gap", "bubbles": "idle gaps", "coldest": "idle gap", "standstill": "idle gap",
     "rhythm": "step period", "blackbox": "auto-capture", "promise": "estimated saving", "promised": "estimated saving",

@@ -220,7 +220,7 @@ class _Call:
             report(Progress("recording" if recording else "receiving", elapsed, self.seconds))
 
     def _explain(self, code: Any, details: str, took_s: float) -> GputopError:
-        said = f": {details[:300]}" if details else ""
+        reason = f": {details[:300]}" if details else ""
         text = details.lower()
         if is_busy(code.name, details):
             return GputopError(
@@ -231,7 +231,7 @@ class _Call:
             return no_profiler_service(self.address)
         if code.name == "UNAVAILABLE":
             return TraceLost(
-                f"the profiler server at {self.address} went away {took_s:.1f} s after the capture began{said}",
+                f"the profiler server at {self.address} went away {took_s:.1f} s after the capture began{reason}",
                 "See the job's own output for why it ended. A capture needs host memory: try fewer seconds.",
             )
         if code.name == "DEADLINE_EXCEEDED":
@@ -241,15 +241,15 @@ class _Call:
             )
         if self.request.repository_root in details:
             return GputopError(
-                f"{self.address} could not write the trace to its own disk ({self.request.repository_root}){said}",
+                f"{self.address} could not write the trace to its own disk ({self.request.repository_root}){reason}",
                 "TensorFlow up to 2.20 writes traces itself: give a --logdir that the job's user can write.",
             )
         if "deserializing response" in text or code.name == "RESOURCE_EXHAUSTED":
             return TraceLost(
-                f"the trace from {self.address} is too large or damaged{said}",
+                f"the trace from {self.address} is too large or damaged{reason}",
                 "A protobuf message holds 2 GB at most: capture fewer seconds.",
             )
-        return GputopError(f"{self.address} answered {code.name}{said}", "See the job's own output.")
+        return GputopError(f"{self.address} answered {code.name}{reason}", "See the job's own output.")
 
 
 def is_busy(code: str, details: str) -> bool:
@@ -353,8 +353,8 @@ def _outline_saved(run: RunFolder) -> tuple[int, Outline]:
         ) from None
 
 
-def _empty(address: str, path: Path | None, said: tuple[str, ...], took_s: float) -> EmptyTrace:
-    words = f"; the profiler said: {'; '.join(said)[:500]}" if said else ""
+def _empty(address: str, path: Path | None, messages: tuple[str, ...], took_s: float) -> EmptyTrace:
+    words = f"; the profiler said: {'; '.join(messages)[:500]}" if messages else ""
     kept = f" (kept as {path})" if path else ""
     return EmptyTrace(
         f"the trace from {address} holds no events{kept}{words}",

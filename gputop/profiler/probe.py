@@ -216,8 +216,8 @@ def _judge(address: str, first: bytes | None, timeout_s: float) -> None:
         raise GputopError(f"{address} is an SSH server, not a profiler server", _RIGHT_PORT)
     if not first:
         raise GputopError(f"{address} closes the connection at once: it does not speak gRPC", _RIGHT_PORT)
-    said = first[:24].decode("ascii", "backslashreplace")
-    raise GputopError(f"{address} does not speak gRPC; it says {said!r}", _RIGHT_PORT)
+    answer = first[:24].decode("ascii", "backslashreplace")
+    raise GputopError(f"{address} does not speak gRPC; it says {answer!r}", _RIGHT_PORT)
 
 
 def _check_service(address: str, timeout_s: float) -> ServerInfo:

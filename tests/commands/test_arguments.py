@@ -23,8 +23,8 @@ def test_what_an_option_cannot_take_is_said_in_words(words, message, capsys):
     with pytest.raises(SystemExit) as caught:
         parse(words)
     assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert message in said and "invalid" not in said
+    err = capsys.readouterr().err
+    assert message in err and "invalid" not in err
 
 
 def test_numbers_in_their_units():

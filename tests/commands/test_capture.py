@@ -36,10 +36,10 @@ def test_a_capture_that_is_interrupted_keeps_its_data(number, tmp_path):
         assert capture.stderr is not None
         assert any("recording" in line for line in capture.stderr)
         capture.send_signal(number)
-        out, said = capture.communicate(timeout=60)
-    assert capture.returncode == 0, said
+        out, err = capture.communicate(timeout=60)
+    assert capture.returncode == 0, err
     trace = Path(json.loads(out)["capture"]["path"])
-    assert trace.is_file() and f"trace written: {trace}" in said
+    assert trace.is_file() and f"trace written: {trace}" in err
 
 
 def test_what_is_ignored_from_the_start_stays_ignored():

@@ -63,9 +63,9 @@ def test_wrong_values_are_wrong_usage_too(args: list[str], capsys: pytest.Captur
 
 def test_without_a_terminal_the_monitor_is_one_snapshot_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--demo", "--interval", "0.2"]) == 0
-    said = capsys.readouterr()
-    assert "standard output is no terminal" in said.err and "gputop snapshot" in said.err
-    assert "SIMULATED" in said.out and "What to do" in said.out and "\x1b" not in said.out
+    output = capsys.readouterr()
+    assert "standard output is no terminal" in output.err and "gputop snapshot" in output.err
+    assert "SIMULATED" in output.out and "What to do" in output.out and "\x1b" not in output.out
 
 
 def test_options_count_before_and_after_the_command() -> None:
@@ -148,8 +148,8 @@ def test_capture_from_a_server_of_another_user_has_to_be_named(
     bob = Server("127.0.0.1:6009", "python train.py", 7, owner="bob")
     monkeypatch.setattr("gputop.session.captures.find_servers", lambda *_, **__: ((bob,), ()))
     assert main(["capture", "--logdir", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert "belongs to user bob" in said and "--attach 127.0.0.1:6009" in said and not any(tmp_path.iterdir())
+    output = capsys.readouterr().err
+    assert "belongs to user bob" in output and "--attach 127.0.0.1:6009" in output and not any(tmp_path.iterdir())
 
 
 @pytest.fixture

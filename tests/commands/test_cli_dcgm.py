@@ -36,8 +36,8 @@ def test_no_host_engine_is_said_with_the_command_that_starts_it(capsys: pytest.C
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     assert main(["--source", "dcgm", "--dcgm", f"127.0.0.1:{port}"]) == 1, "before the screen is taken"
-    said = capsys.readouterr().err
-    assert f"no host engine answers at 127.0.0.1:{port}" in said and "systemctl start nvidia-dcgm" in said
+    err = capsys.readouterr().err
+    assert f"no host engine answers at 127.0.0.1:{port}" in err and "systemctl start nvidia-dcgm" in err
 
 
 def test_a_snapshot_of_a_host_engine_alone(tmp_path: Path) -> None:

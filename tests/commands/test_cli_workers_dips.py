@@ -20,7 +20,7 @@ def no_job(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
+@pytest.mark.parametrize(("arguments", "err"), [
     (["--attach", "a:1,b"], "port is missing"),
     (["--attach", "n[2-1]:1"], "not a list of hosts"),
     (["--profiler-port", "x", "--attach", "a"], "are not ports"),
@@ -30,9 +30,9 @@ def no_job(monkeypatch):
     (["--on-dip", "--force"], "--force is for a capture at once"),
     (["--dip-before", "5"], "Add --on-dip"),
 ])
-def test_wrong_usage_is_said_before_anything_starts(arguments, said, capsys):
+def test_wrong_usage_is_said_before_anything_starts(arguments, err, capsys):
     assert main(["capture", "--demo", *arguments]) == EXIT_USAGE
-    assert said in capsys.readouterr().err
+    assert err in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [["--dip-before", "1"], ["--dip-max", "0"], ["--dip-every", "-1"]])
@@ -66,9 +66,9 @@ def test_a_wait_for_a_dip(tmp_path, capsys):
     before = {number: signal.getsignal(number) for number in handled}
     assert main(["capture", "--demo", "--interval", "0.1", "--on-dip", "sm<95% for 1s", "--seconds", "0.5", "--json",
                  "--logdir", str(tmp_path)]) == 0
-    out, said = capsys.readouterr()
+    out, err = capsys.readouterr()
     document = json.loads(out)
     path = Path(document["capture"]["path"])
     assert path.is_relative_to(tmp_path / "black-box") and path.is_file()
-    assert "waiting for sm<95% for 1s" in said and "captured by itself: GPU " in said
+    assert "waiting for sm<95% for 1s" in err and "captured by itself: GPU " in err
     assert {number: signal.getsignal(number) for number in handled} == before

@@ -71,7 +71,7 @@ def test_without_a_file_everything_is_as_ever(tmp_path: Path) -> None:
     assert (args.theme, args.color, args.low_bandwidth, args.ascii) == ("gputop-dark", "auto", "auto", "auto")
 
 
-@pytest.mark.parametrize(("line", "said"), [
+@pytest.mark.parametrize(("line", "message"), [
     ("interval = fast", 'interval = fast is no value: texts stand in "quotes"; 1 is used'),
     ('interval = "1"', 'interval = "1" is not a number of seconds from 0.1 to 3600; 1 is used'),
     ("interval = 0", "interval = 0 is not a number of seconds from 0.1 to 3600; 1 is used"),
@@ -87,11 +87,11 @@ def test_without_a_file_everything_is_as_ever(tmp_path: Path) -> None:
     ("theme = 'open", "is no value"), ("interval = 1 2", "is no value"),
     ("span = " + "[" * 5000, "is no value"), ("\x1b[2J = 1", "\ufffd[2J = 1 is not KEY = VALUE"),
 ])
-def test_what_cannot_be_used_is_said_with_its_line_and_what_is_used_instead(file: Path, line: str, said: str) -> None:
+def test_what_cannot_be_used_is_named_with_its_line_and_its_substitute(file: Path, line: str, message: str) -> None:
     file.write_text(f"# first\n\n{line}\nspan = 120\n")
     config = load(file)
     (warning,) = config.warnings
-    assert warning.startswith(f"{file}:3: ") and said in warning and "\x1b" not in warning and len(warning) < 400
+    assert warning.startswith(f"{file}:3: ") and message in warning and "\x1b" not in warning and len(warning) < 400
     assert config["span"] == 120.0, "the other lines count"
     assert config["interval"] == 1.0
 

@@ -298,8 +298,8 @@ def test_a_folder_of_ranks_is_one_side():
 
 def test_the_command_prints_text_or_one_document(capsys):
     assert main(["compare", str(SLOW), str(FAST)]) == 0
-    said = capsys.readouterr()
-    assert "BETTER" in said.out and "GONE: Waits for input" in said.out and said.err == ""
+    output = capsys.readouterr()
+    assert "BETTER" in output.out and "GONE: Waits for input" in output.out and output.err == ""
     assert main(["compare", str(SLOW), str(FAST), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "better"
 
@@ -309,8 +309,8 @@ def test_the_commands_exit_statuses(tmp_path, capsys):
     empty.write_bytes(b"")
     assert main(["compare", str(SLOW), str(tmp_path / "gone.pb")]) == 1
     assert main(["compare", str(SLOW), str(empty)]) == 3
-    said = capsys.readouterr()
-    assert said.out == "" and "gone.pb does not exist" in said.err
+    output = capsys.readouterr()
+    assert output.out == "" and "gone.pb does not exist" in output.err
     with pytest.raises(SystemExit) as caught:
         main(["compare", str(SLOW)])
     assert caught.value.code == 2

@@ -140,6 +140,6 @@ def test_evidence_has_its_units_and_small_memory_is_not_nothing():
 
 def test_what_launching_takes_tensorflow_is_said_of_its_traces_alone():
     trace = launch_bound().build()
-    said = "TensorFlow takes 20-40 µs to launch"
-    assert said in " ".join(text_report(analyze_trace(trace)).split())
-    assert said not in " ".join(text_report(analyze_trace(replace(trace, format="chrome"))).split())
+    sentence = "TensorFlow takes 20-40 µs to launch"
+    assert sentence in " ".join(text_report(analyze_trace(trace)).split())
+    assert sentence not in " ".join(text_report(analyze_trace(replace(trace, format="chrome"))).split())

@@ -128,15 +128,15 @@ def test_what_keeps_it_from_starting(tmp_path):
 def test_after_the_monitor_the_rest_of_its_output_comes(tmp_path, capfdbinary):
     job = _job(tmp_path, f"echo before; until [ -e {tmp_path}/go ]; do sleep 0.01; done; echo after")
     _wait_for(job, "before")
-    said: list[str] = []
+    lines: list[str] = []
 
     def say(line: str) -> None:
-        said.append(line)
+        lines.append(line)
         if "the job goes on" in line:
             (tmp_path / "go").touch()
 
     wait_for_exit(job, say)
-    assert said[0] == "before" and said[-1].startswith("gputop: the job ended with status 0")
+    assert lines[0] == "before" and lines[-1].startswith("gputop: the job ended with status 0")
     assert capfdbinary.readouterr().out == b"after\n"
 
 

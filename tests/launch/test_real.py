@@ -150,8 +150,8 @@ def _attach(job: subprocess.Popen[str]) -> str:
 def test_a_job_without_a_server_is_given_one(python, code, event, tmp_path):
     with _job([python, "-c", code]) as (job, lines):
         assert addresses("\n".join(lines)) == []
-        said = _attach(job)
-        address = said.partition("profiler server at ")[2].partition(" ")[0]
+        message = _attach(job)
+        address = message.partition("profiler server at ")[2].partition(" ")[0]
         assert any(event in name for name in _events(job, address, tmp_path))
         assert f"serves its profiler at {address} already" in _attach(job)
         assert _finish(job) == 7

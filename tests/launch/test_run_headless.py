@@ -137,9 +137,9 @@ def test_each_rank_serves(packages):
             "worker(LOCAL_RANK='1', RANK='9')\n"
             "worker(TF_CONFIG=json.dumps({'task': {'type': 'worker', 'index': 1}}))\n"
             "worker(TF_CONFIG='no json')\n")
-    said = run("--", sys.executable, "-c", code, path=packages).stderr
-    assert len(addresses(said)) == 4  # the first process itself, and three more
-    assert [part for part in ("rank 8", "rank 9", "rank worker1") if part not in said] == []
+    err = run("--", sys.executable, "-c", code, path=packages).stderr
+    assert len(addresses(err)) == 4  # the first process itself, and three more
+    assert [part for part in ("rank 8", "rank 9", "rank worker1") if part not in err] == []
 
 
 def test_ranks_get_the_ports_after_the_first_one(packages):
@@ -151,10 +151,10 @@ def test_ranks_get_the_ports_after_the_first_one(packages):
         code = ("import os, subprocess, sys\n"
                 "for rank in '01':\n"
                 "    subprocess.run([sys.executable, '-c', 'import jax'], env={**os.environ, 'LOCAL_RANK': rank})\n")
-        said = run("--port", str(port), "--", sys.executable, "-c", code, path=packages).stderr
-    first, second = addresses(said)
-    assert f"rank 0, port {port} was not to be had" in said and first != f"127.0.0.1:{port}"
-    assert second == f"127.0.0.1:{port + 1}" or f"port {port + 1} was not to be had" in said
+        err = run("--port", str(port), "--", sys.executable, "-c", code, path=packages).stderr
+    first, second = addresses(err)
+    assert f"rank 0, port {port} was not to be had" in err and first != f"127.0.0.1:{port}"
+    assert second == f"127.0.0.1:{port + 1}" or f"port {port + 1} was not to be had" in err
 
 
 def test_two_frameworks_in_one_process_have_a_server_each(packages):
@@ -176,10 +176,10 @@ def test_who_reaches_it(packages, listen, reached):
     with subprocess.Popen([*GPUTOP, "run", "--headless", "--listen", listen, "--", sys.executable, "-c", code],
                           stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(packages)) as job:
         assert job.stderr is not None
-        said = job.stderr.readline()
-        port = int(addresses(said)[0].rpartition(":")[2])
+        err = job.stderr.readline()
+        port = int(addresses(err)[0].rpartition(":")[2])
         socket.create_connection(("127.0.0.1", port), 5).close()
-        assert ("any host can reach it" in said) == reached
+        assert ("any host can reach it" in err) == reached
         answered = [_answers(address, port) for address in own]
         job.communicate()
     if not own:

@@ -85,8 +85,8 @@ def _error_for_nobody(pid: int, scope: str = "0") -> str:
 
 @_root
 def test_a_process_of_another_user(sleeper):
-    said = _error_for_nobody(sleeper.pid)
-    assert f"process {sleeper.pid} belongs to root" in said and f"sudo gputop attach {sleeper.pid}" in said
+    message = _error_for_nobody(sleeper.pid)
+    assert f"process {sleeper.pid} belongs to root" in message and f"sudo gputop attach {sleeper.pid}" in message
 
 
 @_root
@@ -104,9 +104,9 @@ def test_the_sysctl_and_its_value_are_named(scope, message):
                           text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        said = _error_for_nobody(process.pid, scope)
+        error = _error_for_nobody(process.pid, scope)
         process.communicate()
-    assert said.startswith(message)
+    assert error.startswith(message)
 
 
 class _Closed:

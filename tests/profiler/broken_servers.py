@@ -117,11 +117,11 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 def _first_stream(connection: socket.socket) -> int:
     """Read on to the first call's headers; its number."""
-    with connection.makefile("rb") as said:
-        said.read(_PREFACE_BYTES)
+    with connection.makefile("rb") as received:
+        received.read(_PREFACE_BYTES)
         while True:
-            header = said.read(9)
+            header = received.read(9)
             length, (kind, _, stream) = int.from_bytes(header[:3], "big"), struct.unpack(">BBI", header[3:])
-            said.read(length)
+            received.read(length)
             if kind == _HEADERS:
                 return int(stream)

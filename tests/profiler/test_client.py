@@ -334,9 +334,9 @@ def test_a_killed_gputop_leaves_nothing_running(logdir, force):
         command = [sys.executable, "-m", "gputop", "capture", "--attach", server.address, "--seconds", "60",
                    "--logdir", str(logdir), *(["--force"] if force else [])]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
-            said = next(line for line in running.stderr if "gputop: recording" in line)
+            started = next(line for line in running.stderr if "gputop: recording" in line)
             children = psutil.Process(running.pid).children(recursive=True)
-            assert not server._stop.is_set(), said
+            assert not server._stop.is_set(), started
             running.kill()
         assert server._stop.wait(30), "the call ended with its caller"
     assert children == []

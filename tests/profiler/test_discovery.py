@@ -279,9 +279,9 @@ def test_workers_that_a_capture_may_crash_are_known(proc, version, config, mappe
         maps.write(f"7f02-7f03 r-xp 0000 08:01 2   {mapped}\n")
     if config is not None:
         (proc / "77" / "environ").write_bytes(b"A=b\0TF_CONFIG=" + config.encode() + b"\0")
-    said = Finder(proc).crash_risk([77, 78])
-    assert (said is not None) == at_risk
-    assert said is None or ("process 77" in said and "may end the job" in said)
+    warning = Finder(proc).crash_risk([77, 78])
+    assert (warning is not None) == at_risk
+    assert warning is None or ("process 77" in warning and "may end the job" in warning)
 
 
 def test_a_server_is_described_in_a_line():

@@ -24,16 +24,16 @@ def test_two_workers_of_one_job(tmp_path, capsys):
             servers = job.servers
             status = main(["capture", "--attach", ",".join([*servers, "127.0.0.1:1"]), "--seconds", "2", "--json",
                            "--logdir", str(logdir)])
-            out, said = capsys.readouterr()
-            if "went away" not in said or not job.crashed():
+            out, err = capsys.readouterr()
+            if "went away" not in err or not job.crashed():
                 break
     else:
         pytest.skip("TensorFlow's profiler took its job down four times running")
-    assert status == 0, said
-    assert said.count("a capture may end the job") == 1, "they are of TensorFlow 2.21, and call each other over gRPC"
+    assert status == 0, err
+    assert err.count("a capture may end the job") == 1, "they are of TensorFlow 2.21, and call each other over gRPC"
     document = json.loads(out)
     capture = document["capture"]
-    assert [w["address"] for w in capture["workers"]] == servers and "not captured: 127.0.0.1:1" in said
+    assert [w["address"] for w in capture["workers"]] == servers and "not captured: 127.0.0.1:1" in err
     assert all(w["error"] is None and w["clock_error_s"] == 0 for w in capture["workers"]), "one machine, one clock"
     began = [w["began_s"] for w in capture["workers"]]
     assert max(began) - min(began) < 0.5, "the servers waited for a common moment"

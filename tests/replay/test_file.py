@@ -222,15 +222,15 @@ def test_a_full_disk_ends_the_recording_and_keeps_it(tmp_path: Path) -> None:
 
 
 def test_record_stops_on_request_and_drops_nothing(tmp_path: Path) -> None:
-    path, stop, said = tmp_path / "node.rec", threading.Event(), []
+    path, stop, messages = tmp_path / "node.rec", threading.Event(), []
 
     def say(message: str) -> None:
-        said.append(message)
+        messages.append(message)
         stop.set()
 
-    record(SimulatedSource(), 0.1, path, 0.5, threading.Event(), said.append)
+    record(SimulatedSource(), 0.1, path, 0.5, threading.Event(), messages.append)
     times = list(Recording(path).times_s)
-    assert 0.45 <= times[-1] - times[0] < 2.0 and "samples" in said[-1] and str(path) in said[-1]
+    assert 0.45 <= times[-1] - times[0] < 2.0 and "samples" in messages[-1] and str(path) in messages[-1]
     again = tmp_path / "stopped.rec"
     record(SimulatedSource(), 0.1, again, None, stop, say)
     assert not again.exists() or len(Recording(again)) >= 1

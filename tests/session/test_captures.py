@@ -34,10 +34,10 @@ def test_remarks_give_reason_and_cost() -> None:
     assert CaptureRecord("a:1", Path("x"), 0.0, 10.0, 5.0).remarks == ()
 
 
-@pytest.mark.parametrize(("durations", "said"), [(None, "no whole steps in it"), ([1.3, 1.3], "2 whole steps in it")])
-def test_too_few_steps_after_a_shortening_name_the_way_out(durations: list[float] | None, said: str) -> None:
+@pytest.mark.parametrize(("durations", "reason"), [(None, "no whole steps in it"), ([1.3, 1.3], "2 whole steps in it")])
+def test_too_few_steps_after_a_shortening_name_the_way_out(durations: list[float] | None, reason: str) -> None:
     (line,) = [r for r in record(durations).remarks if "whole steps" in r]
-    assert line == f"{said}; for more: gputop capture --seconds 10 --force"
+    assert line == f"{reason}; for more: gputop capture --seconds 10 --force"
     full = replace(SHORT, chosen_s=10.0)
     assert not any("whole steps" in r for r in record(durations, plan=full).remarks), "it was as long as asked"
 

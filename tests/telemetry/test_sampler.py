@@ -300,11 +300,11 @@ def test_a_driver_that_hangs_at_the_start_is_reported_and_may_still_come(run: Ca
 
 @pytest.mark.parametrize("which", ["sample", "backfill"])
 @pytest.mark.parametrize(
-    ("fault", "said", "fix"),
+    ("fault", "expected", "fix"),
     [(KeyError("odd"), "KeyError('odd')", "report"), (GputopError("no room", "Make some."), "no room", "Make some.")],
 )
 def test_a_sample_that_cannot_be_used_ends_it_and_is_no_fault_of_the_source(
-    which: str, fault: Exception, said: str, fix: str
+    which: str, fault: Exception, expected: str, fix: str
 ) -> None:
     node, errors, taken = Node(), queue.SimpleQueue[GputopError](), []
 
@@ -316,7 +316,7 @@ def test_a_sample_that_cannot_be_used_ends_it_and_is_no_fault_of_the_source(
     sampler = Sampler(node, MIN_INTERVAL_S, take, errors.put, on_backfill=take)
     sampler.start()
     error = errors.get(timeout=WAIT_S)
-    assert "could not use the sample" in error.message and said in error.message
+    assert "could not use the sample" in error.message and expected in error.message
     assert fix in error.fix
     assert node.closed.wait(WAIT_S)
     assert len(taken) == (1 if which == "sample" else 2)

@@ -114,8 +114,9 @@ async def test_what_is_wrong_with_the_settings_is_said_on_the_screen() -> None:
     app = GputopApp(FoundSession(), preferences)
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.pause()
-        said = messages(app)
-        assert any("/c.toml:3: interval = [b]" in m for m in said) and any("no theme no[such]" in m for m in said)
+        warnings = messages(app)
+        assert any("/c.toml:3: interval = [b]" in m for m in warnings)
+        assert any("no theme no[such]" in m for m in warnings)
         assert app.theme == DEFAULT_THEME
 
 

@@ -53,13 +53,13 @@ async def test_the_whole_capture_is_shown_first() -> None:
 
 @pytest.mark.parametrize("size", [(40, 12), (80, 24), (200, 60)])
 async def test_a_trace_that_lost_events_says_so(size: tuple[int, int]) -> None:
-    for lost, said in ((("dropped_events",), " events dropped (r) "), (("no_steps",), None),
+    for lost, note in ((("dropped_events",), " events dropped (r) "), (("no_steps",), None),
                        (("clipped", "dropped_events", "clipped"), " clipped, events dropped (r) ")):
         trace = job()
         trace.quality += [QualityNote(id_, "the profiler says so") for id_ in lost]
         async with shown(timeline_of(trace), size=size) as (_, screen, _):
             header = text_of(screen.query_one("#timeline-header", LinesWidget))
-            assert said in header if said else "(r)" not in header
+            assert note in header if note else "(r)" not in header
             assert len(header) <= size[0]
 
 

@@ -12,12 +12,12 @@ def test_what_bounds_a_healthy_job() -> None:
 
 
 def test_other_limits() -> None:
-    def said(**other: float) -> str:
+    def limit_text(**other: float) -> str:
         return after(Scene(dict.fromkeys(range(8), 0.9), other=other), 200).limit
 
-    assert "bound by the power limit" in said(power_w=699.0, sm_clock_hz=1.6e9)
-    assert "bound by device memory" in said(dram_active=0.7, tensor_active=0.2)
-    assert "which kernels they run" in said(tensor_active=0.2)
+    assert "bound by the power limit" in limit_text(power_w=699.0, sm_clock_hz=1.6e9)
+    assert "bound by device memory" in limit_text(dram_active=0.7, tensor_active=0.2)
+    assert "which kernels they run" in limit_text(tensor_active=0.2)
     assert "neither idle nor at a limit" in after(Scene(dict.fromkeys(range(8), 0.7)), 200).limit
 
 

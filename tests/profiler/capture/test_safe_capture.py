@@ -287,8 +287,8 @@ class TestDisksThatFill:
         assert result.path.is_relative_to(tmp_path / "cache") and result.path.read_bytes() == server.xspace
         assert result.run_dir == result.path.parent and result.run_dir.parent.name == "profile"
         assert result.path.parents[3].stat().st_mode & 0o077 == 0, "a trace is its user's own"
-        (said,) = result.warnings
-        assert "No space left" in said and str(result.path) in said
+        (warning,) = result.warnings
+        assert "No space left" in warning and str(result.path) in warning
         assert not logdir.exists()
 
     def test_nowhere_to_go(self, logdir, full, tmp_path, monkeypatch):

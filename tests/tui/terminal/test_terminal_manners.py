@@ -211,13 +211,13 @@ def test_a_fault_is_told_in_three_lines_with_a_file_to_attach(tmp_path: Path) ->
         there.press("m")
         assert there.ended() == 1
         assert there.given_back()
-        told = bytes(there.raw[there.raw.index(b"gputop: a fault"):]).decode()
-    lines = told.strip().splitlines()
-    assert len(lines) == 3 and all(line.startswith("gputop: ") and line.isprintable() for line in lines), told
+        output = bytes(there.raw[there.raw.index(b"gputop: a fault"):]).decode()
+    lines = output.strip().splitlines()
+    assert len(lines) == 3 and all(line.startswith("gputop: ") and line.isprintable() for line in lines), output
     assert "ValueError: on purpose" in lines[0]
     report, = tmp_path.glob("gputop/fault-*.txt")
     assert str(report) in lines[1] and report.stat().st_mode & 0o777 == 0o600
-    for text in (told, report.read_text()):
+    for text in (output, report.read_text()):
         assert "hunter2" not in text and "nobody-may-see" not in text and "\x1b" not in text
     assert "in crash" in report.read_text(), "it says where"
 
@@ -234,9 +234,9 @@ def test_messages_elsewhere_the_screen_is_still_the_screen(tmp_path: Path) -> No
 def test_on_a_terminal_that_cannot_place_text_it_is_one_snapshot_as_text(term: str, why: str) -> None:
     with terminal((120, 40), "--demo", "healthy", "--interval", "0.2", env={"TERM": term}) as there:
         assert there.ended() == 0
-        said = bytes(there.raw).decode()
-        assert why in said and "one snapshot as text" in said and "What to do" in said
-        assert "\x1b" not in said
+        output = bytes(there.raw).decode()
+        assert why in output and "one snapshot as text" in output and "What to do" in output
+        assert "\x1b" not in output
 
 
 def test_without_key_input_it_is_one_snapshot_as_text_too() -> None:
