@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from gputop.comparison.advice import Followed
 from gputop.comparison.compare import METHOD, Comparison
-from gputop.comparison.rows import Row, of_group, percent_change
+from gputop.comparison.rows import Group, Row, of_group, percent_change
 from gputop.comparison.sides import Side
 from gputop.core.metrics import BYTES, BYTES_PER_S, CELSIUS, GPU_METRICS, HERTZ, RATIO, WATTS
 from gputop.render.step_parts import PARTS
@@ -30,7 +31,10 @@ def text_report(comparison: Comparison, width: int = 80) -> str:
     """Everything a comparison says, in lines of at most ``width`` columns, 80 at least (paths excepted)."""
     width = max(width, 80)
     lines: list[str] = []
-    for section in (_head, _summary, _steps, _breakdown, _gpus, _across, _live, _advice, _method):
+    for section in (
+            _head, _summary, _steps, partial(_group, "breakdown", "Where the mean step goes"), _gpus,
+            partial(_group, "collectives", "Collectives"), partial(_group, "memory", "Peak memory in use"),
+            partial(_group, "live", "Live, means of minutes"), _advice, _method):
         part = "\n".join(line.rstrip() for line in section(comparison, width)).strip("\n").splitlines()
         if part:
             lines += ["", *part] if lines else part
@@ -101,26 +105,10 @@ def _signed(share: float) -> str:
     return f"{100 * share:+.1f} %"
 
 
-def _breakdown(c: Comparison, width: int) -> Iterator[str]:
-    shown = [row for row in of_group(c.rows, "breakdown") if max(row.a or 0, row.b or 0) > 0]
-    if shown:
-        yield from _table("Where the mean step goes", shown, width)
-
-
-def _across(c: Comparison, width: int) -> Iterator[str]:
-    rows = list(of_group(c.rows, "collectives"))
+def _group(group: Group, title: str, comparison: Comparison, width: int) -> Iterator[str]:
+    rows = [row for row in of_group(comparison.rows, group) if group != "breakdown" or max(row.a or 0, row.b or 0) > 0]
     if rows:
-        yield from _table("Collectives", rows, width)
-        yield ""
-    rows = list(of_group(c.rows, "memory"))
-    if rows:
-        yield from _table("Peak memory in use", rows, width)
-
-
-def _live(c: Comparison, width: int) -> Iterator[str]:
-    rows = list(of_group(c.rows, "live"))
-    if rows:
-        yield from _table("Live, means of minutes", rows, width)
+        yield from _table(title, rows, width)
 
 
 def _table(title: str, rows: list[Row], width: int) -> Iterator[str]:

@@ -264,12 +264,12 @@ class _Pipes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DramBound(Verdict):
+class TensorSpare(Verdict):
     window_s: float
-    worst: _Pipes  # ``busy`` is the device memory's
+    worst: _Pipes  # ``busy`` is the device memory's (dram_bound) or the SMs' (tensor_idle)
 
 
-def judge_dram_bound(view: NodeView) -> DramBound | Missing | None:
+def judge_dram_bound(view: NodeView) -> TensorSpare | Missing | None:
     """Device memory is near what it can move while the tensor cores have time: a limit, not a fault."""
     rule, window_s = "dram_bound", view.seconds("dram_bound.window_s")
     seen = _Seen()
@@ -284,12 +284,10 @@ def judge_dram_bound(view: NodeView) -> DramBound | Missing | None:
         if (tensor is not None and dram >= view.limit(rule, "dram_", index)
                 and tensor <= view.limit(rule, "tensor_", index)):
             seen.found.append(_Pipes(index, dram, tensor))
-    if not seen.found:
-        return seen.nothing(view, window_s)
-    return DramBound(gpus=seen.gpus, severity="low", window_s=window_s, worst=max(seen.found, key=lambda g: g.busy))
+    return seen.verdict(view, window_s)
 
 
-def describe_dram_bound(v: DramBound) -> Explanation:
+def describe_dram_bound(v: TensorSpare) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)} limited by device memory",
         why=f"GPU {v.worst.gpu} over the last {v.window_s:.0f} s: memory moved data in {percent(v.worst.busy)} of its "
@@ -305,13 +303,7 @@ def describe_dram_bound(v: DramBound) -> Explanation:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorIdle(Verdict):
-    window_s: float
-    worst: _Pipes  # ``busy`` is the SMs'
-
-
-def judge_tensor_idle(view: NodeView) -> TensorIdle | Missing | None:
+def judge_tensor_idle(view: NodeView) -> TensorSpare | Missing | None:
     """SMs are busy for minutes and the tensor cores never: precision, or work that has no matrices."""
     rule, window_s = "tensor_idle", view.seconds("tensor_idle.window_s")
     left_out = view.gpus_left_out(rule)
@@ -326,12 +318,10 @@ def judge_tensor_idle(view: NodeView) -> TensorIdle | Missing | None:
         if (sm >= view.limit(rule, "sm_", index) and tensor <= view.limit(rule, "tensor_", index)
                 and index not in left_out and (gpu["fp64_active"].value or 0.0) < view.limit(rule, "fp64_", index)):
             seen.found.append(_Pipes(index, sm, tensor))
-    if not seen.found:
-        return seen.nothing(view, window_s)
-    return TensorIdle(gpus=seen.gpus, severity="low", window_s=window_s, worst=max(seen.found, key=lambda g: g.busy))
+    return seen.verdict(view, window_s)
 
 
-def describe_tensor_idle(v: TensorIdle) -> Explanation:
+def describe_tensor_idle(v: TensorSpare) -> Explanation:
     return Explanation(
         title=f"{gpus_text(v.gpus)}: tensor cores unused",
         why=f"GPU {v.worst.gpu} over the last {v.window_s:.0f} s: {percent(v.worst.busy)} SM activity, but "
@@ -355,11 +345,10 @@ class _Seen:
     judged: bool = False
     missing: str = ""
 
-    @property
-    def gpus(self) -> tuple[int, ...]:
-        return tuple(sorted(own.gpu for own in self.found))
-
-    def nothing(self, view: NodeView, window_s: float) -> Missing | None:
+    def verdict(self, view: NodeView, window_s: float) -> TensorSpare | Missing | None:
+        if self.found:
+            return TensorSpare(gpus=tuple(sorted(own.gpu for own in self.found)), severity="low", window_s=window_s,
+                               worst=max(self.found, key=lambda g: g.busy))
         if self.missing:
             return Missing(self.missing)
         return None if self.judged else view.not_at_work(window_s)

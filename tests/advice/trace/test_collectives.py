@@ -4,33 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gputop.trace.model import Kind, MemoryKind
-from tests.advice.trace.traces import KERNEL, STEP, STEPS, abstained, fill, findings, job, verdict
-from tests.trace.build import Builder
-
-NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-
-
-
-
-def reducing(transfer: float, count: int = 1, late: float = 0.0, gpus: int = 4, compute: float = 14_000,
-             link: bool = False, hidden: bool = False) -> Builder:
-    """Compute, then ``count`` AllReduces of ``transfer`` µs; the last GPU begins its compute ``late`` µs later."""
-    b = job(gpus)
-    for gpu in range(gpus):
-        behind = late if gpu == gpus - 1 else 0.0
-        fill(b, gpu, 100 + behind, 100 + behind + compute, 98, 2, queued=90)
-        for i in range(STEPS):
-            if link:
-                b.run(gpu, i * STEP + 10, 84, "MemcpyH2D", kind=Kind.H2D, launch=i * STEP, size=1_000_000,
-                      src=MemoryKind.PINNED, dst=MemoryKind.DEVICE)
-            begin = i * STEP + 100 + (0 if hidden else compute)
-            joined = begin + late
-            for k in range(count):
-                start = begin + behind if k == 0 else joined + k * (transfer + 1)
-                b.run(gpu, start, joined + k * (transfer + 1) + transfer - start, NCCL, kind=Kind.COLLECTIVE,
-                      launch=max(begin - 500, 0), stream=2)
-    return b
+from gputop.trace.model import Kind
+from tests.advice.trace.traces import KERNEL, NCCL, STEP, STEPS, abstained, findings, job, reducing, verdict
 
 
 @pytest.mark.parametrize(("transfer", "severity"), [(500, None), (800, "low"), (1_600, "medium"), (4_000, "high")])
