@@ -99,8 +99,14 @@ def _answers(connection: Engine, place: Address, facts: DriverFacts, now_s: floa
     detail = f"DCGM {connection.version or 'of unknown version'} answers at {place}, with {len(connection.gpus)} GPUs"
     if not entities:
         return Check(id_, "warn", title, f"{detail}: none to read", "dcgmi discovery -l")
+    lost = [gpu.gpu for gpu in connection.gpus if connection.refusal(gpu.entity) == dcgm_fields.GPU_IS_LOST]
+    if lost:
+        return Check(id_, "warn", title, f"{detail}. Lost, by DCGM's numbers: GPU {ranges(lost)}. The others are read.",
+                     "sudo dmesg | grep -i xid")
     values = connection.read(entities, PROFILING_IDS)
-    watched = sorted({i for (_, i), value in values.items() if _is_watched(value, now_s)})
+    held = _held_ids(connection)
+    watched = sorted({i for (_, i), value in values.items()
+                      if _is_watched(value, now_s) and (held is None or i in held)})
     if watched:
         names = ""
         with contextlib.suppress(EngineError):  # only a courtesy
@@ -115,6 +121,19 @@ def _answers(connection: Engine, place: Address, facts: DriverFacts, now_s: floa
     if facts.all_sm_active:
         return Check(id_, "ok", title, f"{detail}; not needed: GPM gives the same figures.")
     return Check(id_, "warn", title, f"{detail}.", _WATCH if able else None)
+
+
+def _held_ids(connection: Engine) -> frozenset[int] | None:
+    """The fields in field groups of the engine's clients; None where it does not list them.
+
+    The last value of a watch that ended stays readable, and looks like one of now. Its group is gone.
+    """
+    try:
+        return frozenset().union(*connection.field_groups().values())
+    except EngineError as error:
+        if error.code in dcgm_fields.CONNECTION_GONE:
+            raise
+        return None
 
 
 def _profiling(connection: Engine, gpus: Sequence[int]) -> tuple[list[int], dict[str, list[int]]]:
@@ -134,7 +153,7 @@ def _profiling(connection: Engine, gpus: Sequence[int]) -> tuple[list[int], dict
 
 
 def _is_watched(value: FieldValue, now_s: float) -> bool:
-    if value.time_us:  # a value or a blank, of now or left over from a watch that ended
+    if value.time_us:  # a value or a blank
         return now_s - value.time_us / 1e6 < _RECENT_S
     return value.code == dcgm_fields.NO_DATA
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from gputop.core.findings import Finding
 from gputop.core.metrics import FAULTS
-from gputop.core.samples import OK, GpuSample, NodeSample
+from gputop.core.samples import LOST, NOT_RESPONDING, GpuSample, NodeSample
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus
 
 Kind = Literal["xid", "ecc", "lost", "thermal", "power", "capture", "finding"]
@@ -76,7 +76,7 @@ class EventLog:
                 for reason in gpu.clock_event_reasons:
                     if reason in _REASONS:
                         self._see(gpu, _REASONS[reason], reason, sample.time_s, gap_s)
-                if gpu.state != OK:
+                if gpu.state in (LOST, NOT_RESPONDING):  # a DCGM engine that fails says nothing of the GPU
                     self._see(gpu, "lost", gpu.state, sample.time_s, gap_s)
                 for event in gpu.xids:
                     # An instance tells the events of its GPU again.

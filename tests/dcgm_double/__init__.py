@@ -127,6 +127,8 @@ class HostEngine:
         self.figures: dict[tuple[int, int], float] = {}
         self.samples: dict[tuple[int, int], _Sample] = {}
         self.stuck: set[tuple[int, int]] = set()  # never updated again: see the refused watch below
+        self.lost: set[int] = set()  # GPUs that give blanks with status 0 for ever and join no group (-18)
+        self.error_lines = 0  # in the engine's log: one for each value that is read and has an error
         self.unknown: set[int] = set()
         self.fails: dict[str, int] = {}  # by function: the code it returns
         self.bad_gpus: set[int] = set()  # a read that names one fails as a whole
@@ -182,7 +184,14 @@ class HostEngine:
         self.alive = True
 
     def watched_by_others(self, ids: Iterable[int], gpus: Iterable[int] | None = None) -> None:
-        self.others |= {(gpu, i) for gpu in (self.gpus if gpus is None else gpus) for i in ids}
+        wanted = list(ids)
+        self.others |= {(gpu, i) for gpu in (self.gpus if gpus is None else gpus) for i in wanted}
+        self.other_groups.append((f"watch-{len(self.other_groups)}", wanted))
+
+    def watched_by_nobody_else(self) -> None:
+        """The other clients go, and with them their watches and field groups; the last values stay."""
+        self.others.clear()
+        self.other_groups.clear()
 
     def watched(self) -> set[tuple[int, int]]:
         """(GPU, field); a GPU instance has its number from :data:`INSTANCES` on."""
@@ -201,7 +210,7 @@ class HostEngine:
         for key in self.watched() - self.stuck:
             if key[1] == 230:  # comes by event: see xid()
                 continue
-            if key[1] in PROFILING and key not in self.samples:
+            if (key[1] in PROFILING and key not in self.samples) or key[0] in self.lost:
                 self.samples[key] = _Sample(DOUBLE_BLANK if key[1] in DOUBLES else INT_BLANK, now_us)
             elif key in self.figures:
                 self.samples[key] = _Sample(self.figures[key], now_us)

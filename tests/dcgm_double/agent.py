@@ -112,10 +112,12 @@ class Agent:
             sample = engine.samples.get((gpu, i))
             if sample is None:
                 value.status = -14 if (gpu, i) in watched else -16
+                engine.error_lines += value.status != -14
                 value.value.i64 = INT_BLANK
                 continue
             # After its watch has ended the last value stays readable, with status 0.
             value.status, value.ts = sample.status, sample.time_us
+            engine.error_lines += sample.status not in (0, -14)
             if i in DOUBLES:
                 value.value.dbl = sample.value
             else:
@@ -141,6 +143,9 @@ class Agent:
         return number
 
     def dcgmGroupAddEntity(self, client: Client, group: int, entity_group: int, entity: int) -> int:
+        if entity_group == 1 and entity in client.engine.lost:
+            client.engine.error_lines += 1
+            raise s.DCGMError(-18)
         client.groups[group].append((entity_group, entity))
         return 0
 

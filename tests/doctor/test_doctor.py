@@ -255,14 +255,27 @@ def test_host_engine_that_nobody_has_watch_profiling_fields(dcgm_node: Scene) ->
 
 def test_host_engine_that_is_watched_says_what_and_by_whom(dcgm_node: Scene) -> None:
     dcgm_node.engine.watched_by_others([1001, 1002, 1004])
-    dcgm_node.engine.other_groups.append(("dcgm-exporter", [1001, 1002, 1004]))
+    dcgm_node.engine.other_groups = [("dcgm-exporter", [1001, 1002, 1004])]
     assert "watched: 1001-1002,1004 (field groups that hold them: dcgm-exporter)" in engine_check(dcgm_node).detail
     dcgm_node.engine.update()
-    dcgm_node.engine.others.clear()
     dcgm_node.now_s += 30
     assert engine_check(dcgm_node).status == "ok"
     dcgm_node.now_s += 90
-    assert engine_check(dcgm_node).status == "warn", "what stays readable after a watch is of no use"
+    assert engine_check(dcgm_node).status == "warn"
+
+
+def test_what_stays_readable_after_a_watch_is_not_called_watched(dcgm_node: Scene) -> None:
+    dcgm_node.engine.watched_by_others([1001, 1002, 1004])
+    dcgm_node.engine.update()
+    dcgm_node.engine.watched_by_nobody_else()
+    dcgm_node.now_s += 1
+    assert "Nobody watches its profiling fields" in engine_check(dcgm_node).detail
+
+
+def test_host_engine_with_a_lost_gpu(dcgm_node: Scene) -> None:
+    dcgm_node.engine.lost.add(1)
+    check = engine_check(dcgm_node)
+    assert check.status == "warn" and "Lost, by DCGM's numbers: GPU 1" in check.detail
 
 
 def test_host_engine_of_gpus_without_profiling(dcgm_node: Scene) -> None:

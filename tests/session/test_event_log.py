@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gputop.core.findings import Finding, Gain
-from gputop.core.samples import LOST, GpuSample, NodeSample, Reading, XidEvent
+from gputop.core.samples import FAILED, LOST, GpuSample, NodeSample, Reading, XidEvent
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus
 from gputop.session.event_log import MAX_ENDED_EVENTS, REAPPEARANCE_S, EventLog
 from tests.fakes import START_S, StillSession, node_sample
@@ -109,3 +109,11 @@ def test_a_session_keeps_marks_and_step_period() -> None:
     assert session.step_period is not None and session.step_period.period_s == pytest.approx(20.0, rel=0.02)
     session.capture_control.set_status(CaptureStatus("recording", "h:1", 10.0, 1.0))
     assert [m.kind for m in session.events.between(session.clock(), session.clock() + 1)].count("capture") == 1
+
+
+def test_an_engine_that_fails_does_not_mark_its_gpus_as_lost() -> None:
+    """``--source dcgm``: without the host engine nothing is known of the GPUs; they are not lost."""
+    log = EventLog()
+    for tick in range(6):
+        log.note_sample(_with(node_sample(tick, 1), 0, state=FAILED if tick > 2 else "ok"))
+    assert not [mark for mark in log.between(-1e12, 1e12) if mark.kind == "lost"]

@@ -21,13 +21,16 @@ from gputop.sources.dcgm.bindings import Bindings, Installed
 from gputop.sources.dcgm.connection import MIN_WATCH_S, Address, Engine, EngineError, EngineGpu, Entity
 from gputop.sources.dcgm.fields import FieldValue
 from gputop.sources.dcgm.staleness import StalenessTracker, clock_text
+from gputop.sources.dcgm.unwatched import UnwatchedFields
 
 REACH_TIMEOUT_S = 0.5
 FIRST_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 HANG_TIMEOUT_S = 5.0  # connecting may import the bindings from a slow disk; no call takes this long
+LINK_WATCH_S = 1.0  # shortest period of the watches of the PCIe link and the video engines
 SLOW_WATCH_S = 10.0  # period of gputop's own watches of limits and error counters
-UNWATCHED_RETRY_S = 10.0  # reading a field that nobody watches writes an error line into the engine's log: retry rarely
+REFUSED_RETRY_S = 60.0  # a lost GPU may come back; each question is an error line in the engine's log
+SUSPECT_RETRY_S = 20.0  # for a GPU that gives blanks but is not lost
 CLOSE_TIMEOUT_S = 0.5
 START = "sudo systemctl start nvidia-dcgm   # or: sudo nv-hostengine"
 _STABLE_CONNECTION_S = 10.0  # a connection of this age resets the back-off
@@ -101,8 +104,9 @@ class DcgmClient:
         self._watched: object = None
         self._own_watch_s: dict[int, float] = {}  # by field: the period of our own watch
         self._problems: dict[Entity, str] = {}  # why profiling fields are not watched there
-        self._skip_until_s: dict[int, float] = {}
-        self._polled: list[Entity] = []
+        self._refused: dict[Entity, int] = {}  # DCGM's code for what it does not watch: a lost GPU, say
+        self._recheck_s: dict[Entity, float] = {}  # of those, and of GPUs that give nothing but blanks
+        self._unwatched = UnwatchedFields()
         self._staleness = StalenessTracker()
 
     # -- for callers --------------------------------------------------------------------------
@@ -119,6 +123,11 @@ class DcgmClient:
                 old.watch_profiling or profiling,
                 old.watch_ordinary or ordinary,
             )
+
+    def choose(self, uuids: Iterable[str], *, profiling: bool) -> None:
+        """Read and watch these GPUs alone from now on, their profiling fields with the user's consent."""
+        with self._changed:
+            self._subscription = replace(self._subscription, uuids=frozenset(uuids), watch_profiling=profiling)
 
     def request_update(self, tick_s: float) -> None:
         """Request one read of the engine for the tick at ``tick_s`` (Unix time); returns at once."""
@@ -218,7 +227,10 @@ class DcgmClient:
         engine, self._engine = self._engine, None
         self._watched = None
         self._own_watch_s.clear()
-        self._skip_until_s.clear()
+        self._refused.clear()
+        self._recheck_s.clear()
+        self._unwatched = UnwatchedFields()
+        self._staleness = StalenessTracker()  # else the time without a connection would pass for a slow watch
         if engine is not None:
             engine.close()
 
@@ -266,38 +278,72 @@ class DcgmClient:
         uuids = wanted.uuids
         chosen = (list(engine.gpus) if uuids is None else
                   [gpu for gpu in (*engine.gpus, *engine.instances) if gpu.uuid in uuids])
-        self._watch(engine, chosen, wanted)
-        entities = [gpu.entity for gpu in chosen]
-        if entities != self._polled:  # unwatched fields were found for other entities
-            self._polled = entities
-            self._skip_until_s.clear()
         now_s, wall_s = self._clock(), self._wall_clock()
-        ids = [i for i in wanted.ids if self._skip_until_s.get(i, now_s) <= now_s]
-        read = engine.read(entities, ids)
-        before = self._snapshot
+        self._recheck_refused(engine, now_s)
+        self._watch(engine, chosen, wanted)
+        readable = [gpu.entity for gpu in chosen if gpu.entity not in self._refused]
+        read: dict[tuple[Entity, int], FieldValue] = {}
+        for ids, entities in self._unwatched.requests(engine, readable, wanted.ids, now_s).items():
+            read |= engine.read(entities, ids)
+        self._unwatched.note(read, now_s)
+        read |= self._unwatched.left_out
         values: dict[str, dict[int, FieldValue]] = {}
         sources: dict[tuple[str, int], str] = {}
         for gpu in chosen:
-            of_gpu = values[gpu.uuid] = {}
-            for i in wanted.ids:
-                value = read.get((gpu.entity, i))
-                if value is None:  # not asked this time
-                    kept = before.values.get(gpu.uuid, {}).get(i)
-                    value = kept if kept is not None and kept.value is None else _NO_ANSWER
-                elif value.code == dcgm_fields.NOT_WATCHED and gpu.entity in self._problems:
-                    value = replace(value, reason=self._problems[gpu.entity], code=dcgm_fields.OK)
-                elif value.value is not None and i != dcgm_fields.XID:
-                    value, source = self._staleness.check(gpu.uuid, i, value, now_s, wall_s,
-                                                      self._interval_s, self._own_watch_s.get(i))
-                    if source:
-                        sources[gpu.uuid, i] = source
-                of_gpu[i] = value
-        for i in ids:
-            if chosen and all(read.get((entity, i), _NO_ANSWER).code == dcgm_fields.NOT_WATCHED for entity in entities):
-                self._skip_until_s[i] = now_s + UNWATCHED_RETRY_S
+            of_gpu = {i: read.get((gpu.entity, i), _NO_ANSWER) for i in wanted.ids}
+            if gpu.entity not in self._refused:
+                sources |= self._judge(gpu, of_gpu, now_s, wall_s)
+                self._suspect(engine, gpu, of_gpu, now_s)
+            if gpu.entity in self._refused:
+                code = self._refused[gpu.entity]
+                of_gpu = dict.fromkeys(wanted.ids, FieldValue(None, dcgm_fields.meaning(code), 0, code))
+            values[gpu.uuid] = of_gpu
         listed = frozenset(gpu.uuid for gpu in (*engine.gpus, *engine.instances))
         self._snapshot = Snapshot(None, "", engine.version, self._local, engine.gpus, listed, values, sources, now_s,
                                   wall_s)
+
+    def _judge(self, gpu: EngineGpu, values: dict[int, FieldValue], now_s: float,
+               wall_s: float) -> dict[tuple[str, int], str]:
+        """Replace what is not of now by the reason. Returns the sources of what is updated slowly."""
+        sources: dict[tuple[str, int], str] = {}
+        for i, value in values.items():
+            pace = now_s, wall_s, self._interval_s, self._own_watch_s.get(i)
+            if value.code == dcgm_fields.NOT_WATCHED and gpu.entity in self._problems:
+                values[i] = replace(value, reason=self._problems[gpu.entity], code=dcgm_fields.OK)
+            elif i == dcgm_fields.XID:
+                continue  # it comes by event, and may be old
+            elif value.value is not None:
+                values[i], source = self._staleness.check(gpu.uuid, i, value, *pace)
+                if source:
+                    sources[gpu.uuid, i] = source
+            elif value.code == dcgm_fields.NO_DATA:
+                values[i] = self._staleness.blank(gpu.uuid, i, value, *pace)
+        return sources
+
+    def _suspect(self, engine: Engine, gpu: EngineGpu, values: Mapping[int, FieldValue], now_s: float) -> None:
+        """Ask the engine of a GPU that gives blanks for too long whether it is lost: no value says so."""
+        of_now = [values[i] for i in (*dcgm_fields.FAST_IDS, *dcgm_fields.PROFILING_IDS)
+                  if i in values and i != dcgm_fields.XID]
+        if any(value.value is not None for value in of_now):
+            self._recheck_s.pop(gpu.entity, None)
+        elif (any(value.code == dcgm_fields.STALE_DATA for value in of_now)
+              and now_s >= self._recheck_s.get(gpu.entity, now_s)):
+            self._recheck_s[gpu.entity] = now_s + SUSPECT_RETRY_S
+            self._note_refused({gpu.entity: engine.refusal(gpu.entity)}, now_s)
+
+    def _note_refused(self, refused: Mapping[Entity, int], now_s: float) -> None:
+        for entity, code in refused.items():
+            if code != dcgm_fields.OK:
+                self._refused[entity] = code
+                self._recheck_s[entity] = now_s + REFUSED_RETRY_S
+
+    def _recheck_refused(self, engine: Engine, now_s: float) -> None:
+        """A GPU that is there again is watched again."""
+        for entity in [entity for entity in self._refused if now_s >= self._recheck_s[entity]]:
+            self._recheck_s[entity] = now_s + REFUSED_RETRY_S
+            if engine.refusal(entity) == dcgm_fields.OK:
+                del self._refused[entity], self._recheck_s[entity]
+                self._watched = None
 
     # -- watches ------------------------------------------------------------------------------
 
@@ -317,12 +363,15 @@ class DcgmClient:
         engine.unwatch()
         self._own_watch_s.clear()
         self._problems.clear()
-        self._skip_until_s.clear()
+        self._refused.clear()
+        self._unwatched.forget()
         keep_s = max(10.0, 3 * self._interval_s)
         if wanted.watch_ordinary:
             for ids, period_s in ((dcgm_fields.FAST_IDS, self._interval_s),
+                                  (dcgm_fields.LINK_IDS, max(LINK_WATCH_S, self._interval_s)),
                                   (dcgm_fields.SLOW_IDS, max(SLOW_WATCH_S, self._interval_s))):
-                engine.watch(entities, ids, period_s, max(keep_s, 3 * period_s))
+                refused = engine.watch(entities, ids, period_s, max(keep_s, 3 * period_s))
+                self._note_refused(refused, self._clock())
                 self._own_watch_s.update(dict.fromkeys(ids, period_s))
             engine.update()
         if wanted.watch_profiling:
@@ -342,7 +391,7 @@ class DcgmClient:
                 alike.setdefault(ids, []).append(gpu.entity)
         for ids, entities in alike.items():
             try:
-                engine.watch(entities, ids, self._interval_s, keep_s)
+                self._note_refused(engine.watch(entities, ids, self._interval_s, keep_s), self._clock())
                 self._own_watch_s.update(dict.fromkeys(ids, self._interval_s))
             except EngineError as error:
                 self._profiling_problem(error, entities)

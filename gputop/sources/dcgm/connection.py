@@ -12,7 +12,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -126,7 +126,7 @@ class Engine:
         self._unreadable: dict[Entity, str] = {}  # entities that fail every read
         try:
             self.version = self._ask_version()
-            self.gpus = tuple(self._describe(gpu) for gpu in self._call("dcgmGetAllDevices"))
+            self.gpus = _distinct(self._describe(gpu) for gpu in dict.fromkeys(self._call("dcgmGetAllDevices")))
             self.instances = self._find_instances()
         except EngineError:
             self.close()
@@ -220,8 +220,11 @@ class Engine:
             raise EngineError(fields.PROFILING_NOT_SUPPORTED, "dcgmProfGetSupportedMetricGroups")
         return supported
 
-    def watch(self, entities: Iterable[Entity], ids: Sequence[int], interval_s: float, keep_s: float) -> None:
+    def watch(self, entities: Iterable[Entity], ids: Sequence[int], interval_s: float,
+              keep_s: float) -> dict[Entity, int]:
         """Have the engine read ``ids`` every ``interval_s`` until :meth:`unwatch` or the end of the connection.
+
+        Returns the entities that the engine refuses, with DCGM's code: a lost GPU, say. The others are watched.
 
         Profiling fields need a group of their own: where profiling does not work, their refusal would
         leave the other fields of the group with one stale value.
@@ -230,9 +233,18 @@ class Engine:
             raise ValueError("profiling fields need a field group of their own")
         group = self._create_named("dcgmGroupCreate", lambda name: (_EMPTY_GROUP, name))
         field_group = None
+        refused: dict[Entity, int] = {}
+        added = 0
         try:
             for entity in entities:
-                self._call("dcgmGroupAddEntity", group, *entity)
+                code = self._add(group, entity)
+                if code == fields.OK:
+                    added += 1
+                else:
+                    refused[entity] = code
+            if not added:
+                self._destroy_groups(group, None)
+                return refused
             field_group = self._field_group([i for i in ids if i not in self._refused])
             period_us = round(max(MIN_WATCH_S, interval_s) * 1e6)
             self._call("dcgmWatchFields", group, field_group, period_us, keep_s, KEEP_SAMPLES)
@@ -240,6 +252,26 @@ class Engine:
             self._destroy_groups(group, field_group)
             raise
         self._watches.append((group, field_group))
+        return refused
+
+    def refusal(self, entity: Entity) -> int:
+        """DCGM's code for why it would not watch the entity now, :data:`fields.OK` if it would.
+
+        The values of a lost GPU are blanks without an error; this tells.
+        """
+        group = self._create_named("dcgmGroupCreate", lambda name: (_EMPTY_GROUP, name))
+        code = self._add(group, entity)
+        self._destroy_groups(group, None)
+        return code
+
+    def _add(self, group: Any, entity: Entity) -> int:
+        try:
+            self._call("dcgmGroupAddEntity", group, *entity)
+        except EngineError as error:
+            if error.code in fields.CONNECTION_GONE or error.code == fields.FUNCTION_NOT_FOUND:
+                raise
+            return error.code
+        return fields.OK
 
     def _field_group(self, ids: list[int]) -> Any:
         """A field group of those ``ids`` that the engine knows: an unknown one fails the whole group."""
@@ -295,17 +327,18 @@ class Engine:
         """Wait until every new watch has been read once."""
         self._call("dcgmUpdateAllFields", 1)
 
+    def field_groups(self) -> dict[str, frozenset[int]]:
+        """The field groups of all other clients: their ids by name. A watch needs such a group."""
+        answer = self._call("dcgmFieldGroupGetAll")
+        own = f"gputop-{os.getpid()}-"
+        groups = {_text(group.fieldGroupName): frozenset(group.fieldIds[: group.numFieldIds])
+                  for group in answer.fieldGroups[: answer.numFieldGroups]}
+        return {name: ids for name, ids in groups.items() if not name.startswith(own)}
+
     def watchers(self, ids: Iterable[int]) -> tuple[str, ...]:
         """Names of the field groups of all other clients that hold one of ``ids``."""
         wanted = frozenset(ids)
-        answer = self._call("dcgmFieldGroupGetAll")
-        own = f"gputop-{os.getpid()}-"
-        names = (
-            _text(group.fieldGroupName)
-            for group in answer.fieldGroups[: answer.numFieldGroups]
-            if wanted & set(group.fieldIds[: group.numFieldIds])
-        )
-        return tuple(sorted({name for name in names if not name.startswith(own)}))
+        return tuple(sorted(name for name, held in self.field_groups().items() if wanted & held))
 
     # -- calls --------------------------------------------------------------------------------
 
@@ -358,6 +391,15 @@ class Engine:
                       instance_key(entry.info.nvmlGpuIndex, entry.info.nvmlInstanceId))
             for entry in found
         )
+
+
+def _distinct(gpus: Iterable[EngineGpu]) -> tuple[EngineGpu, ...]:
+    """The GPUs with a UUID each: a lost one may have none any more."""
+    found: dict[str, EngineGpu] = {}
+    for gpu in gpus:
+        one = gpu if gpu.uuid and gpu.uuid not in found else replace(gpu, uuid=f"dcgm:{gpu.gpu}")
+        found[one.uuid] = one
+    return tuple(found.values())
 
 
 def _text(value: bytes | str) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gputop.core.metrics import GPU_METRICS, RATIO
-
 SOURCE = "DCGM"
 
 CLOCK_EVENTS = 112  # the bits are NVML's
@@ -88,6 +86,8 @@ _BLANKS = {
     3: "not permitted to the host engine",
 }
 
+_MAX_TIME_US = 1 << 52  # in the year 2112: a later time is no time
+
 _MIB = float(1 << 20)
 
 
@@ -127,12 +127,14 @@ FAST: tuple[Field, ...] = (
     Field(150, "temperature_c"),
     Field(155, "power_w"),
     Field(203, "gpu_util", 0.01, coarse=True),
+    Field(252, "memory_used_bytes", _MIB),
+    Field(253, "memory_reserved_bytes", _MIB),
+)
+LINK: tuple[Field, ...] = (
     Field(206, "encoder_util", 0.01),
     Field(207, "decoder_util", 0.01),
     Field(237, "pcie_gen"),
     Field(238, "pcie_width"),
-    Field(252, "memory_used_bytes", _MIB),
-    Field(253, "memory_reserved_bytes", _MIB),
 )
 SLOW: tuple[Field, ...] = (
     Field(113, "sm_clock_max_hz", 1e6),
@@ -151,9 +153,10 @@ SLOW: tuple[Field, ...] = (
 )
 PROFILING_IDS: tuple[int, ...] = tuple(field.id for field in PROFILING)
 FAST_IDS: tuple[int, ...] = (*(field.id for field in FAST), CLOCK_EVENTS, XID)
+LINK_IDS: tuple[int, ...] = tuple(field.id for field in LINK)
 SLOW_IDS: tuple[int, ...] = (*(field.id for field in SLOW), NVML_INDEX, PCIE_GEN_MAX, PCIE_WIDTH_MAX)
 
-FIELDS: dict[int, Field] = {field.id: field for field in (*PROFILING, *FAST, *SLOW)}
+FIELDS: dict[int, Field] = {field.id: field for field in (*PROFILING, *FAST, *LINK, *SLOW)}
 BY_METRIC: dict[str, tuple[Field, ...]] = {
     metric: tuple(field for field in FIELDS.values() if field.metric == metric)
     for metric in dict.fromkeys(field.metric for field in FIELDS.values())
@@ -185,26 +188,29 @@ class FieldValue:
 
 def decode(status: int, is_double: bool, integer: int, double: float, time_us: int) -> FieldValue:
     """Decode what the engine returned: a value, a blank, or an error."""
+    time_us = time_us if 0 <= time_us < _MAX_TIME_US else 0
     if status != OK:
         return FieldValue(None, meaning(status), time_us, status)
     if is_double:
         if double >= _DOUBLE_BLANK or not math.isfinite(double):
-            return FieldValue(None, _blank(double - _DOUBLE_BLANK), time_us)
+            return _blank(double - _DOUBLE_BLANK, time_us)
         value = double
     else:
         if integer >= _INT_BLANK:
-            return FieldValue(None, _blank(integer - _INT_BLANK), time_us)
+            return _blank(integer - _INT_BLANK, time_us)
         value = float(integer)
     if value < 0:
         return FieldValue(None, f"DCGM gave {value:g}, unusable", time_us)
     return FieldValue(value, "", time_us)
 
 
-def _blank(above: float) -> str:
-    return _BLANKS.get(int(above), "blank") if math.isfinite(above) and above < 16 else "unusable"
+def _blank(above: float, time_us: int) -> FieldValue:
+    if not math.isfinite(above) or above >= 16:
+        return FieldValue(None, "unusable", time_us)
+    why = int(above)
+    return FieldValue(None, _BLANKS.get(why, "blank"), time_us, OK if why else NO_DATA)
 
 
 def in_metric_unit(field: Field, value: float) -> float:
-    """The field's value as the metric's; a ratio that rounding lifted above 1 is 1."""
-    value *= field.factor
-    return min(value, 1.0) if GPU_METRICS[field.metric].unit == RATIO else value
+    """The field's value as the metric's."""
+    return value * field.factor

@@ -8,6 +8,7 @@ from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import Reading
 from gputop.sources.dcgm import fields
 from gputop.sources.dcgm.fields import BY_METRIC, FieldValue, in_metric_unit
+from gputop.sources.nvml.plausibility import plausible_reading
 
 if TYPE_CHECKING:
     from gputop.sources.dcgm.client import Snapshot
@@ -32,7 +33,7 @@ def dcgm_reading(snapshot: Snapshot, uuid: str, metric: str) -> Reading:
             return Reading.missing(unit, missing_reason(field.id, value), fields.SOURCE)
         total += in_metric_unit(field, value.value)
     source = snapshot.sources.get((uuid, of_metric[0].id), fields.SOURCE)
-    return Reading(total, unit, source, None, of_metric[0].coarse)
+    return plausible_reading(metric, total, source, of_metric[0].coarse)
 
 
 def missing_reason(field_id: int, value: FieldValue | None) -> str:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 OPEN_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 0.05  # a read takes about a millisecond; a later answer is shown at the next tick
 _XIDS_KEPT = 100
+_MAX_GPUS = 256
 _NO_PROCESSES = "DCGM does not list processes; gputop --source auto does, on the node itself"
 
 
@@ -73,8 +74,8 @@ class DcgmSource:
     def open(self) -> None:
         """Connect and list the GPUs. Raises GputopError where the engine cannot be talked to."""
         client = self._client
-        ids = (*fields.PROFILING_IDS, *fields.FAST_IDS, *fields.SLOW_IDS)
-        client.subscribe(ids, None, profiling=self._watch, ordinary=True)
+        ids = (*fields.PROFILING_IDS, *fields.FAST_IDS, *fields.LINK_IDS, *fields.SLOW_IDS)
+        client.subscribe(ids, None, ordinary=True)
         client.request_update(client.now_s())
         answered = client.wait(OPEN_TIMEOUT_S)
         snapshot = client.snapshot()
@@ -84,11 +85,20 @@ class DcgmSource:
                               snapshot.fix or "sudo systemctl restart nvidia-dcgm")
         if not snapshot.gpus:
             raise NoDataError(f"The DCGM host engine at {client.address} lists no GPU.", "dcgmi discovery -l")
-        infos = [_info(gpu, snapshot) for gpu in snapshot.gpus]
+        infos = _infos(snapshot)
         self._present = len(infos)
-        self._probes = tuple(_DcgmGpu(client, info, _xid(snapshot, info)) for info in select_gpus(self._wanted, infos))
+        chosen = select_gpus(self._wanted, infos)
+        self._probes = tuple(_DcgmGpu(client, info, _xid(snapshot, info)) for info in chosen)
+        if self._watch or len(chosen) < len(infos):
+            self._watch_only(chosen)
         self._local = snapshot.local and _is_of_this_machine(snapshot.gpus, self._root)
         self._host = self._host_probe()
+
+    def _watch_only(self, chosen: Sequence[GpuInfo]) -> None:
+        """Profiling watches take counters from others: only those of the GPUs that are asked for."""
+        self._client.choose([info.uuid for info in chosen], profiling=self._watch)
+        self._client.request_update(self._client.now_s() + 1e-3)
+        self._client.wait(OPEN_TIMEOUT_S)
 
     def _host_probe(self) -> HostProbe:
         if not self._local:
@@ -187,16 +197,32 @@ class _RemoteHost:
         return ()
 
 
-def _info(gpu: EngineGpu, snapshot: Snapshot) -> GpuInfo:
-    values = snapshot.values.get(gpu.uuid, {})
+def _infos(snapshot: Snapshot) -> list[GpuInfo]:
+    """The engine's GPUs with NVML's numbers, no number twice.
 
-    def whole(field_id: int) -> int | None:
-        value = values.get(field_id)
-        return None if value is None or value.value is None else int(value.value)
+    A detached or lost GPU keeps the last one that NVML gave it, which may be another's now; it then gets one
+    that is free.
+    """
+    def whole(gpu: EngineGpu, field_id: int, limit: int) -> int | None:
+        value = snapshot.values.get(gpu.uuid, {}).get(field_id)
+        number = None if value is None else value.value
+        return int(number) if number is not None and 0 <= number < limit else None
 
-    index = whole(fields.NVML_INDEX)
-    return GpuInfo(gpu.gpu if index is None else index, gpu.uuid, gpu.name, gpu.pci_bus_id,
-                   whole(fields.PCIE_GEN_MAX), whole(fields.PCIE_WIDTH_MAX))
+    def time_us(gpu: EngineGpu) -> int:
+        return max((value.time_us for value in snapshot.values.get(gpu.uuid, {}).values()), default=0)
+
+    numbers: dict[str, int] = {}
+    for gpu in sorted(snapshot.gpus, key=time_us, reverse=True):  # those that answer now come first
+        number = whole(gpu, fields.NVML_INDEX, _MAX_GPUS)
+        if number is not None and number not in numbers.values():
+            numbers[gpu.uuid] = number
+    for gpu in snapshot.gpus:
+        if gpu.uuid not in numbers:
+            taken = set(numbers.values())
+            numbers[gpu.uuid] = next(n for n in (gpu.gpu, *range(_MAX_GPUS * 2)) if n not in taken)
+    return [GpuInfo(numbers[gpu.uuid], gpu.uuid, gpu.name, gpu.pci_bus_id,
+                    whole(gpu, fields.PCIE_GEN_MAX, 17), whole(gpu, fields.PCIE_WIDTH_MAX, 65))
+            for gpu in snapshot.gpus]
 
 
 def _xid(snapshot: Snapshot, info: GpuInfo) -> fields.FieldValue | None:

@@ -47,7 +47,7 @@ def implausible_reason(metric: str, value: float) -> str | None:
 
 
 def plausible_reading(metric: str, value: float, source: str, coarse: bool = False) -> Reading:
-    """The reading of a value from the driver: missing, with the reason, if it is implausible."""
+    """The reading of a value from the driver, or from DCGM: missing, with the reason, if it is implausible."""
     unit = GPU_METRICS[metric].unit
     why = implausible_reason(metric, value)
     if why is not None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from gputop.sources.dcgm import fields
-from gputop.sources.dcgm.client import HANG_TIMEOUT_S, MAX_RETRY_S, UNWATCHED_RETRY_S, DcgmClient
+from gputop.sources.dcgm.client import HANG_TIMEOUT_S, MAX_RETRY_S, REFUSED_RETRY_S, DcgmClient
 from gputop.sources.dcgm.connection import Address, parse_address
 from gputop.sources.dcgm.fields import PROFILING_IDS
-from gputop.sources.dcgm.staleness import clock_text
+from gputop.sources.dcgm.staleness import BLANK_S, clock_text
+from gputop.sources.dcgm.unwatched import CHECK_S
 from tests.dcgm_double import PROFILING, install_library
 from tests.dcgm_double.scene import Scene
 
@@ -186,9 +187,128 @@ def test_without_consent_nothing_is_watched(scene: Scene) -> None:
     assert not scene.engine.watched() and not scene.engine.calls["dcgmProfGetSupportedMetricGroups"]
     assert len(scene.engine.read_ids) == 1  # each such read is an error line in the engine's log
     scene.engine.watched_by_others([1002])
-    scene.step(UNWATCHED_RETRY_S)
+    scene.step(CHECK_S)
     scene.step()
     assert scene.value(1002) == 0.5
+
+
+def test_an_hour_of_unwatched_fields_is_a_line_each_in_the_engines_log(scene: Scene) -> None:
+    scene.client.subscribe(PROFILING_IDS, None)
+    for _ in range(3600):
+        scene.step()
+    assert scene.engine.error_lines == 2 * len(PROFILING_IDS)
+
+
+def test_one_gpu_that_is_watched_does_not_have_the_others_asked(scene: Scene) -> None:
+    scene.engine.watched_by_others([1002, 1009], [0])
+    for _ in range(100):
+        scene.step()
+    assert scene.value(1002, 0) == 0.5 and "nobody watches" in str(scene.value(1002, 1))
+    assert scene.engine.error_lines == 2
+
+
+def test_field_groups_that_cannot_be_listed_are_asked_rarely(scene: Scene) -> None:
+    scene.engine.fails["dcgmFieldGroupGetAll"] = fields.NO_PERMISSION
+    for _ in range(1205):
+        scene.step()
+    assert scene.engine.error_lines == 3 * 4  # two fields of two GPUs, every ten minutes
+
+
+# -- lost GPUs -------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_is_lost_before_does_not_keep_the_others_from_being_watched(scene: Scene) -> None:
+    scene.engine.lost.add(0)
+    scene.client.subscribe([155], None, profiling=True, ordinary=True)
+    for _ in range(3):
+        scene.step()
+    assert (scene.value(155, 1), scene.value(1002, 1)) == (3, 0.5)
+    assert scene.value(155, 0) == "the GPU is lost (DCGM -18)"
+    lines = scene.engine.error_lines
+    for _ in range(round(REFUSED_RETRY_S) - 5):
+        scene.step()
+    assert scene.engine.error_lines == lines, "no value of a lost GPU is asked for"
+    scene.engine.lost.clear()
+    for _ in range(10):
+        scene.step()
+    assert (scene.value(155, 0), scene.value(1002, 0)) == (3, 0.5), "it came back"
+
+
+def test_a_gpu_that_is_lost_later_gives_blanks_and_is_found_out(scene: Scene) -> None:
+    scene.client.subscribe([155, 1002], None, profiling=True, ordinary=True)
+    for _ in range(3):
+        scene.step()
+    scene.engine.lost.add(0)
+    seen = []
+    for _ in range(6):
+        scene.step()
+        seen.append(str(scene.value(155, 0)))
+    assert "first sample" in seen[0] and seen[-1] == "the GPU is lost (DCGM -18)"
+    assert scene.value(155, 1) == 3
+
+
+def test_blanks_for_ever_of_a_gpu_that_is_not_lost(scene: Scene) -> None:
+    """The hope for a second sample ends, for a field of gputop's own watch after its period."""
+    scene.client.subscribe([155, 150, 1002], None, ordinary=True)
+    scene.engine.watched_by_others([1002])
+    scene.step()
+    blank = type(next(iter(scene.engine.samples.values())))(140737488355328.0, 1)
+    scene.engine.samples[0, 155] = scene.engine.samples[0, 1002] = blank
+    scene.engine.stuck |= {(0, 155), (0, 1002)}
+    begin_s = scene.now_s
+    for _ in range(5):
+        scene.step()
+    assert scene.value(155) == f"no value since {clock_text(begin_s + 1)}" and scene.value(150) == 3
+    assert "first sample" in str(scene.value(1002))
+    for _ in range(round(BLANK_S)):
+        scene.step()
+    assert "no value since" in str(scene.value(1002))
+
+
+def test_a_reconnect_is_not_taken_for_a_slow_watch(scene: Scene) -> None:
+    scene.client.subscribe([155], None, ordinary=True)
+    scene.engine.watched_by_others([1002])
+    for _ in range(4):
+        scene.step()
+    scene.engine.stop()
+    for _ in range(21):
+        scene.step()
+    scene.engine.start()
+    for _ in range(30):
+        scene.step()
+        assert not scene.client.snapshot().sources
+    assert scene.value(155) == 3
+
+
+def test_one_pause_of_the_engine_is_no_slow_watch(scene: Scene) -> None:
+    scene.engine.watched_by_others([1002])
+    for _ in range(4):
+        scene.step()
+    scene.now_s += 21.0
+    for _ in range(5):
+        scene.step()
+        assert not scene.client.snapshot().sources and scene.value(1002) == 0.5
+
+
+def test_times_that_cannot_be_are_no_times(scene: Scene) -> None:
+    scene.engine.watched_by_others([1002])
+    scene.step()
+    for time_us in (-1, 1 << 62, -(1 << 63)):
+        scene.engine.samples[0, 1002] = type(scene.engine.samples[0, 1002])(0.5, time_us)
+        scene.engine.stuck.add((0, 1002))
+        scene.step()
+        assert "field 1002 was last updated" in str(scene.value(1002))
+
+
+def test_at_10_hz_only_what_changes_fast_is_watched_so(make_scene: Callable[..., Scene]) -> None:
+    scene = make_scene()
+    scene.client = scene.new_client(interval_s=0.1)
+    scene.client.subscribe([155], None, ordinary=True)
+    scene.step(0.1)
+    client = scene.engine.clients[0]
+    periods = {i: period_us / 1e6 for (_, group), (period_us, _, _) in client.watches.items()
+               for i in client.field_groups[group][1]}
+    assert (periods[155], periods[203], periods[237], periods[206], periods[310]) == (0.1, 0.1, 1.0, 1.0, 10.0)
 
 
 def test_consent_watches_what_each_gpu_has(make_scene: Callable[..., Scene]) -> None:
@@ -265,7 +385,7 @@ def test_a_value_whose_watch_has_ended_is_not_of_now(scene: Scene) -> None:
     for _ in range(3):
         scene.step()
     assert scene.value(1002) == 0.5
-    scene.engine.others.clear()
+    scene.engine.watched_by_nobody_else()
     scene.step(1.0)
     assert scene.value(1002) == 0.5
     for _ in range(3):
@@ -307,7 +427,7 @@ def test_a_clock_that_is_wrong_on_the_other_machine(scene: Scene, skew_s: float)
     for _ in range(4):
         scene.step()
     assert scene.value(1002) == 0.5
-    scene.engine.others.clear()
+    scene.engine.watched_by_nobody_else()
     for _ in range(5):
         scene.step()
     assert "was last updated" in str(scene.value(1002))
@@ -333,6 +453,7 @@ def test_one_question_per_tick(scene: Scene) -> None:
 
 
 def test_an_engine_that_hangs_holds_up_nobody_and_is_named(scene: Scene) -> None:
+    scene.engine.watched_by_others([1002])
     scene.client.request_update(1.0)
     assert scene.client.wait(10.0)
     scene.engine.hang("dcgmEntitiesGetLatestValues")

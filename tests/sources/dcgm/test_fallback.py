@@ -193,7 +193,7 @@ def test_a_stale_value_is_not_shown(node: Callable[..., Node]) -> None:
     one.scene.engine.watched_by_others(PROFILING)
     for _ in range(3):
         one.sample()
-    one.scene.engine.others.clear()
+    one.scene.engine.watched_by_nobody_else()
     for _ in range(6):
         sample = one.sample()
     assert sample["sm_active"].value is None and "was last updated" in (sample["sm_active"].reason or "")

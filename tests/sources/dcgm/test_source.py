@@ -87,8 +87,8 @@ def test_every_field_in_the_unit_of_its_metric(node: Node) -> None:
 
 def test_every_metric_of_dcgm_is_one_of_gputop() -> None:
     assert fields.BY_METRIC.keys() <= GPU_METRICS.keys()
-    assert len({*fields.PROFILING_IDS, *fields.FAST_IDS, *fields.SLOW_IDS}) == (
-        len(fields.PROFILING_IDS) + len(fields.FAST_IDS) + len(fields.SLOW_IDS))
+    assert len({*fields.PROFILING_IDS, *fields.FAST_IDS, *fields.LINK_IDS, *fields.SLOW_IDS}) == (
+        len(fields.PROFILING_IDS) + len(fields.FAST_IDS) + len(fields.LINK_IDS) + len(fields.SLOW_IDS))
 
 
 def test_gpus_have_nvml_s_numbers_and_what_dcgm_knows_of_them(node: Node) -> None:
@@ -110,7 +110,7 @@ def test_a_choice_of_gpus(node: Node) -> None:
 
 def test_ordinary_fields_are_watched_profiling_ones_only_with_consent(node: Node) -> None:
     node.open()
-    assert {i for _, i in node.engine.watched()} == {*fields.FAST_IDS, *fields.SLOW_IDS}
+    assert {i for _, i in node.engine.watched()} == {*fields.FAST_IDS, *fields.LINK_IDS, *fields.SLOW_IDS}
     assert "nobody watches field 1002: start gputop with --dcgm-watch" in (node.sample()["sm_active"].reason or "")
     node.source.close()
     assert not node.engine.watched() and not node.engine.clients
@@ -183,6 +183,76 @@ def test_a_gpu_that_is_lost(node: Node) -> None:
     sample = node.sample(0)
     assert sample.state == LOST and "no longer answers on the PCIe bus" in sample.message
     assert node.sample(1).state == OK
+
+
+def test_a_gpu_that_was_lost_before_gputop_began(node: Node) -> None:
+    node.engine.lost.add(0)
+    node.engine.figures |= {(1, 52): 1}
+    node.open("0,1")
+    node.sample()
+    sample = node.sample(0)
+    assert sample.state == LOST and "no longer answers on the PCIe bus" in sample.message
+    assert node.sample(1).state == OK and node.sample(1)["power_w"].value == 3
+
+
+def test_a_gpu_that_is_lost_while_it_is_watched(node: Node) -> None:
+    node.engine.figures |= {(0, 52): 0, (1, 52): 1}
+    node.open()
+    assert node.sample(0).state == OK
+    node.engine.lost.add(0)
+    states = [node.sample(0).state for _ in range(6)]
+    assert states[0] == OK and states[-1] == LOST and node.sample(1).state == OK
+
+
+def test_two_gpus_never_have_the_same_number(node: Node) -> None:
+    """After detach and attach a GPU that is gone keeps the number that another has now."""
+    node.engine.figures |= {(0, 52): 0, (1, 52): 0}
+    node.engine.lost.add(0)
+    node.open()
+    assert [probe.info.index for probe in node.source.gpus] == [1, 0]
+
+
+@pytest.mark.parametrize("index", [10**12, 2**62])
+def test_a_number_that_cannot_be_is_not_shown(node: Node, index: int) -> None:
+    node.engine.figures |= {(0, 52): index, (1, 52): 1}
+    node.open()
+    assert [probe.info.index for probe in node.source.gpus] == [0, 1]
+
+
+def test_consent_takes_the_counters_of_the_chosen_gpus_only(node: Node) -> None:
+    node.engine.figures |= {(0, 52): 0, (1, 52): 1}
+    node.open("1", watch=True)
+    assert {gpu for gpu, i in node.engine.watched() if i in PROFILING} == {1}
+    assert {gpu for gpu, _ in node.engine.watched()} == {1}
+
+
+@pytest.mark.parametrize(("field", "value", "metric"), [
+    (155, 1e9, "power_w"), (1002, 77.0, "sm_active"), (150, 10**9, "temperature_c"), (252, 10**15, "memory_used_bytes"),
+    (100, 10**8, "sm_clock_hz"), (203, 5000, "gpu_util"), (1009, 10**17, "pcie_tx_bytes_per_s"),
+])
+def test_a_value_that_cannot_be_is_no_value(node: Node, field: int, value: float, metric: str) -> None:
+    node.engine.watched_by_others(PROFILING)
+    node.show({field: value})
+    node.open()
+    node.sample()
+    reading = node.sample()[metric]
+    assert reading.value is None and "cannot be" in (reading.reason or "")
+
+
+def test_names_of_the_engine_drive_no_terminal(node: Node) -> None:
+    gpu = node.engine.gpus[0]
+    gpu.name, gpu.driver, gpu.bus = "A100\x1b[2J\x07", "5\x1b]0;x\x07", "\x9b31m"
+    node.open()
+    info = node.source.gpus[0].info
+    assert all(text.isprintable() for text in (info.name, info.pci_bus_id, node.source.label))
+
+
+def test_gpus_without_a_uuid_are_told_apart(node: Node) -> None:
+    node.engine.gpus[0].uuid = node.engine.gpus[1].uuid = ""
+    node.engine.figures |= {(0, 52): 0, (1, 52): 1}
+    node.open()
+    assert len({probe.info.uuid for probe in node.source.gpus}) == 2
+    assert [node.sample(place)["power_w"].value for place in (0, 1)] == [3, 3]
 
 
 def test_an_engine_that_restarts(node: Node) -> None:
