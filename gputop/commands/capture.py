@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gputop.profiler.capture.records import CaptureStatus
-    from gputop.session.captures import capture_and_analyze, choose_servers, find_servers
+    from gputop.session.captures import capture_and_analyze, choose_servers, find_named_servers, left_out
 
     options = options_of(args)
     if options.auto_capture is not None:
@@ -36,10 +36,12 @@ def run(args: argparse.Namespace) -> int:
         source = source_of(args)
         source.open()
         own.update(source.profiler_endpoints())
-    servers, notes = find_servers(options.attach, own, discover=not own and not options.attach)
+    servers, notes = find_named_servers(options.attach, own, discover=not own and not options.attach)
     for note in notes:
         say(note)
     chosen = choose_servers(servers)
+    for note in left_out(servers, chosen):
+        say(note)
     stop = threading.Event()
     reported: list[str] = []
 

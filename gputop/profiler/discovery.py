@@ -32,6 +32,7 @@ Framework = Literal["TensorFlow", "JAX"]
 
 _TIMEOUT_S = 1.0
 _OWN_HOSTS = ["127.0.0.1", "[::1]"]  # a socket on all of IPv6 takes IPv4, too, unless it was told not to
+_MAX_GREETED = 8  # ports of one process
 _ATTEMPTS = 3  # a server in a process that is starting or stopped may be slow to greet
 _MAPPED = re.compile(r"(/\S*/)(tensorflow|jaxlib|libtpu|torch_xla)/\S+\.so|/libcuda\.so|/libtensorflow\S*\.so")
 _EXECUTABLE = re.compile(r"^\S+ ..x. \S+ \S+ \d+ +(/.*)$", re.MULTILINE)  # proc_pid_maps(5): the path of mapped code
@@ -242,14 +243,32 @@ class Finder:
     def _calls_workers(self, pid: int) -> bool:
         """Whether it is one of several workers of TensorFlow 2.21, without the driver that NCCL needs."""
         try:
-            cluster = json.loads(self._environ(pid)["TF_CONFIG"])["cluster"]
-            tasks = sum(len(addresses) for addresses in cluster.values())
             maps = _read_maps(self._proc, pid)
-        except (OSError, KeyError, ValueError, TypeError, AttributeError):
+        except OSError:
             return False
         _, framework, version = self._libraries(pid)
-        return (tasks > 1 and "/libcuda.so" not in maps and framework == "TensorFlow"
-                and (version or "").startswith("2.21."))
+        if "/libcuda.so" in maps or framework != "TensorFlow" or not (version or "").startswith("2.21."):
+            return False
+        try:
+            cluster = json.loads(self._environ(pid)["TF_CONFIG"])["cluster"]
+            return sum(len(addresses) for addresses in cluster.values()) > 1
+        except KeyError:  # a script may set it by itself, which /proc does not show: its worker's server does
+            return self._grpc_servers(pid) > 1
+        except (ValueError, TypeError, AttributeError):
+            return False
+
+    def _grpc_servers(self, pid: int) -> int:
+        """How many ports of a process greet as gRPC servers do; blocks for up to a second for each that does not."""
+        try:
+            namespace = sockets.network_namespace(self._proc, pid)
+            own = sockets.network_namespace(self._proc, os.getpid())
+        except OSError:
+            return 0
+        listening = sockets.listeners(self._proc, pid, namespace)
+        held = sockets.holders(self._proc, {listener.inode for listener in listening})
+        hosts = _OWN_HOSTS if namespace == own else sockets.addresses_of(self._proc, pid)
+        ports = sorted({listener.port for listener in listening if pid in held[listener.inode]})[:_MAX_GREETED]
+        return sum(any(_greets(f"{host}:{port}") for host in hosts) for port in ports)
 
     def _user(self, pid: int) -> str | None:
         uid = _effective_uid(self._proc, pid)
@@ -275,6 +294,15 @@ class Finder:
         except OSError:
             return ""
         return " ".join(raw.decode("utf-8", "replace").rstrip("\0").split("\0"))
+
+
+def _greets(address: str) -> bool:
+    """Whether a gRPC server answers there; nothing is sent."""
+    try:
+        check_http2(address, _TIMEOUT_S, listen_only=True)
+    except GputopError:
+        return False
+    return True
 
 
 def _processes(pids: list[int]) -> str:

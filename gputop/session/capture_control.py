@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from gputop.core.errors import GputopError
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.replay.player import Player
-from gputop.session.captures import analyze, capture_and_analyze, choose_servers, find_servers, servers_label
+from gputop.session.captures import analyze, capture_and_analyze, choose_servers, find_servers, left_out, servers_label
 from gputop.session.options import Options
 from gputop.sources.base import Source
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gputop.session.auto_capture.controller import AutoCapture
 
 DISCOVERY_PERIOD_S = 10.0
+_QUICK_PERIOD_S, _QUICK_SEARCHES = 1.0, 10  # while a named server does not answer
 _FIRST_SAMPLE_POLL_S = 0.1  # before the first sample there are no processes whose servers could be found
 
 
@@ -59,6 +60,7 @@ class CaptureControl:
         self._captured: frozenset[str] = frozenset()  # addresses of the capture under way, or of the last one
         self._allowed: set[tuple[str, str]] = set()  # address and user of servers of others, see allow
         self._report_servers = False  # the outcome of the next search is reported even if nothing has changed
+        self._quick_searches = 0
         self._closing = threading.Event()
         self._search_now = threading.Event()
         if options.auto_capture is not None and not isinstance(source, Player):
@@ -92,6 +94,7 @@ class CaptureControl:
         from gputop.profiler.client import parse_address
         from gputop.profiler.workers import addresses
 
+        self._quick_searches = 0
         parsed = addresses([address]) or (parse_address(address),)  # an empty text is refused, too
         self.attached += [one for one in parsed if one not in self.attached]
         self._report_servers = True
@@ -102,8 +105,18 @@ class CaptureControl:
         while not self._closing.is_set():
             if self._receiver.has_sample() or self.attached:
                 self.update_servers()
-            self._search_now.wait(DISCOVERY_PERIOD_S if self._receiver.has_sample() else _FIRST_SAMPLE_POLL_S)
+            self._search_now.wait(self._next_search_s())
             self._search_now.clear()
+
+    def _next_search_s(self) -> float:
+        """Seconds until the next search: soon while a named server does not answer, which may be about to start."""
+        if not self._receiver.has_sample():
+            return _FIRST_SAMPLE_POLL_S
+        if all(s.problem is None for s in self.servers if s.asked):
+            self._quick_searches = 0
+            return DISCOVERY_PERIOD_S
+        self._quick_searches += 1
+        return _QUICK_PERIOD_S if self._quick_searches <= _QUICK_SEARCHES else DISCOVERY_PERIOD_S
 
     def update_servers(self) -> None:
         """Look once which profiler servers there are; blocks for as long as they take to answer."""
@@ -175,6 +188,7 @@ class CaptureControl:
             self.set_status(CaptureStatus("failed", name, asked_s, message=f"gputop's own fault: {error!r}",
                                           fix="Please report this; the job itself goes on."))
             return
+        record = replace(record, notices=(*record.notices, *left_out(self.servers, servers)))
         self._receiver.capture_ended(record, servers)
         if record.problem is None:
             self.set_status(CaptureStatus("done", name, asked_s, record.took_s, str(record.path)))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gputop.profiler.capture.multi_worker import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
 
+# A named server that does not answer may be starting, or a loaded machine slow.
+ATTEMPTS, RETRY_DELAY_S = 3, 0.5
 HOW_TO_SERVE = (
     "In the job: tf.profiler.experimental.server.start(6009) or jax.profiler.start_server(6009); "
     "then gputop finds it, or name it with --attach HOST:PORT. Without a change: gputop run -- python train.py starts "
@@ -68,6 +70,18 @@ def find_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool
     return tuple((found | {a: s for a, s in discovered.items() if a not in found}).values()), notes
 
 
+def find_named_servers(attached: Sequence[str], own: Mapping[str, str], discover: bool,
+                       wait: Callable[[float], object] = time.sleep) -> tuple[tuple[Server, ...], tuple[str, ...]]:
+    """As :func:`find_servers`, looking again within a second for named servers that do not answer at once."""
+    found = find_servers(attached, own, discover)
+    for _ in range(ATTEMPTS - 1):
+        if all(s.problem is None for s in found[0] if s.asked):
+            break
+        wait(RETRY_DELAY_S)
+        found = find_servers(attached, own, discover)
+    return found
+
+
 class ServerOfAnotherUser(GputopError):
     """The only servers there are belong to other users, and nobody has said that they may be captured from."""
 
@@ -99,6 +113,19 @@ def choose_servers(servers: Iterable[Server]) -> tuple[Server, ...]:
         first = (asked or servers)[0]
         raise NoDataError(f"no profiler server at {first.address}: {first.problem}", HOW_TO_SERVE)
     raise NoDataError("no profiler server found on this node", HOW_TO_SERVE)
+
+
+def left_out(servers: Iterable[Server], chosen: Sequence[Server]) -> tuple[str, ...]:
+    """What to say of further jobs or workers of this user that were found, where none was named."""
+    if any(s.asked for s in chosen):
+        return ()
+    others = [s.address for s in servers if s.problem is None and not s.owner and s not in chosen]
+    if not others:
+        return ()
+    every = ",".join([s.address for s in chosen] + others)
+    more = "is 1 more profiler server" if len(others) == 1 else f"are {len(others)} more profiler servers"
+    return (f"captured is {servers_label(chosen)} alone; there {more}. Workers of one job can be captured at once: "
+            f"--attach {every}",)
 
 
 def servers_label(servers: Sequence[Server]) -> str:

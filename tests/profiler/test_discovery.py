@@ -17,7 +17,7 @@ from gputop.core.errors import GputopError
 from gputop.profiler import discovery, sockets
 from gputop.profiler.discovery import Finder
 from gputop.profiler.sockets import Listener
-from tests.profiler.fake_server import serve
+from tests.profiler.fake_server import FakeProfiler, serve
 
 
 @contextlib.contextmanager
@@ -282,6 +282,19 @@ def test_workers_that_a_capture_may_crash_are_known(proc, version, config, mappe
     warning = Finder(proc).crash_risk([77, 78])
     assert (warning is not None) == at_risk
     assert warning is None or ("process 77" in warning and "may end the job" in warning)
+
+
+@pytest.mark.parametrize(("servers", "at_risk"), [(1, False), (2, True)])
+def test_workers_whose_script_sets_tf_config_by_itself_are_known_by_their_second_server(servers, at_risk, monkeypatch):
+    """What a script sets is not in /proc; tf.distribute's own gRPC server is beside the profiler's."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    finder = Finder()
+    monkeypatch.setattr(finder, "_libraries", lambda pid: (True, "TensorFlow", "2.21.0"))
+    monkeypatch.setattr(discovery, "_read_maps", lambda proc, pid: "")
+    with contextlib.ExitStack() as running:
+        for _ in range(servers):
+            running.enter_context(serve(FakeProfiler(), host="0.0.0.0"))
+        assert (finder.crash_risk([os.getpid()]) is not None) == at_risk
 
 
 def test_a_server_is_described_in_a_line():

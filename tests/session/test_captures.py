@@ -13,7 +13,8 @@ from gputop.core.errors import GputopError
 from gputop.profiler.capture.plan import Plan, Probe
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.profiler.capture.safe_capture import Cost
-from gputop.session.captures import capture_and_analyze
+from gputop.session import captures
+from gputop.session.captures import capture_and_analyze, find_named_servers, left_out
 from tests.analyses import make_analysis
 from tests.profiler.fake_server import FakeProfiler, make_xspace, serve
 
@@ -76,3 +77,24 @@ def test_the_length_and_its_reason_are_in_the_status(tmp_path: Path) -> None:
     assert all(s.chosen_s == 0.3 and "forced" in s.why for s in seen)
     assert done.remarks[0] == "0.3 s: as asked, forced"
     assert done.problem is None or isinstance(done.problem, GputopError)
+
+
+def test_further_workers_are_told_where_none_was_named():
+    a, b, other = Server("a:1"), Server("b:1"), Server("c:1", owner="ana")
+    (note,) = left_out((a, b, other, Server("d:1", problem="refused")), (a,))
+    assert note.startswith("captured is a:1 alone; there is 1 more profiler server") and "--attach a:1,b:1" in note
+    assert left_out((a, other), (a,)) == left_out((replace(a, asked=True), b), (replace(a, asked=True),)) == ()
+
+
+@pytest.mark.parametrize(("answers_at", "searches"), [(1, 1), (2, 2), (9, 3)])
+def test_a_named_server_that_does_not_answer_is_looked_for_again(monkeypatch, answers_at, searches):
+    made = []
+
+    def find(attached, own, discover, busy=()):
+        made.append(attached)
+        return (Server("a:1", problem=None if len(made) >= answers_at else "refused", asked=True),), ()
+
+    monkeypatch.setattr(captures, "find_servers", find)
+    waited = []
+    ((server,), _) = find_named_servers(("a:1",), {}, False, waited.append)
+    assert len(made) == searches and sum(waited) <= 1.0 and (server.problem is None) == (answers_at <= 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
@@ -14,6 +15,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.results import GapWork
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import how_to_mark_steps
+from gputop.trace.model import Trace
 
 _KERAS = (KERAS2, KERAS3)
 _FEWER = "model.compile(..., steps_per_execution=16)  # Python once in 16 steps"
@@ -59,6 +61,7 @@ class StepGapHost(Verdict):
     silent_s: float | None  # of it, without any event on the host
     work: Sequence[GapWork]  # of the main thread, longest first
     executor_work: Sequence[GapWork]  # of TensorFlow's executors
+    slow_host: str | None = None  # the rank whose gaps these are, where the others' are far shorter
 
 
 def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
@@ -75,7 +78,16 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     if facts.period_s <= 0 or host.gap_s < limit("step_gap_host.share") * facts.period_s:
         return None
     return StepGapHost(gpus=facts.active_numbers, share=host.gap_s / facts.period_s, gap_s=host.gap_s,
-                       silent_s=host.gap_silent_s, work=host.gap_main, executor_work=host.gap_executor)
+                       silent_s=host.gap_silent_s, work=host.gap_main, executor_work=host.gap_executor,
+                       slow_host=host.gap_host and _rank_name(facts.trace, host.gap_host))
+
+
+def _rank_name(trace: Trace, host: str) -> str:
+    """How a rank is called: by its file, which is named after host and port, where each has one; else by its host."""
+    if len(trace.paths) != len(trace.hosts):
+        return host
+    name = PurePath(trace.paths[trace.hosts.index(host)]).name
+    return name.removesuffix(".gz").removesuffix(".xplane.pb") or host
 
 
 def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
@@ -88,9 +100,11 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
     where = "Python runs no op" if job.framework == "pytorch" else "the host is between two calls of the step"
     if v.gpus:
         where += " and no GPU has work"
+    of_rank = "" if v.slow_host is None else f" on rank {v.slow_host}"
+    others = "" if v.slow_host is None else " The other ranks have no such gaps: they wait for it."
     return Explanation(
-        title=f"Host work between steps takes {percent(v.share)} of the step",
-        why=f"For {seconds(v.gap_s)} of each step, {percent(v.share)}, {where}: {what}.",
+        title=f"Host work between steps takes {percent(v.share)} of the step{of_rank}",
+        why=f"For {seconds(v.gap_s)} of each step, {percent(v.share)}, {where}{of_rank}: {what}.{others}",
         evidence=evidence, action=action, snippet=snippet,
         gain="at most: the host's time between two calls, if its work went on behind the GPUs or not at all",
         source=source("step_gap_host.share"),

@@ -38,7 +38,8 @@ STALL_FACTOR, STALL_NS = 5.0, 100_000
 # The model itself runs eagerly from this share of the host's time in TensorFlow (XProf's limit) and this
 # number of ops a step on: fewer are a callback's. gputop's own figure.
 EAGER_SHARE, EAGER_OPS = 0.10, 50
-
+# One rank's gaps hold the others up where they are so many times as long as each other rank's. gputop's own figure.
+SLOW_HOST = 2.0
 
 CAUSES = ("tracing", "eager", "placement", "gap", "dispatch")
 
@@ -60,6 +61,8 @@ class HostCauses:
     ``gap_silent_s`` gap time without any event on Python's threads that call functions.
     ``stalled`` is the share of ``dispatch_s`` in launches held up far longer than usual, None without launches.
     ``compiled`` counts by function the calls in which XLA compiled it.
+    ``gap_host`` is the one of several hosts (ranks) whose gaps are far longer than those of all others: then the gaps
+    are its own, since the others wait for it.
     ``input_together`` is the share of the time of launches held up in which tf.data's threads work, and
     ``input_threads`` the mean number of them at work then; None without such launches or threads.
     ``input_shared_threads`` are those among them that TensorFlow's own ops need as well.
@@ -75,6 +78,7 @@ class HostCauses:
     gap_main: tuple[GapWork, ...] = ()
     gap_executor: tuple[GapWork, ...] = ()
     gap_silent_s: float | None = None
+    gap_host: str | None = None
     compiled: Mapping[str, int] = field(default_factory=dict)
     input_together: float | None = None
     input_threads: float | None = None
@@ -108,16 +112,23 @@ def host_causes(
     within = union([a for a, _ in bounds], [b for _, b in bounds])
     of_hosts = list(hosts.values())
     together, threads, shared = _input_at_work(trace, stalled)
-    main, executor, silent = _work(trace, gaps, len(bounds), of_hosts)
+    gap_s = parts["gap"] / unit
+    slow = _slow_host(late)
+    if slow is not None:
+        own = [one for one in late if one.host == slow]
+        gap_s = sum(one.by_cause["gap"].total for one in own) / len(own) / len(bounds) / 1e9
+        gaps = merge(*(one.by_cause["gap"] for one in own))
+    main, executor, silent = _work(trace, gaps, len(bounds), of_hosts if slow is None else [hosts[slow]])
     return HostCauses(
         tracing_s=parts["tracing"] / unit, eager_s=parts["eager"] / unit,
         placement_s=parts["placement"] / unit if any(h.shows_ops for h in of_hosts) else None,
-        gap_s=parts["gap"] / unit if any(len(h.calls.start) for h in of_hosts) else None,
+        gap_s=gap_s if any(len(h.calls.start) for h in of_hosts) else None,
         dispatch_s=parts["dispatch"] / unit,
         stalled=sum(s.total for s in held_up) / parts["dispatch"] if gpu_timelines and parts["dispatch"] else None,
         placement=_by_op(trace, placed, of_hosts, len(bounds)),
-        gap_main=main, gap_executor=executor, gap_silent_s=silent, compiled=compiled_calls(trace, within),
-        input_together=together, input_threads=threads, input_shared_threads=shared,
+        gap_main=main, gap_executor=executor, gap_silent_s=silent, gap_host=slow,
+        compiled=compiled_calls(trace, within), input_together=together, input_threads=threads,
+        input_shared_threads=shared,
     )
 
 
@@ -141,6 +152,17 @@ def late_by_cause(
         by_cause["gap"], by_cause["dispatch"] = subtract(left, in_calls), intersect(left, in_calls)
         out.append(Late(host, line, by_cause))
     return out, hosts
+
+
+def _slow_host(late: Sequence[Late]) -> str | None:
+    """The host whose gaps are ``SLOW_HOST`` times as long as those of every other, or longer; None without one."""
+    gaps: dict[str, list[int]] = {}
+    for one in late:
+        gaps.setdefault(one.host, []).append(one.by_cause["gap"].total)
+    longest = sorted(((sum(of) / len(of), host) for host, of in gaps.items()), reverse=True)
+    if len(longest) < 2 or not longest[0][0] or longest[0][0] < SLOW_HOST * longest[1][0]:
+        return None
+    return longest[0][1]
 
 
 def _bounds(trace: Trace, steps: Steps | None) -> Sequence[tuple[int, int]]:

@@ -190,7 +190,7 @@ def capture_workers(
     tell = on_plan or (lambda _plan: None)
     place = Path(logdir).expanduser().absolute()
     run = RunFolder.create(logdir, "workers")
-    workers = _workers(servers, on_progress)
+    workers = _workers(each_once(servers), on_progress)
     threads = ThreadPoolExecutor(len(workers), "gputop-worker")
     try:
         if force or not needs_probe(seconds):
@@ -331,11 +331,28 @@ def shortest_plan(asked_s: float, plans: Sequence[tuple[str, Plan]]) -> Plan:
 
 
 def trace_names(addresses: Sequence[str]) -> list[str]:
-    """What to call each worker's trace: its host, with the port (socket) where several are on one host."""
+    """What to call each worker's trace: its host, with the port (socket) where several are on one host.
+
+    Several addresses can have one host name and one port (two loopback addresses, two namespaces): they are counted.
+    """
     hosts = [machine_name(address) for address in addresses]
     places = [re.sub(r"[^A-Za-z0-9._-]+", "_", unix_name(address) or str(split_address(address)[1])).strip("_")
               for address in addresses]
-    return [f"{host}_{place}" if hosts.count(host) > 1 else host for host, place in zip(hosts, places, strict=True)]
+    names: list[str] = []
+    for host, place in zip(hosts, places, strict=True):
+        name = f"{host}_{place}" if hosts.count(host) > 1 else host
+        names.append(next(n for n in (name, *(f"{name}_{i}" for i in range(2, len(hosts) + 1))) if n not in names))
+    return names
+
+
+def each_once(servers: Sequence[tuple[str, int | None]]) -> list[tuple[str, int | None]]:
+    """The servers with their processes, without further addresses of the same port of the same process."""
+    first: dict[tuple[int, int] | str, tuple[str, int | None]] = {}
+    for address, known_pid in servers:
+        pid = job_pid(address, known_pid)
+        port = None if unix_name(address) is not None else split_address(address)[1]
+        first.setdefault((pid, port) if pid is not None and port is not None else address, (address, pid))
+    return list(first.values())
 
 
 class _CombinedProgress:

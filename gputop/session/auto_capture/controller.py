@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from gputop.core.errors import GputopError
+from gputop.core.errors import GputopError, NoDataError
 from gputop.core.samples import NodeSample
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 from gputop.session.auto_capture.dip_detector import Dip, Trigger
@@ -32,6 +32,7 @@ SETTLE_S = 15.0  # after a capture: it slows the job itself, and the job has to 
 _CHECK_PERIOD_S = 1.0
 _RETRY_DELAY_S = 60.0
 _MIN_BEFORE_S = 2.0  # less of the time before is not worth what it costs the job
+_NOT_YET = "not recording all the time yet: "
 _MARGIN_S = 1.0  # a dip is seen a sample after it began
 
 
@@ -71,12 +72,15 @@ class CaptureHost(Protocol):
 
 
 class AutoCapture:
-    """Starts a capture when a GPU dips. ``note`` is the newest remark for the user, ``count`` the captures so far."""
+    """Starts a capture when a GPU dips. ``note`` is the newest remark for the user, ``count`` the captures so far.
+
+    ``missed`` counts the dips during a capture and just after it, which may be due to its own cost: none is captured.
+    """
 
     def __init__(self, host: CaptureHost, options: AutoCaptureOptions, clock: Callable[[], float]) -> None:
         self.options = options
         self.note = ""
-        self.count = 0
+        self.count = self.missed = 0
         self._host = host
         self._clock = clock
         self._trigger = Trigger(options.rule)
@@ -107,7 +111,8 @@ class AutoCapture:
     def state(self) -> str:
         """For people, what matters most first: "auto-capture 1/20: 11:02:07 GPU 3: SM active 31% for 5 s"."""
         on = self._continuous is not None and self._continuous.on
-        return (f"auto-capture {self.count}/{self.options.max_captures}{' recording' if on else ''}: "
+        missed = f", {self.missed} during captures" if self.missed else ""
+        return (f"auto-capture {self.count}/{self.options.max_captures}{missed}{' recording' if on else ''}: "
                 + (self.note or self.options.rule.text))
 
     # -- dips ---------------------------------------------------------------------------------
@@ -119,12 +124,15 @@ class AutoCapture:
         status = self._host.status
         if status is not None and status.running:
             self._settled_s = now_s + SETTLE_S
-        if dip is None or now_s < self._settled_s:
+        if dip is None:
             return
         gpu = next((g.info.label for g in sample.gpus if g.info.uuid == dip.uuid), dip.uuid)
         text = dip.text(gpu)
         at = time.strftime("%H:%M:%S", time.localtime(dip.began_s))
-        if self.done:
+        if now_s < self._settled_s:
+            self.missed += 1
+            self._set_note(f"{at} {text}: not captured, a capture was under way or {SETTLE_S:.0f} s ago at most")
+        elif self.done:
             self._set_note(f"{at} {text}: not captured, that was often enough")
         elif self._last_dip_s is not None and 0 <= now_s - self._last_dip_s < self.options.min_interval_s:
             self._set_note(f"{at} {text}: not captured, the last was {(now_s - self._last_dip_s) / 60:.0f} min ago")
@@ -241,7 +249,13 @@ class AutoCapture:
             return
         if self.done or self._clock() < self._next_attempt_s:
             return
-        servers = [s for s in choose_servers(self._host.servers) if s.problem is None]
+        try:
+            servers = [s for s in choose_servers(self._host.servers) if s.problem is None]
+        except NoDataError as error:  # perhaps none yet: looked at again within a second
+            self.note = self.note or f"{_NOT_YET}{error.message}"
+            return
+        if self.note.startswith(_NOT_YET):
+            self.note = ""
         try:
             self._begin_recording(servers)
         except Unsupported:

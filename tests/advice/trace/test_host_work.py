@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from gputop.diagnosis.diagnose import examine
+from gputop.trace.model import Trace
+from gputop.trace.readers.xspace.reader import read_xspaces
 from tests.advice.trace.host_jobs import BF16, found, gap, kernels, missing, placed, torch_gap
 from tests.advice.trace.traces import STEP, STEPS
 from tests.trace.build import Builder, keras_steps
+from tests.trace.readers.xspace.reference import Builder as XSpace
 
 
 @pytest.mark.parametrize(("share", "severity"), [(0.04, None), (0.08, "medium"), (0.3, "high")])
@@ -146,3 +150,28 @@ def test_an_op_of_a_function_of_tf_data_is_no_op_of_the_model():
         b.host("InstantiatedCapturedFunction::Run", i * STEP, STEP - 10, line="tf_data_iterator/1", id=9)
         b.host("ExecutorState::Process", i * STEP + 1, STEP - 12, line="tf_Compute/1", id=7)
     assert "host_placement" in found(b)
+
+
+def ranks(*pauses_us: float) -> Trace:
+    """Ranks without a GPU whose calls of the step take 30 ms together with the pauses after them."""
+    files = []
+    for rank, pause_us in enumerate(pauses_us):
+        b = XSpace("node")
+        line = b.line("/host:CPU", "python")
+        for i in range(10):
+            b.event("/host:CPU", line, "train", i * 30_000_000, round(30e6 - pause_us * 1e3), step_num=i, _r=1)
+            b.event("/host:CPU", line, "EagerExecute", i * 30_000_000, round(30e6 - pause_us * 1e3) - 10,
+                    is_func=1, eager_op="__inference_step_60")
+        files.append((f"logs/node_{6009 + rank}.xplane.pb", "", b.bytes()))
+    return read_xspaces(files)
+
+
+def test_the_rank_that_holds_the_others_up_is_named():
+    finding = next(f for f in examine(ranks(100, 20_000)).analysis.findings if f.id == "step_gap_host")
+    assert "on rank node_6010" in finding.title and "they wait for it" in finding.why
+    assert finding.evidence["gap_s"] == pytest.approx(0.020, rel=0.01)
+
+
+def test_where_all_ranks_pause_alike_none_is_named():
+    finding = next(f for f in examine(ranks(20_000, 15_000)).analysis.findings if f.id == "step_gap_host")
+    assert "node_60" not in finding.title + finding.why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ from gputop.profiler.capture import multi_worker, safe_capture
 from gputop.profiler.capture.continuous import Continuous
 from gputop.profiler.capture.multi_worker import (
     capture_workers,
+    each_once,
     fetch_preceding,
     max_safe_duration,
     per_worker,
@@ -283,3 +285,17 @@ def test_a_record_over_all_workers(logdir):
     assert record.address == f"{servers[0].address} and 1 more" and record.path.is_dir()
     assert record.remarks[0] == "not captured: gone:1: it sleeps"
     assert [w["address"] for w in json.loads(json.dumps(record.to_json()))["workers"]] == [s.address for s in servers]
+
+
+def test_two_addresses_with_one_host_name_and_port_have_names_of_their_own():
+    names = trace_names(["127.0.0.1:6009", "127.0.0.2:6009", "127.0.0.3:6009", "other:6009"])
+    assert len(set(names)) == 4 and names[1] == f"{names[0]}_2" and names[2] == f"{names[0]}_3"
+
+
+def test_one_server_by_two_addresses_is_captured_once(monkeypatch, logdir):
+    with serving(FakeProfiler()) as (server,):
+        port = server.address.rpartition(":")[2]
+        assert each_once([(f"127.0.0.1:{port}", None), (f"localhost:{port}", None), ("other:1", None)]) == [
+            (f"127.0.0.1:{port}", os.getpid()), ("other:1", None)]
+        done = capture_workers([(f"127.0.0.1:{port}", None), (f"localhost:{port}", None)], seconds=0.1, logdir=logdir)
+    assert len(done.outcomes) == 1 and done.outcomes[0].error is None

@@ -98,6 +98,21 @@ def test_never_beside_another_capture_nor_for_what_that_cost(tmp_path, captured)
     assert len(captured) == 1
 
 
+def test_a_dip_just_after_a_capture_is_counted(tmp_path, captured):
+    """It is not captured, as the capture itself may have caused it; but it is told."""
+    from gputop.profiler.capture.records import CaptureStatus
+
+    session = Fed(AutoCaptureOptions(RULE), tmp_path)
+    session.go(120, 0.9, 0.9)
+    session.status = CaptureStatus("recording", "a:1", 10.0)
+    session.go(1, 0.9, 0.9)
+    session.status = replace(session.status, phase="done")
+    session.go(8, 0.9, 0.2)
+    assert captured == [] and session.auto_capture.missed == 1
+    assert "GPU 1" in session.auto_capture.note and "not captured, a capture was under way" in session.auto_capture.note
+    assert session.auto_capture.state().startswith("auto-capture 0/20, 1 during captures: ")
+
+
 def test_without_a_server_the_dip_is_reported(tmp_path):
     session = Fed(AutoCaptureOptions(RULE), tmp_path)
     session.go(120, 0.9)
@@ -215,6 +230,14 @@ class TestTheTimeBefore:
             session.wait()
             session.close()
         assert len(server.requests) == 1 and session.last_capture.path.is_relative_to(tmp_path / FOLDER)
+
+    def test_a_server_that_is_found_late_is_recorded_at_once(self, tmp_path):
+        with serve(FakeProfiler(continuous=True)) as server:
+            session = self.begin(tmp_path)
+            self.until(lambda: "not recording all the time yet: no profiler server" in session.auto_capture.note)
+            session.servers = (Server(server.address, asked=True),)
+            self.until(lambda: "recording: sm<" in session.auto_capture.state())
+            session.close()
 
     def test_closing_ends_it(self, tmp_path):
         with serve(FakeProfiler(continuous=True)) as server:
