@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from gputop.core.errors import GputopError
 from gputop.launch.ptrace import Registers
 
-RT_SIGRETURN = 15
-# mov $15, %rax (or %eax); syscall
+# mov $15 (rt_sigreturn), %rax (or %eax); syscall
 _SIGRETURN = re.compile(rb"(?:\x48\xc7\xc0|\xb8)\x0f\x00\x00\x00\x0f\x05")
 _SYSCALL_RET = b"\x0f\x05\xc3"
 _STORE_RESULT = b"\x89\x03\x5b\xc3"  # mov %eax, (%rbx); pop %rbx; ret

@@ -17,7 +17,6 @@ from gputop.sources.nvml.plausibility import implausible_text
 TX = "pcie_tx_bytes_per_s"  # from the GPU: device to host
 RX = "pcie_rx_bytes_per_s"  # to the GPU: host to device
 
-COUNTER = counters.SOURCE
 WINDOW = "NVML 20 ms"
 WINDOW_PERIOD_S = 5.0  # it blocks about 21 ms per direction
 

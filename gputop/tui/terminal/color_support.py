@@ -25,7 +25,6 @@ from gputop.render.step_parts import PART_BY_ID
 
 Colors = Literal["truecolor", "256", "16", "none"]
 Glyphs = Literal["unicode", "console", "ascii"]
-COLORS: tuple[Colors, ...] = ("truecolor", "256", "16", "none")
 
 # -- what the terminal can show ---------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.core.samples import GpuSample, Reading
-from gputop.sources.nvml import gpm, pcie
+from gputop.sources.nvml import counters, gpm, pcie
 from gputop.sources.nvml.gpm import GPM_ONLY_METRICS
 from gputop.sources.nvml.source import NvmlSource
 from tests.nvml_fake import FakeNvml
@@ -99,7 +99,7 @@ def test_nvlink_without_gpm_comes_from_the_counters_of_all_links(fake: FakeNvml,
         sample = node.sample(after_s=1.0)
     assert near(sample["nvlink_tx_bytes_per_s"], 30000 * MIB)
     assert near(sample["nvlink_rx_bytes_per_s"], 40000 * MIB)
-    assert sample["nvlink_rx_bytes_per_s"].source == pcie.COUNTER
+    assert sample["nvlink_rx_bytes_per_s"].source == counters.SOURCE
 
 
 def test_nvlink_that_nothing_gives_names_both_refusals_and_is_asked_for_once(fake: FakeNvml) -> None:
@@ -153,7 +153,7 @@ def test_without_gpm_the_reason_says_what_would_give_it(fake: FakeNvml, settings
         assert word in (sample[metric].reason or "")
     assert sample.activity() == ("gpu_util", Reading(0.8, "ratio", "NVML", coarse=True))
     assert "GPM" not in node.source.label
-    assert sample[RX].source == pcie.COUNTER
+    assert sample[RX].source == counters.SOURCE
 
 
 # -- the PCIe ladder ---------------------------------------------------------------------------

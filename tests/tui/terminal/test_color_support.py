@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import get_args
 
 import pytest
 from rich.color import Color
@@ -23,8 +24,8 @@ from gputop.render.palette import (
     level_rgb,
 )
 from gputop.tui.terminal.color_support import (
-    COLORS,
     DENSITY,
+    Colors,
     TerminalPalette,
     _levels,
     nearest_256,
@@ -145,7 +146,7 @@ def test_without_color_nothing_but_attributes_is_left_and_levels_are_glyphs(glyp
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("colors", COLORS)
+@pytest.mark.parametrize("colors", get_args(Colors))
 def test_every_form_keeps_width_and_every_glyph_gets_one(scheme: str, colors: str) -> None:
     from rich.cells import cell_len
 
