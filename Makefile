@@ -2,6 +2,7 @@
 # make test   the whole test suite, real TensorFlow on the CPU included
 # make lint   ruff, the type checker, and the layers that packages may import from
 # make fuzz   hostile input at every door, FUZZ_SECONDS=600; make soak: growth of the monitor over time, SOAK_MINUTES=60
+# make lock, make sbom: the files that CI installs, with their hashes; a bill of materials
 # make screenshots, make bench; make bench-advice: how right the advice is, on traces with known causes
 # Everything is set up in VENV on first use; only Python (3.10 or newer, with venv) is needed.
 
@@ -10,7 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test lint fuzz soak screenshots bench bench-advice clean
+.PHONY: run test lint lock sbom fuzz soak screenshots bench bench-advice clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gputop needs Python 3.10 or newer: make PYTHON=python3.12 run")'
@@ -21,6 +22,17 @@ $(VENV)/.run: $(VENV)/.made pyproject.toml
 	$(PIP) install -e .
 	touch $@
 
+# LOCK=requirements/ci.txt installs for tests and lint the very files listed there, by their hashes, as .ci/run does;
+# without it what pyproject.toml allows today. `make lock` writes that list anew.
+ifdef LOCK
+$(VENV)/.locked: $(VENV)/.made $(LOCK)
+	$(PIP) install --require-hashes -r $(LOCK)
+	$(PIP) install --no-deps --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.test $(VENV)/.lint: $(VENV)/.locked
+	touch $@
+else
 $(VENV)/.test: $(VENV)/.run
 	$(PIP) install -e '.[test]'
 	touch $@
@@ -28,6 +40,16 @@ $(VENV)/.test: $(VENV)/.run
 $(VENV)/.lint: $(VENV)/.run
 	$(PIP) install -e '.[lint]'
 	touch $@
+endif
+
+lock: $(VENV)/.made
+	$(PIP) install uv
+	$(BIN)/uv pip compile -q pyproject.toml requirements/build.in --extra test --extra lint --universal --python-version 3.10 \
+	  --generate-hashes --no-annotate --no-header --upgrade -o requirements/ci.txt
+
+# What an installation consists of, as CycloneDX.
+sbom: $(VENV)/.run
+	$(BIN)/python requirements/bill_of_materials.py > gputop.cdx.json
 
 run: $(VENV)/.run
 	@if $(BIN)/python -c 'import ctypes; ctypes.CDLL("libnvidia-ml.so.1")' 2>/dev/null; then \

@@ -185,7 +185,7 @@ def _value(random_: random.Random, before: Any) -> Any:
         return random_.choice((None, True, False, [], {}, [[]], [None], {"": None}))
     if how == 4:
         return [before] * random_.choice((1, 3, 500))
-    if how == 5 and isinstance(before, (int, float)):
+    if how == 5 and isinstance(before, (int, float)) and abs(before) < 1e300:
         return before * random_.choice((-1, 0, 1e9, 1e-9))
     if how == 6 and isinstance(before, list):
         return before[:random_.randrange(len(before) + 1)] + before
