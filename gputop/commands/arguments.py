@@ -62,9 +62,10 @@ def watch_options(watch: argparse.ArgumentParser) -> None:
                        help="NVIDIA's Python bindings of DCGM (default: where DCGM 4 and 3 install them)")
     watch.add_argument("--dcgm-watch", action="store_true", default=False,
                        help="let the host engine read the profiling fields (SM, tensor, DRAM activity) for gputop. Not "
-                            "by default: before Hopper that takes the node's counters for itself, so that ncu, nsys "
-                            "and other profilers fail meanwhile, and on A10 and A40 it has wedged the GPU (Xid 119, "
-                            "reboot). Undone when gputop ends")
+                            "by default before Hopper: there that takes the GPU's counters for itself, so that ncu, "
+                            "nsys and other profilers fail meanwhile, and on A10 and A40 it has wedged the GPU (Xid "
+                            "119, reboot). From Hopper on the engine reads them through GPM, which takes no counters: "
+                            "--source dcgm watches them without this option. Undone when gputop ends")
     watch.add_argument("--interval", type=interval_s, default=None, metavar="S", help="seconds between samples (1.0)")
     watch.add_argument("--gpus", default="", metavar="LIST",
                        help="only these GPUs: 0,2-3, GPU or MIG UUIDs or their beginnings, MIG instances as 0:1, or "

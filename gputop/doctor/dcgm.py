@@ -20,7 +20,7 @@ from gputop.text.units import ranges
 _TIMEOUT_S = 1.0
 _RECENT_S = 60.0  # dcgm-exporter reads every 30 s unless told otherwise
 _START = "sudo systemctl start nvidia-dcgm   # or: sudo nv-hostengine"
-_WATCH = ("gputop --dcgm-watch   # before Hopper other profilers (ncu, nsys) fail meanwhile: see gputop --help\n"
+_WATCH = ("gputop --dcgm-watch   # before Hopper other profilers (ncu, nsys) fail meanwhile, from Hopper on none does\n"
           "dcgmi dmon -e 1002,1004,1005   # or this, or dcgm-exporter: what they watch gputop shows, too")
 
 

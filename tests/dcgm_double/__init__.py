@@ -32,7 +32,7 @@ DOUBLE_BLANK = 140737488355328.0
 RATIOS = frozenset(range(1001, 1009))
 PROFILING = frozenset(range(1001, 1013))
 DOUBLES = RATIOS | {155, 164}
-INTEGERS = frozenset((52, 100, 101, 112, 113, 114, 140, 150, 158, 203, 206, 207, 230, 235, 236, 237, 238, 250, 252,
+INTEGERS = frozenset((52, 63, 100, 101, 112, 113, 114, 140, 150, 158, 203, 206, 207, 230, 235, 236, 237, 238, 250, 252,
                       253, 310, 311, 313, 393, 394, 395, 396, 1009, 1010, 1011, 1012))
 INSTANCES = 1000  # tables of the double have instance 3 under 1003
 _FILES = {

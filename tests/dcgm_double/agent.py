@@ -88,6 +88,7 @@ class Agent:
                 entry.entity.entityGroupId, entry.entity.entityId = kind, i
                 entry.parent.entityGroupId, entry.parent.entityId = parent
                 entry.info.nvmlGpuIndex, entry.info.nvmlInstanceId = gpu.id, nvml
+                entry.info.nvmlComputeInstanceId, entry.info.nvmlProfileSlices = (1 << 32) - 1 if kind == 4 else 0, 3
                 answer.count += 1
         return answer
 

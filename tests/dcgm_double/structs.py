@@ -74,7 +74,9 @@ class c_dcgmAllFieldGroup_v1(ctypes.Structure):
 
 
 class c_dcgmMigEntityInfo_t(ctypes.Structure):
-    _fields_ = [("gpuUuid", ctypes.c_char * 128), ("nvmlGpuIndex", ctypes.c_uint), ("nvmlInstanceId", ctypes.c_uint)]
+    _fields_ = [("gpuUuid", ctypes.c_char * 128), ("nvmlGpuIndex", ctypes.c_uint), ("nvmlInstanceId", ctypes.c_uint),
+                ("nvmlComputeInstanceId", ctypes.c_uint), ("nvmlMigProfileId", ctypes.c_uint),
+                ("nvmlProfileSlices", ctypes.c_uint)]
 
 
 class c_dcgmMigHierarchyInfo_v2(ctypes.Structure):

@@ -45,6 +45,7 @@ class Snapshot:
     version: str = ""
     local: bool = False  # the engine was reached at an address of this machine
     gpus: tuple[EngineGpu, ...] = ()
+    instances: tuple[EngineGpu, ...] = ()
     listed: frozenset[str] = frozenset()  # UUIDs of all that the engine has, MIG instances too
     values: Mapping[str, Mapping[int, FieldValue]] = field(default_factory=dict)
     sources: Mapping[tuple[str, int], str] = field(default_factory=dict)  # of values that come slowly
@@ -276,31 +277,36 @@ class DcgmClient:
     def _poll(self, engine: Engine) -> None:
         wanted = self._subscription
         uuids = wanted.uuids
-        chosen = (list(engine.gpus) if uuids is None else
-                  [gpu for gpu in (*engine.gpus, *engine.instances) if gpu.uuid in uuids])
+        chosen = [gpu for gpu in (*engine.gpus, *engine.instances) if uuids is None or gpu.uuid in uuids]
         now_s, wall_s = self._clock(), self._wall_clock()
         self._recheck_refused(engine, now_s)
         self._watch(engine, chosen, wanted)
-        readable = [gpu.entity for gpu in chosen if gpu.entity not in self._refused]
         read: dict[tuple[Entity, int], FieldValue] = {}
-        for ids, entities in self._unwatched.requests(engine, readable, wanted.ids, now_s).items():
-            read |= engine.read(entities, ids)
+        for instances in (False, True):
+            readable = [gpu.entity for gpu in chosen if gpu.is_instance == instances and self._refusal(gpu) is None]
+            for ids, entities in self._unwatched.requests(engine, readable, _ids_of(instances, wanted.ids),
+                                                          now_s).items():
+                read |= engine.read(entities, ids)
         self._unwatched.note(read, now_s)
         read |= self._unwatched.left_out
         values: dict[str, dict[int, FieldValue]] = {}
         sources: dict[tuple[str, int], str] = {}
         for gpu in chosen:
-            of_gpu = {i: read.get((gpu.entity, i), _NO_ANSWER) for i in wanted.ids}
-            if gpu.entity not in self._refused:
+            of_gpu = {i: read.get((gpu.entity, i), _NO_ANSWER) for i in _ids_of(gpu.is_instance, wanted.ids)}
+            if self._refusal(gpu) is None:
                 sources |= self._judge(gpu, of_gpu, now_s, wall_s)
                 self._suspect(engine, gpu, of_gpu, now_s)
-            if gpu.entity in self._refused:
-                code = self._refused[gpu.entity]
-                of_gpu = dict.fromkeys(wanted.ids, FieldValue(None, dcgm_fields.meaning(code), 0, code))
+            code = self._refusal(gpu)
+            if code is not None:
+                of_gpu = dict.fromkeys(of_gpu, FieldValue(None, dcgm_fields.meaning(code), 0, code))
             values[gpu.uuid] = of_gpu
         listed = frozenset(gpu.uuid for gpu in (*engine.gpus, *engine.instances))
-        self._snapshot = Snapshot(None, "", engine.version, self._local, engine.gpus, listed, values, sources, now_s,
-                                  wall_s)
+        self._snapshot = Snapshot(None, "", engine.version, self._local, engine.gpus, engine.instances, listed, values,
+                                  sources, now_s, wall_s)
+
+    def _refusal(self, gpu: EngineGpu) -> int | None:
+        """DCGM's code for why the GPU, or that of the instance, is not watched."""
+        return self._refused.get(gpu.entity, self._refused.get(gpu.parent))
 
     def _judge(self, gpu: EngineGpu, values: dict[int, FieldValue], now_s: float,
                wall_s: float) -> dict[tuple[str, int], str]:
@@ -367,10 +373,17 @@ class DcgmClient:
         self._unwatched.forget()
         keep_s = max(10.0, 3 * self._interval_s)
         if wanted.watch_ordinary:
-            for ids, period_s in ((dcgm_fields.FAST_IDS, self._interval_s),
-                                  (dcgm_fields.LINK_IDS, max(LINK_WATCH_S, self._interval_s)),
-                                  (dcgm_fields.SLOW_IDS, max(SLOW_WATCH_S, self._interval_s))):
-                refused = engine.watch(entities, ids, period_s, max(keep_s, 3 * period_s))
+            whole = [gpu.entity for gpu in gpus if not gpu.is_instance]
+            parts = [gpu.entity for gpu in gpus if gpu.is_instance]
+            slow_s = max(SLOW_WATCH_S, self._interval_s)
+            for of, ids, period_s in ((whole, dcgm_fields.FAST_IDS, self._interval_s),
+                                      (whole, dcgm_fields.LINK_IDS, max(LINK_WATCH_S, self._interval_s)),
+                                      (whole, dcgm_fields.SLOW_IDS, slow_s),
+                                      (parts, dcgm_fields.INSTANCE_FAST_IDS, self._interval_s),
+                                      (parts, dcgm_fields.INSTANCE_SLOW_IDS, slow_s)):
+                if not of:
+                    continue
+                refused = engine.watch(of, ids, period_s, max(keep_s, 3 * period_s))
                 self._note_refused(refused, self._clock())
                 self._own_watch_s.update(dict.fromkeys(ids, period_s))
             engine.update()
@@ -401,6 +414,11 @@ class DcgmClient:
             raise error
         for entity in entities:
             self._problems[entity] = f"it cannot be watched: {dcgm_fields.meaning(error.code)}"
+
+
+def _ids_of(instance: bool, ids: Iterable[int]) -> tuple[int, ...]:
+    """Those of ``ids`` that a GPU, or a MIG instance, has."""
+    return tuple(i for i in ids if not instance or i in dcgm_fields.INSTANCE_IDS)
 
 
 _NO_ANSWER = FieldValue(None, "the host engine gave no answer for it", 0, dcgm_fields.NO_DATA)

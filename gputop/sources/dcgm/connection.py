@@ -29,7 +29,7 @@ KEEP_SAMPLES = 2  # of gputop's own watches: only the newest is read
 MIN_WATCH_S = 0.1
 
 Entity = tuple[int, int]  # as DCGM knows a device: kind and number
-_GPU, _GPU_INSTANCE = 1, 4  # dcgm_field_entity_group_t: DCGM_FE_GPU, DCGM_FE_GPU_I
+_GPU, _GPU_INSTANCE, _COMPUTE_INSTANCE = 1, 4, 5  # dcgm_field_entity_group_t: DCGM_FE_GPU, …_GPU_I, …_GPU_CI
 _EMPTY_GROUP = 1  # dcgmGroupType_t: DCGM_GROUP_EMPTY
 _NO_FLAGS = 0
 _DOUBLE = ord("d")  # DCGM_FT_DOUBLE
@@ -103,6 +103,18 @@ class EngineGpu:
     name: str = ""
     pci_bus_id: str = ""
     driver: str = ""
+    mig_mode: bool = False
+    slices: int = 0  # of an instance: those of its profile
+    number: int | None = None  # its number among the GPU's MIG devices; None: it has no compute instance
+    mig_ids: tuple[int, int] = (0, 0)  # NVML's of the GPU instance and of its first compute instance
+
+    @property
+    def is_instance(self) -> bool:
+        return self.entity[0] == _GPU_INSTANCE
+
+    @property
+    def parent(self) -> Entity:
+        return _GPU, self.gpu
 
 
 class Engine:
@@ -369,13 +381,15 @@ class Engine:
 
     def _describe(self, gpu: int) -> EngineGpu:
         try:
-            known = self._call("dcgmGetDeviceAttributes", gpu).identifiers
+            attributes = self._call("dcgmGetDeviceAttributes", gpu)
         except EngineError as error:
             if error.code in fields.CONNECTION_GONE or error.code == fields.FUNCTION_NOT_FOUND:
                 raise
             return EngineGpu((_GPU, gpu), gpu, f"dcgm:{gpu}", f"GPU {gpu}")  # lost, or being reset
+        known = attributes.identifiers
+        mig = getattr(getattr(attributes, "settings", None), "migModeEnabled", 0) == 1
         return EngineGpu((_GPU, gpu), gpu, _text(known.uuid), _text(known.deviceName), _text(known.pciBusId),
-                         _text(known.driverVersion))
+                         _text(known.driverVersion), mig)
 
     def _find_instances(self) -> tuple[EngineGpu, ...]:
         """The current GPU instances (MIG); none where the engine does not list them."""
@@ -385,12 +399,22 @@ class Engine:
             if error.code in fields.CONNECTION_GONE:
                 raise
             return ()
-        found = (entry for entry in answer.entityList[: answer.count] if entry.entity.entityGroupId == _GPU_INSTANCE)
-        return tuple(
-            EngineGpu((_GPU_INSTANCE, entry.entity.entityId), entry.parent.entityId,
-                      instance_key(entry.info.nvmlGpuIndex, entry.info.nvmlInstanceId))
-            for entry in found
-        )
+        entries = answer.entityList[: answer.count]
+        # NVML's MIG devices are the compute instances; it counts them in the order of these ids.
+        devices = sorted({(e.info.nvmlGpuIndex, e.info.nvmlInstanceId, getattr(e.info, "nvmlComputeInstanceId", 0))
+                          for e in entries if e.entity.entityGroupId == _COMPUTE_INSTANCE})
+        found: dict[Entity, EngineGpu] = {}
+        for entry in entries:
+            if entry.entity.entityGroupId == _GPU_INSTANCE:
+                index, instance = entry.info.nvmlGpuIndex, entry.info.nvmlInstanceId
+                of_gpu = [(gi, ci) for gpu, gi, ci in devices if gpu == index]
+                first = next((place for place, (gi, _) in enumerate(of_gpu) if gi == instance), None)
+                entity = (_GPU_INSTANCE, entry.entity.entityId)
+                found[entity] = EngineGpu(
+                    entity, entry.parent.entityId, instance_key(index, instance),
+                    slices=getattr(entry.info, "nvmlProfileSlices", 0), number=first,
+                    mig_ids=(instance, 0) if first is None else of_gpu[first])
+        return tuple(found.values())
 
 
 def _distinct(gpus: Iterable[EngineGpu]) -> tuple[EngineGpu, ...]:

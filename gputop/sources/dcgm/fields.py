@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gputop.core.metrics import BYTES, GPU_METRICS, RATIO
+
 SOURCE = "DCGM"
 
 CLOCK_EVENTS = 112  # the bits are NVML's
 XID = 230
 NVML_INDEX = 52
+COMPUTE_CAPABILITY = 63  # major version in the upper 16 bits
 PCIE_GEN_MAX = 235
 PCIE_WIDTH_MAX = 236
 
@@ -154,7 +157,15 @@ SLOW: tuple[Field, ...] = (
 PROFILING_IDS: tuple[int, ...] = tuple(field.id for field in PROFILING)
 FAST_IDS: tuple[int, ...] = (*(field.id for field in FAST), CLOCK_EVENTS, XID)
 LINK_IDS: tuple[int, ...] = tuple(field.id for field in LINK)
-SLOW_IDS: tuple[int, ...] = (*(field.id for field in SLOW), NVML_INDEX, PCIE_GEN_MAX, PCIE_WIDTH_MAX)
+SLOW_IDS: tuple[int, ...] = (*(field.id for field in SLOW), NVML_INDEX, COMPUTE_CAPABILITY, PCIE_GEN_MAX,
+                             PCIE_WIDTH_MAX)
+# What a MIG instance has of its own; the rest is of the whole GPU.
+INSTANCE_FAST_IDS: tuple[int, ...] = (252, 253)
+INSTANCE_SLOW_IDS: tuple[int, ...] = (250,)
+INSTANCE_IDS = frozenset((*PROFILING_IDS, *INSTANCE_FAST_IDS, *INSTANCE_SLOW_IDS))
+INSTANCE_METRICS = frozenset(
+    field.metric for field in (*PROFILING, *FAST, *SLOW)
+    if field.id in INSTANCE_IDS and GPU_METRICS[field.metric].unit in (RATIO, BYTES))
 
 FIELDS: dict[int, Field] = {field.id: field for field in (*PROFILING, *FAST, *LINK, *SLOW)}
 BY_METRIC: dict[str, tuple[Field, ...]] = {

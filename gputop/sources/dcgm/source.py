@@ -2,19 +2,22 @@
 
 DCGM gives a value only of a field that is watched, so gputop watches the ordinary fields
 itself: they cost the engine a few NVML calls and touch no counter. Profiling fields (10xx) it
-only reads where somebody else watches them, unless the user consents (``--dcgm-watch``).
+only reads where somebody else watches them, unless the user consents (``--dcgm-watch``) or
+the engine has them from GPM, which takes no counters from anybody.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputop.core.errors import GputopError, NoDataError
-from gputop.core.metrics import BYTES_PER_S, HOST_METRICS
+from gputop.core.metrics import BYTES_PER_S, GPU_METRICS, HOST_METRICS
 from gputop.core.samples import (
     FAILED,
     LOST,
@@ -32,6 +35,7 @@ from gputop.sources.dcgm.client import DcgmClient, Snapshot
 from gputop.sources.dcgm.connection import EngineGpu
 from gputop.sources.dcgm.readings import dcgm_reading, engine_name, missing_reason
 from gputop.sources.nvml.gpu import clock_events
+from gputop.sources.nvml.mig import divided_reason
 from gputop.sources.nvml.pcie import link_bytes_per_s
 from gputop.sources.nvml.status import lost_message
 from gputop.sources.selection import select_gpus
@@ -43,6 +47,8 @@ OPEN_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 0.05  # a read takes about a millisecond; a later answer is shown at the next tick
 _XIDS_KEPT = 100
 _MAX_GPUS = 256
+_MEMORY_TOTAL = 250
+_GPM_DRIVER = 520  # the first driver with GPM
 _NO_PROCESSES = "DCGM does not list processes; gputop --source auto does, on the node itself"
 
 
@@ -85,18 +91,22 @@ class DcgmSource:
                               snapshot.fix or "sudo systemctl restart nvidia-dcgm")
         if not snapshot.gpus:
             raise NoDataError(f"The DCGM host engine at {client.address} lists no GPU.", "dcgmi discovery -l")
-        infos = _infos(snapshot)
-        self._present = len(infos)
+        keys = _infos(snapshot)
+        infos = list(keys)
+        self._present = len(snapshot.gpus)
         chosen = select_gpus(self._wanted, infos)
-        self._probes = tuple(_DcgmGpu(client, info, _xid(snapshot, info)) for info in chosen)
-        if self._watch or len(chosen) < len(infos):
-            self._watch_only(chosen)
+        self._probes = tuple(
+            _DcgmGpu(client, info, keys[info], _divided_reason(info, infos), _xid(snapshot, keys[info]))
+            for info in chosen)
+        profiling = self._watch or _reads_through_gpm(snapshot, [keys[info] for info in chosen if info.mig is None])
+        if profiling or len(chosen) < len(infos):
+            self._watch_only([keys[info] for info in chosen], profiling)
         self._local = snapshot.local and _is_of_this_machine(snapshot.gpus, self._root)
         self._host = self._host_probe()
 
-    def _watch_only(self, chosen: Sequence[GpuInfo]) -> None:
-        """Profiling watches take counters from others: only those of the GPUs that are asked for."""
-        self._client.choose([info.uuid for info in chosen], profiling=self._watch)
+    def _watch_only(self, keys: Sequence[str], profiling: bool) -> None:
+        """Profiling watches can take counters from others: only those of the GPUs that are asked for."""
+        self._client.choose(keys, profiling=profiling)
         self._client.request_update(self._client.now_s() + 1e-3)
         self._client.wait(OPEN_TIMEOUT_S)
 
@@ -137,8 +147,12 @@ class DcgmSource:
 class _DcgmGpu:
     """One GPU of the host engine. All of them are served by one answer per tick."""
 
-    def __init__(self, client: DcgmClient, info: GpuInfo, xid: fields.FieldValue | None) -> None:
+    def __init__(self, client: DcgmClient, info: GpuInfo, key: str, divided: str,
+                 xid: fields.FieldValue | None) -> None:
+        """``key`` is the device's in the client's values, ``divided`` why a GPU in MIG mode has no activity."""
         self.info = info
+        self._key = key
+        self._divided = divided
         self._client = client
         self._xids: tuple[XidEvent, ...] = ()
         self._xids_reason: str | None = "not asked yet"
@@ -150,23 +164,38 @@ class _DcgmGpu:
         snapshot = self._client.snapshot()
         if snapshot.error is not None:
             return self._without(FAILED, ". ".join(filter(None, (snapshot.error, snapshot.fix))))
-        values = snapshot.values.get(self.info.uuid)
+        values = snapshot.values.get(self._key)
         if values is None:
             return self._without(LOST, f"the host engine no longer lists GPU {self.info.index}")
         codes = {value.code for value in values.values()}
         for code, nvml_code in ((fields.GPU_IS_LOST, 15), (fields.RESET_REQUIRED, 16)):
             if code in codes:
                 return self._without(LOST, lost_message(nvml_code, self.info.index))
-        readings = {metric: dcgm_reading(snapshot, self.info.uuid, metric) for metric in fields.BY_METRIC}
+        if self.info.mig is not None:
+            return self._instance_sample(snapshot)
+        readings = {metric: dcgm_reading(snapshot, self._key, metric) for metric in fields.BY_METRIC}
+        if self._divided:
+            readings |= {field.metric: replace(readings[field.metric], reason=self._divided)
+                         for field in fields.PROFILING if readings[field.metric].value is None}
         readings["pcie_max_bytes_per_s"] = _link_rate(readings)
         events, events_reason = _clock_events(values)
-        xid = _xid(snapshot, self.info)
+        xid = _xid(snapshot, self._key)
         watched = xid is not None and xid.code in (fields.OK, fields.NO_DATA)
         if xid is not None and xid.value:
             self._note_xid(int(xid.value), xid.time_us)
         self._xids_reason = None if watched else missing_reason(fields.XID, xid)
         return GpuSample(self.info, readings, (), _NO_PROCESSES, events, events_reason, xids=self._xids,
                          xids_reason=self._xids_reason)
+
+    def _instance_sample(self, snapshot: Snapshot) -> GpuSample:
+        board = f"of the whole GPU: see GPU {self.info.index}"
+        readings = {
+            metric: dcgm_reading(snapshot, self._key, metric) if metric in fields.INSTANCE_METRICS
+            else Reading.missing(GPU_METRICS[metric].unit, board, fields.SOURCE)
+            for metric in (*fields.BY_METRIC, "pcie_max_bytes_per_s")
+        }
+        self._xids_reason = board
+        return GpuSample(self.info, readings, (), _NO_PROCESSES, (), board, xids_reason=board)
 
     def xids(self) -> tuple[tuple[XidEvent, ...], str | None]:
         return self._xids, self._xids_reason
@@ -197,8 +226,8 @@ class _RemoteHost:
         return ()
 
 
-def _infos(snapshot: Snapshot) -> list[GpuInfo]:
-    """The engine's GPUs with NVML's numbers, no number twice.
+def _infos(snapshot: Snapshot) -> dict[GpuInfo, str]:
+    """The engine's GPUs and MIG instances with NVML's numbers, no number twice, and their keys in the snapshot.
 
     A detached or lost GPU keeps the last one that NVML gave it, which may be another's now; it then gets one
     that is free.
@@ -220,13 +249,50 @@ def _infos(snapshot: Snapshot) -> list[GpuInfo]:
         if gpu.uuid not in numbers:
             taken = set(numbers.values())
             numbers[gpu.uuid] = next(n for n in (gpu.gpu, *range(_MAX_GPUS * 2)) if n not in taken)
-    return [GpuInfo(numbers[gpu.uuid], gpu.uuid, gpu.name, gpu.pci_bus_id,
-                    whole(gpu, fields.PCIE_GEN_MAX, 17), whole(gpu, fields.PCIE_WIDTH_MAX, 65))
-            for gpu in snapshot.gpus]
+    found: dict[GpuInfo, str] = {}
+    for gpu in snapshot.gpus:
+        parts = sorted((part.number, part.uuid, part) for part in snapshot.instances
+                       if part.gpu == gpu.gpu and part.number is not None)
+        info = GpuInfo(numbers[gpu.uuid], gpu.uuid, gpu.name, gpu.pci_bus_id, whole(gpu, fields.PCIE_GEN_MAX, 17),
+                       whole(gpu, fields.PCIE_WIDTH_MAX, 65), mig_mode=gpu.mig_mode or bool(parts))
+        found[info] = gpu.uuid
+        for number, key, part in parts:
+            instance, compute = part.mig_ids
+            # The name that NVML gave to MIG devices before R470, and that CUDA still understands.
+            uuid = f"MIG-{gpu.uuid}/{instance}/{compute}"
+            memory_mib = whole(part, _MEMORY_TOTAL, 1 << 30)
+            profile = f" {part.slices}g.{math.ceil(memory_mib / 1024)}gb" if memory_mib and part.slices else ""
+            found[GpuInfo(info.index, uuid, f"{gpu.name} MIG{profile}", gpu.pci_bus_id, mig=number)] = key
+    return found
 
 
-def _xid(snapshot: Snapshot, info: GpuInfo) -> fields.FieldValue | None:
-    return snapshot.values.get(info.uuid, {}).get(fields.XID)
+def _divided_reason(info: GpuInfo, infos: Sequence[GpuInfo]) -> str:
+    """Why a GPU in MIG mode has no activity of its own; empty for others."""
+    if not info.mig_mode:
+        return ""
+    return divided_reason([one.label for one in infos if one.index == info.index and one.mig is not None])
+
+
+def _reads_through_gpm(snapshot: Snapshot, keys: Sequence[str]) -> bool:
+    """Whether the engine reads the profiling fields of all these GPUs through GPM: such a watch takes no lock.
+
+    So it does since DCGM 3.1 on Hopper and newer (compute capability 9), with a driver that has GPM (R520).
+    """
+    version = re.match(r"(\d+)\.(\d+)", snapshot.version)
+    if not keys or version is None or (int(version[1]), int(version[2])) < (3, 1):
+        return False
+    for gpu in snapshot.gpus:
+        if gpu.uuid in keys:
+            capability = snapshot.values.get(gpu.uuid, {}).get(fields.COMPUTE_CAPABILITY)
+            driver = re.match(r"\d+", gpu.driver)
+            if (capability is None or capability.value is None or not 9 <= int(capability.value) >> 16 < 100
+                    or driver is None or int(driver[0]) < _GPM_DRIVER):
+                return False
+    return True
+
+
+def _xid(snapshot: Snapshot, key: str) -> fields.FieldValue | None:
+    return snapshot.values.get(key, {}).get(fields.XID)
 
 
 def _link_rate(readings: Mapping[str, Reading]) -> Reading:

@@ -204,6 +204,64 @@ def test_a_gpu_that_is_lost_while_it_is_watched(node: Node) -> None:
     assert states[0] == OK and states[-1] == LOST and node.sample(1).state == OK
 
 
+def divided(node: Node) -> None:
+    """GPU 0 has two instances, NVML's 9 and 2; the engine's values of them are told apart."""
+    node.engine.gpus[0].instances = {5: 9, 4: 2}
+    node.engine.figures |= {(0, 52): 0, (1, 52): 1}
+    for entity, used, active in ((1004, 1000, 0.2), (1005, 2000, 0.9)):
+        node.engine.figures |= {(entity, 250): 40192, (entity, 252): used, (entity, 253): 10, (entity, 1002): active}
+    node.engine.watched_by_others([1002], [1004, 1005, 1])
+
+
+def test_mig_instances_follow_their_gpu(node: Node) -> None:
+    divided(node)
+    node.open()
+    infos = [probe.info for probe in node.source.gpus]
+    assert [info.label for info in infos] == ["0", "0:0", "0:1", "1"] and node.source.gpus_present == 2
+    assert infos[0].mig_mode and infos[1].uuid == "MIG-GPU-0/2/0" and infos[1].name.endswith(" MIG 3g.40gb")
+    node.sample()
+    samples = [node.sample(place) for place in range(4)]
+    assert [sample["sm_active"].value for sample in samples] == [None, 0.2, 0.9, 0.5]
+    assert [sample["memory_used_bytes"].value for sample in samples[1:3]] == [1000 << 20, 2000 << 20]
+    assert samples[1]["power_w"].reason == "of the whole GPU: see GPU 0" and samples[0]["power_w"].value == 3
+    assert samples[0]["sm_active"].reason == "divided into MIG instances: see 0:0, 0:1"
+
+
+def test_one_mig_instance_can_be_chosen(node: Node) -> None:
+    divided(node)
+    node.open("0:1")
+    assert [probe.info.label for probe in node.source.gpus] == ["0:1"]
+    node.sample()
+    assert node.sample()["sm_active"].value == 0.9
+
+
+def test_the_instances_of_a_lost_gpu_are_lost(node: Node) -> None:
+    divided(node)
+    node.open()
+    node.sample()
+    node.engine.lost.add(0)
+    for _ in range(5):
+        node.sample()
+    assert [node.sample(place).state for place in range(4)] == [LOST, LOST, LOST, OK]
+
+
+@pytest.mark.parametrize(("capability", "driver", "version", "watched"), [
+    (9 << 16, "550.54.15", "4.6.0", True), (10 << 16, "580.65", "3.3.9", True), (8 << 16, "550.54.15", "4.6.0", False),
+    (9 << 16, "515.1", "4.6.0", False), (9 << 16, "", "4.6.0", False), (9 << 16, "550.54.15", "3.0.4", False),
+    (1 << 60, "550.54.15", "4.6.0", False),
+])
+def test_where_the_engine_reads_through_gpm_a_watch_locks_nothing(
+    make: Callable[..., Node], capability: int, driver: str, version: str, watched: bool
+) -> None:
+    node = make(version=version) if not version.startswith("3.") else Node(make().root, 3, version=version)
+    node.show({63: capability})
+    for gpu in node.engine.gpus.values():
+        gpu.driver = driver
+    node.open()
+    assert ({i for _, i in node.engine.watched()} >= PROFILING) == watched
+    node.close()
+
+
 def test_two_gpus_never_have_the_same_number(node: Node) -> None:
     """After detach and attach a GPU that is gone keeps the number that another has now."""
     node.engine.figures |= {(0, 52): 0, (1, 52): 0}
