@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from gputop.core.files import open_regular
-from gputop.trace.readers.xspace.wire import LENGTH, read_fields, tag
-from gputop.trace.readers.xspace.xplane import read_plane
+from gputop.trace import limits
+from gputop.trace.readers.xspace.wire import LENGTH, Steps, read_fields, tag
+from gputop.trace.readers.xspace.xplane import plane_stats
 
 # Field numbers as in gputop.profiler.messages.
 _PLANES, _ERRORS, _WARNINGS = tag(1, LENGTH), tag(2, LENGTH), tag(3, LENGTH)
 _PLANE_NAME = tag(2, LENGTH)
 _LINES = tag(3, LENGTH)
 _EVENTS = tag(4, LENGTH)
+_AT_MOST = {_PLANES: limits.MAX_PLANES, _ERRORS: limits.MAX_MESSAGES, _WARNINGS: limits.MAX_MESSAGES,
+            _LINES: limits.MAX_LINES, _EVENTS: 1}
+_MAX_TEXTS = 20  # errors, and as many warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +33,28 @@ class Outline:
 
 
 def outline(data: bytes) -> Outline:
-    """Outline a serialized XSpace (bytes, or a mapped file)."""
-    space = read_fields(data, 0, len(data), {_PLANES, _ERRORS, _WARNINGS})
+    """Outline a serialized XSpace (bytes, or a mapped file).
+
+    This runs in the process that captures: it takes memory for some thousand places in the trace, and time for a
+    bounded number of fields, whatever a server has answered.
+    """
+    steps = Steps(limits.OUTLINE_FIELDS)
+    space = read_fields(data, 0, len(data), {_PLANES, _ERRORS, _WARNINGS}, _AT_MOST, steps=steps)
 
     def texts(field: int) -> tuple[str, ...]:
         begins, ends = space.pairs(field)
-        found = (data[b:e].decode("utf-8", "replace") for b, e in zip(begins.tolist(), ends.tolist(), strict=True))
-        return tuple(dict.fromkeys(found))
+        found = (data[b:min(e, b + limits.MAX_NOTE_CHARS)].decode("utf-8", "replace")
+                 for b, e in zip(begins.tolist(), ends.tolist(), strict=True))
+        return tuple(dict.fromkeys(found))[:_MAX_TEXTS]
 
     begins, ends = space.pairs(_PLANES)
     planes = sorted(zip(begins.tolist(), ends.tolist(), strict=True), key=lambda span: span[0] - span[1])
-    has_events = any(_plane_has_events(data, begin, end) for begin, end in planes)
-    return Outline(has_events, texts(_ERRORS), texts(_WARNINGS), space.damaged)
+    has_events = any(_plane_has_events(data, begin, end, steps) for begin, end in planes)
+    warnings = texts(_WARNINGS)
+    if steps.left < 0:
+        has_events = True  # as far as can be told
+        warnings = (*warnings, "it has more parts than a trace of a profiler: they were not all looked at")
+    return Outline(has_events, texts(_ERRORS), warnings, space.damaged)
 
 
 def map_file(path: Path) -> bytes:
@@ -68,20 +82,22 @@ def recorded_window_ns(data: bytes) -> tuple[int, int] | None:
     Of several that were joined, when the first began and the last ended.
     """
     windows = []
-    begins, ends = read_fields(data, 0, len(data), {_PLANES}).pairs(_PLANES)
+    steps = Steps(limits.OUTLINE_FIELDS)
+    begins, ends = read_fields(data, 0, len(data), {_PLANES}, _AT_MOST, steps=steps).pairs(_PLANES)
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        name = read_fields(data, begin, end, {_PLANE_NAME}).last(_PLANE_NAME)
+        found = read_fields(data, begin, end, {_PLANE_NAME}, {_PLANE_NAME: 1}, steps=steps, enough=True)
+        name = found.last(_PLANE_NAME)
         if name is not None and data[name[0]:name[1]] == b"Task Environment":
-            stats = read_plane(data, begin, end).stats
+            stats = plane_stats(data, begin, end)
             start, stop = stats.get("profile_start_time"), stats.get("profile_stop_time")
             if isinstance(start, int) and isinstance(stop, int) and 0 < start <= stop:
                 windows.append((start, stop))
     return (min(start for start, _ in windows), max(stop for _, stop in windows)) if windows else None
 
 
-def _plane_has_events(data: bytes, begin: int, end: int) -> bool:
-    begins, ends = read_fields(data, begin, end, {_LINES}).pairs(_LINES)
+def _plane_has_events(data: bytes, begin: int, end: int, steps: Steps) -> bool:
+    begins, ends = read_fields(data, begin, end, {_LINES}, _AT_MOST, steps=steps, enough=True).pairs(_LINES)
     return any(
-        len(read_fields(data, b, e, {_EVENTS}).spans[_EVENTS]) > 0
+        len(read_fields(data, b, e, {_EVENTS}, _AT_MOST, steps=steps, enough=True).spans[_EVENTS]) > 0
         for b, e in zip(begins.tolist(), ends.tolist(), strict=True)
     )

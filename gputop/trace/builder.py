@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gputop.core.errors import NoDataError
+from gputop.core.errors import GputopError, NoDataError
+from gputop.trace import limits
 from gputop.trace.derived_lines import stream_key
 from gputop.trace.eager_calls import add_eager_stats
 from gputop.trace.model import (
@@ -34,18 +35,27 @@ _Events = TypeVar("_Events", DeviceEvents, HostEvents, AllocatorEvents, StepEven
 
 
 class Names:
-    """Strings, each stored once, by number."""
+    """Strings, each stored once, by number. Raises GputopError where they take many times the room of the file."""
 
     def __init__(self) -> None:
         self.list: list[str] = []
+        self._room_chars = limits.NAME_CHARS
         self._index: dict[str, int] = {}
 
     def __getitem__(self, name: str) -> int:
         index = self._index.get(name)
         if index is None:
+            self._room_chars -= len(name)
+            if self._room_chars < 0:
+                raise GputopError("The names in this trace take many times the room of the file itself, which those of "
+                                  "no profiler do.", "Capture again, or copy the file again.")
             index = self._index[name] = len(self.list)
             self.list.append(encodable(name))
         return index
+
+    def allow_for(self, file_bytes: int) -> None:
+        """Give the names room for so many more bytes of a file, decompressed."""
+        self._room_chars += limits.NAME_CHARS_PER_BYTE * file_bytes
 
 
 def encodable(text: str) -> str:
@@ -74,6 +84,7 @@ class TraceBuilder:
     steps: list[StepEvents] = field(default_factory=list)
     quality: list[QualityNote] = field(default_factory=list)
     shapes: dict[LaunchShape, int] = field(default_factory=dict)
+    _noted: set[QualityNote] = field(default_factory=set)
 
     def shape(self, shape: LaunchShape | None) -> int:
         """The number of a launch shape, -1 for None."""
@@ -84,9 +95,14 @@ class TraceBuilder:
         return len(self.lines) - 1
 
     def note(self, id_: str, message: str) -> None:
-        note = QualityNote(id_, message)
-        if note not in self.quality:
-            self.quality.append(note)
+        """Add a quality note, each once and of a bounded length; behind many comes one that says that more follow."""
+        note = QualityNote(id_, limits.cut_text(message))
+        if note in self._noted or len(self._noted) > limits.MAX_NOTES:
+            return
+        if len(self._noted) == limits.MAX_NOTES:
+            note = QualityNote("more_notes", f"There is more to say about this trace than {limits.MAX_NOTES} remarks.")
+        self._noted.add(note)
+        self.quality.append(note)
 
     def note_other_lines(self, host: str, ordinal: int, names: Iterable[str]) -> None:
         """A note of lines of a GPU that have events and are no streams of it."""

@@ -53,8 +53,8 @@ def note_empty_planes(
     if any(_RIGHTS.search(m) for m in messages):
         builder.note("empty_device_plane", f"{where}: {INSUFFICIENT_RIGHTS[0]}. {INSUFFICIENT_RIGHTS[1]}")
         return
-    launched = sum(int((call_names == i).sum()) for i in np.unique(call_names).tolist()
-                   if _LAUNCH.match(builder.names.list[i]))
+    names, counts = (column.tolist() for column in np.unique(call_names, return_counts=True))
+    launched = sum(count for i, count in zip(names, counts, strict=True) if _LAUNCH.match(builder.names.list[i]))
     if launched:
         builder.note("empty_device_plane", f"{where}, though the host made {launched} launches and copies. Most likely "
                                          f"{INSUFFICIENT_RIGHTS[0]}. {INSUFFICIENT_RIGHTS[1]}")

@@ -5,22 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 from gputop.core.errors import GputopError
-from gputop.trace.readers.xspace.wire import LENGTH, read_fields, tag
+from gputop.trace import limits
+from gputop.trace.readers.xspace.wire import LENGTH, Steps, read_fields, tag
 
 # Field numbers as in gputop.profiler.messages.
 _PLANES, _PLANE_NAME, _LINES, _EVENTS = tag(1, LENGTH), tag(2, LENGTH), tag(3, LENGTH), tag(4, LENGTH)
+_AT_MOST = {_PLANES: limits.MAX_PLANES, _LINES: limits.MAX_LINES, _EVENTS: 0}
 # A trace with more events is not read for its step time: it would hold the monitor up, and 150 MB.
 _MAX_EVENTS = 600_000
 
 
 def count_events(data: bytes) -> tuple[int, int]:
-    """Events of the host and of the devices in a serialized XSpace, as far as it is whole."""
+    """Events of the host and of the devices in a serialized XSpace, as far as it is whole.
+
+    Nothing is kept of them but their number. Of a trace with more parts than a profiler writes those at its beginning
+    count.
+    """
     host = devices = 0
-    for begin, end in _spans(data, 0, len(data), _PLANES):
-        plane = read_fields(data, begin, end, {_PLANE_NAME, _LINES})
+    steps = Steps(limits.OUTLINE_FIELDS)
+    for begin, end in _spans(data, 0, len(data), _PLANES, steps):
+        plane = read_fields(data, begin, end, {_PLANE_NAME, _LINES}, _AT_MOST, steps=steps)
         name = plane.last(_PLANE_NAME)
         begins, ends = plane.pairs(_LINES)
-        count = sum(len(read_fields(data, b, e, {_EVENTS}).spans[_EVENTS]) // 2
+        count = sum(read_fields(data, b, e, {_EVENTS}, _AT_MOST, steps=steps).surplus.get(_EVENTS, 0)
                     for b, e in zip(begins.tolist(), ends.tolist(), strict=True))
         if name is not None and data[name[0]:name[1]].startswith(b"/device:"):
             devices += count
@@ -29,8 +36,8 @@ def count_events(data: bytes) -> tuple[int, int]:
     return host, devices
 
 
-def _spans(data: bytes, begin: int, end: int, field: int) -> list[tuple[int, int]]:
-    begins, ends = read_fields(data, begin, end, {field}).pairs(field)
+def _spans(data: bytes, begin: int, end: int, field: int, steps: Steps) -> list[tuple[int, int]]:
+    begins, ends = read_fields(data, begin, end, {field}, _AT_MOST, steps=steps).pairs(field)
     return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from gputop.core import memory
 from gputop.core.errors import GputopError
@@ -17,9 +20,9 @@ _MEMORY_SHARE = 0.5  # of what is free, for one trace
 _CHECK_PERIOD_S = 0.05
 _RESERVE = 0.2  # of the limit
 # gzip makes traces 8 to 40 times smaller, and zeros a thousand times. A file that unpacks to more than _SMALL_BYTES
-# and to more than _MAX_RATIO times its size is no trace.
+# and to more than _MAX_RATIO times its size is no trace; nor is one of which so little lies on the disk.
 _MAX_RATIO = 200
-_SMALL_BYTES = 1 << 28
+_SMALL_BYTES = 1 << 25
 
 
 def memory_limit() -> float:
@@ -48,13 +51,35 @@ class MemoryWatch:
                               "Analyze it on a machine with more memory, or capture for a shorter time.")
 
 
-def read_prefix(path: Path, size: int = 1 << 16) -> bytes:
-    """The first bytes of a file's content, decompressed."""
+@contextmanager
+def open_trace(path: Path) -> Iterator[BinaryIO]:
+    """A file that may be a trace, for reading; raises GputopError where it cannot be read, or is a sparse file."""
     try:
         with open_regular(path) as file:
-            begin = file.read(size)
+            if _is_sparse(file.fileno()):
+                raise GputopError(f"{path} is a sparse file: all but a small part of it was never written.",
+                                  "The capture or the copy failed; make it again.")
+            yield file
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def _is_sparse(descriptor: int) -> bool:
+    state = os.fstat(descriptor)
+    if state.st_size <= _SMALL_BYTES or state.st_size <= _MAX_RATIO * 512 * state.st_blocks:
+        return False
+    try:  # some file systems do not count blocks
+        hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except OSError:
+        return False
+    return hole < state.st_size
+
+
+def read_prefix(path: Path, size: int = 1 << 16) -> bytes:
+    """The first bytes of a file's content, decompressed."""
+    with open_trace(path) as file:
+        begin = file.read(size)
     if not begin.startswith(GZIP):
         return begin
     damaged: set[str] = set()
@@ -70,30 +95,25 @@ def read_chunks(path: Path, damaged: set[str]) -> Iterator[bytes]:
     A gzip stream that is cut off or damaged ends early and adds the path to ``damaged``.
     Raises GputopError for files that cannot be read and for decompression bombs.
     """
-    try:
-        with open_regular(path) as file:
-            raw = iter(lambda: file.read(_CHUNK_BYTES), b"")
-            first = next(raw, b"")
-            if first.startswith(GZIP):
-                yield from _decompressed(first, raw, path, damaged)
-            else:
-                yield first
-                yield from raw
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with open_trace(path) as file:
+        raw = iter(lambda: file.read(_CHUNK_BYTES), b"")
+        first = next(raw, b"")
+        if first.startswith(GZIP):
+            yield from _decompressed(first, raw, path, damaged)
+        else:
+            yield first
+            yield from raw
 
 
 def read_all(path: Path, damaged: set[str], limit_bytes: float) -> bytes | bytearray:
     """A file's whole content, decompressed. Raises as :func:`read_chunks`, and GputopError above ``limit_bytes``."""
-    try:
-        with open_regular(path) as file:
-            if file.read(len(GZIP)) != GZIP:
-                if path.stat().st_size > limit_bytes:
-                    raise too_big(path, limit_bytes)
-                file.seek(0)
-                return file.read()
-    except OSError as error:
-        raise unreadable(path, error) from error
+    with open_trace(path) as file:
+        if file.read(len(GZIP)) != GZIP:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit_bytes:
+                raise too_big(path, limit_bytes)
+            file.seek(0)
+            return file.read(size)  # a file that grows meanwhile is cut there
     out = bytearray()
     for piece in read_chunks(path, damaged):
         out += piece

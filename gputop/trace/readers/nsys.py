@@ -6,6 +6,7 @@ Which tables and columns exist depends on the version and on what was traced, so
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +24,14 @@ from gputop.trace.launch_join import Launches
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, LaunchShape, Line, Trace, TraceGpu
 from gputop.trace.occupancy import theoretical_occupancy
 from gputop.trace.quality import note_messages
-from gputop.trace.readers.content import listed, memory_limit, too_big
+from gputop.trace.readers.content import MemoryWatch, listed, memory_limit, open_trace, too_big
 
 _KERNELS, _COPIES, _MEMSETS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _ACTIVITIES = (_KERNELS, _COPIES, _MEMSETS, _CALLS, "NVTX_EVENTS")
+_TABLES = frozenset((*_ACTIVITIES, "StringIds", "ThreadNames", "DIAGNOSTIC_EVENT", "ENUM_CUDA_MEM_KIND",
+                     "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV",
+                     "TARGET_INFO_SESSION_START_TIME"))
 # CUpti_ActivityMemcpyKind; copies to and from arrays are classified by direction.
 _COPY_KINDS = {1: Kind.H2D, 2: Kind.D2H, 3: Kind.H2D, 4: Kind.D2H, 5: Kind.D2D, 6: Kind.D2D, 7: Kind.D2D,
                8: Kind.D2D, 10: Kind.P2P, 11: Kind.H2D, 12: Kind.D2H, 13: Kind.D2D}
@@ -46,6 +50,8 @@ _MAX_NS = 1 << 61
 _BATCH = 1 << 14
 _MAX_MESSAGES, _MAX_MESSAGE_CHARS = 5, 300  # of each severity that become notes
 _SCHEMA_BYTES = 1 << 16  # SQLite's description of a table may be longer than the text in the file
+# Steps of SQLite's virtual machine: some forty a row of ten bytes and more; _STEPS for what does not grow with it.
+_STEPS, _STEPS_PER_BYTE, _STEPS_AT_ONCE = 10_000_000, 20, 10_000
 _ROW_BYTES = 4  # at least: its place on the page, length, id and header
 
 
@@ -56,15 +62,17 @@ def read_files(files: Sequence[Path]) -> Trace:
                           "Give one at a time; `nsys profile` over a whole job makes one report of all its ranks.",
                           EXIT_USAGE)
     limit = memory_limit()
-    if files[0].stat().st_size > limit:
-        raise too_big(files[0], limit)
-    return read_nsys(files[0])
+    with open_trace(files[0]) as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise too_big(files[0], limit)
+    return read_nsys(files[0], limit)
 
 
-def read_nsys(path: Path) -> Trace:
+def read_nsys(path: Path, limit_bytes: float = float("inf")) -> Trace:
     """The report's GPU activity, launches and NVTX ranges.
 
-    Raises GputopError where the file is no such export, NoDataError where it has no activity.
+    Raises GputopError where the file is no such export or takes more memory than ``limit_bytes``, NoDataError where it
+    has no activity.
     """
     # immutable: no lock and no journal beside it, so that read-only folders work as well
     uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
@@ -72,9 +80,14 @@ def read_nsys(path: Path) -> Trace:
         connection = sqlite3.connect(uri, uri=True)
     except sqlite3.Error as error:
         raise GputopError(f"{path} cannot be opened: {error}.", "Check that the file may be read.") from error
+    connection.execute("PRAGMA trusted_schema = OFF")  # the schema is the file's: no function in it may do anything
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    size = path.stat().st_size
+    # A file whose pages refer to each other in circles may yield nothing, without end.
+    steps = iter(range((_STEPS + size * _STEPS_PER_BYTE) // _STEPS_AT_ONCE))
+    connection.set_progress_handler(lambda: next(steps, None) is None, _STEPS_AT_ONCE)
     try:
-        return _Report(connection, str(path), path.stat().st_size).read()
+        return _Report(connection, str(path), size, MemoryWatch(limit_bytes)).read()
     finally:
         connection.close()
 
@@ -90,11 +103,12 @@ class _Calls(NamedTuple):
 
 
 class _Report:
-    def __init__(self, connection: sqlite3.Connection, path: str, file_bytes: int) -> None:
-        self._db, self._path = connection, path
+    def __init__(self, connection: sqlite3.Connection, path: str, file_bytes: int, watch: MemoryWatch) -> None:
+        self._db, self._path, self._watch = connection, path, watch
         self._builder = TraceBuilder()
         self._damage: list[str] = []
         self._file_bytes = file_bytes
+        self._builder.names.allow_for(file_bytes)
         self._thread_names: dict[int, str] = {}
         self._thread_lines: dict[int, int] = {}
         tables = self._tables()
@@ -103,8 +117,9 @@ class _Report:
             # broken schema. Nothing can be written: the connection is read-only.
             self._db.execute("PRAGMA writable_schema = ON")
             tables = self._tables()
+        # Generated columns, which are computed, are not in table_info.
         self._columns = {t: {r[1] for rows in self._fetch(f'PRAGMA table_info("{t}")') for r in rows} for t in tables
-                         if re.fullmatch(r"\w+", t)}
+                         if t in _TABLES}
         if self._damage and not self._columns:
             raise GputopError(f"{path} is damaged: {self._damage[0]}.", f"Export it again. {_EXPORT}")
         if not set(self._columns) & {*_ACTIVITIES, "StringIds", "TARGET_INFO_GPU"}:
@@ -183,12 +198,12 @@ class _Report:
         a, b = len(kernel), len(kernel) + len(copy)
         known = np.isin(kernel[:, 6], np.fromiter(self._strings, np.int64, len(self._strings)))
         out.name[:a] = self._names_of(np.where(known, kernel[:, 6], kernel[:, 7]))
-        for i in np.unique(out.name[:a]).tolist():
-            out.kind[:a][out.name[:a] == i] = kernel_names.classify(names.list[i]).kind
-        for i in np.unique(copy[:, 7]).tolist():
-            kind = _COPY_KINDS.get(i, Kind.COPY_OTHER)
-            at = a + np.flatnonzero(copy[:, 7] == i)
-            out.name[at], out.kind[at] = names[_COPY_NAMES[kind]], kind
+        distinct, which = np.unique(out.name[:a], return_inverse=True)
+        kinds = [kernel_names.classify(names.list[i]).kind for i in distinct.tolist()]
+        out.kind[:a] = np.array(kinds, np.uint8)[which]
+        out.kind[a:b] = IntMap({i: int(kind) for i, kind in _COPY_KINDS.items()}, int(Kind.COPY_OTHER))(copy[:, 7])
+        for kind in np.unique(out.kind[a:b]).tolist():
+            out.name[a:b][out.kind[a:b] == kind] = names[_COPY_NAMES[Kind(kind)]]
         if len(memset):
             out.name[b:], out.kind[b:] = names[_COPY_NAMES[Kind.MEMSET]], Kind.MEMSET
         out.bytes[a:b], out.bytes[b:] = copy[:, 6], memset[:, 6]
@@ -218,10 +233,10 @@ class _Report:
             if ordinal not in index:
                 index[ordinal] = len(self._builder.gpus)
                 self._builder.gpus.append(_gpu(host, ordinal, ranks[process], about.get(ordinal)))
-        for i, (device, stream, process) in enumerate(triples.tolist()):
-            gpu, at = index[owners[device, process]], where == i
-            out.gpu[at] = gpu
-            out.line[at] = self._builder.add_line(Line(host, gpu, f"Stream #{stream}"))
+        gpus = [index[owners[device, process]] for device, _, process in triples.tolist()]
+        lines = [self._builder.add_line(Line(host, gpu, f"Stream #{stream}"))
+                 for gpu, stream in zip(gpus, triples[:, 1].tolist(), strict=True)]
+        out.gpu[:], out.line[:] = np.array(gpus)[where], np.array(lines)[where]
 
     def _shapes(self, out: DeviceEvents, kernels_: I64) -> None:
         """Set the launch shapes of the kernels, which are the first rows, with the occupancy computed from each."""
@@ -310,10 +325,12 @@ class _Report:
                     self._damage.append("a table with more rows than the file has room for")
                     break
                 if len(rows) == _BATCH:
+                    self._watch.check(self._path)
                     yield rows
                     rows = []
         except (sqlite3.Error, ValueError) as error:  # ValueError: text in the schema that cannot be decoded
-            self._damage.append(str(error))
+            self._damage.append("reading it takes many times more steps than its size allows"
+                                if str(error) == "interrupted" else str(error))
         if rows:
             yield rows
 

@@ -19,7 +19,7 @@ Steps = npt.NDArray[np.int64]  # (n, 2): begin and end of each
 
 # Quality notes of incomplete traces, in a word or two; the report has the whole sentence.
 _LOSSES = {"dropped_events": "events dropped", "clipped": "clipped", "truncated": "damaged",
-           "unreadable_file": "a file left out"}
+           "unreadable_file": "a file left out", "left_out": "parts left out"}
 
 _OUTSIDE = Style(color="#596272", bgcolor=DARK.names["surface"])  # not a part of the step, so it has no letter
 _INSIDE = ACCENT + Style(bgcolor="#16262d")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,7 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
     Raises GputopError where it is no Chrome trace or its events need more memory than ``limit_bytes``.
     """
     events = _Events(path, builder, limit_bytes, MemoryWatch(limit_bytes))
-    members, found, damaged = read_list(pieces, "traceEvents", _MEMBERS, events.take)
+    members, found, damaged = read_list(_counted(pieces, builder), "traceEvents", _MEMBERS, events.take)
     if not found and not damaged:
         raise GputopError(f"{path} is JSON, but no Chrome trace: it has no list \"traceEvents\".",
                           "Give the trace that the PyTorch profiler, TensorBoard or JAX exported.")
@@ -85,6 +85,13 @@ def read_file(path: str, pieces: Iterable[bytes], order: int, builder: TraceBuil
         {d["id"]: d for d in devices if isinstance(d, dict) and isinstance(d.get("id"), int)}
         if isinstance(devices, list) else {},
         events.columns(), events.rows, events.processes, events.threads, damaged, events.sparse())
+
+
+def _counted(pieces: Iterable[bytes], builder: TraceBuilder) -> Iterator[bytes]:
+    """The pieces, each giving the names as much more room."""
+    for piece in pieces:
+        builder.names.allow_for(len(piece))
+        yield piece
 
 
 @dataclass(slots=True)
@@ -106,6 +113,8 @@ class _Events:
 
     def take(self, event: Any) -> None:
         self.seen += 1
+        if not self.seen % _BATCH:
+            self.watch.check(self.path)
         if not isinstance(event, dict):
             return
         phase = event.get("ph")

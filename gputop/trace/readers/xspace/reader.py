@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from gputop.core.errors import GputopError
-from gputop.trace import kernel_names
+from gputop.trace import kernel_names, limits
 from gputop.trace.builder import IGNORED_EVENT, TraceBuilder
 from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.int_map import IntMap
@@ -29,7 +30,7 @@ from gputop.trace.model import (
     Trace,
     TraceGpu,
 )
-from gputop.trace.parallel import pool
+from gputop.trace.parallel import map_ordered, pool
 from gputop.trace.quality import (
     INSUFFICIENT_RIGHTS,
     note_clipping,
@@ -59,6 +60,13 @@ _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = (tag(number, LENGTH) for number in (1,
 _GPU_PLANE = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
 _SIMULATED_PLANE = "/gputop:simulated"
 _ALLOCATOR = ("MemoryAllocation", "MemoryDeallocation")
+
+# Of one file; the hosts' names and messages that are looked at, and the bytes of each.
+_AT_MOST = {_PLANES: limits.MAX_PLANES, _ERRORS: limits.MAX_MESSAGES, _WARNINGS: limits.MAX_MESSAGES,
+            _HOSTNAMES: limits.MAX_MESSAGES}
+_COUNTED = {_PLANES: "planes", _ERRORS: "errors", _WARNINGS: "warnings", _HOSTNAMES: "host names"}
+_MAX_TEXT_BYTES = 4 * limits.MAX_NOTE_CHARS
+_MANY_LINES = 256  # in a file with more of them short ones are decoded together
 
 # The most memory that one event takes until the trace is assembled.
 _EVENT_BYTES = 250
@@ -123,6 +131,7 @@ def read_xspaces(
     missing: list[list[tuple[int, int]]] = []  # of each host, between its recordings
     wall_clock, simulated, losses = True, False, Losses()
     cut: set[str] = set()
+    surplus: Counter[str] = Counter()
     paths: list[str] = []
     errors: list[GputopError] = []
     watch = MemoryWatch(limit_bytes)
@@ -130,15 +139,14 @@ def read_xspaces(
         for path, fallback_host, data in files:
             try:
                 reader = _XSpace(data() if callable(data) else data, path, fallback_host, builder, losses,
-                                 (known_clocks or {}).get(path), len(paths), threads, watch)
-                if reader.needs_bytes > limit_bytes:
-                    raise too_big(path, limit_bytes)
+                                 (known_clocks or {}).get(path), len(paths), threads, watch, limit_bytes)
             except GputopError as error:
                 errors.append(error)
                 continue
             paths.append(path)
             if reader.damaged:
                 cut.add(path)
+            surplus.update(reader.surplus)
             before = len(builder.device), len(builder.host), len(builder.allocator)
             reader.read()
             windows.append(note_clipping(builder, reader.host, builder.device[before[0]:], builder.host[before[1]:],
@@ -158,6 +166,9 @@ def read_xspaces(
     if cut:
         builder.note("truncated", f"{', '.join(sorted(cut))}: cut off or damaged. {events} events could be read; what "
                      "follows the damage is missing. Capture again, or copy the file again.")
+    if any(surplus.values()):
+        builder.note("left_out", "There is more in this trace than a profiler writes; left out, beyond what is read: "
+                     f"{', '.join(f'{count:,} {what}' for what, count in surplus.items() if count)}.")
     if losses.malformed:
         builder.note("truncated", f"Malformed events, left out: {losses.malformed}.")
     if losses.unnamed:
@@ -189,16 +200,19 @@ class _XSpace:
     """Reads one file into ``builder``."""
 
     def __init__(self, data: Data, path: str, fallback_host: str, builder: TraceBuilder, losses: Losses,
-                 clock: HostClock | None, rank: int, threads: ThreadPoolExecutor, watch: MemoryWatch) -> None:
+                 clock: HostClock | None, rank: int, threads: ThreadPoolExecutor, watch: MemoryWatch,
+                 limit_bytes: float) -> None:
+        """Raises GputopError for what is no XSpace or takes more memory than ``limit_bytes``."""
         self._data, self._builder, self._losses, self._rank = data, builder, losses, rank
         self._threads, self._watch, self._path = threads, watch, path
         self.clock = clock
         self._gpus: dict[int, int] = {}
-        found = read_fields(data, 0, len(data), (_PLANES, _ERRORS, _WARNINGS, _HOSTNAMES))
-        self._planes = list(threads.map(partial(read_plane, data), *(at.tolist() for at in found.pairs(_PLANES))))
-        self._planes = [p for p in self._planes if p.name or p.lines or p.stats]
-        self.needs_bytes = len(data) + _EVENT_BYTES * sum(len(ln.begin) for p in self._planes for ln in p.lines)
-        self.damaged = found.damaged or any(p.damaged for p in self._planes)
+        found = read_fields(data, 0, len(data), (_PLANES, _ERRORS, _WARNINGS, _HOSTNAMES), _AT_MOST)
+        builder.names.allow_for(len(data))
+        self.surplus = Counter({what: found.surplus.get(this, 0) for this, what in _COUNTED.items()})
+        self._planes: list[XPlane] = []
+        self.damaged = found.damaged
+        self._read_planes(*found.pairs(_PLANES), limit_bytes)
         texts = {which: self._texts(found.pairs(which, whole=True)) for which in (_ERRORS, _WARNINGS, _HOSTNAMES)}
         if not self._planes and not texts[_ERRORS] and not texts[_WARNINGS] and (data and not texts[_HOSTNAMES]):
             raise GputopError(f"{path} is not an XSpace: no plane can be read from it.",
@@ -218,8 +232,33 @@ class _XSpace:
         self._lines: dict[tuple[str, int], int] = {}
         self._known_lines: dict[tuple[str, int], int] = {}
 
+    def _read_planes(self, begins: I64, ends: I64, limit_bytes: float) -> None:
+        """Raises GputopError once what the planes hold needs more memory than ``limit_bytes``."""
+        needs_bytes, lines = float(len(self._data)), 0
+        max_events = int(min((limit_bytes - needs_bytes) / _EVENT_BYTES, 1 << 62)) + 1
+        calls = (partial(read_plane, self._data, begin, end, max_events)
+                 for begin, end in zip(begins.tolist(), ends.tolist(), strict=True) if begin < end)
+        for plane in map_ordered(self._threads, calls):
+            self._watch.check(self._path)
+            room = limits.MAX_LINES - lines
+            if len(plane.lines) > room:
+                self.surplus["lines"] += len(plane.lines) - room
+                plane.lines = plane.lines[:room]
+            lines += len(plane.lines)
+            self.surplus.update(plane.surplus)
+            self.damaged = self.damaged or plane.damaged
+            needs_bytes += (_EVENT_BYTES * sum(len(line.begin) for line in plane.lines)
+                            + limits.LINE_BYTES * len(plane.lines)
+                            + limits.METADATA_BYTES * (len(plane.event_names) + len(plane.stat_names)))
+            if needs_bytes > limit_bytes:
+                raise too_big(self._path, limit_bytes)
+            if plane.name or plane.lines or plane.stats:
+                self._planes.append(plane)
+        self._many_lines = lines > _MANY_LINES
+
     def _texts(self, spans: tuple[I64, I64]) -> list[str]:
-        return [self._data[b:e].decode("utf-8", "replace") for b, e in zip(*(s.tolist() for s in spans), strict=True)]
+        return [self._data[b:min(e, b + _MAX_TEXT_BYTES)].decode("utf-8", "replace")
+                for b, e in zip(*(s.tolist() for s in spans), strict=True)]
 
     def _clock(self, planes: Sequence[XPlane]) -> tuple[int, bool, tuple[int, int] | None]:
         """What to add to the lines' times, whether the result is Unix time, and the recording's window.
@@ -290,7 +329,8 @@ class _XSpace:
             if len(chunk.name):
                 pieces.append(self._device_chunk(chunk, references, gpu, line, nvidia))
         for _, chunk in read_events(self._data, plane, [xline for xline in plane.lines if xline.name == STEPS],
-                                    names=names, stats=(), losses=self._losses, threads=self._threads):
+                                    names=names, stats=(), losses=self._losses, threads=self._threads,
+                                    together=self._many_lines):
             builder.steps.append(StepEvents(chunk.name.astype(np.int32), chunk.start_ns + self._base_ns,
                                             chunk.end_ns + self._base_ns))
         return pieces
@@ -306,21 +346,31 @@ class _XSpace:
     def _events(
         self, plane: XPlane, lines: Sequence[XLine], gpu: int, names: IntMap, stats: Sequence[str],
         skip: IntMap | None = None,
-    ) -> Iterator[tuple[int, Chunk]]:
-        """The events of these lines of the plane in chunks, each with the number of its line in the trace."""
+    ) -> Iterator[tuple[int | I64, Chunk]]:
+        """The events of these lines of the plane in chunks, with the number of the line in the trace, or of each
+        event's."""
         own, line = None, -1
-        for xline, chunk in read_events(self._data, plane, lines, names=names, stats=stats, losses=self._losses,
-                                        threads=self._threads, skip=skip):
+        for some, chunk in read_events(self._data, plane, lines, names=names, stats=stats, losses=self._losses,
+                                       threads=self._threads, skip=skip, together=self._many_lines):
             self._watch.check(self._path)
-            if xline is not own:
-                own, key = xline, (plane.name, xline.id)
-                known = self._known_lines.pop(key, None)
-                line = self._builder.add_line(Line(self.host, gpu, xline.name)) if known is None else known
-                self._lines[key] = line
+            if chunk.line is not None:
+                numbers = np.array([self._line_number(plane, xline, gpu) for xline in some])
+                yield numbers[chunk.line], chunk
+                continue
+            whole = some[0].whole or some[0]
+            if whole is not own:
+                own, line = whole, self._line_number(plane, whole, gpu)
             yield line, chunk
 
+    def _line_number(self, plane: XPlane, xline: XLine, gpu: int) -> int:
+        """In the trace: a new line, or that of a recording before in the file."""
+        key = plane.name, xline.id
+        known = self._known_lines.pop(key, None)
+        self._lines[key] = self._builder.add_line(Line(self.host, gpu, xline.name)) if known is None else known
+        return self._lines[key]
+
     def _device_chunk(
-        self, chunk: Chunk, references: IntMap, gpu: int, line: int, nvidia: tuple[int, int] | None,
+        self, chunk: Chunk, references: IntMap, gpu: int, line: int | I64, nvidia: tuple[int, int] | None,
     ) -> DeviceEvents:
         """``nvidia`` is the compute capability of an NVIDIA GPU, else None: ROCm has similar numbers."""
         names, n = self._builder.names, len(chunk.name)
@@ -356,11 +406,11 @@ class _XSpace:
             self._host_chunk(chunk, ~is_allocator, references, line, calls)
 
     def _host_chunk(
-        self, chunk: Chunk, keep: np.ndarray, references: IntMap, line: int, calls: _HostCalls,
+        self, chunk: Chunk, keep: np.ndarray, references: IntMap, line: int | I64, calls: _HostCalls,
     ) -> None:
         names, n = self._builder.names, len(chunk.name)
-        kept = np.flatnonzero(keep)
-        events = HostEvents(np.full(len(kept), line, np.int32), chunk.name[kept].astype(np.int32),
+        kept, lines = np.flatnonzero(keep), np.broadcast_to(line, n)
+        events = HostEvents(lines[kept].astype(np.int32), chunk.name[kept].astype(np.int32),
                             chunk.start_ns[kept], chunk.end_ns[kept])
         place = np.cumsum(keep) - 1
         for stat in (*_INTEGER_STATS, *_STRING_STATS):
@@ -380,7 +430,7 @@ class _XSpace:
             calls.device_id.append(integers(chunk, "device_id", n)[rows])
             calls.start_ns.append(chunk.start_ns[rows])
             calls.end_ns.append(chunk.end_ns[rows])
-            calls.line.append(np.full(len(rows), line, np.int64))
+            calls.line.append(lines[rows].astype(np.int64))
             calls.name.append(chunk.name[rows])
             calls.details.append(strings(chunk, "memcpy_details", n, names, references)[rows])
 
@@ -421,11 +471,12 @@ class _XSpace:
         copies = DeviceEvents.empty(len(rows))
         set_copies(copies, details[call], names)
         device.bytes[rows], device.src[rows], device.dst[rows] = copies.bytes, copies.src, copies.dst
+        way_of = np.full(len(names.list), Kind.COPY_OTHER, np.uint8)
         for i in distinct(name[call]):
             way = kernel_names.copy_way(names.list[i])
-            if way is not None:
-                at = rows[(name[call] == i) & (device.kind[rows] == Kind.COPY_OTHER)]
-                device.kind[at] = way
+            way_of[i] = Kind.COPY_OTHER if way is None else way
+        unknown = device.kind[rows] == Kind.COPY_OTHER
+        device.kind[rows[unknown]] = way_of[name[call[unknown]]]
 
 
 def _ordinal(plane: XPlane) -> int | None:

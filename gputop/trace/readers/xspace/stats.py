@@ -92,7 +92,7 @@ def op_names(chunk: Chunk, n: int, names: Names, references: IntMap) -> I64:
     if len(rows):
         pair = (module[rows] + 1) * (len(names.list) + 1) + hlo[rows]
         _, first, where = np.unique(pair, return_index=True, return_inverse=True)
-        text = [names.list[m] + "/" + names.list[h] if m >= 0 else names.list[h]
-                for m, h in zip(module[rows[first]].tolist(), hlo[rows[first]].tolist(), strict=True)]
-        op[rows] = np.array([names[t] for t in text], np.int64)[where]
+        joined = [names[names.list[m] + "/" + names.list[h] if m >= 0 else names.list[h]]
+                  for m, h in zip(module[rows[first]].tolist(), hlo[rows[first]].tolist(), strict=True)]
+        op[rows] = np.array(joined, np.int64)[where]
     return op

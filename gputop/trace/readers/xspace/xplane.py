@@ -5,7 +5,7 @@ Field numbers: openxla/xla, ``xla/tsl/profiler/protobuf/xplane.proto``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from gputop.trace import limits
 from gputop.trace.builder import Names
 from gputop.trace.int_map import IntMap
 from gputop.trace.model import F64, I64
@@ -26,6 +27,7 @@ from gputop.trace.readers.xspace.wire import (
     Bools,
     Data,
     FieldColumn,
+    Steps,
     read_fields,
     signed,
     tag,
@@ -44,9 +46,18 @@ STAT_INT64, STAT_STR, STAT_BYTES, STAT_REF = tag(4, VARINT), tag(5, LENGTH), tag
 _Values = TypeVar("_Values", I64, F64)
 _STAT_VALUES = (STAT_DOUBLE, STAT_UINT64, STAT_INT64, STAT_STR, STAT_BYTES, STAT_REF)
 
+_ANY = 1 << 62
+_AT_MOST = {PLANE_LINE: limits.MAX_LINES, PLANE_STAT: limits.MAX_PLANE_STATS,
+            PLANE_EVENT_METADATA: limits.MAX_METADATA, PLANE_STAT_METADATA: limits.MAX_METADATA}
+_STATS_ONLY = {PLANE_STAT: limits.MAX_PLANE_STATS, PLANE_STAT_METADATA: limits.MAX_PLANE_STATS}
+_COUNTED = {PLANE_LINE: "lines", PLANE_STAT: "stats of planes", PLANE_EVENT_METADATA: "names of events",
+            PLANE_STAT_METADATA: "names of stats"}
+
 # Events decoded at a time. The columns of a chunk stay in the processor's cache, and the
 # intermediate memory does not grow with the length of a line.
 _CHUNK_EVENTS = 1 << 15
+# Lines that are decoded together: shorter than this, and no further apart in the file.
+_SHORT_LINE_EVENTS, _MAX_GAP_BYTES = 1 << 12, 1 << 20
 _PS_PER_NS = 1000
 _MAX_NS = 1 << 61  # a time beyond the year 2043 is damage, and sums of two still fit an int64
 
@@ -58,6 +69,7 @@ class XLine:
     timestamp_ns: int
     begin: I64  # of its events in the file
     end: I64
+    whole: XLine | None = None  # the line that this is a part of
 
 
 @dataclass(slots=True)
@@ -70,6 +82,7 @@ class XPlane:
     stats: dict[str, int | float | str]
     lines: list[XLine]
     damaged: bool
+    surplus: dict[str, int] = field(default_factory=dict)  # what there is more of than is read, and how much
 
 
 @dataclass(slots=True)
@@ -109,12 +122,13 @@ class Stats:
 
 @dataclass(slots=True)
 class Chunk:
-    """Events of one line, as columns. ``name`` indexes the reader's names."""
+    """Events of a line, or of several, as columns. ``name`` indexes the reader's names, ``line`` the chunk's lines."""
 
     name: I64
     start_ns: I64
     end_ns: I64
     stats: dict[str, Stats] = field(default_factory=dict)
+    line: I64 | None = None  # of one line
 
 
 @dataclass(slots=True)
@@ -125,27 +139,36 @@ class Losses:
     unnamed: int = 0
 
 
-def read_plane(data: Data, begin: int, end: int) -> XPlane:
-    """The plane at this place of the data. Damage ends the reading and does not raise."""
+def read_plane(data: Data, begin: int, end: int, max_events: int = _ANY) -> XPlane:
+    """The plane at this place of the data. Damage ends the reading and does not raise.
+
+    Of more lines, names, stats, or events of a line than are read the first are kept, the rest counted in ``surplus``.
+    """
     found = read_fields(data, begin, end, (
-        PLANE_NAME, PLANE_LINE, PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT))
+        PLANE_NAME, PLANE_LINE, PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT), _AT_MOST)
     stat_names, damaged_stats = _read_table(data, *found.pairs(PLANE_STAT_METADATA, whole=True))
     event_names, damaged_events = _read_table(data, *found.pairs(PLANE_EVENT_METADATA, whole=True))
     lines, damaged = [], found.damaged or damaged_stats or damaged_events
     for line_begin, line_end in zip(*(a.tolist() for a in found.pairs(PLANE_LINE)), strict=True):
-        line, cut = _read_line(data, line_begin, line_end)
+        line, cut = _read_line(data, line_begin, line_end, max_events)
         lines.append(line)
         damaged = damaged or cut
-    stats = {}
-    for stat_begin, stat_end in zip(*(a.tolist() for a in found.pairs(PLANE_STAT, whole=True)), strict=True):
-        name, value = _read_stat(data, stat_begin, stat_end, stat_names)
-        if value is not None:
-            stats[name] = value
-    return XPlane(_text(data, found.last(PLANE_NAME)), event_names, stat_names, stats, lines, damaged)
+    stats = _read_stats(data, *found.pairs(PLANE_STAT, whole=True), stat_names)
+    surplus = {what: found.surplus[this] for this, what in _COUNTED.items() if this in found.surplus}
+    return XPlane(_text(data, found.last(PLANE_NAME)), event_names, stat_names, stats, lines, damaged, surplus)
 
 
-def _read_line(data: Data, begin: int, end: int) -> tuple[XLine, bool]:
-    found = read_fields(data, begin, end, (LINE_ID, LINE_NAME, LINE_DISPLAY_NAME, LINE_TIMESTAMP_NS, LINE_EVENT))
+def plane_stats(data: Data, begin: int, end: int) -> dict[str, int | float | str]:
+    """Only the stats of the plane at this place of the data."""
+    found = read_fields(data, begin, end, (PLANE_STAT_METADATA, PLANE_STAT), _STATS_ONLY,
+                        steps=Steps(limits.OUTLINE_FIELDS))
+    names, _ = _read_table(data, *found.pairs(PLANE_STAT_METADATA, whole=True))
+    return _read_stats(data, *found.pairs(PLANE_STAT, whole=True), names)
+
+
+def _read_line(data: Data, begin: int, end: int, max_events: int) -> tuple[XLine, bool]:
+    found = read_fields(data, begin, end, (LINE_ID, LINE_NAME, LINE_DISPLAY_NAME, LINE_TIMESTAMP_NS, LINE_EVENT),
+                        {LINE_EVENT: max_events})
     name = _text(data, found.last(LINE_DISPLAY_NAME)) or _text(data, found.last(LINE_NAME))
     events = found.pairs(LINE_EVENT, whole=True)
     number, timestamp_ns = (signed(found.values.get(key, 0)) for key in (LINE_ID, LINE_TIMESTAMP_NS))
@@ -178,32 +201,46 @@ def _read_table(data: Data, begin: I64, end: I64) -> tuple[dict[int, str], bool]
     return table, bool(broken.any())
 
 
-def _read_stat(data: Data, begin: int, end: int, stat_names: dict[int, str]) -> tuple[str, int | float | str | None]:
-    block, broken = Block(data, begin, end), np.zeros(1, bool)
-    stat_id = 0
-    value: int | float | str | None = None
-    for fields in block.walk(np.zeros(1, np.int64), np.array([end - begin]), broken):
-        for this, bits, a, b in zip(np.atleast_1d(fields.tag), fields.value, fields.begin, fields.end, strict=True):
-            if this == STAT_METADATA_ID:
-                stat_id = int(bits.view(np.int64))
-            elif this == STAT_DOUBLE:
-                value = float(bits.view(np.float64))
-            elif this == STAT_INT64:
-                value = int(bits.view(np.int64))
-            elif this == STAT_UINT64:
-                value = int(bits)
-            elif this == STAT_STR:
-                value = block.text(int(a), int(b))
-            elif this == STAT_REF:
-                value = stat_names.get(int(bits))
-    return stat_names.get(stat_id, ""), value
+def _read_stats(data: Data, begin: I64, end: I64, stat_names: dict[int, str]) -> dict[str, int | float | str]:
+    """The stats of a plane by name, without those that have no value."""
+    if not len(begin):
+        return {}
+    n = len(begin)
+    block, broken = Block(data, int(begin[0]), int(end[-1])), np.zeros(n, bool)
+    stat_id, text = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    tag_, bits = np.zeros(n, np.uint8), np.zeros(n, np.uint64)
+    for fields in block.walk(begin - block.base, end - block.base, broken):
+        _store(stat_id, fields, fields.value.view(np.int64), fields.mask(STAT_METADATA_ID))
+        at = fields.mask(*_STAT_VALUES)
+        _store(tag_, fields, np.broadcast_to(fields.tag, len(fields.rows)), at)
+        _store(bits, fields, fields.value, at)
+        _store(text, fields, fields.begin, at)
+    stats = {}
+    for i in range(n):
+        value: int | float | str | None = None
+        if tag_[i] == STAT_DOUBLE:
+            value = float(bits[i].view(np.float64))
+        elif tag_[i] == STAT_INT64:
+            value = int(bits[i].view(np.int64))
+        elif tag_[i] == STAT_UINT64:
+            value = int(bits[i])
+        elif tag_[i] == STAT_STR:
+            value = block.text(int(text[i]), int(text[i]) + int(bits[i]))
+        elif tag_[i] == STAT_REF:
+            value = stat_names.get(int(bits[i]))
+        if value is not None:
+            stats[stat_names.get(int(stat_id[i]), "")] = value
+    return stats
 
 
 def read_events(
-    data: Data, plane: XPlane, lines: Iterable[XLine], *, names: IntMap, stats: Sequence[str], losses: Losses,
-    threads: ThreadPoolExecutor, skip: IntMap | None = None,
-) -> Iterator[tuple[XLine, Chunk]]:
+    data: Data, plane: XPlane, lines: Sequence[XLine], *, names: IntMap, stats: Sequence[str], losses: Losses,
+    threads: ThreadPoolExecutor, skip: IntMap | None = None, together: bool = False,
+) -> Iterator[tuple[Sequence[XLine], Chunk]]:
     """The events of these lines in the file's order, in chunks that ``threads`` decode ahead.
+
+    Each chunk comes with the lines that its column ``line`` refers to. It is one line, unless short ones are to be
+    decoded ``together``: alone each costs as much as thousands of events.
 
     ``names`` maps metadata ids to indices of names; events without a name are left out and
     counted in ``losses``, as are malformed ones. ``stats`` names those wanted. ``skip`` maps
@@ -212,30 +249,58 @@ def read_events(
     codes = {name: code for code, name in enumerate(stats)}
     wanted = IntMap({i: codes[name] for i, name in plane.stat_names.items() if name in codes})
 
-    def decode(line: XLine, some: slice) -> tuple[XLine, Chunk | None, Losses]:
-        begin, end = line.begin[some], line.end[some]
+    def decode(some: Sequence[XLine]) -> tuple[Sequence[XLine], Chunk | None, Losses]:
+        begin, end = (np.concatenate(column) for column in ([ln.begin for ln in some], [ln.end for ln in some]))
+        line = np.repeat(np.arange(len(some)), [len(ln.begin) for ln in some]) if len(some) > 1 else None
         block, lost = Block(data, int(begin[0]), int(end[-1])), Losses()
         begin, end = begin - block.base, end - block.base
         if skip is not None:
             keep = np.flatnonzero(skip(block.peek_varint(EVENT_METADATA_ID, begin)[0]) != 1)
-            begin, end = begin[keep], end[keep]
-        chunk = _decode_events(block, begin, end, line.timestamp_ns, names, skip, wanted, stats, lost) if len(
-            begin) else None
-        return line, chunk, lost
+            begin, end, line = begin[keep], end[keep], None if line is None else line[keep]
+        if not len(begin):
+            return (), None, lost
+        if line is not None:  # those without events are no lines of the trace
+            used, line = np.unique(line, return_inverse=True)
+            some = [some[i] for i in used.tolist()]
+        timestamp_ns = np.array([ln.timestamp_ns for ln in some], np.int64)
+        chunk = _decode_events(block, begin, end, timestamp_ns if line is None else timestamp_ns[line], line, names,
+                               skip, wanted, stats, lost)
+        return some, chunk, lost
 
-    chunks = (partial(decode, line, slice(first, first + _CHUNK_EVENTS))
-              for line in lines for first in range(0, len(line.begin), _CHUNK_EVENTS))
-    for line, chunk, lost in map_ordered(threads, chunks):
+    for some, chunk, lost in map_ordered(threads, (partial(decode, some) for some in _portions(lines, together))):
         losses.malformed += lost.malformed
         losses.unnamed += lost.unnamed
         if chunk is not None:
-            yield line, chunk
+            yield some, chunk
+
+
+def _portions(lines: Sequence[XLine], together: bool) -> Iterator[list[XLine]]:
+    """The lines' events in portions to be decoded at once: a part of a line, or short lines that follow each other."""
+    group: list[XLine] = []
+    count = 0
+    for line in lines:
+        n = len(line.begin)
+        short = together and 0 < n < _SHORT_LINE_EVENTS
+        if group and not (short and count + n <= _CHUNK_EVENTS
+                          and line.begin[0] - group[-1].end[-1] < _MAX_GAP_BYTES):
+            yield group
+            group, count = [], 0
+        if short:
+            group.append(line)
+            count += n
+            continue
+        for first in range(0, n, _CHUNK_EVENTS):
+            part = slice(first, first + _CHUNK_EVENTS)
+            yield [XLine(line.id, line.name, line.timestamp_ns, line.begin[part], line.end[part], line)]
+    if group:
+        yield group
 
 
 def _decode_events(
-    block: Block, begin: I64, end: I64, timestamp_ns: int, names: IntMap, skip: IntMap | None,
+    block: Block, begin: I64, end: I64, timestamp_ns: I64, line: I64 | None, names: IntMap, skip: IntMap | None,
     wanted: IntMap, stats: Sequence[str], losses: Losses,
 ) -> Chunk:
+    """``timestamp_ns`` is that of each event's line, or of all of them; ``line`` are the lines' numbers, if several."""
     n = len(begin)
     broken, aggregate = np.zeros(n, bool), np.zeros(n, bool)
     metadata, offset, duration = (np.zeros(n, np.int64) for _ in range(3))
@@ -252,8 +317,7 @@ def _decode_events(
 
     name = names(metadata)
     nonsense = (offset <= -_MAX_NS) | (offset >= _MAX_NS) | (duration < 0) | (duration >= _MAX_NS)
-    if abs(timestamp_ns) >= _MAX_NS:
-        nonsense[:] = True
+    nonsense |= (timestamp_ns <= -_MAX_NS) | (timestamp_ns >= _MAX_NS)
     malformed = broken | nonsense
     unwanted = aggregate if skip is None else aggregate | (skip(metadata) == 1)
     losses.malformed += int(malformed.sum())
@@ -263,7 +327,8 @@ def _decode_events(
     end_ns = timestamp_ns + (offset + duration) // _PS_PER_NS
     if not keep.all():
         name, start_ns, end_ns = name[keep], start_ns[keep], end_ns[keep]
-    return Chunk(name, start_ns, end_ns, found.decode(keep, stats))
+        line = line if line is None else line[keep]
+    return Chunk(name, start_ns, end_ns, found.decode(keep, stats), line)
 
 
 class _FoundStats:
