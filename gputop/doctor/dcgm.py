@@ -18,6 +18,7 @@ from gputop.sources.dcgm.fields import PROFILING_IDS, FieldValue
 from gputop.text.units import ranges
 
 _TIMEOUT_S = 1.0
+_MAX_NAMES = 8  # of field groups
 _RECENT_S = 60.0  # dcgm-exporter reads every 30 s unless told otherwise
 _START = "sudo systemctl start nvidia-dcgm   # or: sudo nv-hostengine"
 _WATCH = ("gputop --dcgm-watch   # before Hopper other profilers (ncu, nsys) fail meanwhile, from Hopper on none does\n"
@@ -110,7 +111,7 @@ def _answers(connection: Engine, place: Address, facts: DriverFacts, now_s: floa
     if watched:
         names = ""
         with contextlib.suppress(EngineError):  # only a courtesy
-            names = ", ".join(connection.watchers(watched))
+            names = ", ".join(connection.watchers(watched)[:_MAX_NAMES])
         by = f" (field groups that hold them: {names})" if names else ""
         return Check(id_, "ok", title, f"{detail}. Profiling fields watched: {ranges(watched)}{by}; gputop reads them "
                      "where GPM is missing.")

@@ -16,6 +16,7 @@ from gputop.profiler.capture.records import CaptureRecord, CaptureStatus
 
 Kind = Literal["xid", "ecc", "lost", "thermal", "power", "capture", "finding"]
 
+MAX_KNOWN_XIDS = 1 << 14  # a sick GPU, or an engine that lies, can report one at each tick
 MAX_ENDED_EVENTS = 8192  # marks that are over; the oldest go first
 MAX_GAP_S = 5.0  # what comes again within this time, or within three samples, went on
 REAPPEARANCE_S = 60.0  # a finding that was away for so long appears anew
@@ -52,7 +53,7 @@ class EventLog:
         self._ended: deque[LoggedEvent] = deque(maxlen=MAX_ENDED_EVENTS)
         self._ongoing: dict[tuple[str, str], LoggedEvent] = {}  # by GPU and what
         self._errors: dict[tuple[str, str], float] = {}
-        self._xids: set[tuple[int, float, int]] = set()
+        self._xids: dict[tuple[int, float, int], None] = {}  # the newest last
         self._found: dict[str, float] = {}  # findings by id: when last there
         self._capture: LoggedEvent | None = None
         self._last_s = -math.inf
@@ -81,7 +82,9 @@ class EventLog:
                 for event in gpu.xids:
                     # An instance tells the events of its GPU again.
                     if (key := (gpu.info.index, event.time_s, event.xid)) not in self._xids:
-                        self._xids.add(key)
+                        self._xids[key] = None
+                        if len(self._xids) > MAX_KNOWN_XIDS:
+                            del self._xids[next(iter(self._xids))]
                         self._add(gpu, "xid", f"Xid {event.xid}", event.time_s)
                 self._count_errors(gpu, sample.time_s)
 
@@ -141,6 +144,6 @@ class EventLog:
         self._ended = deque((m for m in self._ended if m.begin_s < time_s), maxlen=MAX_ENDED_EVENTS)
         self._ongoing = {key: replace(m, end_s=min(m.end_s, time_s))
                           for key, m in self._ongoing.items() if m.begin_s < time_s}
-        self._xids = {key for key in self._xids if key[1] < time_s}
+        self._xids = {key: None for key in self._xids if key[1] < time_s}
         self._found = {name: s for name, s in self._found.items() if s < time_s}
         self._errors.clear()

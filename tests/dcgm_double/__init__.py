@@ -129,6 +129,7 @@ class HostEngine:
         self.stuck: set[tuple[int, int]] = set()  # never updated again: see the refused watch below
         self.lost: set[int] = set()  # GPUs that give blanks with status 0 for ever and join no group (-18)
         self.error_lines = 0  # in the engine's log: one for each value that is read and has an error
+        self.wild_counts = False  # answers say that they hold more than their arrays
         self.unknown: set[int] = set()
         self.fails: dict[str, int] = {}  # by function: the code it returns
         self.bad_gpus: set[int] = set()  # a read that names one fails as a whole

@@ -90,6 +90,8 @@ class Agent:
                 entry.info.nvmlGpuIndex, entry.info.nvmlInstanceId = gpu.id, nvml
                 entry.info.nvmlComputeInstanceId, entry.info.nvmlProfileSlices = (1 << 32) - 1 if kind == 4 else 0, 3
                 answer.count += 1
+        if client.engine.wild_counts:
+            answer.count = (1 << 32) - 1
         return answer
 
     def dcgmEntitiesGetLatestValues(self, client: Client, entities: list[Any], ids: list[int], flags: int) -> Any:
@@ -135,6 +137,10 @@ class Agent:
         for group, ids in zip(answer.metricGroups, halves, strict=False):
             group.numFieldIds = len(ids)
             group.fieldIds[: len(ids)] = ids
+            if client.engine.wild_counts:
+                group.numFieldIds = (1 << 32) - 1
+        if client.engine.wild_counts:
+            answer.numMetricGroups = (1 << 32) - 1
         return answer
 
     def dcgmGroupCreate(self, client: Client, kind: int, name: str) -> int:
@@ -204,6 +210,10 @@ class Agent:
         for group, (name, ids) in zip(answer.fieldGroups, names, strict=False):
             group.fieldGroupName, group.numFieldIds = name.encode(), len(ids)
             group.fieldIds[: len(ids)] = ids
+            if client.engine.wild_counts:
+                group.numFieldIds = (1 << 32) - 1
+        if client.engine.wild_counts:
+            answer.numFieldGroups = (1 << 32) - 1
         return answer
 
 

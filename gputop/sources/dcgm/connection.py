@@ -35,7 +35,7 @@ _NO_FLAGS = 0
 _DOUBLE = ord("d")  # DCGM_FT_DOUBLE
 _MEMBERS = {"entityGroupId": np.uint32, "entityId": np.uint32, "fieldId": np.uint16, "fieldType": np.int16,
             "status": np.int32, "ts": np.int64}  # of c_dcgmFieldValue_v2
-_VERSION = re.compile(r"\bversion:(\d+(?:\.\d+)*)")
+_VERSION = re.compile(r"\bversion:(\d{1,4}(?:\.\d{1,4}){0,3})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,3 +282,44 @@ def test_the_live_data_flag_kills_the_engine(scene: Scene) -> None:
     with pytest.raises(Exception, match="-21"):
         bindings.agent.dcgmEntitiesGetLatestValues(client, [entity], [155, 1002], 1)
     assert scene.engine.died_of_live_data and not scene.engine.alive
+
+
+# -- an engine that cannot be trusted ----------------------------------------------------------------
+
+
+def test_counts_beyond_their_arrays_are_not_followed(scene: Scene) -> None:
+    scene.engine.wild_counts = True
+    scene.engine.gpus[0].instances = {4: 2}
+    scene.engine.other_groups = [("dcgm-exporter", [1002])]
+    engine = connect(scene)
+    assert [(gpu.gpu, gpu.uuid) for gpu in engine.instances] == [(0, "mig:0:2")]
+    assert engine.profiling_fields(0) >= PROFILING and engine.watchers([1002]) == ("dcgm-exporter",)
+
+
+def test_strings_without_an_end_and_with_escape_codes(scene: Scene) -> None:
+    gpu = scene.engine.gpus[0]
+    gpu.name, gpu.uuid, scene.engine.version = "\x1b]52;c;" * 32, "GPU-" + "\x9b" * 124, "4.6"
+    scene.engine.other_groups = [("\x1b[2J" + "x" * 252, [1002])]
+    engine = connect(scene)
+    found = engine.gpus[0]
+    assert len(found.name) <= 256 and found.name.isprintable() and found.uuid.isprintable()
+    assert all(name.isprintable() for name in engine.watchers([1002]))
+
+
+def test_a_version_of_many_digits_is_cut_short(scene: Scene) -> None:
+    scene.engine.version = "4" * 200 + "." + "6" * 200
+    assert len(connect(scene).version) < 20
+
+
+def test_a_gpu_that_is_listed_twice_is_one(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings = load(find_installed(scene.root, {})[0])
+    monkeypatch.setattr(bindings.agent, "dcgmGetAllDevices", lambda handle: [0, 0, 1])
+    engine = Engine(bindings, parse_address(scene.engine.address))
+    assert [gpu.gpu for gpu in engine.gpus] == [0, 1]
+
+
+@pytest.mark.parametrize(("integer", "double"), [(-1, -1.0), (-(1 << 63), float("-inf")), (0, float("nan"))])
+@pytest.mark.parametrize("time_us", [0, -1, 1 << 62])
+def test_numbers_and_times_that_mean_nothing(integer: int, double: float, time_us: int) -> None:
+    value = decode(fields.OK, True, integer, double, time_us)
+    assert value.value is None and value.reason and value.time_us == 0
