@@ -187,7 +187,7 @@ def judge_host_placement(facts: TraceFacts) -> HostPlacement | Missing | None:
     host = facts.host
     if facts.framework in _NOT_TENSORFLOW and (host is None or host.placement_s is None):
         return None
-    if not facts.active:
+    if not facts.active and facts.framework != "jax":  # of JAX only its Python callbacks count, with or without a GPU
         return Missing("GPU activity in the trace: without a GPU all ops are on the host")
     if host is None or host.placement_s is None:
         return Missing(f"TensorFlow's ops on the host's threads{HOST_EVENTS}")
@@ -202,8 +202,9 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
     for work in v.work[:4]:
         evidence[f"{work.name}_s"] = work.s_per_step
     names = ", ".join(f"{w.name.rsplit('/', 1)[-1]} {seconds(w.s_per_step)}" for w in v.work[:3])
-    why = (f"For {percent(v.share)} of the {job.basis} the GPU waits while ops run on the CPU in the midst of it: "
-           f"{names}.")
+    held_up = "the GPU waits" if v.gpus else "the compiled function waits"
+    run = "Python callbacks run" if job.framework == "jax" else "ops run on the CPU"
+    why = f"For {percent(v.share)} of the {job.basis} {held_up} while {run} in the midst of it: {names}."
     if job.framework in _NOT_TENSORFLOW:
         kind, action, snippet = _NOT_TENSORFLOW[job.framework]
     else:
@@ -211,9 +212,10 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
         why += " Their inputs come down from the GPU and their results go up again."
         action, snippet = _placement_fix(v.work[0].name.rsplit(":", 1)[-1])
     return Explanation(
-        title=f"{kind} on the host hold the GPU up {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
-        action=action, snippet=snippet,
-        gain="the time of ops on the host while the GPU has nothing to do, if they ran in the input pipeline or took "
+        title=f"{kind} on the host hold the {'GPU' if v.gpus else 'compiled function'} up {percent(v.share)} of the "
+              f"{job.basis}", why=why, evidence=evidence, action=action, snippet=snippet,
+        gain="at most: the time of the callbacks, if they were outside the step" if job.framework == "jax" and not v.gpus
+        else "the time of ops on the host while the GPU has nothing to do, if they ran in the input pipeline or took "
              "no longer on the GPU than launching them",
         source=source("host_placement.share"),
     )

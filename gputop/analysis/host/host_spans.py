@@ -31,7 +31,8 @@ _WAITS = (r"(?:\$\S+ )?(?:try_to_block|block_until_ready|_?[Aa]wait\w*|result)$|
 _RUNS_OP = r"KernelAndDevice(?:Op|Func)::Run$"
 _PJIT = r"PjitFunction\("
 # What XLA hands to Python in the midst of a compiled function: jax.pure_callback, io_callback, debug.print.
-_XLA_CALLBACK = r"(?:\S*_callback\b|custom-call)"
+_PYTHON_CALLBACK = r"\S*_callback\b"
+_XLA_CALLBACK = rf"(?:{_PYTHON_CALLBACK}|custom-call)"
 # PyTorch calls no function for a step: Python runs its ops one by one, and each ends in calls of the CUDA runtime.
 _TORCH_OP = r"(?:aten|autograd|c10d|torch\w*)::"
 _RUNTIME = r"(?:cu|cuda|hip)[A-Z]\w+$"
@@ -74,7 +75,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool) -> HostSpans:
         ops = _innermost(trace, _rows(trace, name_mask(trace, r"aten::"), main))
     elif not len(ops) and host_rows(trace, _PJIT).size:
         ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK)[trace.host.name] & not_input))
-    placed_rows = _placed(trace, ops) if trace.gpus else np.empty(0, np.int64)
+    placed_rows = _placed(trace, ops) if trace.gpus else _python_callbacks(trace, ops)
     eager = EMPTY
     if runs_eagerly:
         rows = _eager_rows(trace, main)
@@ -92,9 +93,24 @@ def compiled_calls(trace: Trace, within: Spans) -> dict[str, int]:
     calls = np.concatenate((host_rows(trace, _PJIT), host_stat(trace.host, "tf_function_call")[0]))
     start = trace.host.start_ns[calls]
     calls = calls[coverage(within, start, start + 1) > 0]
+    calls = _outermost(trace, calls)
     inside = _holds(trace, calls, trace.host.start_ns[host_rows(trace, COMPILE)])
     names, counts = np.unique(trace.host.name[calls[inside]], return_counts=True)
     return {trace.names[name]: int(count) for name, count in zip(names.tolist(), counts, strict=True)}
+
+
+def _outermost(trace: Trace, rows: I64) -> I64:
+    """Those of the events that are in no other of their name and thread: JAX records a call twice, one in the other."""
+    host = trace.host
+    rows = rows[np.lexsort((-host.end_ns[rows], host.start_ns[rows], host.name[rows], host.line[rows]))]
+    if not len(rows):
+        return rows
+    key = np.stack((host.line[rows], host.name[rows]))
+    group = np.concatenate(([0], np.cumsum((key[:, 1:] != key[:, :-1]).any(axis=0))))
+    # Each group's times after those of the groups before, so that a running maximum stays within its group.
+    end = host.end_ns[rows] - host.start_ns.min() + group * (int(host.end_ns.max()) - int(host.start_ns.min()) + 1)
+    reach = np.maximum.accumulate(end)
+    return rows[np.concatenate(([True], end[1:] > reach[:-1]))]
 
 
 def _rows(trace: Trace, names: Mask, lines: Mask) -> I64:
@@ -178,6 +194,14 @@ def _innermost(trace: Trace, rows: I64) -> I64:
         own = rows[host.line[rows] == line]
         out.append(own[np.concatenate((host.start_ns[own][1:] >= host.end_ns[own][:-1], [True]))])
     return np.sort(np.concatenate(out)) if out else rows
+
+
+def _python_callbacks(trace: Trace, ops: I64) -> I64:
+    """Of these events the long ones in which a compiled function runs Python: without a GPU all other ops are its own
+    computing, custom calls (LAPACK) among them."""
+    host = trace.host
+    long = ops[(host.end_ns[ops] - host.start_ns[ops]) >= LONG_OP_NS]
+    return long[name_mask(trace, _PYTHON_CALLBACK)[host.name[long]]]
 
 
 def _placed(trace: Trace, ops: I64) -> I64:
