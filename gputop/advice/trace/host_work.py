@@ -166,6 +166,9 @@ _NOT_TENSORFLOW = {
         "outside the step every so many steps.",
         "params, loss = train_step(params, batch)  # no callback inside\n" + _SELDOM),
 }
+_CALLBACK_GAIN = "at most: the time of the callbacks, if they were outside the step"
+_PLACEMENT_GAIN = ("the time of ops on the host while the GPU has nothing to do, if they ran in the input pipeline or "
+                   "took no longer on the GPU than launching them")
 _PYTHON_OPS = re.compile(r"(?:Eager)?PyFunc(?:Stateless)?$|NumpyFunction|PyFuncStateless$")
 _INPUT_OPS = re.compile(
     r"\w*(?:String|Regex|Decode|Parse|Lookup|Hash(?!Table)|Unicode|Sparse|Ragged|Unique|Encode|ReadFile)\w*$")
@@ -214,9 +217,7 @@ def describe_host_placement(v: HostPlacement, job: Job) -> Explanation:
     return Explanation(
         title=f"{kind} on the host hold the {'GPU' if v.gpus else 'compiled function'} up {percent(v.share)} of the "
               f"{job.basis}", why=why, evidence=evidence, action=action, snippet=snippet,
-        gain="at most: the time of the callbacks, if they were outside the step" if job.framework == "jax" and not v.gpus
-        else "the time of ops on the host while the GPU has nothing to do, if they ran in the input pipeline or took "
-             "no longer on the GPU than launching them",
+        gain=_CALLBACK_GAIN if job.framework == "jax" else _PLACEMENT_GAIN,
         source=source("host_placement.share"),
     )
 

@@ -10,8 +10,8 @@ from tests.trace.build import Builder
 STEP = 26_000.0
 
 
-def job(*, callback: str = "", callback_us: float = 0.0, compiled: int = 0, inner: bool = True, gpus: int = 0) -> Builder:
-    b = Builder(gpus=gpus)
+def job(*, callback: str = "", callback_us: float = 0.0, compiled: int = 0, inner: bool = True) -> Builder:
+    b = Builder(gpus=0)
     for i in range(12):
         at = i * STEP
         b.host("train", at, STEP - 200, step_num=i, _r=1)
