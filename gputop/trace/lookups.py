@@ -11,6 +11,10 @@ from gputop.trace.model import I64, HostEvents, Trace
 
 Mask = npt.NDArray[np.bool_]
 
+# XLA's compilers on CPUs and GPUs (there the passes over the graph), their annotations in Nsight, PjRt clients (JAX).
+COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaCompil\w*:|PjRt\w*::Compile|"
+           r"backend_compile|(?:Jit|Fusion)Compiler::Compile")
+
 
 def name_mask(trace: Trace, pattern: str) -> Mask:
     """Which of ``trace.names`` the pattern matches at their beginning; index -1 (no name) gives False."""

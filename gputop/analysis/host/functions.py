@@ -9,14 +9,11 @@ import numpy as np
 
 from gputop.analysis.results import Functions, FunctionUse
 from gputop.trace.intervals import Spans, intersect, union
-from gputop.trace.lookups import host_rows, host_stat, name_mask
+from gputop.trace.lookups import COMPILE, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Trace
 from gputop.trace.nesting import nest
 
 TRACING = r"tf\.function-graph_building$"
-# XLA's compilers on CPUs and GPUs (there the passes over the graph), their annotations in Nsight, PjRt clients (JAX).
-COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaCompil\w*:|PjRt\w*::Compile|"
-            r"backend_compile|(?:Jit|Fusion)Compiler::Compile")
 XLA_RUN = (r"(?:Cpu|Gpu)Executable::Execute|\S+:XLA GPU module$|PjRt\w*LoadedExecutable::Execute\b|"
             r"PJRT_LoadedExecutable_Execute")
 # XLA names a module after the function, a_inference_<function>_<n>__….<k>, or cluster_<n> where TensorFlow clusters.

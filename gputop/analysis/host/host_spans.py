@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gputop.analysis.host.executors import RUNS, of_input_pipeline
-from gputop.analysis.host.functions import COMPILE, TRACING, XLA_RUN
+from gputop.analysis.host.functions import TRACING, XLA_RUN
 from gputop.analysis.host.host_ops import FOR_A_BATCH, OP
 from gputop.trace.intervals import EMPTY, Spans, coverage, joined, subtract, union
-from gputop.trace.lookups import Mask, host_rows, host_stat, name_mask
+from gputop.trace.lookups import COMPILE, Mask, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from gputop.analysis.host.functions import COMPILE
 from gputop.analysis.results import StepTimes
 from gputop.analysis.steps.kernel_sequence import kernel_sequence
 from gputop.analysis.steps.model import Steps
@@ -24,7 +23,7 @@ from gputop.analysis.steps.training_loops import GET_NEXT
 from gputop.text.units import seconds
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import coverage, union
-from gputop.trace.lookups import host_rows, host_stat, name_mask
+from gputop.trace.lookups import COMPILE, host_rows, host_stat, name_mask
 from gputop.trace.model import I64, Kind, Trace
 from gputop.trace.threads import MAIN, lines_of
 
