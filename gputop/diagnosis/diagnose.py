@@ -29,11 +29,12 @@ from gputop.analysis.results import Analysis, TraceNote, TraceSummary
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.phases import evaluation_note
 from gputop.analysis.steps.steps import find_steps
+from gputop.trace.clock_checks import clock_notes
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.parallel import pool
 from gputop.trace.readers.load import load
-from gputop.trace.recorded import longest_recording
+from gputop.trace.recorded import longest_recording, up_to_last_gpu_event
 
 _FEW_STEPS = 5  # below, a mean is a mean of accidents (TraceML asks for 20 to be sure)
 
@@ -57,6 +58,7 @@ def analyze_trace(trace: Trace, params: int | None = None) -> Analysis:
 
 def examine(trace: Trace, params: int | None = None) -> TraceFacts:
     """The analysis of a trace in memory, with what it rests on."""
+    trace = up_to_last_gpu_event(trace)
     steps = find_steps(trace)
     if steps is None and trace.unrecorded_ns:  # shares of the whole window would count what is missing as idle
         trace = longest_recording(trace)
@@ -80,7 +82,7 @@ def examine(trace: Trace, params: int | None = None) -> TraceFacts:
         communicated, input_ = do(collectives, trace, gpu_timelines, steps), do(input_pipeline, trace, steps)
         rows_by_gpu = {gpu_number(trace, timeline.gpu): timeline.rows for timeline in gpu_timelines}
         copied = do(copy_table, trace, rows_by_gpu, steps)
-        held = do(memory, trace)
+        held, clocks = do(memory, trace), do(clock_notes, trace)
     by_gpu = {timeline.gpu: use.result() for timeline, use in zip(gpu_timelines, used, strict=True)}
     gpus = [by_gpu.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if gpu_timelines else []
     analysis = Analysis(
@@ -88,7 +90,7 @@ def examine(trace: Trace, params: int | None = None) -> TraceFacts:
             paths=tuple(trace.paths), format=trace.format, hosts=tuple(trace.hosts),
             window_s=(window[1] - window[0]) / 1e9, start_s=trace.origin_ns / 1e9 if trace.origin_ns else None,
             unrecorded_s=sum(end - begin for begin, end in trace.unrecorded_ns) / 1e9, events=trace.event_count,
-            quality=tuple(_notes(trace, steps, bool(gpu_timelines)))),
+            quality=tuple(_notes(trace, steps, bool(gpu_timelines), clocks.result()))),
         steps=steps.times if steps is not None else None,
         breakdown=parts.result() if parts else None, gpus=tuple(sorted(gpus, key=lambda use: use.gpu)),
         collectives=communicated.result(), memory=held.result(), input=input_.result(), gaps=gaps.result(), ops=ops,
@@ -119,9 +121,11 @@ def _steps_that_are_none(trace: Trace, steps: Steps) -> list[TraceNote]:
     return notes
 
 
-def _notes(trace: Trace, steps: Steps | None, device_events: bool) -> list[TraceNote]:
+def _notes(
+    trace: Trace, steps: Steps | None, device_events: bool, clocks: Sequence[QualityNote],
+) -> list[TraceNote]:
     """The reader's notes, and what the analyses themselves have to add to them."""
-    notes = [TraceNote(note.id, note.message) for note in trace.quality]
+    notes = [TraceNote(note.id, note.message) for note in (*trace.quality, *clocks)]
     known = {note.id for note in notes}
     if steps is None:
         notes.append(TraceNote("no_steps", (

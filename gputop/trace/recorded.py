@@ -1,4 +1,4 @@
-"""The longest part of a trace in which nothing is missing."""
+"""The part of a trace in which nothing is missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.model import Trace
+from gputop.text.units import seconds
+from gputop.trace.lookups import name_mask
+from gputop.trace.model import QualityNote, Trace
+
+_LAUNCH = r"(?:cu|cuda|hip(?:Ext)?)(?:Module)?(?:Graph)?Launch"
+_MIN_LAUNCHES = 50
+_MISSING_SHARE = 0.02  # of the capture
 
 
 def longest_recording(trace: Trace) -> Trace:
@@ -27,6 +33,37 @@ def longest_recording(trace: Trace) -> Trace:
                   for name, (rows, values) in trace.host.stats.items()}
     return replace(trace, device=_taken(trace.device, within(trace.device.start_ns)), host=host,
                    allocator=_taken(trace.allocator, within(trace.allocator.time_ns)), unrecorded_ns=())
+
+
+def up_to_last_gpu_event(trace: Trace) -> Trace:
+    """The trace without the time for which the file holds the host's launches but no event of a GPU any more.
+
+    So end files that were cut off, and captures whose buffers ran full. As it is where the GPUs' events reach to the
+    end, and where the host launched next to nothing after them.
+    """
+    device, host = trace.device, trace.host
+    if not len(device) or not len(host):
+        return trace
+    last = int(device.end_ns.max())
+    missing_ns = int(host.end_ns.max()) - last
+    first = int(np.searchsorted(host.start_ns, last, side="right"))
+    if missing_ns <= _MISSING_SHARE * (missing_ns + last - int(device.start_ns[0])):
+        return trace
+    launches = int(name_mask(trace, _LAUNCH)[host.name[first:]].sum())
+    if launches < _MIN_LAUNCHES:
+        return trace
+    kept = slice(0, first)
+    events = type(host)(host.line[kept], host.name[kept], host.start_ns[kept], host.end_ns[kept], {
+        name: (rows[:(n := int(np.searchsorted(rows, first)))], values[:n])
+        for name, (rows, values) in host.stats.items()})
+    note = QualityNote("clipped", (
+        f"GPU events stop {seconds(missing_ns / 1e9)} before the host's, though the host launches {launches:,} times "
+        "more: the file is cut off or the profiler's buffers were full. All is judged up to there; capture for a "
+        "shorter time."))
+    window = trace.profile_window_ns
+    return replace(trace, host=events, quality=[*trace.quality, note],
+                   allocator=_taken(trace.allocator, trace.allocator.time_ns <= last),
+                   profile_window_ns=window and (window[0], min(window[1], last)))
 
 
 def _taken(events: Any, keep: npt.NDArray[np.bool_]) -> Any:

@@ -1,0 +1,101 @@
+"""Times that cannot be right: of a GPU against its host and the other GPUs, and jumps of the clock.
+
+Nothing is corrected. The notes say which figures rest on such times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gputop.text.units import seconds
+from gputop.trace.model import I64, Kind, QualityNote, Trace
+
+# CUPTI converts a GPU's times to the host's clock with an error of microseconds. gputop's own figures.
+_JITTER_NS = 20_000
+_OFF_NS = 1_000_000  # a GPU whose times are off by more than this is named
+_MIN_EVENTS = 10
+_MIN_SHARE = 0.01  # of a GPU's events, which begin before their launches
+_JUMP_NS = 60 * 10**9  # a pause longer than this, and than all else in the trace, is no pause of a training job
+_ALIKE = 0.2  # by which the offsets of single collectives may differ
+
+
+def clock_notes(trace: Trace) -> list[QualityNote]:
+    """What is wrong with the trace's times, one note each."""
+    return [QualityNote("clock", message) for message in (*_launches(trace), *_collectives(trace), *_jumps(trace))]
+
+
+def _launches(trace: Trace) -> Iterator[str]:
+    """GPUs whose events begin before the calls that launched them, or long after although nothing held them up."""
+    device = trace.device
+    known = np.flatnonzero((device.launch_ns >= 0) & (device.kind <= Kind.COLLECTIVE))
+    delay = device.start_ns[known] - device.launch_ns[known]
+    shortest: dict[int, int] = {}
+    for gpu in np.unique(device.gpu[known]).tolist():
+        rows, own = known[device.gpu[known] == gpu], delay[device.gpu[known] == gpu]
+        early = own < -_JITTER_NS
+        if early.sum() >= max(_MIN_EVENTS, _MIN_SHARE * len(own)):
+            yield (f"{int(early.sum()):,} of {len(own):,} kernels of GPU {trace.gpus[gpu].ordinal} begin before the "
+                   f"call that launched them, by up to {seconds(-int(own.min()) / 1e9)}: its clock and the host's disagree. "
+                   "Launch delays, causes of its idle time and its order among other GPUs cannot be relied on.")
+            continue
+        free = _found_idle(trace, rows)
+        if free.sum() >= _MIN_EVENTS:
+            shortest[gpu] = int(np.percentile(own[free], 5))
+    usual = min(shortest.values(), default=0)
+    for gpu, least in shortest.items():
+        if len(shortest) > 1 and least > usual + _OFF_NS:
+            yield (f"Kernels of GPU {trace.gpus[gpu].ordinal} begin {seconds(least / 1e9)} or more after their "
+                   f"launches though it was idle, those of another GPU after {seconds(usual / 1e9)}: its clock is probably "
+                   f"{seconds((least - usual) / 1e9)} ahead. Launch delays, causes of its idle time and its order "
+                   "among other GPUs cannot be relied on.")
+
+
+def _found_idle(trace: Trace, rows: I64) -> np.ndarray:
+    """Which of a GPU's kernels were launched by a call before which everything earlier on that GPU had ended."""
+    device = trace.device
+    order = np.argsort(device.start_ns[rows], kind="stable")
+    reach = np.maximum.accumulate(device.end_ns[rows][order])
+    free = np.ones(len(rows), bool)
+    free[order[1:]] = device.launch_ns[rows][order][1:] > reach[:-1]
+    return free
+
+
+def _collectives(trace: Trace) -> Iterator[str]:
+    """The GPU of a host whose collectives all end by the same time before or after those of the others."""
+    device = trace.device
+    for host in trace.hosts or [""]:
+        ends = []
+        for gpu, about in enumerate(trace.gpus):
+            rows = np.flatnonzero((device.gpu == gpu) & (device.kind == Kind.COLLECTIVE))
+            if about.host == host and len(rows):
+                ends.append((gpu, np.sort(device.end_ns[rows])))
+        if len(ends) < 3 or len({len(end) for _, end in ends}) > 1 or len(ends[0][1]) < _MIN_EVENTS:
+            continue
+        table = np.stack([end for _, end in ends])
+        apart = table - np.median(table, axis=0)
+        for (gpu, _), own in zip(ends, apart, strict=True):
+            off = float(np.median(own))
+            if abs(off) > _OFF_NS and np.percentile(np.abs(own - off), 90) < _ALIKE * abs(off):
+                yield (f"The collectives of GPU {trace.gpus[gpu].ordinal} end {seconds(abs(off) / 1e9)} "
+                       f"{'after' if off > 0 else 'before'} those of the other GPUs, all by the same time, though a "
+                       "collective ends on all together: its clock is off by that. Waiting in collectives and the "
+                       "order of the GPUs cannot be relied on.")
+
+
+def _jumps(trace: Trace) -> Iterator[str]:
+    """A time without any event that is longer than all the rest of the trace."""
+    begin, end = trace.window_ns
+    if end - begin < _JUMP_NS:
+        return
+    starts = np.concatenate((trace.device.start_ns, trace.host.start_ns))
+    ends = np.concatenate((trace.device.end_ns, trace.host.end_ns))
+    order = np.argsort(starts, kind="stable")
+    pause = starts[order][1:] - np.maximum.accumulate(ends[order])[:-1]
+    longest = int(pause.max(initial=0))
+    if longest > _JUMP_NS and longest > (end - begin) / 2:
+        after = int(np.argmax(pause)) + 1
+        yield (f"For {seconds(longest / 1e9)} the trace has no event at all, neither of a GPU nor of the host, and for "
+               f"{seconds((end - begin - longest) / 1e9)} it has all of them ({after:,} before, {len(order) - after:,} "
+               "after): the clock has jumped. Shares of the window cannot be relied on.")
