@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gputop.commands.arguments import add_shared, screen_options
 from gputop.commands.common import preferences_of, width
@@ -18,6 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, screen_options)
     parser.add_argument("paths", nargs="+", metavar="PATH",
                         help=ACCEPTED_BRIEF)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--run", default=None, metavar="NAME",
+                       help="of a logdir with several profile runs this one, in place of the newest")
+    which.add_argument("--all", action="store_true", dest="all_runs",
+                       help="all profile runs of a logdir, the newest first")
     parser.add_argument("--params", type=parameter_count, default=None, metavar="N",
                         help="parameters of the model: tells whether its AllReduces are more, or slower, than needed")
     parser.add_argument("--bubbles", "--idle-gaps", dest="idle_gaps", type=count, default=None, metavar="N",
@@ -27,13 +34,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.timeline and (args.all_runs or args.run is not None):
+        raise GputopError("--timeline shows one trace.", "Give the folder of the run.", EXIT_USAGE)
     if args.timeline:
         return _timeline(args)
+    if args.all_runs:
+        return _all_runs(args)
+    document = _one(args, args.paths, args.run)
+    if document is not None:
+        console.write_json(document)
+    return EXIT_OK
+
+
+def _all_runs(args: argparse.Namespace) -> int:
+    """Each run of the logdirs; one that cannot be read is said on stderr and does not end the others."""
+    from gputop.trace.readers.find_files import runs_at
+
+    runs = [run for path in args.paths for run in runs_at(Path(path))]
+    if not runs:
+        raise GputopError("There are no several profile runs in what was given.", "Give a TensorBoard logdir.",
+                          EXIT_USAGE)
+    documents, errors = {}, []
+    for run in runs:
+        if not args.json:
+            console.write_text(f"Run      {run.name}")
+        try:
+            documents[run.name] = _one(args, [str(run.folder)], None)
+        except GputopError as error:
+            console.print_error(error)
+            errors.append(error)
+        if not args.json:
+            console.write_text("")
+    if args.json:
+        console.write_json({"schema": "gputop.analyses/1", "runs": documents})
+    if len(errors) == len(runs):
+        raise errors[0]
+    return EXIT_OK
+
+
+def _one(args: argparse.Namespace, paths: Sequence[str], run: str | None) -> dict[str, Any] | None:
+    """The report of one trace, printed, or with --json its document."""
     from gputop.diagnosis.diagnose import examine
     from gputop.diagnosis.report import text_report
     from gputop.trace.readers.load import load
 
-    facts = examine(load(args.paths), args.params)
+    facts = examine(load(paths, run), args.params)
     analysis = facts.analysis
     idle_gaps = None
     if args.idle_gaps is not None:
@@ -46,12 +91,11 @@ def run(args: argparse.Namespace) -> int:
         document = analysis.to_json()
         if idle_gaps is not None:
             document["bubbles"] = report.to_json(idle_gaps, facts, origin_ns)
-        console.write_json(document)
-    else:
-        console.write_text(text_report(analysis, width()))
-        if idle_gaps is not None:
-            console.write_text(report.text_of(idle_gaps, facts, origin_ns, width()))
-    return EXIT_OK
+        return document
+    console.write_text(text_report(analysis, width()))
+    if idle_gaps is not None:
+        console.write_text(report.text_of(idle_gaps, facts, origin_ns, width()))
+    return None
 
 
 def _timeline(args: argparse.Namespace) -> int:

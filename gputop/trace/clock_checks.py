@@ -18,6 +18,7 @@ _OFF_NS = 1_000_000  # a GPU whose times are off by more than this is named
 _MIN_EVENTS = 10
 _MIN_SHARE = 0.01  # of a GPU's events, which begin before their launches
 _JUMP_NS = 60 * 10**9  # a pause longer than this, and than all else in the trace, is no pause of a training job
+_UNRELIABLE = "Launch delays, causes of its idle time and its order among other GPUs cannot be relied on."
 _ALIKE = 0.2  # by which the offsets of single collectives may differ
 
 
@@ -37,8 +38,8 @@ def _launches(trace: Trace) -> Iterator[str]:
         early = own < -_JITTER_NS
         if early.sum() >= max(_MIN_EVENTS, _MIN_SHARE * len(own)):
             yield (f"{int(early.sum()):,} of {len(own):,} kernels of GPU {trace.gpus[gpu].ordinal} begin before the "
-                   f"call that launched them, by up to {seconds(-int(own.min()) / 1e9)}: its clock and the host's disagree. "
-                   "Launch delays, causes of its idle time and its order among other GPUs cannot be relied on.")
+                   f"call that launched them, by up to {seconds(-int(own.min()) / 1e9)}: its clock and the host's "
+                   f"disagree. {_UNRELIABLE}")
             continue
         free = _found_idle(trace, rows)
         if free.sum() >= _MIN_EVENTS:
@@ -47,9 +48,8 @@ def _launches(trace: Trace) -> Iterator[str]:
     for gpu, least in shortest.items():
         if len(shortest) > 1 and least > usual + _OFF_NS:
             yield (f"Kernels of GPU {trace.gpus[gpu].ordinal} begin {seconds(least / 1e9)} or more after their "
-                   f"launches though it was idle, those of another GPU after {seconds(usual / 1e9)}: its clock is probably "
-                   f"{seconds((least - usual) / 1e9)} ahead. Launch delays, causes of its idle time and its order "
-                   "among other GPUs cannot be relied on.")
+                   f"launches though it was idle, those of another GPU after {seconds(usual / 1e9)}: its clock is "
+                   f"probably {seconds((least - usual) / 1e9)} ahead. {_UNRELIABLE}")
 
 
 def _found_idle(trace: Trace, rows: I64) -> np.ndarray:

@@ -3,6 +3,8 @@ GPU's memory, so that only this tells what is really in use."""
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,6 +13,8 @@ from gputop.trace.model import I64, AllocatorEvents, Trace
 
 POINTS = 500  # of a timeline, at most
 TOP = 10  # holders kept
+# TensorFlow on Windows writes a zero byte in place of the first letter of GPU_0_bfc and gpu_host_bfc.
+_CUT_NAME, _CUT_HOST_NAME = re.compile(r"^[\0\ufffd](?=PU_)"), re.compile(r"^[\0\ufffd](?=pu_)")
 
 
 def memory(trace: Trace) -> tuple[AllocatorUse, ...]:
@@ -26,8 +30,12 @@ def memory(trace: Trace) -> tuple[AllocatorUse, ...]:
         if not sized.any():
             continue
         capacity = int((events.in_use_bytes[sized] + events.available_bytes[sized]).max())
-        out.append(_allocator(trace, trace.names[allocator], np.flatnonzero(own), capacity))
+        out.append(_allocator(trace, _whole_name(trace.names[allocator]), np.flatnonzero(own), capacity))
     return tuple(sorted(out, key=lambda use: use.allocator))
+
+
+def _whole_name(allocator: str) -> str:
+    return _CUT_NAME.sub("G", _CUT_HOST_NAME.sub("g", allocator))
 
 
 def _allocator(trace: Trace, name: str, rows: I64, capacity: int) -> AllocatorUse:

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from gputop.core.errors import GputopError, NoDataError
+from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.trace.model import QualityNote
 from gputop.trace.readers.content import read_prefix, unreadable
 from gputop.trace.readers.registry import ACCEPTED, FORMATS, Format
 
-# Below a logdir. Keras' TensorBoard callback of TensorFlow 2.2 and older used <logdir>/train.
-_RUN_PATTERNS = ("plugins/profile/*", "*/plugins/profile/*", "profile/*", "*")
+# The profiler writes <logdir>/plugins/profile/<run>; Keras' TensorBoard callback puts <logdir>/train before it, and
+# experiments lie in folders of folders.
+_RUNS = "profile"
+_PLUGINS = "plugins"
+_MAX_FOLDERS = 20_000  # visited below one logdir
+_MAX_DEPTH = 16
+_LISTED = 8  # runs named in a note or message
 
 
-def files_at(path: Path, notes: list[QualityNote]) -> list[Path]:
-    """The trace files of a path. Appends to ``notes`` where there are more than are taken.
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A profile run below a logdir: its folder, what it is called there, its files, and when the last was written."""
 
-    Raises GputopError for what does not exist, cannot be read or has to be exported first, NoDataError
-    for a folder without a trace.
+    folder: Path
+    name: str
+    files: tuple[Path, ...]
+    written_ns: int
+
+
+def files_at(path: Path, notes: list[QualityNote], run: str | None = None) -> list[Path]:
+    """The trace files of a path, of a logdir those of its newest run or of the one called ``run``.
+
+    Appends to ``notes`` where there are more than are taken. Raises GputopError for what does not exist, cannot be
+    read or has to be exported first, NoDataError for a folder without a trace.
     """
     try:
         if path.is_dir():
-            return _files_in(path, notes)
+            return _files_in(path, notes, run)
         if not path.exists():
             raise GputopError(f"{path} does not exist.", "Check the path; `gputop capture` makes a new trace.")
         for format_ in FORMATS:
@@ -34,13 +52,28 @@ def files_at(path: Path, notes: list[QualityNote]) -> list[Path]:
     return [path]
 
 
-def _files_in(folder: Path, notes: list[QualityNote]) -> list[Path]:
-    """The files of the first format that the folder, or the newest run below it, has any of."""
+def runs_at(path: Path) -> list[Run]:
+    """The profile runs of a logdir, the newest first; none for anything else, such as the folder of one run."""
+    if not path.is_dir():
+        return []
+    for format_ in FORMATS:
+        if _files_of(format_, path):
+            return []
+        if format_.in_run_folders and (runs := _runs_below(format_, path)):
+            return runs
+    return []
+
+
+def _files_in(folder: Path, notes: list[QualityNote], run: str | None) -> list[Path]:
+    """The files of the first format that the folder, or a run below it, has any of."""
     for format_ in FORMATS:
         if found := _files_of(format_, folder):
+            if run is not None:
+                raise GputopError(f"{folder} holds a trace and no runs.", "Leave --run out.", EXIT_USAGE)
             return _newest_of_each_worker(format_, found, notes)
-        if format_.in_run_folders and (found := _newest_run(format_, folder, notes)):
-            return _newest_of_each_worker(format_, found, notes)
+        if format_.in_run_folders and (runs := _runs_below(format_, folder)):
+            chosen = _newest(runs, folder, notes) if run is None else _called(run, runs, folder)
+            return _newest_of_each_worker(format_, list(chosen.files), notes)
     for format_ in FORMATS:
         for ending in format_.raw_endings:
             if raw := sorted(folder.glob("*" + ending)):
@@ -67,19 +100,54 @@ def _prefix_or_nothing(file: Path) -> bytes:
         return b""
 
 
-def _newest_run(format_: Format, folder: Path, notes: list[QualityNote]) -> list[Path]:
-    """The files of the newest run below the folder; empty where there is none."""
-    for pattern in _RUN_PATTERNS:
-        runs = [(run, found) for run in folder.glob(pattern) if run.is_dir() and (found := _files_of(format_, run))]
-        # A capture that failed leaves empty files; the newest run with content is wanted.
-        runs = [r for r in runs if any(f.stat().st_size for f in r[1])] or runs
-        if runs:
-            run, found = max(runs, key=lambda r: (max(f.stat().st_mtime_ns for f in r[1]), r[0].name))
-            if len(runs) > 1:
-                notes.append(QualityNote(
-                    "newest_run", f"{folder} holds {len(runs)} profile runs; this is the newest, {run.name}."))
-            return found
-    return []
+def _runs_below(format_: Format, folder: Path) -> list[Run]:
+    """The runs at any depth below the folder, the newest first; where there is none, folders right below it."""
+    folders = list(_run_folders(folder)) or [child for child in folder.iterdir() if child.is_dir()]
+    runs = []
+    for run in folders:
+        if found := _files_of(format_, run):
+            parts = [part for part in run.relative_to(folder).parts[:-1] if part not in (_RUNS, _PLUGINS)]
+            runs.append(Run(run, "/".join((*parts, run.name)), tuple(found),
+                            max(file.stat().st_mtime_ns for file in found)))
+    # A capture that failed leaves empty files; runs with content are wanted.
+    runs = [run for run in runs if any(file.stat().st_size for file in run.files)] or runs
+    return sorted(runs, key=lambda run: (run.written_ns, run.folder.name), reverse=True)
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    """Folders in a folder called profile, at any depth; links to folders are not followed."""
+    top = len(folder.parts)
+    if folder.name == _RUNS:
+        yield from (child for child in sorted(folder.iterdir()) if child.is_dir())
+    for visited, (where, below, _) in enumerate(os.walk(folder, followlinks=False)):
+        here = Path(where)
+        if here.name == _RUNS and here != folder:
+            yield from (here / name for name in sorted(below))
+            below.clear()
+        if visited >= _MAX_FOLDERS or len(here.parts) - top >= _MAX_DEPTH:
+            below.clear()
+
+
+def _newest(runs: list[Run], folder: Path, notes: list[QualityNote]) -> Run:
+    if len(runs) > 1:
+        notes.append(QualityNote(
+            "newest_run", f"{folder} holds {len(runs)} profile runs; this is the newest, {runs[0].name}. Older ones: "
+                          f"{_names(runs[1:])}. --run NAME analyzes one of them, --all all."))
+    return runs[0]
+
+
+def _called(name: str, runs: list[Run], folder: Path) -> Run:
+    """The run of that name, or of that last part of its name. Raises GputopError where there is none, or several."""
+    found = [run for run in runs if run.name == name] or [run for run in runs if run.folder.name == name]
+    if len(found) == 1:
+        return found[0]
+    wrong = f"Several runs below {folder} are called {name}" if found else f"No run below {folder} is called {name}"
+    raise GputopError(f"{wrong}.", f"The runs, the newest first: {_names(found or runs)}.", EXIT_USAGE)
+
+
+def _names(runs: list[Run]) -> str:
+    more = f" and {len(runs) - _LISTED} more" if len(runs) > _LISTED else ""
+    return ", ".join(run.name for run in runs[:_LISTED]) + more
 
 
 def _newest_of_each_worker(format_: Format, files: list[Path], notes: list[QualityNote]) -> list[Path]:

@@ -12,8 +12,9 @@ from gputop.trace.readers.find_files import files_at
 from gputop.trace.readers.registry import ACCEPTED, FORMATS, Format
 
 
-def load(paths: Sequence[Path | str]) -> Trace:
-    """Read one trace from files or a folder; several files are the hosts or ranks of one job.
+def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
+    """Read one trace from files or a folder; several files are the hosts or ranks of one job. ``run`` names one of the
+    runs of a logdir, in place of the newest.
 
     Raises GputopError with cause and remedy for what is missing, unreadable, too big or in
     another format, NoDataError where there is no trace or no event in it. A damaged file is no
@@ -24,7 +25,7 @@ def load(paths: Sequence[Path | str]) -> Trace:
     files: list[Path] = []
     notes: list[QualityNote] = []
     for path in map(Path, paths):
-        files += files_at(path, notes)
+        files += files_at(path, notes, run)
     formats: dict[Path, Format] = {}
     unread: list[GputopError] = []
     for file in dict.fromkeys(files):

@@ -130,3 +130,10 @@ def test_real_allocators_agree_with_themselves():
     assert use.headroom_bytes == use.capacity_bytes - 663228416 and 0 < (use.fragmentation_max or 0) < 1
     assert use.holders == () and use.unattributed_bytes == use.peak_in_window_bytes  # JAX names no ops there
     assert use.allocated_before_bytes == 134219008
+
+
+def test_names_that_tensorflow_cuts_on_windows_are_those_of_gpus():
+    b = Builder().run(0, 0, 10)
+    for i, name in enumerate(("\0PU_0_bfc", "\0pu_host_bfc", "\ufffdPU_1_bfc", "other_bfc")):
+        b.memory(i, name, 10, 90, 20)
+    assert [use.allocator for use in memory(b.build())] == ["GPU_0_bfc", "GPU_1_bfc", "gpu_host_bfc", "other_bfc"]

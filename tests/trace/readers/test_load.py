@@ -10,6 +10,7 @@ import pytest
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.trace.readers import content
+from gputop.trace.readers.find_files import runs_at
 from gputop.trace.readers.load import load
 from tests.trace.readers.chrome.test_reader import kineto
 from tests.trace.readers.test_nsys import report
@@ -277,3 +278,41 @@ def test_a_damaged_checksum_is_said(tmp_path):
     raw[-6] ^= 1
     trace = load([put(tmp_path / "t.json.gz", bytes(raw))])
     assert (len(trace.device), [q.id for q in trace.quality]) == (3, ["truncated"])
+
+
+def logdir(tmp_path: Path) -> Path:
+    """Four runs at different depths, each of a host of its name, the last the newest."""
+    for i, (where, run) in enumerate((("", "first"), ("train", "second"), ("a/b/c/train", "second"),
+                                      ("a/b/d/validation", "last"))):
+        path = host_capture(tmp_path / where / "plugins/profile" / run / "h.xplane.pb", f"{where}-{run}")
+        os.utime(path, ns=(0, (i + 1) * 10**9))
+    return tmp_path
+
+
+def test_runs_at_any_depth_are_listed_and_the_newest_is_taken(tmp_path):
+    trace = load([logdir(tmp_path)])
+    assert trace.hosts == ["a/b/d/validation-last"]
+    note, = trace.quality
+    assert note.id == "newest_run" and "4 profile runs" in note.message
+    assert "a/b/d/validation/last. Older ones: a/b/c/train/second, train/second, first." in note.message
+    assert [run.name for run in runs_at(tmp_path)] == [
+        "a/b/d/validation/last", "a/b/c/train/second", "train/second", "first"]
+    assert runs_at(tmp_path / "plugins/profile/first") == []
+
+
+def test_a_run_is_chosen_by_its_name(tmp_path):
+    assert load([logdir(tmp_path)], "first").hosts == ["-first"]
+    assert load([tmp_path], "train/second").hosts == ["train-second"]
+    with pytest.raises(GputopError) as several:
+        load([tmp_path], "second")
+    assert "Several runs" in several.value.message and "a/b/c/train/second, train/second" in several.value.fix
+    with pytest.raises(GputopError) as none:
+        load([tmp_path], "third")
+    assert "No run" in none.value.message and "first" in none.value.fix
+    with pytest.raises(GputopError):
+        load([tmp_path / "plugins/profile/first"], "first")
+
+
+def test_a_circle_of_links_is_not_followed(tmp_path):
+    (logdir(tmp_path) / "a/again").symlink_to(tmp_path)
+    assert len(runs_at(tmp_path)) == 4
