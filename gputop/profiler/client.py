@@ -19,6 +19,7 @@ from gputop.profiler import messages
 from gputop.profiler.outline import Outline, map_open_file, outline
 from gputop.profiler.probe import (
     ServerInfo,
+    close_channel,
     load_grpc,
     machine_name,
     no_profiler_service,
@@ -43,6 +44,7 @@ _TRACER_LEVELS = (2, 1, 0)  # host, device, Python: host 1 shows no steps, and t
 # operations (TensorFlow 2.21); both limits below leave room for that.
 _DEADLINE_FACTOR, _DEADLINE_EXTRA_S = 5.0, 60.0
 _GRACE_FACTOR, _GRACE_EXTRA_S = 5.0, 30.0
+_LATE_S = 1.0  # of our own clock after gRPC's
 _COPY_AFTER_STOP_S = 60.0  # for the trace of a recording that was stopped early
 
 
@@ -179,33 +181,39 @@ class _Call:
     def run(self, report: Callable[[Progress], None], stop: threading.Event) -> Any:
         """The server's answer; raises GputopError."""
         grpc = load_grpc()
-        with open_channel(self.address) as channel:
+        timeout_s = self._until_s * _DEADLINE_FACTOR + _DEADLINE_EXTRA_S
+        channel, call = open_channel(self.address), None
+        try:
             profile = channel.unary_unary(
                 f"/{messages.SERVICE}/Profile",
                 request_serializer=lambda request: request.SerializeToString(),
                 response_deserializer=messages.RawProfileResponse.FromString,
             )
             started, self.sent_s = time.monotonic(), time.time()
-            call = profile.future(self.request, timeout=self._until_s * _DEADLINE_FACTOR + _DEADLINE_EXTRA_S)
+            call = profile.future(self.request, timeout=timeout_s)
             try:
-                self._watch(channel, call, started, report, stop)
+                self._watch(channel, call, started, report, stop, timeout_s + _LATE_S)
                 self.took_s = time.monotonic() - started
                 return call.result()
             except grpc.RpcError as error:
                 self.took_s = time.monotonic() - started
                 raise self._explain(error.code(), error.details() or "", self.took_s) from error
-            finally:
-                call.cancel()  # no effect once it is done; otherwise the server stops recording
+        finally:
+            # The cancel has no effect once it is done; otherwise the server stops recording.
+            close_channel(channel, call.cancel if call is not None else lambda: None)
 
     def _watch(
         self, channel: grpc.Channel, call: Any, started: float, report: Callable[[Progress], None],
-        stop: threading.Event,
+        stop: threading.Event, timeout_s: float,
     ) -> None:
+        """Wait for the answer. By our own clock, too: a server that keeps the connection busy delays gRPC's."""
         done = threading.Event()
         call.add_done_callback(lambda _call: done.set())
         hand_over_by = None
         while not done.wait(_PROGRESS_PERIOD_S):
             elapsed = time.monotonic() - started
+            if elapsed > timeout_s:
+                raise self._too_late(elapsed)
             if stop.is_set() and hand_over_by is None and elapsed < self._until_s:
                 self._terminating = _terminate(channel, self.request.session_id)
                 grace = _GRACE_EXTRA_S + _GRACE_FACTOR * elapsed
@@ -218,6 +226,10 @@ class _Call:
                 )
             recording = elapsed < self._until_s and hand_over_by is None
             report(Progress("recording" if recording else "receiving", elapsed, self.seconds))
+
+    def _too_late(self, took_s: float) -> TraceLost:
+        return TraceLost(f"{self.address} did not hand over its trace within {took_s:.0f} s and was canceled",
+                         "Very many events take long to gather: capture fewer seconds.")
 
     def _explain(self, code: Any, details: str, took_s: float) -> GputopError:
         reason = f": {details[:300]}" if details else ""
@@ -235,10 +247,7 @@ class _Call:
                 "See the job's own output for why it ended. A capture needs host memory: try fewer seconds.",
             )
         if code.name == "DEADLINE_EXCEEDED":
-            return TraceLost(
-                f"{self.address} did not hand over its trace within {took_s:.0f} s and was canceled",
-                "Very many events take long to gather: capture fewer seconds.",
-            )
+            return self._too_late(took_s)
         if self.request.repository_root in details:
             return GputopError(
                 f"{self.address} could not write the trace to its own disk ({self.request.repository_root}){reason}",

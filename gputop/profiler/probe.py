@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import queue
 import re
 import socket
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote
 
 from gputop.core.errors import EXIT_USAGE, GputopError
@@ -40,6 +43,10 @@ _MAX_MESSAGE_BYTES = 2**31 - 1
 # frame is SETTINGS too; gRPC's servers send it as soon as the connection stands.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _FRAME_HEADER_BYTES = 9
+_LATE_S = 0.25  # of our own clock after gRPC's, which tells more where it works
+_CLOSE_S = 1.0
+
+T = TypeVar("T")
 _SETTINGS = 4
 
 
@@ -222,15 +229,22 @@ def _judge(address: str, first: bytes | None, timeout_s: float) -> None:
 
 def _check_service(address: str, timeout_s: float) -> ServerInfo:
     grpc = load_grpc()
-    with open_channel(address) as channel:
-        unparsable = channel.unary_unary(f"/{SERVICE}/Terminate")
+    took = 0.0
+
+    def unparsable(channel: Any) -> None:
+        nonlocal took
+        call = channel.unary_unary(f"/{SERVICE}/Terminate")
         start = time.monotonic()
         try:
-            unparsable(b"\xff", timeout=timeout_s)
-            code, details = grpc.StatusCode.OK, ""
-        except grpc.RpcError as error:
-            code, details = error.code(), error.details() or ""
-        took = time.monotonic() - start
+            call(b"\xff", timeout=timeout_s)
+        finally:
+            took = time.monotonic() - start
+
+    try:
+        call_within(address, timeout_s, unparsable)
+        code, details = grpc.StatusCode.OK, ""
+    except grpc.RpcError as error:
+        code, details = error.code(), error.details() or ""
     if code in (grpc.StatusCode.OK, grpc.StatusCode.INTERNAL):
         return ServerInfo(address, took)
     if code == grpc.StatusCode.UNIMPLEMENTED:
@@ -269,6 +283,58 @@ def open_channel(address: str) -> grpc.Channel:
     target = address if unix_name(address) is None else quote(address, safe="/:")
     channel: grpc.Channel = load_grpc().insecure_channel(target, options=options)
     return channel
+
+
+def call_within(address: str, timeout_s: float, work: Callable[[grpc.Channel], T]) -> T:
+    """What ``work`` returns or raises, which is given a channel; grpc.RpcError (DEADLINE_EXCEEDED) after ``timeout_s``.
+
+    gRPC's own deadlines are kept by the threads that serve the connection: a server that floods it with frames, or
+    sends headers without an end, delays them for as long as it likes. So this one is kept by a clock of our own.
+    """
+    channel = open_channel(address)
+    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((work(channel), None))
+        except BaseException as error:  # noqa: BLE001  raised by who waits
+            answers.put((None, error))
+
+    threading.Thread(target=run, name="gputop-call", daemon=True).start()
+    try:
+        result, error = answers.get(timeout=timeout_s + _LATE_S)
+    except queue.Empty:
+        raise _overdue() from None
+    finally:
+        close_channel(channel)
+    if error is not None:
+        raise error
+    return cast("T", result)
+
+
+def close_channel(channel: grpc.Channel, before: Callable[[], object] = lambda: None) -> None:
+    """Close a channel, after ``before``, in a thread of its own, which is waited for a moment: that can take as long
+    as the other side likes."""
+    def close() -> None:
+        before()
+        channel.close()
+
+    thread = threading.Thread(target=close, name="gputop-close", daemon=True)
+    thread.start()
+    thread.join(_CLOSE_S)
+
+
+def _overdue() -> BaseException:
+    grpc = load_grpc()
+
+    class Overdue(grpc.RpcError):  # type: ignore[name-defined]
+        def code(self) -> Any:
+            return grpc.StatusCode.DEADLINE_EXCEEDED
+
+        def details(self) -> str:
+            return "it keeps the connection busy and does not answer"
+
+    return Overdue()
 
 
 def is_local(address: str) -> bool:

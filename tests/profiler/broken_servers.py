@@ -125,3 +125,52 @@ def _first_stream(connection: socket.socket) -> int:
             received.read(length)
             if kind == _HEADERS:
                 return int(stream)
+
+
+# Of these a server can send any number, and never answers (RFC 9113, 6.5, 6.7, 6.9 and 6.10).
+FLOODS = {
+    "pings": lambda: _frame(6, 0, 0, b"12345678"),
+    "settings": lambda: _frame(_SETTINGS, 0, 0, b""),
+    "window updates": lambda: _frame(8, 0, 0, struct.pack(">I", 1)),
+    "headers without an end": lambda: _frame(9, 0, 1, b"\x00\x01a\x01b"),
+    "one byte at a time": lambda: b"",
+}
+
+
+@contextlib.contextmanager
+def flooding(what: str) -> Iterator[str]:
+    """A server that begins as gRPC's do, and then floods each connection with frames of one kind."""
+    frames = FLOODS[what]() * 500
+    ended = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(_frame(_SETTINGS, 0, 0, b""))
+            threading.Thread(target=lambda: _drain(connection), daemon=True).start()
+            if what == "headers without an end":
+                ended.wait(0.2)  # until there is a call that they can be of
+                connection.sendall(_frame(_HEADERS, 0, 1, b""))
+            while not ended.is_set():
+                connection.sendall(frames or b"\0")
+                ended.wait(0.0005 if frames else 0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            ended.set()
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _drain(connection: socket.socket) -> None:
+    while _receive(connection):
+        pass

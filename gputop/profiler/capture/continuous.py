@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from gputop.core.errors import GputopError
 from gputop.core.files import unnamed_file
@@ -32,9 +32,12 @@ from gputop.profiler import messages
 from gputop.profiler.capture.footprint import resident_bytes
 from gputop.profiler.client import CaptureResult, is_busy, save_response, set_options
 from gputop.profiler.outline import recorded_window_ns
-from gputop.profiler.probe import load_grpc, open_channel
+from gputop.profiler.probe import call_within, load_grpc
 from gputop.profiler.storage import RunFolder
 from gputop.trace.readers.xspace.recordings import join_recordings
+
+if TYPE_CHECKING:
+    import grpc
 
 _CALL_TIMEOUT_S = 10.0
 _SNAPSHOT_TIMEOUT_S = 120.0  # gathering takes several times as long as recording where events are many
@@ -63,11 +66,13 @@ class Unsupported(GputopError):
 
 def _call(address: str, method: str, request: Any, timeout_s: float = _CALL_TIMEOUT_S) -> Any:
     """The answer, its XSpace as bytes; raises grpc.RpcError."""
-    with open_channel(address) as channel:
+    def work(channel: grpc.Channel) -> Any:
         call = channel.unary_unary(
             f"/{messages.SERVICE}/{method}", request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=messages.RawProfileResponse.FromString)
         return call(request, timeout=timeout_s)
+
+    return call_within(address, timeout_s, work)
 
 
 def stop_continuous(address: str, timeout_s: float = _CALL_TIMEOUT_S) -> bool:
