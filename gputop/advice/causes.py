@@ -23,6 +23,11 @@ def _launched_fast(cause: Finding, effect: Finding) -> bool:
     return cause.evidence.get("launch_pace_s", 0.0) <= limit("small_kernels.pace_s")
 
 
+def _longer_by(long_steps: Finding, *parts: str) -> bool:
+    more = long_steps.evidence
+    return sum(more.get(f"{part}_more_s", 0.0) for part in parts) >= 0.5 * more.get("more_s", 0.0) > 0
+
+
 # When a cause accounts for its consequence, by the name that the records of rules give the condition.
 CONDITIONS: Mapping[str, Holds] = {
     "always": lambda cause, effect: True,
@@ -35,6 +40,10 @@ CONDITIONS: Mapping[str, Holds] = {
     # The GPU the others wait for is late because it was handed its kernels late.
     "late_by_host": lambda cause, effect: (
         effect.evidence.get("late_by_host_ratio", 0.0) >= limit("causes.late_by_host")),
+    # What the long steps have more of is the host's time, or waiting for input.
+    "long_by_host": lambda cause, effect: _longer_by(cause, "host", "launch", "idle"),
+    "long_for_host": lambda cause, effect: _longer_by(effect, "host", "launch", "idle"),
+    "long_for_input": lambda cause, effect: _longer_by(effect, "input"),
 }
 # What is left of a staggered launch is what it can claim of others, so it is settled before them.
 _SETTLED_FIRST = "staggered_launch"

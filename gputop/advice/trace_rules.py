@@ -236,12 +236,23 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="step_gap_host", module="trace.host_work", origin="trace", severity="by_share_capped",
         needs=("step_calls",), shared_limits=("host.steps",),
         parts=("host",), idle_gaps={"gap": 1},
-        follows_from=(Cause("retracing"), Cause("eager_execution")),
+        follows_from=(Cause("retracing"), Cause("eager_execution"), Cause("long_steps", "long_by_host")),
         limits=(
             Limit("step_gap_host.share", 0.05, "ratio",
                   f"XProf: any other part of 3 % of the step is moderate (15 % high); {OWN}Keras' own loop passes"),
             Limit("step_gap_host.named", 0.5, "ratio",
                   f"{OWN}a cause is named as the main one only if it fills half of the gap"),
+        ),
+    ),
+    Rule(
+        id="long_steps", module="trace.long_steps", origin="trace", severity="by_share_capped",
+        parts=("input", "launch", "host", "idle", "compute", "collectives"), idle_gaps={"gap": 2},
+        # What makes them long has a name of its own.
+        follows_from=(Cause("retracing", "long_for_host"), Cause("input_bound", "long_for_input"),
+                      Cause("thread_contention", "long_for_host"), Cause("host_placement", "long_for_host")),
+        limits=(
+            Limit("long_steps.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+            Limit("long_steps.named", 0.4, "ratio", f"{OWN}work is named that fills most of what is long"),
         ),
     ),
     Rule(

@@ -90,6 +90,7 @@ class Job:
     stall_share: float = 0.0  # share of the launches that are delayed by ``stall_us`` in the mean
     stall_us: float = 0.0
     gap_ms: float = 0.3  # Python between two steps
+    gap_every: int = 1  # steps from one such gap to the next; between the others 0.3 ms
     gap_events: tuple[str, ...] = ()
     retrace_every: int = 0  # steps; 0: never
     retrace_ms: float = 0.0

@@ -219,7 +219,7 @@ class _Simulation:
                 self._fetch_loss(last, now)
             for step in self.steps[-per:]:
                 step.back = now
-            gap = int(self._vary(job.gap_ms * MS, "host", 0.1))
+            gap = int(self._vary((job.gap_ms if n % job.gap_every == 0 else 0.3) * MS, "host", 0.1))
             self._gap_events(now, gap)
             now += gap
         return Timeline(

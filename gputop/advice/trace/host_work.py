@@ -26,7 +26,7 @@ _MEASURED = "py-spy record --pid PID --output python.svg  # what Python does"
 
 # What fills the gap, by the names of its events: what it is, what to do, and what to paste by the way the loop is
 # written. The first that fills most of the gap is named.
-_WORK: tuple[tuple[str, str, str, dict[str, str | None]], ...] = (
+WORK: tuple[tuple[str, str, str, dict[str, str | None]], ...] = (
     (r"(?:SaveV2|SaveSlices|ShardedFilename|MergeV2Checkpoints|WriteFile|SaveDataset\w*)$|\w*[Cc]heckpoint",
      "saving checkpoints", "Save less often, and in the background.", {
          KERAS2: 'tf.keras.callbacks.ModelCheckpoint(path, save_freq="epoch")',
@@ -114,7 +114,7 @@ def describe_step_gap_host(v: StepGapHost, job: Job) -> Explanation:
 def _gap_fix(v: StepGapHost, loop: str) -> tuple[str, str, str | None]:
     """What fills the gap, what to do, and the code."""
     most = limit("step_gap_host.named") * v.gap_s
-    for pattern, what, action, snippets in _WORK:
+    for pattern, what, action, snippets in WORK:
         named = [work for work in (*v.work, *v.executor_work) if re.match(pattern, work.name)]
         if sum(work.s_per_step for work in named) >= most:
             return f"{what} ({_named(named)})", action, snippets.get(loop)

@@ -10,6 +10,8 @@ from gputop.advice.trace.input_fixes import InputFix, suggest_fix, suggest_fix_b
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.launch_threads import cpu_budget
+from gputop.analysis.steps.membership import in_steps
+from gputop.analysis.steps.training_loops import training_loops
 from gputop.text.units import percent
 
 _LOADER = InputFix(
@@ -28,9 +30,10 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     """The GPUs stand still while the training loop waits for a batch."""
     waited, steps = facts.analysis.input, facts.steps
     assert waited is not None and facts.shares is not None
-    if steps is not None and steps.count < limit("input_bound.steps"):
-        return Missing("a second whole step: one wait can be an accident; capture longer")
     share = facts.shares["input"]
+    # A single wait may be an accident; several in one long step are none.
+    if steps is not None and max(steps.count, _waits_in_steps(facts)) < limit("input_bound.steps"):
+        return Missing("a second wait for a batch: one can be an accident; capture longer")
     if share < limit("input_bound.share"):
         return None
     fix = _input_fix(facts, share * facts.period_s)
@@ -40,6 +43,13 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         gpus=facts.active_numbers, share=share, saving=saving, wait_ratio=waited.wait_ratio, fix=fix,
         slowest_stage=None if stage is None else (stage, waited.stages[stage]),
     )
+
+
+def _waits_in_steps(facts: TraceFacts) -> int:
+    """How often a loop waited for a batch within the steps: the loop that did so most often."""
+    if facts.steps is None:
+        return 0
+    return max((int(in_steps(loop.waits.start, facts.steps).sum()) for loop in training_loops(facts.trace)), default=0)
 
 
 def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
@@ -52,7 +62,8 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     pipeline = next((pipeline for pipeline in waited.pipelines if pipeline.batches), None)
     found = None
     if pipeline is not None and steps is not None:
-        found = suggest_fix(pipeline, facts.period_s, wait_s, steps.times.iterations_per_step, cpu_budget(facts.trace))
+        per_step = max(steps.times.iterations_per_step, _waits_in_steps(facts) / steps.count)
+        found = suggest_fix(pipeline, facts.period_s, wait_s, per_step, cpu_budget(facts.trace))
     return found or suggest_fix_by_name(next(iter(waited.stages), None), prefetches=any(
         stage.name.startswith("Prefetch") for own in waited.pipelines for stage in own.stages))
 

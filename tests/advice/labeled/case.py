@@ -18,8 +18,8 @@ _ORIGIN_UNIX_NS = 1_790_000_000_000_000_000
 HIGH, MEDIUM, LOW = "high", "medium", "low"
 Window = tuple[str | None, str]  # least and greatest severity; least None: it may be absent
 TRACE_IDS = (
-    "input_bound", "step_gap_host", "thread_contention", "launch_bound", "small_kernels", "eager_execution",
-    "retracing", "xla_off", "host_placement", "copies_excessive", "copies_pageable", "sync_copies",
+    "input_bound", "step_gap_host", "long_steps", "thread_contention", "launch_bound", "small_kernels",
+    "eager_execution", "retracing", "xla_off", "host_placement", "copies_excessive", "copies_pageable", "sync_copies",
     "tensor_cores_unused", "fp16_fallback", "dims_unaligned", "loss_scaling", "batch_size_headroom", "memory_pressure",
     "communication_exposed", "allreduce_count", "allreduce_slow", "collective_waiting", "replica_imbalance",
     "gpu0_oversubscribed", "serial_gpus", "staggered_launch")

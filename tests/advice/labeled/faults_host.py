@@ -52,6 +52,22 @@ def step_gap_host(seed: int, share: float) -> Fault:
         must_not=("input_bound", "launch_bound", "batch_size_headroom", *COMM, *IMBALANCE))
 
 
+def long_steps(seed: int, share: float) -> Fault:
+    """Every few steps Python does something that takes long (a checkpoint, a summary), and the GPUs are idle.
+
+    The mean over all steps is that of no step: most have no gap at all.
+    """
+    every = (4, 5, 6)[seed % 3]
+    job = random_job(
+        seed, run_ahead=0, warm_up=0.0, **loop_style(seed, "keras2", "keras3", "custom", "jax_step"), jitter=0.01,
+        steps=6 * every, gap_ms=0.3)
+    names = ((), ("EagerLocalExecute: SaveV2",), ("EagerLocalExecute: WriteScalarSummary",))
+    gap = step_ms(job) * share / (1 - share) * every + 0.3
+    return Fault(
+        job.replace(gap_ms=gap, gap_every=every, gap_events=names[seed % 3]), job, ("step_gap_host",),
+        must_not=("input_bound", "launch_bound", "batch_size_headroom", "retracing", *COMM, *IMBALANCE))
+
+
 def thread_contention(seed: int, share: float) -> Fault:
     """tf.data's workers, more of them than there are cores free, push the launching threads off the CPU.
 

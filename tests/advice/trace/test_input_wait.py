@@ -61,3 +61,16 @@ def test_input_abstains_without_its_events_without_gpu_data_and_on_a_single_step
     assert "GPU" in abstained(a)["input_bound"]
     one = Builder(gpus=0).host("train", 0, 100, step_num=1).host("IteratorGetNextOp::DoCompute", 0, 50)
     assert "second" in abstained(analyze_trace(one.build()))["input_bound"]
+
+
+def test_several_waits_within_one_long_step_count():
+    """One marked step that accumulates the gradients of four batches."""
+    b = Builder()
+    b.host("ProfilerStep#1", 0, 100_000, step_num=1)
+    for i in range(4):
+        b.host("enumerate(DataLoader)#_next_data", i * 25_000 + 10, 9_000)
+        for k in range(80):
+            t = i * 25_000 + 9_020 + 198 * k
+            b.run(0, t, 196, launch=t - 5, thread="python")
+    f = findings(b)["input_bound"]
+    assert f.gain.step_time == pytest.approx(0.36, abs=0.03)

@@ -1,0 +1,165 @@
+"""Steps that take far longer than the others: every so many steps, or now and then."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gputop.advice.registry import limit, source
+from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.host_work import WORK
+from gputop.advice.trace.job import Job
+from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.gpu.breakdown import breakdown_by_step
+from gputop.analysis.host.gaps import ranked_work, work_in
+from gputop.analysis.results import GapWork
+from gputop.analysis.steps.long_steps import MIN_STEPS, long_steps
+from gputop.text.units import percent, seconds
+from gputop.trace.intervals import EMPTY, merge, subtract, union
+from gputop.trace.model import I64, Kind
+from gputop.trace.threads import EXECUTOR, MAIN, lines_of
+
+_READ_VARIABLES = 8  # of a model that is saved; a metric or two reads fewer. gputop's own figure
+_SHOWN, _NAME_CHARS = 4, 48  # steps that are listed, and how much of a name is shown
+# What is long by the part of the step, where no name says more: what it is, and what to do.
+_PARTS = {
+    "input": ("waiting for a batch", "Look what some batches need more than others (a file that is opened, a shuffle "
+              "buffer that is filled), and prefetch enough of them to last over it."),
+    "compute": ("longer kernels", "Keep shapes alike from batch to batch: pad or bucket what is longer."),
+    "collectives": ("collectives", "Look which GPU comes late in these steps, and what it does before."),
+    "h2d": ("copies to the GPU", "Look what these steps copy, and copy it ahead."),
+    "d2h": ("copies back to the host", "Read results back less often."),
+    "host": ("Python that shows no event", "Look what the loop does every so many steps (callbacks, logging, saving, "
+             "garbage collection), and do it less often or in the background."),
+}
+_PARTS["launch"] = _PARTS["idle"] = _PARTS["host"]
+_MORE = (
+    (r"tf\.function-graph_building|.*(?:Compile|Compiler::)", "tracing or compiling a function",
+     "Call functions with the same shapes and types each time."),
+    (r"(?:Python )?(?:gc|GC)\b|[Gg]arbage", "garbage collection",
+     "Freeze what lives long and collect at times of your own: gc.freeze(), gc.disable(), gc.collect() every so many "
+     "steps."),
+    (r".*(?:ReadFile|WriteFile|OpenFile|posix_fs|FileSystem)", "files",
+     "Read and write files beside the loop: in the input pipeline, or in a thread."),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongStepsFound(Verdict):
+    steps: Sequence[int]  # their numbers, from 1 on, among the whole steps of the window
+    of: int  # whole steps of the window
+    every: int | None  # the distance from one to the next, where it is always the same
+    more_s: float  # than the usual step, mean of the long ones
+    usual_s: float
+    parts: Mapping[str, float]  # seconds more by part of the step, mean of the long ones
+    work: Sequence[GapWork]  # what the host did more, per long step
+    kernel: str | None  # whose time grew most
+
+
+def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
+    """A few steps are far longer than the others. What they have more of names the cause."""
+    steps = facts.steps
+    if steps is None or steps.count < MIN_STEPS:
+        return Missing(f"{MIN_STEPS} whole steps: fewer do not tell long ones from the usual spread; capture longer")
+    edges = steps.edges_ns
+    length = (edges[:, 1] - edges[:, 0]) / 1e9
+    by_part = breakdown_by_step(facts.trace, facts.gpu_timelines, steps.bounds_ns)
+    if facts.gpu_timelines:
+        found = long_steps(length)
+    elif steps.call_ends_ns:  # calls of functions are the CPU's own computing, which varies
+        by_part["host"] = (edges[:, 1] - np.minimum(steps.call_ends_ns, edges[:, 1])) / 1e9
+        found = long_steps(length, by_part["host"] + by_part["input"])
+    else:
+        return None
+    if found is None:
+        return None
+    share = float(found.more_s.sum() / length.sum())
+    if share < limit("long_steps.share"):
+        return None
+    usual = np.delete(np.arange(steps.count), found.at)
+    parts = {part: float(times[found.at].mean() - np.median(times[usual])) for part, times in by_part.items()}
+    parts = {part: time for part, time in parts.items() if time > 0}
+    return LongStepsFound(
+        gpus=facts.active_numbers, share=share, steps=tuple((found.at + 1).tolist()), of=steps.count,
+        every=found.every, more_s=float(found.more_s.mean()), usual_s=found.usual_s, parts=parts,
+        work=_host_work(facts, found.at, usual), kernel=_kernel(facts, found.at, usual),
+    )
+
+
+def _host_work(facts: TraceFacts, at: I64, usual: I64) -> tuple[GapWork, ...]:
+    """What the host does per long step more than in the others, while no GPU is busy; without GPUs between calls."""
+    assert facts.steps is not None
+    edges, trace = facts.steps.edges_ns, facts.trace
+    busy = merge(EMPTY, *(timeline.busy for timeline in facts.gpu_timelines))
+    if not facts.gpu_timelines:
+        busy = union(edges[:, 0], facts.steps.call_ends_ns)
+    lines = lines_of(trace, MAIN, EXECUTOR)
+    there, elsewhere = (work_in(trace, subtract(union(edges[i, 0], edges[i, 1]), busy), lines)[0] for i in (at, usual))
+    more = {name: (round(time - elsewhere.get(name, (0, 0))[0] * len(at) / len(usual)), count)
+            for name, (time, count) in there.items()}
+    return ranked_work({name: work for name, work in more.items() if work[0] > 0}, len(at))
+
+
+def _kernel(facts: TraceFacts, at: I64, usual: I64) -> str | None:
+    """The kernel whose time per step is longer by most in these steps."""
+    assert facts.steps is not None
+    device, edges = facts.trace.device, facts.steps.edges_ns
+    rows = np.flatnonzero((device.kind <= Kind.COLLECTIVE) & (device.name >= 0))
+    if not len(rows):
+        return None
+    step = np.searchsorted(edges[:, 0], device.start_ns[rows], side="right") - 1
+    inside = (step >= 0) & (device.start_ns[rows] < edges[np.maximum(step, 0), 1])
+    rows, step = rows[inside], step[inside]
+    length = (device.end_ns[rows] - device.start_ns[rows]).astype(np.float64)
+    n = len(facts.trace.names)
+    long = np.isin(step, at)
+    more = (np.bincount(device.name[rows[long]], weights=length[long], minlength=n) / len(at)
+            - np.bincount(device.name[rows[~long]], weights=length[~long], minlength=n) / len(usual))
+    return facts.trace.names[int(more.argmax())] if more.max(initial=0.0) > 0 else None
+
+
+def describe_long_steps(v: LongStepsFound, job: Job) -> Explanation:
+    part = max(v.parts, key=lambda name: v.parts[name], default="host")
+    what, action, snippet = _cause(v, part, job)
+    which = f"every {_ordinal(v.every)} step" if v.every else f"{len(v.steps)} of {v.of} steps"
+    listed = ", ".join(map(str, v.steps[:_SHOWN])) + (", …" if len(v.steps) > _SHOWN else "")
+    why = (f"Steps {listed} of the {v.of} in the window take {seconds(v.more_s)} longer than the usual "
+           f"{seconds(v.usual_s)}: {what}. Over the run that is {percent(v.share)} of the time, in no other step.")
+    evidence = {"more_s": v.more_s, "usual_step_s": v.usual_s, "share_ratio": v.share,
+                "long_steps": float(len(v.steps))}
+    if v.every:
+        evidence["every_steps"] = float(v.every)
+    evidence |= {f"{name}_more_s": time for name, time in v.parts.items()}
+    evidence |= {f"{work.name}_s": work.s_per_step for work in v.work[:3]}
+    return Explanation(
+        title=f"{seconds(v.more_s)} more in {which}: {what}", why=why, evidence=evidence, action=action,
+        snippet=snippet, gain="all of what these steps take longer, if they were like the others",
+        source=source("long_steps.share"),
+    )
+
+
+def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None]:
+    """What the long steps have more of, what to do, and the code."""
+    most = limit("long_steps.named") * v.more_s
+    for pattern, what, action, snippets in (*WORK, *((*own, {}) for own in _MORE)):
+        named = [work for work in v.work if re.match(pattern, work.name)]
+        if named and sum(work.s_per_step for work in named) >= most:
+            return f"{what} ({named[0].name})", action, snippets.get(job.loop)
+    read = next((work.count_per_step for work in v.work if work.name == "ReadVariableOp"), 0.0)
+    if part in ("host", "launch", "idle") and read >= _READ_VARIABLES:  # Keras saves in Python, which shows no event
+        _, _, action, snippets = WORK[0]
+        return f"Python that reads {read:.0f} variables, as saving a checkpoint does", action, snippets.get(job.loop)
+    what, action = _PARTS[part]
+    if part in ("compute", "collectives") and v.kernel is not None:
+        what = f"{what} ({v.kernel.split('(', 1)[0][:_NAME_CHARS]})"
+    elif part in ("host", "launch", "idle") and sum(work.s_per_step for work in v.work) >= most:
+        what = f"the host ({', '.join(work.name.rsplit('/', 1)[-1][:_NAME_CHARS] for work in v.work[:2])})"
+    return what, action, None
+
+
+def _ordinal(n: int) -> str:
+    ending = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{ending}"

@@ -1,0 +1,57 @@
+"""Steps that take far longer than the others, now and then or every so many."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gputop.trace.model import F64, I64
+
+# Fewer steps do not tell a rhythm from an accident. A step is long where it has 0.3 usual steps more than the median,
+# and that is also beyond the spread of the others: six times their standard deviation, estimated by the median
+# absolute deviation (times 1.4826). More than a third of the steps are not rare. gputop's own figures.
+MIN_STEPS = 8
+_MORE, _DEVIATIONS, _MAD = 0.3, 6.0, 1.4826
+_MOST = 1 / 3
+_MIN_LONG, _MIN_PERIODIC = 2, 3
+_PERIODIC = 0.75  # of the long steps; the others are accidents beside them
+
+
+class LongSteps(NamedTuple):
+    """``at`` are their places among the steps, from 0; ``every`` is their distance where it is always the same, and
+    then others that are long, too, are left out."""
+
+    at: I64
+    more_s: F64  # by how much each is longer
+    usual_s: float  # median of the other steps
+    every: int | None
+
+
+def long_steps(durations_s: F64, judged_s: F64 | None = None) -> LongSteps | None:
+    """None where no steps are far longer than most, or too few steps are known.
+
+    ``judged_s``: the part of each step that is compared; all of it unless given.
+    """
+    if len(durations_s) < MIN_STEPS:
+        return None
+    judged = durations_s if judged_s is None else judged_s
+    usual = float(np.median(judged))
+    spread = _MAD * float(np.median(np.abs(judged - usual)))
+    at = np.flatnonzero(judged - usual > max(_MORE * float(np.median(durations_s)), _DEVIATIONS * spread))
+    if not _MIN_LONG <= len(at) <= _MOST * len(durations_s):
+        return None
+    usual_s, usual = float(np.median(np.delete(durations_s, at))), float(np.median(np.delete(judged, at)))
+    at, every = _periodic(at)
+    return LongSteps(at, judged[at] - usual, usual_s, every)
+
+
+def _periodic(at: I64) -> tuple[I64, int | None]:
+    """Those of the long steps that come every so many steps, none missing, and how many; all where few do so."""
+    every = int(np.median(np.diff(at)))
+    places, counts = np.unique(at % every, return_counts=True)
+    own = at[at % every == places[np.argmax(counts)]]
+    complete = (np.diff(own) == every).all()
+    if len(own) >= max(_MIN_PERIODIC, _PERIODIC * len(at)) and complete:
+        return own, every
+    return at, None

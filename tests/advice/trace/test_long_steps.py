@@ -1,0 +1,78 @@
+"""Steps that take far longer than the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gputop.analysis.steps.long_steps import long_steps
+from tests.advice.trace.traces import KERNEL, abstained, findings
+from tests.trace.build import Builder
+
+STEP, COUNT = 10_000.0, 30
+
+
+def job(long: dict[int, float], name: str = "", *, count: int = COUNT, input_wait: bool = False,
+        kernel: bool = False) -> Builder:
+    """Steps of 10 ms; those in ``long`` take so many µs more: between two calls of the step (``name`` runs there),
+    waiting for a batch, or in a longer kernel."""
+    b, begin = Builder(), 0.0
+    for i in range(count + 1):
+        more = long.get(i, 0.0)
+        wait = more if input_wait else 0.0
+        work = 9_000 + (more if kernel else 0.0)
+        b.host("EagerExecute", begin, wait + work + 100, is_func=1, eager_op="__inference_multi_step_on_iterator_42")
+        b.host("IteratorGetNextOp::DoCompute", begin + 5, 10 + wait, line="tf_data_iterator_get_next/1")
+        b.run(0, begin + wait + 60, work, "long_matmul" if kernel and more else KERNEL, launch=begin + wait + 50)
+        if more and name:
+            b.host(name, begin + 9_200, more, eager_op=name, is_func=0)
+        begin += STEP + more
+    return b
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("SaveV2", "saving checkpoints"), ("WriteScalarSummary", "writing summaries"), ("gc", "garbage collection"),
+    ("SetWeights", "SetWeights"), ("", "shows no event"),
+])
+def test_work_every_so_many_steps_is_told_with_its_steps(name, words):
+    found = findings(job(dict.fromkeys(range(2, COUNT, 5), 20000.0), name))
+    f = found["long_steps"]
+    assert "20.0 ms more in every 5th step" in f.title and words in f.title
+    assert "3, 8, 13, 18" in f.why.replace("Steps ", "") and f.evidence["every_steps"] == 5
+    assert f.gain.step_time == pytest.approx(6 * 20 / (COUNT * 10 + 6 * 20), abs=0.01)
+    # It is in no other step: no finding speaks of each step.
+    assert "step_gap_host" not in found and [c.id for c in f.consequences] == ["step_gap_host"]
+
+
+def test_odd_steps_are_listed_with_what_is_different_in_them():
+    f = findings(job({4: 30_000.0, 9: 30_000.0, 21: 30_000.0}, kernel=True))["long_steps"]
+    assert "3 of 30 steps" in f.title and "long_matmul" in f.title and "5, 10, 22" in f.why
+    assert f.evidence["compute_more_s"] == pytest.approx(0.03)
+
+
+def test_batches_that_come_late_now_and_then_follow_from_the_input():
+    found = findings(job({4: 50_000.0, 9: 50_000.0, 21: 50_000.0}, input_wait=True))
+    assert "long_steps" in {f.id for f in found["input_bound"].consequences}
+    alone = findings(job({4: 6_500.0, 9: 6_500.0}, input_wait=True))  # below what is called bound by input
+    assert "input_bound" not in alone and "waiting for a batch" in alone["long_steps"].title
+
+
+@pytest.mark.parametrize("long", [
+    {}, {7: 50_000.0}, dict.fromkeys(range(0, COUNT, 2), 20000.0), {3: 2_000.0, 8: 2_000.0},
+], ids=["none", "one", "every second", "not far"])
+def test_no_long_steps(long):
+    assert "long_steps" not in findings(job(long))
+
+
+def test_few_steps_are_not_judged():
+    assert "8 whole steps" in abstained(job({2: 20_000.0, 4: 20_000.0}, count=6))["long_steps"]
+
+
+def test_steps_that_vary_are_not_called_long():
+    rng = np.random.default_rng(3)
+    assert long_steps(np.exp(0.25 * rng.standard_normal(200))) is None
+    found = long_steps(np.array([1.0, 1.01, 0.99, 2.0] * 5))
+    assert found is not None and found.every == 4 and found.at.tolist() == [3, 7, 11, 15, 19]
+    beside = np.array([1.0, 1.01, 0.99, 1.0, 2.0] * 5 + [1.0, 3.0])
+    found = long_steps(beside)
+    assert found is not None and found.every == 5 and found.at.tolist() == [4, 9, 14, 19, 24]
