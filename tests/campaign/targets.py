@@ -322,11 +322,15 @@ def _int64(value: float) -> int:
 
 
 def _dcgm(folder: Path, data: bytes) -> None:
-    """A host engine with any figures, statuses and refusals, seen by ``--source dcgm`` and by an export."""
+    """A host engine with any figures, statuses, counts and refusals, with lost GPUs and MIG instances, seen by
+    ``--source dcgm`` and by an export."""
     choice = _numbers(data)
     fields = sorted(DOUBLES | INTEGERS)
     scene = Scene(folder / "root", 4 if next(choice) % 2 else 3)
     try:
+        scene.engine.wild_counts = next(choice) > 200
+        scene.engine.gpus[0].instances = {4: next(choice), 5: next(choice)} if next(choice) > 128 else {}
+        scene.engine.lost = {0} if next(choice) > 230 else set()
         source = DcgmSource(scene.client, (), watch=bool(next(choice) % 2), root=scene.root)
         source.open()
         session = Session(source, clock=lambda: scene.now_s)
@@ -343,6 +347,9 @@ def _dcgm(folder: Path, data: bytes) -> None:
                 scene.engine.fails = {"dcgmEntitiesGetLatestValues": -(next(choice) % 60)}
             if next(choice) > 240:
                 scene.engine.xid(0, next(choice) - 100)
+            if next(choice) > 230:
+                scene.engine.lost ^= {next(choice) % 2}
+                scene.now_s += next(choice)
             scene.step()
             gpus = tuple(gpu.read(scene.now_s) for gpu in source.gpus)
             session.sample_feed.on_sample(dataclasses.replace(node_sample(0, 0), time_s=scene.now_s, gpus=gpus))

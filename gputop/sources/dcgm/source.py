@@ -251,18 +251,18 @@ def _infos(snapshot: Snapshot) -> dict[GpuInfo, str]:
             numbers[gpu.uuid] = next(n for n in (gpu.gpu, *range(_MAX_GPUS * 2)) if n not in taken)
     found: dict[GpuInfo, str] = {}
     for gpu in snapshot.gpus:
-        parts = sorted((part.number, part.uuid, part) for part in snapshot.instances
-                       if part.gpu == gpu.gpu and part.number is not None)
+        # By key, because an engine could list one twice.
+        parts = {part.uuid: part for part in snapshot.instances if part.gpu == gpu.gpu and part.number is not None}
         info = GpuInfo(numbers[gpu.uuid], gpu.uuid, gpu.name, gpu.pci_bus_id, whole(gpu, fields.PCIE_GEN_MAX, 17),
                        whole(gpu, fields.PCIE_WIDTH_MAX, 65), mig_mode=gpu.mig_mode or bool(parts))
         found[info] = gpu.uuid
-        for number, key, part in parts:
+        for key, part in sorted(parts.items(), key=lambda entry: entry[1].number or 0):
             instance, compute = part.mig_ids
             # The name that NVML gave to MIG devices before R470, and that CUDA still understands.
             uuid = f"MIG-{gpu.uuid}/{instance}/{compute}"
             memory_mib = whole(part, _MEMORY_TOTAL, 1 << 30)
             profile = f" {part.slices}g.{math.ceil(memory_mib / 1024)}gb" if memory_mib and part.slices else ""
-            found[GpuInfo(info.index, uuid, f"{gpu.name} MIG{profile}", gpu.pci_bus_id, mig=number)] = key
+            found[GpuInfo(info.index, uuid, f"{gpu.name} MIG{profile}", gpu.pci_bus_id, mig=part.number)] = key
     return found
 
 

@@ -227,6 +227,13 @@ def test_mig_instances_follow_their_gpu(node: Node) -> None:
     assert samples[0]["sm_active"].reason == "divided into MIG instances: see 0:0, 0:1"
 
 
+def test_an_instance_that_is_listed_twice_is_one(node: Node) -> None:
+    node.engine.gpus[0].instances = {4: 2, 5: 2}
+    node.engine.figures |= {(0, 52): 0, (1, 52): 1}
+    node.open()
+    assert [probe.info.label for probe in node.source.gpus] == ["0", "0:0", "1"]
+
+
 def test_one_mig_instance_can_be_chosen(node: Node) -> None:
     divided(node)
     node.open("0:1")
