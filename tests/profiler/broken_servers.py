@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 _DATA, _HEADERS, _SETTINGS = 0, 1, 4  # RFC 9113, 6
 _ACK, _END_HEADERS = 1, 4
@@ -139,36 +142,36 @@ FLOODS = {
 
 @contextlib.contextmanager
 def flooding(what: str) -> Iterator[str]:
-    """A server that begins as gRPC's do, and then floods each connection with frames of one kind."""
-    frames = FLOODS[what]() * 500
-    ended = threading.Event()
+    """A server, in a process of its own, that begins as gRPC's do and then floods each connection with such frames."""
+    command = [sys.executable, "-c", f"from tests.profiler.broken_servers import flood; flood({what!r})"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as server:
+        try:
+            assert server.stdout is not None
+            yield f"127.0.0.1:{int(server.stdout.readline())}"
+        finally:
+            server.kill()
+
+
+def flood(what: str) -> None:
+    """The server's main: prints its port."""
+    frames = FLOODS[what]() * 200
 
     def serve(connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
             connection.sendall(_frame(_SETTINGS, 0, 0, b""))
             threading.Thread(target=lambda: _drain(connection), daemon=True).start()
             if what == "headers without an end":
-                ended.wait(0.2)  # until there is a call that they can be of
+                threading.Event().wait(0.3)  # until there is a call that they can be of
                 connection.sendall(_frame(_HEADERS, 0, 1, b""))
-            while not ended.is_set():
+            while True:
                 connection.sendall(frames or b"\0")
-                ended.wait(0.0005 if frames else 0.05)
+                if not frames:
+                    threading.Event().wait(0.05)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        def accept() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-
-        thread = threading.Thread(target=accept)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            ended.set()
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
+        print(listener.getsockname()[1], flush=True)
+        while True:
+            threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 
 
 def _drain(connection: socket.socket) -> None:

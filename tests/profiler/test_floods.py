@@ -15,8 +15,8 @@ from tests.profiler.broken_servers import FLOODS, flooding
 
 @pytest.mark.parametrize("what", FLOODS)
 def test_a_flood_does_not_outlive_the_deadline_of_a_probe(what):
-    with flooding(what) as address, pytest.raises(GputopError, match=r"did not answer within 0\.5 s"):
-        probe.probe(address, 0.5)
+    with flooding(what) as address, pytest.raises(GputopError, match=r"did not answer within 2 s"):
+        probe.probe(address, 2.0)
 
 
 @pytest.mark.parametrize("what", ["window updates", "headers without an end"])
