@@ -17,8 +17,9 @@ from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.results import GapWork
 from gputop.analysis.steps.long_steps import MIN_STEPS, long_steps
+from gputop.analysis.steps.training_loops import training_loops
 from gputop.text.units import percent, seconds
-from gputop.trace.intervals import EMPTY, merge, subtract, union
+from gputop.trace.intervals import EMPTY, coverage, merge, subtract, union
 from gputop.trace.model import I64, Kind
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
@@ -70,7 +71,9 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | Missing | None:
     if facts.gpu_timelines:
         found = long_steps(length)
     elif steps.call_ends_ns:  # calls of functions are the CPU's own computing, which varies
-        by_part["host"] = (edges[:, 1] - np.minimum(steps.call_ends_ns, edges[:, 1])) / 1e9
+        called = np.minimum(steps.call_ends_ns, edges[:, 1])
+        waits = merge(EMPTY, *(loop.waits for loop in training_loops(facts.trace)))
+        by_part["host"] = (edges[:, 1] - called - coverage(waits, called, edges[:, 1])) / 1e9
         found = long_steps(length, by_part["host"] + by_part["input"])
     else:
         return None

@@ -76,3 +76,14 @@ def test_steps_that_vary_are_not_called_long():
     beside = np.array([1.0, 1.01, 0.99, 1.0, 2.0] * 5 + [1.0, 3.0])
     found = long_steps(beside)
     assert found is not None and found.every == 5 and found.at.tolist() == [4, 9, 14, 19, 24]
+
+
+def test_a_wait_between_two_calls_counts_once_without_a_gpu():
+    b, begin = Builder(gpus=0), 0.0
+    for i in range(COUNT + 1):
+        wait = 20_000.0 if i % 5 == 2 else 10.0
+        b.host("EagerExecute", begin, 9_000, is_func=1, eager_op="__inference_multi_step_on_iterator_42")
+        b.host("IteratorGetNextOp::DoCompute", begin + 9_100, wait, line="tf_data_iterator_get_next/1")
+        begin += STEP + wait
+    f = next(f for f in findings(b)["input_bound"].consequences if f.id == "long_steps")
+    assert f.evidence["more_s"] == pytest.approx(0.02, rel=0.01) and f.evidence["every_steps"] == 5
