@@ -24,7 +24,7 @@ _INTERLEAVE = (
     "    num_parallel_calls=tf.data.AUTOTUNE, deterministic=False)\n"
     f"ds = ds.batch(batch_size)\n{_PREFETCH}")
 _CACHE = ("ds = ds.map(decode, num_parallel_calls=tf.data.AUTOTUNE)\n"
-          "ds = ds.cache()  # or .cache(filename) where memory is short")
+          "ds = ds.cache()  # takes elements times bytes of one of memory; or .cache(filename)")
 _WHOLE = ("ds = ds.batch(batch_size)\n"
           "# fn_of_a_batch: the same ops on tensors with a batch dimension\n"
           f"ds = ds.map(fn_of_a_batch, num_parallel_calls=tf.data.AUTOTUNE)\n{_PREFETCH}")
@@ -44,6 +44,15 @@ _RECORDS = (
     "    file.write(tf.train.Example(features=features).SerializeToString())\n"
     "ds = tf.data.TFRecordDataset(paths, num_parallel_reads=tf.data.AUTOTUNE)")
 
+_NO_PYTHON = ("ds = ds.map(fn)  # fn in TensorFlow ops (tf.strings, tf.io, tf.image); or, once, before training:\n"
+              + _RECORDS)
+_ONE_ITERATOR = ("ds = ds.shuffle(buffer_size).repeat()  # nothing in between\n"
+                 "model.fit(ds.batch(batch_size).prefetch(2), steps_per_epoch=steps, epochs=epochs)")
+_PYTHON_MAP = ("The map's function is Python (py_function or numpy_function), of which one runs at a time, whatever "
+               "num_parallel_calls says: write it in TensorFlow ops, do it once and store TFRecords, or, where CPUs "
+               "are free, run it in processes of its own. More calls at once help only Python that waits for storage "
+               "or network.")
+_MOST = 0.5  # of the time waited, or of a function's
 _CACHED = "the stage's results are cached, so it is the most to expect"
 _CUTS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
 _PARALLEL_STAGE = re.compile(r"Parallel|MapAndBatch")
@@ -78,10 +87,12 @@ class InputFix:
     numbers: Mapping[str, float] | None = None
 
 
-def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, cpus: int | None) -> InputFix | None:
+def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, cpus: int | None,
+                python_s: float = 0.0) -> InputFix | None:
     """The fix for one pipeline; None where nothing says which stage bounds it.
 
-    ``wait_s`` is what a step waits for its batches, ``per_step`` the batches of a step, ``cpus`` tf.data's CPU budget.
+    ``wait_s`` is what a step waits for its batches, ``per_step`` the batches of a step, ``cpus`` tf.data's CPU budget,
+    ``python_s`` what tf.data's functions spent in Python in the window.
     """
     stages = {stage.path: stage for stage in pipeline.stages}
     slow = stages.get(pipeline.bounding or "")
@@ -110,6 +121,11 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
         return InputFix(action, snippet, max(rest_s, left_s, others), how, tells, numbers)
 
     apart = _cut_off(stages, slow)
+    refill_s = max((stage.refill_s or 0.0 for stage in pipeline.stages), default=0.0)
+    if pipeline.wait_s > 0 and refill_s >= _MOST * pipeline.wait_s and max(cost_s, others) <= step_s:
+        return made(f"The shuffle buffer is filled anew ({seconds(refill_s)} in the window), as it is at the start of "
+                    "an epoch: repeat right after shuffle, and give the steps of an epoch.", _ONE_ITERATOR,
+                    min(cost_s, rest_s), "the buffer is never filled anew")
     if last is not None and apart and max(cost_s, others) <= rest_s and (last.buffer_empty or 0.0) < 0.5:
         return made("The pipeline is fast enough on average, but its buffer runs empty now and then: prefetch more "
                     "batches.", _DEEPER, cost_s, "the buffer lasts over the slow batches")
@@ -120,6 +136,9 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
     if slow.name.startswith("Generator"):
         return made(_RECORD_FILES, _RECORDS, cost_s - stage_s,
                     "records cost next to nothing to read beside the generator's Python")
+    if _MAPS.match(slow.name) and slow.function_s and python_s >= _MOST * slow.function_s:
+        return made(_PYTHON_MAP, _NO_PYTHON, cost_s - stage_s,
+                    "nothing is left of the Python, so it is the most to expect")
     if _under(stages, slow, _SEVERAL) or _READS.match(slow.name) or _SEVERAL.match(slow.name):
         if slow.workers < threads:
             return made(_SEVERAL_FILES, _INTERLEAVE, cost_s * slow.workers / threads,

@@ -10,6 +10,7 @@ from gputop.advice.trace.input_fixes import InputFix, suggest_fix, suggest_fix_b
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.host.launch_threads import cpu_budget
+from gputop.analysis.host.tf_data import python_s
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.text.units import percent
@@ -63,7 +64,8 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     found = None
     if pipeline is not None and steps is not None:
         per_step = max(steps.times.iterations_per_step, _waits_in_steps(facts) / steps.count)
-        found = suggest_fix(pipeline, facts.period_s, wait_s, per_step, cpu_budget(facts.trace))
+        found = suggest_fix(pipeline, facts.period_s, wait_s, per_step, cpu_budget(facts.trace),
+                            python_s(facts.trace))
     return found or suggest_fix_by_name(next(iter(waited.stages), None), prefetches=any(
         stage.name.startswith("Prefetch") for own in waited.pipelines for stage in own.stages))
 

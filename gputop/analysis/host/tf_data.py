@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gputop.analysis.host.executors import RUNS, STARTS_FUNCTION
+from gputop.analysis.host.executors import RUNS, STARTS_FUNCTION, of_input_pipeline
 from gputop.analysis.results import Pipeline, Stage
 from gputop.trace.int_map import IntMap
 from gputop.trace.lookups import host_rows, host_stat
@@ -26,6 +26,8 @@ _PRODUCES = r"Parallel\w*Produce$|MapAndBatch\w*Produce$"
 _HANDS_ON = re.compile(r"(?:Root|Prefetch|Options|Model|MaxIntraOpParallelism|PrivateThreadPool)$")
 _CUTS = re.compile(r"Prefetch$|Parallel|MapAndBatch")
 _PARALLEL = re.compile(r"Parallel|MapAndBatch")
+_PYTHON_OP = r"(?:.*[:/])?(?:Eager)?PyFunc(?:Stateless)?$"
+_REFILL_FACTOR = 50.0  # times the median call; gputop's own figure
 _MAX_PATHS = 512  # far more than the stages of any pipeline; a damaged file may have any number
 _NO_ROOT = ""  # the label of what belongs to no root seen
 
@@ -211,6 +213,7 @@ def _pipeline(
             self_s=float(own[i]) / 1e9, function_s=function, workers=workers,
             cost_s_per_batch=cost / batches if batches else None, parallelism=parallelism,
             iterators=int((iterators >= 0).sum()) or 1, buffer_limit=limit, buffer_empty=empty,
+            refill_s=_refill_s(trace, rows) if name.startswith("Shuffle") else None,
         )
     bounding, cost_s = _bounding(stages) if batches else (None, None)
     return Pipeline(
@@ -218,6 +221,21 @@ def _pipeline(
         wait_s=int((host.end_ns[at_root] - host.start_ns[at_root]).sum()) / 1e9,
         stages=tuple(stages.values()), bounding=bounding, bounding_s_per_batch=cost_s,
     )
+
+
+def _refill_s(trace: Trace, rows: I64) -> float:
+    """Seconds in the calls of a Shuffle in which it fills its buffer: one call then takes as many elements as the
+    buffer has, any other takes one."""
+    length = trace.host.end_ns[rows] - trace.host.start_ns[rows]
+    return int(length[length > _REFILL_FACTOR * np.median(length)].sum()) / 1e9
+
+
+def python_s(trace: Trace) -> float:
+    """Seconds in which tf.data's functions called Python (py_function, numpy_function), summed over threads."""
+    host = trace.host
+    rows = host_rows(trace, _PYTHON_OP)
+    rows = rows[of_input_pipeline(trace)[rows]] if len(rows) else rows
+    return int((host.end_ns[rows] - host.start_ns[rows]).sum()) / 1e9
 
 
 def _top(calls: _Calls, count: I64, *, alone: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from gputop.advice.trace.input_fixes import InputFix, suggest_fix, suggest_fix_by_name
 from gputop.analysis.results import Pipeline, Stage
@@ -46,6 +47,25 @@ def test_without_a_buffer_prefetching_is_enough_where_the_pipeline_is_faster_tha
     c = cured(pipeline(("Map", 0.04, 1)), 0.1, 0.04)
     assert c.step_s == pytest.approx(0.06) and c.numbers is not None and "buffer_empty_ratio" not in c.numbers
     assert c.snippet.startswith("ds = ds.prefetch(")
+
+
+def test_a_shuffle_buffer_that_is_filled_anew_needs_no_deeper_prefetch():
+    p = pipeline(("Prefetch", 0, 1), ("Shuffle", 0.0, 1), ("Map", 0.03, 1), empty=0.2)
+    stages = tuple(replace(s, refill_s=0.8) if s.name == "Shuffle" else s for s in p.stages)
+    filled = cured(replace(p, stages=stages), 0.1, 0.06)
+    assert "filled anew (800 ms in the window)" in filled.action and "shuffle(buffer_size).repeat()" in filled.snippet
+    assert filled.step_s == pytest.approx(0.04) and "prefetch(16)" not in filled.snippet
+    little = tuple(replace(s, refill_s=0.4) if s.name == "Shuffle" else s for s in p.stages)
+    assert "filled anew" not in cured(replace(p, stages=little), 0.1, 0.06).action, "most of the wait is something else"
+
+
+def test_python_in_a_map_gets_no_more_parallel_calls():
+    p = pipeline(("Prefetch", 0, 1), ("ParallelMapV2", 0.1, 2), function=True)  # 2 s in the function
+    found = suggest_fix(p, 0.1, 0.08, 1.0, 8, python_s=1.5)
+    assert found is not None and "is Python" in found.action and "num_parallel_calls=" not in found.snippet
+    assert "TFRecordWriter" in found.snippet and "most to expect" in found.how
+    other = suggest_fix(p, 0.1, 0.08, 1.0, 8, python_s=0.5)
+    assert other is not None and "2 now, of 8 CPUs" in other.action
 
 
 def test_a_serial_map_runs_on_all_cpus():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gputop.analysis.host.tf_data import pipelines
+from gputop.analysis.host.tf_data import pipelines, python_s
 from gputop.analysis.results import Pipeline, Stage
 from gputop.trace.readers.load import load
 from tests.trace.build import Builder
@@ -152,3 +152,19 @@ def test_of_too_many_paths_the_longest_are_kept():
 
 def test_no_iterators():
     assert pipelines(Builder(gpus=0).host("x", 0, 1).build()) == ()
+
+
+def test_refills_of_a_shuffle_and_python_in_functions_are_told():
+    b = Builder(gpus=0)
+    at = 0.0
+    for i in range(120):
+        long = 50_000.0 if i in (0, 60) else 100.0
+        b.host("Iterator::Root", at, long + 20, line="tf_data_iterator_get_next/1", id=1, name="d")
+        b.host("Iterator::Root::Shuffle", at + 5, long + 10, line="tf_data_iterator_get_next/1", id=2, parent_id=1)
+        b.host("a/PyFunc:PyFunc", at + 10, 40, line="tf_data_iterator_get_next/1")
+        b.host("model/PyFunc:PyFunc", at + 10, 40, line="tf_Compute/1")
+        at += long + 100
+    trace = b.build()
+    (pipeline,) = pipelines(trace)
+    assert [stage.refill_s for stage in pipeline.stages] == [None, pytest.approx(2 * 0.05001)]
+    assert python_s(trace) == pytest.approx(120 * 40e-6)
