@@ -32,8 +32,8 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     waited, steps = facts.analysis.input, facts.steps
     assert waited is not None and facts.shares is not None
     share = facts.shares["input"]
-    # A single wait may be an accident; several in one long step are none.
-    if steps is not None and max(steps.count, _waits_in_steps(facts)) < limit("input_bound.steps"):
+    # A single wait may be an accident; several in one long step, or one more in a step that is not whole, are none.
+    if steps is not None and max(steps.count, _waits_like(facts, share)) < limit("input_bound.steps"):
         return Missing("a second wait for a batch: one can be an accident; capture longer")
     if share < limit("input_bound.share"):
         return None
@@ -44,6 +44,14 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         gpus=facts.active_numbers, share=share, saving=saving, wait_ratio=waited.wait_ratio, fix=fix,
         slowest_stage=None if stage is None else (stage, waited.stages[stage]),
     )
+
+
+def _waits_like(facts: TraceFacts, share: float) -> int:
+    """How often a loop waited in the window, steps that are not whole included, for half of the time that it waits
+    for each batch of a step, or longer; the loop that did so most often."""
+    each_ns = share * facts.period_s * 1e9 / max(_waits_in_steps(facts), 1)
+    return max((int((loop.waits.end - loop.waits.start >= 0.5 * each_ns).sum())
+                for loop in training_loops(facts.trace)), default=0)
 
 
 def _waits_in_steps(facts: TraceFacts) -> int:
