@@ -6,8 +6,13 @@ import importlib.util
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.tf_job import TfJob, start_tf_job
+
+# A loaded machine is no fault of a test.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 _SHARED_JOBS = "TensorFlow jobs"
 # What takes minutes begins first, so that no process works on alone at the end.
