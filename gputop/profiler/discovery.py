@@ -33,6 +33,7 @@ Framework = Literal["TensorFlow", "JAX"]
 _TIMEOUT_S = 1.0
 _OWN_HOSTS = ["127.0.0.1", "[::1]"]  # a socket on all of IPv6 takes IPv4, too, unless it was told not to
 _MAX_GREETED = 8  # ports of one process
+_PROBES_AT_ONCE = 16
 _ATTEMPTS = 3  # a server in a process that is starting or stopped may be slow to greet
 _MAPPED = re.compile(r"(/\S*/)(tensorflow|jaxlib|libtpu|torch_xla)/\S+\.so|/libcuda\.so|/libtensorflow\S*\.so")
 _EXECUTABLE = re.compile(r"^\S+ ..x. \S+ \S+ \d+ +(/.*)$", re.MULTILINE)  # proc_pid_maps(5): the path of mapped code
@@ -113,6 +114,8 @@ class _SocketState:
 
     holders: tuple[int, ...]  # pids, the oldest first
     relevant: bool | None = None  # whether a holder may be a training job; None: not examined yet
+    framework: Framework | None = None
+    version: str | None = None
     server: ProfilerServer | None = None
     attempts_left: int = _ATTEMPTS
     note: str | None = None
@@ -133,14 +136,12 @@ class Finder:
             listening, notes = self._listening(wanted)
             self._remember(listening)
             servers: dict[str, ProfilerServer] = {}
-            for listener, reach in listening.items():
-                state = self._sockets[listener]
-                if not state.holders or os.getpid() in state.holders:
-                    continue
-                if wanted is not None and wanted.isdisjoint(state.holders):
-                    continue
-                if state.server is None and state.attempts_left > 0:
-                    self._probe_listener(listener, state, reach, named=wanted is not None)
+            looked_at = {listener: state for listener in listening if (state := self._sockets[listener]).holders
+                         and os.getpid() not in state.holders
+                         and (wanted is None or not wanted.isdisjoint(state.holders))}
+            self._probe_listeners({listener: listening[listener] for listener, state in looked_at.items()
+                                   if state.server is None and state.attempts_left > 0}, named=wanted is not None)
+            for state in looked_at.values():
                 if state.server is not None:
                     servers.setdefault(state.server.address, state.server)
                 elif state.note is not None:
@@ -180,14 +181,31 @@ class Finder:
             for listener in new:
                 self._sockets[listener] = _SocketState(tuple(holders[listener.inode]))
 
-    def _probe_listener(self, listener: Listener, state: _SocketState, hosts: list[str], *, named: bool) -> None:
+    def _probe_listeners(self, listening: Mapping[Listener, list[str]], *, named: bool) -> None:
+        """One attempt at each socket of a process that may train; at several at once, because jobs that are stopped
+        or hang answer none."""
+        def attempt(listener: Listener) -> None:
+            self._probe_listener(listener, self._sockets[listener], listening[listener])
+
+        asked = [listener for listener in listening if self._may_train(self._sockets[listener], named)]
+        if len(asked) < 2:
+            for listener in asked:
+                attempt(listener)
+            return
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(min(_PROBES_AT_ONCE, len(asked)), "gputop-probes") as threads:
+            list(threads.map(attempt, asked))
+
+    def _may_train(self, state: _SocketState, named: bool) -> bool:
+        """Whether the process that holds the socket is worth asking; what it has mapped is noted in ``state``."""
+        if named or state.relevant is not False:
+            state.relevant, state.framework, state.version = self._libraries(state.holders[0])
+        return named or bool(state.relevant)
+
+    def _probe_listener(self, listener: Listener, state: _SocketState, hosts: list[str]) -> None:
         """One attempt to find out whether a socket is a profiler server's."""
-        if state.relevant is False and not named:
-            return
         pid = state.holders[0]
-        state.relevant, framework, version = self._libraries(pid)
-        if not state.relevant and not named:
-            return
         state.attempts_left -= 1
         problem = "its address is not known"
         for host in hosts:
@@ -198,8 +216,8 @@ class Finder:
             except GputopError as error:
                 problem = error.message
                 continue
-            state.server = ProfilerServer(address, pid, self._user(pid), self._command(pid), framework, version,
-                                          rank_of(self._environ(pid)), _effective_uid(self._proc, pid))
+            state.server = ProfilerServer(address, pid, self._user(pid), self._command(pid), state.framework,
+                                          state.version, rank_of(self._environ(pid)), _effective_uid(self._proc, pid))
             state.note = None
             return
         if hosts is not _OWN_HOSTS and state.relevant:

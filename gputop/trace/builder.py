@@ -124,6 +124,7 @@ class TraceBuilder:
         device = _joined(self.device, DeviceEvents.empty())
         host = _joined(self.host, HostEvents.empty())
         allocator = _joined(self.allocator, AllocatorEvents.empty())
+        self._bound_allocators(allocator)
         steps = _joined(self.steps, StepEvents.empty())
         starts = [times for times in (device.start_ns, host.start_ns, allocator.time_ns) if len(times)]
         if not starts:
@@ -148,6 +149,15 @@ class TraceBuilder:
             profile_window_ns=profile_window_ns and (profile_window_ns[0] - first, profile_window_ns[1] - first),
             simulated=simulated, quality=self.quality, launch_shapes=list(self.shapes), step_events=steps,
         )
+
+    def _bound_allocators(self, events: AllocatorEvents) -> None:
+        """Leave out allocators beyond what any job has, and say so: each is analyzed by itself."""
+        distinct = np.unique(events.allocator[events.allocator >= 0])
+        if len(distinct) <= limits.MAX_ALLOCATORS:
+            return
+        events.allocator[np.isin(events.allocator, distinct[limits.MAX_ALLOCATORS:])] = -1
+        self.note("left_out", f"There are records of {len(distinct):,} memory allocators; "
+                              f"{limits.MAX_ALLOCATORS:,} of them are analyzed.")
 
     def _count_once(self, device: DeviceEvents) -> None:
         """Leave out the repetitions of events that a file lists more than once, and say so."""

@@ -46,8 +46,20 @@ def add_eager_stats(host: HostEvents, names: Sequence[str], number_of: Callable[
 def _holds(host: HostEvents, rows: I64, inner: I64) -> I64:
     """1 for each of these events within which one of the others begins on the same thread, else 0."""
     out = np.zeros(len(rows), np.int64)
-    for line in np.unique(host.line[inner]).tolist():
-        begun = host.start_ns[inner[host.line[inner] == line]]
-        own = np.flatnonzero(host.line[rows] == line)
-        out[own] = np.searchsorted(begun, host.end_ns[rows[own]]) > np.searchsorted(begun, host.start_ns[rows[own]])
+    begun_on = {int(host.line[own[0]]): host.start_ns[own] for own in _by_line(host, inner)}
+    for at in _by_line(host, rows, np.arange(len(rows))):
+        own = rows[at]
+        begun = begun_on.get(int(host.line[own[0]]))
+        if begun is not None:
+            out[at] = np.searchsorted(begun, host.end_ns[own]) > np.searchsorted(begun, host.start_ns[own])
     return out
+
+
+def _by_line(host: HostEvents, rows: I64, values: I64 | None = None) -> list[I64]:
+    """The rows, or the values beside them, of each thread that has any, in their order."""
+    if not len(rows):
+        return []
+    lines = host.line[rows]
+    order = np.argsort(lines, kind="stable")
+    parts = np.flatnonzero(np.diff(lines[order])) + 1
+    return list(np.split((rows if values is None else values)[order], parts))

@@ -20,6 +20,7 @@ OUTLINE_FIELDS = 1 << 22
 # Of one trace.
 MAX_NOTES = 200
 MAX_NOTE_CHARS = 2000
+MAX_ALLOCATORS = 1 << 12  # 8 GPUs have some ten of them
 # Characters of all names together: as many as the file has, and more where names are joined (module and op).
 NAME_CHARS, NAME_CHARS_PER_BYTE = 64 << 20, 4
 

@@ -46,10 +46,19 @@ def test_a_recording_by_the_python_api() -> None:
         gputop.open_recording(DATA / "none")
 
 
+def holds(now: object, old: object) -> bool:
+    """Whether a document has all that an older one has, at the same places; it may have more keys."""
+    if isinstance(now, dict) and isinstance(old, dict):
+        return all(key in now and holds(now[key], value) for key, value in old.items())
+    if isinstance(now, list) and isinstance(old, list):
+        return len(now) == len(old) and all(map(holds, now, old))
+    return now == old
+
+
 def test_a_saved_analysis() -> None:
     document = json.loads((DATA / "analysis.json").read_text())
     saved, now = Analysis.from_json(document), gputop.analyze(DATA.parent / "keras3_slow_input.xplane.pb.gz")
-    assert saved.to_json() == document
+    assert holds(saved.to_json(), document)
     assert (saved.steps, saved.breakdown, saved.input, saved.gpus) == (now.steps, now.breakdown, now.input, now.gpus)
     assert gputop.compare(DATA / "analysis.json", DATA / "analysis.json").verdict == "noise"
     del document["typical_step"], document["steps"]["phase"]

@@ -24,13 +24,14 @@ def memory(trace: Trace) -> tuple[AllocatorUse, ...]:
     """
     events = trace.allocator
     out = []
-    for allocator in np.unique(events.allocator[events.allocator >= 0]):
-        own = (events.allocator == allocator) & (events.in_use_bytes >= 0)
-        sized = own & (events.available_bytes >= 0)
-        if not sized.any():
+    known = np.flatnonzero((events.allocator >= 0) & (events.in_use_bytes >= 0))
+    known = known[np.argsort(events.allocator[known], kind="stable")]
+    for own in np.split(known, np.flatnonzero(np.diff(events.allocator[known])) + 1) if len(known) else ():
+        sized = own[events.available_bytes[own] >= 0]
+        if not len(sized):
             continue
         capacity = int((events.in_use_bytes[sized] + events.available_bytes[sized]).max())
-        out.append(_allocator(trace, _whole_name(trace.names[allocator]), np.flatnonzero(own), capacity))
+        out.append(_allocator(trace, _whole_name(trace.names[events.allocator[own[0]]]), own, capacity))
     return tuple(sorted(out, key=lambda use: use.allocator))
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gputop.analysis.gpu.memory import POINTS, downsample, memory
 from gputop.analysis.results import Holder
 from gputop.core.codec import to_document
+from gputop.trace import limits
 from gputop.trace.readers.load import load
 from tests.trace.build import Builder
 from tests.trace.readers.xspace.reference import Builder as XSpace
@@ -137,3 +138,15 @@ def test_names_that_tensorflow_cuts_on_windows_are_those_of_gpus():
     for i, name in enumerate(("\0PU_0_bfc", "\0pu_host_bfc", "\ufffdPU_1_bfc", "other_bfc")):
         b.memory(i, name, 10, 90, 20)
     assert [use.allocator for use in memory(b.build())] == ["GPU_0_bfc", "GPU_1_bfc", "gpu_host_bfc", "other_bfc"]
+
+
+def test_only_so_many_allocators_are_analyzed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "MAX_ALLOCATORS", 2)
+    x = XSpace()
+    line = x.line("/host:CPU", "tf_Compute/1")
+    for i in range(3):
+        x.event("/host:CPU", line, "MemoryAllocation", 10 * i, 0, allocator_name=(f"{i}_bfc",), bytes_allocated=700,
+                bytes_available=300, peak_bytes_in_use=700)
+    trace = x.read()
+    assert len(memory(trace)) == 2
+    assert "3 memory allocators" in {note.id: note.message for note in trace.quality}["left_out"]
