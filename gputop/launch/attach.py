@@ -51,7 +51,7 @@ def start_server(process: target.Target, port: int = 0) -> Announcement:
     if announced is None:
         raise GputopError(
             f"Process {process.pid} did not answer within {ANSWER_TIMEOUT_S:.0f} s: its main thread runs native code "
-            "or nothing at all, not Python.",
+            "or nothing at all, not Python, or the job may open no socket (seccomp).",
             f"py-spy dump --pid {process.pid} shows where it is. The request has lapsed; nothing was changed.")
     if announced.address is None:
         raise GputopError(announced.line, "The job itself goes on.")
