@@ -136,12 +136,12 @@ class Finder:
             listening, notes = self._listening(wanted)
             self._remember(listening)
             servers: dict[str, ProfilerServer] = {}
-            looked_at = {listener: state for listener in listening if (state := self._sockets[listener]).holders
+            examined = {listener: state for listener in listening if (state := self._sockets[listener]).holders
                          and os.getpid() not in state.holders
                          and (wanted is None or not wanted.isdisjoint(state.holders))}
-            self._probe_listeners({listener: listening[listener] for listener, state in looked_at.items()
+            self._probe_listeners({listener: listening[listener] for listener, state in examined.items()
                                    if state.server is None and state.attempts_left > 0}, named=wanted is not None)
-            for state in looked_at.values():
+            for state in examined.values():
                 if state.server is not None:
                     servers.setdefault(state.server.address, state.server)
                 elif state.note is not None:
