@@ -122,6 +122,8 @@ def cost_of_waits(
     work. ``input_waits``: when the loop waits for a batch, which does not come sooner because it is asked for sooner.
     A collective ends when the last of its GPUs has come, and one whose partners are not known no sooner than it did.
     """
+    if not len(waits.start_ns):
+        return {}
     replays = [_Replay.of(trace, timeline, waits, input_waits) for timeline in gpu_timelines]
     if not any(replay.earlier_ns.any() for replay in replays):
         return {}
@@ -245,7 +247,6 @@ def _earlier(launch: I64, saved: Spans, input_waits: Spans) -> I64:
     long = input_waits.end - input_waits.start >= _INPUT_WAIT_NS
     fed = np.concatenate((np.full(1, _LONG_AGO), input_waits.end[long]))
     return so_far - total[np.searchsorted(saved.end, fed[np.searchsorted(fed, launch, side="right") - 1], side="right")]
-
 
 
 def before_steps(trace: Trace, timeline: GpuTimeline, steps: Steps | None) -> Spans:
