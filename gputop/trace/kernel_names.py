@@ -73,6 +73,7 @@ _END = re.compile(r"\bkind_(src|dst):(\w+)")
 _DETAIL = re.compile(r"\b(regs|static_shared|dynamic_shared|group_mem|grid|block|occ_pct):([\d.,]{1,40})")
 _DETAIL_NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _REPLICA = re.compile(r"(^|/)replica_\d+/")
+_OP = re.compile(r"[^:]+:[A-Za-z_]\w*")
 _NUMBERING = re.compile(r"([._]\d+)+$")
 _KINETO_SHARED = 48 << 10  # kineto writes an occupancy of 0 for kernels with more shared memory
 _KINETO_BYTES = {"double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "short": 2, "char": 1,
@@ -187,6 +188,14 @@ def kineto_message_bytes(args: Mapping[str, Any]) -> int:
     counts = [n for n in (args.get("In msg nelems"), args.get("Out msg nelems")) if isinstance(n, int)]
     largest = max(counts, default=-1)
     return largest * size if size is not None and 0 < largest < 1 << 50 else -1
+
+
+@lru_cache(maxsize=65536)
+def op_of_annotation(text: str) -> str:
+    """``scope/op:Type`` at the beginning of the annotation with which older TensorFlow names a kernel's op, "" where it
+    names none. What follows a "#" are its details, "::" begins an inner annotation."""
+    op = text.split("#", 1)[0]
+    return op if _OP.fullmatch(op) else ""
 
 
 @lru_cache(maxsize=65536)

@@ -10,6 +10,7 @@ from gputop.trace.kernel_names import (
     kineto_shape,
     launch_shape,
     memory_kind,
+    op_of_annotation,
     split_op,
 )
 from gputop.trace.model import Kind, LaunchShape, MemoryKind
@@ -159,3 +160,12 @@ def test_kinetos_messages(args, size):
 ])
 def test_ops(text, op):
     assert split_op(text) == op
+
+
+@pytest.mark.parametrize(("text", "op"), [
+    ("model/conv2d/Conv2D:Conv2D", "model/conv2d/Conv2D:Conv2D"), ("MakeTensorFromProto", ""), ("", ""),
+    ("bert/dropout/RandomUniform:RandomUniform#shape=(int32[3])#", "bert/dropout/RandomUniform:RandomUniform"),
+    ("#edge_name=ret_0#", ""), ("XlaModule:#hlo_module=a#", ""), ("a::b", ""),
+])
+def test_the_op_in_an_annotation(text, op):
+    assert op_of_annotation(text) == op

@@ -71,7 +71,8 @@ _MANY_LINES = 256  # in a file with more of them short ones are decoded together
 # The most memory that one event takes until the trace is assembled.
 _EVENT_BYTES = 250
 
-_DEVICE_STATS = ("correlation_id", "memcpy_details", "kernel_details", "tf_op", "hlo_op", "hlo_module")
+_DEVICE_STATS = ("correlation_id", "memcpy_details", "kernel_details", "tf_op", "annotation", "hlo_op",
+                 "hlo_module")
 _INTEGER_STATS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num", "buffered_elements",
                   "id", "parent_id", "parallelism", "buffer_limit", "cpu_budget")
 _STRING_STATS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")

@@ -80,10 +80,17 @@ def set_copies(out: DeviceEvents, details: I64, names: Names) -> None:
 
 
 def op_names(chunk: Chunk, n: int, names: Names, references: IntMap) -> I64:
-    """``tf_op``, or ``module/op`` for XLA, whose tf_op is always "XlaModule:"."""
+    """``tf_op``, or ``module/op`` for XLA, whose tf_op is always "XlaModule:"; or what older TensorFlow annotated."""
     op = strings(chunk, "tf_op", n, names, references)
     for nothing in ("", "XlaModule:"):
         op[op == names[nothing]] = -1
+    if "annotation" in chunk.stats and "hlo_op" not in chunk.stats:
+        texts = strings(chunk, "annotation", n, names, references)
+        op_of = np.full(len(names.list) + 1, -1, np.int64)  # the extra last entry answers index -1
+        for i in distinct(texts):
+            own = kernel_names.op_of_annotation(names.list[i])
+            op_of[i] = names[own] if own else -1
+        op = np.where(op < 0, op_of[texts], op)
     if "hlo_op" not in chunk.stats:
         return op
     hlo = strings(chunk, "hlo_op", n, names, references)

@@ -151,7 +151,8 @@ def test_tensorboard_and_jax_export():
         {"ph": "X", "pid": 1, "tid": 2, "ts": 10.0, "dur": 3.0, "name": "fusion",
          "args": {"correlation_id": "55", "hlo_op": "fusion.1", "hlo_module": "jit_step"}},
         {"ph": "X", "pid": 1, "tid": 2, "ts": 14.0, "dur": 1.0, "name": "MemcpyD2H",
-         "args": {"memcpy_details": "kind_src:device kind_dst:pageable size:99 dest:0 async:0"}},
+         "args": {"memcpy_details": "kind_src:device kind_dst:pageable size:99 dest:0 async:0",
+                  "annotation": "a/Mean:Mean#id=1#"}},
         {"ph": "X", "pid": 1, "tid": 3, "ts": 10.0, "dur": 3.0, "name": "fusion.1"},
         {"ph": "X", "pid": 9, "tid": 4, "ts": 1.0, "dur": 2.0, "name": "cuLaunchKernel",
          "args": {"correlation_id": 55}},
@@ -163,7 +164,7 @@ def test_tensorboard_and_jax_export():
     assert d.kind.tolist() == [Kind.COMPUTE, Kind.D2H]
     assert d.launch_ns.tolist() == [1000, -1]
     assert d.bytes.tolist() == [-1, 99]
-    assert trace.names[d.tf_op[0]] == "jit_step/fusion.1"
+    assert [trace.names[i] for i in d.tf_op] == ["jit_step/fusion.1", "a/Mean:Mean"]
     assert trace.host.stats["step_num"][1].tolist() == [3]
     assert len(trace.host) == 2
     assert trace.lines[d.line[0]].name == "Stream #13(Kernel,MemcpyD2H)"

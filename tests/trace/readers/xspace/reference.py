@@ -18,7 +18,8 @@ INTEGERS = ("step_num", "group_id", "_r", "is_func", "tracing_count", "iter_num"
             "parent_id", "parallelism", "buffer_limit", "cpu_budget")
 STRINGS = ("eager_op", "tf_function_call", "function_name", "name", "shapes")
 ALLOCATOR = ("bytes_allocated", "bytes_available", "peak_bytes_in_use", "allocation_bytes", "addr")
-OTHER = ("correlation_id", "device_id", "memcpy_details", "kernel_details", "tf_op", "hlo_op", "hlo_module")
+OTHER = ("correlation_id", "device_id", "memcpy_details", "kernel_details", "tf_op", "annotation", "hlo_op",
+         "hlo_module")
 
 
 class Builder:
@@ -174,7 +175,9 @@ def _op(texts: dict[str, str]) -> str | None:
     if op and op != "XlaModule:":
         return op
     hlo, module = texts.get("hlo_op"), texts.get("hlo_module")
-    return None if hlo is None else hlo if module is None else f"{module}/{hlo}"
+    if hlo is None:
+        return kernel_names.op_of_annotation(texts.get("annotation", "")) or None
+    return hlo if module is None else f"{module}/{hlo}"
 
 
 def actual(trace: Trace, first: int) -> tuple[Counter, Counter, Counter]:

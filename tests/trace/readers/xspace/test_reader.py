@@ -202,7 +202,8 @@ def sample() -> Builder:
             tf_op="XlaModule:", hlo_op=("all-reduce.1",), hlo_module=("jit_step",))
     b.event("/device:GPU:0", copies, "MemcpyH2D", 0, 10, correlation_id=3,
             memcpy_details=("kind_src:pageable kind_dst:device size:4096 dest:0 async:1",))
-    b.event("/device:GPU:0", copies, "MemcpyD2H", 20, 10, correlation_id=9, memcpy_details="num_bytes:77")
+    b.event("/device:GPU:0", copies, "MemcpyD2H", 20, 10, correlation_id=9, memcpy_details="num_bytes:77",
+            annotation=("Mean/_9:_Send#from=Mean,to=#::#edge_name=e",))
     thread = b.line("/host:CPU", "tf_Compute/-5", 900)
     b.event("/host:CPU", thread, "cuLaunchKernel", 100, 5, correlation_id=1, device_id=0)
     b.event("/host:CPU", thread, "cuLaunchKernel", 120, 5, correlation_id=2, device_id=0)
@@ -228,7 +229,7 @@ def test_gpus_launches_copies_and_operations():
     assert d.src.tolist() == [0, 0, MemoryKind.PAGEABLE, 0]
     assert d.dst.tolist() == [0, 0, MemoryKind.DEVICE, 0]
     assert [names[i] if i >= 0 else None for i in d.tf_op] == ["layer/MatMul:MatMul", "jit_step/all-reduce.1", None,
-                                                               None]
+                                                               "Mean/_9:_Send"]
     assert trace.origin_ns == START
     assert trace.profile_window_ns == (0, 10**9)
     assert trace.hosts == ["node"]
