@@ -34,10 +34,22 @@ def source_of(args: argparse.Namespace) -> Source:
         if args.demo in (None, SIMULATED_DEFAULT):
             return SimulatedSource(gpus=gpus)
         return SimulatedSource(args.demo, gpus=gpus)
-    from gputop.sources.factory import live_source
+    from gputop.sources.factory import GpusOrHost, live_source
 
-    return live_source(args.source, gpus, args.interval, dcgm=args.dcgm, dcgm_bindings=args.dcgm_bindings,
-                       dcgm_watch=args.dcgm_watch)
+    source = live_source(args.source, gpus, args.interval, dcgm=args.dcgm, dcgm_bindings=args.dcgm_bindings,
+                         dcgm_watch=args.dcgm_watch)
+    if args.source != "auto" or args.command == "record":
+        return source  # GPUs are what was asked for
+    return GpusOrHost(source, lambda: args.command == "run" or bool(_attached(args)) or _has_screen_and_server(args))
+
+
+def _has_screen_and_server(args: argparse.Namespace) -> bool:
+    """Whether it is the monitor on a terminal, and a process of this node has a profiler server to capture from."""
+    if args.command is not None or not sys.stdout.isatty():
+        return False
+    from gputop.profiler.discovery import find_servers
+
+    return bool(find_servers().servers)
 
 
 def options_of(args: argparse.Namespace) -> Options:

@@ -16,6 +16,7 @@ from gputop.replay.player import Player
 from gputop.session.captures import analyze, capture_and_analyze, choose_servers, find_servers, left_out, servers_label
 from gputop.session.options import Options
 from gputop.sources.base import Source
+from gputop.sources.factory import GpusOrHost
 
 if TYPE_CHECKING:
     from gputop.session.auto_capture.controller import AutoCapture
@@ -133,6 +134,8 @@ class CaptureControl:
         servers = tuple(self._as_allowed(replace(s, description=command(s.description))) for s in servers)
         changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
         self.servers, self.discovery_notes, self.servers_known = servers, notes, True
+        if isinstance(self._source, GpusOrHost):
+            self._source.watch_processes([server.pid for server in servers if server.pid is not None])
         if changed or self._report_servers:
             self._report_servers = False
             self._receiver.servers_changed()

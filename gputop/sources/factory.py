@@ -1,16 +1,86 @@
-"""Makes the live source that the options select. Nothing is loaded or contacted here."""
+"""Makes the live source that the options select. Nothing is loaded or contacted before it is opened."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputop.core.errors import EXIT_USAGE, GputopError
-from gputop.sources.base import Source
+from gputop.sources.base import GpuProbe, HostProbe, Source
 
 if TYPE_CHECKING:
+    from gputop.core.samples import NodeSample
     from gputop.sources.dcgm.client import DcgmClient
+    from gputop.sources.host.source import PsutilHost
+
+
+class GpusOrHost:
+    """The GPUs of ``source``; where they cannot be opened and ``host_is_enough``, the host alone.
+
+    Satisfies :class:`gputop.sources.base.Source`. Wrong usage is an error in any case.
+    """
+
+    simulated = False
+
+    def __init__(self, source: Source, host_is_enough: Callable[[], bool]) -> None:
+        self._source = source
+        self._host_is_enough = host_is_enough
+        self._host: PsutilHost | None = None
+        self.error: GputopError | None = None  # why there are no GPUs
+
+    @property
+    def label(self) -> str:
+        """Without GPUs: why, and how there would be some."""
+        return self._source.label if self.error is None else f"{self.error.message} {self.error.fix}"
+
+    def open(self) -> None:
+        if self.error is not None:
+            return
+        try:
+            self._source.open()
+        except GputopError as error:
+            if error.exit_code == EXIT_USAGE:
+                raise
+            if not self._host_is_enough():
+                raise GputopError(error.message, f"{error.fix} `gputop --attach HOST:PORT` and `gputop run -- python "
+                                  "train.py` watch and profile a job without GPUs here.", error.exit_code) from None
+            self._source.close()
+            self.error = error
+
+    def watch_processes(self, pids: Collection[int]) -> None:
+        """Without GPUs: have the host's probe tell of these processes."""
+        if self._host is not None:
+            self._host.watched_pids = tuple(pids)
+
+    @property
+    def gpus(self) -> Sequence[GpuProbe]:
+        return self._source.gpus if self.error is None else ()
+
+    @property
+    def gpus_present(self) -> int | None:
+        return self._source.gpus_present if self.error is None else None
+
+    @property
+    def host(self) -> HostProbe:
+        if self.error is None:
+            return self._source.host
+        if self._host is None:
+            from gputop.sources.host.source import PsutilHost
+
+            self._host = PsutilHost(clock=time.monotonic)
+        return self._host
+
+    def backfill(self, now_s: float, interval_s: float) -> Iterable[NodeSample]:
+        return self._source.backfill(now_s, interval_s) if self.error is None else ()
+
+    def profiler_endpoints(self) -> Mapping[str, str]:
+        return self._source.profiler_endpoints() if self.error is None else {}
+
+    def close(self) -> None:
+        if self.error is None:
+            self._source.close()
 
 
 def live_source(kind: str, gpus: Sequence[str], interval_s: float, *, dcgm: str | None = None,

@@ -174,7 +174,8 @@ class GputopApp(TerminalApp):
         self._host.show([status_lines.host(sample, width)])
         attached = frozenset(s.pid for s in session.servers if s.pid is not None)
         reasons = {g.processes_reason for g in sample.gpus if g.processes_reason}
-        self._processes.update_view(sample.processes, attached, "; ".join(sorted(reasons)))
+        none = "no process holds a GPU" if sample.gpus else "no process of this node is known to have a profiler server"
+        self._processes.update_view(sample.processes, attached, "; ".join(sorted(reasons)) or none)
         self._refresh_actions()
 
     def _refresh_actions(self) -> None:

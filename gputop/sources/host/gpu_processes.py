@@ -81,8 +81,8 @@ class GpuProcessTable:
         """Whether it follows any process, and so scans the whole process table itself."""
         return bool(self._known)
 
-    def read(self, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
-        """One entry per PID that any of ``gpus`` lists, in the order of the first GPU it holds.
+    def read(self, gpus: Sequence[GpuSample], watched: Iterable[int] = ()) -> tuple[ProcessSample, ...]:
+        """One entry per PID that any of ``gpus`` lists, in the order of the first GPU it holds; then the ``watched``.
 
         CPU is in cores and counts the process with all its descendants, as does I/O: a
         training job's input pipeline often runs in worker processes. A descendant that
@@ -90,6 +90,8 @@ class GpuProcessTable:
         the last samples are joined with what the GPUs list now.
         """
         held = _holders(gpus)
+        for pid in watched:
+            held.setdefault(pid, {})
         now_s = self._clock()
         if held.keys() == self._last.keys() and now_s < self._due_s:
             for pid, on_gpus in held.items():

@@ -45,6 +45,7 @@ class PsutilHost:
         self._physical: dict[tuple[str, str], bool] = {}
         self._processes = GpuProcessTable(clock, root / "proc")
         self._last: tuple[float, HostSample] | None = None
+        self.watched_pids: tuple[int, ...] = ()  # told of although they hold no GPU; replaced by any thread
 
     def read(self, now_s: float) -> HostSample:
         """One sample; rates cover the time since the sample before and are missing in the first.
@@ -76,8 +77,8 @@ class PsutilHost:
         return sample
 
     def processes(self, now_s: float, gpus: Sequence[GpuSample]) -> tuple[ProcessSample, ...]:
-        """The processes that ``gpus`` name, joined with what the host knows of each."""
-        found = self._processes.read(gpus)
+        """The processes that ``gpus`` name and the watched ones, joined with what the host knows of each."""
+        found = self._processes.read(gpus, self.watched_pids)
         if not self._processes.follows:
             self._processes.node.scan_if_due()
         return found

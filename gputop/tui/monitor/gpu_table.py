@@ -17,10 +17,10 @@ from textual.widget import Widget
 from gputop.core.samples import GpuSample, NodeSample
 from gputop.render.gpu_columns import COLUMNS
 from gputop.render.palette import ACCENT, DIM, PLAIN
-from gputop.render.styled_text import StyledText, crop
+from gputop.render.styled_text import StyledText, crop, wrap
 from gputop.render.time_slices import slice_for
 from gputop.session.event_log import EventLog
-from gputop.text.units import fit
+from gputop.text.units import fit, printable
 from gputop.tui.keys import key
 from gputop.tui.monitor import time_axis
 from gputop.tui.monitor.columns import (
@@ -96,7 +96,7 @@ class GpuTable(Widget, can_focus=True):
         self._lanes: dict[tuple[str, str], LaneCache] = {}
         self._activity: dict[str, str] = {}
         self._figures: dict[str, dict[str, StyledText]] = {}
-        self._title = ""
+        self._title = self._no_gpu = ""
         self._axis: list[StyledText] = []
         self._full_scale: float | None = None
 
@@ -183,6 +183,8 @@ class GpuTable(Widget, can_focus=True):
         self._update_cursor()
         now = "now" if self.time.slice is None else "mean"
         title = "".join(title_texts(self._fields.values(), self._main_title(), now))
+        if self.sample is not None and not self.gpus:
+            title, self._no_gpu = self._why_no_gpu(self.sample.source)
         if title != self._title:
             self._title = title
             self._refresh_line(0)
@@ -214,6 +216,11 @@ class GpuTable(Widget, can_focus=True):
         for pane, regions in dirty.items():
             if regions:
                 pane.refresh(*regions)
+
+    def _why_no_gpu(self, reason: str) -> tuple[str, str]:
+        """Why there is no GPU and how there would be one, in two lines."""
+        lines = wrap(printable(f"No GPU here: {reason}"), self._width - 2, 2)
+        return " " + lines[0].ljust(self._width), " " + "".join(lines[1:])
 
     def _refresh_line(self, y: int) -> None:
         for pane in self._panes:
@@ -335,8 +342,11 @@ class GpuTable(Widget, can_focus=True):
             return crop(self._axis, part.x, part.width)
         index, row = divmod(y - self._top, self.rows_per_gpu)
         if index >= len(self.gpus):
-            waiting = not self.gpus and y == self._top and part.x == 0
-            return [("  waiting for the first sample…", DIM)] if waiting else []
+            if self.gpus or y != self._top:
+                return []
+            if self.sample is not None:
+                return [(self._no_gpu[part.x:part.x + part.width], DIM)]
+            return [("  waiting for the first sample…", DIM)] if part.x == 0 else []
         gpu = self.gpus[index]
         figures = self._figures.get(gpu.info.uuid, {})
         message = figures.get("message")

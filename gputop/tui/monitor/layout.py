@@ -43,8 +43,8 @@ def layout(columns: int, lines: int, gpus: int, processes: int) -> Layout:
     found = [size for size in SIZE_CLASSES if columns < size.below_columns or lines < size.below_lines]
     reserved = next((size.reserved_lines for size in found if size.reserved_lines is not None), RESERVED_LINES)
     classes = frozenset(size.name for size in found)
-    return Layout(classes, lines_per_gpu(lines, gpus), has_axis(lines), max(2, lines - reserved),
-                  _process_lines(lines, processes) if "narrow" in classes else None)
+    return Layout(classes, lines_per_gpu(lines, gpus) if gpus else 1, bool(gpus) and has_axis(lines),
+                  max(2, lines - reserved), _process_lines(lines, processes) if "narrow" in classes else None)
 
 
 def _process_lines(lines: int, processes: int) -> int:

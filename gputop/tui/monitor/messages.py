@@ -24,7 +24,8 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     if record is not None:
         return (record.limit,)
     nothing: tuple[str, ...] = ()
-    if all(f.id in EXPLANATIONS for f in session.findings):
+    watched = session.sample is not None and session.sample.gpus
+    if watched and all(f.id in EXPLANATIONS for f in session.findings):
         nothing = (f"Nothing found in the live figures so far that costs time. {session.live.limit}".rstrip(),)
     if session.player is not None:
         return nothing  # there is no job to capture from

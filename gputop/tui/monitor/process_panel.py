@@ -120,8 +120,9 @@ class ProcessPanel(DrawnLines, can_focus=True):
         shown = [b.process for b in self._rows if b.process is not None]
         return next((p for p in shown if p.pid == self.selected_pid), shown[0] if shown else None)
 
-    def update_view(self, processes: tuple[ProcessSample, ...], attached: frozenset[int], reason: str = "") -> None:
-        """``attached`` are pids with a profiler server; ``reason`` why no process could be listed."""
+    def update_view(self, processes: tuple[ProcessSample, ...], attached: frozenset[int],
+                    reason: str = "") -> None:
+        """``attached`` are pids with a profiler server; ``reason`` why no process is listed, should there be none."""
         self._processes, self._attached_pids, self._reason = processes, attached, reason
         self.draw()
 
@@ -149,8 +150,7 @@ class ProcessPanel(DrawnLines, can_focus=True):
                 + (f"  {'container':<{container_width}}" if container_width else "") + "  command")
         lines: list[list[StyledText]] = [[(fit(head, width), DIM)]]
         if not rows:
-            text = self._reason or ("no process matches the filter: / to change it" if self.pattern
-                                    else "no process holds a GPU")
+            text = "no process matches the filter: / to change it" if self.pattern and self._processes else self._reason
             lines.append([(fit(" " + printable(text), width), DIM)])
         chosen = self.selected
         at = next((i for i, b in enumerate(rows) if b.process is chosen), 0)

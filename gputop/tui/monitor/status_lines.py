@@ -39,7 +39,7 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
     # MIG instances of a GPU that is listed itself are counted separately.
     whole = {g.info.index for g in sample.gpus if g.info.mig is None}
     instances = sum(g.info.mig is not None for g in sample.gpus if g.info.index in whole)
-    left.append((f" {gpu_kinds(sample)} ", PLAIN))
+    left.append((f" {gpu_kinds(sample) or 'no GPU'} ", PLAIN))
     if instances:
         left.append((f" {instances} MIG ", PLAIN))
     stamp = "%Y-%m-%d %H:%M:%S " if replay else "%H:%M:%S "
@@ -50,7 +50,8 @@ def header(sample: NodeSample | None, interval_s: float, paused: bool, width: in
         right.insert(0, (f"LOW BANDWIDTH, drawn every {drawn_every_s:g} s  ", WARN))
     if paused:
         right.insert(0, ("PAUSED  ", WARN))
-    source = printable(sample.source).removeprefix("SIMULATED: ")
+    # Without GPUs the source is the reason, which stands in their place.
+    source = printable(sample.source).removeprefix("SIMULATED: ") if sample.gpus else ""
     cost = "" if sample.own_cpu_ratio is None else f"own cost {100 * sample.own_cpu_ratio:.1f}% cpu"
     used = sum(len(t) for t, _ in (*left, *right))
     for extra in (f" {source} ", f" every {interval_s:g} s ", f" {cost} "):
