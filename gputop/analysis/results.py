@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from gputop.core.codec import from_document, to_document
 from gputop.core.findings import Abstained, Finding
+from gputop.core.job_cpus import JobCpus
 
 SCHEMA = "gputop.analysis/1"
 
@@ -30,7 +31,7 @@ class TraceSummary(Struct, frozen=True):
     """Which trace was analyzed.
 
     ``start_s`` is the Unix time of its first event, None where the format has no wall clock; ``unrecorded_s`` of
-    ``window_s`` are missing, between recordings that were joined.
+    ``window_s`` are missing, between recordings that were joined. ``job_cpus`` is None for captures of other tools.
     """
 
     paths: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class TraceSummary(Struct, frozen=True):
     quality: tuple[TraceNote, ...] = ()
     start_s: float | None = None
     unrecorded_s: float = 0.0
+    job_cpus: JobCpus | None = None
 
 
 class StepTimes(Struct, frozen=True):

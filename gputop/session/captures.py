@@ -5,6 +5,7 @@ Plain functions: whoever calls them brings the thread they may block.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler.capture.records import CaptureRecord, CaptureStatus, Server
 
 if TYPE_CHECKING:
+    from gputop.core.job_cpus import JobCpus
     from gputop.profiler.capture.multi_worker import MultiWorkerCapture
     from gputop.profiler.capture.plan import Plan
 
@@ -145,14 +147,15 @@ def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path,
     the file is safe on disk. ``closing`` gives up the analysis.
     """
     from gputop.profiler.capture.footprint import job_pid
-    from gputop.profiler.client import Progress
     from gputop.profiler.discovery import crash_risk
     from gputop.profiler.stale_files import remove_stale_files
+    from gputop.session.job_cpus import JobCpusWatch
 
     remove_stale_files(logdir)
     answering = [s for s in servers if s.problem is None]
     name = servers_label(answering)
-    warning = crash_risk([pid for s in answering if (pid := job_pid(s.address, s.pid)) is not None]) or ""
+    pids = {s.address: job_pid(s.address, s.pid) for s in answering}
+    warning = crash_risk([pid for pid in pids.values() if pid is not None]) or ""
     chosen: list[Plan] = []
 
     def status(phase: Any, elapsed_s: float) -> None:
@@ -160,9 +163,7 @@ def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path,
         on_status(CaptureStatus(phase, name, asked_s, elapsed_s, warning, chosen_s=plan.chosen_s if plan else None,
                                 why=plan.why if plan else ""))
 
-    def on_progress(p: Progress) -> None:
-        status(p.phase, p.elapsed_s)
-
+    on_progress = JobCpusWatch(pids.items(), lambda p: status(p.phase, p.elapsed_s))
     if len(servers) == 1:
         from gputop.profiler.capture.safe_capture import capture_with_probe
 
@@ -180,17 +181,30 @@ def capture_and_analyze(servers: Sequence[Server], asked_s: float, logdir: Path,
         missing = tuple(f"not captured: {s.address}: {s.problem}" for s in servers if s.problem is not None)
         record = record_of_workers(name, asked_s, captured, missing)
     status("analyzing", record.took_s)
-    return analyze(record, closing)
+    return analyze(record, closing, {address: on_progress.cpus(address) for address in pids})
 
 
-def analyze(record: CaptureRecord, closing: threading.Event) -> CaptureRecord:
-    """The record with what its trace says, or with the ``problem`` of not knowing; blocks."""
+def analyze(record: CaptureRecord, closing: threading.Event,
+            cpus: Mapping[str, JobCpus | None] | None = None) -> CaptureRecord:
+    """The record with what its trace says, or with the ``problem`` of not knowing; blocks.
+
+    Beside the trace it leaves ``cpus``, by address what the jobs could use, for any later analysis, and the findings.
+    """
     from gputop.diagnosis.worker import analyze_in_worker
+    from gputop.trace.readers.capture_file import write_capture
 
+    paths = {o.address: o.result.path for o in record.workers if o.result is not None} or {record.address: record.path}
+    files = {path.name: (cpus or {}).get(address) for address, path in paths.items()}
+    folder = next(iter(paths.values())).parent
+    # Where it cannot be written, the trace tells what it tells without.
+    with contextlib.suppress(OSError):
+        write_capture(folder, files, None)
     try:
         found = analyze_in_worker([str(record.path)], closing)
     except GputopError as error:
         return replace(record, problem=error)
+    with contextlib.suppress(OSError):
+        write_capture(folder, files, found.analysis.findings)
     return replace(record, analysis=found.analysis, report=found.report, limit=found.limit)
 
 

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gputop.core.job_cpus import JobCpus
+
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
@@ -220,6 +222,7 @@ class Trace:
     launch_shapes: list[LaunchShape] = field(default_factory=list)
     step_events: StepEvents = field(default_factory=StepEvents.empty)
     unrecorded_ns: tuple[tuple[int, int], ...] = ()  # between recordings that were joined into one file
+    job_cpus: JobCpus | None = None  # while it was captured, where gputop captured it
     occupancy_is: str = "theoretical"  # or "estimated": bounded by the grid's blocks per SM too (kineto)
 
     @property

@@ -4,6 +4,10 @@ tf.data runs a pipeline's segments at the same time: what lies between two stage
 (Prefetch and the parallel ones). The slowest segment bounds it. A fix changes one stage; the step then takes as long
 as the slowest segment that is left, or as the rest of the step. Functions run on as many threads as tf.data has CPUs,
 whatever ``num_parallel_calls`` says.
+
+Two things bound what a fix saves, whatever the step waits. No more can go than the stage's own cost that goes, and, of
+what runs beside the step after the fix, what the step takes. And where the fix moves work but removes none, the CPU
+time of a step stays: the CPUs that are free to the job cannot do it in less than that time divided by their number.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gputop.analysis.results import Pipeline, Stage
+from gputop.core.job_cpus import JobCpus
 from gputop.text.units import percent, seconds
 
 _PREFETCH = "ds = ds.prefetch(tf.data.AUTOTUNE)  # last"
@@ -87,13 +92,14 @@ class InputFix:
     numbers: Mapping[str, float] | None = None
 
 
-def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, cpus: int | None,
-                python_s: float = 0.0) -> InputFix | None:
+def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: float, budget: int | None,
+                python_s: float = 0.0, job: JobCpus | None = None) -> InputFix | None:
     """The fix for one pipeline; None where nothing says which stage bounds it.
 
-    ``wait_s`` is what a step waits for its batches, ``per_step`` the batches of a step, ``cpus`` tf.data's CPU budget,
-    ``python_s`` what tf.data's functions spent in Python in the window.
+    ``wait_s`` is what a step waits for its batches, ``per_step`` the batches of a step, ``budget`` tf.data's CPU
+    budget, ``python_s`` what tf.data's functions spent in Python in the window, ``job`` the CPUs of the captured job.
     """
+    cpus = min((n for n in (budget, job and job.limit) if n), default=None)
     stages = {stage.path: stage for stage in pipeline.stages}
     slow = stages.get(pipeline.bounding or "")
     if slow is None or not slow.cost_s_per_batch:
@@ -117,55 +123,82 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
     elif last is None:
         tells += " There is no prefetch buffer."
 
-    def made(action: str, snippet: str, left_s: float, how: str) -> InputFix:
-        return InputFix(action, snippet, max(rest_s, left_s, others), how, tells, numbers)
-
     apart = _cut_off(stages, slow)
+
+    def made(action: str, snippet: str, left_s: float, how: str, *, most_s: float | None = None,
+             removes: bool = False) -> InputFix:
+        """``left_s`` is what the segment still takes, ``most_s`` what can go at most, where that is not its own cost;
+        ``removes``: the work is gone, and not done elsewhere or at another time."""
+        floor_s = 0.0
+        if not removes:
+            floor_s = step_s * job.used / job.free if job is not None and job.used is not None else 0.0
+            how += _cpu_clause(job)
+        if most_s is None:
+            most_s = cost_s - left_s if apart else cost_s
+        expected_s = max(rest_s, left_s, others, floor_s, step_s - most_s)
+        return InputFix(action, snippet, min(expected_s, step_s), how, tells, numbers)
+
     refill_s = max((stage.refill_s or 0.0 for stage in pipeline.stages), default=0.0)
     if pipeline.wait_s > 0 and refill_s >= _MOST * pipeline.wait_s and max(cost_s, others) <= step_s:
         return made(f"The shuffle buffer is filled anew ({seconds(refill_s)} in the window), as it is at the start of "
                     "an epoch: repeat right after shuffle, and give the steps of an epoch.", _ONE_ITERATOR,
-                    min(cost_s, rest_s), "the buffer is never filled anew")
+                    min(cost_s, rest_s),
+                    "the buffer is never filled anew", most_s=wait_s * min(1.0, refill_s / pipeline.wait_s))
     if last is not None and apart and max(cost_s, others) <= rest_s and (last.buffer_empty or 0.0) < 0.5:
         return made("The pipeline is fast enough on average, but its buffer runs empty now and then: prefetch more "
-                    "batches.", _DEEPER, cost_s, "the buffer lasts over the slow batches")
+                    "batches.", _DEEPER, cost_s, "the buffer lasts over the slow batches", most_s=wait_s)
     if not apart and cost_s <= rest_s:
         return made("Prefetch: make the next batch while the step runs.", _PREFETCH, cost_s,
                     "a batch is made while the step before it runs")
-    threads = _threads(stages, slow, cpus)
+    threads = _threads(stages, slow, cpus, job)
+    more = slow.workers < round(threads)
     if slow.name.startswith("Generator"):
         return made(_RECORD_FILES, _RECORDS, cost_s - stage_s,
-                    "records cost next to nothing to read beside the generator's Python")
+                    "records cost next to nothing to read beside the generator's Python", removes=True)
     if _MAPS.match(slow.name) and slow.function_s and python_s >= _MOST * slow.function_s:
         return made(_PYTHON_MAP, _NO_PYTHON, cost_s - stage_s,
-                    "nothing is left of the Python, so it is the most to expect")
+                    "nothing is left of the Python, so it is the most to expect", removes=True)
     if _under(stages, slow, _SEVERAL) or _READS.match(slow.name) or _SEVERAL.match(slow.name):
-        if slow.workers < threads:
+        if more:
             return made(_SEVERAL_FILES, _INTERLEAVE, cost_s * slow.workers / threads,
-                        f"files are read on {threads} threads at a time")
-    elif _MAPS.match(slow.name) and slow.workers < threads:
+                        f"files are read on {round(threads)} threads at a time")
+    elif _MAPS.match(slow.name) and more:
         if _PARALLEL_STAGE.match(slow.name) and slow.parallelism is None and slow.workers == 1:
             return made("The map is parallel already, on how many threads the trace does not tell: let tf.data choose "
-                        "them, and cache what is the same in every epoch.", _CACHE, cost_s - stage_s, _CACHED)
-        of = f", of {cpus} CPUs" if cpus else ""
+                        "them, and cache what is the same in every epoch.", _CACHE, cost_s - stage_s, _CACHED,
+                        removes=True)
+        of = f", of {cpus:.3g} CPUs" if cpus else ""
         action = ("Run the map in parallel (it uses 1 thread now)" if slow.workers == 1 else
                   f"Let tf.data choose the map's threads (it uses {slow.workers} now{of})")
         if last is None:
             action += " and prefetch"
         return made(f"{action}.", _MAP if last else _PARALLEL, cost_s - stage_s + stage_s * slow.workers / threads,
-                    f"the map runs on {threads} threads, and what it does there is not slower")
+                    f"the map runs on {round(threads)} threads, and what it does there is not slower")
     if slow.name.startswith(("Batch", "PaddedBatch", "ParallelBatch")):
         return made(_ASSEMBLE, _BATCH, cost_s - stage_s + stage_s * slow.workers / threads,
-                    f"batches are assembled on {threads} threads")
+                    f"batches are assembled on {round(threads)} threads")
     if _MAPS.match(slow.name) or _SEVERAL.match(slow.name) or _READS.match(slow.name):
         fed = max((stage.calls for stage in pipeline.stages if stage.parent == slow.path), default=0)
+        full = ("The work runs on all CPUs already" if job is None or slow.workers >= int(job.limit) else
+                "No CPU is free for more threads")
         if pipeline.batches and max(slow.calls, fed) >= 2 * pipeline.batches:
-            return made("The work runs on all CPUs already, element by element: do it on whole batches, and cache what "
-                        "is the same in every epoch.", _ONCE_OR_WHOLE, cost_s - stage_s, _CACHED)
-        return made("The work runs on all CPUs already: cache what is the same in every epoch, or do it once and store "
-                    "it.", f"{_CACHE}\n{_THREADS.format(4 * threads)}", cost_s - stage_s, _CACHED)
+            return made(f"{full}, element by element: do it on whole batches, and cache what is the same in every "
+                        "epoch.", _ONCE_OR_WHOLE, cost_s - stage_s, _CACHED, removes=True)
+        return made(f"{full}: cache what is the same in every epoch, or do it once and store it.",
+                    f"{_CACHE}\n{_THREADS.format(4 * round(threads))}", cost_s - stage_s, _CACHED, removes=True)
     return made(*((_LESS_WORK, _CACHE) if last else (_OVERLAP, _PREFETCH)), cost_s - stage_s,
-                f"nothing is left of {slow.name}, so it is the most to expect")
+                f"nothing is left of {slow.name}, so it is the most to expect", removes=True)
+
+
+def _cpu_clause(job: JobCpus | None) -> str:
+    """What a promise assumes of the CPUs on which the work of the pipeline goes on."""
+    if job is None:
+        return ", on CPUs of which the trace does not tell whether they are free, so it is the most to expect"
+    quota = f" by its quota of {job.quota:.3g}" if job.quota is not None and job.quota < job.allowed else ""
+    text = f", on the {job.free:.3g} CPUs that the job can have{quota}"
+    if job.used is not None and job.others is not None:
+        text += f" (while it was captured it used {job.used:.2g}, all else {job.others:.2g} of {job.allowed:.3g})"
+    return text
 
 
 def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix:
@@ -181,15 +214,16 @@ def suggest_fix_by_name(stage: str | None, prefetches: bool = False) -> InputFix
     return InputFix(action, snippet, None, "")
 
 
-def _threads(stages: Mapping[str, Stage], slow: Stage, cpus: int | None) -> int:
-    """How many threads the stage can have; tf.data's pool has one for each CPU. No more than it has where a parallel
-    interleave runs it: how many that uses, a trace does not always tell."""
+def _threads(stages: Mapping[str, Stage], slow: Stage, cpus: float | None, job: JobCpus | None) -> float:
+    """How many threads the stage can have; tf.data's pool has one for each CPU, and they run on those that are free. No
+    more than it has where a parallel interleave runs it: how many that uses, a trace does not always tell."""
     if any(above.name.startswith("ParallelInterleave") for above in _above(stages, slow)):
         return slow.workers
-    return max(cpus if cpus is not None else 4 * slow.workers, 1)
+    threads = max(cpus if cpus is not None else 4 * slow.workers, 1)
+    return threads if job is None else max(min(threads, job.free), 1)
 
 
-def _cost(stage: Stage, cpus: int | None) -> float:
+def _cost(stage: Stage, cpus: float | None) -> float:
     """Seconds per batch; of a function that was given more workers than there are CPUs, on the CPUs there are."""
     cost = stage.cost_s_per_batch or 0.0
     return cost * stage.workers / cpus if cpus and stage.function_s is not None and stage.workers > cpus else cost

@@ -73,7 +73,7 @@ def _input_fix(facts: TraceFacts, wait_s: float) -> InputFix:
     if pipeline is not None and steps is not None:
         per_step = max(steps.times.iterations_per_step, _waits_in_steps(facts) / steps.count)
         found = suggest_fix(pipeline, facts.period_s, wait_s, per_step, cpu_budget(facts.trace),
-                            python_s(facts.trace))
+                            python_s(facts.trace), facts.trace.job_cpus)
     return found or suggest_fix_by_name(next(iter(waited.stages), None), prefetches=any(
         stage.name.startswith("Prefetch") for own in waited.pipelines for stage in own.stages))
 

@@ -157,7 +157,8 @@ def _function_time(trace: Trace, calls: _Calls) -> dict[int, int]:
     """By path the nanoseconds that the functions of its stages ran on executor threads, where that is traced.
 
     A stage starts its function in its own call, or, with workers, in a "…Produce" on its thread, in which it also calls
-    the stage below.
+    the stage below. A function that only passes on its arguments needs no executor: of a stage with workers whose
+    function has no run it is the rest of its "…Produce".
     """
     host = trace.host
     started, produced = host_rows(trace, STARTS_FUNCTION), host_rows(trace, _PRODUCES)
@@ -182,7 +183,11 @@ def _function_time(trace: Trace, calls: _Calls) -> dict[int, int]:
     runs, stage_of_run = runs[has], of_id(ids[has])
     length = (host.end_ns[runs] - host.start_ns[runs])[stage_of_run >= 0]
     total = np.bincount(stage_of_run[stage_of_run >= 0], weights=length, minlength=len(calls.paths))
-    return {i: int(time) for i, time in enumerate(total.tolist()) if time}
+    produce = n + np.flatnonzero(stage[n:m] >= 0)
+    rest = np.bincount(stage[produce], minlength=len(calls.paths),
+                       weights=nesting.own(host.end_ns[rows] - host.start_ns[rows])[produce])
+    return {i: int(ran or alone) for i, (ran, alone) in enumerate(zip(total.tolist(), rest.tolist(), strict=True))
+            if ran or alone}
 
 
 def _pipeline(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gputop.core.files import Folder, open_regular, replacing, untrusted_ancestor
+from gputop.trace.readers.capture_file import FILE as CAPTURE
 from gputop.trace.readers.clock_file import FILE as CLOCKS
 
 MARK = "gputop.black-box.json"
@@ -45,7 +46,7 @@ def remove_oldest(logdir: Path, max_runs: int = MAX_RUNS, max_bytes: float = MAX
                 if not i or (i < max_runs and total <= max_bytes):
                     continue
                 for name in folder.names():
-                    if name.endswith(_TRACE) or name in (CLOCKS, MARK):
+                    if name.endswith(_TRACE) or name in (CAPTURE, CLOCKS, MARK):
                         folder.remove(name)
             parent.remove_folder(run)  # it stays where it holds something else
             removed.append(profiles / run)

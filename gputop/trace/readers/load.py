@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.trace.model import QualityNote, Trace
+from gputop.trace.readers.capture_file import capture_of, tightest
 from gputop.trace.readers.content import listed, read_prefix
 from gputop.trace.readers.find_files import files_at
 from gputop.trace.readers.registry import ACCEPTED, FORMATS, Format
@@ -42,6 +43,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
                           "Give those of one format at a time.", EXIT_USAGE)
     trace = next(iter(formats.values())).read(list(formats))
     trace.quality = notes + trace.quality
+    trace.job_cpus = tightest(capture_of(trace.paths).files)
     return trace
 
 

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from gputop.advice.trace.input_fixes import InputFix, suggest_fix, suggest_fix_by_name
 from gputop.analysis.results import Pipeline, Stage
+from gputop.core.job_cpus import JobCpus
 from tests.advice.test_words import same_as_golden
 
 
@@ -23,8 +24,9 @@ def pipeline(*stages: tuple[str, float, int], bounding: str = "", batches: int =
     return Pipeline("d", 1, batches, 1.0, tuple(made), bounding or slow.path, slow.cost_s_per_batch)
 
 
-def cured(p: Pipeline, step: float = 0.1, wait: float = 0.06, per_step: float = 1.0, cpus: int | None = 8) -> InputFix:
-    found = suggest_fix(p, step, wait, per_step, cpus)
+def cured(p: Pipeline, step: float = 0.1, wait: float = 0.06, per_step: float = 1.0, cpus: int | None = 8,
+          job: JobCpus | None = None, python_s: float = 0.0) -> InputFix:
+    found = suggest_fix(p, step, wait, per_step, cpus, python_s, job)
     assert found is not None
     return found
 
@@ -54,7 +56,8 @@ def test_a_shuffle_buffer_that_is_filled_anew_needs_no_deeper_prefetch():
     stages = tuple(replace(s, refill_s=0.8) if s.name == "Shuffle" else s for s in p.stages)
     filled = cured(replace(p, stages=stages), 0.1, 0.06)
     assert "filled anew (800 ms in the window)" in filled.action and "shuffle(buffer_size).repeat()" in filled.snippet
-    assert filled.step_s == pytest.approx(0.04) and "prefetch(16)" not in filled.snippet
+    assert filled.step_s == pytest.approx(0.052), "four fifths of the wait"
+    assert "prefetch(16)" not in filled.snippet
     little = tuple(replace(s, refill_s=0.4) if s.name == "Shuffle" else s for s in p.stages)
     assert "filled anew" not in cured(replace(p, stages=little), 0.1, 0.06).action, "most of the wait is something else"
 
@@ -74,6 +77,43 @@ def test_a_serial_map_runs_on_all_cpus():
     assert cured(pipeline(("Prefetch", 0, 1), ("Map", 0.1, 1)), wait=0.08, cpus=2).step_s == pytest.approx(0.05)
     assert "100 %" in c.tells and c.numbers == {
         "slowest_stage_s": 0.1, "pipeline_s": 0.1, "buffer_empty_ratio": 1.0}
+
+
+@pytest.mark.parametrize(("job", "step_s"), [
+    (JobCpus(64), 0.02),  # the rest of the step: nothing else is known to run
+    (JobCpus(64, quota=2.0), 0.05),  # tf.data sees 64 CPUs, the quota grants two
+    (JobCpus(2, used=1.1, others=0.0), 0.055),  # a step's CPU time, on two CPUs
+    (JobCpus(8, used=1.1, others=6.0), 0.055),  # on the two that others leave
+    (JobCpus(64, used=1.1, others=0.0), 0.02),
+])
+def test_more_threads_bring_no_more_than_the_cpus_that_are_free(job, step_s):
+    c = cured(pipeline(("Prefetch", 0, 1), ("Map", 0.1, 1)), wait=0.08, cpus=64, job=job)
+    assert c.step_s == pytest.approx(step_s) and "most to expect" not in c.how and "num_parallel_calls" in c.snippet
+
+
+def test_where_no_cpu_is_free_more_threads_are_not_advised():
+    c = cured(pipeline(("Prefetch", 0, 1), ("Map", 0.1, 1)), wait=0.08, job=JobCpus(8, used=1.0, others=7.0))
+    assert "No CPU is free" in c.action and "cache" in c.snippet
+    assert c.step_s == pytest.approx(0.02), "what is cached needs no CPU"
+
+
+def test_of_a_trace_that_tells_no_cpus_the_saving_is_the_most_to_expect():
+    assert "most to expect" in cured(pipeline(("Prefetch", 0, 1), ("Map", 0.1, 1)), wait=0.08).how
+
+
+@pytest.mark.parametrize("stages", [
+    (("Map", 0.0023, 1),), (("Prefetch", 0, 1), ("Map", 0.0023, 1)),
+    (("Prefetch", 0, 1), ("ParallelMapV2", 0.0023, 2)), (("Prefetch", 0, 1), ("Generator", 0.0023, 1)),
+])
+def test_a_stage_saves_no_more_than_it_costs(stages):
+    c = cured(pipeline(*stages), 0.0185, 0.0137)
+    assert c.step_s is not None and 0.0185 - c.step_s <= 0.0023 + 1e-9
+
+
+def test_python_gains_nothing_from_more_threads_whatever_cpus_are_free():
+    p = pipeline(("Prefetch", 0, 1), ("ParallelMapV2", 0.1, 1), function=True)
+    c = cured(p, wait=0.08, job=JobCpus(64, used=1.0, others=0.0), python_s=0.9)
+    assert "is Python" in c.action and "num_parallel_calls=" not in c.snippet
 
 
 
@@ -130,7 +170,7 @@ def test_a_pipeline_that_keeps_up_on_average_needs_a_deeper_buffer():
 
 
 def test_several_batches_a_step_and_another_slow_segment():
-    assert cured(pipeline(("Prefetch", 0, 1), ("Map", 0.02, 1)), 0.1, 0.08, per_step=4, cpus=2).step_s == (
+    assert cured(pipeline(("Prefetch", 0, 1), ("Map", 0.02, 1)), 0.08, 0.06, per_step=4, cpus=2).step_s == (
         pytest.approx(0.04))
     two = pipeline(("Prefetch", 0, 1), ("BatchV2", 0.1, 1), ("ParallelMapV2", 0.07, 8))
     assert cured(two, wait=0.09).step_s == pytest.approx(0.07)

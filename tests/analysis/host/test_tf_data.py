@@ -52,6 +52,17 @@ def test_a_parallel_stage_costs_what_its_workers_do_not_what_is_waited_for_it():
     assert found.wait_s == pytest.approx(100e-6)
 
 
+def test_a_function_that_only_passes_on_its_arguments_does_not_cost_what_is_waited_for_the_stage_below():
+    b = training()
+    for i in range(10):  # it starts no executor
+        b.host("Iterator::Root::Prefetch::MapAndBatch", i * 100, 80, CALLER + "0", id=30, parent_id=2, parallelism=2)
+        b.host("MapAndBatchProduce", i * 100, 80, "tf_data_iterator/9")
+        b.host("Iterator::Root::Prefetch::MapAndBatch::Range", i * 100 + 2, 70, "tf_data_iterator/9", id=31)
+    stage = {s.path: s for s in pipelines(b.build())[0].stages}["Root::Prefetch::MapAndBatch"]
+    assert stage.self_s == pytest.approx(800e-6) and stage.function_s == pytest.approx(100e-6)
+    assert stage.cost_s_per_batch == pytest.approx(5e-6)
+
+
 def test_prefetch_is_empty_where_no_element_is_recorded():
     stage = stages(pipelines(training().build())[0])["Prefetch"]
     assert (stage.buffer_limit, stage.buffer_empty) == (2, 0.5)

@@ -1,0 +1,63 @@
+"""The file ``gputop.capture.json`` of a run folder: what gputop knew and said when it captured.
+
+It lies beside the traces; other tools ignore it. For each trace file: the CPUs that its job could use, which no trace
+tells. And the findings as they were shown then, whose estimated savings a later comparison quotes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from gputop.core.codec import convert, encode, parse
+from gputop.core.files import read_regular, replacing
+from gputop.core.findings import Finding
+from gputop.core.job_cpus import JobCpus
+
+FILE = "gputop.capture.json"
+_SCHEMA = "gputop.capture/1"
+_MAX_BYTES = 16 << 20
+_MAX_CPUS = 1 << 16
+
+
+class CaptureFile(Struct, frozen=True):
+    """``files`` are the names of the traces that were captured together; ``findings`` None: they were not analyzed."""
+
+    schema: str = _SCHEMA
+    files: Mapping[str, JobCpus | None] = field(default_factory=dict)
+    findings: tuple[Finding, ...] | None = None
+
+
+def write_capture(folder: Path, files: Mapping[str, JobCpus | None], findings: tuple[Finding, ...] | None) -> None:
+    """Write it; raises OSError."""
+    with replacing(folder / FILE) as file:
+        file.write(encode(CaptureFile(files=files, findings=findings)) + b"\n")
+
+
+def read_capture(folder: Path) -> CaptureFile:
+    """What is known of the traces in a folder: nothing where there is no such file, or not a valid one."""
+    with contextlib.suppress(OSError, ValueError):
+        found = convert(parse(read_regular(folder / FILE, _MAX_BYTES)), CaptureFile)
+        if found.schema == _SCHEMA and all(map(_plausible, found.files.values())):
+            return found
+    return CaptureFile()
+
+
+def capture_of(paths: Sequence[str]) -> CaptureFile:
+    """What is known of these trace files, where they are all of one capture."""
+    folders, names = {Path(path).parent for path in paths}, {Path(path).name.removesuffix(".gz") for path in paths}
+    found = read_capture(folders.pop()) if len(folders) == 1 else CaptureFile()
+    return found if names and names == found.files.keys() else CaptureFile()
+
+
+def tightest(files: Mapping[str, JobCpus | None]) -> JobCpus | None:
+    """Of several workers the one with the fewest CPUs for itself: the others wait for it."""
+    return min((cpus for cpus in files.values() if cpus is not None), key=lambda cpus: cpus.free, default=None)
+
+
+def _plausible(cpus: JobCpus | None) -> bool:
+    return cpus is None or (cpus.allowed > 0 and all(
+        value is None or 0 <= value <= _MAX_CPUS for value in (cpus.allowed, cpus.quota, cpus.used, cpus.others)))

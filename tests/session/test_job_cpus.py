@@ -1,0 +1,61 @@
+"""The CPUs of a captured job, from the files of /proc."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gputop.core.job_cpus import JobCpus
+from gputop.profiler.client import Progress
+from gputop.session import job_cpus
+from gputop.session.job_cpus import JobCpusWatch
+
+PID = 4242
+
+
+def job(root: Path, ticks: int, busy: tuple[int, ...]) -> None:
+    """``ticks`` of the job and of each core so far."""
+    for folder in (f"proc/{PID}", "proc/self", "cg/a"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / f"proc/{PID}/stat").write_text(f"{PID} (py) R 1 1 1 0 0 0 0 0 0 0 {ticks} 0 0 0 20 0 9 0 5 0 7 0 0 0\n")
+    (root / f"proc/{PID}/cgroup").write_text("0::/a\n")
+    (root / "proc/self/cgroup").write_text("0::/\n")
+    (root / "proc/self/mountinfo").write_text("30 20 0:26 / /cg rw - cgroup2 cgroup2 rw\n")
+    (root / "cg/a/cpu.max").write_text("150000 100000\n")
+    cores = "".join(f"cpu{n} {b} 0 0 0 0 0 0 0\n" for n, b in enumerate(busy))
+    (root / "proc/stat").write_text(f"cpu {sum(busy)} 0 0 0 0 0 0 0\n{cores}")
+
+
+def test_what_a_job_used_and_what_others_did_while_it_was_recorded(tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    now_s = 100.0
+    monkeypatch.setattr(job_cpus.time, "monotonic", lambda: now_s)
+    reported: list[Progress] = []
+    job(tmp_path, 0, (0, 0, 0))
+    watch = JobCpusWatch([("a:1", PID), ("b:1", None)], reported.append, tmp_path)
+    tick = os.sysconf("SC_CLK_TCK")
+    for phase, seconds, used, cores in (("probing", 1, 9, (9, 9, 9)), ("recording", 2, 10, (10, 10, 10)),
+                                        ("recording", 4, 12, (12.5, 11, 12)), ("receiving", 9, 90, (90, 90, 90))):
+        now_s = 100.0 + seconds
+        job(tmp_path, round(used * tick), tuple(round(core * tick) for core in cores))
+        watch(Progress(phase, seconds, 2.0))  # type: ignore[arg-type]
+    found = watch.cpus("a:1")
+    assert found == JobCpus(2.0, 1.5, used=1.0, others=0.75), "of two seconds, on the two CPUs it may run on"
+    assert found.limit == 1.5 and found.free == 1.25 and watch.cpus("b:1") is None and len(reported) == 4
+
+
+def test_of_a_process_that_cannot_be_seen_nothing_is_known(tmp_path: Path) -> None:
+    watch = JobCpusWatch([("a:1", 2**22 + 1)], lambda _: None, tmp_path)
+    watch(Progress("recording", 0.0, 2.0))
+    assert watch.cpus("a:1") is None
+
+
+@pytest.mark.parametrize(("cpus", "free"), [
+    (JobCpus(8), 8), (JobCpus(8, used=1.0, others=6.5), 1.5), (JobCpus(2, used=1.8, others=1.0), 1.8),
+    (JobCpus(64, 2.0, 1.0, 4.0), 2.0), (JobCpus(2, 0.5, 0.2, 2.0), 0.5),
+])
+def test_the_cpus_that_are_left_for_a_job(cpus: JobCpus, free: float) -> None:
+    assert cpus.free == free

@@ -1,0 +1,56 @@
+"""What gputop leaves beside a trace: read back as it was, and nothing that cannot be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gputop.core.codec import convert
+from gputop.core.findings import Finding
+from gputop.core.job_cpus import JobCpus
+from gputop.diagnosis.diagnose import analyze
+from gputop.trace.readers.capture_file import FILE, CaptureFile, capture_of, read_capture, tightest, write_capture
+from tests.comparison.sides import finding
+
+CPUS = JobCpus(8.0, None, 1.5, 2.0)
+TRACE = Path(__file__).resolve().parents[2] / "data" / "keras3_slow_input.xplane.pb.gz"
+
+
+def test_it_is_read_back_for_the_traces_of_that_capture_alone(tmp_path: Path) -> None:
+    said = (convert(finding("input_bound", 0.4), Finding),)
+    write_capture(tmp_path, {"a.xplane.pb": CPUS, "b.xplane.pb": None}, said)
+    found = capture_of([str(tmp_path / "a.xplane.pb"), str(tmp_path / "b.xplane.pb.gz")])
+    assert found.findings == said and found.files == {"a.xplane.pb": CPUS, "b.xplane.pb": None}
+    for other in (["a.xplane.pb"], ["a.xplane.pb", "c.xplane.pb"], ["x/a.xplane.pb", "b.xplane.pb"], []):
+        assert capture_of([str(tmp_path / name) for name in other]) == CaptureFile()
+
+
+@pytest.mark.parametrize("text", [
+    "", "{", "[]", '{"schema": "gputop.capture/2", "files": {"a": null}}', '{"files": {"a": {"allowed": 0}}}',
+    '{"files": {"a": {"allowed": -3}}}', '{"files": {"a": {"allowed": 4, "used": 1e9}}}', '{"files": {"a": 3}}',
+    '{"files": {"a": {"allowed": 4}}, "findings": [{"id": "x"}]}', '{"files": {"a": {"allowed": NaN}}}',
+])
+def test_a_damaged_one_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    assert read_capture(tmp_path) == CaptureFile()
+
+
+def test_the_analysis_of_a_captured_trace_tells_its_cpus(tmp_path: Path) -> None:
+    folder = tmp_path / "plugins" / "profile" / "run"
+    folder.mkdir(parents=True)
+    shutil.copy(TRACE, folder / "vm.xplane.pb.gz")
+    assert analyze(folder).trace.job_cpus is None
+    write_capture(folder, {"vm.xplane.pb": CPUS}, None)
+    for path in (tmp_path, folder, folder / "vm.xplane.pb.gz"):
+        found = analyze(path)
+        assert found.trace.job_cpus == CPUS
+    assert json.loads(json.dumps(found.to_json()))["trace"]["job_cpus"] == {
+        "allowed": 8.0, "quota": None, "used": 1.5, "others": 2.0}
+
+
+def test_of_several_workers_the_one_with_the_fewest_cpus_counts() -> None:
+    assert tightest({"a": CPUS, "b": JobCpus(8.0, 1.0), "c": None}) == JobCpus(8.0, 1.0)
+    assert tightest({"a": None}) is None is tightest({})
