@@ -68,7 +68,7 @@ def environment(recipe: Recipe) -> Environment:
             problem = _do(python, "-m", "venv", str(folder))
             if problem:
                 pytest.skip(f"{recipe.name}: no virtual environment: {problem}")
-            _install(folder, "--only-binary=:all:", *recipe.requirements)
+            _install(folder, "--only-binary=:all:", "--no-compile", *recipe.requirements)
             done.touch()
         _install_gputop(folder)
     return Environment(folder / "bin" / "python")

@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.text import Text
 
 from gputop.core.errors import GputopError
@@ -118,18 +119,17 @@ async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
         assert app.screen is app.screen_stack[0]
 
 
-async def test_two_real_traces_side_by_side() -> None:
+async def test_two_real_traces_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Text] = []
+    show_text = CompareScreen._show_text
+    monkeypatch.setattr(CompareScreen, "_show_text", lambda own, text: (shown.append(text), show_text(own, text)))
     records = [replace(record(n, 1.0), path=path, analysis=analyze([str(path)]))
                for n, path in enumerate((SLOW, FAST))]
     session = Captured(*records)
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("B")
-        shown: list[Text] = []
-        screen = app.screen
-        assert isinstance(screen, CompareScreen)
-        show_text, screen._show_text = screen._show_text, lambda text: (shown.append(text), show_text(text))[1]  # type: ignore[method-assign]
-        await until(lambda: shown, app)
+        await until(lambda: len(shown) > 1, app)  # the first says that it reads
         text = str(shown[-1])
         assert "BETTER: B's" in text and PART_BY_ID["input"].name in text and "From the analyses alone" not in text
         assert "GONE" in text and "promised" in text  # the advice to mend the input was followed
