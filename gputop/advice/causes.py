@@ -23,6 +23,10 @@ def _launched_fast(cause: Finding, effect: Finding) -> bool:
     return cause.evidence.get("launch_pace_s", 0.0) <= limit("small_kernels.pace_s")
 
 
+def _mostly(part: Finding, whole: Finding) -> bool:
+    return (part.gain.step_time or 0.0) >= (1 - limit("causes.rest")) * (whole.gain.step_time or 0.0)
+
+
 def _longer_by(long_steps: Finding, *parts: str) -> bool:
     more = long_steps.evidence
     return sum(more.get(f"{part}_more_s", 0.0) for part in parts) >= 0.5 * more.get("more_s", 0.0) > 0
@@ -43,6 +47,9 @@ CONDITIONS: Mapping[str, Holds] = {
     # What the long steps have more of is the host's time, or waiting for input.
     "long_by_host": lambda cause, effect: _longer_by(cause, "host", "launch", "idle"),
     "long_for_host": lambda cause, effect: _longer_by(effect, "host", "launch", "idle"),
+    # What is late all over the step does not follow from one part of it.
+    "most_of_it": _mostly,
+    "part_of_it": lambda cause, effect: not _mostly(effect, cause),
     "long_for_input": lambda cause, effect: _longer_by(effect, "input"),
 }
 # What is left of a staggered launch is what it can claim of others, so it is settled before them.

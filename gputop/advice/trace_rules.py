@@ -7,7 +7,7 @@ from gputop.advice.rule import OWN, Cause, Limit, Rule
 _UNEVEN = ("gpu0_oversubscribed", "replica_imbalance")
 # What delays launches, whatever else it costs.
 _DELAYS_LAUNCHES = tuple(map(Cause, ("thread_contention", "eager_execution", "retracing", "host_placement",
-                                     "sync_copies", "loss_scaling")))
+                                     "sync_copies", "loss_scaling", "allocation_in_steps")))
 _COLLECTIVE = frozenset({"collective"})
 _COPIES = frozenset({"h2d", "d2h", "d2d", "p2p", "copy"})
 _COMPUTE = frozenset({"compute"})
@@ -30,6 +30,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         # Short kernels and waiting for launches are one thing: the host's side of it, or the kernels'.
         follows_from=(
             Cause("serial_gpus"), Cause("staggered_launch"), Cause("small_kernels", "fast_launches"), *_DELAYS_LAUNCHES,
+            Cause("optimizer_unfused", "most_of_it", wholly=True),
         ),
         limits=(
             Limit("launch_bound.share", 0.03, "ratio",
@@ -44,7 +45,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="small_kernels", module="trace.kernels", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), training_only=True,
         parts=("launch", "idle"), idle_gaps={"launching": 2},
-        follows_from=(Cause("launch_bound", "slow_launches", wholly=True), *_DELAYS_LAUNCHES),
+        follows_from=(Cause("launch_bound", "slow_launches", wholly=True), *_DELAYS_LAUNCHES,
+                      Cause("optimizer_unfused", "most_of_it", wholly=True)),
         limits=(
             Limit("small_kernels.kernel_s", 20e-6, "s",
                   "launching takes TensorFlow 20-40 µs: shorter kernels cannot keep the GPU fed one by one"),
@@ -145,7 +147,8 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="copies_excessive", module="trace.copies", origin="trace", severity="by_share", needs=("busy_gpus",),
         parts=("h2d", "d2h"), events=_COPIES,
         # How the copies are done, and what asks for them.
-        follows_from=(Cause("copies_pageable", "copies_with_host"), Cause("host_placement", "copies_with_host")),
+        follows_from=tuple(Cause(id_, "copies_with_host") for id_ in (
+            "copies_pageable", "host_placement", "managed_memory", "default_stream")),
         limits=(
             Limit("copies_excessive.share", 0.05, "ratio",
                   "XProf: input (which holds H2D) and output 5 % of the step are moderate (20 % high)"),
@@ -299,6 +302,79 @@ TRACE_RULES: tuple[Rule, ...] = (
             Limit("xla_off.chain", 3, "count",
                   f"{OWN}a bias and an activation in a row, which libraries and graph optimizers fuse, are not "
                   "counted"),
+        ),
+    ),
+    Rule(
+        id="attention_unfused", module="trace.fusion", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), parts=("compute",), events=_COMPUTE,
+        limits=(
+            Limit("attention_unfused.share", 0.03, "ratio", "XProf: any other part of 3 % of the step is moderate"),
+            Limit("attention_unfused.count", 2, "count",
+                  f"{OWN}one softmax in a step may be that of the outputs; FlashAttention (Dao et al. 2022) on what "
+                  "unfused attention reads and writes"),
+        ),
+    ),
+    Rule(
+        id="layout_conversions", module="trace.fusion", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), silent_for=("jax",),  # XLA chooses layouts itself
+        parts=("compute",), events=_COMPUTE,
+        limits=(
+            Limit("layout_conversions.share", 0.03, "ratio",
+                  "XProf: any other part of 3 % of the step is moderate; NVIDIA, Convolutional Layers guide: tensor "
+                  "cores want NHWC, conversions cost time"),
+        ),
+    ),
+    Rule(
+        id="elementwise_unfused", module="trace.fusion", origin="trace", needs=("gpu_activity",),
+        silent_for=("tensorflow", "jax"), training_only=True, shared_limits=("xla_off.chain",),
+        parts=("compute",), events=_COMPUTE,
+        follows_from=(Cause("attention_unfused"),),
+        limits=(Limit("elementwise_unfused.share", 0.02, "ratio", "as xla_off.share"),),
+    ),
+    Rule(
+        id="optimizer_unfused", module="trace.fusion", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), silent_for=("jax",), training_only=True,
+        parts=("compute", "launch"), idle_gaps={"launching": 3},
+        follows_from=(*_DELAYS_LAUNCHES, *(Cause(id_, "part_of_it", wholly=True) for id_ in (
+            "launch_bound", "small_kernels"))),
+        limits=(
+            Limit("optimizer_unfused.share", 0.03, "ratio", "as launch_bound.share"),
+            Limit("optimizer_unfused.count", 50, "count",
+                  f"{OWN}fused optimizers, which take hundreds of variables at a time, stay below"),
+            Limit("optimizer_unfused.kernel_s", 5e-6, "s",
+                  f"{OWN}a kernel that does nothing takes 2 µs; one of 5 µs moves a few megabytes at most"),
+        ),
+    ),
+    Rule(
+        id="allocation_in_steps", module="trace.allocation", origin="trace", severity="by_share_capped",
+        needs=("gpu_activity",), shared_limits=("copies_pageable.bytes",),
+        parts=("launch", "host"), idle_gaps={"after_copy": 4},
+        limits=(
+            Limit("allocation_in_steps.share", 0.03, "ratio",
+                  "as launch_bound.share; CUDA Programming Guide: cudaMalloc and cudaFree synchronize implicitly"),
+            Limit("allocation_in_steps.recurring", 0.5, "ratio",
+                  f"{OWN}caching allocators, which fill in the first steps, are not accused"),
+            Limit("allocation_in_steps.steps", 3, "count", f"{OWN}there are steps beside the first of all"),
+        ),
+    ),
+    Rule(
+        id="managed_memory", module="trace.allocation", origin="trace", severity="by_share_capped",
+        needs=("busy_gpus",),
+        parts=("compute", "h2d", "d2h"), events=_COPIES,
+        limits=(
+            Limit("managed_memory.share", 0.03, "ratio", "as copies_pageable.share"),
+            Limit("managed_memory.back", 0.25, "ratio",
+                  f"{OWN}results that are read once at the end of a step are not called oversubscription"),
+        ),
+    ),
+    Rule(
+        id="default_stream", module="trace.copies", origin="trace", severity="by_share_capped",
+        needs=("busy_gpus",), silent_for=("tensorflow", "jax"),  # they have streams of their own for copies
+        parts=("h2d", "d2h"), events=_COPIES,
+        limits=(
+            Limit("default_stream.share", 0.03, "ratio",
+                  "as copies_pageable.share; CUDA C++ Best Practices Guide: overlap needs streams other than the "
+                  "default one and pinned memory"),
         ),
     ),
     Rule(

@@ -46,6 +46,7 @@ _KERNEL_ACTIVITY: dict[str, tuple[float, ...]] = {
     "loss": (0.90, 0.40, 0.0, 0.48, 0.16, 0.0),
     "mean": (0.88, 0.52, 0.0, 0.66, 0.08, 0.0),
     "apply": (0.96, 0.75, 0.0, 0.90, 0.09, 0.0),
+    "layout": (0.95, 0.80, 0.0, 0.84, 0.0, 0.0),
 }
 _ACTIVITY_TABLE = np.array([_KERNEL_ACTIVITY[kind] for kind in KERNEL_KINDS])
 # A collective is resident on as many SMs as it has channels (24 of 132), moving data or waiting.

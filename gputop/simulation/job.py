@@ -74,6 +74,9 @@ class Job:
     chained_elementwise: int = 0  # more element-wise ops per layer, one feeding the next
     matmul_factor: float = 1.0  # multiplies the time of matmuls and convolutions
     matmul_names: str = ""  # kernel names of another kind than the dtype's: unaligned, unaligned_bf16, fp16_scudnn
+    softmax_factor: float = 1.0  # multiplies the time of softmaxes between two matmuls
+    layout_ms: float = 0.0  # conversions between NCHW and NHWC, one per layer and pass, beside compute_ms
+    apply_kernels: int = 0  # of the optimizer, 2.5 µs each beside compute_ms; 0: a twelfth of the kernels
     xla: bool = False
     small_grids: bool = False  # kernels have fewer blocks than the GPU has SMs
     jitter: float = 0.01

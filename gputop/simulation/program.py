@@ -69,9 +69,11 @@ _LAYERS = {
 }
 _Row = tuple[str, str, str, Phase]  # kind, op name, op type
 _CHAIN = ("Mul", "AddV2", "Sqrt", "RealDiv", "Sub", "Square", "Maximum", "Exp", "Log1p", "Neg")
+_APPLY_NS = 2_500
+_CONVERSION = "conv2d-0-Transpose"
 _LOSS_SCALING = "loss_scale_optimizer"
 _MATMULS = ("gemm", "conv")
-KERNEL_KINDS = (*_MATMULS, "norm", "bias", "softmax", "ew", "act", "reduce", "loss", "mean", "apply")
+KERNEL_KINDS = (*_MATMULS, "norm", "bias", "softmax", "ew", "act", "reduce", "loss", "mean", "apply", "layout")
 _EXTRA_MATMUL_WEIGHT = 8.0  # time of one of GPU 0's extra matmuls against one of the kernels beside them
 
 
@@ -120,6 +122,8 @@ def _small_name(kind: str, op_type: str, job: Job, k: int) -> str:
         "bias": f"void tensorflow::BiasNHWCKernel<{lower}>(int, {lower} const*, {lower} const*, {lower}*, int)",
         "act": f"{op_type}_GPU_DT_{upper}_DT_{upper}_kernel",
         "ew": f"{op_type}_GPU_DT_{upper}_DT_{upper}_kernel",
+        "layout": "void tensorflow::functor::SwapDimension1And2InTensor3UsingTiles<unsigned int, 256, 32, 32, false>"
+                  "(unsigned int const*, tensorflow::functor::Dimension<3>, unsigned int*)",
         "loss": "void tensorflow::functor::SparseXentGradKernel<float, long long>(float const*, long long const*)",
         "mean": "void tensorflow::functor::BlockReduceKernel<float*, float*, 256, "
                 "tensorflow::functor::MeanOp<float> >(float*)",
@@ -158,7 +162,10 @@ def _model_rows(job: Job) -> list[_Row]:
     forward, backward = _LAYERS[job.family]
     chain = tuple(("ew", f"custom_{i}", _CHAIN[i % len(_CHAIN)]) for i in range(job.chained_elementwise))
     forward, backward = forward + chain[::2], backward + chain[1::2]
-    apply_count = max(2, round(0.08 * job.kernels)) if job.training else 0
+    if job.layout_ms:
+        forward += (("layout", f"{_CONVERSION}NHWCToNCHW-LayoutOptimizer", "Transpose"),)
+        backward += (("layout", f"{_CONVERSION}NCHWToNHWC-LayoutOptimizer", "Transpose"),)
+    apply_count = (job.apply_kernels or max(2, round(0.08 * job.kernels))) if job.training else 0
     per_layer = len(forward) + (len(backward) if job.training else 0)
     layers = range(max(1, round((job.kernels - apply_count) / per_layer)))
     rows = [(kind, f"block_{layer}/{op}", t, Phase.FORWARD) for layer in layers for kind, op, t in forward]
@@ -178,12 +185,18 @@ def _times(job: Job, rows: list[_Row]) -> npt.NDArray[np.float64]:
     """Mean time of each kernel, in nanoseconds."""
     matmul = np.array([kind in _MATMULS for kind, *_ in rows])
     check = np.array([op.startswith(_LOSS_SCALING) for _, op, *_ in rows])
-    weight = np.where(check, 0.0, job.rng("weights").lognormal(0.0, 0.35, len(rows)))
+    layout = np.array([kind == "layout" for kind, *_ in rows])
+    apply = np.array([kind == "apply" for kind, *_ in rows]) & bool(job.apply_kernels)
+    weight = np.where(check | layout | apply, 0.0, job.rng("weights").lognormal(0.0, 0.35, len(rows)))
     share = job.elementwise if matmul.any() else 1.0
     mean_ns = np.empty(len(rows))
     for group, part in ((matmul, 1 - share), (~matmul, share)):
         mean_ns[group] = weight[group] / weight[group].sum() * job.compute_ms * 1e6 * part
     mean_ns[matmul] *= job.matmul_factor
+    mean_ns[["/softmax" in op for _, op, *_ in rows]] *= job.softmax_factor
+    mean_ns[apply] = _APPLY_NS
+    if job.layout_ms:
+        mean_ns[layout] = job.layout_ms * 1e6 / layout.sum()
     if job.loss_scale_kernels:
         mean_ns[check] = job.loss_scale_ms * 1e6 / job.loss_scale_kernels
     return mean_ns

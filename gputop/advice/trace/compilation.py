@@ -10,6 +10,7 @@ import numpy as np
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
+from gputop.advice.trace.fusion import kernels_in_order, time_in_rows
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import JAX, KERAS2, KERAS3
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -17,7 +18,7 @@ from gputop.analysis.results import Functions
 from gputop.core.findings import at_most, severity_of
 from gputop.text.units import percent, seconds
 from gputop.trace.lookups import Mask, name_mask
-from gputop.trace.model import I64, Kind, Trace
+from gputop.trace.model import I64, Trace
 
 _RETRACED = {
     KERAS2: "# all batches alike; pad sequences to few lengths\nds = ds.batch(batch_size, drop_remainder=True)",
@@ -177,7 +178,9 @@ def judge_xla_off(facts: TraceFacts) -> XlaOff | None:
     """Element-wise kernels in a row, each of which reads and writes its whole tensor; XLA would make them one."""
     if _sees_xla(facts.trace, facts.analysis.functions):
         return None
-    saved_s, chained_s, chains = _chains(facts)
+    kernels = kernels_in_order(facts)
+    chained = _elementwise(facts.trace, kernels)
+    saved_s, chained_s, chains = time_in_rows(facts, kernels, chained, limit("xla_off.chain"))
     if facts.period_s <= 0 or saved_s < limit("xla_off.share") * facts.period_s:
         return None
     share = saved_s / facts.period_s
@@ -213,31 +216,6 @@ def _sees_xla(trace: Trace, functions: Functions | None) -> bool:
                                   or any(use.xla for use in functions.functions)):
         return True
     return bool(name_mask(trace, _XLA_KERNEL)[trace.device.name].any())
-
-
-def _chains(facts: TraceFacts) -> tuple[float, float, float]:
-    """Per step (or window) and GPU: seconds that fusing would save, seconds in rows of element-wise kernels, rows."""
-    trace = facts.trace
-    device = trace.device
-    steps = facts.steps
-    kernels = np.flatnonzero(device.kind <= Kind.COLLECTIVE)
-    if steps is not None:
-        bounds = steps.edges_ns
-        at = np.searchsorted(bounds[:, 0], device.start_ns[kernels], side="right") - 1
-        kernels = kernels[(at >= 0) & (device.start_ns[kernels] < bounds[np.maximum(at, 0), 1])]
-    kernels = kernels[np.lexsort((device.start_ns[kernels], device.line[kernels]))]
-    if not len(kernels):
-        return 0.0, 0.0, 0.0
-    chained = _elementwise(trace, kernels)
-    line = device.line[kernels]
-    begins = np.concatenate(([True], (chained[1:] != chained[:-1]) | (line[1:] != line[:-1])))
-    row = np.cumsum(begins) - 1
-    count = np.bincount(row)
-    length = np.bincount(row, weights=device.end_ns[kernels] - device.start_ns[kernels])
-    long = (count >= limit("xla_off.chain")) & chained[begins]
-    saved = float((length[long] * (1 - 1.5 / count[long])).sum())
-    per = 1e9 * (steps.count if steps is not None else 1) * len(facts.active)
-    return saved / per, float(length[long].sum()) / per, float(long.sum()) * 1e9 / per
 
 
 def _elementwise(trace: Trace, kernels: I64) -> Mask:

@@ -6,12 +6,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.results import GpuUse
 from gputop.text.units import percent
+from gputop.trace.intervals import intersect, union
+from gputop.trace.model import Kind, MemoryKind
 
 _H2D = (
     "Move fewer bytes to the GPU: send the compact type (uint8, bfloat16) and convert there, keep tables and constants "
@@ -156,3 +161,66 @@ def _pageable(gpus: list[GpuUse]) -> float | None:
     known = [gpu for gpu in gpus if gpu.copies_pageable_s is not None]
     seconds = sum(gpu.copies_s.get(way, 0.0) for gpu in known for way in ("h2d", "d2h"))
     return sum(gpu.copies_pageable_s or 0.0 for gpu in known) / seconds if seconds else None
+
+
+# -- default_stream ---------------------------------------------------------------------------------
+
+_OWN_STREAM = {
+    "pytorch": "copies = torch.cuda.Stream()\n"
+               "with torch.cuda.stream(copies):\n"
+               "    following = batch.to(device, non_blocking=True)  # pinned; while this step computes\n"
+               "torch.cuda.current_stream().wait_stream(copies)  # before the next step uses it",
+    "unknown": "cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking);\n"
+               "cudaMemcpyAsync(next, pinned, bytes, cudaMemcpyHostToDevice, copies);  // kernels run meanwhile\n"
+               "cudaStreamWaitEvent(compute, copied);  // the event recorded after the copy",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultStream(Verdict):
+    exposed_s: float  # pinned copies with the host, with nothing beside them, per step and GPU
+    bytes_per_s: float
+    stream: str
+
+
+def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
+    """All kernels and copies of a GPU are on one stream, so that pinned copies cannot run beside compute."""
+    assert facts.shares is not None
+    device, judged = facts.trace.device, facts.judged_spans
+    exposed = moved = whole = 0
+    lines = set()
+    for timeline in facts.gpu_timelines:
+        kind, src, dst = (column[timeline.rows] for column in (device.kind, device.src, device.dst))
+        own = timeline.rows[((kind == Kind.H2D) & (src == MemoryKind.PINNED)) | (
+            (kind == Kind.D2H) & (dst == MemoryKind.PINNED))]
+        own = own[device.bytes[own] > limit("copies_pageable.bytes")]
+        streams = np.unique(device.line[timeline.rows])
+        if not len(own):
+            continue
+        if len(streams) > 1:
+            return None
+        lines.add(facts.trace.lines[int(streams[0])].name)
+        copied = union(device.start_ns[own], device.end_ns[own])
+        exposed += intersect(copied, judged).total
+        whole += int((device.end_ns[own] - device.start_ns[own]).sum())
+        moved += int(device.bytes[own].sum())
+    exposed_s = exposed / len(facts.gpu_timelines) / facts.steps_or_window / 1e9
+    share = savings.overlapped(exposed_s, facts.shares["compute"] * facts.period_s, facts.period_s)
+    if share < limit("default_stream.share"):
+        return None
+    return DefaultStream(gpus=facts.active_numbers, share=share, exposed_s=exposed_s, bytes_per_s=moved / whole * 1e9,
+                         stream=min(lines))
+
+
+def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
+    return Explanation(
+        title=f"Copies on the stream of the kernels cost {percent(v.share)} of the {job.basis}",
+        why=f"All kernels and copies of a GPU are on one stream ({v.stream}), so that one waits for the other. Pinned "
+            f"copies with the host take {percent(v.exposed_s / job.period_s)} of the {job.basis}, at "
+            f"{v.bytes_per_s / 1e9:.1f} GB/s, and could run beside compute.",
+        evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
+        action="Copy the next batch on a stream of its own while this one computes.",
+        snippet=_OWN_STREAM.get(job.framework),
+        gain="at most: as much of the copies as there is compute, if none needs what this step computes",
+        source=source("default_stream.share"),
+    )

@@ -21,7 +21,7 @@ from gputop.trace import kernel_names
 from gputop.trace.builder import MAX_GPUS, TraceBuilder
 from gputop.trace.int_map import IntMap
 from gputop.trace.launch_join import Launches
-from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, LaunchShape, Line, Trace, TraceGpu
+from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, LaunchShape, Line, MemoryKind, Trace, TraceGpu
 from gputop.trace.occupancy import theoretical_occupancy
 from gputop.trace.quality import note_messages
 from gputop.trace.readers.content import MemoryWatch, listed, memory_limit, open_trace, too_big
@@ -35,6 +35,7 @@ _TABLES = frozenset((*_ACTIVITIES, "StringIds", "ThreadNames", "DIAGNOSTIC_EVENT
 # CUpti_ActivityMemcpyKind; copies to and from arrays are classified by direction.
 _COPY_KINDS = {1: Kind.H2D, 2: Kind.D2H, 3: Kind.H2D, 4: Kind.D2H, 5: Kind.D2D, 6: Kind.D2D, 7: Kind.D2D,
                8: Kind.D2D, 10: Kind.P2P, 11: Kind.H2D, 12: Kind.D2H, 13: Kind.D2D}
+_MIGRATIONS = (11, 12, 13)  # of managed memory, as pages are touched or prefetched
 _COPY_NAMES = {Kind.H2D: "MemcpyH2D", Kind.D2H: "MemcpyD2H", Kind.D2D: "MemcpyD2D", Kind.P2P: "MemcpyP2P",
                Kind.COPY_OTHER: "MemcpyOther", Kind.MEMSET: "Memset"}
 _PROCESS = ~0xFFFFFF  # a global thread id is the global process id plus the thread's 24 bits
@@ -208,6 +209,8 @@ class _Report:
             out.name[b:], out.kind[b:] = names[_COPY_NAMES[Kind.MEMSET]], Kind.MEMSET
         out.bytes[a:b], out.bytes[b:] = copy[:, 6], memset[:, 6]
         out.src[a:b], out.dst[a:b], out.dst[b:] = memory(copy[:, 8]), memory(copy[:, 9]), memory(memset[:, 7])
+        migrated = a + np.flatnonzero(np.isin(copy[:, 7], _MIGRATIONS))
+        out.src[migrated] = out.dst[migrated] = MemoryKind.MANAGED
         rows = np.concatenate([kernel[:, :6], copy[:, :6], memset[:, :6]])
         out.start_ns, out.end_ns, out.correlation = (rows[:, i].copy() for i in (0, 1, 4))
         if len(out):

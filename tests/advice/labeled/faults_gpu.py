@@ -184,3 +184,53 @@ def memory_pressure(seed: int, share: float) -> Fault:
     return Fault(
         job, job, (), ("batch_size_headroom", "input_bound", *IMBALANCE),
         (None, MEDIUM) if share < 0.05 else (LOW, HIGH) if share < 0.15 else (MEDIUM, HIGH))
+
+
+def attention_unfused(seed: int, share: float) -> Fault:
+    """Softmax and what scales and masks in kernels of their own, over scores that are read and written each time.
+
+    Long sequences: these kernels take as long as matmuls. A fused kernel keeps the scores on the chip.
+    """
+    job = random_job(
+        seed, warm_up=0.0, family="transformer", xla=False, gpus=1, elementwise=0.2, compute_ms=60.0, memory=0.89,
+        **loop_style(seed, "keras2", "custom", "keras3"))
+    fused = job.replace(softmax_factor=0.01)
+    base, each = step_ms(fused), (step_ms(job.replace(softmax_factor=11.0)) - step_ms(job)) / 10
+    slow = job.replace(softmax_factor=base * share / (1 - share) / each)
+    return Fault(
+        slow, fused, ("xla_off",), ("input_bound", "step_gap_host", "layout_conversions", *IMBALANCE, *PRECISION))
+
+
+def layout_conversions(seed: int, share: float) -> Fault:
+    """Convolutions want one layout, the model has the other: a transpose before and after each layer."""
+    job = random_job(
+        seed, warm_up=0.0, family="cnn", xla=False, gpus=1, compute_ms=60.0,
+        **loop_style(seed, "keras2", "custom", "keras3"))
+    return Fault(
+        job.replace(layout_ms=step_ms(job) * share / (1 - share)), job, ("xla_off",),
+        ("input_bound", "step_gap_host", "attention_unfused", *IMBALANCE, *PRECISION))
+
+
+def optimizer_unfused(seed: int, share: float) -> Fault:
+    """A kernel per variable, each so short that it does little more than begin; a fused one would do for hundreds."""
+    job = random_job(
+        seed, warm_up=0.0, xla=False, gpus=1, compute_ms=12.0, kernels=60, launch_us=3.0, apply_kernels=2, batch_mb=0.1,
+        **loop_style(seed, "keras2", "custom", "keras3"))
+    count = int(step_ms(job) * share / (1 - share) / 0.0035)
+    return Fault(
+        job.replace(apply_kernels=count, kernels=job.kernels + count), job.replace(kernels=job.kernels + 2),
+        ("launch_bound", "small_kernels", "xla_off"),
+        ("input_bound", "step_gap_host", "attention_unfused", *IMBALANCE))
+
+
+def allocation_in_steps(seed: int, share: float) -> Fault:
+    """Memory is freed and allocated by the driver in each step: the call waits for the GPU, which then has no work."""
+    job = random_job(
+        seed, warm_up=0.0, gpus=1, run_ahead=1, **loop_style(seed, "custom", "jax_step", "keras3"))
+    count = 4 + 2 * (seed % 3)
+    each = max(step_ms(job) * share / (1 - share) / count - 0.03, 0.01)
+    calls = tuple(MidStepWork((i + 0.5) / count, blocks=True, host_ms=each, op=("cudaFree", "cudaMalloc")[i % 2])
+                  for i in range(count))
+    return Fault(
+        job.replace(mid_step=calls), job, ("launch_bound", "sync_copies"),
+        ("input_bound", "step_gap_host", "host_placement", *COMM, *IMBALANCE))

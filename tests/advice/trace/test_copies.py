@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gputop.trace.model import Kind, MemoryKind
-from tests.advice.trace.traces import STEP, STEPS, copying, findings, healthy, verdict
+from tests.advice.trace.traces import STEP, STEPS, copying, fill, findings, healthy, job, verdict
+from tests.trace.build import Builder
 
 
 def test_pinned_copies_are_not_advised_to_pin():
@@ -75,3 +76,25 @@ def test_pageable_copies_to_the_host_are_not_cured_by_feeding():
     f = findings(copying(Kind.D2H, 4_000, MemoryKind.PAGEABLE))["copies_pageable"]
     assert "Feed" not in f.action and "Read results back less often" in f.action and "back to the host" in f.why
     assert "prefetch" not in (f.snippet or "")
+
+
+def one_stream(memory: MemoryKind = MemoryKind.PINNED, stream: int = 1, length: float = 2_000,
+               framework: str = "aten::add") -> Builder:
+    """Each step begins with a copy, then computes; ``stream``: that of the copy."""
+    b = job()
+    b.host(framework, 0, 1)
+    for i in range(STEPS):
+        b.run(0, i * STEP + 50, length, "MemcpyH2D", kind=Kind.H2D, launch=i * STEP + 10, size=50_000_000, src=memory,
+              dst=MemoryKind.DEVICE, stream=stream)
+    fill(b, 0, length + 60, STEP, 196, 4, queued=20)
+    return b
+
+
+def test_copies_on_the_stream_of_the_kernels():
+    found = findings(one_stream())
+    own = found["default_stream"]
+    assert own.gain.step_time == pytest.approx(0.1, rel=0.02) and "Stream #1" in own.why
+    assert "torch.cuda.Stream" in (own.snippet or "") and own.consequences[0].id == "copies_excessive"
+    for none in (one_stream(stream=2), one_stream(MemoryKind.PAGEABLE), one_stream(length=300),
+                 one_stream(framework="EagerExecute"), healthy()):
+        assert "default_stream" not in findings(none)

@@ -219,3 +219,16 @@ def test_real_reports(name, figures):
         assert trace.device.bytes[h2d].sum() / 2 == pytest.approx(25.5e9, rel=0.01)
         pinned = h2d & (trace.device.src == MemoryKind.PINNED)
         assert trace.device.bytes[pinned].sum() > 0.999 * trace.device.bytes[h2d].sum()
+
+
+def test_migrations_of_managed_memory_are_told_from_copies(tmp_path):
+    path = report(tmp_path / "r.sqlite")
+    database = sqlite3.connect(path)
+    database.execute("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET copyKind = 12, srcKind = NULL, dstKind = NULL "
+                     "WHERE copyKind = 1")
+    database.commit()
+    database.close()
+    d = read_nsys(path).device
+    migrated = int(d.bytes.tolist().index(4096))
+    assert d.kind[migrated] == Kind.D2H and d.launch_ns[migrated] == -1
+    assert d.src[migrated] == d.dst[migrated] == MemoryKind.MANAGED

@@ -1,0 +1,166 @@
+"""Device memory that is allocated, freed or moved while the job trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gputop.advice import savings
+from gputop.advice.registry import limit, source
+from gputop.advice.trace.blocking_copies import cost_by_waits
+from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.job import Job
+from gputop.advice.verdict import Explanation, Missing, Verdict
+from gputop.analysis.gpu.host_waits import HostWaits
+from gputop.text.units import bytes_, percent, seconds
+from gputop.trace.intervals import coverage, union
+from gputop.trace.lookups import host_rows
+from gputop.trace.model import I64, Kind, MemoryKind
+
+# -- allocation_in_steps ----------------------------------------------------------------------------
+
+# Of device and pinned memory, and the driver's calls that map it in pieces; not the stream-ordered …Async ones. Nsight
+# adds a version to names.
+_CALLS = (r"(?:cuda|hip)(?:Malloc(?:3D|Array|Pitch|Managed|Host)?|Free(?:Array|Host)?|HostAlloc|HostRegister)"
+          r"(?:_v\d+)?$|cuMem(?:Alloc(?:Host|Managed|Pitch)?|Free(?:Host)?|HostAlloc|Create|Release|Map|Unmap|SetAccess)"
+          r"(?:_v\d+)?$|hipMem(?:AllocHost|AllocPitch|Create|Release|Map|Unmap|SetAccess)$")
+_FREES = r"\w*(?:Free|Release|Unmap)"
+_ALLOCATORS = {
+    "tensorflow": "TF_GPU_ALLOCATOR=cuda_malloc_async python train.py\n"
+                  "# or tf.config.experimental.set_memory_growth(gpu, False): one allocation, at the start",
+    "jax": "unset XLA_PYTHON_CLIENT_ALLOCATOR  # 'platform' allocates by cudaMalloc each time",
+    "pytorch": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py\n"
+               "# no torch.cuda.empty_cache() in the loop; PYTORCH_NO_CUDA_MEMORY_CACHING must not be set",
+    "unknown": "cudaMallocAsync(&pointer, bytes, stream);  // from a pool; cudaFreeAsync(pointer, stream)\n"
+               "cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all);  // UINT64_MAX: keeps all",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationInSteps(Verdict):
+    idle_s: float  # that follows from the calls, per step and GPU
+    calls_s: float  # that they take on the host, per step
+    count: float  # per step
+    frees: float  # of them, per step
+    names: tuple[str, ...]
+
+
+def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing | None:
+    """Memory is allocated or freed by the driver step after step, for which the GPU waits, as after each cudaFree."""
+    trace, steps = facts.trace, facts.steps
+    host = trace.host
+    rows = host_rows(trace, _CALLS)
+    if not len(rows):
+        return None
+    if steps is None or steps.count < limit("allocation_in_steps.steps"):
+        return Missing(f"three steps, to tell calls that recur ({_call_names(facts, rows)[0]}) from those at the start "
+                       "of a job")
+    edges = steps.edges_ns
+    at = np.searchsorted(edges[:, 0], host.start_ns[rows], side="right") - 1
+    inside = (at >= 0) & (host.start_ns[rows] < edges[np.maximum(at, 0), 1])
+    rows, at = rows[inside], at[inside]
+    # Caches of the frameworks fill in the first steps; what recurs is in most of them.
+    if len(np.unique(at)) <= limit("allocation_in_steps.recurring") * steps.count:
+        return None
+    waits = HostWaits(host.line[rows].astype(np.int64), host.start_ns[rows], host.end_ns[rows],
+                      np.full(len(rows), -1, np.int64))
+    per = len(facts.gpu_timelines) * facts.steps_or_window
+    idle_s = sum(own.seconds for own in cost_by_waits(facts, waits).values()) / per
+    share = savings.removed(idle_s, facts.period_s)
+    if share < limit("allocation_in_steps.share"):
+        return None
+    return AllocationInSteps(
+        gpus=facts.active_numbers, share=share, idle_s=idle_s, count=len(rows) / steps.count,
+        calls_s=float((host.end_ns[rows] - host.start_ns[rows]).sum()) / steps.count / 1e9,
+        frees=float(np.isin(rows, host_rows(trace, _FREES)).sum()) / steps.count, names=_call_names(facts, rows))
+
+
+def _call_names(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
+    """The calls' names, those of most time first."""
+    host = facts.trace.host
+    time = np.bincount(host.name[rows], weights=host.end_ns[rows] - host.start_ns[rows] + 1)
+    order = sorted(np.flatnonzero(time).tolist(), key=lambda i: (-time[i], facts.trace.names[i]))
+    return tuple(facts.trace.names[i].split("_v", 1)[0] for i in order[:3])
+
+
+def describe_allocation_in_steps(v: AllocationInSteps, job: Job) -> Explanation:
+    return Explanation(
+        title=f"Allocating device memory in the steps costs {percent(v.share)} of the {job.basis}",
+        why=f"{v.count:.3g} calls per {job.basis} ({', '.join(v.names)}) allocate or free memory by the driver, "
+            f"{seconds(v.calls_s)} on the host; {v.frees:.3g} of them free it, which can wait for all work on the "
+            f"GPU. The GPU stands still for {percent(v.share)} of the {job.basis} that follows from them.",
+        evidence={"idle_after_calls_s": v.idle_s, "calls_s": v.calls_s, "calls_per_step": v.count,
+                  "frees_per_step": v.frees, "share_ratio": v.share},
+        action="Keep memory between the steps: an allocator with a cache or a pool. Where the framework has one, find "
+               "what empties it: memory so full that the cache is dropped and filled anew, or a call that does so.",
+        snippet=_ALLOCATORS.get(job.framework),
+        gain="at most: the idle time that a replay of the launches without these calls does not have",
+        source=source("allocation_in_steps.share", "allocation_in_steps.recurring"),
+    )
+
+
+# -- managed_memory ---------------------------------------------------------------------------------
+
+_PREFETCH = r"(?:cu|cuda|hip)MemPrefetch(?:Async|BatchAsync)"
+_MANAGED = {
+    "tensorflow": "unset TF_FORCE_UNIFIED_MEMORY  # and per_process_gpu_memory_fraction at most 1; a smaller batch "
+                  "instead",
+    "jax": "unset TF_FORCE_UNIFIED_MEMORY  # and XLA_PYTHON_CLIENT_MEM_FRACTION at most 1; a smaller batch instead",
+    "unknown": "cudaMemPrefetchAsync(pointer, bytes, device, stream);  // ahead of the kernel that reads it\n"
+               "cudaMalloc(&pointer, bytes);  // or no managed memory at all, with explicit copies",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagedMemory(Verdict):
+    migration_s: float  # per step and GPU
+    count: float  # migrations per step and GPU
+    to_gpu_bytes: float  # per step and GPU
+    to_host_bytes: float
+
+
+def judge_managed_memory(facts: TraceFacts) -> ManagedMemory | Missing | None:
+    """Pages of managed memory move between host and GPU while the job trains: kernels that touch them wait."""
+    trace = facts.trace
+    device = trace.device
+    # Migrations have no call that launched them, and copies with managed memory that a call made are none.
+    migrations = ((device.kind == Kind.H2D) | (device.kind == Kind.D2H)) & (device.launch_ns < 0) & (
+        (device.src == MemoryKind.MANAGED) & (device.dst == MemoryKind.MANAGED))
+    rows = np.flatnonzero(migrations)
+    if not len(rows):
+        return None
+    judged, per = facts.judged_spans, len(facts.gpu_timelines) * facts.steps_or_window
+    rows = rows[coverage(judged, device.start_ns[rows], device.start_ns[rows] + 1) > 0]
+    each = [rows[device.gpu[rows] == timeline.gpu] for timeline in facts.gpu_timelines]
+    migration_s = sum(union(device.start_ns[own], device.end_ns[own]).total for own in each) / per / 1e9
+    share = savings.removed(migration_s, facts.period_s)
+    if share < limit("managed_memory.share"):
+        return None
+    if len(host_rows(trace, _PREFETCH)):
+        return Missing("which migrations of managed memory were prefetched, and which a kernel waited for")
+    up = rows[device.kind[rows] == Kind.H2D]
+    down = rows[device.kind[rows] == Kind.D2H]
+    return ManagedMemory(
+        gpus=facts.active_numbers, share=share, migration_s=migration_s, count=len(rows) / per,
+        to_gpu_bytes=float(np.maximum(device.bytes[up], 0).sum()) / per,
+        to_host_bytes=float(np.maximum(device.bytes[down], 0).sum()) / per)
+
+
+def describe_managed_memory(v: ManagedMemory, job: Job) -> Explanation:
+    back = ""
+    if v.to_host_bytes >= limit("managed_memory.back") * v.to_gpu_bytes:
+        back = " It moves both ways: either the host touches it, too, or it is more than fits into the GPU's memory."
+    return Explanation(
+        title=f"Managed memory moves between host and GPU for {percent(v.share)} of the {job.basis}",
+        why=f"{v.count:.3g} migrations per {job.basis} and GPU move {bytes_(round(v.to_gpu_bytes))} to the GPU and "
+            f"{bytes_(round(v.to_host_bytes))} to the host, as a kernel or the host touches pages that are not there. "
+            f"They take {percent(v.share)} of the {job.basis}, in which kernels wait for their pages.{back}",
+        evidence={"migrations_s": v.migration_s, "migrations_count": v.count, "to_gpu_bytes": v.to_gpu_bytes,
+                  "to_host_bytes": v.to_host_bytes, "share_ratio": v.share},
+        action="Prefetch what the next kernels read, or keep it in device memory; where it does not fit, use a smaller "
+               "batch.",
+        snippet=_MANAGED.get(job.framework),
+        gain="at most: all migrations, if the memory were where it is used beforehand",
+        source=source("managed_memory.share"),
+    )

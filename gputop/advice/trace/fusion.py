@@ -1,0 +1,403 @@
+"""Kernels whose work one kernel could do: attention, layout conversions, element-wise kernels in rows, optimizers.
+
+All of it rests on the names of kernels and ops. What a faster GPU saves is what is left of it beside the time in which
+the GPU waits for launches: a job that its host paces gains nothing from shorter kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gputop.advice import savings
+from gputop.advice.registry import limit, source
+from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.job import Job
+from gputop.advice.verdict import Explanation, Verdict
+from gputop.analysis.steps.membership import in_steps
+from gputop.core.findings import at_most, severity_of
+from gputop.text.units import percent
+from gputop.trace.intervals import coverage, union
+from gputop.trace.kernel_names import split_op
+from gputop.trace.lookups import Mask, host_rows, name_mask
+from gputop.trace.model import I32, I64, Kind, Trace
+
+_SHOWN_NAMES = 2
+_PLAIN_NAME = re.compile(r"(?:void )?(?:[\w:]*::)?(\w+)")
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
+
+
+# -- what the rules have in common ------------------------------------------------------------------
+
+def kernels_in_order(facts: TraceFacts) -> I64:
+    """Rows of the kernels that begin within the steps: stream by stream, each in order of time."""
+    device = facts.trace.device
+    rows = np.flatnonzero(device.kind <= Kind.COLLECTIVE)
+    if facts.steps is not None:
+        rows = rows[in_steps(device.start_ns[rows], facts.steps)]
+    return rows[np.lexsort((device.start_ns[rows], device.line[rows]))]
+
+
+def time_in_rows(facts: TraceFacts, kernels: I64, chained: Mask, least: float) -> tuple[float, float, float]:
+    """Per step (or window) and GPU, of rows of at least ``least`` such kernels one after the other on a stream: seconds
+    that fusing would save, seconds, and rows. A fused row reads two tensors and writes one, as each kernel does now."""
+    if not len(kernels):
+        return 0.0, 0.0, 0.0
+    device = facts.trace.device
+    line = device.line[kernels]
+    begins = np.concatenate(([True], (chained[1:] != chained[:-1]) | (line[1:] != line[:-1])))
+    row = np.cumsum(begins) - 1
+    count = np.bincount(row)
+    length = np.bincount(row, weights=device.end_ns[kernels] - device.start_ns[kernels])
+    long = (count >= least) & chained[begins]
+    saved = float((length[long] * (1 - 1.5 / count[long])).sum())
+    per = 1e9 * facts.steps_or_window * len(facts.active)
+    return saved / per, float(length[long].sum()) / per, float(long.sum()) * 1e9 / per
+
+
+def _matching(trace: Trace, column: I32, pattern: str, but: str = "(?!)") -> Mask:
+    """For each event whether the name that it has in this column has the pattern anywhere, in any case, and not
+    ``but``. Only names that occur there are searched."""
+    wanted, unwanted = re.compile(pattern, re.IGNORECASE).search, re.compile(but, re.IGNORECASE).search
+    mask = np.zeros(len(trace.names) + 1, bool)  # the extra last entry answers index -1
+    for i in np.flatnonzero(np.bincount(column + 1)[1:]).tolist():
+        mask[i] = wanted(trace.names[i]) is not None and unwanted(trace.names[i]) is None
+    return mask[column]
+
+
+def _beside_launch_waits(facts: TraceFacts, seconds: float) -> float:
+    """The share of the step that work of that length on the GPU costs, the launch waits taken off."""
+    assert facts.shares is not None
+    return savings.removed(seconds - facts.shares["launch"] * facts.period_s, facts.period_s)
+
+
+def _seconds(facts: TraceFacts, rows: I64) -> float:
+    """Of these device events, per step (or window) and GPU."""
+    device = facts.trace.device
+    return float((device.end_ns[rows] - device.start_ns[rows]).sum()) / _per(facts) / 1e9
+
+
+def _per(facts: TraceFacts) -> int:
+    return facts.steps_or_window * len(facts.active)
+
+
+def _longest(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
+    """Plain names of these kernels, those of most time first."""
+    device = facts.trace.device
+    time = np.bincount(device.name[rows], weights=device.end_ns[rows] - device.start_ns[rows])
+    names: dict[str, float] = {}
+    for i in np.flatnonzero(time).tolist():
+        match = _PLAIN_NAME.match(_ANONYMOUS.sub("", facts.trace.names[i]))
+        name = match[1][:60] if match else facts.trace.names[i][:60]
+        names[name] = names.get(name, 0.0) + float(time[i])
+    return tuple(sorted(names, key=lambda name: (-names[name], name)))[:_SHOWN_NAMES]
+
+
+def _ops(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
+    """The ops of these kernels that the trace names, those of most time first."""
+    device = facts.trace.device
+    known = rows[device.tf_op[rows] >= 0]
+    time = np.bincount(device.tf_op[known], weights=device.end_ns[known] - device.start_ns[known])
+    best = sorted(np.flatnonzero(time).tolist(), key=lambda i: (-time[i], facts.trace.names[i]))
+    return tuple(dict.fromkeys(split_op(facts.trace.names[i])[0] for i in best))[:_SHOWN_NAMES]
+
+
+def _in_calls(trace: Trace, kernels: I64, pattern: str) -> Mask:
+    """Which of these kernels a host event of such a name launched."""
+    device, host = trace.device, trace.host
+    calls = host_rows(trace, pattern)
+    out = np.zeros(len(kernels), bool)
+    for line in np.unique(host.line[calls]).tolist():
+        own = calls[host.line[calls] == line]
+        spans = union(host.start_ns[own], host.end_ns[own])
+        mine = np.flatnonzero((device.launch_line[kernels] == line) & (device.launch_ns[kernels] >= 0))
+        launch = device.launch_ns[kernels[mine]]
+        out[mine] = coverage(spans, launch, launch + 1) > 0
+    return out
+
+
+def _named(what: str, names: Sequence[str]) -> str:
+    return f" {what}: {', '.join(names)}." if names else ""
+
+
+# -- attention_unfused ------------------------------------------------------------------------------
+
+_FUSED_ATTENTION = r"fmha|flash|attention|sdpa"
+_PRODUCT = r"gem[mv]|cijk_|nvjet"
+_NO_PRODUCT = rf"conv|fprop|dgrad|wgrad|winograd|implicit|cudnn|splitk_?reduce|{_FUSED_ATTENTION}"
+_SOFTMAX = r"soft_?max|GenerateNormalizedProb"
+# Of a loss. PyTorch's kernels for short rows are those of the logarithm, too: a flag among the template's arguments.
+_NO_SOFTMAX = (rf"log_?soft_?max|xent|cross_?entropy|{_FUSED_ATTENTION}|"
+               r"softmax_warp_\w+<[^>]*, (?:\(int\))?\d+, (?:\(bool\)1|true)")
+_SOFTMAX_OP_BUT = r"log_?soft_?max|xent|cross_?entropy"
+# Nothing of the kind stands between the two products of attention, as it does in a mixture of experts or a layer.
+_NOT_BETWEEN = (rf"top_?k|sort|scatter|gather|index|embedding|_?norm(?!alizedprob)|conv|nccl|{_FUSED_ATTENTION}")
+_COPY = r"copy|CatArray|transpose|SwapDimension"  # of queries, keys or values: fused attention may need it as well
+_BETWEEN = 8  # kernels: scale, mask and cast, two reductions and TensorFlow's softmax, dropout
+_BATCHED = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "XlaEinsum")
+_PLAIN_PRODUCTS = ("MatMul", "_FusedMatMul", "SparseMatMul")
+_ATTENTION = {
+    # Keras 3.15 raises for flash_attention=True with TensorFlow as its backend.
+    "tensorflow": "model.compile(optimizer, loss, jit_compile=True)  # XLA makes scale, mask and softmax one kernel\n"
+                  "# Keras 3 has fused attention with KERAS_BACKEND=jax: keras.config.enable_flash_attention(), 16-bit "
+                  "types",
+    "jax": "jax.nn.dot_product_attention(q, k, v, mask=mask, implementation='cudnn')  # FP16 or BF16\n"
+           "# Keras 3: keras.config.enable_flash_attention(), no dropout in MultiHeadAttention",
+    "pytorch": "torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)\n"
+               "# Hugging Face: from_pretrained(name, attn_implementation='sdpa'), not 'eager'",
+}
+_NO_FLASH_KERNEL = (
+    "scaled_dot_product_attention runs here as separate kernels. Give it what its fused kernels take: FP16 or BF16, a "
+    "head size of at most 256 and a mask without gradient.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionUnfused(Verdict):
+    between_s: float  # per step and GPU: softmax, scale, mask and dropout between the two products
+    softmax_s: float
+    count: float  # of such sequences per step and GPU
+    names: tuple[str, ...]
+    ops: tuple[str, ...]
+    fallback: bool  # PyTorch's attention function was called and has fallen back to separate kernels
+
+
+def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
+    """Softmax, with what scales and masks, in kernels of its own between two batched matrix products of one stream.
+
+    A classifier's softmax is none: its products are not batched, or its loss has no second product right after.
+    """
+    trace, kernels = facts.trace, kernels_in_order(facts)
+    device = trace.device
+    name, op = device.name[kernels], device.tf_op[kernels]
+    softmax = _matching(trace, name, _SOFTMAX, _NO_SOFTMAX)
+    softmax |= _matching(trace, op, "soft_?max", _SOFTMAX_OP_BUT) & ~_matching(trace, name, _FUSED_ATTENTION)
+    if not softmax.any():
+        return None
+    product = _matching(trace, name, _PRODUCT, _NO_PRODUCT)
+    softmax &= ~product
+    bound = product | (_matching(trace, name, _NOT_BETWEEN, _SOFTMAX) & ~softmax)
+    at = np.flatnonzero(bound)
+    first, last = at[:-1], at[1:]
+    so_far = np.concatenate(([0], np.cumsum(softmax)))
+    found = product[first] & product[last] & (device.line[kernels[first]] == device.line[kernels[last]])
+    found &= (last - first <= _BETWEEN + 1) & (so_far[last] > so_far[first])
+    first, last = first[found], last[found]
+    batched = _batched(trace, kernels[first]) & _batched(trace, kernels[last])
+    first, last = first[batched], last[batched]
+    count = len(first) / _per(facts)
+    if count < limit("attention_unfused.count"):
+        return None
+    inside = np.zeros(len(kernels) + 1, np.int64)
+    np.add.at(inside, first + 1, 1)
+    np.add.at(inside, last, -1)
+    between = (np.cumsum(inside[:-1]) > 0) & (softmax | ~_matching(trace, name, _COPY))
+    between_s = _seconds(facts, kernels[between])
+    share = _beside_launch_waits(facts, between_s)
+    if share < limit("attention_unfused.share"):
+        return None
+    rows = kernels[between & softmax]
+    return AttentionUnfused(
+        gpus=facts.active_numbers, share=share, between_s=between_s, softmax_s=_seconds(facts, rows), count=count,
+        names=_longest(facts, rows), ops=_ops(facts, rows),
+        fallback=bool(len(host_rows(trace, "aten::_scaled_dot_product_attention_math"))))
+
+
+def _batched(trace: Trace, kernels: I64) -> Mask:
+    """Which of these products are of many matrices at once: by the op, the host's call, or the grid's third dimension;
+    those of which none is known do not count."""
+    device = trace.device
+    types = [split_op(trace.names[i])[1] if i >= 0 else "" for i in device.tf_op[kernels].tolist()]
+    by_op = np.array([bool(kind) and kind not in _PLAIN_PRODUCTS for kind in types], bool)
+    known = device.tf_op[kernels] >= 0
+    if name_mask(trace, "aten::").any():
+        by_call = _in_calls(trace, kernels, r"aten::b(?:add)?bmm$|aten::bmm$")
+    else:
+        deep = np.array([shape.grid[2] > 1 for shape in trace.launch_shapes] + [False], bool)
+        by_call = deep[device.shape[kernels]] if len(device.shape) else np.zeros(len(kernels), bool)
+    return np.where(known, by_op, by_call)
+
+
+def describe_attention_unfused(v: AttentionUnfused, job: Job) -> Explanation:
+    part = v.between_s / job.period_s
+    action = ("Use fused attention, which keeps the scores on the chip: softmax, scale, mask and dropout are then "
+              "parts of one kernel.")
+    return Explanation(
+        title=f"Unfused attention: {percent(part)} of the {job.basis} between its two matrix products",
+        why=f"{v.count:.3g} times per {job.basis} and GPU a softmax, with what scales and masks, runs in kernels of "
+            f"its own between two batched matrix products: {percent(part)} of the {job.basis}. Each of them reads and "
+            "writes all scores, whose number grows with the square of the sequence's length."
+            + _named("Kernels", v.names) + _named("Ops", v.ops),
+        evidence={"between_products_s": v.between_s, "softmax_s": v.softmax_s, "share_ratio": part,
+                  "attentions_count": v.count},
+        action=_NO_FLASH_KERNEL if v.fallback else action,
+        snippet=None if v.fallback else _ATTENTION.get(job.framework),
+        gain="at most: these kernels, as far as launches do not hold the GPU up; what the fused kernel computes "
+             "takes its time, what the products no longer write and read comes on top",
+        source=source("attention_unfused.share", "attention_unfused.count"),
+    )
+
+
+# -- layout_conversions -----------------------------------------------------------------------------
+
+# Kernels of cuDNN, of MIOpen, and of TensorFlow in ops that its layout optimizer has inserted or within convolutions.
+_CONVERSION = r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|batched_transpose_\d+x\d+|transpose_\w*NC?HW"
+_CONVERSION_OP = r"TransposeN\w+ToN\w+-LayoutOptimizer"
+_SWAP, _CONVOLUTION_OP = "SwapDimension", r":\w*Conv\dD"
+_LAYOUT = {
+    "tensorflow": "keras.mixed_precision.set_global_policy('mixed_bfloat16')  # tensor cores take NHWC as it is\n"
+                  "keras.backend.set_image_data_format('channels_first')  # where FP32 must stay; first of all, "
+                  "inputs as NCHW",
+    "pytorch": "model = model.to(memory_format=torch.channels_last)\n"
+               "x = x.to(memory_format=torch.channels_last)  # with autocast or TF32",
+    "unknown": "cudnnSetTensor4dDescriptor(tensor, CUDNN_TENSOR_NHWC, type, n, c, h, w);  // filters likewise",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutConversions(Verdict):
+    conversions_s: float  # per step and GPU
+    count: float
+    names: tuple[str, ...]
+    ops: tuple[str, ...]
+
+
+def judge_layout_conversions(facts: TraceFacts) -> LayoutConversions | None:
+    """Tensors are transposed between NCHW and NHWC again and again, as convolutions want them one way and the model
+    has them the other."""
+    trace, kernels = facts.trace, kernels_in_order(facts)
+    name, op = trace.device.name[kernels], trace.device.tf_op[kernels]
+    conversion = _matching(trace, name, _CONVERSION) | _matching(trace, op, _CONVERSION_OP)
+    conversion |= _matching(trace, name, _SWAP) & _matching(trace, op, _CONVOLUTION_OP)
+    rows = kernels[conversion]
+    seconds = _seconds(facts, rows)
+    share = _beside_launch_waits(facts, seconds)
+    if share < limit("layout_conversions.share"):
+        return None
+    return LayoutConversions(gpus=facts.active_numbers, share=share, conversions_s=seconds,
+                             count=len(rows) / _per(facts), names=_longest(facts, rows), ops=_ops(facts, rows))
+
+
+def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
+    part = v.conversions_s / job.period_s
+    return Explanation(
+        title=f"Conversions between NCHW and NHWC take {percent(part)} of the {job.basis}",
+        why=f"{v.count:.3g} kernels per {job.basis} and GPU, {percent(part)} of the {job.basis}, only transpose "
+            "tensors between the layout of the model and the one that the kernels of its convolutions want."
+            + _named("Kernels", v.names) + _named("Ops", v.ops),
+        evidence={"conversions_s": v.conversions_s, "conversions_count": v.count, "share_ratio": part},
+        action="Keep images in one layout throughout: NHWC for convolutions on tensor cores (16-bit types, TF32), NCHW "
+               "for those in FP32 without them.",
+        snippet=_LAYOUT.get(job.framework),
+        gain="at most: all conversions, as far as launches do not hold the GPU up",
+        source=source("layout_conversions.share"),
+    )
+
+
+# -- elementwise_unfused ----------------------------------------------------------------------------
+
+_TORCH_ELEMENTWISE = r"at::native::.*elementwise_kernel|at6native.*elementwise_kernel"
+_OPTIMIZER_CALL = r"Optimizer\.step#"
+_INDUCTOR = r"triton_(?:poi|per|red|tem|for)_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementwiseUnfused(Verdict):
+    chained_s: float  # per step and GPU, in rows of element-wise kernels
+    chains: float  # rows per step and GPU
+
+
+def judge_elementwise_unfused(facts: TraceFacts) -> ElementwiseUnfused | None:
+    """PyTorch's element-wise kernels in a row, none of the optimizer's; torch.compile would make them one."""
+    trace, kernels = facts.trace, kernels_in_order(facts)
+    name = trace.device.name[kernels]
+    if _matching(trace, name, _INDUCTOR).any():
+        return None
+    chained = _matching(trace, name, _TORCH_ELEMENTWISE) & ~_in_calls(trace, kernels, _OPTIMIZER_CALL)
+    saved_s, chained_s, chains = time_in_rows(facts, kernels, chained, limit("xla_off.chain"))
+    share = _beside_launch_waits(facts, saved_s)
+    if share < limit("elementwise_unfused.share"):
+        return None
+    return ElementwiseUnfused(gpus=facts.active_numbers, share=share,
+                              severity=at_most(severity_of(share), "medium"), chained_s=chained_s, chains=chains)
+
+
+def describe_elementwise_unfused(v: ElementwiseUnfused, job: Job) -> Explanation:
+    part = v.chained_s / job.period_s
+    return Explanation(
+        title=f"A compiler could fuse element-wise kernels: up to {percent(v.share)} of the {job.basis}",
+        why=f"{percent(part)} of the {job.basis} goes into {v.chains:.0f} rows of element-wise kernels, one after the "
+            f"other over the same tensors. Fused they might save up to {percent(v.share)}; how much of it for this "
+            "model only a try can tell.",
+        evidence={"chained_s": v.chained_s, "chained_ratio": part, "chains_count": v.chains, "share_ratio": v.share},
+        action="Try torch.compile on the model and compare the step time after the first, slow steps.",
+        snippet="model = torch.compile(model)",
+        gain="at most, not sure: fused, a row reads two tensors and writes one; now each kernel does both",
+        source=source("elementwise_unfused.share", "xla_off.chain"),
+    )
+
+
+# -- optimizer_unfused ------------------------------------------------------------------------------
+
+_APPLY_OP = r":Resource(?:Sparse)?Apply\w+$"
+_FUSED_OPTIMIZER = {
+    "tensorflow": "model.compile(optimizer, loss, jit_compile=True)  # XLA updates all variables in few kernels",
+    "pytorch": "optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)  # or foreach=True; SGD and Adam too",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerUnfused(Verdict):
+    count: float  # kernels per step and GPU
+    kernels_s: float
+    pauses_s: float  # per step and GPU, between two of them
+    names: tuple[str, ...]
+
+
+def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | None:
+    """The optimizer has kernels for each variable, so short that launching them takes as long."""
+    trace, kernels = facts.trace, kernels_in_order(facts)
+    device = trace.device
+    own = _matching(trace, device.tf_op[kernels], _APPLY_OP) | _in_calls(trace, kernels, _OPTIMIZER_CALL)
+    rows = kernels[own & (device.kind[kernels] == Kind.COMPUTE)]
+    count = len(rows) / _per(facts)
+    if count < limit("optimizer_unfused.count"):
+        return None
+    length = device.end_ns[rows] - device.start_ns[rows]
+    short_ns = int(length[length < limit("optimizer_unfused.kernel_s") * 1e9].sum())
+    pauses_ns = _pauses_ns(facts, rows)
+    share = savings.removed((short_ns + pauses_ns) / _per(facts) / 1e9, facts.period_s)
+    if share < limit("optimizer_unfused.share"):
+        return None
+    return OptimizerUnfused(gpus=facts.active_numbers, share=share, count=count, kernels_s=_seconds(facts, rows),
+                            pauses_s=pauses_ns / _per(facts) / 1e9, names=_longest(facts, rows))
+
+
+def _pauses_ns(facts: TraceFacts, rows: I64) -> int:
+    """Idle time of the GPUs between two kernels of these, with nothing else in between, within the steps."""
+    device, judged, total = facts.trace.device, facts.judged_spans, 0
+    chosen = np.zeros(len(device), bool)
+    chosen[rows] = True
+    for timeline in facts.gpu_timelines:
+        start = device.start_ns[timeline.rows]
+        after = np.searchsorted(start, timeline.gaps.end)
+        both = chosen[timeline.rows[after]] & chosen[timeline.rows[after - 1]]
+        total += int(coverage(judged, timeline.gaps.start[both], timeline.gaps.end[both]).sum())
+    return total
+
+
+def describe_optimizer_unfused(v: OptimizerUnfused, job: Job) -> Explanation:
+    return Explanation(
+        title=f"The optimizer's {v.count:.0f} kernels cost {percent(v.share)} of the {job.basis}",
+        why=f"The optimizer updates each variable by kernels of its own: {v.count:.0f} per {job.basis} and GPU, with "
+            f"{percent(v.pauses_s / job.period_s)} of the {job.basis} in pauses between them."
+            + _named("Kernels", v.names),
+        evidence={"kernels_per_step": v.count, "optimizer_kernels_s": v.kernels_s, "pauses_s": v.pauses_s,
+                  "share_ratio": v.share},
+        action="Update all variables in a few kernels: a fused optimizer, or one that a compiler fuses.",
+        snippet=_FUSED_OPTIMIZER.get(job.framework),
+        gain="at most: the pauses, and the kernels too short to do much more than begin",
+        source=source("optimizer_unfused.share", "optimizer_unfused.count", "optimizer_unfused.kernel_s"),
+    )

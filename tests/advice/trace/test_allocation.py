@@ -1,0 +1,83 @@
+"""Device memory that is allocated, freed or moved while the job trains."""
+
+from __future__ import annotations
+
+import pytest
+
+from gputop.trace.model import Kind, MemoryKind
+from tests.advice.trace.traces import KERNEL, STEP, STEPS, abstained, findings, healthy, job
+from tests.trace.build import Builder
+
+
+def allocating(call: str = "cudaFree", steps: range = range(STEPS), framework: str = "aten::add", takes: float = 2_000,
+               marked: bool = True) -> Builder:
+    """In the midst of these steps a call for which all work is awaited, and which launches nothing meanwhile."""
+    b = job() if marked else Builder()
+    b.host(framework, 0, 1)
+    for i in range(STEPS):
+        at = i * STEP + 100
+        for half in range(2):
+            begin = at
+            for k in range(40):
+                b.run(0, at, 200, KERNEL, launch=max(begin - 60 + k * 10, 0), launch_length=5)
+                at += 202
+            if half == 0 and i in steps:
+                b.host(call, begin + 400, at - begin - 400 + takes, line="launch 0")
+                at += takes + 70
+            elif half == 0:
+                at += 2
+    return b
+
+
+@pytest.mark.parametrize(("call", "there"), [
+    ("cudaFree", True), ("cudaMalloc_v3020", True), ("cuMemUnmap", True), ("hipMalloc", True),
+    ("cudaMallocAsync", False), ("cudaFreeAsync_v11020", False), ("cudaMemcpyAsync", False),
+])
+def test_allocating_in_the_steps(call, there):
+    found = findings(allocating(call))
+    assert ("allocation_in_steps" in found) == there
+    if there:
+        own = found["allocation_in_steps"]
+        assert own.gain.step_time == pytest.approx(2_000 / STEP, rel=0.1) and own.evidence["calls_per_step"] == 1
+        assert own.evidence["frees_per_step"] == ("Malloc" not in call) and "expandable_segments" in (own.snippet or "")
+        assert "launch_bound" not in found  # it follows from these calls
+
+
+def test_the_cure_is_that_of_the_framework():
+    snippets = {name: findings(allocating(framework=call))["allocation_in_steps"].snippet or "" for name, call in (
+        ("jax", "PjitFunction(f)"), ("tensorflow", "EagerExecute"))}
+    assert "XLA_PYTHON_CLIENT_ALLOCATOR" in snippets["jax"] and "cuda_malloc_async" in snippets["tensorflow"]
+
+
+def test_a_cache_that_fills_is_none_of_it():
+    assert "allocation_in_steps" not in findings(allocating(steps=range(2)))
+    assert "allocation_in_steps" not in findings(allocating(takes=100))
+    assert "allocation_in_steps" not in findings(healthy())
+    assert "cudaFree" in abstained(allocating(marked=False))["allocation_in_steps"]
+
+
+def migrating(call: float | None = None, way: Kind = Kind.H2D, length: float = 60.0, prefetch: bool = False) -> Builder:
+    """In each step ten migrations of 2 MB each way, beside kernels that wait for them."""
+    b = healthy()
+    for i in range(STEPS):
+        for k in range(10):
+            for kind in {Kind.H2D, way}:
+                b.run(0, i * STEP + 300 + k * 1_000 + 100 * (kind == Kind.D2H), length, f"Memcpy{kind.name}", kind=kind,
+                      launch=call, size=2_000_000, src=MemoryKind.MANAGED, dst=MemoryKind.MANAGED, stream=9)
+    if prefetch:
+        b.host("cudaMemPrefetchAsync_v8000", 50, 5)
+    return b
+
+
+def test_managed_memory_that_moves():
+    found = findings(migrating(way=Kind.D2H))["managed_memory"]
+    assert found.evidence["migrations_s"] == pytest.approx(1.2e-3) and found.gain.step_time == pytest.approx(0.06)
+    assert found.evidence["to_gpu_bytes"] == found.evidence["to_host_bytes"] == 20_000_000
+    assert found.evidence["migrations_count"] == 20 and "both ways" in found.why
+    assert "both ways" not in findings(migrating(length=100))["managed_memory"].why
+
+
+def test_what_is_no_fault_of_managed_memory():
+    assert "managed_memory" not in findings(migrating(call=10))  # copies that somebody asked for
+    assert "managed_memory" not in findings(migrating(length=20))
+    assert "prefetched" in abstained(migrating(length=100, prefetch=True))["managed_memory"]
