@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.timeline and (args.all_runs or args.run is not None):
-        raise GputopError("--timeline shows one trace.", "Give the folder of the run.", EXIT_USAGE)
+    if args.timeline and args.all_runs:
+        raise GputopError("--timeline shows one trace.", "Choose a run with --run NAME.", EXIT_USAGE)
     if args.timeline:
         return _timeline(args)
     if args.all_runs:
@@ -103,11 +103,15 @@ def _timeline(args: argparse.Namespace) -> int:
     if unfit:
         raise GputopError(f"--timeline needs a terminal: {unfit}",
                           "Headless: gputop analyze PATH --idle-gaps 10, or --json.", EXIT_USAGE)
+    from gputop.trace.readers.find_files import files_at
+
+    paths: list[str] = []
     for path in args.paths:
         if not Path(path).exists():
             raise GputopError(f"{path} does not exist", "Give a trace, a run folder or a TensorBoard logdir.")
+        paths += [path] if args.run is None else map(str, files_at(Path(path), [], args.run))
     preferences = preferences_of(args)
     preferences.set_textual_colors()
     from gputop.tui.timeline_app import show
 
-    return show(args.paths, preferences)
+    return show(paths, preferences)

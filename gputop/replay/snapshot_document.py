@@ -187,7 +187,8 @@ class Host(Struct, kw_only=True):
 
     @classmethod
     def of(cls, h: samples.HostSample) -> Host:
-        return form_of(cls, h, core_ratios=h.core_ratios or None)
+        known = all(map(math.isfinite, h.core_ratios))
+        return form_of(cls, h, core_ratios=h.core_ratios if h.core_ratios and known else None)
 
     def sample(self) -> samples.HostSample:
         return _sample_of(samples.HostSample, self, core_ratios=self.core_ratios or (),

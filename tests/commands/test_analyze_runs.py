@@ -35,6 +35,18 @@ def test_one_run_or_all_of_them(tmp_path, capsys):
     assert out.index("Run      new") < out.index("Run      old")
 
 
+def test_the_timeline_of_one_run(tmp_path, capsys, monkeypatch):
+    run_of(tmp_path, "old", 1)
+    run_of(tmp_path, "new", 2)
+    shown = []
+    monkeypatch.setattr("gputop.commands.analyze.unfit_terminal", lambda: "")
+    monkeypatch.setattr("gputop.tui.timeline_app.show", lambda paths, _: shown.extend(paths) or 0)
+    assert main(["analyze", "--timeline", "--run", "old", str(tmp_path)]) == 0
+    assert shown == [str(tmp_path / "plugins/profile/old/h.xplane.pb")]
+    assert main(["analyze", "--timeline", "--all", str(tmp_path)]) == 2
+    assert "--run NAME" in capsys.readouterr().err
+
+
 def test_a_run_that_cannot_be_read_does_not_end_the_others(tmp_path, capsys):
     run_of(tmp_path, "good", 1)
     run_of(tmp_path, "bad", 2, error="CUPTI failed")

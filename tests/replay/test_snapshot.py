@@ -65,9 +65,11 @@ def test_a_sample_that_holds_such_a_number_is_written_without_it() -> None:
     assert watched.sample is not None
     gpu = watched.sample.gpus[0]
     readings = {**gpu.readings, "power_w": replace(gpu["power_w"], value=float("inf"))}
-    watched.sample = replace(watched.sample, gpus=(replace(gpu, readings=readings), *watched.sample.gpus[1:]))
+    host = replace(watched.sample.host, core_ratios=(0.5, float("nan")))
+    watched.sample = replace(watched.sample, host=host,
+                             gpus=(replace(gpu, readings=readings), *watched.sample.gpus[1:]))
     read_back = from_document(json.loads(to_json(document(watched))))
-    assert read_back.sample.gpus[0]["power_w"].value is None
+    assert read_back.sample.gpus[0]["power_w"].value is None and read_back.sample.host.core_ratios == ()
 
 
 def test_the_spectrogram_says_how_often_each_level_was_reached() -> None:
