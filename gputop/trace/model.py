@@ -67,6 +67,7 @@ class TraceGpu:
     name: str = ""
     compute_capability: tuple[int, int] | None = None
     memory_bytes: int | None = None
+    sms: int | None = None  # streaming multiprocessors; None: not told, or not NVIDIA's
 
 
 class LaunchShape(NamedTuple):

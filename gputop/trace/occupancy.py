@@ -16,6 +16,7 @@ _WARP = 32
 _REGISTERS = 65_536  # per SM
 _REGISTER_UNIT = 256  # allocated to a warp at a time
 _PARTITIONS = 4  # of an SM, each with its share of the registers
+MAX_SMS = 4096  # of a GPU; a larger number is damage (a B200 has 148)
 
 
 class _Sm(NamedTuple):
@@ -34,6 +35,11 @@ _SM = {
     (8, 9): _Sm(48, 24, 100 << 10, 128, 1024),
     (9, 0): _Sm(64, 32, 228 << 10, 128, 1024),
 }
+
+
+def sm_count(value: object) -> int | None:
+    """The number of a GPU's SMs as a trace tells it; None where that cannot be one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_SMS else None
 
 
 def resident_blocks(

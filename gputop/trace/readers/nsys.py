@@ -22,7 +22,7 @@ from gputop.trace.builder import MAX_GPUS, TraceBuilder
 from gputop.trace.int_map import IntMap
 from gputop.trace.launch_join import Launches
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, LaunchShape, Line, MemoryKind, Trace, TraceGpu
-from gputop.trace.occupancy import theoretical_occupancy
+from gputop.trace.occupancy import sm_count, theoretical_occupancy
 from gputop.trace.quality import note_messages
 from gputop.trace.readers.content import MemoryWatch, listed, memory_limit, open_trace, too_big
 
@@ -222,7 +222,7 @@ class _Report:
     def _place(self, out: DeviceEvents, rows: I64, host: str) -> None:
         """Set GPUs and streams. A process may number its devices differently; the report then contains the mapping."""
         about = {row[0]: row for row in self._select(
-            "TARGET_INFO_GPU", ("id", "name", "totalMemory", "computeMajor", "computeMinor"))}
+            "TARGET_INFO_GPU", ("id", "name", "totalMemory", "computeMajor", "computeMinor", "smCount"))}
         physical = {(pid, cuda): gpu for gpu, cuda, pid in self._select(
             "TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId", "pid")) if isinstance(gpu, int) and 0 <= gpu < MAX_GPUS}
         triples, where = np.unique(rows[:, [2, 3, 5]], axis=0, return_inverse=True)
@@ -343,7 +343,7 @@ def _sane(start: I64, end: I64) -> npt.NDArray[np.bool_]:
 
 
 def _gpu(host: str, ordinal: int, rank: int, about: tuple[Any, ...] | None) -> TraceGpu:
-    _, name, memory, major, minor = about or (None,) * 5
+    _, name, memory, major, minor, sms = about or (None,) * 6
     return TraceGpu(host, ordinal, rank, str(name or ""),
                     (major, minor) if isinstance(major, int) and isinstance(minor, int) else None,
-                    memory if isinstance(memory, int) and memory > 0 else None)
+                    memory if isinstance(memory, int) and memory > 0 else None, sm_count(sms))

@@ -25,7 +25,8 @@ TABLES = {
                                   "correlationId INTEGER, globalPid INTEGER, bytes INTEGER",
     "CUPTI_ACTIVITY_KIND_RUNTIME": "start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER, "
                                    "nameId INTEGER",
-    "TARGET_INFO_GPU": "id INTEGER, name TEXT, totalMemory INTEGER, computeMajor INTEGER, computeMinor INTEGER",
+    "TARGET_INFO_GPU": "id INTEGER, name TEXT, totalMemory INTEGER, computeMajor INTEGER, computeMinor INTEGER, "
+                       "smCount INTEGER",
     "TARGET_INFO_CUDA_DEVICE": "gpuId INTEGER, cudaId INTEGER, pid INTEGER",
     "TARGET_INFO_SESSION_START_TIME": "utcEpochNs INTEGER, systemClockNs INTEGER",
     "TARGET_INFO_SYSTEM_ENV": "name TEXT, value TEXT",
@@ -41,7 +42,7 @@ ROWS = {
                                    (1320, 1330, 0, 7, 9, PROCESS[0], 512, 99, None, None)],
     "CUPTI_ACTIVITY_KIND_MEMSET": [(1400, 1410, 0, 7, None, PROCESS[0], 64)],
     "CUPTI_ACTIVITY_KIND_RUNTIME": [(1010, 1020, PROCESS[0] + 500, 7, 3), (1000, 1005, PROCESS[1] + 501, 7, 3)],
-    "TARGET_INFO_GPU": [(2, "H100", 80 << 30, 9, 0), (3, "H100", 80 << 30, 9, 0)],
+    "TARGET_INFO_GPU": [(2, "H100", 80 << 30, 9, 0, 132), (3, "H100", 80 << 30, 9, 0, -1)],
     "TARGET_INFO_CUDA_DEVICE": [(2, 0, 500), (3, 0, 501)],
     "TARGET_INFO_SESSION_START_TIME": [(1_700_000_000_000_000_000, 500)],
     "TARGET_INFO_SYSTEM_ENV": [("CpuCores", "18"), ("Hostname", "node")],
@@ -85,8 +86,8 @@ def test_occupancy_is_reckoned_from_the_launch_shapes(tmp_path):
 def test_a_report_of_two_processes(tmp_path):
     trace = read_nsys(report(tmp_path / "r?port #1.sqlite"))
     d, names = trace.device, trace.names
-    assert [(g.host, g.ordinal, g.rank, g.name, g.compute_capability) for g in trace.gpus] == [
-        ("node", 2, 0, "H100", (9, 0)), ("node", 3, 1, "H100", (9, 0))]
+    assert [(g.host, g.ordinal, g.rank, g.name, g.compute_capability, g.sms) for g in trace.gpus] == [
+        ("node", 2, 0, "H100", (9, 0), 132), ("node", 3, 1, "H100", (9, 0), None)]
     assert d.gpu.tolist() == [0, 1, 0, 0, 0]
     assert d.kind.tolist() == [Kind.COMPUTE, Kind.COLLECTIVE, Kind.H2D, Kind.COPY_OTHER, Kind.MEMSET]
     assert [names[i] for i in d.name] == ["ampere_sgemm_128x64_tn", "ncclDevKernel_AllReduce_Sum_f32", "MemcpyH2D",

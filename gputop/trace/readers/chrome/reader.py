@@ -20,12 +20,13 @@ from gputop.trace.builder import MAX_GPUS, TraceBuilder
 from gputop.trace.derived_lines import STEPS, is_derived, streams
 from gputop.trace.launch_join import Launches
 from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Line, StepEvents, Trace, TraceGpu
-from gputop.trace.occupancy import with_estimate
+from gputop.trace.occupancy import sm_count, with_estimate
 from gputop.trace.readers.chrome.events import HOST, ChromeFile, integer, read_file
 from gputop.trace.readers.content import memory_limit, read_chunks
 
 _GPU_PROCESS = re.compile(r"/device:GPU:(\d{1,3})(?!\d)")
 _PROCESS_STREAM = re.compile(r"/stream:(\w+)")
+_AMD = re.compile(r"AMD|Radeon|Instinct|\bMI\d{3}", re.IGNORECASE)  # whose grids may be in threads, not in blocks
 _NS_PER_US = 1000
 _NEITHER, _ON_HOST, _STEPS = -1, -2, -3
 
@@ -210,7 +211,8 @@ class _Rank:
             self._builder.gpus.append(TraceGpu(
                 self._file.host, ordinal, self._file.rank, str(about.get("name", "")),
                 (major, minor) if isinstance(major, int) and isinstance(minor, int) else None,
-                memory if isinstance(memory, int) else None))
+                memory if isinstance(memory, int) else None,
+                None if _AMD.search(str(about.get("name", ""))) else sm_count(about.get("numSms"))))
         return self._gpus[ordinal]
 
     def _row_name(self, pid: Any, tid: Any) -> str:

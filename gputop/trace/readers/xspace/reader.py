@@ -30,6 +30,7 @@ from gputop.trace.model import (
     Trace,
     TraceGpu,
 )
+from gputop.trace.occupancy import sm_count
 from gputop.trace.parallel import map_ordered, pool
 from gputop.trace.quality import (
     INSUFFICIENT_RIGHTS,
@@ -322,6 +323,7 @@ class _XSpace:
                 self.host, ordinal, self._rank, name=str(name),
                 compute_capability=(major, minor) if isinstance(major, int) and isinstance(minor, int) else None,
                 memory_bytes=memory if isinstance(memory, int) else None,
+                sms=sm_count(stats.get("core_count")) if stats.get("device_vendor", "Nvidia") == "Nvidia" else None,
             ))
         names, references = lookups(plane, builder.names)
         nvidia = builder.gpus[gpu].compute_capability if stats.get("device_vendor") == "Nvidia" else None

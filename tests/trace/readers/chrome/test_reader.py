@@ -115,6 +115,16 @@ def test_an_occupancy_that_kineto_failed_to_reckon():
     assert [s.occupancy for s in read(document).launch_shapes] == [None]
 
 
+@pytest.mark.parametrize(("name", "count", "sms"), [
+    ("H100", 132, 132), ("H100", True, None), ("H100", "132", None), ("H100", 1 << 20, None), ("H100", 0, None),
+    ("AMD Instinct MI300X", 304, None),  # whose grids may be in threads
+])
+def test_the_number_of_sms(name, count, sms):
+    document = kineto()
+    document["deviceProperties"][0] |= {"name": name, "numSms": count}
+    assert read(document).gpus[0].sms == sms
+
+
 def test_ranks_on_one_clock():
     trace = read(kineto(rank=1, start=1_700_000_000_000_005.0), kineto(rank=0))
     assert [(g.rank, g.ordinal) for g in trace.gpus] == [(0, 0), (1, 1)]

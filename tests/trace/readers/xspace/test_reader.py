@@ -252,17 +252,18 @@ def test_launch_shapes_of_kernels():
     assert len(trace.launch_shapes) == 2 and trace.occupancy_is == "theoretical"
 
 
-@pytest.mark.parametrize(("vendor", "occupancy"), [("Nvidia", 12 / 64), ("AMD", None)])
-def test_occupancy_is_reckoned_for_nvidias_gpus_only(vendor, occupancy):
+@pytest.mark.parametrize(("vendor", "occupancy", "sms"), [("Nvidia", 12 / 64, 132), ("AMD", None, None)])
+def test_occupancy_is_reckoned_for_nvidias_gpus_only(vendor, occupancy, sms):
     b = Builder()
     plane = b.plane("/device:GPU:0")
-    for name, value in (("compute_cap_major", 9), ("compute_cap_minor", 0), ("device_vendor", vendor)):
+    for name, value in (("compute_cap_major", 9), ("compute_cap_minor", 0), ("core_count", 132),
+                        ("device_vendor", vendor)):
         b.stat(plane, plane.stats.add(), name, value)
     line = b.line("/device:GPU:0", "Stream #1(Kernel)")
     b.event("/device:GPU:0", line, "k", 0, 10, kernel_details=(
         "regs:168 static_shared:1024 dynamic_shared:229376 grid:264,1,1 block:384,1,1 occ_pct:0",))
-    (shape,) = b.read().launch_shapes
-    assert shape.occupancy == occupancy
+    trace = b.read()
+    assert [shape.occupancy for shape in trace.launch_shapes] == [occupancy] and trace.gpus[0].sms == sms
 
 
 def test_launches_go_by_device_where_the_host_tells_it():
