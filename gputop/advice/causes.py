@@ -50,6 +50,8 @@ CONDITIONS: Mapping[str, Holds] = {
     # What is late all over the step does not follow from one part of it.
     "most_of_it": _mostly,
     "part_of_it": lambda cause, effect: not _mostly(effect, cause),
+    # Launches waited for name the cure; another one is worth its place where it is known to fit.
+    "room_unknown": lambda cause, effect: "capacity_bytes" not in effect.evidence,
     "long_for_input": lambda cause, effect: _longer_by(effect, "input"),
 }
 # What is left of a staggered launch is what it can claim of others, so it is settled before them.

@@ -210,19 +210,24 @@ TRACE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        id="batch_size_headroom", module="trace.memory", origin="trace", needs=("gpu_activity",),
+        id="batch_size_headroom", module="trace.batch_size", origin="trace", needs=("gpu_activity",),
         shared_limits=("input_bound.share",), training_only=True,
         parts=("compute",),
+        # What has a cure that leaves the batch alone.
+        follows_from=(
+            *_DELAYS_LAUNCHES, Cause("launch_bound", "room_unknown"), Cause("small_kernels", "room_unknown"),
+            *map(Cause, ("serial_gpus", "step_gap_host", "communication_exposed", "allreduce_slow",
+                         "allreduce_count")),
+        ),
         limits=(
-            Limit("batch_size_headroom.compute", 0.5, "ratio",
-                  "PyTorch's TensorBoard plugin: larger batch where GPU utilization is below 50 %"),
             Limit("batch_size_headroom.memory", 0.9, "ratio",
                   "PyTorch's TensorBoard plugin: memory above 90 % is a risk; TraceML warns at 92 %"),
             Limit("batch_size_headroom.factor", 2.0, "ratio",
                   f"{OWN}the batch can at least double even if all memory in use grew with it"),
             Limit("batch_size_headroom.factor_max", 8.0, "ratio",
                   f"{OWN}one change does not alter the optimization problem beyond recognition"),
-            Limit("batch_size_headroom.share", 0.03, "ratio", "as launch_bound.share"),
+            Limit("batch_size_headroom.share", 0.05, "ratio",
+                  f"contract of severities: 5 % is medium; {OWN}less is not worth another course of the training"),
         ),
     ),
     Rule(

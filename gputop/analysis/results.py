@@ -450,6 +450,35 @@ class KernelSizes(Struct, frozen=True):
     below_40us: float | None
 
 
+class FewBlocks(Struct, frozen=True):
+    """Kernels of one name with fewer blocks than the GPU has SMs. ``blocks``: with which it took most time."""
+
+    name: str
+    blocks: int
+    time_s: float
+    count: float
+
+
+class BatchScaling(Struct, frozen=True):
+    """Of one GPU's compute kernels what does not grow with the batch, and what a larger one fills. Per step, or in
+    the window without steps. None: launch shapes, the number of SMs, or the optimizer's kernels are not known.
+
+    ``few_blocks_s`` is the time of kernels with fewer blocks than SMs, the longest in ``few_blocks``; ``filled_s`` what
+    of it the short ones would save per sample, by the factor of the batch. ``last_wave_s`` is the part of the kernels'
+    last waves that no block fills, if all blocks of a kernel take equally long, ``under_one_wave_s`` the time of
+    kernels whose grids have a block for each SM and less than the SMs can hold. The optimizer's are in none of these.
+    """
+
+    gpu: int
+    optimizer_s: float | None
+    sms: int | None = None
+    few_blocks_s: float | None = None
+    filled_s: Mapping[int, float] = field(default_factory=dict)
+    last_wave_s: float | None = None
+    under_one_wave_s: float | None = None
+    few_blocks: tuple[FewBlocks, ...] = ()
+
+
 class CopyRow(Struct, frozen=True):
     """Copies of one GPU and way. ``bytes_per_s`` is bytes over the summed time of the copies whose size is known,
     so parallel copies do not add up to the link's rate. Per step: those that start within steps."""
@@ -613,6 +642,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
     copies: CopyTable | None = None
     replicas: Replicas | None = None
     typical_step: TypicalStep | None = None
+    batch_scaling: tuple[BatchScaling, ...] = ()
     findings: tuple[Finding, ...] = ()
     abstained: tuple[Abstained, ...] = ()
 

@@ -10,6 +10,7 @@ import msgspec
 
 from gputop.advice.trace.advise import trace_advice
 from gputop.advice.trace.facts import TraceFacts
+from gputop.analysis.gpu.batch_scaling import batch_scaling
 from gputop.analysis.gpu.breakdown import breakdown
 from gputop.analysis.gpu.collective_waits import collective_waits
 from gputop.analysis.gpu.collectives import collectives, no_collectives
@@ -82,6 +83,7 @@ def examine(trace: Trace, params: int | None = None) -> TraceFacts:
         communicated, input_ = do(collectives, trace, gpu_timelines, steps), do(input_pipeline, trace, steps)
         rows_by_gpu = {gpu_number(trace, timeline.gpu): timeline.rows for timeline in gpu_timelines}
         copied = do(copy_table, trace, rows_by_gpu, steps)
+        scaling = do(batch_scaling, trace, gpu_timelines, steps)
         held, clocks = do(memory, trace), do(clock_notes, trace)
     by_gpu = {timeline.gpu: use.result() for timeline, use in zip(gpu_timelines, used, strict=True)}
     gpus = [by_gpu.get(g) or unused_gpu(trace, g) for g in range(len(trace.gpus))] if gpu_timelines else []
@@ -97,7 +99,7 @@ def examine(trace: Trace, params: int | None = None) -> TraceFacts:
         collectives=communicated.result(), memory=held.result(), input=input_.result(), gaps=gaps.result(), ops=ops,
         functions=called.result(), launch_threads=launching.result(), kernels=table.result(),
         kernel_sizes=sizes.result(), copies=copied.result(), replicas=compared.result() if compared else None,
-        typical_step=one_step.result(),
+        typical_step=one_step.result(), batch_scaling=scaling.result(),
     )
     facts = TraceFacts.of(trace, gpu_timelines, analysis, steps, waits.result(), causes.result(), params)
     advice = trace_advice(facts)

@@ -14,6 +14,10 @@ Mask = npt.NDArray[np.bool_]
 # XLA's compilers on CPUs and GPUs (there the passes over the graph), their annotations in Nsight, PjRt clients (JAX).
 COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaCompil\w*:|PjRt\w*::Compile|"
            r"backend_compile|(?:Jit|Fusion)Compiler::Compile")
+# Kernels and ops of optimizers in TensorFlow (ResourceApplyAdam), JAX (optax' scopes) and PyTorch
+# (multi_tensor_apply_kernel, which its fused and foreach optimizers run).
+_OPTIMIZER = (r"(?i).*(?:multi_tensor_apply|adam|adagrad|rmsprop|momentum|lamb_|\blars|\bsgd|resourceapply|"
+              r"apply_?gradient|optax)")
 
 
 def name_mask(trace: Trace, pattern: str) -> Mask:
@@ -22,6 +26,11 @@ def name_mask(trace: Trace, pattern: str) -> Mask:
     mask = np.zeros(len(trace.names) + 1, bool)  # the extra last entry answers index -1
     mask[:-1] = [match(name) is not None for name in trace.names]
     return mask
+
+
+def optimizer_names(trace: Trace) -> Mask:
+    """Which of ``trace.names`` are an optimizer's, as :func:`name_mask`."""
+    return name_mask(trace, _OPTIMIZER)
 
 
 def host_rows(trace: Trace, pattern: str) -> I64:

@@ -10,7 +10,7 @@ from gputop.analysis.results import AllocatorUse
 
 _GPU_ACTIVITY = "GPU activity in the trace"
 _GPU_ALLOCATOR = re.compile(r"GPU_(\d+)_bfc$", re.IGNORECASE)
-ALLOCATOR_RECORDS = ("the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's own "
+_ALLOCATOR_RECORDS = ("the GPU allocators' records (GPU_<n>_bfc: in use, available); TensorFlow's and JAX's own "
                      "captures hold them, other tools' do not")
 
 
@@ -53,7 +53,7 @@ def launch_calls(facts: TraceFacts) -> str | None:
 
 
 def _allocators(facts: TraceFacts) -> str | None:
-    return None if gpu_allocators(facts, {gpu.gpu for gpu in facts.analysis.gpus}) else ALLOCATOR_RECORDS
+    return None if gpu_allocators(facts, {gpu.gpu for gpu in facts.analysis.gpus}) else _ALLOCATOR_RECORDS
 
 
 def _step_calls(facts: TraceFacts) -> str | None:

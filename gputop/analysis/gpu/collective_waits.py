@@ -8,7 +8,7 @@ steps, where there are any.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,9 +25,10 @@ from gputop.trace.model import F64, I64, Trace
 class CollectiveWaits:
     """Seconds per step, or in the window without steps.
 
-    ``waiting_s`` and ``transfer_s`` are exposed, by GPU; ``waiting`` says when that waiting is. ``bare_s`` is the
-    part of the transfers beside which no GPU does anything else: of each collective what the GPU shows that hides
-    most of it. Where a GPU was early, a transfer lies bare on it that a later one hides; that costs the step nothing.
+    ``waiting_s`` and ``transfer_s`` are exposed, by GPU, ``allreduce_s`` the part of the latter in AllReduces;
+    ``waiting`` says when that waiting is. ``bare_s`` is the part of the transfers beside which no GPU does anything
+    else: of each collective what the GPU shows that hides most of it. Where a GPU was
+    early, a transfer lies bare on it that a later one hides; that costs the step nothing.
     ``late_s`` is how much earlier the collectives would have begun had the last GPU come when the others did (the
     median of them), as far as that was exposed, by the GPU that was last; ``late_times`` counts in how many
     collectives each was. ``late_by_host_s`` is the part of it for which the last GPU had waited for its host longer
@@ -52,6 +53,7 @@ class CollectiveWaits:
     unmatched: Mapping[str, str]
     waiting: Mapping[int, Spans]
     alone_s: float | None = None
+    allreduce_s: Mapping[int, float] = field(default_factory=dict)
 
 
 def collective_waits(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> CollectiveWaits | None:
@@ -69,6 +71,7 @@ def collective_waits(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: 
     within = None if steps is None else steps.spans
     waits: list[list[Spans]] = [[EMPTY] for _ in gpu_timelines]
     moves: list[list[Spans]] = [[EMPTY] for _ in gpu_timelines]
+    reduces = [EMPTY for _ in gpu_timelines]
     late = np.zeros(len(gpu_timelines))
     times = np.zeros(len(gpu_timelines), np.int64)
     durations: list[float] = []
@@ -104,6 +107,8 @@ def collective_waits(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: 
         np.add.at(late, np.array(there)[last], (begun - ahead) * exposed)
         np.add.at(times, np.array(there)[last[whole > 0]], 1)
         if name == "AllReduce":
+            for i in there:
+                reduces[i] = moves[i][-1]
             durations = ((end - start).min(axis=1) / 1e9).tolist()
             exposed_ns += int(bare.min(axis=1).sum())
             all_ns += int((end - begun[:, None]).min(axis=1).sum())
@@ -124,6 +129,7 @@ def collective_waits(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: 
         late_by_host_s=by_host_ns / per / 1e9, count=count, durations_s=tuple(durations),
         allreduce_exposed=exposed_ns / all_ns if all_ns else 0.0, unmatched=unmatched,
         waiting=waiting_of,
+        allreduce_s={n: exposed_of(i, reduces[i], EMPTY).total / per / 1e9 for i, n in enumerate(numbers)},
     )
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gputop.trace.lookups import name_mask
+from gputop.trace.lookups import optimizer_names
 from gputop.trace.model import I64, Kind, Trace
 
 # A repeating kernel sequence counts as steps only if it is this long, this often, this alike, this regular.
@@ -20,10 +20,6 @@ _MIN_PERIOD_NAMES = 3
 _MIN_PERIODS = 3
 _MIN_MATCH = 0.98
 _MAX_VARIATION = 0.25
-# Kernels and ops of optimizers in TensorFlow (ResourceApplyAdam), JAX (optax' scopes) and PyTorch
-# (multi_tensor_apply_kernel, which its fused and foreach optimizers run).
-_OPTIMIZER = (r"(?i).*(?:multi_tensor_apply|adam|adagrad|rmsprop|momentum|lamb_|\blars|\bsgd|resourceapply|"
-              r"apply_?gradient|optax)")
 
 
 class KernelSequence(NamedTuple):
@@ -57,7 +53,7 @@ def kernel_sequence(trace: Trace) -> KernelSequence | None:
     length = np.diff(first)
     if len(length) < _MIN_PERIODS - 1 or length.std() > _MAX_VARIATION * length.mean():
         return None
-    optimizer = name_mask(trace, _OPTIMIZER)
+    optimizer = optimizer_names(trace)
     is_step = bool((optimizer[names] | optimizer[device.tf_op[kernels]]).any())
     return KernelSequence(gpu, period, first, is_step)
 

@@ -95,8 +95,8 @@ def missing() -> list[Case]:
     add(
         "launches", "launch_bound", frozenset(("launch_bound", "staggered_launch", "thread_contention")),
         launches=False)
-    add("allocator", "batch_size_headroom", frozenset(("batch_size_headroom", "memory_pressure")), allocator=False)
-    add("allocator-full", "memory_pressure", frozenset(("batch_size_headroom", "memory_pressure")), allocator=False)
+    add("allocator", "batch_size_headroom", frozenset(("memory_pressure",)), allocator=False)
+    add("allocator-full", "memory_pressure", frozenset(("memory_pressure",)), allocator=False)
     add(
         "device-events", "communication_exposed", _DEVICE_IDS, device_events=False,
         errors=("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES: failed to enable activity",))

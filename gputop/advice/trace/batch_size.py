@@ -1,0 +1,206 @@
+"""The batch: what of a step a larger one shares out among more samples, what it fills, and whether it fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from gputop.advice import savings
+from gputop.advice.registry import limit, source
+from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.inputs import gpu_allocators, launch_calls
+from gputop.advice.trace.job import Job
+from gputop.advice.trace.launch import judge_launch_bound
+from gputop.advice.verdict import Explanation, Verdict
+from gputop.analysis.results import AllocatorUse, FewBlocks
+from gputop.core.findings import at_most, severity_of
+from gputop.text.units import bytes_, percent, seconds
+
+_PAPERS = ("Goyal et al. 2017 and Malladi et al. 2022: learning rate and batch; McCandlish et al. 2018: noise scale of "
+           "the gradient")
+_ASK_FOR_ROOM = {
+    "tensorflow": "tf.config.experimental.get_memory_info('GPU:0')['peak']  # of the GPU's memory: does twice fit?",
+    "jax": "jax.local_devices()[0].memory_stats()  # peak_bytes_in_use of bytes_limit: does twice fit?",
+    "pytorch": "torch.cuda.max_memory_allocated(), torch.cuda.mem_get_info()[1]  # of all memory: does twice fit?",
+}
+
+
+_WORTH_TELLING = 0.001  # of the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizeHeadroom(Verdict):
+    """Times are per step and GPU. Those before ``filled_s`` do not grow with the batch; None: not known."""
+
+    factor: float  # by which the batch can grow, or is tried to
+    compute: float  # share of the time
+    launch_s: float
+    host_s: float
+    allreduce_s: float | None  # exposed, without waiting for late GPUs
+    optimizer_s: float | None
+    filled_s: float  # of the time of short kernels with few blocks, what is saved per sample
+    sms: int | None
+    few_blocks_s: float | None
+    few_blocks: tuple[FewBlocks, ...]
+    last_wave_s: float | None
+    under_one_wave_s: float | None
+    input_s: float | None  # what the input pipeline takes for a step's samples, where that limits the saving
+    memory: tuple[int, int] | None  # peak and capacity of the fullest GPU's allocator; None: not known for all
+    caveat: str | None  # what little this rests on
+
+    @property
+    def fixed_s(self) -> float:
+        return self.launch_s + self.host_s + (self.allreduce_s or 0.0) + (self.optimizer_s or 0.0)
+
+
+def judge_batch_size_headroom(facts: TraceFacts) -> BatchSizeHeadroom | None:
+    """A larger batch takes less time per sample, and no allocator is known to have no room for it.
+
+    The factor is a power of two that fits even if all memory in use, weights included, grew
+    with the batch; in truth only activations do. Where memory is not known it is the least there is.
+    """
+    assert facts.shares is not None
+    if facts.shares["input"] >= limit("input_bound.share"):
+        return None
+    numbers = set(facts.active_numbers)
+    used = {gpu: use for gpu, use in gpu_allocators(facts, numbers).items() if use.peak_bytes > 0}
+    factor = min((_room(use) for use in used.values()), default=limit("batch_size_headroom.factor"))
+    if factor < limit("batch_size_headroom.factor"):
+        return None
+    known = set(used) == numbers
+    factor = factor if known else limit("batch_size_headroom.factor")
+    scaling = [own for own in facts.analysis.batch_scaling if own.gpu in numbers]
+    worst = max(scaling, key=lambda own: own.few_blocks_s or 0.0, default=None)
+    tightest = max(used.values(), key=lambda use: use.peak_bytes / use.capacity_bytes) if known else None
+    launch_s, host_s = _launch_and_host_s(facts)
+    allreduces = facts.waits.allreduce_s if facts.waits is not None else {}
+    caveat, gpus = facts.small_sample_caveat, facts.active
+    found = BatchSizeHeadroom(
+        gpus=facts.active_numbers, factor=factor, compute=sum(gpu.compute for gpu in gpus) / len(gpus),
+        launch_s=launch_s, host_s=host_s, allreduce_s=_mean(allreduces.values()),
+        optimizer_s=_mean(own.optimizer_s for own in scaling),
+        filled_s=_mean(own.filled_s.get(int(factor)) for own in scaling) or 0.0,
+        sms=worst.sms if worst else None, few_blocks=worst.few_blocks if worst else (),
+        few_blocks_s=_mean(own.few_blocks_s for own in scaling),
+        last_wave_s=_mean(own.last_wave_s for own in scaling),
+        under_one_wave_s=_mean(own.under_one_wave_s for own in scaling), input_s=None,
+        memory=(tightest.peak_bytes, tightest.capacity_bytes) if tightest else None, caveat=caveat)
+    share = savings.faster(found.fixed_s, factor, facts.period_s) + savings.removed(found.filled_s, facts.period_s)
+    input_s = _input_s(facts)
+    if share > (least := max(1 - input_s / facts.period_s, 0.0)):
+        share, found = least, replace(found, input_s=input_s)
+    if share < limit("batch_size_headroom.share"):
+        return None
+    severity = severity_of(share)
+    # The same idle time is claimed once: launch_bound names its cause, this a way to live with it.
+    if caveat or not known or (launch_calls(facts) is None and judge_launch_bound(facts) is not None):
+        severity = at_most(severity, "medium")
+    return replace(found, share=share, severity=severity)
+
+
+def _room(use: AllocatorUse) -> float:
+    """By how much all memory in use can grow: a power of two, no more than is advised at once."""
+    grow = limit("batch_size_headroom.memory") * use.capacity_bytes / use.peak_bytes
+    return min(2.0 ** math.floor(math.log2(grow)), limit("batch_size_headroom.factor_max")) if grow >= 1 else 1.0
+
+
+def _launch_and_host_s(facts: TraceFacts) -> tuple[float, float]:
+    """Time per step in which GPUs wait for launches, and for the host's work between steps as far as it has a name.
+
+    Ops on the host grow with the batch, and so may Python that shows no event, or whatever else keeps a call of the
+    step from launching: these are left out.
+    """
+    assert facts.shares is not None
+    launch_s, host_s = (facts.shares[part] * facts.period_s for part in ("launch", "host"))
+    causes = facts.host
+    if causes is None:
+        return launch_s, 0.0
+    named_s = max((causes.gap_s or 0.0) - (causes.gap_silent_s or 0.0), 0.0)
+    return max(launch_s - (causes.placement_s or 0.0), 0.0), min(named_s, host_s)
+
+
+def _input_s(facts: TraceFacts) -> float:
+    """What tf.data's slowest segment works for the batches of a step: 0 where that is not known."""
+    waited, window_s = facts.analysis.input, facts.analysis.trace.window_s
+    pipeline = next((own for own in waited.pipelines if own.batches), None) if waited is not None else None
+    if pipeline is None or not pipeline.bounding_s_per_batch or window_s <= 0:
+        return 0.0
+    return pipeline.bounding_s_per_batch * pipeline.batches * facts.period_s / window_s
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def describe_batch_size_headroom(v: BatchSizeHeadroom, job: Job) -> Explanation:
+    parts = {"waiting for launches": v.launch_s, "the host's work between steps": v.host_s,
+             "exposed AllReduces": v.allreduce_s or 0.0, "the optimizer's kernels": v.optimizer_s or 0.0}
+    named = {what: part for what, part in parts.items() if part >= _WORTH_TELLING * job.period_s}
+    evidence = {"factor": v.factor, "compute_ratio": v.compute, "launch_wait_ratio": v.launch_s / job.period_s,
+                "fixed_s": v.fixed_s, "launch_wait_s": v.launch_s, "host_s": v.host_s, "filled_s": v.filled_s}
+    if v.memory is not None:
+        evidence |= {"peak_bytes": float(v.memory[0]), "capacity_bytes": float(v.memory[1])}
+    evidence |= {name: float(value) for name, value in (
+        ("allreduce_exposed_s", v.allreduce_s), ("optimizer_s", v.optimizer_s), ("sm_count", v.sms),
+        ("few_blocks_s", v.few_blocks_s), ("last_wave_s", v.last_wave_s), ("under_one_wave_s", v.under_one_wave_s),
+        ("input_pipeline_s", v.input_s)) if value is not None}
+    listed = ", ".join(f"{what} {seconds(part)}" for what, part in named.items())
+    fixed = (f"{percent(v.fixed_s / job.period_s)} of the {job.basis} is time that does not grow with the batch: "
+             f"{listed}.")
+    much = f"{v.factor:.0f}×"
+    assumed = ["that time stays as it is" + (" (AllReduces carry gradients)" if "exposed AllReduces" in named else "")
+               ] if named else []
+    if v.filled_s >= _WORTH_TELLING * job.period_s:
+        assumed.append("kernels below 10 µs use idle SMs")
+    assumed.append(f"all else takes {much} as long" + (
+        ", as far as the input pipeline keeps up" if v.input_s is not None else ""))
+    return Explanation(
+        title=f"A larger batch takes {percent(v.share)} less time per sample"
+              + (f", and memory has room for {much}" if v.memory else ""),
+        why=" ".join([*([fixed] if named else []), *_empty(v, job), _memory(v), *([v.caveat] if v.caveat else [])]),
+        evidence=evidence,
+        action=f"Raise the batch size per GPU, {f'up to {much}' if v.memory else 'if memory allows'}. An "
+               "epoch then has fewer updates: scale the learning rate with the batch for SGD, with its square root "
+               "for Adam, warm it up, and watch the validation loss. Past the noise scale of the gradient more samples "
+               "per step teach little more.",
+        snippet=(f"batch_size *= {v.factor:.0f}  # per GPU; warm the learning rate up to its new value"
+                 if v.memory else _ASK_FOR_ROOM.get(job.framework)),
+        gain=f"assumes that at {much} the batch {', '.join(assumed)}; the step gets longer"
+             + ("; not in addition to launch_bound" if "waiting for launches" in named else ""),
+        per="sample", source=f"{source('batch_size_headroom.memory', 'batch_size_headroom.share')}; {_PAPERS}",
+    )
+
+
+def _empty(v: BatchSizeHeadroom, job: Job) -> Iterable[str]:
+    """What of the GPU its kernels leave empty, in sentences."""
+    least = 0.01 * job.period_s
+    if v.sms is not None and (v.few_blocks_s or 0.0) >= least:
+        times: dict[tuple[str, int], float] = {}
+        for own in v.few_blocks:
+            key = _short(own.name), own.blocks
+            times[key] = times.get(key, 0.0) + own.time_s
+        longest = ", ".join(f"{name} ({blocks} block{'' if blocks == 1 else 's'}, {seconds(time_s)})"
+                            for (name, blocks), time_s in list(times.items())[:3])
+        yield (f"Kernels with fewer blocks than the GPU's {v.sms} SMs run for {seconds(v.few_blocks_s or 0.0)}: "
+               f"{longest}. Whether their grids grow with the batch is not known, so only those below 10 µs count.")
+    if (v.last_wave_s or 0.0) >= least:
+        yield f"Last waves of blocks that are not full leave up to {seconds(v.last_wave_s or 0.0)} of SM time unused."
+    if (v.under_one_wave_s or 0.0) >= least:
+        yield f"Kernels whose blocks do not fill the GPU once run for {seconds(v.under_one_wave_s or 0.0)}."
+
+
+def _short(kernel: str) -> str:
+    """A kernel's name without return type, template arguments and parameters."""
+    name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "").split("<", 1)[0].split("(", 1)[0]
+    return name[:60] or "a kernel without a name"
+
+
+def _memory(v: BatchSizeHeadroom) -> str:
+    if v.memory is None:
+        return "Whether memory has room for it is not in this trace."
+    peak, capacity = v.memory
+    return (f"At its peak the fullest GPU uses {percent(peak / capacity)} of the {bytes_(capacity)} that its allocator "
+            "has.")
