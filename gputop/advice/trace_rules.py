@@ -217,7 +217,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         follows_from=(
             *_DELAYS_LAUNCHES, Cause("launch_bound", "room_unknown"), Cause("small_kernels", "room_unknown"),
             *map(Cause, ("serial_gpus", "step_gap_host", "communication_exposed", "allreduce_slow",
-                         "allreduce_count")),
+                         "allreduce_count", "optimizer_unfused")),
         ),
         limits=(
             Limit("batch_size_headroom.memory", 0.9, "ratio",

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
+from gputop.trace.intervals import coverage, union
 from gputop.trace.model import I64, HostEvents, Trace
 
 Mask = npt.NDArray[np.bool_]
@@ -18,6 +19,7 @@ COMPILE = (r"(?:Cpu|Gpu|NVPTX|AMDGPU)\w*Compiler::|HLO Transforms:|(?:TSL:)?XlaC
 # (multi_tensor_apply_kernel, which its fused and foreach optimizers run).
 _OPTIMIZER = (r"(?i).*(?:multi_tensor_apply|adam|adagrad|rmsprop|momentum|lamb_|\blars|\bsgd|resourceapply|"
               r"apply_?gradient|optax)")
+OPTIMIZER_CALL = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
 
 def name_mask(trace: Trace, pattern: str) -> Mask:
@@ -43,6 +45,20 @@ def host_stat(host: HostEvents, name: str) -> tuple[I64, I64]:
     """Rows and values of one stat; both empty where the trace has none of it."""
     none = np.empty(0, np.int64)
     return host.stats.get(name, (none, none))
+
+
+def launched_in_calls(trace: Trace, rows: I64, pattern: str) -> Mask:
+    """Which of these device events a host event of such a name launched."""
+    device, host = trace.device, trace.host
+    calls = host_rows(trace, pattern)
+    out = np.zeros(len(rows), bool)
+    for line in np.unique(host.line[calls]).tolist():
+        own = calls[host.line[calls] == line]
+        spans = union(host.start_ns[own], host.end_ns[own])
+        mine = np.flatnonzero((device.launch_line[rows] == line) & (device.launch_ns[rows] >= 0))
+        launch = device.launch_ns[rows[mine]]
+        out[mine] = coverage(spans, launch, launch + 1) > 0
+    return out
 
 
 def detect_framework(trace: Trace) -> str:

@@ -10,6 +10,7 @@ from statistics import fmean
 from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
+from gputop.advice.trace.fusion import plain_name
 from gputop.advice.trace.inputs import gpu_allocators, launch_calls
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.launch import judge_launch_bound
@@ -180,7 +181,7 @@ def _empty(v: BatchSizeHeadroom, job: Job) -> Iterable[str]:
     if v.sms is not None and (v.few_blocks_s or 0.0) >= least:
         times: dict[tuple[str, int], float] = {}
         for own in v.few_blocks:
-            key = _short(own.name), own.blocks
+            key = plain_name(own.name), own.blocks
             times[key] = times.get(key, 0.0) + own.time_s
         longest = ", ".join(f"{name} ({blocks} block{'' if blocks == 1 else 's'}, {seconds(time_s)})"
                             for (name, blocks), time_s in list(times.items())[:3])
@@ -190,12 +191,6 @@ def _empty(v: BatchSizeHeadroom, job: Job) -> Iterable[str]:
         yield f"Last waves of blocks that are not full leave up to {seconds(v.last_wave_s or 0.0)} of SM time unused."
     if (v.under_one_wave_s or 0.0) >= least:
         yield f"Kernels whose blocks do not fill the GPU once run for {seconds(v.under_one_wave_s or 0.0)}."
-
-
-def _short(kernel: str) -> str:
-    """A kernel's name without return type, template arguments and parameters."""
-    name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "").split("<", 1)[0].split("(", 1)[0]
-    return name[:60] or "a kernel without a name"
 
 
 def _memory(v: BatchSizeHeadroom) -> str:

@@ -20,9 +20,9 @@ from gputop.advice.verdict import Explanation, Verdict
 from gputop.analysis.steps.membership import in_steps
 from gputop.core.findings import at_most, severity_of
 from gputop.text.units import percent
-from gputop.trace.intervals import coverage, union
+from gputop.trace.intervals import coverage
 from gputop.trace.kernel_names import split_op
-from gputop.trace.lookups import Mask, host_rows, name_mask
+from gputop.trace.lookups import OPTIMIZER_CALL, Mask, host_rows, launched_in_calls, name_mask
 from gputop.trace.model import I32, I64, Kind, Trace
 
 _SHOWN_NAMES = 2
@@ -90,10 +90,15 @@ def _longest(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
     time = np.bincount(device.name[rows], weights=device.end_ns[rows] - device.start_ns[rows])
     names: dict[str, float] = {}
     for i in np.flatnonzero(time).tolist():
-        match = _PLAIN_NAME.match(_ANONYMOUS.sub("", facts.trace.names[i]))
-        name = match[1][:60] if match else facts.trace.names[i][:60]
+        name = plain_name(facts.trace.names[i])
         names[name] = names.get(name, 0.0) + float(time[i])
     return tuple(sorted(names, key=lambda name: (-names[name], name)))[:_SHOWN_NAMES]
+
+
+def plain_name(kernel: str) -> str:
+    """A kernel's name without return type, namespaces, template arguments and parameters."""
+    match = _PLAIN_NAME.match(_ANONYMOUS.sub("", kernel))
+    return match[1][:60] if match else kernel[:60]
 
 
 def _ops(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
@@ -103,20 +108,6 @@ def _ops(facts: TraceFacts, rows: I64) -> tuple[str, ...]:
     time = np.bincount(device.tf_op[known], weights=device.end_ns[known] - device.start_ns[known])
     best = sorted(np.flatnonzero(time).tolist(), key=lambda i: (-time[i], facts.trace.names[i]))
     return tuple(dict.fromkeys(split_op(facts.trace.names[i])[0] for i in best))[:_SHOWN_NAMES]
-
-
-def _in_calls(trace: Trace, kernels: I64, pattern: str) -> Mask:
-    """Which of these kernels a host event of such a name launched."""
-    device, host = trace.device, trace.host
-    calls = host_rows(trace, pattern)
-    out = np.zeros(len(kernels), bool)
-    for line in np.unique(host.line[calls]).tolist():
-        own = calls[host.line[calls] == line]
-        spans = union(host.start_ns[own], host.end_ns[own])
-        mine = np.flatnonzero((device.launch_line[kernels] == line) & (device.launch_ns[kernels] >= 0))
-        launch = device.launch_ns[kernels[mine]]
-        out[mine] = coverage(spans, launch, launch + 1) > 0
-    return out
 
 
 def _named(what: str, names: Sequence[str]) -> str:
@@ -213,7 +204,7 @@ def _batched(trace: Trace, kernels: I64) -> Mask:
     by_op = np.array([bool(kind) and kind not in _PLAIN_PRODUCTS for kind in types], bool)
     known = device.tf_op[kernels] >= 0
     if name_mask(trace, "aten::").any():
-        by_call = _in_calls(trace, kernels, r"aten::b(?:add)?bmm$|aten::bmm$")
+        by_call = launched_in_calls(trace, kernels, r"aten::b(?:add)?bmm$|aten::bmm$")
     else:
         deep = np.array([shape.grid[2] > 1 for shape in trace.launch_shapes] + [False], bool)
         by_call = deep[device.shape[kernels]] if len(device.shape) else np.zeros(len(kernels), bool)
@@ -299,7 +290,6 @@ def describe_layout_conversions(v: LayoutConversions, job: Job) -> Explanation:
 # -- elementwise_unfused ----------------------------------------------------------------------------
 
 _TORCH_ELEMENTWISE = r"at::native::.*elementwise_kernel|at6native.*elementwise_kernel"
-_OPTIMIZER_CALL = r"Optimizer\.step#"
 _INDUCTOR = r"triton_(?:poi|per|red|tem|for)_"
 
 
@@ -315,7 +305,7 @@ def judge_elementwise_unfused(facts: TraceFacts) -> ElementwiseUnfused | None:
     name = trace.device.name[kernels]
     if _matching(trace, name, _INDUCTOR).any():
         return None
-    chained = _matching(trace, name, _TORCH_ELEMENTWISE) & ~_in_calls(trace, kernels, _OPTIMIZER_CALL)
+    chained = _matching(trace, name, _TORCH_ELEMENTWISE) & ~launched_in_calls(trace, kernels, OPTIMIZER_CALL)
     saved_s, chained_s, chains = time_in_rows(facts, kernels, chained, limit("xla_off.chain"))
     share = _beside_launch_waits(facts, saved_s)
     if share < limit("elementwise_unfused.share"):
@@ -360,7 +350,7 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | None:
     """The optimizer has kernels for each variable, so short that launching them takes as long."""
     trace, kernels = facts.trace, kernels_in_order(facts)
     device = trace.device
-    own = _matching(trace, device.tf_op[kernels], _APPLY_OP) | _in_calls(trace, kernels, _OPTIMIZER_CALL)
+    own = _matching(trace, device.tf_op[kernels], _APPLY_OP) | launched_in_calls(trace, kernels, OPTIMIZER_CALL)
     rows = kernels[own & (device.kind[kernels] == Kind.COMPUTE)]
     count = len(rows) / _per(facts)
     if count < limit("optimizer_unfused.count"):

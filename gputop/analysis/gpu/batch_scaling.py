@@ -20,7 +20,7 @@ from gputop.analysis.results import BatchScaling, FewBlocks
 from gputop.analysis.steps.membership import in_steps
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import union
-from gputop.trace.lookups import Mask, host_rows, name_mask, optimizer_names
+from gputop.trace.lookups import OPTIMIZER_CALL, Mask, launched_in_calls, name_mask, optimizer_names
 from gputop.trace.model import F64, I64, Trace
 from gputop.trace.occupancy import resident_blocks
 
@@ -31,7 +31,6 @@ SHORT_NS = 10_000
 _TOP = 5
 # Their grids follow the weights, not the batch.
 _OF_WEIGHTS = r"(?i).*(?:wgrad|backpropfilter|biasgrad|bias_grad|splitkreduce)"
-_OPTIMIZER_STEP = r"Optimizer\.step#"  # as PyTorch's profiler marks it
 
 
 def batch_scaling(
@@ -40,7 +39,6 @@ def batch_scaling(
     """Seconds per step, or in the window without steps, of each GPU that ran compute kernels within."""
     device = trace.device
     optimizer, of_weights = optimizer_names(trace), name_mask(trace, _OF_WEIGHTS)
-    marked = host_rows(trace, _OPTIMIZER_STEP)
     shapes = trace.launch_shapes
     blocks = np.array([min(math.prod(shape.grid), 1 << 40) for shape in shapes] + [0], np.int64)  # the last: not told
     out = []
@@ -51,7 +49,7 @@ def batch_scaling(
         if not len(rows):
             continue
         start, end, name = device.start_ns[rows], device.end_ns[rows], device.name[rows]
-        optimizes = optimizer[name] | optimizer[device.tf_op[rows]] | _launched_within(trace, rows, marked)
+        optimizes = optimizer[name] | optimizer[device.tf_op[rows]] | launched_in_calls(trace, rows, OPTIMIZER_CALL)
         unit = 1e9 * (steps.count if steps is not None else 1)
         alone = _Alone(start, end)
         gpu, sms = gpu_number(trace, timeline.gpu), trace.gpus[timeline.gpu].sms
@@ -91,20 +89,6 @@ class _Alone:
     def ns(self, chosen: Mask) -> int:
         """The time in which no other kernels than these run."""
         return self._any - union(self._start[~chosen], self._end[~chosen]).total
-
-
-def _launched_within(trace: Trace, rows: I64, marks: I64) -> Mask:
-    """Which device events the threads of these host events launched in the midst of them."""
-    device, host = trace.device, trace.host
-    out = np.zeros(len(rows), bool)
-    for line in np.unique(host.line[marks]).tolist():
-        own = marks[host.line[marks] == line]
-        spans = union(host.start_ns[own], host.end_ns[own])
-        launch = device.launch_ns[rows]
-        at = np.searchsorted(spans.start, launch, side="right")
-        within = launch < np.append(np.int64(0), spans.end)[at]
-        out |= within & (launch >= 0) & (device.launch_line[rows] == line)
-    return out
 
 
 def _waves(trace: Trace, gpu: int, sms: int, blocks: I64) -> F64:
