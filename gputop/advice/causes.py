@@ -69,6 +69,7 @@ def fold_consequences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """
     by_id = {f.id: f for f in findings}
     parent: dict[str, str] = {}
+    keeps_cure: set[str] = set()
     for effect_id, relation in _RELATIONS:
         cause, effect = by_id.get(relation.id), by_id.get(effect_id)
         if cause is None or effect is None or effect_id in parent or _root(parent, cause.id) == effect_id:
@@ -79,9 +80,11 @@ def fold_consequences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         rest = share - own
         if relation.wholly or share <= 0 or rest <= limit("causes.rest") * share:
             parent[effect.id] = cause.id
+            if relation.keeps_cure:
+                keeps_cure.add(effect.id)
         elif own > 0:
             by_id[effect.id] = _without(effect, cause, rest)
-    return ranked(_with_consequences(f, by_id, parent) for f in by_id.values() if f.id not in parent)
+    return ranked(_with_consequences(f, by_id, parent, keeps_cure) for f in by_id.values() if f.id not in parent)
 
 
 def _root(parent: dict[str, str], id_: str) -> str:
@@ -96,6 +99,12 @@ def _without(effect: Finding, cause: Finding, rest: float) -> Finding:
     return replace(effect, gain=gain, severity=at_most(severity_of(rest), effect.severity))
 
 
-def _with_consequences(finding: Finding, by_id: dict[str, Finding], parent: dict[str, str]) -> Finding:
-    own = [_with_consequences(f, by_id, parent) for f in by_id.values() if parent.get(f.id) == finding.id]
-    return replace(finding, consequences=ranked(own)) if own else finding
+def _with_consequences(
+    finding: Finding, by_id: dict[str, Finding], parent: dict[str, str], keeps_cure: set[str],
+) -> Finding:
+    own = [_with_consequences(f, by_id, parent, keeps_cure) for f in by_id.values() if parent.get(f.id) == finding.id]
+    if not own:
+        return finding
+    told = [finding, *(f for f in own if f.id in keeps_cure)]
+    return replace(finding, consequences=ranked(own), action=" ".join(f.action for f in told),
+                   snippet="\n".join(f.snippet for f in told if f.snippet) or None)

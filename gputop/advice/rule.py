@@ -34,12 +34,14 @@ class Limit:
 class Cause:
     """A finding that accounts for the rule's own, where ``condition`` of ``gputop.advice.causes.CONDITIONS`` holds.
 
-    ``wholly``: whatever the figures say, nothing is left of the rule's finding beside this cause.
+    ``wholly``: whatever the figures say, nothing is left of the rule's finding beside this cause. ``keeps_cure``: the
+    cure of the folded finding is told with that of the cause, as it is the nearer one to a part of it.
     """
 
     id: str
     condition: str = "always"
     wholly: bool = False
+    keeps_cure: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

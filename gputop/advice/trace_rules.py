@@ -340,7 +340,7 @@ TRACE_RULES: tuple[Rule, ...] = (
         id="optimizer_unfused", module="trace.fusion", origin="trace", severity="by_share_capped",
         needs=("gpu_activity",), silent_for=("jax",), training_only=True,
         parts=("compute", "launch"), idle_gaps={"launching": 3},
-        follows_from=(*_DELAYS_LAUNCHES, *(Cause(id_, "part_of_it", wholly=True) for id_ in (
+        follows_from=(*_DELAYS_LAUNCHES, *(Cause(id_, "part_of_it", wholly=True, keeps_cure=True) for id_ in (
             "launch_bound", "small_kernels"))),
         limits=(
             Limit("optimizer_unfused.share", 0.03, "ratio", "as launch_bound.share"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from gputop.advice.causes import fold_consequences
@@ -42,6 +44,17 @@ def test_what_a_cause_does_not_explain_stays_with_the_rest_as_gain():
 def test_short_kernels_and_late_launches_are_one_cause(pace_s, main):
     found = folded(made("small_kernels", 0.3, launch_pace_s=pace_s), made("launch_bound", 0.3))
     assert list(found) == [main] and len(found[main]) == 1
+
+
+def test_the_cure_of_a_part_is_told_with_that_of_the_whole():
+    part = dataclasses.replace(made("optimizer_unfused", 0.04), action="Fuse.", snippet="fused=True")
+    whole = dataclasses.replace(made("launch_bound", 0.3), snippet="compile()")
+    found, = fold_consequences([part, whole])
+    assert (found.id, found.action, found.snippet) == ("launch_bound", "do Fuse.", "compile()\nfused=True")
+    assert found.gain.step_time == 0.3 and found.consequences[0].action == "Fuse."
+    # Where it is most of it, it is the cause.
+    most, = fold_consequences([dataclasses.replace(part, gain=Gain(0.2, "how")), whole])
+    assert (most.id, most.action) == ("optimizer_unfused", "Fuse.")
 
 
 def test_chains_hang_together():

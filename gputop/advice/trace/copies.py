@@ -165,6 +165,7 @@ def _pageable(gpus: list[GpuUse]) -> float | None:
 
 # -- default_stream ---------------------------------------------------------------------------------
 
+_SHOWN_STREAMS = 4
 _OWN_STREAM = {
     "pytorch": "copies = torch.cuda.Stream()\n"
                "with torch.cuda.stream(copies):\n"
@@ -180,7 +181,7 @@ _OWN_STREAM = {
 class DefaultStream(Verdict):
     exposed_s: float  # pinned copies with the host, with nothing beside them, per step and GPU
     bytes_per_s: float
-    stream: str
+    streams: tuple[str, ...]
 
 
 def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
@@ -188,7 +189,7 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
     assert facts.shares is not None
     device, judged = facts.trace.device, facts.judged_spans
     exposed = moved = whole = 0
-    lines = set()
+    lines: dict[str, None] = {}
     for timeline in facts.gpu_timelines:
         kind, src, dst = (column[timeline.rows] for column in (device.kind, device.src, device.dst))
         own = timeline.rows[((kind == Kind.H2D) & (src == MemoryKind.PINNED)) | (
@@ -199,7 +200,7 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
             continue
         if len(streams) > 1:
             return None
-        lines.add(facts.trace.lines[int(streams[0])].name)
+        lines[facts.trace.lines[int(streams[0])].name] = None
         copied = union(device.start_ns[own], device.end_ns[own])
         exposed += intersect(copied, judged).total
         whole += int((device.end_ns[own] - device.start_ns[own]).sum())
@@ -209,13 +210,13 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
     if share < limit("default_stream.share"):
         return None
     return DefaultStream(gpus=facts.active_numbers, share=share, exposed_s=exposed_s, bytes_per_s=moved / whole * 1e9,
-                         stream=min(lines))
+                         streams=tuple(lines)[:_SHOWN_STREAMS])
 
 
 def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
     return Explanation(
         title=f"Copies on the stream of the kernels cost {percent(v.share)} of the {job.basis}",
-        why=f"All kernels and copies of a GPU are on one stream ({v.stream}), so that one waits for the other. Pinned "
+        why=f"All kernels and copies of a GPU are on one stream ({', '.join(v.streams)}), so that one waits for the other. Pinned "
             f"copies with the host take {percent(v.exposed_s / job.period_s)} of the {job.basis}, at "
             f"{v.bytes_per_s / 1e9:.1f} GB/s, and could run beside compute.",
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},

@@ -52,7 +52,8 @@ _RECORDS = (
 _NO_PYTHON = ("ds = ds.map(fn)  # fn in TensorFlow ops (tf.strings, tf.io, tf.image); or, once, before training:\n"
               + _RECORDS)
 _ONE_ITERATOR = ("ds = ds.shuffle(buffer_size).repeat()  # nothing in between\n"
-                 "model.fit(ds.batch(batch_size).prefetch(2), steps_per_epoch=steps, epochs=epochs)")
+                 "model.fit(ds.batch(batch_size).prefetch(2), steps_per_epoch=steps, epochs=epochs)\n"
+                 "# a loop of your own: options.experimental_warm_start = True, the next iter(ds) before an epoch ends")
 _PYTHON_MAP = ("The map's function is Python (py_function or numpy_function), of which one runs at a time, whatever "
                "num_parallel_calls says: write it in TensorFlow ops, do it once and store TFRecords, or, where CPUs "
                "are free, run it in processes of its own. More calls at once help only Python that waits for storage "
