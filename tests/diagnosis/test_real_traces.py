@@ -119,8 +119,9 @@ def test_steps_of_the_kineto_traces():
     ("dlrm", {"collective_waiting": "high", "launch_bound": "high", "sync_copies": "medium"}),
     ("a100", {"launch_bound": "high", "communication_exposed": "low"}),
     ("v100", {"tensor_cores_unused": "high"}),
-    ("h100", {"copies_excessive": "high", "tensor_cores_unused": "low"}),
-    ("mfu", {"sync_copies": "medium", "collective_waiting": "low"}),
+    # Pinned copies and kernels are on one stream per GPU.
+    ("h100", {"copies_excessive": "high", "default_stream": "low", "tensor_cores_unused": "low"}),
+    ("mfu", {"elementwise_unfused": "medium", "sync_copies": "medium", "collective_waiting": "low"}),
     ("amd_attention", {}),
 ])
 def test_findings(name, findings):

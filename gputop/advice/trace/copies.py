@@ -216,8 +216,8 @@ def judge_default_stream(facts: TraceFacts) -> DefaultStream | None:
 def describe_default_stream(v: DefaultStream, job: Job) -> Explanation:
     return Explanation(
         title=f"Copies on the stream of the kernels cost {percent(v.share)} of the {job.basis}",
-        why=f"All kernels and copies of a GPU are on one stream ({', '.join(v.streams)}), so that one waits for the other. Pinned "
-            f"copies with the host take {percent(v.exposed_s / job.period_s)} of the {job.basis}, at "
+        why=f"All kernels and copies of a GPU are on one stream ({', '.join(v.streams)}), so that one waits for the "
+            f"other. Pinned copies with the host take {percent(v.exposed_s / job.period_s)} of the {job.basis}, at "
             f"{v.bytes_per_s / 1e9:.1f} GB/s, and could run beside compute.",
         evidence={"exposed_copies_s": v.exposed_s, "bytes_per_s": v.bytes_per_s, "share_ratio": v.share},
         action="Copy the next batch on a stream of its own while this one computes.",
