@@ -52,6 +52,8 @@ def check_inside(place: Environment, address: str, logdir: Path) -> None:
     """gputop of that environment: it breaks nobody's requirements, and captures."""
     check = place.run("-m", "pip", "check")
     assert check.returncode == 0, check.stdout
+    assert (place.python.parents[1] / "share/man/man1/gputop.1").is_file()
+    assert "_gputop" in place.run("-m", "gputop", "completion", "zsh").stdout
     done = place.run("-m", "gputop", "capture", "--attach", address, "--seconds", "1", "--json",
                      "--logdir", str(logdir))
     assert done.returncode == 0, done.stderr

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from gputop.commands.option_types import count, interval_s, minutes, seconds_before_dip
 from gputop.core.errors import EXIT_USAGE
@@ -26,18 +28,52 @@ exit status: 0 done; 1 it failed, the message says why and what to do; 2 wrong u
 
 SIMULATED_DEFAULT = "default"
 
-COMMANDS = {
-    "snapshot": "the state of the node now, headless",
-    "capture": "one trace, headless, with its findings",
-    "analyze": "analyze a trace that exists",
-    "compare": "two traces, analyses or snapshots: what changed beyond noise",
-    "record": "telemetry into a file, until ctrl-c",
-    "replay": "a recording, or a snapshot, in the monitor",
-    "run": "start a job with a profiler server inside, no code change",
-    "attach": "start a profiler server in a process that has been running without",
-    "xprof": "open a captured trace in XProf, in the browser",
-    "config": "the settings in $XDG_CONFIG_HOME/gputop/config.toml, as a file",
-    "doctor": "what works on this node, and the command that mends what does not",
+
+class Command(NamedTuple):
+    """A command's line in the list of all, the sentence that its own help begins with, and an example."""
+
+    summary: str
+    description: str
+    example: str
+
+
+COMMANDS: Mapping[str, Command] = {
+    "snapshot": Command("the state of the node now, headless",
+                        "What the monitor shows, as text, JSON, a picture, or one page that opens anywhere.",
+                        "gputop snapshot -o node.html"),
+    "capture": Command("one trace, headless, with its findings",
+                       "Record a trace of the running job, analyze it, and print what holds the GPUs up.",
+                       "gputop capture --attach localhost:6009 --json > analysis.json"),
+    "analyze": Command("analyze a trace that exists",
+                       "What holds the GPUs up in a trace: of TensorFlow, JAX, PyTorch or Nsight Systems.",
+                       "gputop analyze gputop-traces"),
+    "compare": Command("two traces, analyses or snapshots: what changed beyond noise",
+                       "Whether B is better than A, what became of the advice, and what changed.",
+                       "gputop compare before.xplane.pb after.xplane.pb"),
+    "record": Command("telemetry into a file, until ctrl-c",
+                      "Write what the monitor measures to a file, which gputop replay shows.",
+                      "gputop record -o night.rec --interval 5"),
+    "replay": Command("a recording, or a snapshot, in the monitor",
+                      "Look at a recording or a snapshot as if it were now; no GPU is needed.",
+                      "gputop replay night.rec --speed 10"),
+    "run": Command("start a job with a profiler server inside, no code change",
+                   "Start a job so that it can be captured from, and watch it.",
+                   "gputop run -- python train.py"),
+    "attach": Command("start a profiler server in a process that has been running without",
+                      "Give a running TensorFlow or JAX process a profiler server, after a question.",
+                      "gputop attach 41231"),
+    "xprof": Command("open a captured trace in XProf, in the browser",
+                     "Start XProf, which pip install 'gputop-tf[xprof]' brings, on the captured traces.",
+                     "gputop xprof gputop-traces"),
+    "config": Command("the settings in $XDG_CONFIG_HOME/gputop/config.toml, as a file",
+                      "Print all settings, those of the file and the defaults, as a file of settings.",
+                      "gputop config > ~/.config/gputop/config.toml"),
+    "doctor": Command("what works on this node, and the command that mends what does not",
+                      "Try everything that gputop reads and does, and say how to mend what fails.",
+                      "gputop doctor"),
+    "completion": Command("what a shell needs to complete gputop's words, and the man page",
+                          "Print the completion script of a shell, or the man page.",
+                          'eval "$(gputop completion bash)"  # in ~/.bashrc; or: gputop completion man | man -l -'),
 }
 
 
@@ -50,9 +86,56 @@ class _Parser(argparse.ArgumentParser):
         console.say(message)
         self.exit(EXIT_USAGE)
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but what is mistyped is answered with the word that was meant."""
+        for option in (word.partition("=")[0] for word in takewhile(lambda w: w not in self._commands.choices, args)):
+            if option.startswith("--") and not any(own.startswith(option) for own in self._option_string_actions):
+                self.error(f"gputop has no option {option}.{_meant(option, self._option_string_actions)} "
+                           "gputop --help lists them")
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            of = f"gputop {known.command}" if known.command else "gputop"
+            own = self._commands.choices[known.command] if known.command else self
+            own.error(f"{of} has no {'option' if word.startswith('-') else 'argument'} {word}."
+                      f"{_meant(word, own._option_string_actions)} {of} --help lists them")
+        return known
 
-def watch_options(watch: argparse.ArgumentParser) -> None:
+    def add_commands(self, **settings: Any) -> Any:
+        """Subparsers, one for each command."""
+        self._commands = self.add_subparsers(**settings)
+        return self._commands
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            meant = " Did you mean gputop --demo?" if value == "demo" else _meant(value, action.choices)
+            raise argparse.ArgumentError(None, f"there is no command {value!r}.{meant} gputop --help lists them")
+        super()._check_value(action, value)
+
+
+def _meant(word: str, words: Iterable[str]) -> str:
+    found = get_close_matches(word, [own for own in words if own != "-h"], 1)
+    return f" Did you mean {found[0]}?" if found else ""
+
+
+def watch_options(watch: argparse._ActionsContainer) -> None:
     """What to watch and how."""
+    watch.add_argument("--attach", action="append", default=[], metavar="HOST:PORT",
+                       help="a profiler server to capture from (default: find those of this node); unix:/PATH for a "
+                            "socket that leads to one. Several, repeated, with commas or as node[01-04]:6009, are the "
+                            "workers of one job and captured together")
+    watch.add_argument("--demo", nargs="?", const=SIMULATED_DEFAULT, metavar="SCENARIO",
+                       help="a simulated node; --demo list shows the scenarios")
+    watch.add_argument("--gpus", default="", metavar="LIST",
+                       help="only these GPUs: 0,2-3, GPU or MIG UUIDs or their beginnings, MIG instances as 0:1, or "
+                            "the word visible: what CUDA_VISIBLE_DEVICES names")
+    watch.add_argument("--interval", type=interval_s, default=None, metavar="S", help="seconds between samples (1.0)")
+    watch.add_argument("--logdir", type=Path, default=None, metavar="DIR",
+                       help="where traces and snapshots go, a TensorBoard logdir (./gputop-traces)")
+    watch.add_argument("--profiler-port", default=None, metavar="PORTS",
+                       help="the port of the profiler servers on every machine of the job (6009; 6009-6012: of four "
+                            "ranks on each). Machines: those of --attach without a port, else of TF_CONFIG, else of "
+                            "SLURM_JOB_NODELIST")
     watch.add_argument("--source", choices=("auto", "nvml", "dcgm", "simulated"), default="auto",
                        help="where the figures come from: the NVIDIA driver and, for what it lacks, a DCGM host engine "
                             "that already watches it (auto); the driver alone; the host engine alone")
@@ -66,25 +149,9 @@ def watch_options(watch: argparse.ArgumentParser) -> None:
                             "nsys and other profilers fail meanwhile, and on A10 and A40 it has wedged the GPU (Xid "
                             "119, reboot). From Hopper on the engine reads them through GPM, which takes no counters: "
                             "--source dcgm watches them without this option. Undone when gputop ends")
-    watch.add_argument("--interval", type=interval_s, default=None, metavar="S", help="seconds between samples (1.0)")
-    watch.add_argument("--gpus", default="", metavar="LIST",
-                       help="only these GPUs: 0,2-3, GPU or MIG UUIDs or their beginnings, MIG instances as 0:1, or "
-                            "the word visible: what CUDA_VISIBLE_DEVICES names")
-    watch.add_argument("--attach", action="append", default=[], metavar="HOST:PORT",
-                       help="a profiler server to capture from (default: find those of this node); unix:/PATH for a "
-                            "socket that leads to one. Several, repeated, with commas or as node[01-04]:6009, are the "
-                            "workers of one job and captured together")
-    watch.add_argument("--profiler-port", default=None, metavar="PORTS",
-                       help="the port of the profiler servers on every machine of the job (6009; 6009-6012: of four "
-                            "ranks on each). Machines: those of --attach without a port, else of TF_CONFIG, else of "
-                            "SLURM_JOB_NODELIST")
-    watch.add_argument("--logdir", type=Path, default=None, metavar="DIR",
-                       help="where traces and snapshots go, a TensorBoard logdir (./gputop-traces)")
-    watch.add_argument("--demo", nargs="?", const=SIMULATED_DEFAULT, metavar="SCENARIO",
-                       help="a simulated node; --demo list shows the scenarios")
 
 
-def dip_options(dips: argparse.ArgumentParser) -> None:
+def dip_options(dips: argparse._ActionsContainer) -> None:
     """When to capture automatically."""
     dips.add_argument("--on-dip", nargs="?", const=DEFAULT_RULE, default=None, metavar="RULE",
                       help=f"capture by itself when a GPU dips, into <logdir>/black-box (bounded); default rule: "
@@ -98,7 +165,7 @@ def dip_options(dips: argparse.ArgumentParser) -> None:
                            "slows it as any capture does (TensorFlow 2.21 and JAX; others: of the time after)")
 
 
-def screen_options(screen: argparse.ArgumentParser) -> None:
+def screen_options(screen: argparse._ActionsContainer) -> None:
     """The appearance of the monitor. The config file may hold what the command line leaves out."""
     screen.add_argument("--theme", default=None, metavar="NAME",
                         help="gputop-dark, gputop-light, gputop-contrast (color-blind safe), or one of Textual's")
@@ -110,13 +177,17 @@ def screen_options(screen: argparse.ArgumentParser) -> None:
                         help="draw every 5 s only (default: where the line to the terminal is slow)")
 
 
-def add_shared(parser: argparse.ArgumentParser, *groups: Callable[[argparse.ArgumentParser], None]) -> None:
+_TITLES: Mapping[Callable[[argparse._ActionsContainer], None], str] = {
+    watch_options: "what to watch", dip_options: "captures by itself", screen_options: "the screen"}
+
+
+def add_shared(parser: argparse.ArgumentParser, *groups: Callable[[argparse._ActionsContainer], None]) -> None:
     """Add options that a command shares with the monitor: they may stand before the command as well as after it.
 
     They have no defaults here: a default would overwrite what stands before the command.
     """
     for group in groups:
-        group(parser)
+        group(parser.add_argument_group(_TITLES[group]))
     for action in parser._actions:
         action.default = argparse.SUPPRESS
 
@@ -125,6 +196,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The arguments of one command (None: those of this process). After the first ``--`` of ``run``
     nothing is gputop's: argparse, whose ways with ``--`` differ between versions, never sees it."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
     own, rest = words, []
     if "--" in words and "run" in words[:words.index("--")]:
         at = words.index("--")
@@ -140,22 +213,41 @@ def parser(words: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
 
     Only the commands among ``words`` have their options.
     """
-    main_parser = _Parser(prog="gputop", epilog=_EPILOG,
+    main_parser = _Parser(prog="gputop", usage="gputop [options] [COMMAND …]", epilog=_EPILOG,
                           description="Why the GPUs are not at 100 %, and what to do about it. "
                                       "Without a command: the live monitor.")
-    for group in (watch_options, dip_options, screen_options):
-        group(main_parser)
-    main_parser.add_argument("--version", action="version", version=f"gputop {__version__}")
+    main_parser.add_argument("--version", action=_Version, help="gputop's version, and what it runs on")
+    for group, title in _TITLES.items():
+        group(main_parser.add_argument_group(title))
     empty = _Parser(add_help=False)
-    commands = main_parser.add_subparsers(  # type: ignore[call-overload]  # what makes a parser will do
+    commands = main_parser.add_commands(
         dest="command", metavar="COMMAND", prog="gputop",
         parser_class=lambda asked, **settings: _command_parser(asked, **settings) if asked else empty)
-    for name, help_line in COMMANDS.items():
-        commands.add_parser(name, help=help_line, asked=name if name in words else None)
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.summary, asked=name if name in words else None)
     return main_parser
 
 
 def _command_parser(name: str, **settings: Any) -> _Parser:
-    parser = _Parser(**settings)
+    command = COMMANDS[name]
+    parser = _Parser(description=command.description, **settings)
     import_module(f"gputop.commands.{name}").add_arguments(parser)
+    if parser.usage is None:  # argparse's own is ten lines of options
+        words = [a.metavar if a.nargs is None else f"[{a.metavar}]" if a.nargs == "?" else f"{a.metavar}…"
+                 for a in parser._actions if not a.option_strings]
+        parser.usage = " ".join((f"gputop {name} [options]", *map(str, words)))
+    parser.epilog = f"example:\n  {command.example}" + (f"\n\n{parser.epilog}" if parser.epilog else "")
     return parser
+
+
+class _Version(argparse.Action):
+    """Prints the versions of gputop and of what it runs on: its first line is the version alone."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(nargs=0, **settings)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from gputop.commands.versions import versions
+
+        console.write_text("\n".join((f"gputop {__version__}", *versions())))
+        parser.exit()

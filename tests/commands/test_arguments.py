@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+
 import pytest
 
-from gputop.commands.arguments import parse
+from gputop.commands.arguments import COMMANDS, parse
+from gputop.core.version import __version__
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -31,3 +35,42 @@ def test_numbers_in_their_units():
     assert parse(["analyze", "t", "--params", "7000000000"]).params == 7_000_000_000
     assert parse(["--on-dip", "--dip-every", "2.5"]).dip_every == 2.5
     assert parse(["replay", "f", "--speed", "max"]).speed == float("inf")
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["snapsht"], "there is no command 'snapsht'. Did you mean snapshot?"),
+    (["demo"], "Did you mean gputop --demo?"),
+    (["xyzzy"], "there is no command 'xyzzy'. gputop --help lists them"),
+    (["--intervall", "2"], "gputop has no option --intervall. Did you mean --interval?"),
+    (["capture", "--secnds=3"], "gputop capture has no option --secnds. Did you mean --seconds? gputop capture --help"),
+    (["compare", "a", "b", "c"], "gputop compare has no argument c."),
+])
+def test_a_mistyped_word_is_answered_with_the_one_that_was_meant(words, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(words)
+    assert caught.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_has_a_sentence_and_an_example_that_can_be_parsed(name, capsys):
+    shown = []
+    for words in (["help", name], [name, "--help"]):
+        with pytest.raises(SystemExit) as caught:
+            parse(words)
+        assert caught.value.code == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert " ".join(COMMANDS[name].description.split()) in " ".join(shown[0].split())
+    example = re.search(rf"gputop {name}\b[^>|#\")]*", COMMANDS[name].example)
+    assert example is not None and COMMANDS[name].example in shown[0]
+    assert parse(shlex.split(example[0])[1:]).command == name
+
+
+def test_help_alone_and_the_version(capsys):
+    for words, first in ((["help"], "usage: gputop [options]"), (["--version"], f"gputop {__version__}\nPython 3.")):
+        with pytest.raises(SystemExit) as caught:
+            parse(words)
+        assert caught.value.code == 0
+        out = capsys.readouterr().out
+        assert out.startswith(first)
+    assert "textual " in out and "NVIDIA driver " in out

@@ -1,0 +1,37 @@
+"""What ``gputop --version`` tells beside the version: what a report of a fault has to name."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from gputop.sources.host import proc_files
+
+_DRIVER = "/proc/driver/nvidia/version"
+_PACKAGES = ("textual", "rich", "numpy", "msgspec", "psutil", "grpcio", "nvidia-ml-py")
+
+
+def versions() -> Iterator[str]:
+    """One line each for Python and the system, the packages, and NVIDIA's kernel driver."""
+    libc = " ".join(platform.libc_ver()).strip() or "C library not known"
+    yield f"Python {platform.python_version()}, Linux {platform.release()} {platform.machine()}, {libc}"
+    yield ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
+    yield f"NVIDIA driver {_driver()}"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _driver() -> str:
+    try:
+        text = proc_files.read(_DRIVER).decode("ascii", "replace")
+    except OSError:
+        return "not loaded"
+    found = re.search(r"\b\d{3}\.[\d.]+\b", text)
+    return found[0] if found else "loaded, version not known"

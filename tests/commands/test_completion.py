@@ -1,0 +1,50 @@
+"""Shell completion and the man page: they have the words that the command line has."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+from importlib.resources import files
+
+import pytest
+
+from gputop.cli import main
+from gputop.commands.arguments import COMMANDS, parser
+from gputop.commands.completion import FILES
+
+
+def printed(what: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["completion", what]) == 0
+    text = capsys.readouterr().out
+    assert text == files("gputop").joinpath("completion", FILES[what]).read_text(encoding="utf-8")
+    return text
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_they_are_those_of_today(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where this fails: make completion."""
+    text = re.sub(r"\\f[A-Z]", " ", printed(what, capsys).replace("\\-", "-"))
+    root = parser()
+    parsers = {"": root, **root._commands.choices}  # type: ignore[attr-defined]
+    own = {option[2:] for each in parsers.values() for option, action in each._option_string_actions.items()
+           if option.startswith("--") and action.help != argparse.SUPPRESS}
+    assert not [name for name in COMMANDS if not re.search(rf"\b{name}\b", text)]
+    bare = text.replace("--", "")
+    assert not [option for option in own - {"help"} if not re.search(rf"(?<![\w-]){option}(?![\w-])", bare)]
+    assert set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)) <= own
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+@pytest.mark.parametrize(("words", "found"), [
+    (["gputop", "sn"], ["snapshot"]), (["gputop", "capture", "--sec"], ["--seconds"]),
+    (["gputop", "--ver"], ["--version"]), (["gputop", "completion", "f"], ["fish"])])
+def test_bash_completes(words: list[str], found: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    script = printed("bash", capsys) + f"""
+COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}
+$(complete -p gputop | sed 's/.*-F \\([^ ]*\\) .*/\\1/') gputop {words[-1]} {words[-2]}
+echo "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == found, done.stderr
