@@ -89,6 +89,25 @@ def read_prefix(path: Path, size: int = 1 << 16) -> bytes:
     return out[:size]
 
 
+def size_bytes(path: Path) -> int:
+    """Raises GputopError where the file is gone."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def digest(path: Path) -> bytes:
+    """A hash of the file's bytes as they are. Raises GputopError for files that cannot be read."""
+    from hashlib import blake2b  # loads OpenSSL, which most traces do without
+
+    found = blake2b(digest_size=16)
+    with open_trace(path) as file:
+        for piece in iter(lambda: file.read(_CHUNK_BYTES), b""):
+            found.update(piece)
+    return found.digest()
+
+
 def read_chunks(path: Path, damaged: set[str]) -> Iterator[bytes]:
     """A file's content, decompressed, about 256 kB at a time.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.trace.model import QualityNote, Trace
 from gputop.trace.readers.capture_file import capture_of, tightest
-from gputop.trace.readers.content import listed, read_prefix
+from gputop.trace.readers.content import digest, listed, read_prefix, size_bytes
 from gputop.trace.readers.find_files import files_at
 from gputop.trace.readers.registry import ACCEPTED, FORMATS, Format
 
@@ -38,6 +38,7 @@ def load(paths: Sequence[Path | str], run: str | None = None) -> Trace:
         raise unread[0]
     notes += [QualityNote("unreadable_file", f"{error.message} It is left out.") for error in unread]
     _leave_out_copies(formats, notes)
+    _count_files_once(formats, notes)
     if len({format_.id for format_ in formats.values()}) > 1:
         raise GputopError(f"Traces of several formats cannot be read as one: {listed(list(formats))}.",
                           "Give those of one format at a time.", EXIT_USAGE)
@@ -57,6 +58,21 @@ def _leave_out_copies(formats: dict[Path, Format], notes: list[QualityNote]) -> 
     if copies:
         notes.append(QualityNote("same_capture", f"{listed(copies)}: left out, the XSpace beside it holds the same "
                                                  "capture."))
+
+
+def _count_files_once(formats: dict[Path, Format], notes: list[QualityNote]) -> None:
+    """Leave out files with the bytes of one before: as ranks of their own they would look like a perfect balance."""
+    by_size: dict[int, list[Path]] = {}
+    for file in formats:
+        by_size.setdefault(size_bytes(file), []).append(file)
+    for alike in by_size.values():
+        first: dict[bytes, Path] = {}
+        for file in alike if len(alike) > 1 else ():
+            same = first.setdefault(digest(file), file)
+            if same is not file:
+                del formats[file]
+                notes.append(QualityNote("same_file", f"{file}: left out, it holds the same bytes as {same} and is no "
+                                                      "rank of its own."))
 
 
 def _format_of(path: Path) -> Format:

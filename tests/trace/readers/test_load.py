@@ -72,7 +72,7 @@ def test_a_report(tmp_path):
     report(tmp_path / "r.sqlite")
     assert load([tmp_path]).format == "nsys"
     assert load([tmp_path / "r.sqlite", tmp_path / "r.sqlite"]).format == "nsys"
-    report(tmp_path / "s.sqlite")
+    put(tmp_path / "s.sqlite", report(tmp_path / "t.sqlite", ("ThreadNames",)).read_bytes())
     with pytest.raises(GputopError, match="as one") as caught:
         load([tmp_path / "r.sqlite", tmp_path / "s.sqlite"])
     assert caught.value.exit_code == EXIT_USAGE
@@ -217,6 +217,16 @@ def test_an_xspace_and_its_export_count_once(tmp_path):
     elsewhere = put(tmp_path / "other/h.trace.json.gz", gzip.compress(exported))
     with pytest.raises(GputopError, match="several formats"):
         load([space, elsewhere])
+
+
+def test_one_file_given_as_two_ranks_counts_once(tmp_path):
+    rank = json.dumps(kineto(rank=0)).encode()
+    a, b = put(tmp_path / "rank0.json", rank), put(tmp_path / "rank1.json", rank)
+    other = put(tmp_path / "rank2.json", rank.replace(b"H100", b"H200"))  # as long, and another
+    trace = load([a, b, other])
+    assert trace.paths == [str(a), str(other)] and len({gpu.rank for gpu in trace.gpus}) == 2
+    notes = [note for note in trace.quality if note.id == "same_file"]
+    assert len(notes) == 1 and str(b) in notes[0].message and f"as {a}" in notes[0].message
 
 
 def test_runs_of_which_the_newest_failed(tmp_path):
