@@ -10,7 +10,7 @@ import numpy as np
 
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts
-from gputop.advice.trace.fusion import kernels_in_order, time_in_rows
+from gputop.advice.trace.fusion import by_stream, kernels_in_steps, time_in_rows
 from gputop.advice.trace.job import Job
 from gputop.advice.trace.training_loop import JAX, KERAS2, KERAS3
 from gputop.advice.verdict import Explanation, Missing, Verdict
@@ -178,7 +178,7 @@ def judge_xla_off(facts: TraceFacts) -> XlaOff | None:
     """Element-wise kernels in a row, each of which reads and writes its whole tensor; XLA would make them one."""
     if _sees_xla(facts.trace, facts.analysis.functions):
         return None
-    kernels = kernels_in_order(facts)
+    kernels = by_stream(facts.trace, kernels_in_steps(facts))
     chained = _elementwise(facts.trace, kernels)
     saved_s, chained_s, chains = time_in_rows(facts, kernels, chained, limit("xla_off.chain"))
     if facts.period_s <= 0 or saved_s < limit("xla_off.share") * facts.period_s:

@@ -32,13 +32,16 @@ _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 
 # -- what the rules have in common ------------------------------------------------------------------
 
-def kernels_in_order(facts: TraceFacts) -> I64:
-    """Rows of the kernels that begin within the steps: stream by stream, each in order of time."""
+def kernels_in_steps(facts: TraceFacts) -> I64:
+    """Rows of the kernels that begin within the steps, in order of time."""
     device = facts.trace.device
     rows = np.flatnonzero(device.kind <= Kind.COLLECTIVE)
-    if facts.steps is not None:
-        rows = rows[in_steps(device.start_ns[rows], facts.steps)]
-    return rows[np.lexsort((device.start_ns[rows], device.line[rows]))]
+    return rows if facts.steps is None else rows[in_steps(device.start_ns[rows], facts.steps)]
+
+
+def by_stream(trace: Trace, rows: I64) -> I64:
+    """The same rows stream by stream, each in their order."""
+    return rows[np.argsort(trace.device.line[rows], kind="stable")]
 
 
 def time_in_rows(facts: TraceFacts, kernels: I64, chained: Mask, least: float) -> tuple[float, float, float]:
@@ -160,13 +163,14 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
 
     A classifier's softmax is none: its products are not batched, or its loss has no second product right after.
     """
-    trace, kernels = facts.trace, kernels_in_order(facts)
+    trace, kernels = facts.trace, kernels_in_steps(facts)
     device = trace.device
-    name, op = device.name[kernels], device.tf_op[kernels]
-    softmax = _matching(trace, name, _SOFTMAX, _NO_SOFTMAX)
-    softmax |= _matching(trace, op, "soft_?max", _SOFTMAX_OP_BUT) & ~_matching(trace, name, _FUSED_ATTENTION)
+    softmax = _softmaxes(trace, kernels)
     if not softmax.any():
         return None
+    kernels = by_stream(trace, kernels)
+    softmax = _softmaxes(trace, kernels)
+    name = device.name[kernels]
     product = _matching(trace, name, _PRODUCT, _NO_PRODUCT)
     softmax &= ~product
     bound = product | (_matching(trace, name, _NOT_BETWEEN, _SOFTMAX) & ~softmax)
@@ -194,6 +198,12 @@ def judge_attention_unfused(facts: TraceFacts) -> AttentionUnfused | None:
         gpus=facts.active_numbers, share=share, between_s=between_s, softmax_s=_seconds(facts, rows), count=count,
         names=_longest(facts, rows), ops=_ops(facts, rows),
         fallback=bool(len(host_rows(trace, "aten::_scaled_dot_product_attention_math"))))
+
+
+def _softmaxes(trace: Trace, kernels: I64) -> Mask:
+    name, op = trace.device.name[kernels], trace.device.tf_op[kernels]
+    by_op = _matching(trace, op, "soft_?max", _SOFTMAX_OP_BUT) & ~_matching(trace, name, _FUSED_ATTENTION)
+    return by_op | _matching(trace, name, _SOFTMAX, _NO_SOFTMAX)
 
 
 def _batched(trace: Trace, kernels: I64) -> Mask:
@@ -258,7 +268,7 @@ class LayoutConversions(Verdict):
 def judge_layout_conversions(facts: TraceFacts) -> LayoutConversions | None:
     """Tensors are transposed between NCHW and NHWC again and again, as convolutions want them one way and the model
     has them the other."""
-    trace, kernels = facts.trace, kernels_in_order(facts)
+    trace, kernels = facts.trace, kernels_in_steps(facts)
     name, op = trace.device.name[kernels], trace.device.tf_op[kernels]
     conversion = _matching(trace, name, _CONVERSION) | _matching(trace, op, _CONVERSION_OP)
     conversion |= _matching(trace, name, _SWAP) & _matching(trace, op, _CONVOLUTION_OP)
@@ -301,7 +311,7 @@ class ElementwiseUnfused(Verdict):
 
 def judge_elementwise_unfused(facts: TraceFacts) -> ElementwiseUnfused | None:
     """PyTorch's element-wise kernels in a row, none of the optimizer's; torch.compile would make them one."""
-    trace, kernels = facts.trace, kernels_in_order(facts)
+    trace, kernels = facts.trace, by_stream(facts.trace, kernels_in_steps(facts))
     name = trace.device.name[kernels]
     if _matching(trace, name, _INDUCTOR).any():
         return None
@@ -348,7 +358,7 @@ class OptimizerUnfused(Verdict):
 
 def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | None:
     """The optimizer has kernels for each variable, so short that launching them takes as long."""
-    trace, kernels = facts.trace, kernels_in_order(facts)
+    trace, kernels = facts.trace, kernels_in_steps(facts)
     device = trace.device
     own = _matching(trace, device.tf_op[kernels], _APPLY_OP) | launched_in_calls(trace, kernels, OPTIMIZER_CALL)
     rows = kernels[own & (device.kind[kernels] == Kind.COMPUTE)]
