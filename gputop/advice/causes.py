@@ -105,6 +105,6 @@ def _with_consequences(
     own = [_with_consequences(f, by_id, parent, keeps_cure) for f in by_id.values() if parent.get(f.id) == finding.id]
     if not own:
         return finding
-    told = [finding, *(f for f in own if f.id in keeps_cure)]
-    return replace(finding, consequences=ranked(own), action=" ".join(f.action for f in told),
-                   snippet="\n".join(f.snippet for f in told if f.snippet) or None)
+    curing = [finding, *(f for f in own if f.id in keeps_cure)]
+    return replace(finding, consequences=ranked(own), action=" ".join(f.action for f in curing),
+                   snippet="\n".join(f.snippet for f in curing if f.snippet) or None)

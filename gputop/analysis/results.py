@@ -461,7 +461,8 @@ class FewBlocks(Struct, frozen=True):
 
 class BatchScaling(Struct, frozen=True):
     """Of one GPU's compute kernels what does not grow with the batch, and what a larger one fills. Per step, or in
-    the window without steps. None: launch shapes, the number of SMs, or the optimizer's kernels are not known.
+    the window without steps. None: launch shapes, the number of SMs or what an SM holds, or the optimizer's kernels are
+    not known.
 
     ``few_blocks_s`` is the time of kernels with fewer blocks than SMs, the longest in ``few_blocks``; ``filled_s`` what
     of it the short ones would save per sample, by the factor of the batch. ``last_wave_s`` is the part of the kernels'

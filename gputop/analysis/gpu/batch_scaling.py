@@ -69,11 +69,13 @@ def batch_scaling(
         waves = _waves(trace, timeline.gpu, sms, blocks)[shape]
         waves[optimizes] = 0
         last = waves > 1
+        fill_known = bool((waves > 0).any())
         out.append(BatchScaling(
             gpu, optimizer_s, sms=sms, few_blocks_s=float(length[few].sum()) / unit,
             filled_s={f: float((time * (1 - np.maximum(used, 1 / f))).sum()) / unit for f in FACTORS},
-            last_wave_s=float((length[last] * (1 - waves[last] / np.ceil(waves[last]))).sum()) / unit,
-            under_one_wave_s=float(length[(waves > 0) & (waves < 1) & ~few].sum()) / unit,
+            last_wave_s=float((length[last] * (1 - waves[last] / np.ceil(waves[last]))).sum()) / unit
+            if fill_known else None,
+            under_one_wave_s=float(length[(waves > 0) & (waves < 1) & ~few].sum()) / unit if fill_known else None,
             few_blocks=_longest(trace, name[few], shape[few], length[few], blocks, unit)))
     return tuple(out)
 

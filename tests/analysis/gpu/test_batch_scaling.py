@@ -70,6 +70,13 @@ def test_without_shapes_or_sms_grids_are_not_judged() -> None:
         assert own == BatchScaling(0, pytest.approx(30e-6))
 
 
+def test_where_it_is_not_known_what_an_sm_holds_waves_are_not_judged() -> None:
+    trace = job((100, 8, "short", shape(3)), (300, 80, "wave", shape(30))).build()
+    trace.gpus = [TraceGpu("node", 0, compute_capability=(6, 1), sms=20)]
+    (own,) = of(trace)
+    assert own.few_blocks_s == pytest.approx(8e-6) and own.last_wave_s is own.under_one_wave_s is None
+
+
 def test_an_optimizer_is_known_by_its_name_its_op_and_the_call_that_launched_it() -> None:
     b = job((100, 30, "multi_tensor_apply_kernel", shape(4)), (200, 20, "elementwise_kernel", shape(4)))
     for i in range(STEPS):
