@@ -41,7 +41,7 @@ ALLOWED = {
     ("gputop/comparison/report.py", "promised"): "a key of the JSON of `compare`",
 }
 # Values and names that are kept as they are, or that are not gputop's.
-KEPT = ("serialised_kernels", "cancelled_write_bytes")
+KEPT = ("serialised_kernels", "cancelled_write_bytes", "CancelledError")
 
 
 def words(path: Path) -> frozenset[str]:

@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from gputop.commands.option_types import count, interval_s, minutes, seconds_before_dip
+from gputop.commands.option_types import count, interval_s, listen_address, minutes, seconds_before_dip
 from gputop.core.errors import EXIT_USAGE
 from gputop.core.version import __version__
 from gputop.session.options import DEFAULT_RULE
@@ -56,6 +56,9 @@ COMMANDS: Mapping[str, Command] = {
     "replay": Command("a recording, or a snapshot, in the monitor",
                       "Look at a recording or a snapshot as if it were now; no GPU is needed.",
                       "gputop replay night.rec --speed 10"),
+    "export": Command("the node's figures for Prometheus, until ctrl-c",
+                      "Serve what the monitor measures as metrics, or write it as a file for node_exporter.",
+                      "gputop export --listen 127.0.0.1:9810"),
     "run": Command("start a job with a profiler server inside, no code change",
                    "Start a job so that it can be captured from, and watch it.",
                    "gputop run -- python train.py"),
@@ -177,8 +180,15 @@ def screen_options(screen: argparse._ActionsContainer) -> None:
                         help="draw every 5 s only (default: where the line to the terminal is slow)")
 
 
+def export_options(export: argparse._ActionsContainer) -> None:
+    """What the monitor serves while it runs."""
+    export.add_argument("--export", type=listen_address, default=None, metavar="[HOST:]PORT",
+                        help="serve the figures to Prometheus meanwhile, as gputop export --listen does")
+
+
 _TITLES: Mapping[Callable[[argparse._ActionsContainer], None], str] = {
-    watch_options: "what to watch", dip_options: "captures by itself", screen_options: "the screen"}
+    watch_options: "what to watch", dip_options: "captures by itself", screen_options: "the screen",
+    export_options: "metrics"}
 
 
 def add_shared(parser: argparse.ArgumentParser, *groups: Callable[[argparse._ActionsContainer], None]) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 
 from gputop.commands.common import options_of, preferences_of, source_of
+from gputop.commands.serving import check_export, exporting
 from gputop.text.console import say
 
 _M_ARENA_MAX = -8  # M_ARENA_MAX of malloc.h
@@ -27,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
         say(f"{unfit}: one snapshot as text in place of the monitor (gputop snapshot has more forms)")
         return snapshot.run(argparse.Namespace(**{**vars(args), "format": "text", "output": None, "seconds": 2.0}))
+    check_export(args)
     preferences = preferences_of(args)
     sampler = Sampler(source, options.interval_s)
     with first_paint.shown(sampler, preferences.palette()) as frame:
@@ -34,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         import_asyncio_without_ssl()
         from gputop.session.session import Session
 
-        with contextlib.closing(Session(source, options, sampler=sampler)) as session:
+        with contextlib.closing(Session(source, options, sampler=sampler)) as session, exporting(args, session):
             preferences.set_textual_colors()
             from gputop.tui import app
 

@@ -85,3 +85,14 @@ def interval_s(text: str) -> float:
     if not 0.1 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600 seconds")
     return value
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """[HOST:]PORT, [IPv6]:PORT; without a host this machine alone, port 0: any free one."""
+    host, _, number = text.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    is_port = number.isascii() and number.isdecimal() and len(number) <= 5 and int(number) <= 65535
+    if not is_port or text.startswith(":") or (":" in bare) != (host != bare):
+        raise argparse.ArgumentTypeError(f"{text[:60]!r} is not PORT, HOST:PORT or [IPv6]:PORT (all addresses of this "
+                                         "machine: 0.0.0.0:PORT)")
+    return bare or "127.0.0.1", int(number)

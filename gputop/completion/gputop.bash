@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/gputop
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_gputop_subparsers=(snapshot capture analyze compare record replay run attach xprof config doctor completion)
+_shtab_gputop_subparsers=(snapshot capture analyze compare record replay export run attach xprof config doctor completion)
 
 _shtab_gputop_snapshot_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --format -o --output --seconds)
 _shtab_gputop_capture_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --on-dip --dip-every --dip-max --dip-before --seconds --force --json)
@@ -13,13 +13,14 @@ _shtab_gputop_analyze_option_strings=(-h --help --theme --color --ascii --no-asc
 _shtab_gputop_compare_option_strings=(-h --help --json)
 _shtab_gputop_record_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch -o --output --seconds)
 _shtab_gputop_replay_option_strings=(-h --help --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --speed --start)
-_shtab_gputop_run_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --headless --port --listen --output --print-path)
+_shtab_gputop_export_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --listen --textfile)
+_shtab_gputop_run_option_strings=(-h --help --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --export --headless --port --listen --output --print-path)
 _shtab_gputop_attach_option_strings=(-h --help --yes --port)
 _shtab_gputop_xprof_option_strings=(-h --help --port --print)
 _shtab_gputop_config_option_strings=(-h --help --path)
 _shtab_gputop_doctor_option_strings=(-h --help --attach --logdir --dcgm --dcgm-bindings --json)
 _shtab_gputop_completion_option_strings=(-h --help)
-_shtab_gputop_option_strings=(-h --help --version --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --on-dip --dip-every --dip-max --dip-before --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth)
+_shtab_gputop_option_strings=(-h --help --version --attach --demo --gpus --interval --logdir --profiler-port --source --dcgm --dcgm-bindings --dcgm-watch --on-dip --dip-every --dip-max --dip-before --theme --color --ascii --no-ascii --low-bandwidth --no-low-bandwidth --export)
 
 _shtab_gputop_snapshot___logdir_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_snapshot___dcgm_bindings_COMPGEN=_shtab_compgen_dirs
@@ -35,6 +36,9 @@ _shtab_gputop_record___dcgm_bindings_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_record__o_COMPGEN=_shtab_compgen_files
 _shtab_gputop_record___output_COMPGEN=_shtab_compgen_files
 _shtab_gputop_replay_pos_0_COMPGEN=_shtab_compgen_files
+_shtab_gputop_export___logdir_COMPGEN=_shtab_compgen_dirs
+_shtab_gputop_export___dcgm_bindings_COMPGEN=_shtab_compgen_dirs
+_shtab_gputop_export___textfile_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_run___logdir_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_run___dcgm_bindings_COMPGEN=_shtab_compgen_dirs
 _shtab_gputop_run___output_COMPGEN=_shtab_compgen_files
@@ -50,11 +54,12 @@ _shtab_gputop_capture___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop_analyze___color_choices=(auto truecolor 256 16 none)
 _shtab_gputop_record___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop_replay___color_choices=(auto truecolor 256 16 none)
+_shtab_gputop_export___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop_run___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop_run___color_choices=(auto truecolor 256 16 none)
 _shtab_gputop_run___listen_choices=(local all)
 _shtab_gputop_completion_pos_0_choices=(bash zsh fish man)
-_shtab_gputop_pos_0_choices=(snapshot capture analyze compare record replay run attach xprof config doctor completion)
+_shtab_gputop_pos_0_choices=(snapshot capture analyze compare record replay export run attach xprof config doctor completion)
 _shtab_gputop___source_choices=(auto nvml dcgm simulated)
 _shtab_gputop___color_choices=(auto truecolor 256 16 none)
 
@@ -92,6 +97,10 @@ _shtab_gputop_replay___ascii_nargs=0
 _shtab_gputop_replay___no_ascii_nargs=0
 _shtab_gputop_replay___low_bandwidth_nargs=0
 _shtab_gputop_replay___no_low_bandwidth_nargs=0
+_shtab_gputop_export__h_nargs=0
+_shtab_gputop_export___help_nargs=0
+_shtab_gputop_export___demo_nargs='?'
+_shtab_gputop_export___dcgm_watch_nargs=0
 _shtab_gputop_run_pos_0_nargs=...
 _shtab_gputop_run__h_nargs=0
 _shtab_gputop_run___help_nargs=0

@@ -50,8 +50,8 @@ function _shtab_gputop_using
   test "$_shtab_gputop_cmdpath" = "$argv"
 end
 
-set -g _shtab_gputop_commands snapshot capture analyze compare record replay run attach xprof config doctor completion
-set -g _shtab_gputop_opts_with_value --attach --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --format --gpus --idle-gaps --interval --listen --logdir --on-dip --output --params --port --profiler-port --run --seconds --source --speed --start --theme -o
+set -g _shtab_gputop_commands snapshot capture analyze compare record replay export run attach xprof config doctor completion
+set -g _shtab_gputop_opts_with_value --attach --bubbles --color --dcgm --dcgm-bindings --demo --dip-before --dip-every --dip-max --export --format --gpus --idle-gaps --interval --listen --logdir --on-dip --output --params --port --profiler-port --run --seconds --source --speed --start --textfile --theme -o
 
 complete -c gputop -e
 complete -c gputop -f
@@ -76,6 +76,7 @@ complete -c gputop -n _shtab_gputop_using -l theme -x -d 'gputop-dark, gputop-li
 complete -c gputop -n _shtab_gputop_using -l color -xka "auto truecolor 256 16 none" -d 'what the terminal can show (auto: what it says; none where NO_COLOR is set)'
 complete -c gputop -n _shtab_gputop_using -l ascii -l no-ascii -d 'no glyphs beyond ASCII (default: where the locale is not UTF-8)'
 complete -c gputop -n _shtab_gputop_using -l low-bandwidth -l no-low-bandwidth -d 'draw every 5 s only (default: where the line to the terminal is slow)'
+complete -c gputop -n _shtab_gputop_using -l export -x -d 'serve the figures to Prometheus meanwhile, as gputop export --listen does'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a snapshot -d 'What the monitor shows, as text, JSON, a picture, or one page that opens anywhere.'
 complete -c gputop -n '_shtab_gputop_using snapshot' -s h -l help -d 'show this help message and exit'
 complete -c gputop -n '_shtab_gputop_using snapshot' -l attach -x -d 'a profiler server to capture from (default: find those of this node); unix:/PATH for a socket that leads to one. Several, repeated, with commas or as node[01-04]:6009, are the workers of one job and captured together'
@@ -151,6 +152,20 @@ complete -c gputop -n '_shtab_gputop_using replay' -l low-bandwidth -l no-low-ba
 complete -c gputop -n '_shtab_gputop_using replay' -l speed -x -d 'times as fast, or max (1)'
 complete -c gputop -n '_shtab_gputop_using replay' -l start -x -d 'seconds into the recording (0)'
 complete -c gputop -n '_shtab_gputop_using replay; and test $_shtab_gputop_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'of gputop record, or a snapshot (json or html)'
+complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a export -d 'Serve what the monitor measures as metrics, or write it as a file for node_exporter.'
+complete -c gputop -n '_shtab_gputop_using export' -s h -l help -d 'show this help message and exit'
+complete -c gputop -n '_shtab_gputop_using export' -l attach -x -d 'a profiler server to capture from (default: find those of this node); unix:/PATH for a socket that leads to one. Several, repeated, with commas or as node[01-04]:6009, are the workers of one job and captured together'
+complete -c gputop -n '_shtab_gputop_using export' -l demo -x -d 'a simulated node; --demo list shows the scenarios'
+complete -c gputop -n '_shtab_gputop_using export' -l gpus -x -d 'only these GPUs: 0,2-3, GPU or MIG UUIDs or their beginnings, MIG instances as 0:1, or the word visible: what CUDA_VISIBLE_DEVICES names'
+complete -c gputop -n '_shtab_gputop_using export' -l interval -x -d 'seconds between samples (1.0)'
+complete -c gputop -n '_shtab_gputop_using export' -l logdir -xka "(__fish_complete_directories)" -d 'where traces and snapshots go, a TensorBoard logdir (./gputop-traces)'
+complete -c gputop -n '_shtab_gputop_using export' -l profiler-port -x -d 'the port of the profiler servers on every machine of the job (6009; 6009-6012: of four ranks on each). Machines: those of --attach without a port, else of TF_CONFIG, else of SLURM_JOB_NODELIST'
+complete -c gputop -n '_shtab_gputop_using export' -l source -xka "auto nvml dcgm simulated" -d 'where the figures come from: the NVIDIA driver and, for what it lacks, a DCGM host engine that already watches it (auto); the driver alone; the host engine alone'
+complete -c gputop -n '_shtab_gputop_using export' -l dcgm -x -d 'the DCGM host engine: HOST:PORT, [IPv6]:PORT or unix:///SOCKET (127.0.0.1:5555)'
+complete -c gputop -n '_shtab_gputop_using export' -l dcgm-bindings -xka "(__fish_complete_directories)" -d 'NVIDIA'"'"'s Python bindings of DCGM (default: where DCGM 4 and 3 install them)'
+complete -c gputop -n '_shtab_gputop_using export' -l dcgm-watch -d 'let the host engine read the profiling fields (SM, tensor, DRAM activity) for gputop. Not by default before Hopper: there that takes the GPU'"'"'s counters for itself, so that ncu, nsys and other profilers fail meanwhile, and on A10 and A40 it has wedged the GPU (Xid 119, reboot). From Hopper on the engine reads them through GPM, which takes no counters: --source dcgm watches them without this option. Undone when gputop ends'
+complete -c gputop -n '_shtab_gputop_using export' -l listen -x -d 'serve http://HOST:PORT/metrics, without a password (127.0.0.1:9810). Only this machine reaches it unless another HOST is named, such as 0.0.0.0'
+complete -c gputop -n '_shtab_gputop_using export' -l textfile -xka "(__fish_complete_directories)" -d 'write DIR/gputop.prom every 15 s, for node_exporter'"'"'s textfile collector; nothing is served then, unless --listen is given, too'
 complete -c gputop -n '_shtab_gputop_using; and test $_shtab_gputop_npos -eq 0' -a run -d 'Start a job so that it can be captured from, and watch it.'
 complete -c gputop -n '_shtab_gputop_using run' -s h -l help -d 'show this help message and exit'
 complete -c gputop -n '_shtab_gputop_using run' -l attach -x -d 'a profiler server to capture from (default: find those of this node); unix:/PATH for a socket that leads to one. Several, repeated, with commas or as node[01-04]:6009, are the workers of one job and captured together'
@@ -167,6 +182,7 @@ complete -c gputop -n '_shtab_gputop_using run' -l theme -x -d 'gputop-dark, gpu
 complete -c gputop -n '_shtab_gputop_using run' -l color -xka "auto truecolor 256 16 none" -d 'what the terminal can show (auto: what it says; none where NO_COLOR is set)'
 complete -c gputop -n '_shtab_gputop_using run' -l ascii -l no-ascii -d 'no glyphs beyond ASCII (default: where the locale is not UTF-8)'
 complete -c gputop -n '_shtab_gputop_using run' -l low-bandwidth -l no-low-bandwidth -d 'draw every 5 s only (default: where the line to the terminal is slow)'
+complete -c gputop -n '_shtab_gputop_using run' -l export -x -d 'serve the figures to Prometheus meanwhile, as gputop export --listen does'
 complete -c gputop -n '_shtab_gputop_using run' -l headless -d 'without the monitor: gputop becomes the job, whose terminal, standard input and signals stay its own'
 complete -c gputop -n '_shtab_gputop_using run' -l port -x -d 'of the node'"'"'s first process, the next ones for its other ranks (default: any free one)'
 complete -c gputop -n '_shtab_gputop_using run' -l listen -xka "local all" -d 'who reaches the server: this host (default), or any, without a password'

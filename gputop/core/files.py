@@ -130,6 +130,27 @@ class Folder:
             return
         os.unlink(name, dir_fd=self.fd)
 
+    @contextmanager
+    def replacing(self, name: str, mode: int = PRIVATE_FILE) -> Iterator[BinaryIO]:
+        """A new file that takes the place of ``name`` once it is whole and on the disk.
+
+        After an exception nothing has changed. A symbolic link of that name is replaced, not followed. Raises OSError.
+        ``mode``: of the file, whatever the umask takes away.
+        """
+        temporary = f".{name[:200]}.{os.urandom(6).hex()}"
+        descriptor = self.create(temporary)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                if mode != PRIVATE_FILE:  # else as it was made: not every file system has modes
+                    os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            self.move(temporary, name)
+        except BaseException:
+            self.remove(temporary)
+            raise
+
     def has(self, name: str) -> bool:
         """Whether there is anything of that name in it, be it a link that leads nowhere."""
         try:
@@ -172,23 +193,10 @@ class Folder:
 
 
 @contextmanager
-def replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[BinaryIO]:
-    """A new file that takes the place of ``path`` once it is whole and on the disk.
-
-    After an exception nothing has changed. A symbolic link at ``path`` is replaced, not followed. Raises OSError.
-    """
-    with Folder(path.parent) as folder:
-        name = f".{path.name[:200]}.{os.urandom(6).hex()}"
-        descriptor = folder.create(name, mode)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            folder.move(name, path.name)
-        except BaseException:
-            folder.remove(name)
-            raise
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new private file that takes the place of ``path``, as :meth:`Folder.replacing`. Raises OSError."""
+    with Folder(path.parent) as folder, folder.replacing(path.name) as file:
+        yield file
 
 
 def write_file(path: Path, data: bytes, *, make_folder: bool = True, devices: bool = False) -> None:

@@ -22,8 +22,8 @@ MAX_GAP_S = 5.0  # what comes again within this time, or within three samples, w
 REAPPEARANCE_S = 60.0  # a finding that was away for so long appears anew
 
 # Clock event reasons that hold a GPU's clocks down. The others are wished for: idle, application clocks, sync boost.
-_REASONS: dict[str, Kind] = {"power cap": "power", "power brake": "power",
-                             "thermal": "thermal", "hw thermal": "thermal", "hw slowdown": "thermal"}
+SLOWDOWN_REASONS: dict[str, Kind] = {"power cap": "power", "power brake": "power",
+                                    "thermal": "thermal", "hw thermal": "thermal", "hw slowdown": "thermal"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class EventLog:
             gap_s = max(MAX_GAP_S, 3 * (sample.interval_s or 0.0))
             for gpu in sample.gpus:
                 for reason in gpu.clock_event_reasons:
-                    if reason in _REASONS:
-                        self._see(gpu, _REASONS[reason], reason, sample.time_s, gap_s)
+                    if reason in SLOWDOWN_REASONS:
+                        self._see(gpu, SLOWDOWN_REASONS[reason], reason, sample.time_s, gap_s)
                 if gpu.state in (LOST, NOT_RESPONDING):  # a DCGM engine that fails says nothing of the GPU
                     self._see(gpu, "lost", gpu.state, sample.time_s, gap_s)
                 for event in gpu.xids:
