@@ -16,7 +16,7 @@ from gputop.advice import savings
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import TraceFacts
 from gputop.advice.trace.job import Job
-from gputop.advice.verdict import Explanation, Verdict
+from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.analysis.steps.membership import in_steps
 from gputop.core.findings import at_most, severity_of
 from gputop.text.units import percent
@@ -214,7 +214,7 @@ def _batched(trace: Trace, kernels: I64) -> Mask:
     by_op = np.array([bool(kind) and kind not in _PLAIN_PRODUCTS for kind in types], bool)
     known = device.tf_op[kernels] >= 0
     if name_mask(trace, "aten::").any():
-        by_call = launched_in_calls(trace, kernels, r"aten::b(?:add)?bmm$|aten::bmm$")
+        by_call = launched_in_calls(trace, kernels, r"aten::(?:badd)?bmm$")
     else:
         deep = np.array([shape.grid[2] > 1 for shape in trace.launch_shapes] + [False], bool)
         by_call = deep[device.shape[kernels]] if len(device.shape) else np.zeros(len(kernels), bool)
@@ -356,7 +356,7 @@ class OptimizerUnfused(Verdict):
     names: tuple[str, ...]
 
 
-def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | None:
+def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | Missing | None:
     """The optimizer has kernels for each variable, so short that launching them takes as long."""
     trace, kernels = facts.trace, kernels_in_steps(facts)
     device = trace.device
@@ -365,6 +365,8 @@ def judge_optimizer_unfused(facts: TraceFacts) -> OptimizerUnfused | None:
     count = len(rows) / _per(facts)
     if count < limit("optimizer_unfused.count"):
         return None
+    if facts.steps is None:
+        return Missing("steps, of which to tell how many kernels the optimizer has in each")
     length = device.end_ns[rows] - device.start_ns[rows]
     short_ns = int(length[length < limit("optimizer_unfused.kernel_s") * 1e9].sum())
     pauses_ns = _pauses_ns(facts, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gputop.trace.model import LaunchShape
-from tests.advice.trace.traces import STEP, STEPS, findings, job, verdict
+from tests.advice.trace.traces import STEP, STEPS, abstained, findings, job, verdict
 from tests.trace.build import Builder
 
 BMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_nn_align8>(Params)"
@@ -148,6 +148,14 @@ def test_optimizers_with_kernels_for_each_variable(call, op, count, length, ther
         assert own.evidence["kernels_per_step"] == 200 and own.evidence["pauses_s"] == pytest.approx(199 * 6e-6)
         assert own.gain.step_time == pytest.approx((199 * 6 + 200 * 2) / STEP)
         assert ("jit_compile" if op else "fused=True") in (own.snippet or "")
+
+
+def test_without_steps_it_is_not_known_how_many_kernels_an_optimizer_has():
+    b = Builder()
+    for i in range(60):
+        b.run(0, 10 + i * (20 + i % 7), 2, f"kernel_{i}", launch=1, op="adam/update:ResourceApplyAdam")
+    b.host("EagerExecute", 0, 1)
+    assert "optimizer" in abstained(b)["optimizer_unfused"]
 
 
 def test_a_fused_optimizer_is_none_of_them():
