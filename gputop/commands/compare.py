@@ -13,6 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, meaning in (("a", "before"), ("b", "after")):
         parser.add_argument(name, metavar=name.upper(),
                             help=f"{meaning}: a trace, what analyze --json printed, or a JSON snapshot")
+    for name in "ab":
+        parser.add_argument(f"--again-{name}", metavar="PATH", action="append", default=[],
+                            help=f"another run of {name.upper()}'s job, any number of times: makes small changes surer")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
@@ -20,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from gputop.comparison.compare import compare
     from gputop.comparison.report import text_report
 
-    comparison = compare(args.a, args.b)
+    comparison = compare(args.a, args.b, again_a=args.again_a, again_b=args.again_b)
     if args.json:
         console.write_json(comparison.to_json())
     else:

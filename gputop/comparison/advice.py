@@ -9,10 +9,11 @@ from typing import Any, Literal
 from gputop.comparison.job import batch_factor, other_batch
 from gputop.comparison.rows import Row
 from gputop.comparison.sides import Side
-from gputop.core.findings import Finding
+from gputop.core.findings import Finding, Gain
 
 Status = Literal["gone", "weaker", "same", "stronger", "new", "not judged"]
 Outcome = Literal["as promised", "more than promised", "less than promised", "cannot be told"]
+Fulfilled = Literal["kept", "partly kept", "broken", "cannot be told"]
 
 # A finding is weaker or stronger when its severity changed or its gain did by this share of the step. gputop's own.
 _GAIN_CHANGE = 0.05
@@ -26,8 +27,10 @@ _FOLLOWED: frozenset[Status] = frozenset({"gone", "weaker"})
 class Followed:
     """One finding of A or B. Gains are shares of A's mean step (or, ``per`` "sample", of its time per sample).
 
-    ``promised`` is A's gain, for a weaker finding less what B still promises; ``measured``, between ``low`` and
-    ``high``, is what the job as a whole gained: of all the advice followed, where that was more than one.
+    ``promised`` is A's gain as it was shown: when A was captured, where gputop captured it (``when`` "capture"), else
+    as A is analyzed now ("now"). ``measured``, between ``low`` and ``high``, is what the job as a whole gained: of all
+    the advice followed, where that was more than one, whose savings are together between ``together``'s two figures.
+    ``fulfilled`` says what became of it; None where nothing was promised, or the advice was not followed.
     """
 
     id: str
@@ -43,31 +46,46 @@ class Followed:
     outcome: Outcome | None = None
     reason: str | None = None
     per: str = "step"
+    when: Literal["capture", "now"] | None = None
+    together: tuple[float, float] | None = None
+    fulfilled: Fulfilled | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {name: list(self.gpus) if name == "gpus" else getattr(self, name) for name in self.__dataclass_fields__}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def followed(a: Side, b: Side, mean_step: Row | None) -> list[Followed]:
     """The findings of A and what became of them, then those that only B has; both in their order, gravest first.
 
-    ``mean_step`` is the row of the mean step time.
+    ``mean_step`` is the row of the mean step time. What was shown when A was captured, and is not found in it now, is
+    among A's findings all the same: somebody may have followed it.
     """
-    before, after = ({f.id: f for f in side.findings} for side in (a, b))
+    shown = {f.id: f for f in a.findings_at_capture or ()}
+    before, after = {f.id: f for f in a.findings}, {f.id: f for f in b.findings}
+    before |= {id_: finding for id_, finding in shown.items() if id_ not in _with_consequences(before.values())}
     before_all, after_all = _with_consequences(before.values()), _with_consequences(after.values())
     out: list[Followed] = []
     not_judged = {id_: _not_judged(finding, b) for id_, finding in before.items()}
     statuses = {id_: _status(finding, after_all.get(id_), not_judged[id_] is not None)
                 for id_, finding in before.items()}
-    followed_ids = [id_ for id_, status in statuses.items() if status in _FOLLOWED and before[id_].origin == "trace"]
+    gains = {id_: shown.get(id_, finding).gain for id_, finding in before.items()}
+    traced = [id_ for id_, finding in before.items() if finding.origin == "trace"]
+    # What is still there may have been followed, too, where nothing else explains a change.
+    tried = ([id_ for id_ in traced if statuses[id_] in _FOLLOWED]
+             or [id_ for id_ in traced if statuses[id_] in ("same", "stronger") and gains[id_].step_time is not None])
     for id_, finding in before.items():
         status, left = statuses[id_], after_all.get(id_)
         entry = Followed(id_, finding.title, status, finding.severity,
                          None if left is None else left.severity, finding.gpus)
+        if gains[id_].step_time is not None:
+            entry = replace(entry, promised=gains[id_].step_time, per=gains[id_].per,
+                            when="capture" if id_ in shown else "now")
         if status == "not judged":
             entry = replace(entry, reason=not_judged[id_])
-        elif status in _FOLLOWED and finding.origin == "trace":
-            entry = _outcome(entry, finding, left, mean_step, len(followed_ids), batch_factor(a, b))
+        elif id_ in tried:
+            entry = _outcome(entry, gains[id_], mean_step, [gains[other].step_time for other in tried],
+                             batch_factor(a, b))
         out.append(entry)
     for id_, finding in after.items():
         if id_ not in before_all:
@@ -112,14 +130,11 @@ def _status(before: Finding, after: Finding | None, abstained: bool) -> Status:
     return "stronger" if ranks[1] > ranks[0] or change >= _GAIN_CHANGE else "same"
 
 
-def _outcome(entry: Followed, finding: Finding, left: Finding | None, step: Row | None, followed_findings: int,
+def _outcome(entry: Followed, gain: Gain, step: Row | None, promises: list[float | None],
              batch: float | None) -> Followed:
-    """The estimated saving against the change of the mean step."""
-    per, estimated = finding.gain.per, finding.gain.step_time
-    remaining = None if left is None else left.gain.step_time
-    if estimated is not None and remaining:
-        estimated = 1 - (1 - estimated) / (1 - remaining) if remaining < 1 else None
-    entry = replace(entry, promised=estimated, per=per, outcome="cannot be told")
+    """The estimated saving against the change of the mean step; ``promises`` are those of all that was followed."""
+    per, estimated = gain.per, gain.step_time
+    entry = replace(entry, per=per, outcome="cannot be told", fulfilled=None if estimated is None else "cannot be told")
     if step is None or step.a is None or step.b is None or step.a <= 0:
         return replace(entry, reason="the step time of both sides is not known")
     divide = 1.0
@@ -136,13 +151,30 @@ def _outcome(entry: Followed, finding: Finding, left: Finding | None, step: Row 
         sample = 1 - step.b / step.a / batch
         return replace(entry, reason=f"a step of B copies {batch:.3g} times the bytes of A's to the GPUs; if that is "
                                      f"the batch size, the time per sample changed by {-sample:+.0%}")
-    if followed_findings > 1:
-        return replace(entry, reason=f"measured is what {followed_findings} cured causes brought together")
+    least = most = estimated
+    several = len(promises) > 1 and entry.status in _FOLLOWED
+    if several:  # each alone; together no less than the largest, no more than all
+        known = [one for one in promises if one is not None]
+        least, most = max(known), min(sum(known), 1.0)
+        entry = replace(entry, together=(least, most),
+                        reason=f"measured is what {len(promises)} cured causes brought together")
     if low is None or high is None:
         return replace(entry, reason=step.reason)
-    if low <= min(0.0, estimated) and max(0.0, estimated) <= high:
+    if low <= min(0.0, least) and max(0.0, least) <= high:
         return replace(entry, reason="the steps vary too much: the promise and no gain at all both fit")
-    return replace(entry, outcome=_against(estimated, measured, low, high))
+    entry = replace(entry, fulfilled=_fulfilled(least, low, high, measured))
+    if entry.status not in _FOLLOWED:
+        return replace(entry, outcome=None, fulfilled=None if low <= 0.0 else entry.fulfilled, reason=(
+            "the step did not become shorter: the advice was not followed, or did not help" if low <= 0.0 else
+            "if this advice is what was followed; the finding is still there"))
+    return entry if several else replace(entry, outcome=_against(estimated, measured, low, high))
+
+
+def _fulfilled(estimated: float, low: float, high: float, measured: float) -> Fulfilled:
+    """Kept where it fits or more was gained; else partly, where anything surely was."""
+    if measured >= estimated or _against(estimated, measured, low, high) == "as promised":
+        return "kept"
+    return "partly kept" if low > 0 else "broken"
 
 
 def _against(estimated: float, measured: float, low: float, high: float) -> Outcome:

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gputop.comparison.advice import Followed, followed
+from gputop.comparison.drift import CPU_DRIFT, GPU_DRIFT, drift_of
 from gputop.comparison.job import Note, batch_factor, gpu_count, notes, other_batch
-from gputop.comparison.rows import ERROR, MIN_EFFECT, Row, Verdict, all_rows
+from gputop.comparison.rows import ERROR, MIN_EFFECT, REPEAT, STEP_ERROR, Row, Verdict, all_rows
 from gputop.comparison.sides import Side, read_side
-from gputop.comparison.statistics import MIN_STEPS
+from gputop.comparison.statistics import BLOCKS, MIN_STEPS
 from gputop.core.errors import NoDataError
 from gputop.text.units import percent
 
 SCHEMA = "gputop.compare/1"
+_Path = str | os.PathLike[str]
 _STEPS = ("count", "anchor", "median_s", "mean_s", "p95_s")
 METHOD = (
-    "A change is better or worse when its interval excludes 0 (medians: Price and Bonett 2002; means: Welch 1947; "
-    f"steps counted by their correlation with the one before) with {percent(1 - ERROR)} confidence for each of the two "
-    f"step times and for each table as a whole, and when it is at least {percent(MIN_EFFECT)} of the step, or a "
-    "percentage point of a share; and where drifting steps allow no interval, when nearly all steps of one side are "
-    "longer than the other's. All else is noise. This is the spread of the steps within each capture; two captures of "
-    "an unchanged job can differ by more (other load on the node, clocks): repeat what matters."
+    "A change is better or worse when its interval excludes 0 (Welch 1947) with "
+    f"{percent(1 - STEP_ERROR)} confidence for a step time and {percent(1 - ERROR)} for each table as a whole, and "
+    f"when it is at least {percent(MIN_EFFECT)} of the step, or a percentage point of a share. All else is noise. The "
+    f"interval holds how {BLOCKS} blocks of each capture differ over time; by how much reruns of an unchanged job "
+    f"differ (standard deviation {percent(CPU_DRIFT)} on CPUs, measured; {percent(GPU_DRIFT)} with GPUs, assumed); "
+    "and, where the CPUs were full, what other processes left to the job."
 )
 
 
@@ -58,6 +61,13 @@ class Comparison:
         return mean
 
     @property
+    def repeat(self) -> Row | None:
+        """The step time that counts, where it differs, but by no more than one job does: a repeated capture may decide
+        it."""
+        row = self.decisive
+        return row if row is not None and row.verdict == "noise" and (row.reason or "").endswith(REPEAT) else None
+
+    @property
     def verdict(self) -> Verdict:
         """Of the step time, unless the batch size seems to differ and the time per sample went the other way."""
         row = self.decisive
@@ -84,29 +94,35 @@ class Comparison:
             "schema": SCHEMA, "gputop": __version__,
             "a": _side(self.a), "b": _side(self.b),
             "notes": [note.to_json() for note in self.notes],
-            "verdict": self.verdict, "batch_factor": batch_factor(self.a, self.b),
+            "verdict": self.verdict, "repeat": self.repeat is not None, "batch_factor": batch_factor(self.a, self.b),
             "sample_time_change_ratio": self.sample_change,
             "rows": [row.to_json() for row in self.rows],
             "advice": [entry.to_json() for entry in self.advice],
-            "method": {"text": METHOD, "confidence": 1 - ERROR, "min_effect_ratio": MIN_EFFECT, "min_steps": MIN_STEPS},
+            "method": {"text": METHOD, "confidence": 1 - ERROR, "step_confidence": 1 - STEP_ERROR,
+                       "min_effect_ratio": MIN_EFFECT, "min_steps": MIN_STEPS,
+                       "drift_ratio": dict(zip("ab", drift_of(self.a, self.b), strict=True))},
         }
 
 
 def _side(side: Side) -> dict[str, Any]:
     steps = side.analysis.steps if side.analysis is not None else None
-    return {"path": side.path, "kind": side.kind, "simulated": side.simulated, "gpus": gpu_count(side),
+    return {"path": side.path, "kind": side.kind, "again": [repeat.path for repeat in side.repeats],
+            "simulated": side.simulated, "gpus": gpu_count(side),
             "gpu_names": sorted(set(side.gpu_names)),
             "steps": {key: getattr(steps, key) for key in _STEPS} if steps is not None else None}
 
 
-def compare(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Comparison:
+def compare(a: _Path, b: _Path, *, again_a: Sequence[_Path] = (), again_b: Sequence[_Path] = ()) -> Comparison:
     """Compare two files or folders: traces, documents of ``analyze --json`` or ``capture --json``, JSON snapshots.
 
-    Raises GputopError for what cannot be read and NoDataError where A and B have nothing in common.
+    ``again_a`` and ``again_b`` are further runs of the same jobs: with them the step times are means over all runs, and
+    smaller changes are sure. Raises GputopError for what cannot be read and NoDataError where A and B have nothing in
+    common.
     """
-    first = read_side(a)
+    first = replace(read_side(a), repeats=tuple(map(read_side, again_a)))
     same = Path(a).resolve() == Path(b).resolve()
-    result = compare_sides(first, first if same else read_side(b))
+    second = first if same else read_side(b)
+    result = compare_sides(first, replace(second, repeats=tuple(map(read_side, again_b))))
     if same:
         note = Note("same_file", "A and B are the same file.")
         return Comparison(result.a, result.b, (note, *result.notes), result.rows, result.advice)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from gputop.comparison.drift import cpus_of, load_effect
 from gputop.comparison.sides import Side
 from gputop.text.units import percent
 
@@ -12,6 +13,8 @@ from gputop.text.units import percent
 SAME_JOB_SHARE = 0.3
 # Bytes copied to the GPUs per step that differ by this factor: most likely another batch size. gputop's own.
 OTHER_BATCH_FACTOR = 1.25
+# Logarithm of the ratio of the CPUs that were left to the job: a step that may differ by a tenth. gputop's own.
+OTHER_LOAD = 0.1
 
 
 class Note(NamedTuple):
@@ -114,6 +117,11 @@ def _steps(a: Side, b: Side) -> Iterator[Note]:
     phases = [s.phase for s in steps]
     if phases[0] != phases[1] and "unknown" not in phases:
         yield Note("other_phase", f"A's steps are {phases[0]}, B's {phases[1]}: not the same work.")
+    if load_effect(a, b) >= OTHER_LOAD:
+        used = [f"{cpus.others:.2g} of {cpus.allowed:.3g} CPUs in {name}" for name, side in (("A", a), ("B", b))
+                if (cpus := cpus_of(side)) is not None]
+        yield Note("other_load", f"Other processes used {' and '.join(used)}: a job that wants all of its CPUs takes "
+                                 "other times for that alone.")
     low = [name for name, s in zip("AB", steps, strict=True) if s.confidence == "low"]
     if low:
         yield Note("unsure_steps", f"What a step is in {' and '.join(low)} is not sure: check that the steps of both "

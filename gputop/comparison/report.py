@@ -45,6 +45,8 @@ def _head(c: Comparison, width: int) -> Iterator[str]:
     for name, side in (("A", c.a), ("B", c.b)):
         yield f"{name}  {printable(side.path)}"
         yield from wrap(_about(side), width, "   ")
+        for repeat in side.repeats:
+            yield f"   and {printable(repeat.path)}"
     for note in c.notes:
         yield from wrap(note.message, width, "!  ")
 
@@ -71,6 +73,8 @@ def _summary(c: Comparison, width: int) -> Iterator[str]:
         text = f"Whether the step time changed cannot be told: {row.reason}."
     elif row.verdict == "noise":
         text = "NOISE: the step time did not change by more than its noise."
+        if c.repeat is not None:
+            text = f"NOISE: B's {what} is {changed}, but {row.reason}."
     else:
         text = f"{c.verdict.upper()}: B's {what} is {changed}."
         if row is median:
@@ -220,12 +224,17 @@ def _entry(e: Followed, width: int) -> Iterator[str]:
     parts = []
     unit = "the time per sample" if e.per == "sample" else "the step"
     if e.promised is not None:
-        parts.append(f"promised {_saved(e.promised)} of {unit}")
+        shown = " when it was captured" if e.when == "capture" else ""
+        parts.append(f"promised {_saved(e.promised)} of {unit}{shown}")
+    if e.together is not None:
+        parts.append(f"all that was followed {_saved(e.together[0])} to {_saved(e.together[1])}")
     if e.measured is not None:
         low, high = _saved(e.low), _saved(e.high)
         between = f" ({low} to {high})" if e.low is not None and low != high else ""
         parts.append(f"measured {_saved(e.measured)}{between}")
-    if e.outcome is not None:
+    if e.fulfilled not in (None, "cannot be told"):
+        parts.append(f"{e.fulfilled.upper()}" + (", more than promised" if e.outcome == "more than promised" else ""))
+    elif e.outcome is not None:
         parts.append(e.outcome)
     text = ", ".join(parts)
     if e.reason is not None:

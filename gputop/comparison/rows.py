@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from gputop.analysis.results import GpuUse
+from gputop.comparison.drift import drift_of
 from gputop.comparison.sides import Side
-from gputop.comparison.statistics import MIN_STEPS, Interval, mean_difference, median_ratio, share_longer
+from gputop.comparison.statistics import MIN_STEPS, Interval, difference
 from gputop.core.metrics import BYTES, BYTES_PER_S, COUNT, GPU_METRICS, RATIO
 from gputop.render.step_parts import WORK_FIRST
 from gputop.replay.snapshot import Snapshot
+from gputop.text.units import percent
 from gputop.trace.model import F64
 
 Verdict = Literal["better", "worse", "changed", "noise", "cannot be told"]
 Group = Literal["steps", "breakdown", "gpus", "collectives", "memory", "live"]
 
-# Chance of a verdict where nothing changed: of the two figures of the step time, and of each table as a whole
-# (shared between its rows: O. J. Dunn, J. Am. Stat. Assoc. 56, 1961).
+# Chance of a verdict where nothing changed, at most: of each of the two figures of the step time (on reruns it is less:
+# benchmarks/compare_reruns.md), and of each other table as a whole (shared between its rows: O. J. Dunn, J. Am. Stat.
+# Assoc. 56, 1961).
+STEP_ERROR = 0.05
 ERROR = 0.01
 # A smaller change is of no use to anybody, however surely it is there: of the step time, of a share of it
 # (percentage point), of memory and rates. gputop's own figures.
 MIN_EFFECT = 0.01
 _MIN_RATE = 50e6  # bytes/s
-# Steps that drift are worth few independent ones and have no interval. A change of the median this large, over this
-# many steps, in this share of all pairs of a step of A and one of B counts all the same: series whose neighbors
-# correlate by 0.6 do that by chance in 1 of 100 cases. gputop's own figures.
-_APART_CHANGE = 0.1
-_APART_STEPS = 10
-_APART_SHARE = 0.95
 SECONDS = "s"
 
 PART_ORDER = tuple(part.id for part in WORK_FIRST)
@@ -44,9 +42,10 @@ _GPU_UNITS = {"launch_delay_s": SECONDS, "kernels": COUNT}
 _LANES = {"sm_active": 1, "gpu_util": 1, "tensor_active": 1}
 _NO_STEPS = "no training steps were found in {}"
 _NO_SERIES = "no figures of single steps from {}: give the trace itself"
+REPEAT = "capture again to be surer"
+_WITHIN_RERUNS = f"the difference of {{}} is within what one job differs by over time and between runs: {REPEAT}"
 _SMALL = "too small a change to matter"
-_TOO_FEW_STEPS = (f"too few steps, or too much alike from one to the next: {MIN_STEPS} independent ones are needed on "
-                  "each side")
+_TOO_FEW_STEPS = f"too few steps, {MIN_STEPS} are needed on each side"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Row:
     """One figure of A and B in base units, ``low`` and ``high`` bounding the change b - a where it was tested.
 
     ``verdict`` is "changed" for a figure of which neither more nor less is better in itself; ``reason`` says
-    why it is "noise" without a test, or "cannot be told".
+    why it is "noise" although the recordings differ, or "cannot be told".
     """
 
     group: Group
@@ -89,7 +88,7 @@ def _row(group: Group, id_: str, unit: str, a: float | None, b: float | None, wi
         verdict, reason = "noise", "the same figure"
     elif interval is not None or exact:
         reason = None
-        beyond = interval is None or interval.low > 0 or interval.high < 0
+        beyond = interval is None or interval.excludes_zero
         if beyond and abs(b - a) >= minimum:
             verdict = "changed" if wish == 0 else "better" if (b > a) == (wish > 0) else "worse"
         else:
@@ -106,31 +105,25 @@ def step_rows(a: Side, b: Side) -> list[Row]:
         return [_row("steps", id_, SECONDS, None if one is None else getattr(one, id_),
                      None if other is None else getattr(other, id_), -1, minimum=0, reason=reason)
                 for id_ in ("median_s", "mean_s")]
-    scale = step_scale(a, b)
-    ratio = difference = None
-    if one.series is None or other.series is None:
-        reason = _NO_SERIES.format(" and ".join(n for n, s in (("A", one), ("B", other)) if s.series is None))
-    else:
-        ratio = median_ratio(one.series, other.series, 1 - ERROR)
-        difference = mean_difference(one.series, other.series, 1 - ERROR)
-        reason = _TOO_FEW_STEPS
-    median = None
-    if ratio is not None:
-        median = Interval(*(one.median_s * (r - 1) for r in ratio))
-    apart = ratio is None and one.series is not None and other.series is not None and _apart(one.series, other.series)
-    return [
-        _row("steps", "median_s", SECONDS, one.median_s, other.median_s, -1, interval=median, reason=reason,
-             exact=apart, minimum=MIN_EFFECT * scale),
-        _row("steps", "mean_s", SECONDS, one.mean_s, other.mean_s, -1, interval=difference, reason=reason,
-             minimum=MIN_EFFECT * scale),
-    ]
-
-
-def _apart(a: F64, b: F64) -> bool:
-    """Whether nearly all steps of one side are longer than nearly all of the other."""
-    share = share_longer(a, b)
-    return (min(len(a), len(b)) >= _APART_STEPS and max(share, 1 - share) >= _APART_SHARE
-            and abs(math.log(float(np.median(b) / np.median(a)))) >= math.log(1 + _APART_CHANGE))
+    minimum = MIN_EFFECT * step_scale(a, b)
+    series = [[run.series for side in (own, *own.repeats) if (run := _Steps.of(side)) is not None
+               and run.series is not None] for own in (a, b)]
+    rows = []
+    for id_, statistic in (("median_s", np.median), ("mean_s", np.mean)):
+        first, second = getattr(one, id_), getattr(other, id_)
+        if not all(series):
+            reason = _NO_SERIES.format(" and ".join(n for n, known in zip("AB", series, strict=True) if not known))
+            rows.append(_row("steps", id_, SECONDS, first, second, -1, reason=reason, minimum=minimum))
+            continue
+        first, second = (value if len(known) == 1 else float(np.mean([statistic(one) for one in known]))
+                         for value, known in zip((first, second), series, strict=True))
+        interval = difference(series[0], series[1], 1 - STEP_ERROR, drift_of(a, b), statistic=statistic)
+        row = _row("steps", id_, SECONDS, first, second, -1, interval=interval, reason=_TOO_FEW_STEPS, minimum=minimum)
+        if row.verdict == "noise" and row.reason is None and first:
+            small = abs(second - first) < minimum
+            row = replace(row, reason=_SMALL if small else _WITHIN_RERUNS.format(percent(abs(second / first - 1))))
+        rows.append(row)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,9 +272,9 @@ def live_rows(a: Side, b: Side) -> list[Row]:
         if unit == BYTES_PER_S:
             minimum = max(minimum, _MIN_RATE)
         rows.append(_row("live", metric, unit, means[0], means[1], _LANES.get(metric, 0), gpu=gpu, minimum=minimum,
-                         interval=mean_difference(first, second, 1 - error),
-                         reason=f"a snapshot must look back on {MIN_STEPS} or more slices of 5 s on each side, not all "
-                                "alike from one to the next: gputop snapshot --seconds 60"))
+                         interval=difference([first], [second], 1 - error),
+                         reason=f"a snapshot must look back on {MIN_STEPS} or more slices of 5 s on each side: "
+                                "gputop snapshot --seconds 60"))
     return rows
 
 
@@ -310,7 +303,8 @@ def _tested(a: Side, b: Side, pairs: Mapping[Any, tuple[F64, F64] | None]) -> tu
     """Intervals of a table whose rows share one error, and why there are none where there are none."""
     known = {key: pair for key, pair in pairs.items() if pair is not None}
     error = ERROR / max(len(known), 1)
-    found = {key: mean_difference(*pair, 1 - error) for key, pair in known.items()}
+    drift = drift_of(a, b)
+    found = {key: difference([pair[0]], [pair[1]], 1 - error, drift) for key, pair in known.items()}
     bare = [name for name, side in (("A", a), ("B", b)) if side.series is None]
     stepless = [n for n, side in (("A", a), ("B", b)) if side.analysis is None or side.analysis.steps is None]
     if stepless:

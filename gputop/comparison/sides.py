@@ -17,6 +17,7 @@ from gputop.core.findings import Finding
 from gputop.diagnosis.diagnose import examine
 from gputop.replay.snapshot import Snapshot, from_document
 from gputop.replay.snapshot_document import SCHEMA as SNAPSHOT
+from gputop.trace.readers.capture_file import capture_of
 from gputop.trace.readers.content import read_all, read_prefix
 from gputop.trace.readers.load import load
 
@@ -29,7 +30,8 @@ _FIX = "Give a trace, what `gputop analyze --json` or `capture --json` printed, 
 class Side:
     """One of the two: ``analysis`` of its trace, if there is one, and the snapshot's ``live`` figures.
 
-    ``series`` is there where the trace itself was read and has steps.
+    ``series`` is there where the trace itself was read and has steps. ``findings_at_capture`` are as they
+    were shown when gputop captured it, None where that is not known. ``repeats`` are further captures of the same job.
     """
 
     path: str
@@ -38,6 +40,8 @@ class Side:
     live: Snapshot | None = None
     series: StepSeries | None = None
     gpu_names: tuple[str, ...] = ()
+    findings_at_capture: tuple[Finding, ...] | None = None
+    repeats: tuple[Side, ...] = ()
 
     @property
     def simulated(self) -> bool:
@@ -82,7 +86,8 @@ def _from_trace(path: str) -> Side:
     facts = examine(trace)
     series = step_series(trace, facts.steps) if facts.steps is not None else None
     return Side(path, "trace", facts.analysis, series=series,
-                gpu_names=tuple(gpu.name for gpu in trace.gpus if gpu.name))
+                gpu_names=tuple(gpu.name for gpu in trace.gpus if gpu.name),
+                findings_at_capture=capture_of(trace.paths).findings)
 
 
 def _saved(path: Path) -> dict[str, Any] | None:

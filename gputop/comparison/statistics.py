@@ -1,21 +1,24 @@
-"""Two series of steps against each other: an interval for what changed, neighboring steps being alike.
+"""Two series of steps against each other: an interval for what changed between two captures, not within them.
 
-Both intervals are two-sided, deterministic, and None where the series are too short to tell.
+The steps of one capture say little of the next one: load, clocks and memory drift over seconds and differ from run to
+run, however many steps are averaged. (Of reruns of unchanged jobs the interval of a mean whose steps were counted as
+independent called most changed: ``benchmarks/compare_reruns.md``.) Therefore
 
-* :func:`median_ratio`: the distribution-free interval for a ratio of medians of R. M. Price and
-  D. G. Bonett, "Distribution-free confidence intervals for difference and ratio of medians",
-  J. Stat. Comput. Simul. 72 (2002): the variance of a log median from two of its order statistics.
-* :func:`mean_difference`: B. L. Welch's t interval for means of unequal variance (Biometrika 34, 1947).
+* each capture is cut into :data:`BLOCKS` blocks over time, and the spread of their means (or medians) is taken for
+  that of captures themselves, not divided by the number of blocks: averaging does not remove noise whose slow parts
+  are as strong as its fast ones, such as 1/f noise (D. W. Allan, Proc. IEEE 54, 1966). For steps that are independent
+  this is cautious: the interval is as wide as that of one block;
+* runs of one job differ by a floor (``drift``, a share) even where both captures are even: what differs between
+  processes is constant within each (T. Kalibera and R. Jones, "Rigorous benchmarking in reasonable time", ISMM 2013);
+* both are put together as B. L. Welch did (Biometrika 34, 1947), the floor as known.
 
-Steps are not independent: a slow one is often followed by another. Each series therefore counts
-for n (1 - r) / (1 + r) steps, the effective size of a first-order autoregression (G. V. Bayley and
-J. M. Hammersley, J. R. Stat. Soc. Suppl. 8, 1946), with r the correlation of neighbors, corrected
-for its bias in short series (M. G. Kendall, Biometrika 41, 1954) and never taken as negative.
+Several captures of one side are averaged, and their own spread counts where it is the larger.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -25,9 +28,7 @@ from gputop.trace.model import F64
 
 # With four steps on each side no rank order is rarer than 1 in 35: the verdict would rest on the assumed distribution.
 MIN_STEPS = 5
-_MIN_EFFECTIVE = 2.0  # below, a variance rests on less than one degree of freedom
-_MAX_CORRELATION = 0.95
-_SAME = 1e-9  # relative spread of what is one and the same figure but for rounding
+BLOCKS = 5  # fewer leave too few degrees of freedom, more are shorter than what drifts
 
 
 class Interval(NamedTuple):
@@ -37,77 +38,45 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-
-def effective_size(series: F64) -> float:
-    """How many independent steps a series (shape (n,), n >= 2) is worth; from about n / 39 to n."""
-    n = len(series)
-    if _exact(series):
-        return float(n)
-    deviation = series - series.mean()
-    square = float(deviation @ deviation)
-    r = float(deviation[1:] @ deviation[:-1]) / square
-    r = min(max(r + (1 + 4 * r) / n, 0.0), _MAX_CORRELATION)
-    return n * (1 - r) / (1 + r)
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
 
 
-def _exact(series: F64) -> bool:
-    return float(np.ptp(series)) <= _SAME * abs(float(series.mean()))
+def block_values(series: F64, statistic: Callable[[F64], float] = np.mean) -> F64:
+    """The statistic of each of BLOCKS stretches of the series, or of each step where there are fewer."""
+    return np.array([statistic(part) for part in np.array_split(series, min(BLOCKS, len(series)))])
 
 
-def mean_difference(a: F64, b: F64, confidence: float) -> Interval | None:
-    """mean(b) - mean(a), in the unit of the series."""
-    if min(len(a), len(b)) < MIN_STEPS:
+def difference(a: Sequence[F64], b: Sequence[F64], confidence: float, drift: tuple[float, float] = (0.0, 0.0), *,
+               statistic: Callable[[F64], float] = np.mean) -> Interval | None:
+    """statistic(b) - statistic(a), in the unit of the series, as means over the captures of each side.
+
+    ``drift`` is, of each side, the standard deviation between runs as a share of their mean. None where a series is
+    too short to tell.
+    """
+    if min(map(len, (*a, *b)), default=0) < MIN_STEPS:
         return None
-    estimate = float(b.mean() - a.mean())
-    sizes, variances = [], []
-    for series in (a, b):
-        size = effective_size(series)
-        if size < _MIN_EFFECTIVE:
-            return None
-        sizes.append(size)
-        variances.append(0.0 if _exact(series) else float(series.var(ddof=1)) / size)
-    variance = sum(variances)
+    means = [float(np.mean([statistic(series) for series in side])) for side in (a, b)]
+    estimate = means[1] - means[0]
+    parts: list[tuple[float, float]] = []  # variance of a side's mean, and its degrees of freedom
+    for side in (a, b):
+        blocks = [block_values(series, statistic) for series in side]
+        variance = float(np.mean([values.var(ddof=1) for values in blocks]))
+        freedom = float(sum(len(values) - 1 for values in blocks))
+        if len(side) > 1:
+            between = float(np.var([statistic(series) for series in side], ddof=1))
+            if between > variance:
+                variance, freedom = between, len(side) - 1
+        parts.append((variance / len(side), freedom))
+    floor = sum((share * mean) ** 2 for share, mean in zip(drift, means, strict=True))
+    sampled = sum(variance for variance, _ in parts)
+    variance = sampled + floor
     if variance <= 0:
         return Interval(estimate, estimate, estimate)
-    freedom = variance**2 / sum(v**2 / (size - 1) for v, size in zip(variances, sizes, strict=True))
+    freedom = variance**2 / total if (total := sum(v**2 / n for v, n in parts)) > 0 else math.inf
     reach = student_quantile(0.5 + confidence / 2, freedom) * math.sqrt(variance)
     return Interval(estimate, estimate - reach, estimate + reach)
-
-
-def median_ratio(a: F64, b: F64, confidence: float) -> Interval | None:
-    """median(b) / median(a) of positive series."""
-    if min(len(a), len(b)) < MIN_STEPS or min(a.min(), b.min()) <= 0:
-        return None
-    variance = 0.0
-    for series in (a, b):
-        size = effective_size((series > np.median(series)).astype(float))
-        if size < _MIN_EFFECTIVE:
-            return None
-        variance += _log_median_variance(series) * len(series) / size
-    estimate = math.log(float(np.median(b)) / float(np.median(a)))
-    reach = NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(variance)
-    return Interval(math.exp(estimate), math.exp(estimate - reach), math.exp(estimate + reach))
-
-
-def share_longer(a: F64, b: F64) -> float:
-    """Share of all pairs of a step of A and one of B in which B's is longer, ties half: Mann and Whitney's U / (n m).
-
-    H. B. Mann and D. R. Whitney, Ann. Math. Stat. 18, 1947.
-    """
-    ordered = np.sort(a)
-    below = np.searchsorted(ordered, b, side="left") + np.searchsorted(ordered, b, side="right")
-    return float(below.sum()) / (2 * len(a) * len(b))
-
-
-def _log_median_variance(series: F64) -> float:
-    """Price and Bonett: the distance of the c-th smallest and largest, against the chance that they miss the median."""
-    n = len(series)
-    c = max(1, round((n + 1) / 2 - math.sqrt(n)))
-    ordered = np.sort(series)
-    # Sum of C(n, i) / 2^(n - 1) for i < c, by logarithms: n may be thousands.
-    logs = [math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - (n - 1) * math.log(2) for i in range(c)]
-    missed = sum(math.exp(log) for log in logs)
-    return (math.log(ordered[n - c] / ordered[c - 1]) / (2 * NormalDist().inv_cdf(1 - missed / 2))) ** 2
 
 
 def student_quantile(p: float, freedom: float) -> float:

@@ -63,13 +63,14 @@ def verdict(c: Comparison, group: str, id_: str, gpu: int | None = None) -> str:
 
 def test_the_real_pair_with_slow_and_fast_input():
     there = compare(SLOW, FAST)
-    assert verdict(there, "steps", "median_s") == "better" == verdict(there, "breakdown", "input")
-    assert there.verdict == "better"
+    assert verdict(there, "breakdown", "input") == "better"
+    # The step is shorter by 36 %, but those of A drift from 77 ms to 156 and back within the capture.
+    assert there.verdict == "noise" and there.repeat is not None and "36 %" in (there.repeat.reason or "")
     entry = next(e for e in there.advice if e.id == "input_bound")
     assert entry.status == "gone" and entry.promised is not None and 0.3 < entry.promised < 0.6
     assert entry.measured is not None and 0.2 < entry.measured < 0.5
     back = compare(FAST, SLOW)
-    assert back.verdict == "worse" == verdict(back, "breakdown", "input")
+    assert verdict(back, "breakdown", "input") == "worse"
     assert next(e for e in back.advice if e.id == "input_bound").status == "new"
 
 
@@ -259,7 +260,7 @@ def test_idle_shares_that_grow_with_a_shorter_step_are_explained():
 
 
 def test_a_mean_and_a_typical_step_that_disagree_are_both_reported():
-    a, b = side(0, 200), side(1, 200, mean_s=0.21)
+    a, b = side(0, 200), side(1, 200, mean_s=0.22)
     slow = a.series.step_s.copy()
     slow[::5] *= 2
     c = compare_sides(side(0, step_s=slow), b)
@@ -299,9 +300,10 @@ def test_a_folder_of_ranks_is_one_side():
 def test_the_command_prints_text_or_one_document(capsys):
     assert main(["compare", str(SLOW), str(FAST)]) == 0
     output = capsys.readouterr()
-    assert "BETTER" in output.out and "GONE: Waits for input" in output.out and output.err == ""
+    assert "capture again to be surer" in " ".join(output.out.split()) and output.err == ""
+    assert "GONE: Waits for input" in output.out
     assert main(["compare", str(SLOW), str(FAST), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"] == "better"
+    assert json.loads(capsys.readouterr().out)["verdict"] == "noise"
 
 
 def test_the_commands_exit_statuses(tmp_path, capsys):

@@ -329,6 +329,7 @@ STAGES: dict[type, Stage] = {
         "scroll(1)": Effect(of("#changes", lambda box: box.scroll_offset.y), more),
         "scroll(-1)": Effect(of("#changes", lambda box: box.scroll_offset.y), less, ("pagedown",)),
         "swap": Effect(on_screen(lambda s: (s._a, s._b)), other),
+        "capture_again": CLOSES,
         "app.help": HELPS,
         "dismiss": CLOSES}, ("B",), stays=True),
     CaptureList: Stage(moves(of(CaptureList, lambda c: c.index)), ("B",), stays=True),

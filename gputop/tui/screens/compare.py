@@ -48,7 +48,7 @@ def colored(report: str) -> Text:
             style = _STYLES[words[0]] + BOLD
         elif words and words[-1] in _STYLES:
             style = _STYLES[words[-1]]
-        elif words[:1] == ["GONE"] or "as promised" in line or "more than promised" in line:
+        elif words[:1] == ["GONE"] or ", KEPT" in line:
             style = ACCENT
         elif line.startswith("!"):
             style = WARN
@@ -120,12 +120,13 @@ class CompareScreen(ModalScreen[None]):
         key("pagedown,space", "scroll(1)", "on", "scroll the comparison down"),
         key("pageup", "scroll(-1)", "up the page", "scroll the comparison up"),
         key("x", "swap", "swap", "swap A and B"),
+        key("c", "capture_again", "again", "back to the monitor, and capture once more: B is then the new capture"),
         key("question_mark", "app.help", "help", "the keys of this screen"),
         key("escape,q", "dismiss", "close", "back to the monitor"),
     ]
-    HELP = ("Better and worse are beyond the spread of the steps within each capture; the rest is noise. A share is "
-            "“cannot be told” where a capture has too few steps or its trace is no longer on disk. A capture of an "
-            "unchanged job can differ, too: repeat what matters.\n")
+    HELP = ("Better and worse are beyond what one job differs by over time and between runs; the rest is noise. A "
+            "share is “cannot be told” where a capture has too few steps or its trace is no longer on disk. Where the "
+            "difference is small, capture again to be surer.\n")
 
     def __init__(self, session: Session) -> None:
         """The session must have two captures at least."""
@@ -178,6 +179,10 @@ class CompareScreen(ModalScreen[None]):
         self._a, self._b = self._b, self._a
         self._compare()
 
+    async def action_capture_again(self) -> None:
+        self.dismiss()
+        await self.app.run_action("capture")
+
     def _compare(self) -> None:
         self._session.set_baseline(self._a)
         captures = self.query_one(CaptureList)
@@ -215,7 +220,8 @@ def compared(a: CaptureRecord, b: CaptureRecord, width: int, stop: threading.Eve
     from gputop.comparison.sides import Side
 
     try:
-        comparison = compare_sides(*(Side(str(r.path), "analysis", r.analysis) for r in (a, b)))
+        comparison = compare_sides(*(Side(str(r.path), "analysis", r.analysis, findings_at_capture=r.findings)
+                                     for r in (a, b)))
     except GputopError as error:
         return Text(f"{printable(error.message)}\n{printable(error.fix)}")
     return Text(f"From the analyses alone: {why}.\n\n", WARN) + colored(text_report(comparison, width))

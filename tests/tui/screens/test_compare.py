@@ -114,7 +114,7 @@ async def test_a_and_b_are_chosen_swapped_and_kept() -> None:
         await pilot.click(CaptureList, offset=(5, 0))
         assert captures.b is first
         await pilot.press("question_mark")
-        assert "beyond the spread of the steps" in box_text(app)
+        assert "beyond what one job differs by" in box_text(app)
         await pilot.press("escape", "pagedown", "pageup", "escape")
         assert app.screen is app.screen_stack[0]
 
@@ -131,7 +131,8 @@ async def test_two_real_traces_side_by_side(monkeypatch: pytest.MonkeyPatch) -> 
         await pilot.press("B")
         await until(lambda: len(shown) > 1, app)  # the first says that it reads
         text = str(shown[-1])
-        assert "BETTER: B's" in text and PART_BY_ID["input"].name in text and "From the analyses alone" not in text
+        assert "NOISE: B's" in text and "capture again" in text
+        assert PART_BY_ID["input"].name in text and "From the analyses alone" not in text
         assert "GONE" in text and "promised" in text  # the advice to mend the input was followed
 
 
