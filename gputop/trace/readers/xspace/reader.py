@@ -233,6 +233,7 @@ class _XSpace:
         # Lines by plane and id: those of this recording, and of one before it in the file.
         self._lines: dict[tuple[str, int], int] = {}
         self._known_lines: dict[tuple[str, int], int] = {}
+        self._host_lines: dict[tuple[str, int, str, int, int], tuple[XPlane, XLine]] = {}  # of this recording
 
     def _read_planes(self, begins: I64, ends: I64, limit_bytes: float) -> None:
         """Raises GputopError once what the planes hold needs more memory than ``limit_bytes``."""
@@ -289,6 +290,7 @@ class _XSpace:
             self._read_recording(planes)
             self._known_lines |= self._lines
             self._lines.clear()
+            self._host_lines.clear()
         note_messages(self._builder, self._errors, self._warnings)
 
     def _read_recording(self, planes: Sequence[XPlane]) -> None:
@@ -400,13 +402,28 @@ class _XSpace:
         noise = {i: 1 for i, name in plane.event_names.items() if name.startswith(IGNORED_EVENT)}
         skip = IntMap(noise, 0) if noise else None
         lines = [xline for xline in plane.lines if not is_derived(xline.name, xline.id)]
-        for line, chunk in self._events(plane, lines, -1, names, _HOST_STATS, skip):
+        once = [xline for xline in lines if not self._repeats(plane, xline)]
+        if len(once) < len(lines):
+            builder.note("duplicate_events", f"{plane.name} of {self.host or 'this host'}: threads that stand in the "
+                                             "trace more than once, event by event the same, are counted once.")
+        for line, chunk in self._events(plane, once, -1, names, _HOST_STATS, skip):
             chunk.start_ns += self._base_ns
             chunk.end_ns += self._base_ns
             is_allocator = np.logical_or.reduce([chunk.name == builder.names[name] for name in _ALLOCATOR])
             if is_allocator.any():
                 self._allocator_chunk(chunk, np.flatnonzero(is_allocator), references)
             self._host_chunk(chunk, ~is_allocator, references, line, calls)
+
+    def _repeats(self, plane: XPlane, xline: XLine) -> bool:
+        """Whether a line of that name and id has these very events, byte by byte, already."""
+        if not len(xline.begin):
+            return False
+        key = plane.name, xline.id, xline.name, xline.timestamp_ns, len(xline.begin)
+        before, first = self._host_lines.setdefault(key, (plane, xline))
+        if first is xline or (before.event_names, before.stat_names) != (plane.event_names, plane.stat_names):
+            return False
+        one, two = (self._data[int(line.begin[0]):int(line.end[-1])] for line in (first, xline))
+        return one == two
 
     def _host_chunk(
         self, chunk: Chunk, keep: np.ndarray, references: IntMap, line: int | I64, calls: _HostCalls,

@@ -343,6 +343,35 @@ def test_a_line_that_is_listed_twice_counts_once():
     assert len(trace.device) == 4 and [note.id for note in trace.quality] == ["duplicate_events"]
 
 
+@pytest.mark.parametrize("what", ["line", "plane"])
+def test_threads_of_the_host_that_are_listed_twice_count_once(what):
+    def space() -> Builder:
+        b = Builder()
+        lines = [b.line("/host:CPU", name) for name in ("python", "tf_Compute/1", "tf_Compute/1")]
+        for i, line in enumerate(lines):
+            line.id = 100 + i
+        for i in range(5):
+            b.event("/host:CPU", lines[0], "train", 20 * i, 10, step_num=i)
+            b.event("/host:CPU", lines[1], "cuLaunchKernel", 20 * i, 5, correlation_id=i + 1, device_id=0)
+            b.event("/host:CPU", lines[2], "x", 20 * i, 9)  # another thread of the same name
+        stream = b.line("/device:GPU:0", "Stream #13(Kernel)", 2000)
+        for i in range(5):
+            b.event("/device:GPU:0", stream, "gemm", 20 * i, 10, correlation_id=i + 1)
+        return b
+
+    once, b = space().read(), space()
+    plane = b.plane("/host:CPU")
+    if what == "plane":
+        b.space.planes.add().CopyFrom(plane)
+    else:
+        plane.lines.add().CopyFrom(plane.lines[1])
+    trace = b.read()
+    for column in ("line", "name", "start_ns", "end_ns"):
+        assert getattr(trace.host, column).tolist() == getattr(once.host, column).tolist()
+    assert trace.device.launch_line.tolist() == once.device.launch_line.tolist()
+    assert once.quality == [] and [note.id for note in trace.quality] == ["duplicate_events"]
+
+
 def test_kernels_of_one_graph_launch_on_two_streams_are_two():
     b = Builder()
     for stream in (13, 14):
