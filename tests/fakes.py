@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -110,6 +111,12 @@ class StillSession(Session):
         self.servers_known = True
 
     def start(self) -> None: ...
+
+    def holding(self, *processes: ProcessSample) -> StillSession:
+        """The same, whose newest sample has these processes."""
+        assert self.sample is not None
+        self.sample = replace(self.sample, processes=processes)
+        return self
 
     def feed(self, ticks: int = 1) -> None:
         for _ in range(ticks):

@@ -40,10 +40,10 @@ def _agreed(pid: int, user: str, command: str) -> bool:
     if not sys.stdin.isatty():
         raise GputopError("starting a server inside a running process is asked first, and there is no terminal to ask",
                           "If it is meant: gputop attach PID --yes", EXIT_USAGE)
-    what = ("gputop would have its own Python start the profiler server of the TensorFlow or JAX it has loaded, once, "
-            "between two of its steps. The server stays until the process ends and costs nothing until it is used. "
-            "Before Python 3.14 one thread that sleeps is held for about a millisecond. Ctrl-c, TERM and HUP wait "
-            "until it is released; after kill -9 it finds its way back by itself, and the server may start or not.")
+    from gputop.launch.target import WHAT_STARTING_DOES
+
+    what = (f"{WHAT_STARTING_DOES} Ctrl-c, TERM and HUP wait until it is released; after kill -9 it finds its way back "
+            "by itself, and the server may start or not.")
     shown = console.one_line(redaction.command(command), 200)
     console.note(f"Process {pid} of {console.one_line(user, 40)}: {shown}\n{textwrap.fill(what, width())}")
     try:

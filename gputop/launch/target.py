@@ -17,6 +17,10 @@ from gputop.text.units import printable
 _FRAMEWORK = re.compile(r"/(tensorflow|jaxlib)/\S+\.so")
 _CAP_SYS_PTRACE = 19  # linux/capability.h
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+WHAT_STARTING_DOES = (
+    "gputop would have its own Python start the profiler server of the TensorFlow or JAX it has loaded, once, "
+    "between two of its steps. The server stays until the process ends and costs nothing until it is used. "
+    "Before Python 3.14 one thread that sleeps is held for about a millisecond.")
 _ALTERNATIVE = "Or start the job anew with gputop run."
 
 

@@ -146,6 +146,7 @@ def _gib(value: float) -> str:
 COLUMNS: tuple[GpuColumn, ...] = (
     GpuColumn("gpu", "GPU", "label", screen=((0, 4),), text=4),
     GpuColumn("main", "", "spectrogram"),  # of a metric that the user chooses; it takes the room that is left
+    GpuColumn("bar", "", screen=((60, 7), (110, 9), (140, 11), (190, 17))),  # the figure after it, as a bar
     GpuColumn("now", "SM", figure=_activity, screen=((30, 6),), text=7, picture=64, page=True,
               headings={"screen": "now", "picture": "now"}),
     GpuColumn("mean", "mean", picture=58),  # of the lane beside it
@@ -153,7 +154,7 @@ COLUMNS: tuple[GpuColumn, ...] = (
               screen=((110, 7),), text=7, picture=68, page=True),
     GpuColumn("dram_active", "DRAM", metrics=("dram_active",), figure=_single("dram_active"),
               screen=((110, 6),), text=6, picture=58, page=True),
-    # What makes the main lane shorter comes when there is room for both: from 110 cells on it has 45 or more.
+    # What makes the main lane shorter comes when there is room for both: from 110 cells on it has 36 or more.
     GpuColumn("memory_lane", "Memory GiB", "spectrogram", metrics=("memory_used_bytes",),
               screen=((140, 10), (190, 14)), muted=True),
     GpuColumn("memory", "memory", metrics=("memory_used_bytes",), limit="memory_total_bytes", figure=_memory,

@@ -10,8 +10,10 @@ from gputop.render.styled_text import StyledText
 from gputop.text.units import ratio, seconds
 
 
-def step_lines(breakdown: Mapping[str, float | None], width: int) -> list[list[StyledText]]:
-    """Two lines: the step's parts in proportion, and their legend; no line for a step without a length.
+def step_lines(breakdown: Mapping[str, float | None], width: int,
+               step_s: float | None = None) -> list[list[StyledText]]:
+    """Two lines: the step time with the parts of the mean step in proportion, and their legend; no line for a step
+    without a length. ``step_s`` is the median, the step time everywhere; without it, it is the sum of the parts.
 
     Unknown parts (None) are left out: without a GPU in the trace, those of the device.
     """
@@ -19,7 +21,7 @@ def step_lines(breakdown: Mapping[str, float | None], width: int) -> list[list[S
     total = sum(known.values())
     if total <= 0 or width < 30:
         return []
-    head = f" Step ø {seconds(total)} "
+    head = f" Step time {seconds(total if step_s is None else step_s)} "
     room = width - len(head) - 1
     parts = [(part.label, known[part.id] / total, PART_STYLE[part.id]) for part in PARTS
              if known.get(part.id, 0.0) / total >= 0.005]

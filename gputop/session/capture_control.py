@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gputop.core.errors import GputopError
@@ -42,6 +43,14 @@ class CaptureReceiver(Protocol):
         """A capture of these servers is on disk."""
 
 
+def _runs(pid: int) -> bool:
+    """Whether a process of this node has not ended; one that its parent has yet to take notice of has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] not in b"ZX"
+    except OSError:
+        return False
+
+
 class CaptureControl:
     """Knows the profiler servers, and captures from them when asked or when a GPU dips."""
 
@@ -50,6 +59,8 @@ class CaptureControl:
         self.options = options
         self.servers: tuple[Server, ...] = ()
         self.servers_known = False
+        self._found_pids: frozenset[int] = frozenset()  # of the servers of the last search
+        self.ended_server: Server | None = None  # of a job that has ended, until another one answers
         self.discovery_notes: tuple[str, ...] = ()
         self.status: CaptureStatus | None = None
         self.attached = list(options.attach)  # addresses the user named
@@ -134,11 +145,23 @@ class CaptureControl:
         servers = tuple(self._as_allowed(replace(s, description=command(s.description))) for s in servers)
         changed = (servers, notes) != (self.servers, self.discovery_notes) or not self.servers_known
         self.servers, self.discovery_notes, self.servers_known = servers, notes, True
+        self._found_pids = frozenset(s.pid for s in servers if s.pid is not None)
+        if any(s.problem is None for s in servers):
+            self.ended_server = None
         if isinstance(self._source, GpusOrHost):
             self._source.watch_processes([server.pid for server in servers if server.pid is not None])
         if changed or self._report_servers:
             self._report_servers = False
             self._receiver.servers_changed()
+
+    def drop_ended(self) -> None:
+        """Take away the servers of jobs of this node that have ended since the last search, and search again."""
+        ended = [s for s in self.servers if s.pid in self._found_pids and not _runs(s.pid or 0)]
+        if ended:
+            self.ended_server = ended[0]
+            self.servers = tuple(s for s in self.servers if s not in ended)
+            self._receiver.servers_changed()
+            self._search_now.set()
 
     def allow(self, server: Server) -> None:
         """Let captures go to a server of another user, until gputop ends."""
@@ -161,7 +184,35 @@ class CaptureControl:
             raise GputopError("this is a recording: there is no job to capture from", "Run gputop on the node itself.")
         if self.status is not None and self.status.running:
             raise GputopError("a capture is running", "Press x to stop it and keep what it has.")
-        servers = choose_servers(self.servers)
+        self._begin_capture(choose_servers(self.servers), force, reason)
+
+    def start_server(self, pid: int, *, force: bool = False) -> None:
+        """Start a profiler server in a process of this node that has none, then a capture of it, in the background."""
+        self._stop_capture.clear()
+        self.set_status(CaptureStatus("starting", f"process {pid}", self.options.capture_s))
+        threading.Thread(target=self._start_server, args=(pid, force), name="gputop-start-server", daemon=True).start()
+
+    def _start_server(self, pid: int, force: bool) -> None:
+        from gputop.launch.attach import start_server
+        from gputop.launch.target import examine
+
+        name, asked_s = f"process {pid}", self.options.capture_s
+        try:
+            started = start_server(examine(pid))
+            assert started.address is not None
+            self.update_servers()
+            server = next((s for s in self.servers if started.address == s.address or s.pid == pid), None)
+            if self._stop_capture.is_set():
+                self.set_status(CaptureStatus("failed", name, asked_s, message=f"stopped; {started.line}"))
+            else:
+                self._begin_capture((server or Server(started.address, pid=pid),), force, "")
+        except GputopError as error:
+            self.set_status(CaptureStatus("failed", name, asked_s, message=error.message, fix=error.fix))
+        except Exception as error:  # noqa: BLE001  thread boundary: the next attempt must be possible
+            self.set_status(CaptureStatus("failed", name, asked_s, message=f"gputop's own fault: {error!r}",
+                                          fix="Please report this; the job itself goes on."))
+
+    def _begin_capture(self, servers: Sequence[Server], force: bool, reason: str) -> None:
         answering = [s for s in servers if s.problem is None]
         self._captured = frozenset(s.address for s in answering)
         self._stop_capture.clear()

@@ -73,6 +73,7 @@ class Session:
     servers: _Of[tuple[Server, ...]] = _Of("capture_control")
     servers_known: _Of[bool] = _Of("capture_control")
     discovery_notes: _Of[tuple[str, ...]] = _Of("capture_control")
+    ended_server: _Of[Server | None] = _Of("capture_control")
     status: _Of[CaptureStatus | None] = _Of("capture_control")
     auto_capture: _Of[AutoCapture | None] = _Of("capture_control")
 
@@ -150,6 +151,18 @@ class Session:
         """See :meth:`CaptureControl.start_capture`."""
         self.capture_control.start_capture(force=force)
 
+    def start_server(self, pid: int, *, force: bool = False) -> None:
+        """See :meth:`CaptureControl.start_server`."""
+        self.capture_control.start_server(pid, force=force)
+
+    @property
+    def processes_to_serve(self) -> tuple[ProcessSample, ...]:
+        """The processes of the newest sample in which a profiler server could be wanted: none answers yet, and they
+        are of this node and of now."""
+        if self.player is not None or self.source.simulated or any(s.problem is None for s in self.servers):
+            return ()
+        return self.sample.processes if self.sample is not None else ()
+
     def allow(self, server: Server) -> None:
         """See :meth:`CaptureControl.allow`."""
         self.capture_control.allow(server)
@@ -178,6 +191,7 @@ class Session:
         self.events.note_sample(sample)
 
     def sample_updated(self, sample: NodeSample, arrival: Arrival) -> None:
+        self.capture_control.drop_ended()
         history = self.history
         if arrival != "early" and history is not None:
             self.finding_store.run_live_rules(history, sample, self.interval_s)

@@ -35,7 +35,6 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 if TYPE_CHECKING:
     from gputop.tui.timeline.trace_file import TraceFile
 
-FAILURE_SHOWN_S = 30.0  # how long the job line names a failed capture
 INTERVALS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -61,6 +60,7 @@ class GputopApp(TerminalApp):
         self.paused = False
         self._quitting = False
         self._terminal_size = self.size
+        self._fitted_processes = 0  # that the layout is for
         self._attaching: str | None = None
         self._shown_warning = ""  # of the running capture
         self.error: GputopError | None = None
@@ -145,12 +145,14 @@ class GputopApp(TerminalApp):
     def _fit(self) -> None:
         """Lay the main screen out for the size of the terminal."""
         session = self.session
+        self._fitted_processes = len(session.sample.processes) if session.sample else 0
         fitted = layout(*self._terminal_size, gpus=len(session.known_gpus.gpus) if session.known_gpus else 8,
-                        processes=len(session.sample.processes) if session.sample else 1)
+                        processes=self._fitted_processes)
         for size in SIZE_CLASSES:
             self.screen_stack[0].set_class(size.name in fitted.classes, size.name)
         self._table.resize_rows(fitted.lines_per_gpu, fitted.has_axis)
         self._processes.styles.height = fitted.process_lines
+        self._processes.set_class(fitted.process_lines == 1, "single")
         self.query_one("#gpus-box").styles.max_height = fitted.max_table_lines
 
     def _refresh_all(self) -> None:
@@ -166,8 +168,9 @@ class GputopApp(TerminalApp):
         update_screen = getattr(self.screen, "update_view", None)  # of a box over the monitor that shows live figures
         if update_screen is not None:
             update_screen()
-        if self._table.sample is None:
+        if self._table.sample is None or len(sample.processes) != self._fitted_processes:
             self._fit()
+        self._table.interval_s = session.interval_s
         self._table.update_view(sample, session.history, session.events)
         if session.sample is None:
             return  # the host and its processes have not answered yet
@@ -188,7 +191,8 @@ class GputopApp(TerminalApp):
         panel = self._actions
         panel.numbers = session.gpu_numbers
         panel.update_view(session.findings, title, messages.panel_intro(session, self.no_server_hint()),
-                          {} if found is None else found.known)
+                          {} if found is None else found.known, None if record is None else record.step_s,
+                          record is not None)
 
     def no_server_hint(self) -> tuple[str, ...]:
         """What to do while no profiler server is known."""
@@ -201,36 +205,32 @@ class GputopApp(TerminalApp):
             job.show([status_lines.replay_keys(self._terminal_size.width, session.replayed_snapshot is not None,
                                                session.step_period)])
             return
-        status = session.status
-        if status is not None and status.phase == "failed" and session.clock() - status.time_s > FAILURE_SHOWN_S:
-            status = None  # shown for long enough; from now on it matters whether there is a server
-        job.show([status_lines.job(session.servers, session.servers_known, status, session.last_capture,
-                           session.clock(), self._terminal_size.width, session.step_period,
-                           session.auto_capture.state() if session.auto_capture is not None else "")])
+        job.show([status_lines.job(session.servers, session.servers_known, messages.status_shown(session),
+                                   session.last_capture, session.clock(), self._terminal_size.width,
+                                   session.step_period,
+                                   session.auto_capture.state() if session.auto_capture is not None else "",
+                                   session.ended_server)])
 
     def _show_attached(self) -> None:
         """Whether there is a server at the address that was entered last."""
         for server in self.session.servers:
             if server.address == self._attaching:
                 self._attaching = None
-                self._show_notice(messages.attached(server))
+                self.notify(messages.attached(server), severity="information" if server.problem is None else "error")
 
     def _show_capture_progress(self) -> None:
         status = self.session.status
         if status is None or status.running:
             if status is not None and status.message and status.message != self._shown_warning:
                 self._shown_warning = status.message
-                self._show_notice(messages.Notice(printable(status.message), "", "warning", 15))
+                self.notify(printable(status.message), severity="warning")
             return
         if self._quitting:
             self.exit(EXIT_OK)
             return
-        self._show_notice(messages.capture_ended(self.session, status))
-        if status.phase != "failed":
-            self._refresh_actions()
-
-    def _show_notice(self, notice: messages.Notice) -> None:
-        self.notify(notice.text, title=notice.title, severity=notice.severity, timeout=notice.timeout_s, markup=False)
+        self._refresh_actions()  # which say what came of it
+        for notice in messages.of_note(self.session, status):
+            self.notify(notice)
 
     # -- actions ------------------------------------------------------------------------------
 
@@ -240,7 +240,8 @@ class GputopApp(TerminalApp):
         except ServerOfAnotherUser as error:
             open_screens.ask_before_capture(self, error.server, force)
         except GputopError as error:
-            open_screens.show_error(self, error)
+            if not open_screens.offer_server(self, force):
+                open_screens.show_error(self, error)
 
     async def action_quit(self) -> None:
         """Quit; a running capture is ended first and its data kept, unless the user quits a second time."""
@@ -250,13 +251,13 @@ class GputopApp(TerminalApp):
             return
         self._quitting = True
         self.session.stop_capture()
-        self.notify("Ending the capture to keep its data, then quitting; q again quits at once.", timeout=30)
+        self.notify("Ending the capture to keep its data, then quitting; q again quits at once.")
 
     def action_stop_capture(self) -> None:
         if self.session.stop_capture():
-            self.notify("Stopping the capture; what it has is kept.", timeout=4)
+            self.notify("Stopping the capture; what it has is kept.")
         else:
-            self.notify("No capture is running.", timeout=4)
+            self.notify("No capture is running.")
 
     def action_last_capture(self) -> None:
         open_screens.open_timeline(self)
@@ -290,12 +291,16 @@ class GputopApp(TerminalApp):
         self.push_screen(help.help_box(self.screen, more))
 
     def action_attach(self) -> None:
+        if not open_screens.offer_server(self):
+            self.ask_address()
+
+    def ask_address(self) -> None:
         from gputop.tui.screens.attach import ask_attach
 
         def attach(address: str | None) -> None:
             if address:
                 self._attaching = self.session.attach(address)
-                self.notify(f"Looking for a profiler server at {self._attaching}…", timeout=3, markup=False)
+                self.notify(f"Looking for a profiler server at {self._attaching}…")
 
         self.push_screen(ask_attach(), attach)
 
@@ -346,6 +351,13 @@ class GputopApp(TerminalApp):
     def action_scroll(self, by: int) -> None:
         self._table.scroll_in_time(by)
 
+    def action_clear_notices(self) -> None:
+        """Escape: clear a notice; where there is none, back to now."""
+        if super().check_action("clear_notices", ()):
+            super().action_clear_notices()
+        else:
+            self._table.follow()
+
     def action_scroll_to_now(self) -> None:
         self._table.follow()
 
@@ -361,7 +373,10 @@ class GputopApp(TerminalApp):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Keys that change the main screen have no effect while another screen covers it."""
-        return action not in MAIN_VIEW_ACTIONS or all(screen.is_modal for screen in self.screen_stack[1:])
+        if action in MAIN_VIEW_ACTIONS and not all(screen.is_modal for screen in self.screen_stack[1:]):
+            return False
+        # On the main screen there is always something for it.
+        return super().check_action(action, parameters) or (action == "clear_notices" and len(self.screen_stack) == 1)
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
         own = list(commands(screen))

@@ -45,7 +45,7 @@ MONITOR: list[BindingType] = [
     key("shift+right", "cursor(10)", "cursor on", "the cursor ten slices on"),
     key("left", "scroll(-1)", "back in time", "scroll into the past; with the cursor on, a slice back"),
     key("right", "scroll(1)", "forward in time", "scroll back towards now; with the cursor on, a slice on"),
-    key("end,escape", "scroll_to_now", "back to now", "follow the newest samples again"),
+    key("end", "scroll_to_now", "back to now", "follow the newest samples again"),
     key("left_square_bracket", "zoom(1)", "more time", "zoom out: show more time"),
     key("right_square_bracket", "zoom(-1)", "less time", "zoom in: show less time"),
     key("comma", "seek(-60)", "back in the recording", "a minute back in a replay"),

@@ -32,13 +32,15 @@ class MonitorApp(CopyingApp, Protocol):
 
     def action_capture(self, force: bool = False) -> None: ...
 
+    def ask_address(self) -> None: ...
+
     def push_screen(self, screen: Any, *arguments: Any, **more: Any) -> Any: ...
 
     def run_worker(self, work: Any, *, group: str, thread: bool) -> Any: ...
 
 
 def show_error(app: CopyingApp, error: GputopError) -> None:
-    app.notify(f"{printable(error.message)}\n{printable(error.fix)}", severity="warning", timeout=10, markup=False)
+    app.notify(f"{printable(error.message)}\n{printable(error.fix)}", severity="warning")
 
 
 def open_finding(app: MonitorApp, chosen: Finding) -> None:
@@ -58,7 +60,7 @@ def open_timeline(app: MonitorApp, finding: Finding | None = None) -> None:
     """The timeline of the last capture, at the place of ``finding``; where there is no trace, the capture's text."""
     record = app.session.last_capture
     if record is None:
-        app.notify(no_capture(app.session), timeout=5)
+        tell_no_capture(app, no_capture(app.session))
     elif app.session.replayed_snapshot is not None or record.problem is not None:
         from gputop.tui.screens.details import capture_text
         from gputop.tui.screens.dialogs import Popup
@@ -113,7 +115,7 @@ def open_signal(app: MonitorApp, chosen: ProcessSample) -> None:
         except GputopError as error:
             show_error(app, error)
         else:
-            app.notify(f"{number.name} is sent to {chosen.pid}.", timeout=5, markup=False)
+            app.notify(f"{number.name} is sent to {chosen.pid}.")
 
     app.push_screen(SignalScreen(chosen), send)
 
@@ -131,6 +133,30 @@ def ask_before_capture(app: MonitorApp, server: Server, force: bool) -> None:
         "Capture", f"This server belongs to user {server.owner}. Capture from it? y/N",
         f"{server.address}  {server.description}\n\nA capture slows that job down, takes memory of it, and copies what "
         "it does into a trace of yours. The answer counts until gputop ends."), answered)
+
+
+def offer_server(app: MonitorApp, force: bool = False) -> bool:
+    """Where no profiler server answers, but processes hold GPUs: the question whether to start one in one of them, and
+    then to capture. Returns whether there is such a process."""
+    processes = app.session.processes_to_serve
+    if not processes or (app.session.status is not None and app.session.status.running):
+        return False
+    from gputop.tui.screens.start_server import NAME_AN_ADDRESS, StartServer
+
+    def answered(pid: int | None) -> None:
+        if pid == NAME_AN_ADDRESS:
+            app.ask_address()
+        elif pid is not None:
+            app.session.start_server(pid, force=force)
+
+    app.push_screen(StartServer(processes), answered)
+    return True
+
+
+def tell_no_capture(app: MonitorApp, why: str) -> None:
+    """There is no capture yet: the way to one, if only a server is missing; else ``why``."""
+    if app.session.last_capture is not None or not offer_server(app):
+        app.notify(why)
 
 
 def open_host(app: MonitorApp) -> None:
@@ -155,7 +181,7 @@ def open_tables(app: MonitorApp) -> None:
     """The last capture as tables."""
     record = app.session.last_capture
     if record is None:
-        app.notify(no_capture(app.session, "Its kernels, collectives, memory and copies are then here."), timeout=5)
+        tell_no_capture(app, no_capture(app.session, "Its kernels, collectives, memory and copies are then here."))
         return
     from gputop.tui.screens.tables_screen import TablesScreen
 
@@ -169,14 +195,14 @@ def open_comparison(app: MonitorApp) -> None:
     if reason is None:
         app.push_screen(CompareScreen(app.session))
     else:
-        app.notify(reason, timeout=10, markup=False)
+        tell_no_capture(app, reason)
 
 
 def mark_capture(app: MonitorApp) -> None:
     """Make the last capture A, with which later ones are compared."""
     from gputop.tui.screens.compare import mark_last
 
-    app.notify(mark_last(app.session), timeout=10, markup=False)
+    app.notify(mark_last(app.session))
 
 
 # By the name that the action ``open`` has in gputop.tui.keys.
@@ -196,7 +222,7 @@ def write_snapshot(app: MonitorApp) -> None:
             show_error(app, error)
         else:
             ends = " ".join(path.suffix for path in paths)
-            app.notify(f"{paths[0].with_suffix('')}\n{ends}", title="Snapshot written", timeout=8, markup=False)
+            app.notify(f"{paths[0].with_suffix('')}\n{ends}", title="Snapshot written")
 
     app.run_worker(write, group="snapshot", thread=True)
 
@@ -206,6 +232,6 @@ def copy_snippet(app: CopyingApp, chosen: Finding | None) -> None:
     from gputop.tui.terminal.clipboard import copy
 
     if chosen is None or not chosen.snippet:
-        app.notify("Nothing to copy: no finding with code is selected.", timeout=4)
+        app.notify("Nothing to copy: no finding with code is selected.")
     else:
         copy(app, chosen.snippet, "The code of the finding")

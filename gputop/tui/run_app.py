@@ -10,11 +10,8 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import VerticalScroll
-from textual.content import Content
 from textual.message import Message
 from textual.screen import ModalScreen
-from textual.widgets import Static
 
 from gputop.launch.job import FORWARDED, Job
 from gputop.render.palette import ACCENT, BAD, BOLD, DIM, PLAIN, WARN
@@ -25,6 +22,7 @@ from gputop.tui.app import GputopApp
 from gputop.tui.keys import key
 from gputop.tui.terminal.preferences import Preferences
 from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
 
 OUTPUT_LINES = 500
 OUTPUT_PERIOD_S = 0.5
@@ -73,7 +71,7 @@ class RunApp(GputopApp):
         if job.ended.is_set() and not self._end_shown:
             self._end_shown = True
             last = job.tail(1)[0] if job.returncode else []  # an exception's name, mostly
-            self.notify("\n".join([f"The job {job.state()}. l: its output, q: quit.", *last]), timeout=15, markup=False,
+            self.notify("\n".join([f"The job {job.state()}. l: its output, q: quit.", *last]),
                         severity="error" if job.returncode else "information")
         if self.query("#job"):
             self._refresh_job()
@@ -132,8 +130,6 @@ def job_line(job: Job, width: int) -> list[StyledText]:
 class Output(ModalScreen[None]):
     """The end of the job's output, as it grows."""
 
-    DEFAULT_CSS = "Output { align: center middle; background: $background 55%; }"
-
     BINDINGS: ClassVar[list[BindingType]] = [key("escape,q,l", "dismiss", "close", "back to the monitor")]
 
     def __init__(self, job: Job) -> None:
@@ -141,31 +137,26 @@ class Output(ModalScreen[None]):
         self._job = job
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(id="popup") as box:
-            box.border_title = Content(printable(str(self._job.log)))  # no markup
-            box.border_subtitle = "esc: close"
-            yield Static(id="output", markup=False)
+        with DialogFrame(f"Output of the job · {self._job.log}", "↑↓ scroll", "esc: close", id="popup"):
+            yield WrappedText(Text("\n".join(self._job.tail(OUTPUT_LINES)[0]) or "nothing so far"))
 
     def on_mount(self) -> None:
-        self._show()
         self.set_interval(OUTPUT_PERIOD_S, self._show)
-        box = self.query_one("#popup", VerticalScroll)
+        box = self.query_one("#popup", DialogFrame)
         box.focus()
         self.call_after_refresh(box.scroll_end, animate=False)
 
     def _show(self) -> None:
-        box = self.query_one("#popup", VerticalScroll)
+        box = self.query_one("#popup", DialogFrame)
         follows = box.scroll_offset.y >= box.max_scroll_y
         lines, _ = self._job.tail(OUTPUT_LINES)
-        self.query_one("#output", Static).update(Text("\n".join(lines) or "nothing so far"))
+        self.query_one(WrappedText).update_text(Text("\n".join(lines) or "nothing so far"))
         if follows:
             self.call_after_refresh(box.scroll_end, animate=False)
 
 
 class Leave(ModalScreen[str | None]):
     """The question what is to become of the job: "stay" (it goes on), "end", or None (do not quit)."""
-
-    DEFAULT_CSS = "Leave { align: center middle; background: $background 55%; }"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         key("enter,w", "answer('stay')", "wait", "leave the monitor and wait for the job"),
@@ -178,8 +169,7 @@ class Leave(ModalScreen[str | None]):
         self._job = job
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(id="popup") as box:
-            box.border_title = "The job is running"
+        with DialogFrame("The job is running", "enter: wait for it", "k: end it", "esc: back", id="popup"):
             out = Text()
             out.append(f"{self._job.command}\n\n", DIM)
             for keys, what in (("enter", "leave the monitor; the job goes on, its output comes here"),
@@ -187,7 +177,11 @@ class Leave(ModalScreen[str | None]):
                                ("esc", "back to the monitor")):
                 out.append(f"{keys:>6}  ", ACCENT)
                 out.append(what + "\n")
-            yield Static(out, markup=False)
+            out.append(f"\nAll of its output: {printable(str(self._job.log))}", DIM)
+            yield WrappedText(out)
+
+    def on_mount(self) -> None:
+        self.query_one("#popup").focus()
 
     def action_answer(self, answer: str | None) -> None:
         self.dismiss(answer)

@@ -84,7 +84,7 @@ def test_the_svg_shows_every_gpu_the_step_and_the_findings() -> None:
     texts = [t.text or "" for t in root.iter(f"{_SVG}text")]
     shown = " ".join(texts)
     for expected in ("node-07", "8×H100 80GB", "SM active, last 5 min", "Waits for input 46 % of the step",
-                     "−46 % step", "Run the map in parallel.", "compute 50 %", "of 96 cores, 1 full", "Xid 79"):
+                     "saves up to 46 % of the step", "Run the map in parallel.", "compute 50 %", "of 96 cores, 1 full", "Xid 79"):
         assert expected in shown
     height = float(root.get("height", "0"))
     assert all(0 < float(t.get("y", "0")) < height and 0 <= float(t.get("x", "0")) <= 1200
@@ -119,7 +119,7 @@ def test_the_page_has_its_parts() -> None:
     assert page.count("div", "step") == 1 and page.count("div", "steps") == 1
     lanes = [a for t, a in page.elements if t == "svg" and (a.get("aria-label") or "").startswith("GPU ")]
     assert len(lanes) >= 8 + 8 + 8, "activity, one step, other lanes"
-    for expected in ("node-07", "ds = ds.map(\n    fn)", "−46 % step", PART_BY_ID["input"].label,
+    for expected in ("node-07", "ds = ds.map(\n    fn)", "saves up to 46 % of the step", PART_BY_ID["input"].label,
                      "It explains, too", "Xid 79", "no answer", "the server said so",
                      "CUDA_VISIBLE_DEVICES=0,1", "a trace was captured"):
         assert expected in page.text, expected

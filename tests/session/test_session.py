@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from gputop.core.errors import GputopError, NoDataError
 from gputop.profiler import discovery
 from gputop.profiler.capture.records import CaptureRecord, Server
+from gputop.session import capture_control
 from gputop.session.captures import ServerOfAnotherUser, choose_servers, find_servers
 from gputop.session.session import Options, Session
 from tests.fakes import StillSession, StillSource, node_sample
@@ -245,3 +247,22 @@ class TestServersOfOtherUsers:
         assert [s.owner for s in find_servers((), {}, True)[0]] == ["bob"]
         (named,) = find_servers(("127.0.0.1:6009",), {}, True)[0]
         assert named.asked and choose_servers([named]) == (named,)
+
+
+def test_a_job_that_has_ended_is_known_with_the_next_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only with the next search for servers, up to ten seconds later."""
+    session, job = StillSession(), subprocess.Popen(["sleep", "600"])
+    control, server = session.capture_control, Server("127.0.0.1:6009", "train.py", job.pid)
+    found = [server]
+    monkeypatch.setattr(capture_control, "find_servers", lambda *_: (tuple(found), ()))
+    session.update_servers()
+    session.feed()
+    assert session.servers == (server,) and session.ended_server is None
+    job.kill()
+    os.waitid(os.P_PID, job.pid, os.WEXITED | os.WNOWAIT)  # ended, and its parent has yet to take notice
+    session.feed()
+    assert session.servers == () and session.ended_server == server and control._search_now.is_set()
+    job.wait()
+    found[:] = [Server("127.0.0.1:6010", "train.py", os.getpid())]
+    session.update_servers()
+    assert session.ended_server is None, "another job has a server"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gputop.core.errors import GputopError
 from gputop.core.samples import LOST, NodeSample, ProcessSample
 from gputop.profiler.capture.records import Server
 from gputop.session.captures import ServerOfAnotherUser
@@ -25,6 +26,7 @@ from gputop.tui.screens.compare import CaptureList, CompareScreen
 from gputop.tui.screens.dialogs import Ask, Confirm, Popup
 from gputop.tui.screens.finding import FindingPopup
 from gputop.tui.screens.process_screens import ProcessPopup, SignalList, SignalScreen
+from gputop.tui.screens.start_server import StartServer
 from gputop.tui.screens.tables_screen import TablesScreen
 from gputop.tui.terminal.terminal_app import TerminalApp
 from gputop.tui.timeline.canvas import TimelineCanvas
@@ -93,6 +95,21 @@ class OtherUserSession(AskedSession):
         self.asked.append(("allow", server.address))
 
 
+class UnservedSession(AskedSession):
+    """Two processes and no profiler server."""
+
+    def start_capture(self, *, force: bool = False, reason: str = "") -> None:
+        raise GputopError("no profiler server")
+
+    @property
+    def processes_to_serve(self) -> tuple[ProcessSample, ...]:
+        assert self.sample is not None
+        return tuple(replace(self.sample.processes[0], pid=pid) for pid in (8, 9))
+
+    def start_server(self, pid: int, *, force: bool = False) -> None:
+        self.asked.append(("start", pid))
+
+
 def divided_and_lost(sample: NodeSample) -> NodeSample:
     """Several devices, processes and findings."""
     *rest, last = with_mig(sample).gpus
@@ -130,6 +147,13 @@ def asked(app: Any) -> list[Any]:
 
 def last_asked(app: Any) -> Any:
     return app.session.asked[-1] if app.session.asked else None
+
+
+def last_asked_of_startable(app: Any) -> Any:
+    """As if TensorFlow ran in the processes that are offered."""
+    if isinstance(app.screen, StartServer):
+        app.screen._choices = [(process, pid, None) for process, pid, _ in app.screen._choices]
+    return last_asked(app)
 
 
 def focused(app: GputopApp) -> type:
@@ -206,10 +230,10 @@ MONITOR_EFFECTS = {
     "interval(1)": Effect(lambda app: app.session.interval_s, more),
     "pause": Effect(lambda app: app.paused, other),
     "cursor": Effect(lambda app: table(app).time.time_s is None, other),
-    "cursor(-10)": Effect(lambda app: table(app).time.time_s, less, ("escape", "v")),
-    "cursor(10)": Effect(lambda app: table(app).time.time_s, more, ("escape", "v", "shift+left", "shift+left")),
-    "scroll(-1)": Effect(lambda app: table(app).end_s is None, to(False), ("escape",)),
-    "scroll(1)": Effect(lambda app: table(app).end_s, more, ("escape", "left", "left")),
+    "cursor(-10)": Effect(lambda app: table(app).time.time_s, less, ("end", "v")),
+    "cursor(10)": Effect(lambda app: table(app).time.time_s, more, ("end", "v", "shift+left", "shift+left")),
+    "scroll(-1)": Effect(lambda app: table(app).end_s is None, to(False), ("end",)),
+    "scroll(1)": Effect(lambda app: table(app).end_s, more, ("end", "left", "left")),
     "scroll_to_now": Effect(lambda app: table(app).end_s is None, to(True), ("left",)),
     "zoom(1)": Effect(lambda app: table(app).span_s, more),
     "zoom(-1)": Effect(lambda app: table(app).span_s, less),
@@ -298,6 +322,7 @@ STAGES: dict[type, Stage] = {
     TerminalApp: Stage({
         "low_bandwidth": Effect(lambda app: app.low_bandwidth, other),
         "redraw": Effect(last_asked, to("redraw")),  # what comes of it: test_terminal_manners
+        "clear_notices": Effect(lambda app: bool(app.screen.query("Toast")), to(False), ("y",)),
     }),
     GpuTable: Stage(moves(lambda app: table(app).selected) | {
         "details": Effect(title, to("GPU 0"), ("up",) * 5)}, focus=GpuTable),
@@ -320,6 +345,13 @@ STAGES: dict[type, Stage] = {
         "send": Effect(lambda app: last_asked(app) and last_asked(app)[1], to(signal.SIGTERM), ("down", "enter")),
         "back": CLOSES,
         "app.help": HELPS}, ("K",), ProcessPanel),
+    StartServer: Stage({
+        "move(-1)": Effect(on_screen(lambda s: s._index), by(-1), ("down",)),
+        "move(1)": Effect(on_screen(lambda s: s._index), by(1)),
+        "start": Effect(last_asked_of_startable, to(("start", 8))),
+        "address": Effect(screen, to(Ask)),
+        "close": CLOSES,
+        "app.help": HELPS}, ("c",), session=UnservedSession),
     Ask: Stage({"cancel": CLOSES}, ("a",)),
     Confirm: Stage({"answer(True)": Effect(last_asked, to(("allow", "127.0.0.1:6009"))), "answer(False)": CLOSES,
                     "app.help": HELPS}, ("c",), session=OtherUserSession),

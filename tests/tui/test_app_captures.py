@@ -13,7 +13,9 @@ from gputop.profiler.capture.plan import Plan
 from gputop.profiler.capture.records import CaptureStatus
 from gputop.profiler.capture.safe_capture import Cost
 from gputop.tui.app import GputopApp
-from gputop.tui.monitor.messages import capture_summary, panel_intro
+from gputop.tui.monitor.findings_panel import ActionsPanel
+from gputop.tui.monitor.gpu_table import GpuTable
+from gputop.tui.monitor.messages import of_note, panel_intro
 from gputop.tui.screens.details import capture_text, job_text
 from gputop.tui.screens.dialogs import Ask, Confirm
 from gputop.tui.timeline.screen import TimelineScreen
@@ -21,21 +23,28 @@ from gputop.tui.widgets.cached_lines import LinesWidget
 from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.fakes import StillSession
 from tests.tui.found import FoundSession, text_of
-from tests.tui.textual_private import clear_notifications, messages, notifications
+from tests.tui.textual_private import clear_notifications, messages
 
 
 async def test_capture_without_a_server_says_how_to_get_one() -> None:
-    app = GputopApp(StillSession())
+    app = GputopApp(StillSession().holding())
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.pause()
-        await pilot.press("c")
+        for key, said in (("c", "no profiler server found"), ("x", "No capture is running"), ("t", "No capture yet")):
+            await pilot.press(key)
+            await pilot.pause()
+            (notice,) = messages(app)  # the one before has gone
+            assert said in notice
+        await pilot.press("v")
+        await pilot.press("escape")
         await pilot.pause()
-        notices = messages(app)
-        assert any("no profiler server" in m and "server.start(6009)" in m for m in notices)
-        await pilot.press("x", "t")
+        assert not messages(app) and app.query_one(GpuTable).time.time_s is not None, "it clears the notice alone"
+        await pilot.press("question_mark", "y")
         await pilot.pause()
-        notices = messages(app)
-        assert any("No capture is running" in m for m in notices) and any("No capture yet" in m for m in notices)
+        await pilot.press("escape")
+        assert len(app.screen_stack) == 2 and not messages(app)
+        await pilot.press("escape")
+        assert len(app.screen_stack) == 1
 
 
 async def test_before_the_first_capture_from_a_server_of_another_user_there_is_a_question(
@@ -71,10 +80,11 @@ async def test_while_the_first_capture_runs_nobody_is_asked_to_start_one() -> No
         session.finding_store.refresh()
         await pilot.pause()
         assert "under way" in panel_intro(session)[-1]
-        await pilot.press("t", "T", "A", "B")
-        await pilot.pause()
-        notices = messages(app)
-        assert len(notices) == 4 and all("under way" in m and "press c" not in m for m in notices)
+        for key in ("t", "T", "A", "B"):
+            await pilot.press(key)
+            await pilot.pause()
+            (notice,) = messages(app)
+            assert "under way" in notice and "press c" not in notice
 
 
 def test_the_end_of_a_shortened_capture_takes_few_lines() -> None:
@@ -84,12 +94,10 @@ def test_the_end_of_a_shortened_capture_takes_few_lines() -> None:
     session.last_capture = replace(
         record, notices=("b:1 did not answer",), cost=Cost(6.5, 3.9),
         plan=Plan(10.0, 3.9, "about 100 steps will do", notes=("n",), enough=True))
-    assert [line.split(":")[0] for line in capture_summary(session).splitlines()] == [
-        "b", "3.9 s", "the call took 6.5 s for 3.9 s of trace", "t"]
-    session.last_capture = replace(session.last_capture, cost=None)
-    assert capture_summary(session).splitlines() == [
-        "b:1 did not answer", "3.9 s: about 100 steps will do",
-        "t: its timeline. T: its tables. J: all that is to say of it."]
+    done = CaptureStatus("done", "a:1", 10.0)
+    assert of_note(session, done) == ("b:1 did not answer\n3.9 s: about 100 steps will do",)
+    session.last_capture = replace(session.last_capture, notices=(), plan=None)
+    assert of_note(session, done) == (), "the panel says what was found"
 
 
 async def test_a_warning_of_a_running_capture_is_shown_once() -> None:
@@ -140,12 +148,13 @@ async def test_the_cost_of_a_capture_is_shown_when_it_is_done(key: str, force: b
             session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"), cost=Cost(8.0, 4.1))
         session.capture_control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 8.0, "/logs/trace"))
         await pilot.pause()
-        (message,) = [n.message for n in notifications(app) if n.title == "Trace captured"]
-        assert "4.1 s: this job makes 240 k events/s" in message and "the call took 8.0 s for 4.1 s" in message
+        (message,) = messages(app)
+        assert "4.1 s: this job makes 240 k events/s" in message and "the call took" not in message
         session.last_capture = replace(session.last_capture, plan=Plan(10.0, 10.0, "as asked"))
         session.capture_control.set_status(CaptureStatus("done", "127.0.0.1:6009", 10.0, 10.1, "/logs/trace"))
         await pilot.pause()
-        assert messages(app)[-1].startswith("t: its timeline. T: its tables.")
+        assert messages(app) == [message], "no word of a capture as asked: the panel has its findings"
+        assert "t: timeline   T: tables   B: compare" in str(app.query_one(ActionsPanel).border_subtitle)
         session.last_capture = replace(session.last_capture, plan=Plan(10.0, 4.1, "this job makes 240 k events/s"))
         assert "240 k events/s" in str(capture_text(session.last_capture))
 
@@ -158,7 +167,7 @@ async def test_the_last_capture_opens() -> None:
 
 
 async def test_attach_rejects_what_is_no_address_and_takes_what_is() -> None:
-    session = StillSession()
+    session = StillSession().holding()
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("a", *"no:port", "enter")
@@ -172,7 +181,7 @@ async def test_attach_rejects_what_is_no_address_and_takes_what_is() -> None:
 
 
 async def test_attaching_to_a_dead_address_is_answered() -> None:
-    session = StillSession()
+    session = StillSession().holding()
     app = GputopApp(session)
     async with app.run_test(size=(120, 40)) as pilot:
         for _ in range(2):  # asking again is answered again
@@ -180,7 +189,7 @@ async def test_attaching_to_a_dead_address_is_answered() -> None:
             await pilot.press("a", *"localhost:1", "enter")
             await asyncio.to_thread(session.update_servers)
             await pilot.pause()
-            assert any("No profiler server at 127.0.0.1:1" in n.title for n in notifications(app))
+            assert any("No profiler server at 127.0.0.1:1" in message for message in messages(app))
 
 
 async def test_a_failed_capture_is_not_on_the_job_line_for_good() -> None:

@@ -7,13 +7,13 @@ import signal
 import subprocess
 
 import pytest
-from textual.widgets import Static
 
 from gputop.launch.job import Job
 from gputop.profiler.capture.records import Server
 from gputop.tui.monitor.findings_panel import ActionsPanel
 from gputop.tui.run_app import Leave, Output, RunApp, job_line
 from gputop.tui.widgets.cached_lines import LinesWidget
+from gputop.tui.widgets.dialog_frame import WrappedText
 from tests.fakes import StillSession
 from tests.tui.textual_private import exits, messages
 
@@ -86,10 +86,11 @@ async def test_its_output_is_shown_as_it_grows(job):
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("l")
         await _until(pilot, lambda: isinstance(app.screen, Output))
-        output = app.screen.query_one("#output", Static)
-        await _until(pilot, lambda: "up" in str(output.render()))
+        output = app.screen.query_one(WrappedText)
+        await _until(pilot, lambda: "up" in str(output.text))
+        assert job.log.name in str(app.screen.query_one("#popup").border_title)
         job.send(signal.SIGUSR1)
-        await _until(pilot, lambda: "USR1" in str(output.render()))
+        await _until(pilot, lambda: "USR1" in str(output.text))
         await pilot.press("escape")
         await _until(pilot, lambda: not isinstance(app.screen, Output))
 

@@ -35,7 +35,8 @@ class Server:
 class CaptureStatus:
     """Where the current or last capture stands."""
 
-    phase: Literal["connecting", "probing", "recording", "receiving", "saving", "analyzing", "done", "failed"]
+    phase: Literal["starting", "connecting", "probing", "recording", "receiving", "saving", "analyzing", "done",
+                   "failed"]
     address: str
     asked_s: float
     elapsed_s: float = 0.0

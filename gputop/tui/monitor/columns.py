@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from gputop.core.metrics import BYTES_PER_S, LANE_METRICS
+from gputop.core.metrics import BYTES_PER_S, GPU_METRICS, LANE_METRICS
 from gputop.core.samples import OK, GpuSample
 from gputop.render.gpu_columns import COLUMNS, Draw, Figure, plain_figure
-from gputop.render.palette import BAD, BOLD, DIM, PLAIN, WARN
+from gputop.render.palette import BAD, BOLD, DIM, PLAIN, WARN, bar_style, step_of
 from gputop.render.styled_text import StyledText
 from gputop.text.units import fit, printable, rate_gb, ratio
+from gputop.tui.monitor.status_lines import bar
 
 ACTIVITY = "activity"  # the main lane's default: SM active, or coarse utilization where that is all there is
 METRICS: tuple[str, ...] = (ACTIVITY, *(m for m in LANE_METRICS if m != "sm_active"))
@@ -18,6 +19,7 @@ MAX_LINES_PER_GPU = 8  # as many bands of levels as two halves of each show
 PANEL_LINES = 10
 AXIS_FROM_HEIGHT = 20  # lower screens have no line for it
 SECOND = "/2"  # key of a column's second line
+_BAR_COLORS = 6
 _TONES = {"strong": BOLD, "text": PLAIN, "dim": DIM, "warn": WARN, "bad": BAD}
 
 
@@ -90,6 +92,11 @@ def parts(fields: list[Field]) -> list[Part]:
     return out
 
 
+def bar_cells(fields: Iterable[Field]) -> int:
+    """The length of the bar of the present value; 0: the terminal is too narrow for one."""
+    return next((field.width - 1 for field in fields if field.key == "bar"), 0)
+
+
 def title_texts(fields: Iterable[Field], main_title: str, now: str = "now") -> Iterator[str]:
     """The line above the table, piece by piece; ``now`` is what the figures are of."""
     x = 0
@@ -117,7 +124,7 @@ def has_axis(height: int) -> bool:
     return height >= AXIS_FROM_HEIGHT
 
 
-def figures_of(gpu: GpuSample, metric: str) -> dict[str, StyledText]:
+def figures_of(gpu: GpuSample, metric: str, bar_cells: int = 0) -> dict[str, StyledText]:
     """The figures of one GPU by column, as text with its style; ``metric`` is that of the main lane."""
     # A MIG instance stands under its GPU: "0:1" begins a column further left than " 0".
     label = f" {gpu.info.label}" if gpu.info.mig is None or len(gpu.info.label) < 4 else gpu.info.label
@@ -128,6 +135,8 @@ def figures_of(gpu: GpuSample, metric: str) -> dict[str, StyledText]:
         return {"gpu": (label, BAD), "message": (printable(message), BAD)}
     out = {column.id: _styled(column.figure_of(gpu, "screen")) for column in COLUMNS if column.screen and column.figure}
     out["gpu"] = (label, BOLD if gpu.info.mig is None else PLAIN)
+    if bar_cells:
+        out["bar"] = _bar(gpu, metric, bar_cells)
     if metric != ACTIVITY:
         out["now"] = _styled(_figure(gpu, metric))
     text, style = out["temperature"]
@@ -136,6 +145,18 @@ def figures_of(gpu: GpuSample, metric: str) -> dict[str, StyledText]:
     out["flags"] = (f" {text}", style)
     out["flag"] = (f" {_short(text)}" if text else "", style)
     return out
+
+
+def _bar(gpu: GpuSample, metric: str, cells: int) -> StyledText:
+    """The present value of the main lane's metric as a share of its full scale; blank where either is not known."""
+    now = gpu.activity()[1] if metric == ACTIVITY else gpu[metric]
+    scale = GPU_METRICS["sm_active" if metric == ACTIVITY else metric].full_scale
+    most = gpu[scale].value if isinstance(scale, str) else scale
+    if now.value is None or not most:
+        return "", PLAIN
+    text, _ = bar(now.value / most, cells)
+    # In few colors: with a new one all cells of the bar are sent.
+    return text, bar_style(step_of(round(_BAR_COLORS * now.value / most) / _BAR_COLORS))
 
 
 def _styled(figure: Figure) -> StyledText:

@@ -10,8 +10,8 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.core.findings import Finding
-from gputop.render.finding_text import gain_text
-from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
+from gputop.render.finding_text import gain_texts
+from gputop.render.palette import ACCENT, BOLD, DIM, GAIN, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.render.step_bar import step_lines
 from gputop.render.styled_text import StyledText, justify, wrap
 from gputop.session.gpu_numbers import GpuNumbers
@@ -19,17 +19,26 @@ from gputop.text.units import figure, fit, printable
 from gputop.tui.keys import key
 from gputop.tui.widgets.cached_lines import DrawnLines
 
+_MIN_HEIGHT_OF_LIST = 8  # a lower panel has the selected finding alone
+
 
 def finding_lines(finding: Finding, width: int, unfolded: bool, selected: bool, room: int,
-                  remark: str = "") -> list[list[StyledText]]:
-    """One finding as at most ``room`` lines: title with gain and, unfolded, ``remark``, evidence and action."""
+                  remark: str = "", step_s: float | None = None) -> list[list[StyledText]]:
+    """One finding as at most ``room`` lines: title with gain and, unfolded, ``remark``, evidence and action.
+
+    ``step_s``: the step time, with which the gain is told in full where there is room.
+    """
     style = SEVERITY_STYLE[finding.severity]
     title_style = BOLD if selected else PLAIN
-    gain = gain_text(finding) or ("live" if finding.origin == "live" else finding.severity)
+    gains = gain_texts(finding, step_s)
+    gain = next((text for text in gains if len(finding.title) + len(text) + 5 <= width), "".join(gains[-1:]))
+    gain_style = GAIN if finding.gain.per == "step" else PLAIN
+    if not gain:
+        gain, gain_style = ("live", DIM) if finding.origin == "live" else (finding.severity, style)
     pointer = "›" if selected else " "
     lines: list[list[StyledText]] = [justify(
         [(pointer, ACCENT), (SEVERITY_MARK[finding.severity] + " ", style), (printable(finding.title), title_style)],
-        [(gain + " ", style)], width)]
+        [(gain + " ", gain_style)], width)]
     if unfolded and room > 1:
         action_lines = wrap(printable(finding.action), width - 6, max(1, room - 2))
         why_room = max(0, room - 1 - len(action_lines))
@@ -63,6 +72,8 @@ class ActionsPanel(DrawnLines, can_focus=True):
         self.findings: tuple[Finding, ...] = ()
         self.lead: tuple[str, ...] = ()
         self.breakdown: Mapping[str, float | None] = {}
+        self.step_s: float | None = None
+        self.captured = False
         self.numbers = GpuNumbers()  # what the GPUs of the last capture are on this node
         self.selected_id: str | None = None
         self._line_ids: list[str] = []  # finding id of each drawn line
@@ -76,10 +87,13 @@ class ActionsPanel(DrawnLines, can_focus=True):
         return self.findings[0] if self.findings else None
 
     def update_view(self, findings: tuple[Finding, ...], title: str, lead: tuple[str, ...] = (),
-                    breakdown: Mapping[str, float | None] | None = None) -> None:
+                    breakdown: Mapping[str, float | None] | None = None, step_s: float | None = None,
+                    captured: bool = False) -> None:
         """``lead`` is said before the findings (what there is to say where nothing is wrong);
-        ``breakdown`` of the step is drawn below them where there is room."""
-        self.findings, self.lead, self.breakdown = findings, lead, breakdown or {}
+        ``breakdown`` of the step is drawn below them where there is room. ``step_s``: the step time of the capture,
+        ``captured``: whether there is one."""
+        self.captured = captured
+        self.findings, self.lead, self.breakdown, self.step_s = findings, lead, breakdown or {}, step_s
         if title != self.border_title:  # setting it repaints the whole border
             self.border_title = title
         self.draw()
@@ -92,13 +106,18 @@ class ActionsPanel(DrawnLines, can_focus=True):
         for text in self.lead:
             lines += [[(" " + part, PLAIN)] for part in wrap(printable(text), width - 2, height)]
         self._line_ids = [""] * len(lines)
-        step = step_lines(self.breakdown, width) if height >= 8 else []
+        step = step_lines(self.breakdown, width, self.step_s) if height >= _MIN_HEIGHT_OF_LIST else []
         room = height - len(step)
         hidden = 0
         if self.findings:
             found, hidden = self._finding_lines(width, max(1, room - len(lines)))
             lines += found
-        subtitle = f"{hidden} more, scroll with ↑↓" if hidden > 0 else ""
+        keys = [f"{hidden} more: ↑ ↓"] if hidden > 0 else []
+        keys += ["enter: details"] if self.findings else []
+        keys += ["t: timeline", "T: tables", "B: compare"] if self.captured else []
+        while len("   ".join(keys)) > width - 6:
+            keys.pop()
+        subtitle = "   ".join(keys)
         if subtitle != (self.border_subtitle or ""):
             self.border_subtitle = subtitle
         if len(lines) <= room:
@@ -110,13 +129,14 @@ class ActionsPanel(DrawnLines, can_focus=True):
         lines: list[list[StyledText]] = []
         chosen = self.selected
         index = self.findings.index(chosen) if chosen else 0
-        # The selected finding gets what the one-line titles of the others leave, two lines at least.
-        others = min(len(self.findings) - 1, max(0, height - 3))
+        # The selected finding gets what the one-line titles of the others leave; all of a low panel.
+        others = min(len(self.findings) - 1, max(0, height - 3)) if height >= _MIN_HEIGHT_OF_LIST else 0
         room = max(1, height - others)
         first = max(0, min(index, len(self.findings) - 1 - others))
         for i, finding in enumerate(self.findings[first:first + others + 1]):
             own = finding_lines(finding, width, first + i == index, first + i == index and self.has_focus,
-                                room if first + i == index else 1, self.numbers.remark(finding))
+                                room if first + i == index else 1, self.numbers.remark(finding),
+                                self.step_s)
             lines += own
             self._line_ids += [finding.id] * len(own)
         return lines, len(self.findings) - others - 1

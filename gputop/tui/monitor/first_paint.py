@@ -16,7 +16,16 @@ from gputop.render.styled_text import StyledText
 from gputop.telemetry.sampler import Sampler
 from gputop.text.units import fit
 from gputop.tui.monitor import status_lines
-from gputop.tui.monitor.columns import ACTIVITY, Field, figures_of, has_axis, lines_per_gpu, plan, title_texts
+from gputop.tui.monitor.columns import (
+    ACTIVITY,
+    Field,
+    bar_cells,
+    figures_of,
+    has_axis,
+    lines_per_gpu,
+    plan,
+    title_texts,
+)
 from gputop.tui.terminal.color_support import TerminalPalette
 from gputop.tui.terminal.first_frame import ENTER, FirstFrame, ansi_text, ended_by_signals
 
@@ -63,8 +72,9 @@ def _lines(sample: NodeSample, interval_s: float, width: int, height: int) -> li
     title = "".join(title_texts(fields, "SM active"))
     lines: list[list[StyledText]] = [status_lines.header(sample, interval_s, False, width), [(title, DIM)]]
     lines += [[]] if has_axis(height) else []
+    cells = bar_cells(fields)
     for gpu in sample.gpus:
-        lines += [_gpu_line(fields, figures_of(gpu, ACTIVITY), width), *([] for _ in range(blank_lines))]
+        lines += [_gpu_line(fields, figures_of(gpu, ACTIVITY, cells), width), *([] for _ in range(blank_lines))]
     return lines
 
 

@@ -28,6 +28,7 @@ from gputop.tui.monitor.columns import (
     SECOND,
     Field,
     Part,
+    bar_cells,
     figures_of,
     parts,
     plan,
@@ -84,6 +85,9 @@ class GpuTable(Widget, can_focus=True):
         self.rows_per_gpu = 1
         self.axis_lines = 0  # 1 with the axis of time and its marks
         self.span_s = DEFAULT_SPAN_S
+        self.interval_s = 1.0  # between samples
+        self._longest_interval_s = 0.0  # so far: older samples may be further apart
+        self._stretches = True  # the picture is shorter while there is less history; until the user zooms
         self.end_s: float | None = None  # None follows the newest sample
         self.time = TimeCursor()  # with a cursor the figures are those of the slice under it
         self.selected = 0
@@ -124,7 +128,13 @@ class GpuTable(Widget, can_focus=True):
 
     @property
     def view(self) -> TimeView:
-        return TimeView(slice_for(self.span_s, self._main_width), self.end_s)
+        span_s, shortest_s = self.span_s, 0.0
+        if self._stretches and self.end_s is None and self._history is not None \
+                and (oldest_s := self._history.oldest_s) is not None:
+            age_s = (self._history.newest_s or oldest_s) - oldest_s
+            # The terminal itself moves a lane by two columns at most, see gputop.tui.terminal.escape_codes.
+            span_s, shortest_s = min(span_s, age_s), min(self.interval_s / 2, span_s / self._main_width)
+        return TimeView(slice_for(span_s, self._main_width, shortest_s), self.end_s)
 
     @property
     def span_shown_s(self) -> float:
@@ -154,6 +164,7 @@ class GpuTable(Widget, can_focus=True):
     def update_view(self, sample: NodeSample | None, history: History | None, marks: EventLog | None = None) -> None:
         """Take over the newest sample and repaint what differs from the screen."""
         before, self.sample, self._history, self._marks = self.gpus, sample, history, marks
+        self._longest_interval_s = max(self._longest_interval_s, self.interval_s)
         if len(before) != len(self.gpus):
             self._lay_out()
         self._repaint()
@@ -237,7 +248,7 @@ class GpuTable(Widget, can_focus=True):
 
     def _figures_of(self, gpu: GpuSample) -> dict[str, StyledText]:
         gpu = self.time.at_cursor(gpu)
-        figures = figures_of(gpu, self.metric)
+        figures = figures_of(gpu, self.metric, bar_cells(self._fields.values()))
         if self.rows_per_gpu > 1:
             figures |= second_line(gpu, self._lanes[gpu.info.uuid, "main"].mean())
         return figures
@@ -247,7 +258,7 @@ class GpuTable(Widget, can_focus=True):
         metrics = _LANES[field.key].metrics or self.metrics_of(gpu)
         cache = self._lanes.setdefault((gpu.info.uuid, field.key), LaneCache(muted=_LANES[field.key].muted))
         return cache.update(self._history, gpu.info.uuid, metrics, view, field.width, self.rows_per_gpu,
-                            self._full_scale if field.key == "main" else None)
+                            self._full_scale if field.key == "main" else None, self._longest_interval_s)
 
     def _view_of(self, field: Field) -> TimeView:
         """A narrow lane shows the same span as the main one, in longer slices."""
@@ -281,6 +292,7 @@ class GpuTable(Widget, can_focus=True):
         """Show more time, or less."""
         nearest = min(range(len(SPANS_S)), key=lambda i: abs(SPANS_S[i] - self.span_s))
         self.span_s = SPANS_S[min(len(SPANS_S) - 1, max(0, nearest + by))]
+        self._stretches = False
         self._repaint()
 
     def follow(self) -> None:

@@ -133,14 +133,16 @@ class LaneCache:
         self._last_index = 0  # slice number (start / slice_s) of the newest column
 
     def update(self, history: History | None, gpu: str, metrics: Sequence[str], view: TimeView,
-               width: int, rows: int, full_scale: float | None = None) -> int:
+               width: int, rows: int, full_scale: float | None = None, interval_s: float = 0.0) -> int:
         """Bring the lane to the newest sample; returns how many columns at the right look different.
 
         Of several ``metrics`` the larger level of each slice is drawn (both directions of a
         full-duplex link: the busier one is what saturates). ``full_scale`` is 100 % of a metric
-        that has no scale of its own.
+        that has no scale of its own. A sample fills the slices of the ``interval_s`` before it, and
+        half as much again, because ticks jitter.
         """
-        key = (gpu, tuple(metrics), view, width, rows, full_scale, history is None)
+        filled = int(1.5 * interval_s / view.slice_s)
+        key = (gpu, tuple(metrics), view, width, rows, full_scale, filled, history is None)
         same, self._key = key == self._key, key
         if history is None or width <= 0 or history.newest_s is None:
             self.columns = deque([blank_column(rows)] * max(0, width), maxlen=max(0, width))
@@ -161,14 +163,15 @@ class LaneCache:
             count, newest = behind + 1, self.columns.pop()
             self._means.pop()
         self._extend([history.lane(gpu, metric, end_s=(index + 1) * view.slice_s, slice_s=view.slice_s, slices=count,
-                                   full_scale=full_scale) for metric in metrics], rows)
+                                   full_scale=full_scale) for metric in metrics], rows, filled)
         if behind:
             return width
         return 0 if self.columns[-1] == newest else 1
 
-    def _extend(self, lanes: Sequence[Lane], rows: int) -> None:
-        """Append the slices, taking the lane with the higher mean level where there are several."""
-        prepared = [_levels(lane) for lane in lanes]
+    def _extend(self, lanes: Sequence[Lane], rows: int, filled: int) -> None:
+        """Append the slices, taking the lane with the higher mean level where there are several; a slice also fills
+        up to ``filled`` empty ones before it."""
+        prepared = [_filled(*_levels(lane), filled) for lane in lanes]
         for i in range(len(prepared[0][0])):
             mean, reach = math.nan, prepared[0][1][i]
             for means, reaches in prepared:
@@ -203,6 +206,18 @@ class LaneCache:
         if text:
             out.append(Segment(text, style))
         return out
+
+
+def _filled(means: list[float], reaches: list[list[float]], most: int) -> tuple[list[float], list[list[float]]]:
+    """With each measured slice in the place of up to ``most`` empty ones before it."""
+    room = 0
+    for i in range(len(means) - 1, -1, -1):
+        if means[i] == means[i]:
+            room = most
+        elif room > 0:
+            means[i], reaches[i] = means[i + 1], reaches[i + 1]
+            room -= 1
+    return means, reaches
 
 
 def _levels(lane: Lane) -> tuple[list[float], list[list[float]]]:

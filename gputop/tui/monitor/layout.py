@@ -25,6 +25,7 @@ SIZE_CLASSES = (
 )
 RESERVED_LINES = 13
 # Of the process panel where it is below the recommendations: what it needs, and at most this share of the lines left.
+# One process takes a line without frame and heading.
 _PROCESS_FRAME_LINES, _MIN_PROCESS_LINES, _MAX_PROCESS_SHARE = 3, 4, 2 / 5
 
 
@@ -49,4 +50,4 @@ def layout(columns: int, lines: int, gpus: int, processes: int) -> Layout:
 
 def _process_lines(lines: int, processes: int) -> int:
     most = max(_MIN_PROCESS_LINES, int((lines - RESERVED_LINES) * _MAX_PROCESS_SHARE))
-    return min(max(1, processes) + _PROCESS_FRAME_LINES, most)
+    return 1 if processes <= 1 else min(processes + _PROCESS_FRAME_LINES, most)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
-
 from gputop.advice.registry import EXPLANATIONS
 from gputop.profiler.capture.records import CaptureStatus, Server
 from gputop.session.session import Session
@@ -13,10 +11,14 @@ NO_SERVER = ("A trace tells more, but no profiler server was found.",
              "gputop attach PID starts one in the running job; gputop run -- python … starts jobs with one. "
              "? tells more.")
 
+FAILURE_SHOWN_S = 30.0  # how long a failed capture is told
+
 
 def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tuple[str, ...]:
     """The lines above the findings: that nothing is wrong and what limits the job, or how to learn more."""
-    record = session.last_capture
+    status, record = status_shown(session), session.last_capture
+    if status is not None and status.phase == "failed":
+        return (f"The capture failed: {status.message}", status.fix)
     if record is not None and record.analysis is None:
         return ("The trace could not be analyzed; it is kept on disk. Press t for why.",)
     if any(f.severity != "low" for f in session.findings):
@@ -36,39 +38,30 @@ def panel_intro(session: Session, no_server: tuple[str, ...] = NO_SERVER) -> tup
     return (*nothing, *no_server)
 
 
-class Notice(NamedTuple):
-    """A message over the screen."""
-
-    text: str
-    title: str = ""
-    severity: Literal["information", "warning", "error"] = "information"
-    timeout_s: float = 5
-
-
-def attached(server: Server) -> Notice:
+def attached(server: Server) -> str:
     """The answer to an address that the user entered."""
     if server.problem is None:
-        return Notice(f"Attached to {server.address}: c captures from it.")
-    return Notice(printable(server.problem), f"No profiler server at {server.address}", "error", 12)
+        return f"Attached to {server.address}: c captures from it."
+    return printable(f"No profiler server at {server.address}: {server.problem}")
 
 
-def capture_ended(session: Session, status: CaptureStatus) -> Notice:
-    if status.phase == "failed":
-        return Notice(f"{printable(status.message)}\n{printable(status.fix)}", "Capture failed", "error", 15)
-    return Notice(capture_summary(session), "Trace captured", timeout_s=10)
+def status_shown(session: Session) -> CaptureStatus | None:
+    """The state of the capture under way or of the last one. A failure is shown for a while: after that it matters
+    whether there is a server."""
+    status = session.status
+    if status is not None and status.phase == "failed" and session.clock() - status.time_s > FAILURE_SHOWN_S:
+        return None
+    return status
 
 
-def capture_summary(session: Session) -> str:
-    """A successful capture in few lines, as they cover a panel; details as the path and the plan are behind t and J."""
+def of_note(session: Session, status: CaptureStatus) -> tuple[str, ...]:
+    """What to know of a capture that has ended beside its findings, in one notice; the rest is behind J."""
     record = session.last_capture
-    of_note: tuple[str, ...] = ()
-    if record is not None:
-        of_note = record.notices
-        if record.plan is not None and record.plan.shortened:
-            of_note = record.remarks[:len(of_note) + 1]  # with why it is shorter than asked
-            of_note += (record.cost.text(),) if record.cost is not None else ()
-    lines = [*of_note, *compared_to_baseline(session), "t: its timeline. T: its tables. J: all that is to say of it."]
-    return "\n".join(map(printable, lines))
+    if status.phase == "failed" or record is None:
+        return ()
+    shorter = record.plan is not None and record.plan.shortened
+    lines = [*record.remarks[:len(record.notices) + shorter], *compared_to_baseline(session)]
+    return ("\n".join(map(printable, lines)),) if lines else ()
 
 
 def compared_to_baseline(session: Session) -> tuple[str, ...]:

@@ -148,16 +148,17 @@ class ProcessPanel(DrawnLines, can_focus=True):
                 + f"{'GPU':<{gpu_width}} {'mem':>5} {'sm':>4} {'cpu':>5}"
                 + (f" {'I/O':>{io_width}}" if io_width else "")
                 + (f"  {'container':<{container_width}}" if container_width else "") + "  command")
-        lines: list[list[StyledText]] = [[(fit(head, width), DIM)]]
+        heads = min(1, height - 1)  # a single line has room for a process alone
+        lines: list[list[StyledText]] = [[(fit(head, width), DIM)]][:heads]
         if not rows:
             text = "no process matches the filter: / to change it" if self.pattern and self._processes else self._reason
             lines.append([(fit(" " + printable(text), width), DIM)])
         chosen = self.selected
         at = next((i for i, b in enumerate(rows) if b.process is chosen), 0)
-        self._top = max(0, min(max(self._top, at - (height - 2)), at, len(rows) - (height - 1)))
+        self._top = max(0, min(max(self._top, at - (height - heads - 1)), at, len(rows) - (height - heads)))
         widths = (pid_width, user_width, gpu_width, io_width, container_width)
         lines += [self._row(b, width, widths, b.process is chosen and self.has_focus)
-                  for b in rows[self._top:self._top + height - 1]]
+                  for b in rows[self._top:self._top + height - heads]]
         self.show(lines)
 
     def _row(self, branch: Branch, width: int, widths: tuple[int, int, int, int, int], here: bool) -> list[StyledText]:
@@ -204,10 +205,11 @@ class ProcessPanel(DrawnLines, can_focus=True):
         row = event.get_content_offset(self)
         if row is None:
             return
-        if row.y == 0:
+        line = row.y - min(1, self.size.height - 1)
+        if line < 0:
             self.next_sort()
             return
-        branch = self._rows[self._top + row.y - 1] if self._top + row.y <= len(self._rows) else None
+        branch = self._rows[self._top + line] if self._top + line < len(self._rows) else None
         if branch is None or branch.process is None:
             return
         if self.selected is branch.process:

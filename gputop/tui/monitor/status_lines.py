@@ -161,14 +161,18 @@ def host(sample: NodeSample | None, width: int) -> list[StyledText]:
 
 def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, record: CaptureRecord | None,
         now_s: float, width: int,
-        step_period: StepPeriodEstimate | None = None, auto_capture: str = "") -> list[StyledText]:
+        step_period: StepPeriodEstimate | None = None, auto_capture: str = "",
+        ended: Server | None = None) -> list[StyledText]:
     """The training job: its profiler server, step time and estimated step period; its progress while a capture runs.
 
-    ``auto_capture`` is how that stands, where there is one.
+    ``auto_capture`` is how that stands, where there is one; ``ended`` the server of a job that has ended.
     """
     if status is not None and status.running:
         return _progress(status, width)
     left: list[StyledText] = [(" Job  ", BOLD)]
+    if ended is not None:
+        about = f"  {printable(ended.address)}  {printable(ended.description)}"
+        return justify([*left, ("■ ", BAD), (f"process {ended.pid} has ended", WARN), (about, DIM)], [], width)
     if status is not None and status.phase == "failed":
         text = printable(" ".join([status.message + ".", status.fix]).replace("\n", " "))
         return justify([(" Job  ", BOLD), ("capture failed: ", BAD), (text, PLAIN)], [], width)
@@ -192,7 +196,7 @@ def job(servers: tuple[Server, ...], known: bool, status: CaptureStatus | None, 
     if record is not None:
         ago = time_ago(now_s, record.time_s)
         if record.step_s is not None:
-            step = [(seconds(record.step_s) + "/step  ", BOLD)]
+            step = [(f"step time {seconds(record.step_s)}  ", BOLD)]
             right = [(f"captured {ago} ", DIM)]
         else:
             right = [(f"no steps in the capture of {ago} ", DIM)]
@@ -262,7 +266,8 @@ def _step_period(step_period: StepPeriodEstimate | None, step_s: float | None) -
             [(f"no period: {what}  ", DIM)], [("no period  ", DIM)], []]
 
 
-_PHASES = {"connecting": "connecting to", "probing": "a short probe of", "recording": "recording",
+_PHASES = {"starting": "starting a profiler server in",
+           "connecting": "connecting to", "probing": "a short probe of", "recording": "recording",
            "receiving": "receiving the trace of", "saving": "saving the trace of",
            "analyzing": "analyzing the trace of"}
 
@@ -277,6 +282,6 @@ def _progress(status: CaptureStatus, width: int) -> list[StyledText]:
         right = [bar(share, max(6, min(30, width - 60))),
                  (f" {status.elapsed_s:4.1f} of {length_s:g} s", PLAIN), ("  x: stop ", ACCENT)]
         left.append((f"({printable(status.why)}) " if status.why else "", DIM))
-    elif status.phase != "connecting":
+    elif status.phase not in ("starting", "connecting"):
         right = [(f"{status.elapsed_s:.1f} s ", DIM)]
     return justify(left, right, width)

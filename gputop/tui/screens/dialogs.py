@@ -76,7 +76,7 @@ class Popup(ModalScreen[None]):
         if text:
             copy(self.app, text, what)
         else:
-            self.notify("There is no code to copy here.", timeout=4)
+            self.notify("There is no code to copy here.")
 
 
 class LivePopup(Popup):

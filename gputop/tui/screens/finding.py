@@ -34,7 +34,7 @@ class FindingPopup(Popup):
             self.dismiss()
             self._go(self._finding)
         else:
-            self.notify("This is from the live figures: it has no place in a trace.", timeout=4)
+            self.notify("This is from the live figures: it has no place in a trace.")
 
 
 def finding_parts(finding: Finding, numbers: GpuNumbers | None = None) -> list[Part]:

@@ -10,6 +10,7 @@ from rich.segment import Segment
 from textual.binding import Binding, BindingType
 from textual.color import Color
 from textual.filter import ANSIToTruecolor, LineFilter, Monochrome
+from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen
 from textual.theme import Theme
 
@@ -21,6 +22,7 @@ from gputop.tui.terminal.first_frame import FirstFrame
 from gputop.tui.terminal.preferences import DEFAULT_THEME, Preferences
 from gputop.tui.terminal.textual_private import FaultReportingApp, driver_of
 
+NOTICE_S = 3.0  # that a notice is shown
 LOW_BANDWIDTH_PERIOD_S = 5.0  # between two frames on a slow link
 
 
@@ -42,6 +44,8 @@ class TerminalApp(FaultReportingApp):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("L", "low_bandwidth", "low bandwidth", show=False,
                 tooltip="draw the screen seldom, or each sample again; by itself it follows the line's speed"),
+        Binding("escape", "clear_notices", "clear the notice", show=False, priority=True,
+                tooltip="clear a notice at once; on the main screen, else follow the newest samples again"),
         Binding("ctrl+l", "redraw", "redraw", show=False, tooltip="draw all of it again, where something else wrote"),
     ]
 
@@ -69,9 +73,28 @@ class TerminalApp(FaultReportingApp):
         if self.theme != self.preferences.theme:
             warnings.append(f"There is no theme {printable(self.preferences.theme)}: {self.theme} it is. "
                             "Ctrl+p, Theme shows them all.")
-        for warning in warnings:
-            self.notify(warning, title="Settings", severity="warning", timeout=12, markup=False)
+        if warnings:
+            self.notify("\n".join(warnings), title="Settings", severity="warning")
         self._keeps_theme = True
+
+    # -- notices ------------------------------------------------------------------------------
+
+    def notify(self, message: str, *, title: str = "", severity: SeverityLevel = "information",
+               timeout: float | None = None, markup: bool = False) -> None:
+        """Show a notice for three seconds, in the place of any other; what it says is no markup."""
+        super().notify(message, title=title, severity=severity, timeout=NOTICE_S, markup=False)
+
+    def on_notify(self) -> None:
+        self.clear_notifications()  # Textual adds the new one after this
+
+    def action_clear_notices(self) -> None:
+        self.clear_notifications()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Escape clears a notice where there is one; else the key is that of the screen."""
+        if action == "clear_notices":
+            return bool(self.screen.query("Toast"))
+        return super().check_action(action, parameters)
 
     # -- theme, colors, glyphs -----------------------------------------------------------------
 
@@ -102,7 +125,7 @@ class TerminalApp(FaultReportingApp):
         keep = self.preferences.keep_theme if self._keeps_theme else None
         problem = keep(theme) if keep is not None else ""
         if problem:
-            self.notify(problem, severity="warning", markup=False)
+            self.notify(problem, severity="warning")
 
     # -- the link to the terminal --------------------------------------------------------------
 
@@ -112,13 +135,13 @@ class TerminalApp(FaultReportingApp):
         self.low_bandwidth = message.slow
         if message.slow:
             self.notify(f"The line to this terminal is slow: the screen is drawn every {LOW_BANDWIDTH_PERIOD_S:g} s. "
-                        "Sampling goes on; keys are answered at once.", timeout=10, markup=False)
+                        "Sampling goes on; keys are answered at once.")
 
     def action_low_bandwidth(self) -> None:
         """Switch by hand; from then on the speed of the link has no effect."""
         self.low_bandwidth, self._low_bandwidth_fixed = not self.low_bandwidth, True
         self.notify(f"The screen is drawn every {LOW_BANDWIDTH_PERIOD_S:g} s." if self.low_bandwidth
-                    else "Every sample is drawn.", timeout=4)
+                    else "Every sample is drawn.")
 
     @property
     def drawn_every_s(self) -> float:

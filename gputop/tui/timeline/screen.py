@@ -243,7 +243,7 @@ class TimelineScreen(ModalScreen[None]):
     # -- messages of the picture and the list -------------------------------------------------
 
     def on_timeline_canvas_missing(self, message: TimelineCanvas.Missing) -> None:
-        self.notify(message.text, timeout=4, markup=False)
+        self.notify(message.text)
 
     def on_timeline_canvas_opened(self, _: TimelineCanvas.Opened) -> None:
         canvas, timeline = self._canvas, self._canvas.timeline
@@ -262,7 +262,7 @@ class TimelineScreen(ModalScreen[None]):
         if idle_gap is not None:
             self._open_idle(timeline, idle_gap)
         else:
-            self.notify("Nothing is selected: . selects the next range, n the next gap.", timeout=4)
+            self.notify("Nothing is selected: . selects the next range, n the next gap.")
 
     def on_idle_gap_list_chosen(self, message: IdleGapList.Chosen) -> None:
         idle, canvas, timeline = message.idle, self._canvas, self._canvas.timeline
@@ -293,8 +293,7 @@ class TimelineScreen(ModalScreen[None]):
         timeline, canvas = self._canvas.timeline, self._canvas
         place = place_of(timeline, finding) if timeline is not None else None
         if timeline is None or place is None:
-            self.notify(f"{printable(finding.title)}: no single place of the trace stands for it.", timeout=6,
-                        markup=False)
+            self.notify(f"{printable(finding.title)}: no single place of the trace stands for it.")
         elif isinstance(place, int):
             self._open_idle_gaps()
             self._idle_gaps.choose(place)
@@ -346,9 +345,9 @@ class TimelineScreen(ModalScreen[None]):
             end = timeline.window_ns[0] - 1 if by > 0 else timeline.window_ns[1] + 1
             found = timeline.search(self._search_text, 0, end, by < 0)
             if found is not None:
-                self.notify("From the other end of the capture.", timeout=2)
+                self.notify("From the other end of the capture.")
         if found is None:
-            self.notify(f"No range or op with “{printable(self._search_text)}” in its name.", timeout=4, markup=False)
+            self.notify(f"No range or op with “{printable(self._search_text)}” in its name.")
         else:
             canvas.reveal(found)
 

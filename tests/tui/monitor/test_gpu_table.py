@@ -8,7 +8,9 @@ import pytest
 from gputop.core.samples import LOST, GpuSample, Reading, XidEvent
 from gputop.render.gpu_names import short_gpu_name
 from gputop.render.palette import BAD, WARN
+from gputop.telemetry.history import History
 from gputop.tui.monitor.columns import ACTIVITY, figures_of, plan
+from gputop.tui.monitor.gpu_table import GpuTable
 from gputop.tui.monitor.status_lines import header, host
 from tests.fakes import gpu_sample, node_sample
 
@@ -24,8 +26,8 @@ def test_columns_never_overlap_and_never_leave_the_screen(width: int) -> None:
 
 def test_the_main_lane_is_never_crowded_out_by_what_stands_beside_it() -> None:
     lengths = {width: next(f.width for f in plan(width) if f.key == "main") for width in range(80, 260)}
-    assert all(length >= 33 for length in lengths.values())
-    assert all(length >= 45 for width, length in lengths.items() if width >= 110)
+    assert all(length >= 26 for length in lengths.values())
+    assert all(length >= 36 for width, length in lengths.items() if width >= 110)
 
 
 def _without(sample: GpuSample, metric: str) -> GpuSample:
@@ -37,6 +39,31 @@ def _without(sample: GpuSample, metric: str) -> GpuSample:
 def test_coarse_utilization_is_marked() -> None:
     assert figures_of(gpu_sample(0, 10), ACTIVITY)["now"][0] == "50%"
     assert figures_of(gpu_sample(0, 10, fine=False), ACTIVITY)["now"][0] == "~70%"
+
+
+def test_the_bar_is_as_long_as_the_present_value_of_the_lane_s_metric() -> None:
+    gpu = gpu_sample(0, 10)  # half busy, see above
+    assert figures_of(gpu, ACTIVITY, 10)["bar"][0] == "█████     "
+    watts, most = gpu["power_w"].value, gpu["power_limit_w"].value
+    assert watts and most
+    assert figures_of(gpu, "power_w", 10)["bar"][0].count("█") == int(10 * watts / most)
+    assert "bar" not in figures_of(gpu, ACTIVITY)
+    assert figures_of(_without(gpu, "power_w"), "power_w", 10)["bar"][0] == ""
+
+
+def test_the_picture_is_as_short_as_the_history_until_the_user_zooms() -> None:
+    table, history = GpuTable(), History()
+    table._fields = {field.key: field for field in plan(80)}
+    table._history = history
+    width, spans = table._main_width, []
+    for tick in range(400):
+        history.append(node_sample(tick, 1))
+        spans.append(table.span_shown_s)
+        assert tick <= table.span_shown_s or table.span_shown_s >= table.span_s
+    assert spans[0] == width / 2, "a sample takes two columns at first"
+    assert spans == sorted(spans) and spans[-1] == width * 10.0
+    table.end_s = 1.0
+    assert table.span_shown_s == width * 10.0, "scrolled back"
 
 
 def test_what_is_not_known_is_na() -> None:

@@ -111,3 +111,16 @@ def test_without_a_known_full_scale_there_is_no_level() -> None:
         history.append(node_sample(tick, 1, change=no_limit))
     lane.update(history, "GPU-test-0", ("power_w",), TimeView(slice_s=1.0), 10, 1)
     assert list(lane.columns) == [blank_column(1)] * 10 and lane.mean() is None
+
+
+def test_a_sample_fills_its_interval_and_no_more() -> None:
+    history, lane = History(), LaneCache()
+    gpu = node_sample(0, 1).gpus[0].info.uuid
+    for tick in (0, 5, 10, 15, 30, 35):  # every 5 s, with a gap of 15 s
+        history.append(node_sample(tick, 1))
+        lane.update(history, gpu, ("sm_active",), TimeView(1.0), 40, 1, interval_s=5.0)
+    whole = LaneCache()
+    whole.update(history, gpu, ("sm_active",), TimeView(1.0), 40, 1, interval_s=5.0)
+    assert lane.columns == whole.columns
+    blank = [column == blank_column(1) for column in lane.columns]
+    assert blank[-1 - 35:] == [False] * 16 + [True] * 7 + [False] * 13

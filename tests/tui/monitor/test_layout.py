@@ -24,5 +24,5 @@ def test_smaller_terminals_hide_panels_and_leave_the_table_fewer_lines(
 
 
 def test_the_processes_take_what_they_need_and_at_most_two_fifths() -> None:
-    assert layout(100, 60, gpus=8, processes=0).process_lines == 4
+    assert layout(100, 60, gpus=8, processes=1).process_lines == 1
     assert layout(100, 60, gpus=8, processes=100).process_lines == 18

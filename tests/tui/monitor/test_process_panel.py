@@ -9,6 +9,7 @@ from gputop.core.samples import LOST, GpuInfo, GpuProcess, GpuSample, ProcessSam
 from gputop.tui.app import GputopApp
 from gputop.tui.monitor.process_panel import ProcessPanel, arrange, tree
 from gputop.tui.screens.details import gpu_text
+from gputop.tui.screens.process_screens import ProcessPopup
 from tests.fakes import StillSession
 
 
@@ -57,7 +58,9 @@ def test_io_is_known_only_where_both_directions_are() -> None:
 
 async def lines_of(width: int, process: ProcessSample, attached: frozenset[int] = frozenset()) -> list[str]:
     """Title and row in the panel of a stacked screen of that width, which it fills."""
-    async with GputopApp(StillSession(5)).run_test(size=(width, 40)) as pilot:
+    session = StillSession(5)
+    assert session.sample is not None
+    async with GputopApp(session.holding(*session.sample.processes, process)).run_test(size=(width, 40)) as pilot:
         panel = pilot.app.query_one(ProcessPanel)
         panel.update_view((process,), attached)
         return ["".join(text for text, _ in line).rstrip() for line in panel._lines]
@@ -154,3 +157,14 @@ async def test_selection_tree_and_sorting_by_keys_and_mouse() -> None:
         assert panel.sort == "sm"
         await pilot.press("o")
         assert panel.sort == "cpu"
+
+
+async def test_a_single_process_takes_one_line_where_the_panels_are_stacked() -> None:
+    async with GputopApp(StillSession(5)).run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        panel = pilot.app.query_one(ProcessPanel)
+        assert panel.outer_size.height == 1
+        (line,) = ["".join(text for text, _ in line) for line in panel._lines]
+        assert line.split()[0] == "41231" and "train.py" in line
+        await pilot.click(ProcessPanel, offset=(5, 0))
+        assert isinstance(pilot.app.screen, ProcessPopup), "there is no heading to sort by"

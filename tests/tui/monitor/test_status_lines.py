@@ -63,11 +63,11 @@ def test_the_step_period_and_why_there_is_none(step_period: StepPeriodEstimate, 
 
 
 def test_the_period_gives_way_on_a_narrow_line_but_the_captured_step_stays() -> None:
-    wide, narrow, slim = (_job(FOUND, 1.2, width) for width in (120, 80, 60))
+    wide, narrow, slim = (_job(FOUND, 1.2, width) for width in (120, 88, 60))
     assert "≈ 2 steps" in wide and "period 2.40 s (conf. 0.9)" in narrow and "period" not in slim
-    assert all("1.20 s/step" in line and "127.0.0.1" in line for line in (wide, narrow, slim))
-    assert all(len(line) <= width for line, width in ((wide, 120), (narrow, 80), (slim, 60)))
-    assert "period 2.40 s, alias?" in _job(FOUND, 0.6, 80) and "period" not in _job(FOUND, 0.6, 70)
+    assert all("step time 1.20 s" in line and "127.0.0.1" in line for line in (wide, narrow, slim))
+    assert all(len(line) <= width for line, width in ((wide, 120), (narrow, 88), (slim, 60)))
+    assert "period 2.40 s, alias?" in _job(FOUND, 0.6, 85) and "period" not in _job(FOUND, 0.6, 70)
     assert "period" not in _job(None)
     assert "period" not in _job(StepPeriodEstimate(None, reason="too short: hardly a sample"))
 

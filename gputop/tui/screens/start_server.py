@@ -1,0 +1,96 @@
+"""The question whether to start a profiler server in a running process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.screen import ModalScreen
+
+from gputop.advice.live.node_view import name_of
+from gputop.core.errors import GputopError
+from gputop.core.samples import ProcessSample
+from gputop.launch.target import WHAT_STARTING_DOES, examine
+from gputop.render.palette import ACCENT, BOLD, DIM, PLAIN, WARN
+from gputop.text import redaction
+from gputop.text.units import fit, printable
+from gputop.tui.keys import key
+from gputop.tui.widgets.dialog_frame import DialogFrame, WrappedText
+
+MAX_LISTED = 8  # each is examined, which takes milliseconds
+NAME_AN_ADDRESS = 0  # in place of a PID
+
+
+class StartServer(ModalScreen[int | None]):
+    """Which process is to get a server; dismissed with its PID here, :data:`NAME_AN_ADDRESS`, or None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        key("up,k", "move(-1)", "up", "select the process above"),
+        key("down,j", "move(1)", "down", "select the process below"),
+        key("y", "start", "start one", "start a profiler server in the selected process, then capture from it"),
+        key("a", "address", "name an address", "attach to a server that runs elsewhere, HOST:PORT"),
+        key("n,escape,q,enter", "close", "no", "start none, and close"),
+        key("question_mark", "app.help", "help", "the keys of this screen"),
+    ]
+    HELP = "Only y means yes.\n"
+
+    def __init__(self, processes: Sequence[ProcessSample]) -> None:
+        super().__init__()
+        self._index = 0
+        self._choices: list[tuple[ProcessSample, int, GputopError | None]] = []  # PID in here, why it cannot be
+        for process in processes[:MAX_LISTED]:
+            pid = process.local_pid or process.pid
+            try:
+                examine(pid)
+            except GputopError as error:
+                self._choices.append((process, pid, error))
+            else:
+                self._choices.append((process, pid, None))
+        self._choices.sort(key=lambda choice: choice[2] is not None)
+
+    def compose(self) -> ComposeResult:
+        many = ("↑↓ select",) if len(self._choices) > 1 else ()
+        with DialogFrame("No profiler server", "y: start one", *many, "a: name an address", "n, esc: no", id="popup"):
+            yield WrappedText(self._text)
+
+    def on_mount(self) -> None:
+        self.query_one("#popup").focus()
+
+    def _text(self, width: int) -> Text:
+        out = Text()
+        if len(self._choices) > 1:
+            for i, (process, pid, _) in enumerate(self._choices):
+                here = i == self._index
+                out.append("›" if here else " ", ACCENT)
+                command = printable(redaction.command(process.command or ""))
+                out.append(fit(f" {pid:>7}  {command}", width - 1).rstrip() + "\n", BOLD if here else PLAIN)
+            out.append("\n")
+        process, pid, error = self._choices[self._index]
+        out.append(f"{printable(name_of(process))} has no profiler server. ", WARN)
+        if error is None:
+            out.append("Start one in it? y/N\n\n", WARN)
+            out.append(f"{WHAT_STARTING_DOES} Then the capture begins.", PLAIN)
+        else:
+            out.append("None can be started in it from here.\n\n", WARN)
+            out.append(f"{printable(error.message)}.\n{printable(error.fix)}\n", PLAIN)
+            out.append("Or in the job: tf.profiler.experimental.server.start(6009), jax.profiler.start_server(6009).",
+                       DIM)
+        return out
+
+    def action_move(self, by: int) -> None:
+        self._index = min(len(self._choices) - 1, max(0, self._index + by))
+        self.query_one(WrappedText).update_text()
+
+    def action_start(self) -> None:
+        _, pid, error = self._choices[self._index]
+        if error is None:
+            self.dismiss(pid)
+
+    def action_address(self) -> None:
+        self.dismiss(NAME_AN_ADDRESS)
+
+    def action_close(self) -> None:
+        self.dismiss(None)

@@ -1,0 +1,99 @@
+"""Without a profiler server the keys of a capture offer to start one, and the capture follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gputop.core.errors import GputopError
+from gputop.launch import attach, target
+from gputop.launch.announcements import Announcement
+from gputop.profiler.capture.records import CaptureStatus, Server
+from gputop.tui.app import GputopApp
+from gputop.tui.screens import start_server
+from gputop.tui.screens.dialogs import Ask
+from gputop.tui.screens.start_server import StartServer
+from gputop.tui.widgets.dialog_frame import WrappedText
+from tests.fakes import StillSession
+
+FORBIDDEN = GputopError("process 7 belongs to bob", "Run gputop as that user")
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> StillSession:
+    def examine(pid: int) -> None:
+        if pid == 7:
+            raise FORBIDDEN
+
+    monkeypatch.setattr(start_server, "examine", examine)
+    session = StillSession()
+    assert session.sample is not None
+    (process,) = session.sample.processes
+    return session.holding(*(replace(process, pid=pid, command=f"/usr/bin/python3 /home/a/{name} --lr 1")
+                             for pid, name in ((7, "other.py"), (7380, "train.py"))))
+
+
+def text(app: GputopApp) -> str:
+    return str(app.screen.query_one(WrappedText).text)
+
+
+@pytest.mark.parametrize("keys", ["c", "a", "T", "B", "t"])
+async def test_the_keys_of_a_capture_offer_a_server(keys: str, session: StillSession,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(session, "start_server", lambda pid, force: started.append(pid))
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press(keys)
+        assert isinstance(app.screen, StartServer)
+        assert "train.py (pid 7380) has no profiler server. Start one in it? y/N" in text(app)
+        assert target.WHAT_STARTING_DOES.split(".")[0].split()[-1] in text(app)
+        await pilot.press("down")
+        assert "None can be started in it from here." in text(app) and FORBIDDEN.fix in text(app)
+        await pilot.press("y", "up", "enter")
+        assert not started and not isinstance(app.screen, StartServer), "only y where it is possible means yes"
+        await pilot.press(keys, "y")
+        assert started == [7380]
+
+
+async def test_an_address_can_be_named_instead(session: StillSession) -> None:
+    app = GputopApp(session)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.press("c", "a")
+        assert isinstance(app.screen, Ask)
+
+
+def test_the_capture_follows_the_server_or_the_reason_is_told(session: StillSession,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    control, server = session.capture_control, Server("127.0.0.1:6009", "train.py", 7380)
+    captured: list[object] = []
+    monkeypatch.setattr(control, "_run_capture", lambda servers, *_: captured.extend(servers))
+    monkeypatch.setattr(control, "update_servers", lambda: setattr(control, "servers", (server,)))
+    monkeypatch.setattr(target, "examine", lambda pid: pid)
+    monkeypatch.setattr(attach, "start_server", lambda pid: Announcement(server.address, "profiler server at …"))
+    statuses: list[CaptureStatus] = []
+    monkeypatch.setattr(control._receiver, "capture_changed", statuses.append)
+    control._start_server(7380, False)
+    assert [s.phase for s in statuses] == ["connecting"] and captured == [server]
+
+    def refuse(pid: int) -> None:
+        raise FORBIDDEN
+
+    monkeypatch.setattr(target, "examine", refuse)
+    control._start_server(7380, False)
+    assert (statuses[-1].phase, statuses[-1].message, statuses[-1].fix) == (
+        "failed", FORBIDDEN.message, FORBIDDEN.fix)
+
+
+def test_no_process_is_offered_where_a_server_answers_or_nothing_is_real(
+        session: StillSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [p.pid for p in session.processes_to_serve] == [7, 7380]
+    session.servers = (Server("127.0.0.1:6009"),)
+    assert session.processes_to_serve == ()
+    session.servers = (Server("127.0.0.1:6009", problem="nothing listens"),)
+    assert session.processes_to_serve
+    monkeypatch.setattr(session.source, "simulated", True)
+    assert session.processes_to_serve == ()
