@@ -8,6 +8,7 @@ from gputop.advice.registry import ids_by_part
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding
 from gputop.diagnosis import report_device, report_host
+from gputop.render.finding_text import evidence_label
 from gputop.render.step_parts import PART_BY_ID, WORK_FIRST
 from gputop.text.units import bytes_, figure, percent, printable, ranges, seconds
 from gputop.text.wrapping import wrap
@@ -171,8 +172,8 @@ def _finding(number: int, f: Finding, width: int, basis: str) -> Iterator[str]:
     per = "time per sample" if f.gain.per == "sample" else basis
     saves = "no figure" if f.gain.step_time is None else f"{percent(f.gain.step_time)} of the {per}"
     yield from wrap(f"saves: {saves}; {f.gain.how}", width, "   ", "     ")
-    yield from wrap("evidence: " + ", ".join(f"{name} {figure(name, value)}" for name, value in f.evidence.items()),
-                    width, "   ", "     ")
+    evidence = (f"{evidence_label(name)} {figure(name, value)}" for name, value in f.evidence.items())
+    yield from wrap("evidence: " + ", ".join(evidence), width, "   ", "     ")
     if f.consequences:
         others = "; ".join(f"{c.title} [{c.id}]" for c in f.consequences)
         yield from wrap(f"also explains: {others}", width, "   ", "     ")
@@ -192,17 +193,17 @@ def limit_of(a: Analysis) -> str:
     busy = sum(gpu.busy for gpu in active) / len(active)
     compute = sum(gpu.compute for gpu in active) / len(active)
     text = "Nothing large to mend" if a.findings else "Nothing found to mend"
-    text += f" (not judged: {', '.join(not_judged)})" if not_judged else ""
+    rest = f" Not judged: {', '.join(not_judged)}." if not_judged else ""
     text += f": the GPUs are busy {percent(busy)} of the time"
     if busy >= 0.9 and compute >= 0.8 * busy:
-        return text + ", bound by compute. What is left is the compute itself: number types, kernels, the model."
+        return f"{text}, bound by compute. What is left is the compute itself: number types, kernels, the model.{rest}"
     parts = {"compute": compute, "exposed collectives": sum(g.collectives_exposed for g in active) / len(active),
              "idle": 1 - busy}
     copying = [g.copies_exposed for g in active if g.copies_exposed is not None]
     if copying:
         parts["exposed copies"] = sum(copying) / len(copying)
     largest = max(parts, key=lambda name: parts[name])
-    return text + f"; the largest part of it all is {largest} ({percent(parts[largest])})."
+    return f"{text}; the largest part of it all is {largest} ({percent(parts[largest])}).{rest}"
 
 
 def _number(n: int, what: str) -> str:

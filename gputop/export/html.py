@@ -19,7 +19,7 @@ from gputop.core.findings import Finding
 from gputop.core.metrics import GPU_METRICS
 from gputop.core.samples import OK, GpuSample, Reading
 from gputop.export import pictures, tables
-from gputop.render.finding_text import NOTHING_FOUND, gain_text
+from gputop.render.finding_text import NOTHING_FOUND, evidence_label, gain_text
 from gputop.render.gpu_columns import COARSE_MARK, COLUMNS, activity_text
 from gputop.render.gpu_names import gpu_kinds
 from gputop.render.palette import STEPS
@@ -49,7 +49,6 @@ for (const box of document.querySelectorAll(".code")) {
 """
 _MANY_GPUS = 9  # from here on lanes are lower
 _LANES = tuple(metric for column in COLUMNS if column.page for metric in column.metrics)
-_EVIDENCE_SUFFIXES = ("_bytes_per_s", "_per_s", "_bytes", "_ratio", "_share", "_s", "_w", "_c", "_hz")
 
 
 def to_html(document: Mapping[str, Any]) -> str:
@@ -227,7 +226,7 @@ def _findings(s: Snapshot) -> str:
 
 def _finding(f: Finding) -> str:
     gain = gain_text(f)
-    chips = "".join(f"<li>{esc(_evidence_name(name))} <b>{esc(figure(name, value))}</b></li>"
+    chips = "".join(f"<li>{esc(evidence_label(name))} <b>{esc(figure(name, value))}</b></li>"
                     for name, value in f.evidence.items())
     gpus = f" · GPU {ranges(f.gpus, ', ')}" if f.gpus else ""
     explained = "".join(f"<li>{esc(c.title)}</li>" for c in f.consequences)
@@ -244,10 +243,3 @@ def _finding(f: Finding) -> str:
         f'<p class="fine">{esc(expected)}: {esc(f.gain.how)}. Rule <code>{esc(f.id)}</code>: {esc(f.source)}.</p>',
         "</article>"))
 
-
-def _evidence_name(name: str) -> str:
-    for suffix in _EVIDENCE_SUFFIXES:
-        if name.endswith(suffix) and len(name) > len(suffix):
-            name = name[:-len(suffix)]
-            break
-    return name.replace("_", " ")

@@ -28,3 +28,31 @@ def gain_texts(finding: Finding, step_s: float | None = None) -> tuple[str, ...]
 def gain_text(finding: Finding, step_s: float | None = None) -> str:
     """The longest of :func:`gain_texts`; empty where there is no estimate."""
     return next(iter(gain_texts(finding, step_s)), "")
+
+
+# Endings of names that the figure's unit says again, see gputop.text.units.figure.
+_UNITS = ("_bytes_per_s", "_per_s", "_bytes", "_ratio", "_count", "_ns", "_s", "_w", "_c", "_hz")
+_SPELLED = {"gpu": "GPU", "gpus": "GPUs", "gpu0": "GPU 0", "sm": "SM", "dram": "DRAM", "pcie": "PCIe", "rx": "received",
+            "tx": "sent", "cpu": "CPU", "cpus": "CPUs", "fp32": "FP32", "h2d": "to the GPU", "d2h": "to the host",
+            "xid": "Xid", "ecc": "ECC", "p95": "95th percentile", "us": "µs", "20us": "20 µs"}
+# Names that say too little by themselves.
+_LABELS = {
+    "share_ratio": "share of the time", "window_s": "measured over", "more_s": "longer by",
+    "usual_step_s": "other steps take", "wanted_s": "at the rate of the slowest link", "late_s": "late by",
+    "late_gpu_part_ratio": "part of the latest GPU in it", "late_by_host_ratio": "late because of the host",
+    "last_to_arrive_count": "times it came last", "free_compute_s": "compute with no communication beside it",
+    "one_alone_ratio": "only one GPU computes", "one_alone_by_chance_ratio": "by chance it would be",
+    "any_active_ratio": "any GPU computes", "slow_share_ratio": "slower, of the readings at work",
+    "below_20us_ratio": "kernels below 20 µs", "held_up_ratio": "of the launch wait, held up",
+}
+
+
+def evidence_label(name: str) -> str:
+    """A name of a finding's evidence in words: "launch_wait_s" is "launch wait"; its unit stands with the figure."""
+    if name in _LABELS:
+        return _LABELS[name]
+    for unit in _UNITS:
+        if name.endswith(unit) and len(name) > len(unit):
+            name = name.removesuffix(unit)
+            break
+    return " ".join(_SPELLED.get(word, word) for word in name.split("_"))

@@ -45,18 +45,18 @@ class Scheme:
     names: Mapping[str, str] = field(default_factory=dict)  # meaning → #rrggbb
 
 
-DARK = Scheme((0.36, 0.90), (0.13, 0.15), (285.0, 92.0), (0.17, 0.012, 270.0), (0.30, 0.48), 0.38, {
+DARK = Scheme((0.36, 0.90), (0.13, 0.15), (285.0, 92.0), (0.17, 0.012, 270.0), (0.26, 0.53), 0.38, {
     "text": "#d7dae0", "strong": "#f2f4f8", "dim": "#8b93a5", "warn": "#e5b567", "bad": "#ff6b7a", "accent": "#57c7d4",
     "ground": "#101218", "surface": "#161a23", "panel": "#1b1f2a", "border": "#3b4252",
     **{part.id: part.dark for part in PARTS},
 })
-LIGHT = Scheme((0.86, 0.34), (0.10, 0.15), (98.0, 275.0), (0.935, 0.006, 270.0), (0.87, 0.68), 0.70, {
+LIGHT = Scheme((0.86, 0.34), (0.10, 0.15), (98.0, 275.0), (0.935, 0.006, 270.0), (0.89, 0.62), 0.70, {
     "text": "#2a2f3a", "strong": "#0b0e14", "dim": "#5b6372", "warn": "#8a5a00", "bad": "#b3122b", "accent": "#00697a",
     "ground": "#fafafa", "surface": "#f1f2f5", "panel": "#e4e7ec", "border": "#b4bac6",
     **{part.id: part.light for part in PARTS},
 })
 # Names after Okabe and Ito, "Color Universal Design" (2008), lightened for a black ground.
-CONTRAST = Scheme((0.42, 0.97), (0.14, 0.13), (262.0, 100.0), (0.14, 0.0, 0.0), (0.42, 0.62), 0.60, {
+CONTRAST = Scheme((0.42, 0.97), (0.14, 0.13), (262.0, 100.0), (0.14, 0.0, 0.0), (0.37, 0.64), 0.60, {
     "text": "#ffffff", "strong": "#ffffff", "dim": "#c8c8c8", "warn": "#f0e442", "bad": "#ff8a3d", "accent": "#5cc8ff",
     "ground": "#000000", "surface": "#0a0a0a", "panel": "#1c1c1c", "border": "#9a9a9a",
     **{part.id: part.contrast for part in PARTS},

@@ -84,7 +84,8 @@ def test_the_svg_shows_every_gpu_the_step_and_the_findings() -> None:
     texts = [t.text or "" for t in root.iter(f"{_SVG}text")]
     shown = " ".join(texts)
     for expected in ("node-07", "8×H100 80GB", "SM active, last 5 min", "Waits for input 46 % of the step",
-                     "saves up to 46 % of the step", "Run the map in parallel.", "compute 50 %", "of 96 cores, 1 full", "Xid 79"):
+                     "saves up to 46 % of the step", "Run the map in parallel.", "compute 50 %", "of 96 cores, 1 full",
+                     "Xid 79"):
         assert expected in shown
     height = float(root.get("height", "0"))
     assert all(0 < float(t.get("y", "0")) < height and 0 <= float(t.get("x", "0")) <= 1200
@@ -146,8 +147,8 @@ def test_a_small_share_is_no_zero_and_a_missing_figure_says_why() -> None:
 
 @pytest.mark.parametrize(("name", "value", "shown"), [
     ("kernels_per_s", 4869.0, "kernels <b>4,869/s</b>"), ("bytes_per_s", 2.77e10, "bytes <b>27.7 GB/s</b>"),
-    ("pcie_rx_bytes_per_s", 2e9, "pcie rx <b>2.0 GB/s</b>"), ("power_w", 577.0, "power <b>577W</b>"),
-    ("temperature_c", 59.0, "temperature <b>59°C</b>"), ("sm_clock_hz", 1.98e9, "sm clock <b>1980MHz</b>"),
+    ("pcie_rx_bytes_per_s", 2e9, "PCIe received <b>2.0 GB/s</b>"), ("power_w", 577.0, "power <b>577W</b>"),
+    ("temperature_c", 59.0, "temperature <b>59°C</b>"), ("sm_clock_hz", 1.98e9, "SM clock <b>1980MHz</b>"),
     ("launch_pace_s", 26e-6, "launch pace <b>26.0 µs</b>"), ("factor", 8.0, "factor <b>8</b>"),
 ])
 def test_evidence_is_in_the_unit_its_name_ends_in(name: str, value: float, shown: str) -> None:

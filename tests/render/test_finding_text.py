@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gputop.core.findings import Gain
-from gputop.render.finding_text import gain_texts
+from gputop.render.finding_text import evidence_label, gain_texts
 from tests.tui.found import HEAVY
 
 
@@ -16,3 +16,10 @@ def test_a_gain_is_what_is_saved_of_the_step_time_or_per_training_sample() -> No
     assert gain_texts(epoch, 0.344)[0] == "saves up to 20 % per training sample"
     for none in (None, 0.004):
         assert gain_texts(replace(HEAVY, gain=Gain(none, ""))) == ()
+
+
+def test_evidence_is_told_in_words() -> None:
+    assert evidence_label("launch_wait_s") == "launch wait" and evidence_label("share_ratio") == "share of the time"
+    assert evidence_label("first_gpu_sm_active_ratio") == "first GPU SM active"
+    assert evidence_label("h2d_bytes_per_step") == "to the GPU bytes per step"
+    assert evidence_label("pcie_rx_bytes_per_s") == "PCIe received"

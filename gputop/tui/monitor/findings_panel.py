@@ -10,7 +10,7 @@ from textual.binding import BindingType
 from textual.message import Message
 
 from gputop.core.findings import Finding
-from gputop.render.finding_text import gain_texts
+from gputop.render.finding_text import evidence_label, gain_texts
 from gputop.render.palette import ACCENT, BOLD, DIM, GAIN, PLAIN, SEVERITY_MARK, SEVERITY_STYLE
 from gputop.render.step_bar import step_lines
 from gputop.render.styled_text import StyledText, justify, wrap
@@ -181,4 +181,4 @@ class ActionsPanel(DrawnLines, can_focus=True):
 
 def evidence_lines(finding: Finding) -> list[str]:
     """The evidence, a line a number."""
-    return [fit(name, 34) + " " + figure(name, value) for name, value in finding.evidence.items()]
+    return [fit(evidence_label(name), 34) + " " + figure(name, value) for name, value in finding.evidence.items()]
